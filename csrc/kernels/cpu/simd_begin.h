@@ -1,0 +1,208 @@
+// Opens the code of one instruction set. A kernel is written once, in an *_inl.h file; one small
+// .cpp per instruction set defines ACCEL_TARGET_<ISA>, includes this header, the *_inl.h and then
+// simd_end.h. Everything between is compiled for that instruction set, in a namespace of its own,
+// so that no function built for a better CPU can be merged with one that must run on every CPU.
+// For the same reason standard headers go before this one, never after it.
+//
+// Provided, for F32, a vector of kLanes floats (the technique of Google Highway, reduced to what
+// our kernels need; arithmetic is + - * / on F32):
+//   broadcast(x)  multiply_add(a, b, c) = a * b + c  square_root(v)
+//   load(pointer) store(pointer, v)   unaligned, float, BFloat16 or Float16 in memory
+// Stores to 16-bit types round to nearest even; NaN stays NaN, infinity stays infinity.
+//
+// Compile with -ffp-contract=off: results must not depend on which products a compiler fuses.
+
+#if defined(ACCEL_TARGET_AVX2) || defined(ACCEL_TARGET_AVX512)
+#include <immintrin.h>
+#elif defined(ACCEL_TARGET_NEON)
+#include <arm_neon.h>
+#elif defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+#include "common/dtype.h"
+
+#if defined(ACCEL_TARGET_AVX512)
+#define ACCEL_TARGET_NAMESPACE avx512
+#define ACCEL_TARGET_FEATURES "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
+#elif defined(ACCEL_TARGET_AVX2)
+#define ACCEL_TARGET_NAMESPACE avx2
+#define ACCEL_TARGET_FEATURES "avx2,fma,f16c"
+#elif defined(ACCEL_TARGET_NEON)
+#define ACCEL_TARGET_NAMESPACE neon
+#elif defined(ACCEL_TARGET_BASELINE)
+#define ACCEL_TARGET_NAMESPACE baseline
+#else
+#error "define one ACCEL_TARGET_<ISA> before including simd_begin.h"
+#endif
+
+#if defined(ACCEL_TARGET_FEATURES)
+#if defined(__clang__)
+#define ACCEL_PRAGMA(text) _Pragma(#text)
+#define ACCEL_PUSH_TARGET(features) \
+  ACCEL_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
+ACCEL_PUSH_TARGET(ACCEL_TARGET_FEATURES)
+#else
+#pragma GCC push_options
+#define ACCEL_PRAGMA(text) _Pragma(#text)
+#define ACCEL_PUSH_TARGET(features) ACCEL_PRAGMA(GCC target(features))
+ACCEL_PUSH_TARGET(ACCEL_TARGET_FEATURES)
+#endif
+#endif
+
+#define ACCEL_INLINE inline __attribute__((always_inline))
+
+namespace accel::cpu::ACCEL_TARGET_NAMESPACE {
+namespace {
+
+#if defined(ACCEL_TARGET_AVX512)
+constexpr int kLanes = 16;
+#elif defined(ACCEL_TARGET_AVX2)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+// Vectors of GCC and clang: element-wise operators on every architecture.
+typedef float F32 __attribute__((vector_size(kLanes * 4)));
+typedef std::uint32_t U32 __attribute__((vector_size(kLanes * 4)));
+typedef std::uint16_t U16 __attribute__((vector_size(kLanes * 2)));
+
+ACCEL_INLINE F32 broadcast(float value) { return F32{} + value; }
+ACCEL_INLINE U32 broadcast_bits(std::uint32_t value) { return U32{} + value; }
+
+// Lanes of `yes` where the mask is all ones, of `no` where it is zero.
+ACCEL_INLINE U32 select(U32 mask, U32 yes, U32 no) { return (mask & yes) | (~mask & no); }
+
+ACCEL_INLINE F32 multiply_add(F32 a, F32 b, F32 c) {
+#if defined(ACCEL_TARGET_AVX512)
+  return (F32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(ACCEL_TARGET_AVX2)
+  return (F32)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(ACCEL_TARGET_NEON)
+  return (F32)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;  // two roundings
+#endif
+}
+
+ACCEL_INLINE F32 square_root(F32 v) {
+#if defined(ACCEL_TARGET_AVX512)
+  return (F32)_mm512_maskz_sqrt_ps(0xffff, (__m512)v);
+#elif defined(ACCEL_TARGET_AVX2)
+  return (F32)_mm256_sqrt_ps((__m256)v);
+#elif defined(ACCEL_TARGET_NEON)
+  return (F32)vsqrtq_f32((float32x4_t)v);
+#elif defined(__x86_64__)
+  return (F32)_mm_sqrt_ps((__m128)v);
+#else
+  for (int i = 0; i < kLanes; ++i) {
+    v[i] = __builtin_sqrtf(v[i]);
+  }
+  return v;
+#endif
+}
+
+template <class Vector>
+ACCEL_INLINE Vector load_bits(const void* source) {
+  Vector v;
+  __builtin_memcpy(&v, source, sizeof(v));
+  return v;
+}
+
+// Written out because GCC 12 splits these conversions of wide vectors into halves.
+ACCEL_INLINE U32 widen(U16 v) {
+#if defined(ACCEL_TARGET_AVX512)
+  return (U32)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)v);
+#elif defined(ACCEL_TARGET_AVX2)
+  return (U32)_mm256_cvtepu16_epi32((__m128i)v);
+#else
+  return __builtin_convertvector(v, U32);
+#endif
+}
+ACCEL_INLINE U16 narrow(U32 v) {
+#if defined(ACCEL_TARGET_AVX512)
+  return (U16)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)v);
+#else
+  return __builtin_convertvector(v, U16);
+#endif
+}
+
+template <class Vector>
+ACCEL_INLINE void store_bits(void* target, Vector v) {
+  __builtin_memcpy(target, &v, sizeof(v));
+}
+
+ACCEL_INLINE F32 load(const float* source) { return load_bits<F32>(source); }
+ACCEL_INLINE void store(float* target, F32 v) { store_bits(target, v); }
+
+// bfloat16 is the upper half of a float.
+ACCEL_INLINE F32 load(const BFloat16* source) {
+  return (F32)(widen(load_bits<U16>(source)) << 16);
+}
+
+ACCEL_INLINE void store(BFloat16* target, F32 v) {
+  const U32 bits = (U32)v;
+  // Adding half of the dropped part, less one where the kept part is even, rounds to nearest even;
+  // a mantissa of all ones carries into the exponent, as it should.
+  const U32 rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  const U32 is_nan = (U32)(v != v);
+  const U32 quiet = bits | 0x00400000u;  // the payload may lie in the dropped half only
+  store_bits(target, narrow(select(is_nan, quiet, rounded) >> 16));
+}
+
+#if defined(ACCEL_TARGET_AVX512)
+ACCEL_INLINE F32 load(const Float16* source) {
+  return (F32)_mm512_maskz_cvtph_ps(0xffff, load_bits<__m256i>(source));
+}
+ACCEL_INLINE void store(Float16* target, F32 v) {
+  store_bits(target, _mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT));
+}
+#elif defined(ACCEL_TARGET_AVX2)
+ACCEL_INLINE F32 load(const Float16* source) { return (F32)_mm256_cvtph_ps(load_bits<__m128i>(source)); }
+ACCEL_INLINE void store(Float16* target, F32 v) {
+  store_bits(target, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+}
+#elif defined(ACCEL_TARGET_NEON)
+ACCEL_INLINE F32 load(const Float16* source) {
+  return (F32)vcvt_f32_f16(vreinterpret_f16_u16(load_bits<uint16x4_t>(source)));
+}
+ACCEL_INLINE void store(Float16* target, F32 v) {
+  store_bits(target, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v)));
+}
+#else
+// IEEE binary16 by integer and float arithmetic, for CPUs without the instruction.
+ACCEL_INLINE F32 load(const Float16* source) {
+  const U32 half = widen(load_bits<U16>(source));
+  const U32 sign = (half & 0x8000u) << 16;
+  const U32 magnitude = half & 0x7fffu;
+  // Normal numbers move up by the difference of the exponent biases (127 - 15), infinity and NaN
+  // by twice that, to the top of float's exponents.
+  const U32 is_special = (U32)(magnitude >= 0x7c00u);
+  const U32 normal = (magnitude << 13) + 0x38000000u + (is_special & 0x38000000u);
+  // A subnormal is its mantissa times 2^-24: the mantissa becomes the low bits of a float whose last
+  // place is 2^-24 (0.5), and that 0.5 is taken away again, exactly.
+  const F32 subnormal = (F32)(magnitude | 0x3f000000u) - 0.5f;
+  const U32 is_subnormal = (U32)(magnitude < 0x0400u);
+  return (F32)(sign | select(is_subnormal, (U32)subnormal, normal));
+}
+ACCEL_INLINE void store(Float16* target, F32 v) {
+  const U32 bits = (U32)v;
+  const U32 sign = (bits >> 16) & 0x8000u;
+  const U32 magnitude = bits & 0x7fffffffu;
+  // As for bfloat16, with 13 bits dropped and the exponent's bias changed.
+  const U32 normal = (magnitude - 0x38000000u + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
+  // Below 2^-14: adding 0.5 lets the float unit round to multiples of 2^-24.
+  const U32 subnormal = (U32)((F32)magnitude + 0.5f) - 0x3f000000u;
+  const U32 is_subnormal = (U32)(magnitude < 0x38800000u);
+  const U32 is_overflow = (U32)(magnitude >= 0x477ff000u);  // 65520 and above, and infinity
+  const U32 is_nan = (U32)(magnitude > 0x7f800000u);
+  U32 half = select(is_subnormal, subnormal, normal);
+  half = select(is_overflow, broadcast_bits(0x7c00u), half);
+  half = select(is_nan, 0x7e00u | ((magnitude >> 13) & 0x03ffu), half);
+  store_bits(target, narrow(half | sign));
+}
+#endif
+
+}  // namespace
+}  // namespace accel::cpu::ACCEL_TARGET_NAMESPACE
