@@ -1,0 +1,79 @@
+"""The nine built-in accelerators, as candidates in the order in which detection asks them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from accelerator.detection import Candidate
+
+SUPPORTED_ACCELERATOR_LIST = ["cuda", "cpu", "xpu", "xpu.external", "npu", "mps", "hpu", "mlu", "sdaa"]
+"""The names of the built-in accelerators, as the override takes them."""
+
+
+def built_in_candidates() -> list[Candidate]:
+    """The built-in accelerators, first to last. Nothing is imported before a candidate is asked."""
+    return [
+        _xpu_external(1000),
+        _declared("xpu", 900, label="xpu (IPEX)", question="probe_ipex"),
+        _declared("xpu", 800, label="xpu (torch)", objection=_cuda_is_here),
+        _declared("npu", 700),
+        _declared("sdaa", 600),
+        _declared("mps", 500),
+        _declared("hpu", 400),
+        _declared("mlu", 300),
+        _declared("cuda", 200, without_device=True),
+        _declared("cpu", 0, without_device=True),
+    ]
+
+
+def _declared(
+    name: str,
+    priority: int,
+    *,
+    label: str | None = None,
+    question: str = "probe",
+    objection: Callable[[], str | None] | None = None,
+    without_device: bool = False,
+) -> Candidate:
+    """The candidate for ``<NAME>_Accelerator`` of ``accelerator.<name>_accelerator``."""
+
+    def device_class() -> Any:
+        return getattr(importlib.import_module(f"accelerator.{name}_accelerator"), f"{name.upper()}_Accelerator")
+
+    candidate = Candidate(
+        name=name,
+        label=label or name,
+        priority=priority,
+        probe=lambda: getattr(device_class(), question)(),
+        create=lambda: device_class()(),
+        needs=lambda reason: device_class().missing_message(reason),
+        without_device=without_device,
+    )
+    return candidate if objection is None else replace(candidate, objection=objection)
+
+
+def _cuda_is_here() -> str | None:
+    """Torch's own XPU support gives way to CUDA: a torch with both is rarely meant for the Intel GPU."""
+    from accelerator.cuda_accelerator import CUDA_Accelerator
+
+    return "there is a CUDA device" if CUDA_Accelerator.probe() is None else None
+
+
+def _xpu_external(priority: int) -> Candidate:
+    def create() -> Any:
+        from accelerator.xpu_accelerator import external_class
+
+        return external_class()()
+
+    def needs(reason: str) -> str:
+        from accelerator.xpu_accelerator import external_message
+
+        return external_message(reason)
+
+    def probe() -> str | None:
+        return None if create().is_available() else "its XPU_Accelerator says that no device is available"
+
+    return Candidate("xpu.external", "xpu.external", priority, probe, create, needs)

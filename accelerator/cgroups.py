@@ -1,0 +1,102 @@
+"""The control groups (Linux, version 1, 2 or both) that this process runs in.
+
+All files are read below :class:`HostFiles`, so a test hands in a tree of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class HostFiles:
+    """Where the kernel's pseudo files are."""
+
+    sysfs: Path = Path("/sys")
+    procfs: Path = Path("/proc")
+
+
+def read_text(path: Path) -> str | None:
+    """The stripped text of a pseudo file, or None where it is missing or cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def directories(controller: str, files: HostFiles) -> Iterator[Path]:
+    """Directories of this process's groups that may hold ``controller``'s files, innermost first.
+
+    The ancestors are included because every one of them limits its descendants. A path seen from
+    outside this container's namespace does not exist here; the mount itself always is asked,
+    and in a container that is the container's own group.
+    """
+    base = files.sysfs / "fs" / "cgroup"
+    for line in (read_text(files.procfs / "self" / "cgroup") or "0::/").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if not controllers:  # version 2: one hierarchy, below "unified" where version 1 has the base
+            yield from _ancestry(base, group)
+            yield from _ancestry(base / "unified", group)
+        elif controller in controllers.split(","):
+            yield from _ancestry(base / controller, group)
+
+
+def _ancestry(mount: Path, group: str) -> Iterator[Path]:
+    parts = [part for part in group.split("/") if part]
+    if ".." in parts:  # the group lies outside this cgroup namespace
+        parts = []
+    for length in range(len(parts), -1, -1):
+        yield mount.joinpath(*parts[:length])
+
+
+def memory_limit_bytes(files: HostFiles) -> int | None:
+    """The smallest memory limit on this process, or None without one."""
+    return min((limit for _, limit in _memory_limits(files)), default=None)
+
+
+def memory_room_bytes(files: HostFiles) -> int | None:
+    """How much more this process's groups may use before a limit is met, or None without a limit.
+
+    Page cache that the kernel would drop first (``inactive_file``) counts as free.
+    """
+    return min((_room(directory, limit) for directory, limit in _memory_limits(files)), default=None)
+
+
+def _memory_limits(files: HostFiles) -> Iterator[tuple[Path, int]]:
+    for directory in directories("memory", files):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = read_text(directory / name)
+            if text is not None and text.isdecimal():  # "max" is no limit
+                yield directory, int(text)
+
+
+def _room(directory: Path, limit: int) -> int:
+    used = next(
+        (int(text) for name in ("memory.current", "memory.usage_in_bytes") if (text := read_text(directory / name))), 0
+    )
+    counters = dict(line.split(" ", 1) for line in (read_text(directory / "memory.stat") or "").splitlines())
+    reclaimable = int(counters.get("total_inactive_file", counters.get("inactive_file", "0")))
+    return max(0, limit - max(0, used - reclaimable))
+
+
+def allowed_cores(files: HostFiles) -> frozenset[int] | None:
+    """The cores that the cpuset leaves to this process, or None where there is no cpuset."""
+    for directory in directories("cpuset", files):
+        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
+            text = read_text(directory / name)
+            if text:
+                return parse_index_list(text)
+    return None
+
+
+def parse_index_list(text: str) -> frozenset[int]:
+    """The numbers in the kernel's list format: ``0-2,8`` is {0, 1, 2, 8}."""
+    indices: set[int] = set()
+    for item in text.split(","):
+        first, _, last = item.strip().partition("-")
+        if first:
+            indices.update(range(int(first), int(last or first) + 1))
+    return frozenset(indices)

@@ -1,0 +1,136 @@
+"""The CPU as an accelerator: a device is a NUMA node, its memory is the process's resident set."""
+
+# ruff: noqa: ARG002 - the contract's signatures hold arguments that this device has no use for
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from accelerator import host
+from accelerator.cgroups import HostFiles
+from accelerator.host_streams import HostStreams
+from accelerator.oneccl import oneccl_imports
+from accelerator.torch_accelerator import TorchAccelerator
+from op_builder import env as environment
+
+
+class CPU_Accelerator(HostStreams, TorchAccelerator):
+    """The CPU, always there. ``device_index`` is ignored: a process computes where it was bound.
+
+    Args:
+        files: where the kernel's pseudo files are; for tests.
+    """
+
+    device_type = "cpu"
+    has_index = False
+    visible_devices_variables = ("CUDA_VISIBLE_DEVICES",)  # historical: launchers have always set it
+    builder_package = "op_builder.cpu"
+    synchronized = True
+    bf16_supported = True
+
+    def __init__(self, files: HostFiles | None = None) -> None:
+        super().__init__()
+        self._files = HostFiles() if files is None else files
+        self._resident = host.ResidentMemory(self._files)
+
+    @classmethod
+    def probe(cls) -> str | None:
+        return None
+
+    @classmethod
+    def choose_communication_backend(cls) -> str:
+        return "ccl" if oneccl_imports() else "gloo"
+
+    def device_count(self) -> int:
+        """``LOCAL_SIZE`` when a launcher set it, else the number of NUMA nodes with cores."""
+        local_size = environment.LOCAL_SIZE.get()
+        return local_size if local_size is not None and local_size > 0 else host.numa_node_count(self._files)
+
+    def current_device(self) -> int:
+        """``LOCAL_RANK``, 0 when unset."""
+        return environment.LOCAL_RANK.get()
+
+    def set_device(self, device_index: int) -> None:
+        """Does nothing: the launcher binds a process to its cores."""
+
+    def is_available(self) -> bool:
+        return True
+
+    def get_device_properties(self, device_index: int | None = None) -> Any:
+        return None
+
+    # torch.cpu has no generator of its own: the functions of torch itself are the CPU's.
+
+    def set_rng_state(self, new_state: torch.Tensor, device_index: int | None = None) -> None:
+        torch.set_rng_state(new_state)
+
+    def get_rng_state(self, device_index: int | None = None) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def manual_seed(self, seed: int) -> Any:
+        return torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> Any:
+        return torch.manual_seed(seed)
+
+    def initial_seed(self) -> int:
+        return torch.initial_seed()
+
+    def default_generator(self, device_index: int) -> torch.Generator:
+        return torch.default_generator
+
+    def lazy_call(self, callback: Callable[[], Any]) -> Any:
+        return callback()
+
+    # Memory: there is no allocator to ask, so allocated and reserved both are the resident set.
+
+    def get_rss(self) -> int:
+        """Resident set size of this process in bytes."""
+        return self._resident.current()
+
+    def empty_cache(self) -> None:
+        """Does nothing: the host's allocator gives memory back by itself."""
+
+    def memory_allocated(self, device_index: int | None = None) -> int:
+        return self.get_rss()
+
+    def max_memory_allocated(self, device_index: int | None = None) -> int:
+        return self._resident.peak()
+
+    def memory_reserved(self, device_index: int | None = None) -> int:
+        return self.get_rss()
+
+    def max_memory_reserved(self, device_index: int | None = None) -> int:
+        return self._resident.peak()
+
+    def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
+        self._resident.reset()
+
+    def memory_stats(self, device_index: int | None = None) -> dict[str, Any]:
+        current, peak = self._resident.current(), self._resident.peak()
+        return {
+            f"{kind}_bytes.all.{moment}": size
+            for kind in ("allocated", "reserved")
+            for moment, size in (("current", current), ("peak", peak))
+        }
+
+    def total_memory(self, device_index: int | None = None) -> int:
+        return host.total_memory_bytes(self._files)
+
+    def available_memory(self, device_index: int | None = None) -> int:
+        return host.available_memory_bytes(self._files)
+
+    def is_fp16_supported(self) -> bool:
+        try:
+            return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+        except (AttributeError, RuntimeError):  # a torch built without oneDNN
+            return False
+
+    def pin_memory(
+        self, tensor: torch.Tensor, align_bytes: int = 1, make_copy: bool = True, match_shape: bool = True
+    ) -> torch.Tensor:
+        """The tensor itself: no device copies from it."""
+        return tensor

@@ -1,0 +1,97 @@
+"""CUDA devices, and AMD's through ROCm, which torch presents as CUDA."""
+
+# torch.cuda.nvtx and torch.backends.cuda are untyped.
+# mypy: disable-error-code="no-any-return, no-untyped-call"
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from typing import Any
+
+import torch
+
+from accelerator import nvml
+from accelerator.torch_accelerator import TorchAccelerator
+from op_builder import env as environment
+
+
+class CUDA_Accelerator(TorchAccelerator):
+    """``torch.cuda``. May be constructed without a device: builders, report and prebuild work then."""
+
+    device_type = "cuda"
+    requirement = "a torch with CUDA or ROCm and a device it can use"
+    visible_devices_variables = ("CUDA_VISIBLE_DEVICES",)
+    exported_variables = ("NCCL",)
+    builder_package = "op_builder.cuda"
+    graph_class = "CUDAGraph"
+
+    @classmethod
+    def probe(cls) -> str | None:
+        # device_count() asks NVML; is_available() would start the driver, after which no forked
+        # child can use CUDA.
+        return None if torch.cuda.device_count() > 0 else "torch.cuda.device_count() is 0"
+
+    @classmethod
+    def choose_communication_backend(cls) -> str:
+        return "gloo" if sys.platform == "win32" else "nccl"
+
+    def supports_nvtx_domain(self) -> bool:
+        return True
+
+    def is_available(self) -> bool:
+        return self.device_count() > 0  # not torch.cuda.is_available(): see probe()
+
+    def device_capability(self, device_index: int | None = None) -> Any:
+        """(major, minor), or None without a device."""
+        return torch.cuda.get_device_capability(device_index) if self.is_available() else None
+
+    def _has_capability(self, major: int, minor: int = 0) -> bool:
+        capability = self.device_capability()
+        return capability is not None and capability >= (major, minor)
+
+    def available_memory(self, device_index: int | None = None) -> int:
+        """Free bytes as NVML sees them when ``pynvml`` is there, else as the CUDA driver does."""
+        if torch.version.hip is None:
+            free = nvml.free_memory_bytes(environment.CUDA_VISIBLE_DEVICES.get(), self._index(device_index))
+            if free is not None:
+                return free
+        return super().available_memory(device_index)
+
+    def is_bf16_supported(self) -> bool:
+        return self.is_available() and torch.cuda.is_bf16_supported()
+
+    def is_fp16_supported(self) -> bool:
+        return self._has_capability(7)
+
+    def is_fp8_supported(self) -> bool:
+        """Capability 8.9 (Ada, Hopper) on NVIDIA; gfx94, gfx95 (CDNA 3, 4) and gfx12 (RDNA 4) on AMD."""
+        if torch.version.hip is not None:
+            architecture = getattr(self.get_device_properties(), "gcnArchName", "") if self.is_available() else ""
+            return architecture.startswith(("gfx94", "gfx95", "gfx12"))
+        return self._has_capability(8, 9)
+
+    def is_triton_supported(self) -> bool:
+        return self._has_capability(7)
+
+    def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> Any:
+        """Open an NVTX range; a ``domain`` needs the package ``nvtx``, without which it is dropped."""
+        nvtx = _nvtx() if domain is not None else None
+        if nvtx is not None:
+            return nvtx.push_range(msg, domain=domain, category=category)
+        return torch.cuda.nvtx.range_push(msg) if torch.backends.cuda.is_built() else None
+
+    def range_pop(self, domain: str | None = None) -> Any:
+        nvtx = _nvtx() if domain is not None else None
+        if nvtx is not None:
+            return nvtx.pop_range(domain=domain)
+        return torch.cuda.nvtx.range_pop() if torch.backends.cuda.is_built() else None
+
+
+@functools.cache
+def _nvtx() -> Any:
+    try:
+        return importlib.import_module("nvtx")
+    except ImportError:
+        return None

@@ -1,0 +1,165 @@
+"""Choosing one accelerator among candidates, and saying why: functions of their arguments only.
+
+A :class:`Candidate` knows how to ask for its device and how to make its object. The functions here
+put candidates in order, ask them, and give back the choice with a trace that has one
+:class:`Verdict` for each candidate. What a candidate raises is the reason of its rejection, so a
+broken vendor package never breaks anybody else's device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from accelerator.errors import AcceleratorSelectionError, describe
+from accelerator.structure import structural_faults
+
+if TYPE_CHECKING:
+    from accelerator.abstract_accelerator import DeepSpeedAccelerator
+
+
+def _no_objection() -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An accelerator that could be chosen.
+
+    Attributes:
+        name: what the override calls it; several candidates may be ways to one name.
+        label: what the trace calls it.
+        priority: higher is asked earlier.
+        probe: why the device cannot be used here, or None when it can; may raise.
+        create: makes the accelerator object; may raise.
+        needs: the full sentence for a person who asked for this one by name, from the reason.
+        objection: why detection should not take it although it works; not asked in an override.
+        without_device: whether an override takes it without probing.
+    """
+
+    name: str
+    label: str
+    priority: int
+    probe: Callable[[], str | None]
+    create: Callable[[], DeepSpeedAccelerator]
+    needs: Callable[[str], str] = str
+    objection: Callable[[], str | None] = _no_objection
+    without_device: bool = False
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The candidate was chosen."""
+
+    accelerator: DeepSpeedAccelerator
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """The candidate was not chosen, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One line of the trace."""
+
+    name: str
+    label: str
+    outcome: Accepted | Rejected
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """One accelerator was chosen; ``requested`` is the override's name, None when it was detected."""
+
+    name: str
+    accelerator: DeepSpeedAccelerator
+    requested: str | None
+    trace: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """No accelerator can be had, as ``error`` explains."""
+
+    error: AcceleratorSelectionError
+    trace: tuple[Verdict, ...]
+
+
+def detect(candidates: Iterable[Candidate]) -> Chosen | Refused:
+    """The first candidate, by falling priority, that works; those after it are not asked.
+
+    Candidates of equal priority are asked in the given order.
+    """
+    trace: list[Verdict] = []
+    chosen: Verdict | None = None
+    for candidate in sorted(candidates, key=lambda candidate: -candidate.priority):
+        if chosen is None:
+            verdict = Verdict(candidate.name, candidate.label, _ask(candidate, named=False))
+            if isinstance(verdict.outcome, Accepted):
+                chosen = verdict
+        else:
+            verdict = Verdict(candidate.name, candidate.label, Rejected(f"not asked: {chosen.label} comes first"))
+        trace.append(verdict)
+    return _conclude(chosen, None, trace, "No accelerator can be used, not even the CPU:" + _listing(trace))
+
+
+def select_named(name: str, candidates: Iterable[Candidate]) -> Chosen | Refused:
+    """The accelerator that an override names: the first candidate of that name that works."""
+    trace: list[Verdict] = []
+    chosen: Verdict | None = None
+    refused: list[tuple[Candidate, str]] = []
+    allowed: dict[str, None] = {}  # a set that keeps its order
+    for candidate in candidates:
+        allowed[candidate.name] = None
+        if candidate.name != name or chosen is not None:
+            verdict = Verdict(candidate.name, candidate.label, Rejected(f"not asked: the environment names {name!r}"))
+        else:
+            verdict = Verdict(candidate.name, candidate.label, _ask(candidate, named=True))
+            if isinstance(verdict.outcome, Accepted):
+                chosen = verdict
+            else:
+                refused.append((candidate, verdict.outcome.reason))
+        trace.append(verdict)
+    complaint = f"Unknown accelerator {name!r}; allowed are {', '.join(allowed)}."
+    if len(refused) == 1:
+        complaint = refused[0][0].needs(refused[0][1])
+    elif refused:
+        complaint = refused[0][0].needs("; ".join(f"{candidate.label}: {reason}" for candidate, reason in refused))
+    return _conclude(chosen, name, trace, complaint)
+
+
+def _ask(candidate: Candidate, *, named: bool) -> Accepted | Rejected:
+    try:
+        reason = None if named and candidate.without_device else candidate.probe()
+        if reason is None and not named:
+            reason = candidate.objection()
+        if reason is not None:
+            return Rejected(str(reason))
+        accelerator = candidate.create()
+        faults = structural_faults(accelerator)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a vendor's import may raise anything, SystemExit included
+        return Rejected(describe(error))
+    return Rejected("not an accelerator: " + "; ".join(faults)) if faults else Accepted(accelerator)
+
+
+def _conclude(chosen: Verdict | None, requested: str | None, trace: list[Verdict], complaint: str) -> Chosen | Refused:
+    if chosen is not None and isinstance(chosen.outcome, Accepted):
+        return Chosen(chosen.name, chosen.outcome.accelerator, requested, tuple(trace))
+    remedy = (
+        "Set ACCEL_ACCELERATOR to another name, or unset ACCEL_ACCELERATOR and DS_ACCELERATOR to detect one."
+        if requested is not None
+        else "Check the installation of torch."
+    )
+    return Refused(AcceleratorSelectionError(complaint, remedy), tuple(trace))
+
+
+def _listing(trace: Iterable[Verdict]) -> str:
+    return "".join(
+        f"\n  {verdict.label}: {verdict.outcome.reason}" for verdict in trace if isinstance(verdict.outcome, Rejected)
+    )

@@ -1,0 +1,103 @@
+"""What the host has: NUMA nodes that can compute, and memory as this process may use it."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+
+from accelerator.cgroups import HostFiles, allowed_cores, memory_limit_bytes, memory_room_bytes, parse_index_list
+from accelerator.cgroups import read_text as _read
+
+
+def numa_node_count(files: HostFiles) -> int:
+    """Number of NUMA nodes with cores that this process's cpuset leaves to it, at least 1.
+
+    A node without cores is memory only (HBM in flat mode, CXL) and does not count. Nodes that
+    share one set of cores are one piece of hardware (the kernel's fake NUMA) and count once.
+    The cpuset is asked, not the affinity: a rank that was bound to one node still has siblings.
+    """
+    nodes = files.sysfs / "devices" / "system" / "node"
+    online_text = _read(nodes / "online")
+    online = None if online_text is None else parse_index_list(online_text)
+    allowed = allowed_cores(files)
+    core_sets: set[frozenset[int]] = set()
+    for directory in nodes.glob("node[0-9]*"):
+        if online is not None and int(directory.name[4:]) not in online:
+            continue
+        cores = parse_index_list(_read(directory / "cpulist") or "")
+        if cores and (allowed is None or cores & allowed):
+            core_sets.add(cores)
+    return max(1, len(core_sets))
+
+
+def total_memory_bytes(files: HostFiles) -> int:
+    """Memory that this process can ever have: the machine's, or its cgroup's limit if that is less."""
+    total = psutil.virtual_memory().total
+    limit = memory_limit_bytes(files)
+    return total if limit is None else min(total, limit)
+
+
+def available_memory_bytes(files: HostFiles) -> int:
+    """Memory that this process can still get without swapping or meeting its cgroup's limit."""
+    available = psutil.virtual_memory().available
+    room = memory_room_bytes(files)
+    return available if room is None else min(available, room)
+
+
+class ResidentMemory:
+    """The resident set size (RSS) of this process and its peak, in bytes.
+
+    The peak is the kernel's high-water mark, which also sees what happened between two questions.
+    Where the kernel keeps none, or does not let this process restart it, the peak is the largest
+    value seen here.
+    """
+
+    def __init__(self, files: HostFiles) -> None:
+        self._self = files.procfs / "self"
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._process_id = os.getpid()
+        self._kernel_mark_counts = True
+        self._largest_seen = 0
+
+    def current(self) -> int:
+        """RSS now."""
+        if self._process_id != os.getpid():  # in a forked child: the peak is the parent's
+            self._start_over()
+        rss = psutil.Process().memory_info().rss
+        self._largest_seen = max(self._largest_seen, rss)
+        return rss
+
+    def peak(self) -> int:
+        """Largest RSS since the process began, or since :meth:`reset`."""
+        self.current()
+        if self._kernel_mark_counts:
+            self._largest_seen = max(self._largest_seen, self._kernel_mark())
+        return self._largest_seen
+
+    def reset(self) -> None:
+        """Start the peak anew from the present RSS."""
+        self._start_over()
+        self._kernel_mark_counts = self._restart_kernel_mark()
+        self.current()
+
+    def _kernel_mark(self) -> int:
+        for line in (_read(self._self / "status") or "").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        return 0
+
+    def _restart_kernel_mark(self) -> bool:
+        try:
+            descriptor = os.open(self._self / "clear_refs", os.O_WRONLY)
+        except OSError:
+            return False
+        try:
+            os.write(descriptor, b"5")  # 5: only the high-water mark, see proc_pid_clear_refs(5)
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True

@@ -1,0 +1,125 @@
+"""Streams, events and graphs of a device that has none: each call has finished when it returns.
+
+All of them take the arguments of their CUDA namesakes and work as context managers, so code with
+streams in it runs unchanged. Events tell the true host time.
+"""
+
+# ruff: noqa: ARG002 - the contract's signatures hold arguments that this device has no use for
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from accelerator.errors import EventNotRecordedError
+
+
+class _Context:
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+
+class HostEvent(_Context):
+    """A point in host time."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        self._recorded_ns: int | None = None
+
+    def record(self, stream: object = None) -> None:
+        """Remember the present time."""
+        self._recorded_ns = time.perf_counter_ns()
+
+    def query(self) -> bool:
+        """Whether the work before the event is done; always True."""
+        return True
+
+    def wait(self, stream: object = None) -> None:
+        """Return at once: what came before is done."""
+
+    def synchronize(self) -> None:
+        """Return at once: what came before is done."""
+
+    def elapsed_time(self, end_event: HostEvent) -> float:
+        """Milliseconds from this event to ``end_event``.
+
+        Raises:
+            EventNotRecordedError: one of the two was never recorded.
+        """
+        if self._recorded_ns is None or end_event._recorded_ns is None:
+            raise EventNotRecordedError(
+                "elapsed_time() needs two recorded events.", "Call record() on both events first."
+            )
+        return (end_event._recorded_ns - self._recorded_ns) / 1e6
+
+
+class HostStream(_Context):
+    """A queue whose work is always done."""
+
+    def __init__(self, device: object = None, priority: int = 0) -> None:
+        self.priority = priority
+
+    def record_event(self, event: HostEvent | None = None) -> HostEvent:
+        """Record ``event``, or a new one, and return it."""
+        recorded = HostEvent() if event is None else event
+        recorded.record(self)
+        return recorded
+
+    def query(self) -> bool:
+        """Whether all work is done; always True."""
+        return True
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def wait_event(self, event: object) -> None:
+        """Return at once."""
+
+    def wait_stream(self, stream: object) -> None:
+        """Return at once."""
+
+
+class HostGraph(_Context):
+    """A graph that keeps nothing: captured work runs at once, replaying does nothing."""
+
+    def replay(self) -> None:
+        """Do nothing."""
+
+    def reset(self) -> None:
+        """Do nothing."""
+
+
+_THE_STREAM = HostStream()
+
+
+class HostStreams:
+    """The stream and graph members of an accelerator without streams."""
+
+    @property
+    def Stream(self) -> Any:
+        return HostStream
+
+    @property
+    def Event(self) -> Any:
+        return HostEvent
+
+    def stream(self, stream: Any) -> AbstractContextManager[Any]:
+        return nullcontext(stream)
+
+    def current_stream(self, device_index: int | None = None) -> Any:
+        return _THE_STREAM
+
+    def default_stream(self, device_index: int | None = None) -> Any:
+        return _THE_STREAM
+
+    def create_graph(self) -> Any:
+        return HostGraph()
+
+    def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> AbstractContextManager[Any]:
+        return nullcontext(graph)
+
+    def replay_graph(self, graph: Any) -> None:
+        return None

@@ -1,0 +1,89 @@
+"""The GPU of Apple machines."""
+
+# ruff: noqa: ARG002 - the contract's signatures hold arguments that this device has no use for
+# mypy: disable-error-code="no-any-return"
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from accelerator.host_streams import HostStreams
+from accelerator.torch_accelerator import TorchAccelerator
+
+
+class MPS_Accelerator(HostStreams, TorchAccelerator):
+    """``torch.mps``: one device, no streams; its allocator keeps no peaks, so current values stand for them."""
+
+    device_type = "mps"
+    requirement = "torch.mps"
+    communication_backend = None
+    visible_devices_variables = ("CUDA_VISIBLE_DEVICES",)  # historical: launchers have always set it
+    bf16_supported = False
+    fp16_supported = False
+
+    @classmethod
+    def probe(cls) -> str | None:
+        torch.mps.current_allocated_memory()  # raises without the device
+        return None
+
+    def use_host_timers(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return 1
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, device_index: int) -> None:
+        """Does nothing: there is one device."""
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        torch.mps.synchronize()
+
+    def get_device_properties(self, device_index: int | None = None) -> Any:
+        return None
+
+    def set_rng_state(self, new_state: torch.Tensor, device_index: int | None = None) -> None:
+        torch.mps.set_rng_state(new_state)
+
+    def get_rng_state(self, device_index: int | None = None) -> torch.Tensor:
+        return torch.mps.get_rng_state()
+
+    def manual_seed_all(self, seed: int) -> Any:
+        return self.manual_seed(seed)
+
+    def initial_seed(self) -> int:
+        return self.default_generator(0).initial_seed()
+
+    def default_generator(self, device_index: int) -> torch.Generator:
+        return torch.mps._get_default_mps_generator()  # torch has no public name for it
+
+    def memory_allocated(self, device_index: int | None = None) -> int:
+        return torch.mps.current_allocated_memory()
+
+    def max_memory_allocated(self, device_index: int | None = None) -> int:
+        return torch.mps.current_allocated_memory()
+
+    def memory_reserved(self, device_index: int | None = None) -> int:
+        return torch.mps.driver_allocated_memory()
+
+    def max_memory_reserved(self, device_index: int | None = None) -> int:
+        return torch.mps.driver_allocated_memory()
+
+    def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
+        """Does nothing: there are no peaks."""
+
+    def memory_stats(self, device_index: int | None = None) -> dict[str, Any]:
+        return {
+            "allocated_bytes.all.current": self.memory_allocated(),
+            "reserved_bytes.all.current": self.memory_reserved(),
+        }
+
+    def total_memory(self, device_index: int | None = None) -> int:
+        return torch.mps.recommended_max_memory()
+
+    def available_memory(self, device_index: int | None = None) -> int:
+        return max(0, self.total_memory() - self.memory_reserved())

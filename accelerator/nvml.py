@@ -1,0 +1,73 @@
+"""Free memory of a CUDA device from NVML, which needs no CUDA context and sees all processes.
+
+The package ``pynvml`` (distribution ``nvidia-ml-py``) is optional. NVML counts all devices of the
+machine, CUDA those that ``CUDA_VISIBLE_DEVICES`` leaves, so an index has to be translated.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def visible_device(visible: str | None, index: int) -> int | str:
+    """What ``CUDA_VISIBLE_DEVICES`` holds for the device that CUDA calls ``index``.
+
+    Args:
+        visible: the variable's value: None (all devices), or a list of device numbers, UUIDs
+            (``GPU-...``, ``MIG-...``) and beginnings of UUIDs.
+
+    Returns:
+        NVML's index, or a UUID or the beginning of one.
+
+    Raises:
+        IndexError: the variable leaves fewer devices than that.
+    """
+    if visible is None:
+        return index
+    entries: list[str] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        if not entry or entry.startswith("-"):  # CUDA stops at the first entry that is no device
+            break
+        entries.append(entry)
+    entry = entries[index]
+    return int(entry) if entry.isdecimal() else entry
+
+
+def free_memory_bytes(visible: str | None, index: int) -> int | None:
+    """Free bytes of the device that CUDA calls ``index``, or None where NVML cannot tell.
+
+    It cannot without ``pynvml`` or a driver, on ROCm, and for the slice that CUDA picks by itself
+    on a device in MIG mode.
+    """
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        device = visible_device(visible, index)
+        handle = _handle(nvml, device)
+        if not str(device).startswith("MIG-") and _in_mig_mode(nvml, handle):
+            return None
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
+    except Exception:  # NVML's errors and a broken package alike: the caller has torch to ask
+        return None
+
+
+def _handle(nvml: Any, device: int | str) -> Any:
+    if isinstance(device, int):
+        return nvml.nvmlDeviceGetHandleByIndex(device)
+    if device.startswith("MIG-"):
+        return nvml.nvmlDeviceGetHandleByUUID(device)
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = nvml.nvmlDeviceGetUUID(handle)
+        if (uuid.decode() if isinstance(uuid, bytes) else uuid).startswith(device):
+            return handle
+    raise LookupError(device)
+
+
+def _in_mig_mode(nvml: Any, handle: Any) -> bool:
+    try:
+        current, _pending = nvml.nvmlDeviceGetMigMode(handle)
+    except Exception:  # a device that knows no MIG says so with an error
+        return False
+    return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)

@@ -1,0 +1,111 @@
+"""Accelerators from other distributions, through the entry-point group ``accelerator.backends``.
+
+The protocol, in the vendor's ``pyproject.toml``::
+
+    [project.entry-points."accelerator.backends"]
+    acme = "acme_accel:AcmeAccelerator"
+
+The entry point's name is the accelerator's name in the override ``ACCEL_ACCELERATOR``. Its object
+is a class that is called without arguments and gives an accelerator (best a subclass of
+``accelerator.torch_accelerator.TorchAccelerator``, which has all of the following). Optional
+members of the class:
+
+``detection_priority: int``
+    Its place in detection; higher is asked earlier. Built-ins: xpu.external 1000, xpu 900 and 800,
+    npu 700, sdaa 600, mps 500, hpu 400, mlu 300, cuda 200, cpu 0. Without it
+    :data:`DEFAULT_PRIORITY`: after every built-in device, before the CPU.
+``probe() -> str | None``
+    A class or static method: why the device cannot be used here, or None when it can. Without it
+    an object is made and its ``is_available()`` asked.
+
+A name that a built-in or an earlier plug-in has, a class that cannot be imported, and a probe that
+raises are each a rejection with that reason in the trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from accelerator.catalog import SUPPORTED_ACCELERATOR_LIST
+from accelerator.detection import Candidate
+from accelerator.errors import describe
+
+ENTRY_POINT_GROUP = "accelerator.backends"
+DEFAULT_PRIORITY = 100
+
+
+def registered_entry_points() -> list[EntryPoint]:
+    """The entry points of all installed distributions, by name; nothing is imported."""
+    return sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: (entry.name, entry.value))
+
+
+def plugin_candidates(entries: Iterable[EntryPoint], *, only: str | None = None) -> list[Candidate]:
+    """A candidate for each entry point; one that cannot be used becomes one that says why.
+
+    Args:
+        only: import the class of this name alone, since the others will not be asked.
+    """
+    taken = set(SUPPORTED_ACCELERATOR_LIST)
+    candidates = []
+    for entry in entries:
+        if entry.name in taken:
+            candidates.append(_clashing(entry))
+        elif only is None or entry.name == only:
+            candidates.append(_loaded(entry))
+        else:
+            candidates.append(_unusable(entry, "it was not loaded"))
+        taken.add(entry.name)
+    return candidates
+
+
+def _label(entry: EntryPoint) -> str:
+    return f"{entry.name} ({entry.value})"
+
+
+def _loaded(entry: EntryPoint) -> Candidate:
+    try:
+        accelerator_class: Any = entry.load()
+        priority = getattr(accelerator_class, "detection_priority", DEFAULT_PRIORITY)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # another distribution's import may raise anything
+        return _unusable(entry, describe(error))
+    if not isinstance(priority, int):
+        return _unusable(entry, f"detection_priority must be an int, found {priority!r}")
+    return Candidate(
+        name=entry.name,
+        label=_label(entry),
+        priority=priority,
+        probe=getattr(accelerator_class, "probe", None) or _availability(accelerator_class),
+        create=accelerator_class,
+        needs=_needs(entry),
+    )
+
+
+def _availability(accelerator_class: Callable[[], Any]) -> Callable[[], str | None]:
+    return lambda: None if accelerator_class().is_available() else "is_available() is False"
+
+
+def _clashing(entry: EntryPoint) -> Candidate:
+    owner = "a built-in accelerator" if entry.name in SUPPORTED_ACCELERATOR_LIST else "another plug-in"
+    return _unusable(entry, f"the name {entry.name!r} belongs to {owner}")
+
+
+def _unusable(entry: EntryPoint, reason: str) -> Candidate:
+    def no_object() -> Any:
+        raise LookupError(reason)  # never reached: the probe says no first
+
+    return Candidate(
+        name=entry.name,
+        label=_label(entry),
+        priority=DEFAULT_PRIORITY,
+        probe=lambda: reason,
+        create=no_object,
+        needs=_needs(entry),
+    )
+
+
+def _needs(entry: EntryPoint) -> Callable[[str], str]:
+    return lambda reason: f"Accelerator {entry.name!r} of {entry.value} cannot be used: {reason}."

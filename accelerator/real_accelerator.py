@@ -1,0 +1,117 @@
+"""The accelerator of this process: chosen once, on first use."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from accelerator.catalog import SUPPORTED_ACCELERATOR_LIST
+from accelerator.errors import AcceleratorSelectionError, InvalidAcceleratorError
+
+if TYPE_CHECKING:
+    from accelerator.abstract_accelerator import DeepSpeedAccelerator
+
+__all__ = [
+    "SUPPORTED_ACCELERATOR_LIST",
+    "get_accelerator",
+    "is_current_accelerator_supported",
+    "set_accelerator",
+]
+
+# A log record rather than a Python warning: having no accelerator is a fact about the machine, not
+# a fault of the calling code, must not turn into an exception under "-W error", and belongs where
+# the application's log goes. Without any logging set up, Python itself writes it to stderr; that
+# is why this package installs no handler, not even a NullHandler.
+_logger = logging.getLogger("accelerator")
+
+_current: DeepSpeedAccelerator | None = None
+_is_registered = False
+_is_choosing = False
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    global _lock, _is_choosing
+    _lock, _is_choosing = threading.RLock(), False  # another thread of the parent may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def get_accelerator() -> DeepSpeedAccelerator:
+    """The accelerator of this process; the first call chooses it, later ones return the same object.
+
+    The environment's override (ACCEL_ACCELERATOR or DS_ACCELERATOR) decides, else the first device
+    that answers, else the CPU, with one logged warning. ``python -m accelerator.report`` shows why.
+
+    Raises:
+        AcceleratorSelectionError: (a ValueError) the override is not a known name, or the package
+            or device it needs is missing.
+    """
+    if _current is not None:
+        return _current
+    return _choose_once()
+
+
+def _choose_once() -> DeepSpeedAccelerator:
+    global _current, _is_registered, _is_choosing
+    with _lock:
+        if _current is not None:
+            return _current
+        if _is_choosing:
+            raise AcceleratorSelectionError(
+                "get_accelerator() was called by a package that it is just asking for its device.",
+                "Call get_accelerator() inside functions of that package, not while it is imported.",
+            )
+        from accelerator.detection import Refused
+        from accelerator.selection import choose
+
+        _is_choosing = True
+        try:
+            selection = choose()
+        finally:
+            _is_choosing = False
+        if isinstance(selection, Refused):
+            raise selection.error
+        if selection.requested is None and selection.name == "cpu":
+            _logger.warning(
+                "No accelerator was detected, using the CPU. "
+                "'python -m accelerator.report' says why; ACCEL_ACCELERATOR=cpu chooses it without this warning."
+            )
+        _current, _is_registered = selection.accelerator, True
+        return _current
+
+
+def set_accelerator(accelerator: DeepSpeedAccelerator) -> DeepSpeedAccelerator:
+    """Make an object the accelerator of this process and return it.
+
+    The object need not descend from :class:`DeepSpeedAccelerator`, but must have its members.
+
+    Raises:
+        InvalidAcceleratorError: (a TypeError) members are missing or of the wrong kind; the message
+            lists them, and the former accelerator stays.
+    """
+    from accelerator.structure import structural_faults
+
+    global _current, _is_registered
+    faults = structural_faults(accelerator)
+    if faults:
+        raise InvalidAcceleratorError(
+            f"set_accelerator() got {type(accelerator).__name__}, which is not an accelerator: {'; '.join(faults)}.",
+            "Pass an object of a subclass of accelerator.abstract_accelerator.DeepSpeedAccelerator.",
+        )
+    with _lock:
+        _current, _is_registered = accelerator, False
+    return accelerator
+
+
+def is_current_accelerator_supported() -> bool:
+    """Whether the current accelerator is a built-in one or a registered plug-in.
+
+    False is only possible for an object given to :func:`set_accelerator`.
+    """
+    accelerator = get_accelerator()
+    return _is_registered or accelerator.device_name().partition(":")[0] in SUPPORTED_ACCELERATOR_LIST

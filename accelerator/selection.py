@@ -1,0 +1,38 @@
+"""From the environment and the installed packages to one choice."""
+
+from __future__ import annotations
+
+from accelerator.catalog import SUPPORTED_ACCELERATOR_LIST, built_in_candidates
+from accelerator.detection import Chosen, Refused, detect, select_named
+from accelerator.errors import AcceleratorSelectionError
+from accelerator.plugins import plugin_candidates, registered_entry_points
+from op_builder import env as environment
+
+
+def requested_name() -> str | None:
+    """The accelerator that the environment names, or None to detect one. Imports nothing, asks no device.
+
+    Raises:
+        AcceleratorSelectionError: ACCEL_ACCELERATOR and DS_ACCELERATOR are both set and differ.
+    """
+    name, older_name = environment.ACCEL_ACCELERATOR.get(), environment.DS_ACCELERATOR.get()
+    if name is not None and older_name is not None and name != older_name:
+        raise AcceleratorSelectionError(
+            f"ACCEL_ACCELERATOR={name!r} and DS_ACCELERATOR={older_name!r} mean the same thing and differ.",
+            "Unset one of them.",
+        )
+    return name if name is not None else older_name
+
+
+def choose() -> Chosen | Refused:
+    """Ask everything anew and choose; touches no state of this package."""
+    try:
+        name = requested_name()
+    except AcceleratorSelectionError as error:
+        return Refused(error, ())
+    if name in SUPPORTED_ACCELERATOR_LIST:
+        return select_named(name, built_in_candidates())  # no plug-in can have this name
+    entries = registered_entry_points()
+    if name is None:
+        return detect([*built_in_candidates(), *plugin_candidates(entries)])
+    return select_named(name, [*built_in_candidates(), *plugin_candidates(entries, only=name)])

@@ -1,0 +1,386 @@
+"""The accelerator that asks torch: all of the contract over one torch device module.
+
+A device is a subclass with a few class attributes (the declaration) and overrides for what truly
+differs. Nothing is remembered here that the device module knows.
+"""
+
+# The device modules of torch are untyped; the types below are the contract's.
+# mypy: disable-error-code="no-any-return"
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from accelerator.abstract_accelerator import DeepSpeedAccelerator
+from accelerator.errors import (
+    AcceleratorUnavailableError,
+    UnsupportedBackendError,
+    UnsupportedFeatureError,
+    describe,
+)
+from op_builder import env as environment
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from op_builder.builder import OpBuilder
+
+
+class TorchAccelerator(DeepSpeedAccelerator):
+    """A device that torch has a module for (``torch.cuda``, ``torch.npu`` ...).
+
+    The class attributes are the declaration; :meth:`probe` and :meth:`device_module` are the two
+    questions that detection asks of the class, before there is an object.
+
+    Raises:
+        AcceleratorUnavailableError: (constructor) the package that brings the module is missing
+            or broken.
+    """
+
+    device_type: ClassVar[str]
+    """Torch's name of the device type; also the name of the module in ``torch``."""
+    vendor_package: ClassVar[str | None] = None
+    """Package imported first because it registers the device with torch."""
+    requirement: ClassVar[str] = "torch"
+    """What a missing device needs, as it completes '<class> requires ...'."""
+    has_index: ClassVar[bool] = True
+    """Whether device strings carry an index (``cuda:1``)."""
+    communication_backend: ClassVar[str | None]
+    visible_devices_variables: ClassVar[tuple[str, ...]]
+    exported_variables: ClassVar[tuple[str, ...]] = ()
+    compile_backend: ClassVar[str] = "inductor"
+    builder_package: ClassVar[str] = "op_builder.host"
+    """Package of the builder classes; by default those that need only the host."""
+    synchronized: ClassVar[bool] = False
+    """Whether a call returns only when its work is done."""
+    bf16_supported: ClassVar[bool | None] = None
+    """None asks the device module."""
+    fp16_supported: ClassVar[bool] = True
+    triton_supported: ClassVar[bool] = False
+    graph_class: ClassVar[str | None] = None
+    """Name of the graph class in the device module, where it has one."""
+
+    def __init__(self) -> None:
+        try:
+            self._module: Any = self.device_module()
+        except Exception as error:
+            raise AcceleratorUnavailableError(
+                self.missing_message(describe(error)),
+                "Install it, or choose another accelerator with ACCEL_ACCELERATOR.",
+            ) from error
+        self._name: str = self.device_type
+        self._communication_backend_name: str | None = self.choose_communication_backend()
+        self._compile_backend: str = self.compile_backend
+
+    # Asked by detection ---------------------------------------------------------------------
+
+    @classmethod
+    def device_module(cls) -> ModuleType:
+        """The torch device module, imported with its vendor's package."""
+        if cls.vendor_package is not None:
+            importlib.import_module(cls.vendor_package)
+        module: ModuleType = getattr(torch, cls.device_type)  # torch.get_device_module would keep its first answer
+        return module
+
+    @classmethod
+    def probe(cls) -> str | None:
+        """Why the device cannot be used here, or None when it can. May raise whatever an import raises."""
+        if not cls.device_module().is_available():
+            return f"torch.{cls.device_type} says that no device is available"
+        return None
+
+    @classmethod
+    def missing_message(cls, reason: str) -> str:
+        """The sentence that says what this class needs and why it is not met."""
+        return f"{cls.__name__} requires {cls.requirement} ({reason})."
+
+    @classmethod
+    def choose_communication_backend(cls) -> str | None:
+        """The ``torch.distributed`` backend; a class whose backend depends on the machine overrides this."""
+        return cls.communication_backend
+
+    # Identity and synchronisation -----------------------------------------------------------
+
+    def is_synchronized_device(self) -> bool:
+        return self.synchronized
+
+    def use_host_timers(self) -> bool:
+        return self.is_synchronized_device()
+
+    def resolves_data_dependency(self) -> bool:
+        return self.is_synchronized_device()
+
+    def handles_memory_backpressure(self) -> bool:
+        return self.is_synchronized_device()
+
+    def supports_nvtx_domain(self) -> bool:
+        return False
+
+    # Device ---------------------------------------------------------------------------------
+
+    def device_name(self, device_index: int | None = None) -> str:
+        if device_index is None or not self.has_index:
+            return self.device_type
+        return f"{self.device_type}:{device_index}"
+
+    def device(self, device_index: int | None = None) -> torch.device:
+        return torch.device(self.device_name(device_index))
+
+    def set_device(self, device_index: int) -> None:
+        self._module.set_device(device_index)
+
+    def current_device(self) -> int:
+        return self._module.current_device()
+
+    def current_device_name(self) -> str:
+        return self.device_name(self.current_device())
+
+    def device_count(self) -> int:
+        return self._module.device_count()
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        self._module.synchronize(device_index)
+
+    def is_available(self) -> bool:
+        return self._module.is_available()
+
+    def get_device_properties(self, device_index: int | None = None) -> Any:
+        return self._module.get_device_properties(self._index(device_index))
+
+    def device_capability(self, device_index: int | None = None) -> Any:
+        ask = getattr(self._module, "get_device_capability", None)
+        return None if ask is None else ask(device_index)
+
+    def _index(self, device_index: int | None) -> int:
+        """``device_index`` for those functions of device modules that do not take None."""
+        return self.current_device() if device_index is None else device_index
+
+    # Random numbers -------------------------------------------------------------------------
+
+    def random(self) -> ModuleType:
+        return torch.random
+
+    def set_rng_state(self, new_state: torch.Tensor, device_index: int | None = None) -> None:
+        self._module.set_rng_state(new_state, self._index(device_index))
+
+    def get_rng_state(self, device_index: int | None = None) -> torch.Tensor:
+        return self._module.get_rng_state(self._index(device_index))
+
+    def manual_seed(self, seed: int) -> Any:
+        return self._module.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> Any:
+        return self._module.manual_seed_all(seed)
+
+    def initial_seed(self) -> int:
+        return self._module.initial_seed()
+
+    def default_generator(self, device_index: int) -> torch.Generator:
+        if not self._module.default_generators:
+            self._module.init()  # the generators come into being with the device
+        return self._module.default_generators[device_index]
+
+    # Streams and events ---------------------------------------------------------------------
+
+    @property
+    def Stream(self) -> Any:
+        return self._module.Stream
+
+    @property
+    def Event(self) -> Any:
+        return self._module.Event
+
+    def stream(self, stream: Any) -> AbstractContextManager[Any]:
+        return self._module.stream(stream)
+
+    def current_stream(self, device_index: int | None = None) -> Any:
+        return self._module.current_stream(device_index)
+
+    def default_stream(self, device_index: int | None = None) -> Any:
+        return self._module.default_stream(device_index)
+
+    # Memory ---------------------------------------------------------------------------------
+
+    def empty_cache(self) -> None:
+        self._module.empty_cache()
+
+    def memory_allocated(self, device_index: int | None = None) -> int:
+        return self._module.memory_allocated(device_index)
+
+    def max_memory_allocated(self, device_index: int | None = None) -> int:
+        return self._module.max_memory_allocated(device_index)
+
+    # torch has one reset for all peaks; its separate ones are deprecated names of that one.
+    def reset_max_memory_allocated(self, device_index: int | None = None) -> None:
+        self.reset_peak_memory_stats(device_index)
+
+    def memory_cached(self, device_index: int | None = None) -> int:
+        return self.memory_reserved(device_index)
+
+    def max_memory_cached(self, device_index: int | None = None) -> int:
+        return self.max_memory_reserved(device_index)
+
+    def reset_max_memory_cached(self, device_index: int | None = None) -> None:
+        self.reset_peak_memory_stats(device_index)
+
+    def memory_stats(self, device_index: int | None = None) -> dict[str, Any]:
+        return self._module.memory_stats(device_index)
+
+    def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
+        self._module.reset_peak_memory_stats(device_index)
+
+    def memory_reserved(self, device_index: int | None = None) -> int:
+        return self._module.memory_reserved(device_index)
+
+    def max_memory_reserved(self, device_index: int | None = None) -> int:
+        return self._module.max_memory_reserved(device_index)
+
+    def total_memory(self, device_index: int | None = None) -> int:
+        return self.get_device_properties(device_index).total_memory
+
+    def available_memory(self, device_index: int | None = None) -> int:
+        return self._module.mem_get_info(self._index(device_index))[0]
+
+    def memory_snapshot(self, *args: Any, **kwargs: Any) -> Any:
+        ask = getattr(self._module, "memory_snapshot", None)
+        return [] if ask is None else ask(*args, **kwargs)
+
+    # Types ----------------------------------------------------------------------------------
+
+    def is_bf16_supported(self) -> bool:
+        if self.bf16_supported is not None:
+            return self.bf16_supported
+        ask = getattr(self._module, "is_bf16_supported", None)
+        return ask is not None and bool(ask())
+
+    def is_fp16_supported(self) -> bool:
+        return self.fp16_supported
+
+    def supported_dtypes(self) -> list[torch.dtype]:
+        dtypes = [torch.float32]
+        if self.is_fp16_supported():
+            dtypes.append(torch.float16)
+        if self.is_bf16_supported():
+            dtypes.append(torch.bfloat16)
+        return dtypes
+
+    def amp(self) -> Any:
+        return getattr(self._module, "amp", None)
+
+    # Misc -----------------------------------------------------------------------------------
+
+    def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> Any:
+        """Does nothing: torch has no named ranges for most devices."""
+
+    def range_pop(self, domain: str | None = None) -> Any:
+        """Does nothing, like :meth:`range_push`."""
+
+    def lazy_call(self, callback: Callable[[], Any]) -> Any:
+        # torch keeps this one private, yet it is the only queue that runs at initialisation.
+        defer = getattr(self._module, "_lazy_call", None)
+        return callback() if defer is None else defer(callback)
+
+    def communication_backend_name(self) -> str | None:
+        return self._communication_backend_name
+
+    def is_triton_supported(self) -> bool:
+        return self.triton_supported
+
+    # Graphs ---------------------------------------------------------------------------------
+
+    def create_graph(self) -> Any:
+        make = None if self.graph_class is None else getattr(self._module, self.graph_class, None)
+        if make is None:
+            raise UnsupportedFeatureError(
+                f"torch.{self.device_type} has no graphs.", "Run the work directly instead of capturing it."
+            )
+        return make()
+
+    def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> AbstractContextManager[Any]:
+        return self._module.graph(graph, pool=pool, stream=stream)
+
+    def replay_graph(self, graph: Any) -> None:
+        graph.replay()
+
+    # Tensors --------------------------------------------------------------------------------
+
+    def _maker(self, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+        return functools.partial(torch.tensor, dtype=dtype, device=self.device_type)
+
+    @property
+    def BFloat16Tensor(self) -> Callable[..., torch.Tensor]:
+        return self._maker(torch.bfloat16)
+
+    @property
+    def ByteTensor(self) -> Callable[..., torch.Tensor]:
+        return self._maker(torch.uint8)
+
+    @property
+    def DoubleTensor(self) -> Callable[..., torch.Tensor]:
+        return self._maker(torch.float64)
+
+    @property
+    def FloatTensor(self) -> Callable[..., torch.Tensor]:
+        return self._maker(torch.float32)
+
+    @property
+    def HalfTensor(self) -> Callable[..., torch.Tensor]:
+        return self._maker(torch.float16)
+
+    @property
+    def IntTensor(self) -> Callable[..., torch.Tensor]:
+        return self._maker(torch.int32)
+
+    @property
+    def LongTensor(self) -> Callable[..., torch.Tensor]:
+        return self._maker(torch.int64)
+
+    def on_accelerator(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == self.device_type
+
+    # Op builders ----------------------------------------------------------------------------
+
+    def op_builder_dir(self) -> str:
+        return self.builder_package
+
+    def create_op_builder(self, class_name: str) -> OpBuilder:
+        return self.get_op_builder(class_name)()
+
+    def get_op_builder(self, class_name: str) -> type[OpBuilder]:
+        from op_builder.registry import find_builder
+
+        return find_builder(class_name, package=self.op_builder_dir())
+
+    def build_extension(self) -> Any:
+        from torch.utils.cpp_extension import BuildExtension
+
+        return BuildExtension
+
+    # Environment ----------------------------------------------------------------------------
+
+    def export_envs(self) -> list[str]:
+        return list(self.exported_variables)
+
+    def visible_devices_envs(self) -> list[str]:
+        return list(self.visible_devices_variables)
+
+    def set_visible_devices_envs(self, env: MutableMapping[str, str], ids: Sequence[int]) -> None:
+        environment.write_visible_devices(env, self.visible_devices_envs(), ids)
+
+    def get_compile_backend(self) -> str:
+        return self._compile_backend
+
+    def set_compile_backend(self, backend: str) -> None:
+        supported = torch.compiler.list_backends(exclude_tags=())
+        if backend not in supported:
+            raise UnsupportedBackendError(
+                f"{backend!r} is not a torch.compile backend for {self.device_name()}; "
+                f"supported are {', '.join(sorted(supported))}."
+            )
+        self._compile_backend = backend
