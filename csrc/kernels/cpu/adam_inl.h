@@ -49,7 +49,7 @@ ACCEL_INLINE F32 undo(F32 total, F32 share, double factor, double scale) {
 }
 
 // Rounding can leave a second moment just below zero, where none is; NaN passes.
-ACCEL_INLINE F32 not_negative(F32 v) { return (F32)select((U32)(v < 0.0f), U32{}, (U32)v); }
+ACCEL_INLINE F32 not_negative(F32 v) { return v < 0.0f ? F32{} : v; }
 
 struct AdamReverse {
   static constexpr int kStates = 2;

@@ -71,9 +71,6 @@ typedef std::uint16_t U16 __attribute__((vector_size(kLanes * 2)));
 ACCEL_INLINE F32 broadcast(float value) { return F32{} + value; }
 ACCEL_INLINE U32 broadcast_bits(std::uint32_t value) { return U32{} + value; }
 
-// Lanes of `yes` where the mask is all ones, of `no` where it is zero.
-ACCEL_INLINE U32 select(U32 mask, U32 yes, U32 no) { return (mask & yes) | (~mask & no); }
-
 ACCEL_INLINE F32 multiply_add(F32 a, F32 b, F32 c) {
 #if defined(ACCEL_TARGET_AVX512)
   return (F32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -146,9 +143,8 @@ ACCEL_INLINE void store(BFloat16* target, F32 v) {
   // Adding half of the dropped part, less one where the kept part is even, rounds to nearest even;
   // a mantissa of all ones carries into the exponent, as it should.
   const U32 rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  const U32 is_nan = (U32)(v != v);
   const U32 quiet = bits | 0x00400000u;  // the payload may lie in the dropped half only
-  store_bits(target, narrow(select(is_nan, quiet, rounded) >> 16));
+  store_bits(target, narrow((v != v ? quiet : rounded) >> 16));
 }
 
 #if defined(ACCEL_TARGET_AVX512)
@@ -178,13 +174,12 @@ ACCEL_INLINE F32 load(const Float16* source) {
   const U32 magnitude = half & 0x7fffu;
   // Normal numbers move up by the difference of the exponent biases (127 - 15), infinity and NaN
   // by twice that, to the top of float's exponents.
-  const U32 is_special = (U32)(magnitude >= 0x7c00u);
-  const U32 normal = (magnitude << 13) + 0x38000000u + (is_special & 0x38000000u);
+  const U32 rebased = (magnitude << 13) + 0x38000000u;
+  const U32 normal = magnitude >= 0x7c00u ? rebased + 0x38000000u : rebased;
   // A subnormal is its mantissa times 2^-24: the mantissa becomes the low bits of a float whose last
   // place is 2^-24 (0.5), and that 0.5 is taken away again, exactly.
   const F32 subnormal = (F32)(magnitude | 0x3f000000u) - 0.5f;
-  const U32 is_subnormal = (U32)(magnitude < 0x0400u);
-  return (F32)(sign | select(is_subnormal, (U32)subnormal, normal));
+  return (F32)(sign | (magnitude < 0x0400u ? (U32)subnormal : normal));
 }
 ACCEL_INLINE void store(Float16* target, F32 v) {
   const U32 bits = (U32)v;
@@ -194,12 +189,11 @@ ACCEL_INLINE void store(Float16* target, F32 v) {
   const U32 normal = (magnitude - 0x38000000u + 0x0fffu + ((magnitude >> 13) & 1u)) >> 13;
   // Below 2^-14: adding 0.5 lets the float unit round to multiples of 2^-24.
   const U32 subnormal = (U32)((F32)magnitude + 0.5f) - 0x3f000000u;
-  const U32 is_subnormal = (U32)(magnitude < 0x38800000u);
-  const U32 is_overflow = (U32)(magnitude >= 0x477ff000u);  // 65520 and above, and infinity
-  const U32 is_nan = (U32)(magnitude > 0x7f800000u);
-  U32 half = select(is_subnormal, subnormal, normal);
-  half = select(is_overflow, broadcast_bits(0x7c00u), half);
-  half = select(is_nan, 0x7e00u | ((magnitude >> 13) & 0x03ffu), half);
+  const U32 infinity = broadcast_bits(0x7c00u);
+  const U32 quiet_nan = 0x7e00u | ((magnitude >> 13) & 0x03ffu);
+  U32 half = magnitude < 0x38800000u ? subnormal : normal;
+  half = magnitude >= 0x477ff000u ? infinity : half;  // 65520 and above round to it
+  half = magnitude > 0x7f800000u ? quiet_nan : half;
   store_bits(target, narrow(half | sign));
 }
 #endif

@@ -1,0 +1,74 @@
+"""Instruction sets of this CPU, as the native kernels see them.
+
+The same answer as ``csrc/kernels/cpu/isa.cpp`` gives (a test compares the two), worked out
+without torch and without a compiler, so that the report can show it.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+from pathlib import Path
+
+from op_builder import env
+from op_builder.errors import EnvironmentValueError
+
+_CPUINFO = Path("/proc/cpuinfo")
+_X86_MACHINES = ("x86_64", "amd64")
+_ARM_MACHINES = ("aarch64", "arm64")
+
+# What Linux calls the features each instruction set needs. The kernel drops from its list what it
+# does not save on a context switch, so these flags speak for CPU and operating system alike.
+_AVX2_FLAGS = frozenset({"avx", "avx2", "fma", "f16c"})
+_AVX512_FLAGS = _AVX2_FLAGS | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+
+
+def isas_of(machine: str, flags: frozenset[str]) -> tuple[str, ...]:
+    """Instruction sets, best last, of a CPU of architecture ``machine`` with these feature flags."""
+    machine = machine.lower()
+    if machine in _ARM_MACHINES:
+        return ("baseline", "neon")
+    if machine not in _X86_MACHINES or not flags >= _AVX2_FLAGS:
+        return ("baseline",)
+    return ("baseline", "avx2", "avx512") if flags >= _AVX512_FLAGS else ("baseline", "avx2")
+
+
+@functools.cache
+def supported_isas() -> tuple[str, ...]:
+    """Instruction sets that kernels can use on this machine, best last."""
+    return isas_of(platform.machine(), _cpu_flags())
+
+
+def chosen_isa() -> str:
+    """The instruction set that kernels will use: the best supported, or ``ACCEL_CPU_ISA``.
+
+    Raises:
+        EnvironmentValueError: ``ACCEL_CPU_ISA`` names none that this machine can run.
+    """
+    name = env.ACCEL_CPU_ISA.get()
+    return best_isa(supported_isas(), name)
+
+
+def best_isa(supported: tuple[str, ...], cap: str | None) -> str:
+    """The last of ``supported``, or ``cap`` where one is given.
+
+    Raises:
+        EnvironmentValueError: ``cap`` is not among ``supported``.
+    """
+    if cap is None:
+        return supported[-1]
+    if cap not in supported:
+        raise EnvironmentValueError(env.ACCEL_CPU_ISA.name, cap, f"one this CPU can run: {', '.join(supported)}")
+    return cap
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        text = _CPUINFO.read_text(encoding="ascii", errors="replace")
+    except OSError:  # not Linux: no claim beyond the baseline
+        return frozenset()
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "flags":
+            return frozenset(value.split())
+    return frozenset()
