@@ -7,9 +7,7 @@ both happen when one of the names below is first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # type checkers know the name; importing typing would be most of this import's time
 if TYPE_CHECKING:
     from accelerator.abstract_accelerator import Accelerator, DeepSpeedAccelerator
     from accelerator.real_accelerator import (
@@ -32,8 +30,15 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'accelerator' has no attribute {name!r}")
-    home = "abstract_accelerator" if name in ("Accelerator", "DeepSpeedAccelerator") else "real_accelerator"
-    value = getattr(importlib.import_module(f"accelerator.{home}"), name)
+    value: object
+    if name in ("Accelerator", "DeepSpeedAccelerator"):
+        from accelerator import abstract_accelerator
+
+        value = getattr(abstract_accelerator, name)
+    else:
+        from accelerator import real_accelerator
+
+        value = getattr(real_accelerator, name)
     globals()[name] = value
     return value
 

@@ -1,0 +1,140 @@
+"""Simulated machines: fakes at the vendors' boundary, that is modules, torch's answers and kernel files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from accelerator.detection import Accepted, Chosen, Refused, Rejected
+
+VENDOR_PACKAGES = (
+    "intel_extension_for_deepspeed",
+    "intel_extension_for_pytorch",
+    "torch_npu",
+    "torch_sdaa",
+    "torch_mlu",
+    "habana_frameworks",
+    "habana_frameworks.torch",
+    "habana_frameworks.torch.hpu",
+    "oneccl_bindings_for_pytorch",
+    "pynvml",
+    "nvtx",
+)
+
+
+class Machine:
+    """A machine with torch and no device; the methods install devices as vendors do."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._patch = monkeypatch
+        for package in VENDOR_PACKAGES:
+            monkeypatch.setitem(sys.modules, package, None)  # importing it raises ModuleNotFoundError
+        self.cuda(0)
+
+    def package(self, name: str, **members: Any) -> ModuleType:
+        module = ModuleType(name)
+        vars(module).update(members)
+        self._patch.setitem(sys.modules, name, module)
+        return module
+
+    def device_module(self, name: str, *, available: bool = True, **members: Any) -> ModuleType:
+        module = ModuleType(f"torch.{name}")
+        vars(module).update({"is_available": lambda: available, "device_count": lambda: int(available), **members})
+        self._patch.setattr(torch, name, module, raising=False)
+        return module
+
+    def cuda(self, count: int) -> None:
+        self._patch.setattr(torch.cuda, "device_count", lambda: count)
+
+    def native_xpu(self, available: bool = True) -> None:
+        self._patch.setattr(torch.version, "xpu", "20250301")
+        self.device_module("xpu", available=available)
+
+    def ipex(self, available: bool = True, version: str = "2.8.10+xpu") -> None:
+        self.native_xpu(available)
+        self.package("intel_extension_for_pytorch", __version__=version)
+
+    def xpu_external(self, available: bool = True) -> None:
+        from accelerator.cpu_accelerator import CPU_Accelerator
+
+        class XPU_Accelerator(CPU_Accelerator):
+            def is_available(self) -> bool:
+                return available
+
+        self.package("intel_extension_for_deepspeed", XPU_Accelerator=XPU_Accelerator)
+
+    def npu(self, available: bool = True) -> None:
+        self.package("torch_npu")
+        self.device_module("npu", available=available)
+
+    def sdaa(self, available: bool = True) -> None:
+        self.package("torch_sdaa")
+        self.device_module("sdaa", available=available)
+
+    def mlu(self, available: bool = True) -> None:
+        self.package("torch_mlu")
+        self.device_module("mlu", available=available, is_bf16_supported=lambda: True)
+
+    def mps(self, available: bool = True) -> None:
+        if available:
+            self._patch.setattr(torch.mps, "current_allocated_memory", lambda: 0)
+
+    def hpu(self, available: bool = True) -> None:
+        hpu = ModuleType("habana_frameworks.torch.hpu")
+        hpu.is_available = lambda: available  # type: ignore[attr-defined]
+        hpu.current_device = lambda: 0  # type: ignore[attr-defined]
+        habana_torch = self.package("habana_frameworks.torch", hpu=hpu)
+        self.package("habana_frameworks", torch=habana_torch)
+        self._patch.setitem(sys.modules, "habana_frameworks.torch.hpu", hpu)
+
+    def broken(self, package: str, error: BaseException, where: Path) -> None:
+        """Put a package on the path whose import raises ``error``."""
+        self._patch.delitem(sys.modules, package, raising=False)
+        self._patch.syspath_prepend(str(where))
+        (where / f"{package}.py").write_text(f"raise {error!r}\n")
+
+
+class PluginSite:
+    """A directory on the path with installed distributions that bring accelerators."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._root, self._patch = root, monkeypatch
+        root.mkdir()
+        monkeypatch.syspath_prepend(str(root))
+
+    def install(self, name: str, module: str, source: str, attribute: str = "Plugin") -> None:
+        self._patch.delitem(sys.modules, module, raising=False)
+        (self._root / f"{module}.py").write_text(source)
+        record = self._root / f"{module}-1.0.dist-info"
+        record.mkdir()
+        (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        (record / "entry_points.txt").write_text(f"[accelerator.backends]\n{name} = {module}:{attribute}\n")
+
+
+PLUGIN_SOURCE = """
+from accelerator.cpu_accelerator import CPU_Accelerator
+
+class Plugin(CPU_Accelerator):
+    {members}
+"""
+
+
+def numa_tree(nodes: dict[int, str], online: str | None = None) -> dict[str, str]:
+    """The sysfs files of NUMA nodes: each node's core list, in the kernel's format."""
+    base = "sys/devices/system/node"
+    tree = {f"{base}/node{number}/cpulist": f"{cores}\n" for number, cores in nodes.items()}
+    tree[f"{base}/online"] = f"{','.join(map(str, nodes)) if online is None else online}\n"
+    return tree
+
+
+def reasons(selection: Chosen | Refused) -> dict[str, str]:
+    return {v.label: v.outcome.reason for v in selection.trace if isinstance(v.outcome, Rejected)}
+
+
+def accepted_label(selection: Chosen | Refused) -> str | None:
+    return next((v.label for v in selection.trace if isinstance(v.outcome, Accepted)), None)

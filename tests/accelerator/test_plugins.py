@@ -1,0 +1,100 @@
+"""Accelerators of other distributions, installed for real on a path of their own."""
+
+from __future__ import annotations
+
+import pytest
+from simulated_machines import PLUGIN_SOURCE, Machine, PluginSite, accepted_label, reasons
+
+from accelerator.detection import Chosen, Refused
+from accelerator.selection import choose
+from op_builder import env
+
+pytestmark = pytest.mark.usefixtures("machine")
+
+
+def source(members: str = "pass") -> str:
+    return PLUGIN_SOURCE.format(members=members)
+
+
+def test_a_plugin_comes_before_the_cpu_by_itself(plugin_site: PluginSite, machine: Machine) -> None:
+    plugin_site.install("acme", "plugin_acme", source())
+    assert accepted_label(choose()) == "acme (plugin_acme:Plugin)"
+    machine.cuda(1)
+    assert accepted_label(choose()) == "cuda"
+
+
+@pytest.mark.parametrize(("priority", "taken"), [(50, "cuda"), (250, "acme"), (2000, "acme"), (-1, "cuda")])
+def test_a_plugin_has_a_priority_of_its_own(
+    plugin_site: PluginSite, machine: Machine, priority: int, taken: str
+) -> None:
+    machine.cuda(1)
+    plugin_site.install("acme", "plugin_acme", source(f"detection_priority = {priority}"))
+    selection = choose()
+    assert isinstance(selection, Chosen)
+    assert selection.name == taken
+
+
+def test_an_override_names_a_plugin_and_loads_only_that_one(plugin_site: PluginSite) -> None:
+    plugin_site.install("acme", "plugin_acme", source("detection_priority = -5"))
+    plugin_site.install("other", "plugin_other", "raise AssertionError('loaded')")
+    with env.scope(ACCEL_ACCELERATOR="acme"):
+        selection = choose()
+    assert isinstance(selection, Chosen)
+    assert type(selection.accelerator).__module__ == "plugin_acme"
+
+
+def test_the_allowed_names_include_plugins(plugin_site: PluginSite) -> None:
+    plugin_site.install("acme", "plugin_acme", source())
+    with env.scope(ACCEL_ACCELERATOR="acmee"):
+        selection = choose()
+    assert isinstance(selection, Refused)
+    assert "cpu, acme." in str(selection.error)
+
+
+def test_an_override_that_names_a_built_in_loads_no_plugin(plugin_site: PluginSite) -> None:
+    plugin_site.install("acme", "plugin_acme", "raise AssertionError('loaded')")
+    with env.scope(ACCEL_ACCELERATOR="cpu"):
+        assert isinstance(choose(), Chosen)
+
+
+BROKEN = [
+    ("acme", "raise OSError('no driver')", "OSError: no driver"),
+    ("acme", "import sys; sys.exit('bye')", "SystemExit: bye"),
+    ("acme", "pass", "AttributeError: module 'plugin_acme' has no attribute 'Plugin'"),
+    ("acme", source("detection_priority = 'high'"), "detection_priority must be an int, found 'high'"),
+    ("acme", source("probe = staticmethod(lambda: 'card unplugged')"), "card unplugged"),
+    ("acme", source("probe = staticmethod(lambda: 1 / 0)"), "ZeroDivisionError: division by zero"),
+    ("acme", "class Plugin:\n    def is_available(self): return True", "not an accelerator: missing: "),
+    ("acme", "class Plugin:\n    def is_available(self): return False", "is_available() is False"),
+    ("cuda", source(), "the name 'cuda' belongs to a built-in accelerator"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "reason"), BROKEN)
+def test_a_plugin_that_cannot_be_used_is_a_rejection(
+    plugin_site: PluginSite, name: str, text: str, reason: str
+) -> None:
+    plugin_site.install(name, "plugin_acme", text)
+    selection = choose()
+    assert isinstance(selection, Chosen)
+    assert selection.name == "cpu"
+    assert reasons(selection)[f"{name} (plugin_acme:Plugin)"].startswith(reason)
+
+
+def test_a_broken_plugin_asked_for_by_name_is_an_error_with_its_reason(plugin_site: PluginSite) -> None:
+    plugin_site.install("acme", "plugin_acme", "raise OSError('no driver')")
+    with env.scope(ACCEL_ACCELERATOR="acme"):
+        selection = choose()
+    assert isinstance(selection, Refused)
+    assert "'acme' of plugin_acme:Plugin cannot be used: OSError: no driver" in str(selection.error)
+
+
+def test_of_two_plugins_with_one_name_the_first_has_it(plugin_site: PluginSite) -> None:
+    plugin_site.install("acme", "plugin_a", source())
+    plugin_site.install("acme", "plugin_b", source())
+    selection = choose()
+    assert accepted_label(selection) == "acme (plugin_a:Plugin)"
+    plugin_site.install("zeta", "plugin_z", source("detection_priority = 1"))
+    with env.scope(ACCEL_ACCELERATOR="zeta"):
+        selection = choose()
+    assert accepted_label(selection) == "zeta (plugin_z:Plugin)"
