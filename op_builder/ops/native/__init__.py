@@ -1,0 +1,1 @@
+"""What ``load()`` returns: one Python module object per op, over the torch ops underneath."""

@@ -1,0 +1,101 @@
+"""Checks of arguments, and one way for all ops to say what is wrong with them.
+
+The bindings check tensors (they must: wrong ones would write outside memory); this module checks
+numbers, and puts what a binding or torch's dispatcher refuses into an :class:`OpArgumentError`.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, SupportsFloat
+
+import torch
+
+from op_builder.errors import OpArgumentError
+
+
+def finite_number(name: str, value: SupportsFloat) -> float:
+    """``value`` as a float: a Python or NumPy number or a tensor of one element.
+
+    Raises:
+        OpArgumentError: not a number, NaN, infinite or negative.
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise OpArgumentError(f"{name} is {value!r}, which is not a number.", f"Pass {name} as a float.") from None
+    if not math.isfinite(number) or number < 0:
+        raise OpArgumentError(f"{name} is {number}; it must be finite and at least 0.", f"Correct {name}.")
+    return number
+
+
+def fraction(name: str, value: SupportsFloat) -> float:
+    """``value`` as a float in [0, 1).
+
+    Raises:
+        OpArgumentError: it is not one.
+    """
+    number = finite_number(name, value)
+    if number >= 1:
+        raise OpArgumentError(f"{name} is {number}; it must be at least 0 and below 1.", f"Correct {name}.")
+    return number
+
+
+def step_number(step: object) -> int:
+    """``step`` as an int of at least 1.
+
+    Raises:
+        OpArgumentError: it is not one.
+    """
+    remedy = "Pass the number of this update, counted from 1."
+    try:
+        number = operator.index(step)  # type: ignore[arg-type]
+    except TypeError:
+        raise OpArgumentError(f"step is {step!r}, which is not an int.", remedy) from None
+    if isinstance(step, bool) or number < 1:
+        raise OpArgumentError(f"step is {step!r}; steps count from 1.", remedy)
+    return number
+
+
+def call_op(op: Callable[..., Any], tensors: Mapping[str, Sequence[torch.Tensor]], *numbers: object) -> None:
+    """Call an in-place op with its tensor lists, by role, then ``numbers``. Empty lists do nothing.
+
+    Raises:
+        OpArgumentError: the op refused an argument; no tensor was changed.
+    """
+    if not any(len(members) for members in tensors.values()):
+        return
+    # Asked here, because one tensor of another device decides which kernel torch's dispatcher takes:
+    # a meta tensor would silently get the one that does nothing.
+    if not all(getattr(tensor, "is_cpu", False) for members in tensors.values() for tensor in members):
+        raise _unfit_tensor(tensors)
+    try:
+        with torch.no_grad():
+            op(*tensors.values(), *numbers)
+    except ValueError as error:  # bindings/tensor_checks.h: what was found, newline, remedy
+        found, _, remedy = str(error).partition("\n")
+        raise OpArgumentError(found, remedy) from None
+    except NotImplementedError:  # torch has no kernel for a tensor of this layout
+        raise _unfit_tensor(tensors) from None
+
+
+def _unfit_tensor(tensors: Mapping[str, Sequence[torch.Tensor]]) -> OpArgumentError:
+    """Says which tensor is none, sparse or on another device."""
+    for role, members in tensors.items():
+        for index, tensor in enumerate(members):
+            what = f"{role} of tensor {index}"
+            if not isinstance(tensor, torch.Tensor):
+                return OpArgumentError(f"{what} is of type {type(tensor).__name__}.", "Pass a torch.Tensor.")
+            if tensor.layout != torch.strided:
+                return OpArgumentError(
+                    f"{what} has layout {tensor.layout}; a dense (strided) tensor is needed.",
+                    "Pass a dense tensor, for example x.to_dense().",
+                )
+            if tensor.device.type != "cpu":
+                return OpArgumentError(
+                    f"{what} is on device {tensor.device}; this op works on CPU tensors.",
+                    "Pass a CPU tensor, for example x.cpu().",
+                )
+    return OpArgumentError("torch has no kernel for these tensors.", "Pass plain CPU tensors.")
