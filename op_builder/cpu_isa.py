@@ -36,7 +36,7 @@ def isas_of(machine: str, flags: frozenset[str]) -> tuple[str, ...]:
 @functools.cache
 def supported_isas() -> tuple[str, ...]:
     """Instruction sets that kernels can use on this machine, best last."""
-    return isas_of(platform.machine(), _cpu_flags())
+    return isas_of(platform.machine(), cpu_features())
 
 
 def chosen_isa() -> str:
@@ -62,13 +62,15 @@ def best_isa(supported: tuple[str, ...], cap: str | None) -> str:
     return cap
 
 
-def _cpu_flags() -> frozenset[str]:
+@functools.cache
+def cpu_features() -> frozenset[str]:
+    """Feature names of this CPU as Linux lists them, which are those it lets programs use."""
     try:
         text = _CPUINFO.read_text(encoding="ascii", errors="replace")
     except OSError:  # not Linux: no claim beyond the baseline
         return frozenset()
     for line in text.splitlines():
         key, _, value = line.partition(":")
-        if key.strip() == "flags":
+        if key.strip() in ("flags", "Features"):
             return frozenset(value.split())
     return frozenset()

@@ -1,0 +1,35 @@
+"""Native ops: from a declared op to a loaded module.
+
+Importing this package does nothing else: no torch, no compiler, no device. The builders are
+looked up when their name is first used; ``from op_builder import CPUAdamBuilder`` gives the
+class for the current accelerator.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from op_builder._version import __version__
+
+if TYPE_CHECKING:
+    from op_builder.base import OpBuilder as OpBuilder
+    from op_builder.cpu_builder import CPUOpBuilder as CPUOpBuilder
+    from op_builder.cpu_builder import TorchCPUOpBuilder as TorchCPUOpBuilder
+    from op_builder.cuda_builder import CUDAOpBuilder as CUDAOpBuilder
+    from op_builder.plan import Binding as Binding
+    from op_builder.sycl_builder import SYCLOpBuilder as SYCLOpBuilder
+
+__all__ = ["Binding", "CPUOpBuilder", "CUDAOpBuilder", "OpBuilder", "SYCLOpBuilder", "TorchCPUOpBuilder", "__version__"]
+
+_BASES = frozenset(__all__) - {"__version__"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _BASES:
+        return getattr(importlib.import_module("op_builder.builder"), name)
+    if name.endswith("Builder"):
+        from accelerator import get_accelerator
+
+        return get_accelerator().get_op_builder(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

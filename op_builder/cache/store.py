@@ -1,0 +1,288 @@
+"""The store: one directory per build, found by key, published by one atomic rename.
+
+::
+
+    <cache>/ops/<op>/<plan key>/<build key>/   manifest.json and the binary; never changed once there
+    <cache>/staging/                           builds under way, each in a directory of its own
+    <cache>/rejected/                          entries whose binary no longer matched its manifest
+    <cache>/locks/  logs/  memo/               save work, hold compiler output, remember small facts
+
+A reader needs no lock and no write access: an entry is either there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from op_builder import env
+from op_builder.errors import CacheError
+from op_builder.fingerprint import COMPILER_PARTS, BuildKey, Header, PlanKey, Roots
+from op_builder.memo import Memo
+
+logger = logging.getLogger(__name__)
+
+_MANIFEST = "manifest.json"
+_MANIFEST_FORMAT = 1
+
+
+def default_cache_dir() -> Path:
+    """``$ACCEL_CACHE_DIR``, else ``accel-ops`` below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    asked = env.ACCEL_CACHE_DIR.get()
+    if asked is not None:
+        return asked.absolute()
+    base = env.XDG_CACHE_HOME.get() or Path.home() / ".cache"
+    return base / "accel-ops"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What was built, from what, and how it was checked.
+
+    Attributes:
+        op: the op's name.
+        artifact: file name of the binary, beside the manifest.
+        size_bytes, sha256: of the binary.
+        kind: how it is loaded: ``accel``, ``python`` or ``torch_library``.
+        namespaces: torch namespaces that loading it registers (``torch_library`` only).
+        key_parts: the plan key's parts.
+        headers: what the compiler read besides the sources.
+        check: how the binary was tried before it was published.
+        built_at: UTC, ISO 8601. ``build_s``: seconds the build took.
+        torch: version it was built against.
+    """
+
+    op: str
+    artifact: str
+    size_bytes: int
+    sha256: str
+    kind: str
+    namespaces: tuple[str, ...]
+    key_parts: dict[str, str]
+    headers: tuple[Header, ...]
+    check: str
+    built_at: str
+    build_s: float
+    torch: str
+
+    @property
+    def key(self) -> BuildKey:
+        return BuildKey(PlanKey(self.key_parts), self.headers)
+
+    def to_json(self) -> str:
+        return json.dumps({"format": _MANIFEST_FORMAT, **asdict(self)}, indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Manifest:
+        """Raises ValueError, KeyError or TypeError when the text is torn or of another format."""
+        data = json.loads(text)
+        if data.pop("format") != _MANIFEST_FORMAT:
+            raise ValueError("a manifest of another format")
+        data["namespaces"] = tuple(data["namespaces"])
+        data["headers"] = tuple(
+            Header(
+                root=header["root"],
+                path=header["path"],
+                sha256=header["sha256"],
+                status=tuple(header["status"]),
+                shadows=tuple((root, path) for root, path in header["shadows"]),
+            )
+            for header in data["headers"]
+        )
+        return Manifest(**data)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One published build."""
+
+    directory: Path
+    manifest: Manifest
+
+    @property
+    def artifact(self) -> Path:
+        return self.directory / self.manifest.artifact
+
+    def is_intact(self) -> bool:
+        """Whether the binary is the one the manifest describes."""
+        try:
+            content = self.artifact.read_bytes()
+        except OSError:
+            return False
+        return len(content) == self.manifest.size_bytes and hashlib.sha256(content).hexdigest() == self.manifest.sha256
+
+
+class Cache:
+    """Built ops below one directory. Making the object touches nothing.
+
+    Args:
+        root: the directory; :func:`default_cache_dir` when not given.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root or default_cache_dir()
+        self.memo = Memo(self.root / "memo")
+
+    def find(self, key: PlanKey, op: str, roots: Roots, *, any_compiler: bool = False) -> Entry | None:
+        """The intact entry of ``key`` whose headers are all as they were, or None.
+
+        Args:
+            any_compiler: take an entry whatever it was compiled with; for machines without one.
+        """
+        if any_compiler:
+            directories = _subdirectories(self._op_dir(op))
+        else:
+            directories = [self._op_dir(op) / key.digest]
+        for directory in directories:
+            for entry in self._entries_in(directory):
+                if any_compiler and not key.differs_only_in(entry.manifest.key_parts, COMPILER_PARTS):
+                    continue
+                if not all(header.is_unchanged(roots) for header in entry.manifest.headers):
+                    continue
+                if entry.is_intact():
+                    return entry
+                self._set_aside(entry.directory, "its binary does not match its manifest")
+        return None
+
+    def entries(self, op: str | None = None) -> list[Entry]:
+        """All entries, or those of one op, by directory name."""
+        ops = [self._op_dir(op)] if op is not None else _subdirectories(self.root / "ops")
+        return [entry for directory in ops for plan in _subdirectories(directory) for entry in self._entries_in(plan)]
+
+    def size_bytes(self) -> int:
+        """Bytes of all files below the cache directory."""
+        total = 0
+        for directory, _, names in os.walk(self.root):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    total += os.lstat(os.path.join(directory, name)).st_size
+        return total
+
+    @contextmanager
+    def staging(self, op: str) -> Iterator[Path]:
+        """A new private directory for one build, removed at the end if it is still there.
+
+        Raises:
+            CacheError: the cache directory cannot be written.
+        """
+        parent = self.writable_dir("staging")
+        directory = Path(tempfile.mkdtemp(prefix=f"{op}-{socket.gethostname()}-{os.getpid()}-", dir=parent))
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def publish(self, staged: Path, manifest: Manifest) -> Entry:
+        """Make ``staged``, which holds the binary, the entry of its key; where another process was
+        first, its entry is returned and ``staged`` is left to be removed.
+
+        Raises:
+            CacheError: the disk is full or the directory cannot be written.
+        """
+        key = manifest.key
+        final = self._op_dir(manifest.op) / key.plan.digest / key.digest
+        with self.errors_explained():
+            (staged / _MANIFEST).write_text(manifest.to_json())
+            _flush(staged / _MANIFEST)
+            _flush(staged / manifest.artifact)
+            final.parent.mkdir(parents=True, exist_ok=True)
+            published = Entry(final, manifest)
+            try:
+                os.rename(staged, final)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                winner = next((entry for entry in self._entries_in(final.parent) if entry.directory == final), None)
+                if winner is not None and winner.is_intact():
+                    return winner
+                self._set_aside(final, "its binary does not match its manifest")
+                os.rename(staged, final)
+        return published
+
+    def writable_dir(self, name: str) -> Path:
+        """The subdirectory ``name``, made if need be.
+
+        Raises:
+            CacheError: it cannot be made or written.
+        """
+        directory = self.root / name
+        with self.errors_explained():
+            directory.mkdir(parents=True, exist_ok=True)
+            tag = self.root / "CACHEDIR.TAG"
+            if not tag.exists():
+                tag.write_text("Signature: 8a477f597d28d172789f06886806bc55\n# Built ops of accel-ops.\n")
+            if not os.access(directory, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
+        return directory
+
+    @contextmanager
+    def errors_explained(self) -> Iterator[None]:
+        """Turn an OSError of the body into a CacheError that says what to do."""
+        try:
+            yield
+        except CacheError:
+            raise
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise disk_full(self.root) from error
+            raise CacheError(
+                f"The cache directory {self.root} cannot be written: {error.strerror} ({error.filename}).",
+                "Set ACCEL_CACHE_DIR to a directory you may write, or use ops that are prebuilt.",
+            ) from error
+
+    def _op_dir(self, op: str) -> Path:
+        return self.root / "ops" / op
+
+    def _entries_in(self, plan_directory: Path) -> list[Entry]:
+        found = []
+        for directory in _subdirectories(plan_directory):
+            try:
+                manifest = Manifest.from_json((directory / _MANIFEST).read_text())
+            except (OSError, ValueError, KeyError, TypeError):
+                self._set_aside(directory, "its manifest cannot be read")
+                continue
+            found.append(Entry(directory, manifest))
+        return found
+
+    def _set_aside(self, directory: Path, reason: str) -> None:
+        logger.warning("Cache entry %s is not used: %s.", directory, reason)
+        with contextlib.suppress(OSError):
+            target = self.root / "rejected"
+            target.mkdir(parents=True, exist_ok=True)
+            os.rename(directory, Path(tempfile.mkdtemp(prefix=f"{directory.name}-", dir=target)) / "entry")
+
+
+def disk_full(root: Path) -> CacheError:
+    """The error for a cache directory on a full disk."""
+    return CacheError(
+        f"No space left on the disk of the cache directory {root}.",
+        "Free some space, or set ACCEL_CACHE_DIR to a directory on another disk.",
+    )
+
+
+def _subdirectories(directory: Path) -> list[Path]:
+    try:
+        with os.scandir(directory) as found:
+            return sorted(Path(item.path) for item in found if item.is_dir())
+    except OSError:
+        return []
+
+
+def _flush(path: Path) -> None:
+    # The rename must not reach the disk before the content does.
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

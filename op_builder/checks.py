@@ -1,0 +1,180 @@
+"""Checks: can this op be built, and can it be loaded, here? Each no has a reason and a remedy.
+
+The report and ``load()`` ask the same checks. A yes means that the thing was compiled, linked
+or found just as ``load()`` will need it, not that a name was seen on PATH.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from op_builder.engine.diagnose import diagnose
+from op_builder.engine.ninja import find_ninja
+from op_builder.errors import AccelError, IncompatibleOpError
+from op_builder.memo import Memo
+from op_builder.plan import Binding, BuildPlan
+from op_builder.probes import remembered_failure_of
+from op_builder.toolchains.compiler import find_cxx
+from op_builder.toolchains.cuda import find_cuda
+from op_builder.toolchains.cuda_archs import gencode_flags
+from op_builder.toolchains.process import run
+from op_builder.torch_install import MINIMUM_TORCH, torch_install
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A check that holds; ``detail`` says what was found."""
+
+    name: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A check that does not hold: why, and what to do about it."""
+
+    name: str
+    reason: str
+    remedy: str
+
+
+CheckOutcome = Passed | Failed
+
+
+def failures(outcomes: Iterable[CheckOutcome]) -> list[Failed]:
+    """Those that failed, in order."""
+    return [outcome for outcome in outcomes if isinstance(outcome, Failed)]
+
+
+def guarded(name: str, check: Callable[[], CheckOutcome]) -> CheckOutcome:
+    """``check()``, with an error it raises turned into a failed check."""
+    try:
+        return check()
+    except AccelError as error:
+        return Failed(name, error.message, error.remedy)
+    except Exception as error:
+        # A check of a foreign builder may raise anything; the report must survive it.
+        return Failed(name, f"the check itself failed: {type(error).__name__}: {error}", "Report this to its author.")
+
+
+def guarded_value(name: str, make: Callable[[], T]) -> T | Failed:
+    """``make()``, with an error it raises turned into a failed check."""
+    result: list[T] = []
+
+    def check() -> CheckOutcome:
+        result.append(make())
+        return Passed(name, "")
+
+    outcome = guarded(name, check)
+    return outcome if isinstance(outcome, Failed) else result[0]
+
+
+def torch_check() -> CheckOutcome:
+    """torch can be imported and is new enough."""
+    install = torch_install()
+    needed = ".".join(map(str, MINIMUM_TORCH))
+    if install.release < MINIMUM_TORCH:
+        return Failed("torch", f"torch {install.version} is older than {needed}.", f"Install torch >= {needed}.")
+    return Passed("torch", f"{install.version}")
+
+
+def ninja_check() -> CheckOutcome:
+    """A ninja that runs."""
+    program = find_ninja()
+    version = run([program, "--version"])
+    if not version.ok:
+        return Failed("ninja", f"{program} does not run: {version.errors.strip()}.", "Reinstall it: pip install ninja.")
+    return Passed("ninja", f"{program} {version.output.strip()}")
+
+
+def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
+    """The host compiler compiles and links a small program with the plan's own flags."""
+    compiler = find_cxx(memo)
+    flags = [flag for flag in plan.cxx_flags if not flag.startswith("-D")]
+    headers = ["vector"]
+    if plan.binding is Binding.TORCH:
+        import sysconfig
+
+        flags.append(f"-I{sysconfig.get_paths()['include']}")
+        headers.insert(0, "Python.h")
+    text = (
+        "".join(f"#include <{name}>\n" for name in headers)
+        + "int probe() { return int(std::vector<int>{1}.size()); }\n"
+    )
+
+    def compile_and_link(directory: Path) -> list[str]:
+        (directory / "probe.cpp").write_text(text)
+        return [*compiler.command, *flags, "-fPIC", "-shared", "probe.cpp", "-o", "probe.so"]
+
+    subject = f"c++ {compiler.identity} {flags} {text}"
+    failure = remembered_failure_of(compile_and_link, subject, [compiler.path], memo)
+    if failure:
+        return Failed(
+            "C++ compiler",
+            f"{compiler.command[0]} ({compiler.version}) cannot compile a small program: {failure}",
+            _cxx_remedy(failure),
+        )
+    return Passed("C++ compiler", f"{compiler.command[0]} ({compiler.version})")
+
+
+def nvcc_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
+    """nvcc and the host compiler compile a small kernel together, for an architecture asked for."""
+    toolkit = find_cuda(memo)
+    compiler = find_cxx(memo)
+
+    def compile_kernel(directory: Path) -> list[str]:
+        (directory / "probe.cu").write_text("#include <cuda_runtime.h>\n__global__ void probe(int* x) { *x = 1; }\n")
+        archs = gencode_flags(plan.cuda_archs)
+        return [toolkit.nvcc, f"-ccbin={compiler.command[-1]}", *archs, "-c", "probe.cu", "-o", "probe.o"]
+
+    subject = f"nvcc {toolkit.identity} {compiler.identity} {plan.cuda_archs}"
+    failure = remembered_failure_of(compile_kernel, subject, [toolkit.nvcc, compiler.path], memo)
+    if failure:
+        return Failed(
+            "nvcc",
+            f"{toolkit.nvcc} ({toolkit.release}) with {compiler.command[-1]} cannot compile a small kernel: {failure}",
+            diagnose(failure).remedy or "Run nvcc by hand on a small file to see the whole message.",
+        )
+    return Passed("nvcc", f"{toolkit.nvcc} ({toolkit.release}), toolkit in {toolkit.home}")
+
+
+def torch_cuda_check() -> CheckOutcome:
+    """torch is a CUDA build and sees a device."""
+    install = torch_install()
+    if install.cuda is None and install.hip is None:
+        return Failed(
+            "torch with CUDA",
+            f"torch {install.version} is a build without CUDA.",
+            "Install a CUDA build of torch to run the op; compiling it needs only the toolkit.",
+        )
+    import torch
+
+    if not torch.cuda.is_available():
+        return Failed(
+            "CUDA device",
+            "torch sees no CUDA device.",
+            "Check nvidia-smi and CUDA_VISIBLE_DEVICES; compiling needs no device.",
+        )
+    return Passed("CUDA device", f"{torch.cuda.device_count()} device(s), torch for CUDA {install.cuda}")
+
+
+def require(op: str, outcomes: Iterable[CheckOutcome]) -> None:
+    """Raise an IncompatibleOpError that names every failed check."""
+    failed = failures(outcomes)
+    if failed:
+        reasons = "; ".join(f"{failure.name}: {failure.reason}" for failure in failed)
+        remedies = " ".join(dict.fromkeys(failure.remedy for failure in failed if failure.remedy))
+        raise IncompatibleOpError(f"Op '{op}' is not available here. {reasons}", remedies)
+
+
+def _cxx_remedy(failure: str) -> str:
+    if "Python.h" in failure:
+        return "Install the Python headers (Debian and Ubuntu: apt-get install python3-dev)."
+    if "vector" in failure:
+        return "Install the C++ standard library's headers (Debian and Ubuntu: apt-get install g++)."
+    return "Install a working g++ or clang++ and set CXX to it."

@@ -1,0 +1,1 @@
+"""The build engine: a plan becomes commands, a ninja file, a checked binary, a cache entry."""

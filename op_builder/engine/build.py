@@ -1,0 +1,181 @@
+"""Building one plan: stage, compile, try, publish."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from op_builder import env
+from op_builder.cache.store import Cache, Entry, Manifest, disk_full
+from op_builder.engine.commands import BuildCommands, build_commands, stamped_directories
+from op_builder.engine.diagnose import diagnose
+from op_builder.engine.jobs import job_count
+from op_builder.engine.ninja import Progress, find_ninja, run_ninja, write_file
+from op_builder.engine.try_load import Inspection, inspect
+from op_builder.errors import CacheError, CompileError
+from op_builder.fingerprint import BuildKey, Header, PlanKey, Roots, file_status, plan_key, read_headers
+from op_builder.plan import BuildPlan
+from op_builder.toolchains.toolset import Toolset
+from op_builder.torch_install import torch_install
+
+logger = logging.getLogger(__name__)
+
+_ANNOUNCE_WAIT_S = 3.0
+_ATTEMPTS = 3
+_LOG = "build.log"
+
+
+def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, *, progress: Progress | None = None) -> Entry:
+    """The published entry of ``plan``: compiled now, or by another process that was faster.
+
+    Raises:
+        CompileError: the compiler or linker failed.
+        LoadError: the binary was built but does not load.
+        CacheError: the cache directory cannot be written, or the disk is full.
+        ToolchainError: ninja is missing, or the build ran out of time.
+    """
+    program = find_ninja()
+    with _only_builder(cache, key, plan.op):
+        ready = cache.find(key, plan.op, Roots.of(plan))
+        if ready is not None:
+            return ready
+        return _Build(plan, toolset, cache, program, progress).run(key)
+
+
+@dataclass
+class _Build:
+    """One build under way."""
+
+    plan: BuildPlan
+    toolset: Toolset
+    cache: Cache
+    ninja: str
+    progress: Progress | None
+
+    def run(self, key: PlanKey) -> Entry:
+        """Compile until what was compiled is surely what the key says, then publish it.
+
+        A file saved during the build may have been read before or after: its time tells. Then the
+        build is done again; the second time, unchanged contents are proof whatever the clocks say.
+        """
+        before: BuildKey | None = None
+        for _ in range(_ATTEMPTS):
+            started_ns = time.time_ns()
+            with self.cache.staging(self.plan.op) as staging, self.cache.errors_explained():
+                commands, inspection = self._compile(staging)
+                after = BuildKey(plan_key(self.plan, self.toolset, self.cache.memo), self._headers(commands, staging))
+                settled = after.plan.digest == key.digest and not _saved_since(started_ns, self.plan, after)
+                if settled or (before is not None and after.digest == before.digest):
+                    return self._publish(staging, after, inspection, started_ns)
+            logger.info("Files of '%s' were saved during its build; building again.", self.plan.op)
+            key, before = after.plan, after
+        raise CacheError(
+            f"The sources of '{self.plan.op}' changed during each of {_ATTEMPTS} builds.",
+            "Load it again when nothing writes to its sources any more.",
+        )
+
+    def _compile(self, staging: Path) -> tuple[BuildCommands, Inspection]:
+        commands = build_commands(self.plan, self.toolset)
+        jobs = job_count(self.plan)
+        logger.info("Building '%s': %d files, %d at a time.", self.plan.op, len(self.plan.sources), jobs)
+        write_file(self.plan, commands, staging)
+        log_path = staging / _LOG
+        timeout_s = env.ACCEL_BUILD_TIMEOUT_S.get()
+        if not run_ninja(self.ninja, staging, log_path, jobs=jobs, timeout_s=timeout_s, progress=self.progress):
+            raise _compile_error(self.plan, self.cache, log_path)
+        return commands, inspect(staging / self.plan.artifact_name, self.plan, self.toolset.cxx)
+
+    def _headers(self, commands: BuildCommands, staging: Path) -> tuple[Header, ...]:
+        depfiles = [staging / step.depfile for step in commands.compile_steps]
+        return read_headers(depfiles, self.plan, stamped_directories(self.plan, self.toolset))
+
+    def _publish(self, staging: Path, key: BuildKey, inspection: Inspection, started_ns: int) -> Entry:
+        artifact = staging / self.plan.artifact_name
+        content = artifact.read_bytes()
+        build_s = (time.time_ns() - started_ns) / 1e9
+        manifest = Manifest(
+            op=self.plan.op,
+            artifact=self.plan.artifact_name,
+            size_bytes=len(content),
+            sha256=hashlib.sha256(content).hexdigest(),
+            kind=inspection.kind,
+            namespaces=inspection.namespaces,
+            key_parts=dict(key.plan.parts),
+            headers=key.headers,
+            check=inspection.check,
+            built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            build_s=round(build_s, 3),
+            torch=torch_install().version,
+        )
+        # Only the binary, the manifest and the log are kept.
+        result = staging / "result"
+        result.mkdir()
+        os.rename(artifact, result / self.plan.artifact_name)
+        os.rename(staging / _LOG, result / _LOG)
+        logger.info("Built '%s' in %.1f s.", self.plan.op, build_s)
+        return self.cache.publish(result, manifest)
+
+
+def _saved_since(started_ns: int, plan: BuildPlan, key: BuildKey) -> bool:
+    roots = Roots.of(plan)
+    names = [str(source.path) for source in plan.sources]
+    names += [roots.locate(header.root, header.path) for header in key.headers]
+    return any(status is None or status[1] >= started_ns for status in map(file_status, names))
+
+
+def _compile_error(plan: BuildPlan, cache: Cache, log_path: Path) -> CompileError | CacheError:
+    log = log_path.read_text(errors="replace")
+    diagnosis = diagnose(log)
+    if diagnosis.disk_full:
+        return disk_full(cache.root)
+    kept = cache.writable_dir("logs") / f"{plan.op}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+    shutil.copyfile(log_path, kept)
+    return CompileError(plan.op, diagnosis.diagnostic, diagnosis.command, str(kept), diagnosis.remedy)
+
+
+@contextmanager
+def _only_builder(cache: Cache, key: PlanKey, op: str) -> Iterator[None]:
+    """Hold the lock of ``key`` so that ranks starting together compile once.
+
+    The lock only saves double work. It dies with its process, and where the file system knows
+    no locks the build goes on without: publishing is correct either way.
+    """
+    import filelock
+
+    path = cache.writable_dir("locks") / f"{op}-{key.digest}.lock"
+    owner = path.with_suffix(".owner")
+    lock = filelock.FileLock(path)
+    waited = 0.0
+    while True:
+        try:
+            lock.acquire(timeout=_ANNOUNCE_WAIT_S, poll_interval=0.05)
+            break
+        except filelock.Timeout:
+            waited += _ANNOUNCE_WAIT_S
+            logger.warning("Waiting since %.0f s for op '%s', built by %s.", waited, op, _read(owner))
+        except (OSError, NotImplementedError) as error:
+            logger.debug("no lock at %s: %s", path, error)
+            break
+    try:
+        with contextlib.suppress(OSError):
+            owner.write_text(f"process {os.getpid()} on {os.uname().nodename}")
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            lock.release()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text() or "another process"
+    except OSError:
+        return "another process"

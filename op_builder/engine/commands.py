@@ -1,0 +1,148 @@
+"""The command lines of a plan. Nothing else in the project assembles compiler arguments."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from op_builder.fingerprint import Roots
+from op_builder.plan import Binding, BuildPlan, Language, Source
+from op_builder.toolchains.cuda import CudaToolkit
+from op_builder.toolchains.cuda_archs import gencode_flags
+from op_builder.toolchains.toolset import Toolset
+from op_builder.torch_install import torch_install
+
+
+@dataclass(frozen=True)
+class CompileStep:
+    """One source to one object; paths of the outputs are relative to the staging directory."""
+
+    source: Source
+    object_name: str
+    command: tuple[str, ...]
+
+    @property
+    def depfile(self) -> str:
+        return f"{self.object_name}.d"
+
+
+@dataclass(frozen=True)
+class BuildCommands:
+    """All commands of a build, to be run in the staging directory."""
+
+    compile_steps: tuple[CompileStep, ...]
+    link: tuple[str, ...]
+
+
+def build_commands(plan: BuildPlan, toolset: Toolset) -> BuildCommands:
+    """The commands that make ``plan``'s binary with ``toolset``."""
+    # Objects are numbered: sources of the same base name in two directories must not collide.
+    steps = []
+    for index, source in enumerate(plan.sources):
+        object_name = f"{index}_{source.path.stem}.o"
+        steps.append(CompileStep(source, object_name, _compile(plan, source, object_name, toolset)))
+    return BuildCommands(tuple(steps), _link(plan, [step.object_name for step in steps], toolset))
+
+
+def stamped_directories(plan: BuildPlan, toolset: Toolset) -> list[str]:
+    """Directories whose headers count in the key through an identity, not by content."""
+    compiler_own = [str(Path(toolset.cxx.path).parent.parent / "lib" / "gcc"), "/usr/lib/gcc", "/usr/lib/clang"]
+    stamped = [*_torch_includes(plan), *compiler_own]
+    if plan.binding is Binding.TORCH:
+        stamped.append(sysconfig.get_paths()["include"])
+    if toolset.cuda is not None:
+        stamped.append(str(toolset.cuda.home))
+    return stamped
+
+
+def _compile(plan: BuildPlan, source: Source, object_name: str, toolset: Toolset) -> tuple[str, ...]:
+    system = _torch_includes(plan)
+    if plan.binding is Binding.TORCH:
+        system.append(sysconfig.get_paths()["include"])
+    cuda_system = [str(toolset.cuda.home / "include")] if toolset.cuda is not None else []
+    own = [f"-I{path}" for path in plan.include_dirs]
+    maps = _prefix_maps(plan)
+    output = ["-MMD", "-MF", f"{object_name}.d", "-c", str(source.path), "-o", object_name]
+    if source.language is Language.CUDA:
+        assert toolset.cuda is not None
+        return (
+            toolset.cuda.nvcc,
+            f"-ccbin={toolset.cxx.command[-1]}",
+            *plan.nvcc_flags,
+            *gencode_flags(plan.cuda_archs),
+            "-Xcompiler=-fPIC",
+            *(f"-Xcompiler={flag}" for flag in maps),
+            *own,
+            *_flagged("-isystem", system),
+            *output,
+        )
+    return (
+        *toolset.cxx.command,
+        *plan.cxx_flags,
+        "-fPIC",
+        *maps,
+        *own,
+        *_flagged("-isystem", [*system, *cuda_system]),
+        *output,
+    )
+
+
+def _link(plan: BuildPlan, objects: list[str], toolset: Toolset) -> tuple[str, ...]:
+    torch = torch_install()
+    libraries = ["-ltorch_cpu", "-lc10"]
+    if plan.uses_cuda or plan.binding is Binding.TORCH:
+        # On a CUDA build libtorch brings all of torch's CUDA libraries: not for host code alone.
+        libraries.insert(0, "-ltorch")
+    search = [f"-L{torch.library_dir}"]
+    runtime: list[str] = []
+    if plan.binding is Binding.TORCH:
+        libraries.append("-ltorch_python")
+    if toolset.cuda is not None:
+        search.append(f"-L{toolset.cuda.library_dir}")
+        runtime = _cuda_runtime(plan, toolset.cuda)
+        if plan.binding is Binding.TORCH:
+            libraries += ["-ltorch_cuda", "-lc10_cuda"]
+    return (
+        *toolset.cxx.command,
+        "-shared",
+        *objects,
+        "-o",
+        plan.artifact_name,
+        *search,
+        # By default the linker drops -ltorch, and with it the way to torch's CUDA symbols.
+        "-Wl,--no-as-needed",
+        *libraries,
+        "-Wl,--as-needed",
+        *runtime,
+        *plan.link_flags,
+    )
+
+
+def _cuda_runtime(plan: BuildPlan, _cuda: CudaToolkit) -> list[str]:
+    # A Stable-ABI op carries the CUDA runtime in itself, so that it fits every torch of the
+    # driver; an op on torch's C++ API must share torch's runtime library.
+    if plan.binding is Binding.STABLE:
+        return ["-lcudart_static", "-lpthread", "-ldl", "-lrt"]
+    return ["-lcudart"]
+
+
+def _torch_includes(plan: BuildPlan) -> list[str]:
+    from torch.utils import cpp_extension
+
+    includes = [os.path.realpath(path) for path in cpp_extension.include_paths("cpu")]
+    # The Stable ABI's headers lie under the first directory; the C++ API's need the second too.
+    return includes if plan.binding is Binding.TORCH else includes[:1]
+
+
+def _prefix_maps(plan: BuildPlan) -> list[str]:
+    """Flags that keep this machine's paths out of the binary (__FILE__, debug information)."""
+    directories = {**Roots.of(plan).directories, "torch": str(torch_install().root)}
+    # The last matching option wins, so longer paths come later.
+    ordered = sorted(directories.items(), key=lambda item: len(item[1]))
+    return [f"-ffile-prefix-map={directory}={name}" for name, directory in ordered]
+
+
+def _flagged(flag: str, values: list[str]) -> list[str]:
+    return [word for value in values for word in (flag, value)]

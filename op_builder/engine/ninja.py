@@ -1,0 +1,158 @@
+"""Ninja: its program, the file it reads, and running it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from op_builder import env
+from op_builder.engine.commands import BuildCommands
+from op_builder.errors import ToolchainError
+from op_builder.plan import BuildPlan
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int, str], None]
+"""Called with (steps done, steps in all, what was just done)."""
+
+_STATUS = re.compile(r"^\[(\d+)/(\d+)\] (.*)$")
+_STOP_GRACE_S = 5.0
+
+
+def find_ninja() -> str:
+    """The ninja program: the one of the ``ninja`` package of this Python, else the one on PATH.
+
+    Raises:
+        ToolchainError: there is none.
+    """
+    beside = Path(sys.executable).parent / "ninja"
+    if beside.is_file() and os.access(beside, os.X_OK):
+        return str(beside)
+    try:
+        import ninja
+
+        packaged = Path(ninja.BIN_DIR) / "ninja"
+        if packaged.is_file():
+            return str(packaged)
+    except Exception as error:
+        logger.debug("the ninja package is of no use: %s", error)
+    on_path = shutil.which("ninja")
+    if on_path is not None:
+        return on_path
+    raise ToolchainError(
+        "No ninja: neither the Python package 'ninja' nor a program of that name on PATH.",
+        "Install it: pip install ninja.",
+    )
+
+
+def write_file(plan: BuildPlan, commands: BuildCommands, directory: Path) -> None:
+    """Write ``build.ninja`` for ``commands`` into the staging directory."""
+    lines = [
+        "ninja_required_version = 1.5",
+        "rule compile",
+        "  command = $command",
+        "  depfile = $out.d",
+        "  description = compile $label",
+        "rule link",
+        "  command = $command",
+        "  description = link $out",
+    ]
+    for step in commands.compile_steps:
+        lines.append(f"build {_path(step.object_name)}: compile {_path(str(step.source.path))}")
+        lines.append(f"  command = {_value(shlex.join(step.command))}")
+        lines.append(f"  label = {_value(step.source.label)}")
+    objects = " ".join(_path(step.object_name) for step in commands.compile_steps)
+    lines.append(f"build {_path(plan.artifact_name)}: link {objects}")
+    lines.append(f"  command = {_value(shlex.join(commands.link))}")
+    (directory / "build.ninja").write_text("\n".join(lines) + "\n")
+
+
+def run_ninja(
+    program: str, directory: Path, log_path: Path, *, jobs: int, timeout_s: float, progress: Progress | None = None
+) -> bool:
+    """Run the ninja file in ``directory``; all output goes to ``log_path``. True when all steps succeeded.
+
+    The compilers are ended with it when this process is interrupted or ``timeout_s`` passes.
+
+    Raises:
+        ToolchainError: it did not end in time.
+    """
+    # The locale decides the language of diagnostics, which are searched for 'error:'.
+    environment = env.child_environment(NINJA_STATUS="[%f/%t] ", LC_ALL="C", TMPDIR=str(directory))
+    deadline = time.monotonic() + timeout_s
+    with log_path.open("w") as log:
+        process = subprocess.Popen(
+            [program, "-j", str(jobs)],
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            reader = _ProgressReader(log_path, progress)
+            while process.poll() is None:
+                if time.monotonic() > deadline:
+                    raise ToolchainError(
+                        f"The build did not end within {timeout_s:g} s and was stopped; its log: {log_path}.",
+                        "Raise ACCEL_BUILD_TIMEOUT_S, or lower ACCEL_MAX_JOBS if the machine swaps.",
+                    )
+                reader.report()
+                try:
+                    process.wait(timeout=0.02 if progress is None else 0.05)
+                except subprocess.TimeoutExpired:
+                    continue
+            reader.report()
+        finally:
+            _end_group(process)
+    return process.returncode == 0
+
+
+class _ProgressReader:
+    """Follows the log and reports each ``[done/total]`` line once."""
+
+    def __init__(self, log_path: Path, progress: Progress | None) -> None:
+        self._path = log_path
+        self._progress = progress
+        self._position = 0
+
+    def report(self) -> None:
+        if self._progress is None:
+            return
+        with self._path.open(errors="replace") as log:
+            log.seek(self._position)
+            for line in log:
+                match = _STATUS.match(line)
+                if match:
+                    self._progress(int(match[1]), int(match[2]), match[3])
+            self._position = log.tell()
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End ninja and the compilers it started, if they still run."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        try:
+            os.killpg(process.pid, sign)
+            process.wait(timeout=_STOP_GRACE_S)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def _path(text: str) -> str:
+    return re.sub(r"([$ :])", r"$\1", text)
+
+
+def _value(text: str) -> str:
+    return text.replace("$", "$$").replace("\n", " ")

@@ -1,0 +1,234 @@
+"""The one module that reads the environment.
+
+Every variable is declared once, as a :class:`Variable` in :data:`VARIABLES`, with its type,
+its default and one line of documentation; ``docs/environment.md`` is generated from that
+table (``python -m op_builder.env``). Nothing else in ``accelerator`` or ``op_builder``
+touches ``os.environ``.
+
+Values are read when asked for, never cached, so a test or a notebook can change a variable
+and see the effect. An empty value counts as unset.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from op_builder.errors import EnvironmentValueError
+
+T = TypeVar("T")
+
+_TRUE = ("1", "true", "on")
+_FALSE = ("0", "false", "off")
+
+
+def _parse_flag(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in _TRUE:
+        return True
+    if lowered in _FALSE:
+        return False
+    raise ValueError("expected 1 or 0")
+
+
+def _parse_count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError("expected a whole number of at least 1")
+    return value
+
+
+def _parse_index(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError("expected a whole number of at least 0")
+    return value
+
+
+def _parse_path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
+def _parse_text(text: str) -> str:
+    return text
+
+
+_TYPE_NAMES: dict[Callable[[str], object], str] = {
+    _parse_flag: "0 or 1",
+    _parse_count: "count >= 1",
+    _parse_index: "index >= 0",
+    _parse_path: "path",
+    _parse_text: "text",
+    int: "integer",
+}
+
+
+@dataclass(frozen=True)
+class Variable(Generic[T]):
+    """One environment variable: its name, how its text is parsed, its default, its meaning.
+
+    ``default`` is what :meth:`get` returns when the variable is unset; ``default_text``
+    replaces it in the documentation where the true default is worked out elsewhere.
+    """
+
+    name: str
+    parse: Callable[[str], T]
+    default: T
+    doc: str
+    default_text: str | None = None
+
+    def get(self) -> T:
+        """The parsed value, or the default when unset or empty.
+
+        Raises:
+            EnvironmentValueError: the text cannot be parsed; names variable, value, remedy.
+        """
+        text = self.raw()
+        if text is None:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise EnvironmentValueError(self.name, text, self.type_name) from error
+
+    def raw(self) -> str | None:
+        """The unparsed text, or None when unset or empty."""
+        return os.environ.get(self.name) or None
+
+    @property
+    def type_name(self) -> str:
+        return _TYPE_NAMES.get(self.parse, "text")
+
+
+VARIABLES: list[Variable[Any]] = []
+
+
+def _declare(
+    name: str, parse: Callable[[str], T], default: T, doc: str, default_text: str | None = None
+) -> Variable[T]:
+    variable = Variable(name, parse, default, doc, default_text)
+    VARIABLES.append(variable)
+    return variable
+
+
+def _text(name: str, doc: str, default_text: str | None = None) -> Variable[str | None]:
+    return _declare(name, _parse_text, None, doc, default_text)
+
+
+# The device ------------------------------------------------------------------------------
+ACCEL_ACCELERATOR = _text("ACCEL_ACCELERATOR", "Accelerator to use, by name, instead of detecting one.", "detected")
+DS_ACCELERATOR = _text(
+    "DS_ACCELERATOR", "The same as ACCEL_ACCELERATOR; an error if both are set and differ.", "detected"
+)
+LOCAL_SIZE: Variable[int | None] = _declare(
+    "LOCAL_SIZE", int, None, "Ranks on this host, set by a launcher; the CPU device count when > 0."
+)
+LOCAL_RANK: Variable[int] = _declare(
+    "LOCAL_RANK", _parse_index, 0, "Rank on this host, set by a launcher; the CPU's current device."
+)
+CUDA_VISIBLE_DEVICES = _text(
+    "CUDA_VISIBLE_DEVICES", "CUDA devices this process may use; mapped when NVML is asked for memory.", "all"
+)
+ASCEND_HOME_PATH: Variable[Path | None] = _declare(
+    "ASCEND_HOME_PATH", _parse_path, None, "Ascend CANN installation whose version the report shows."
+)
+
+# Building --------------------------------------------------------------------------------
+ACCEL_CACHE_DIR: Variable[Path | None] = _declare(
+    "ACCEL_CACHE_DIR",
+    _parse_path,
+    None,
+    "Directory of built ops; may be read-only.",
+    "$XDG_CACHE_HOME/accel-ops",
+)
+XDG_CACHE_HOME: Variable[Path | None] = _declare(
+    "XDG_CACHE_HOME", _parse_path, None, "Base of the default cache directory.", "~/.cache"
+)
+ACCEL_JIT: Variable[bool] = _declare(
+    "ACCEL_JIT", _parse_flag, True, "0 forbids compiling at load time; only prebuilt and cached ops load."
+)
+ACCEL_MAX_JOBS: Variable[int | None] = _declare(
+    "ACCEL_MAX_JOBS", _parse_count, None, "Compiler jobs at a time.", "from cores and memory"
+)
+MAX_JOBS: Variable[int | None] = _declare(
+    "MAX_JOBS", _parse_count, None, "Compiler jobs at a time, where ACCEL_MAX_JOBS is unset."
+)
+ACCEL_BUILD_TIMEOUT_S: Variable[int] = _declare(
+    "ACCEL_BUILD_TIMEOUT_S", _parse_count, 3600, "Seconds after which a build is stopped with an error."
+)
+ACCEL_CPU_ISA = _text(
+    "ACCEL_CPU_ISA",
+    "Highest instruction set that CPU kernels use: baseline, avx2, avx512 or neon.",
+    "best of the CPU",
+)
+CXX = _text("CXX", "C++ compiler.", "g++, c++ or clang++ on PATH")
+CUDA_HOME: Variable[Path | None] = _declare(
+    "CUDA_HOME", _parse_path, None, "CUDA toolkit to compile with.", "asked of nvcc on PATH"
+)
+CUDA_PATH: Variable[Path | None] = _declare("CUDA_PATH", _parse_path, None, "The same, where CUDA_HOME is unset.")
+TORCH_CUDA_ARCH_LIST = _text(
+    "TORCH_CUDA_ARCH_LIST",
+    "CUDA architectures to compile for, as torch takes them: '8.0;9.0a+PTX', 'Ampere Hopper'.",
+    "the visible devices, else a list the toolkit supports",
+)
+
+
+@contextmanager
+def scope(**values: str | None) -> Iterator[None]:
+    """Set environment variables (None unsets) inside a ``with`` block, then restore them.
+
+    For tests and tools; the library itself never writes the environment.
+    """
+    before = {name: os.environ.get(name) for name in values}
+    try:
+        _apply(values)
+        yield
+    finally:
+        _apply(before)
+
+
+def _apply(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def child_environment(**changes: str | None) -> dict[str, str]:
+    """A copy of the whole environment for a child process, with ``changes`` made (None removes)."""
+    environment = dict(os.environ)
+    for name, value in changes.items():
+        if value is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = value
+    return environment
+
+
+def write_visible_devices(environment: MutableMapping[str, str], names: Sequence[str], ids: Sequence[int]) -> None:
+    """Set each variable of ``names`` in ``environment`` to the comma-separated ``ids``."""
+    for name in names:
+        environment[name] = ",".join(str(index) for index in ids)
+
+
+def markdown_table() -> str:
+    """The documentation table of all declared variables, as Markdown."""
+    lines = ["| variable | type | default | meaning |", "|---|---|---|---|"]
+    for variable in VARIABLES:
+        default = variable.default_text
+        if default is None:
+            default = {True: "1", False: "0", None: "unset"}.get(
+                variable.default,  # type: ignore[call-overload]
+                str(variable.default),
+            )
+        lines.append(f"| `{variable.name}` | {variable.type_name} | {default} | {variable.doc} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown_table(), end="")

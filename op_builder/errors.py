@@ -1,0 +1,94 @@
+"""The error family.
+
+Every error this project raises on purpose derives from :class:`AccelError` and says what was
+tried, what was found against what was needed, and what to do. Where Python has a fitting
+built-in (``ValueError``, ``ImportError``), the class derives from that too, so code that
+catches the built-in keeps working.
+"""
+
+from __future__ import annotations
+
+
+class AccelError(Exception):
+    """Root of all errors of ``accelerator`` and ``op_builder``.
+
+    Args:
+        message: what was tried, and what was found against what was needed.
+        remedy: what the reader can do about it; empty when nothing can be done.
+    """
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        self.message = message
+        self.remedy = remedy
+        super().__init__(f"{message}\n  Remedy: {remedy}" if remedy else message)
+
+
+class EnvironmentValueError(AccelError, ValueError):
+    """An environment variable holds text that cannot be parsed."""
+
+    def __init__(self, name: str, value: str, expected: str) -> None:
+        super().__init__(f"{name}={value!r} is not valid: expected {expected}.", f"Correct or unset {name}.")
+
+
+class OpArgumentError(AccelError, ValueError):
+    """A native op was given arguments it cannot take; no tensor was changed."""
+
+
+class UnknownOpError(AccelError, ValueError):
+    """No builder has that name; the message suggests near matches."""
+
+
+class SourceNotFoundError(AccelError, FileNotFoundError):
+    """A source file that a builder names does not exist in any place it may lie."""
+
+    def __str__(self) -> str:  # FileNotFoundError would print errno fields
+        return Exception.__str__(self)
+
+
+class ToolchainError(AccelError, RuntimeError):
+    """A compiler, a build tool or an SDK is missing or does not work."""
+
+
+class IncompatibleOpError(AccelError, RuntimeError):
+    """The op cannot be built or loaded here; the message holds the reason and the remedy."""
+
+
+class CompileError(AccelError, RuntimeError):
+    """A compiler or linker failed.
+
+    Attributes:
+        diagnostic: the first real diagnostic (``file:line: error: ...``), or the output's end.
+        command: the failing command line.
+        log_path: file with the whole output.
+    """
+
+    def __init__(self, op: str, diagnostic: str, command: str, log_path: str, remedy: str = "") -> None:
+        self.diagnostic = diagnostic
+        self.command = command
+        self.log_path = log_path
+        super().__init__(
+            f"Building op '{op}' failed.\n  First error: {diagnostic}\n  Command: {command}\n  Full log: {log_path}",
+            remedy,
+        )
+
+
+class CacheError(AccelError, OSError):
+    """The cache directory cannot be read or written, or the disk is full."""
+
+    def __str__(self) -> str:  # OSError would print errno fields
+        return Exception.__str__(self)
+
+
+class LoadError(AccelError, ImportError):
+    """A built op could not be loaded into this process."""
+
+    def __str__(self) -> str:  # ImportError would print only its msg field
+        return Exception.__str__(self)
+
+
+class MissingCUDAException(AccelError):
+    """CUDA sources are to be compiled, but no CUDA toolkit was found."""
+
+
+class CUDAMismatchException(AccelError):
+    """The CUDA toolkit's version and the one torch was built with do not fit together."""

@@ -1,0 +1,261 @@
+"""What identifies a build: the key, in two stages.
+
+The *plan key* is known before anything is compiled: contents of the sources, flags, identity of
+the compilers, torch's headers and ABI, the Python ABI where the binding needs it. The
+*build key* adds the content of every header the compiler really read, as the depfiles of the
+build say. Places do not count: files are named relative to where the plan finds them, so a
+moved checkout, another user's home or a reinstalled package has the same keys.
+
+Headers of torch, Python, CUDA and the compiler count through their identity in the plan key;
+all others by content, with a shortcut for files whose status is as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+import sysconfig
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from op_builder import paths
+from op_builder.memo import Memo
+from op_builder.plan import Binding, BuildPlan
+from op_builder.toolchains.toolset import Toolset
+from op_builder.torch_install import header_stamp, torch_install
+
+# Counts in every key: raise it when the meaning of a plan, or of what is made of it, changes.
+FORMAT = "1"
+_DIGEST_LENGTH = 32
+_CLOCK_TICK_NS = 50_000_000
+
+
+@dataclass(frozen=True)
+class PlanKey:
+    """The first stage: named parts, so that a miss can say which of them differs."""
+
+    parts: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        return _digest(self.parts)
+
+    def differs_only_in(self, other: Mapping[str, str], allowed: Iterable[str]) -> bool:
+        """Whether ``other`` has the same parts, those named in ``allowed`` apart."""
+        ignored = set(allowed)
+        names = (set(self.parts) | set(other)) - ignored
+        return all(self.parts.get(name) == other.get(name) for name in names)
+
+
+@dataclass(frozen=True)
+class Header:
+    """One header that a build read.
+
+    Attributes:
+        root: name of the place it is relative to (see :class:`Roots`), or ``""`` for an absolute path.
+        path: relative to that place.
+        sha256: of its content when it was read.
+        status: size, times and inode then: unchanged status saves reading the file.
+        shadows: (root, path) pairs that come earlier in the search order and held no such file.
+    """
+
+    root: str
+    path: str
+    sha256: str
+    status: tuple[int, ...]
+    shadows: tuple[tuple[str, str], ...] = ()
+
+    def is_unchanged(self, roots: Roots) -> bool:
+        """Whether the file is there with the same content, and nothing has come before it."""
+        path = roots.locate(self.root, self.path)
+        status = file_status(path)
+        if status is None or (status != self.status and file_sha256(path) != self.sha256):
+            return False
+        return not any(os.path.exists(roots.locate(root, name)) for root, name in self.shadows)
+
+
+@dataclass(frozen=True)
+class Roots:
+    """The places a plan's headers are named relative to.
+
+    ``native`` is the project's source root, ``include0`` ... the plan's include directories and
+    ``source0`` ... the distinct directories of its sources.
+    """
+
+    directories: Mapping[str, str]
+
+    @staticmethod
+    def of(plan: BuildPlan) -> Roots:
+        found = [(f"include{i}", path) for i, path in enumerate(plan.include_dirs)]
+        found.append(("native", paths.native_root()))
+        directories = dict.fromkeys(source.path.parent for source in plan.sources)
+        found += [(f"source{i}", path) for i, path in enumerate(directories)]
+        return Roots({name: os.path.realpath(path) for name, path in found})
+
+    def locate(self, root: str, path: str) -> str:
+        """The absolute path; empty, which no file has, when this plan has no such place."""
+        if not root:
+            return path
+        directory = self.directories.get(root)
+        return f"{directory}/{path}" if directory is not None else ""
+
+    def name(self, path: str) -> tuple[str, str]:
+        """(root, relative path) of an absolute, resolved path; ("", path) for a system's file."""
+        for root, directory in self.directories.items():
+            if path.startswith(directory + os.sep):
+                return root, os.path.relpath(path, directory)
+        if path.startswith(("/usr/", "/opt/", "/lib/", os.path.realpath(sys.prefix) + os.sep)):
+            return "", path
+        # Beside the sources, above them: ../common/x.h of somebody's tree.
+        return "source0", os.path.relpath(path, self.directories["source0"])
+
+    def earlier(self, root: str, path: str) -> tuple[tuple[str, str], ...]:
+        """Places searched before ``root`` that hold no file of that relative name now."""
+        if not root.startswith("include"):
+            return ()
+        position = int(root.removeprefix("include"))
+        before = [f"include{i}" for i in range(position)]
+        sources = [name for name in self.directories if name.startswith("source")]
+        return tuple((name, path) for name in (*before, *sources) if not os.path.exists(self.locate(name, path)))
+
+
+@dataclass(frozen=True)
+class BuildKey:
+    """The second stage: the plan key and the headers that were read."""
+
+    plan: PlanKey
+    headers: tuple[Header, ...] = field(default=())
+
+    @property
+    def digest(self) -> str:
+        read = {f"{header.root}:{header.path}": header.sha256 for header in self.headers}
+        return _digest({"plan": self.plan.digest, **read})
+
+
+def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
+    """The first-stage key.
+
+    Args:
+        toolset: None where no compiler is installed; the key then lacks the compilers' parts.
+    """
+    parts = {
+        "format": FORMAT,
+        "op": plan.op,
+        "module": plan.module_name,
+        "binding": plan.binding.value,
+        "platform": f"{sys.platform} {platform.machine()}",
+        "c++ flags": json.dumps(plan.cxx_flags),
+        "nvcc flags": json.dumps(plan.nvcc_flags),
+        "link flags": json.dumps(plan.link_flags),
+        "cuda archs": ";".join(plan.cuda_archs),
+        "torch headers": header_stamp(memo),
+    }
+    for index, source in enumerate(plan.sources):
+        parts[f"source {index} {source.label}"] = file_sha256(str(source.path))
+    if plan.binding is Binding.TORCH:
+        parts["torch c++ abi"] = f"cxx11={int(torch_install().cxx11_abi)}"
+        parts["python abi"] = str(sysconfig.get_config_var("EXT_SUFFIX"))
+    if any(flag.endswith("=native") for flag in (*plan.cxx_flags, *plan.nvcc_flags)):
+        parts["cpu"] = _cpu_model()
+    if toolset is not None:
+        parts.update(toolset.identities)
+    return PlanKey(parts)
+
+
+COMPILER_PARTS = ("c++ compiler", "cuda compiler")
+
+
+def read_headers(depfiles: Iterable[Path], plan: BuildPlan, stamped: Iterable[str]) -> tuple[Header, ...]:
+    """The headers that the depfiles of a finished build name, each once, sorted.
+
+    Args:
+        stamped: directories whose files count through an identity in the plan key instead.
+    """
+    roots = Roots.of(plan)
+    skipped = tuple(os.path.realpath(directory) + os.sep for directory in stamped)
+    sources = {os.path.realpath(source.path) for source in plan.sources}
+    names = {os.path.realpath(name) for depfile in depfiles for name in parse_depfile(depfile.read_text())}
+    headers = []
+    for name in sorted(names - sources):
+        if name.startswith(skipped) or "/include/c++/" in name:
+            continue
+        root, path = roots.name(name)
+        if os.path.exists(name):
+            headers.append(Header(root, path, file_sha256(name), settled_status(name), roots.earlier(root, path)))
+    return tuple(headers)
+
+
+def parse_depfile(text: str) -> list[str]:
+    """The prerequisites in a make-style depfile as compilers write it.
+
+    >>> parse_depfile("a.o: a.cpp /x/b.h \\\\\\n my\\\\ dir/c.h\\n")
+    ['a.cpp', '/x/b.h', 'my dir/c.h']
+    """
+    joined = text.replace("\\\n", " ")
+    names: list[str] = []
+    for line in joined.splitlines():
+        _, colon, prerequisites = line.partition(": ")
+        if not colon:
+            continue
+        held = prerequisites.replace("\\ ", "\0").replace("\\#", "#").replace("$$", "$")
+        names += [name.replace("\0", " ") for name in held.split()]
+    return names
+
+
+def file_status(path: str) -> tuple[int, ...] | None:
+    """(size, mtime_ns, ctime_ns, inode), or None when there is no such file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+def settled_status(path: str) -> tuple[int, ...]:
+    """The status that stands for a file's content; empty, which stands for none, if it just changed.
+
+    Two writes within one tick of the file system's clock leave the same times.
+    """
+    status = file_status(path)
+    if status is None or time.time_ns() - max(status[1], status[2]) < _CLOCK_TICK_NS:
+        return ()
+    return status
+
+
+def file_sha256(path: str) -> str:
+    """SHA-256 of a file's content; read again only when its status has changed."""
+    status = settled_status(path)
+    return _settled_sha256(path, status) if status else _content_sha256(path)
+
+
+@lru_cache(maxsize=8192)
+def _settled_sha256(path: str, _status: tuple[int, ...]) -> str:
+    return _content_sha256(path)
+
+
+def _content_sha256(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
+
+
+def _digest(parts: Mapping[str, Any]) -> str:
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
+
+
+@lru_cache(maxsize=1)
+def _cpu_model() -> str:
+    """What ``-march=native`` stands for on this machine, as far as it can be seen from outside."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
+    except OSError:
+        return platform.processor()
+    told = [line for line in lines if line.startswith(("flags", "Features", "model name", "CPU part"))]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:_DIGEST_LENGTH]

@@ -1,0 +1,1 @@
+"""Builders of host code: every device has them, each stands here once."""

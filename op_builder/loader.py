@@ -1,0 +1,121 @@
+"""From a binary on disk to a Python object with the op's functions.
+
+torch ends the process when two libraries register one namespace. So the project's own binaries
+are given a namespace that ends in their key's hash, and known only to the object that
+``load()`` returns; a foreign library that registers a namespace which is already taken is
+refused before it is opened.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import importlib.util
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from op_builder.cache.store import Entry
+from op_builder.errors import LoadError
+from op_builder.plan import ENTRY_POINT
+
+if TYPE_CHECKING:
+    from op_builder.base import OpBuilder
+
+_lock = threading.Lock()
+_opened: dict[str, Any] = {}
+_bound: dict[tuple[str, type], Any] = {}
+
+
+def _forget_lock() -> None:
+    # A fork while another thread loads would leave the child a lock that nobody releases.
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_lock)
+
+
+def open_entry(entry: Entry, builder: OpBuilder) -> Any:
+    """The binary of ``entry`` in this process, as ``builder`` shows it: the same object each time.
+
+    Returns:
+        what ``builder.bind()`` makes of the binary: of ``torch.ops.<namespace>`` for a library of
+        torch ops (an object with one attribute per namespace when it registers several), of the
+        module for a Python extension module.
+
+    Raises:
+        LoadError: the binary cannot be opened, or its namespace is taken.
+    """
+    identity = f"{entry.manifest.op} {entry.manifest.key.digest}"
+    shown = (identity, type(builder))
+    with _lock:
+        if shown not in _bound:
+            import torch  # noqa: F401  (brings the libraries that the binary links against)
+
+            if identity not in _opened:
+                _opened[identity] = _OPENERS[entry.manifest.kind](entry)
+            _bound[shown] = builder.bind(_opened[identity])
+        return _bound[shown]
+
+
+def _open_accel(entry: Entry) -> Any:
+    import torch
+
+    namespace = f"accel_{entry.manifest.op}_{entry.manifest.key.digest}"
+    library = _dlopen(entry.artifact)
+    error = ctypes.create_string_buffer(4096)
+    if getattr(library, ENTRY_POINT)(namespace.encode(), error, len(error)):
+        reason = error.value.decode(errors="replace")
+        raise LoadError(f"{entry.artifact} cannot register its ops with torch {torch.__version__}: {reason}")
+    return getattr(torch.ops, namespace)
+
+
+def _open_python(entry: Entry) -> Any:
+    name = Path(entry.manifest.artifact).stem
+    finder = importlib.machinery.ExtensionFileLoader(name, str(entry.artifact))
+    spec = importlib.util.spec_from_file_location(name, entry.artifact, loader=finder)
+    assert spec is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        finder.exec_module(module)
+    except ImportError as error:
+        remedy = ""
+        if "already registered" in str(error):
+            remedy = "Another version of this module is loaded; restart Python, or use py::module_local() classes."
+        raise LoadError(f"{entry.artifact} cannot be imported: {error}", remedy) from error
+    return module
+
+
+def _open_torch_library(entry: Entry) -> Any:
+    import torch
+
+    wanted = set(entry.manifest.namespaces)
+    registered = {name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()}
+    taken = sorted(wanted & registered)
+    if taken:
+        raise LoadError(
+            f"Op '{entry.manifest.op}' registers the torch namespace {', '.join(taken)}, which is already taken in "
+            "this process; opening it would end the process.",
+            "Restart Python to load a changed build, or give the library a namespace of its own.",
+        )
+    _dlopen(entry.artifact)
+    if len(wanted) == 1:
+        return getattr(torch.ops, wanted.pop())
+    return SimpleNamespace(**{name: getattr(torch.ops, name) for name in sorted(wanted)})
+
+
+def _dlopen(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LoadError(
+            f"{path} cannot be opened: {error}",
+            "If it names a missing library, install that; else clear the cache directory and load again.",
+        ) from error
+
+
+_OPENERS = {"accel": _open_accel, "python": _open_python, "torch_library": _open_torch_library}

@@ -1,0 +1,84 @@
+"""Where the project's native sources lie, and how a builder's source names are resolved.
+
+A checkout and an editable install keep ``csrc/`` and ``kernels_sycl/`` beside the packages; a
+wheel carries them as package data below ``op_builder/_native``. :func:`native_root` is the one
+place that knows.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from pathlib import Path
+
+from op_builder.errors import SourceNotFoundError
+
+
+@cache
+def native_root() -> Path:
+    """The directory that contains ``csrc/`` and ``kernels_sycl/``.
+
+    Raises:
+        SourceNotFoundError: neither the wheel's nor the checkout's place holds them.
+    """
+    package = Path(__file__).resolve().parent
+    for root in (package / "_native", package.parent):
+        if (root / "csrc").is_dir():
+            return root
+    raise SourceNotFoundError(
+        f"The native sources (csrc/) are neither in {package / '_native'} nor in {package.parent}.",
+        "Reinstall accel-ops: pip install --force-reinstall accel-ops.",
+    )
+
+
+def resolve(name: str | Path, owner: type | None = None) -> Path:
+    """The absolute path of a source file or include directory that a builder names.
+
+    Args:
+        name: absolute, relative to the project's root, or relative to the package of ``owner``.
+        owner: the class that names it; each class it inherits from is looked at too, so a
+            builder that extends another package's builder finds both packages' files. A
+            package's parent counts as well, for packages that name files from their own root.
+
+    Raises:
+        SourceNotFoundError: it exists in none of those places; the message lists them.
+    """
+    path = Path(name)
+    candidates = [path] if path.is_absolute() else [base / path for base in _bases(owner)]
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate
+    places = "\n".join(f"    {candidate}" for candidate in candidates)
+    raise SourceNotFoundError(
+        f"The source {str(name)!r} named by {_class_name(owner)} does not exist. Looked for:\n{places}",
+        "Correct sources() or include_paths(); relative names start at the package of the builder's class.",
+    )
+
+
+def label(path: Path, owner: type | None = None) -> str:
+    """A name for ``path`` that is the same on every machine: relative to where it was found."""
+    for base in _bases(owner):
+        try:
+            return path.relative_to(base).as_posix()
+        except ValueError:
+            continue
+    return path.name
+
+
+def _bases(owner: type | None) -> list[Path]:
+    bases = [native_root()]
+    for cls in owner.__mro__ if owner is not None else ():
+        if cls.__module__.partition(".")[0] in ("builtins", "abc", "op_builder"):
+            continue
+        try:
+            directory = Path(inspect.getfile(cls)).resolve().parent
+        except (TypeError, OSError):  # defined in a notebook or at a prompt
+            directory = Path.cwd()
+        bases.append(directory)
+        if directory.parent != directory and (directory / "__init__.py").exists():
+            bases.append(directory.parent)
+    return bases
+
+
+def _class_name(owner: type | None) -> str:
+    return owner.__qualname__ if owner is not None else "the plan"

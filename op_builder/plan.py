@@ -1,0 +1,175 @@
+"""The build plan: everything that makes an op's binary, as plain data.
+
+JIT and prebuild take the same plan from the same pure function, :func:`make_plan`, which asks
+the builder's overridable methods and adds what the binding style needs. A plan holds no
+command line and no path of torch, Python or a compiler: the toolchain adds those when it turns
+the plan into commands, the fingerprint counts them by identity.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from op_builder import paths
+from op_builder.errors import AccelError
+
+if TYPE_CHECKING:
+    from op_builder.base import OpBuilder
+
+
+class Binding(enum.Enum):
+    """How an op's binary meets Python."""
+
+    STABLE = "stable"
+    """LibTorch Stable ABI, registered through ``bindings/stable_library.h``: any torch >= 2.10,
+    any CPython; what the project's own ops use."""
+
+    TORCH = "torch"
+    """Anything that includes torch's C++ headers: a pybind11 or CPython module, a
+    ``TORCH_LIBRARY``, a ``STABLE_TORCH_LIBRARY``; which of them is found in the built file."""
+
+
+class Language(enum.Enum):
+    """The language of one source file, which decides its compiler."""
+
+    CXX = "c++"
+    CUDA = "cuda"
+
+
+_SUFFIXES = {
+    ".cpp": Language.CXX,
+    ".cc": Language.CXX,
+    ".cxx": Language.CXX,
+    ".c": Language.CXX,
+    ".cu": Language.CUDA,
+}
+
+# The function by which a binary of Binding.STABLE registers its ops; see bindings/stable_library.h.
+ENTRY_POINT = "accel_register_library"
+
+# The oldest torch whose stable C ABI the binaries of Binding.STABLE use: 2.10, as torch encodes it.
+STABLE_TORCH_TARGET = 0x020A000000000000
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file to compile. ``label`` is its machine-independent name, used in keys and messages."""
+
+    path: Path
+    label: str
+    language: Language
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """What to compile and link into one binary.
+
+    Attributes:
+        op: the op's name, as in ``OpBuilder.NAME``.
+        module_name: name of the built file and, for a Python module, of its init function.
+        binding: how the binary meets Python.
+        sources: files to compile, each to one object.
+        include_dirs: the op's own include directories, in order.
+        cxx_flags: flags of the host C++ compiler, defines included.
+        nvcc_flags: flags of nvcc, defines and ``-gencode`` included.
+        link_flags: flags of the link, libraries included.
+        cuda_archs: CUDA architectures compiled for, as ``9.0a+PTX``; empty without CUDA sources.
+    """
+
+    op: str
+    module_name: str
+    binding: Binding
+    sources: tuple[Source, ...]
+    include_dirs: tuple[Path, ...]
+    cxx_flags: tuple[str, ...]
+    nvcc_flags: tuple[str, ...]
+    link_flags: tuple[str, ...]
+    cuda_archs: tuple[str, ...] = ()
+
+    @property
+    def uses_cuda(self) -> bool:
+        return any(source.language is Language.CUDA for source in self.sources)
+
+    @property
+    def artifact_name(self) -> str:
+        return f"{self.module_name}.so"
+
+
+def make_plan(builder: OpBuilder) -> BuildPlan:
+    """The plan of a builder: pure, in that it compiles, probes and writes nothing.
+
+    Raises:
+        SourceNotFoundError: a source or include directory does not exist.
+        AccelError: a source's suffix is no known language, or there are no sources.
+    """
+    owner = type(builder)
+    sources = tuple(_source(name, owner) for name in _clean(builder.sources()))
+    if not sources:
+        raise AccelError(
+            f"{owner.__qualname__}.sources() names no file to compile.",
+            "Return at least one source file.",
+        )
+    stable = builder.BINDING is Binding.STABLE
+    module_name = builder.absolute_name().rpartition(".")[2]
+    standard, defines = _stable_recipe() if stable else _torch_recipe(module_name, builder)
+    warnings = _STABLE_HOST_FLAGS if stable else ()
+    plan = BuildPlan(
+        op=builder.name,
+        module_name=module_name,
+        binding=builder.BINDING,
+        sources=sources,
+        include_dirs=tuple(paths.resolve(name, owner) for name in _clean(builder.include_paths())),
+        cxx_flags=(standard, "-O3", *warnings, *defines, *_clean(builder.cxx_args())),
+        nvcc_flags=(),
+        link_flags=tuple(_clean([*builder.extra_ldflags(), *builder.libraries_args()])),
+    )
+    if not plan.uses_cuda:
+        return plan
+    archs = tuple(builder.cuda_archs())
+    host = tuple(f"-Xcompiler={flag}" for flag in warnings)
+    nvcc_flags = (standard, "-O3", *host, *defines, *_clean(builder.nvcc_args()))
+    return replace(plan, nvcc_flags=nvcc_flags, cuda_archs=archs)
+
+
+def _source(name: str | Path, owner: type) -> Source:
+    path = paths.resolve(name, owner)
+    language = _SUFFIXES.get(path.suffix)
+    if language is None:
+        known = ", ".join(sorted(_SUFFIXES))
+        raise AccelError(
+            f"{owner.__qualname__} names the source {str(name)!r}, whose suffix {path.suffix!r} is no known language.",
+            f"Use one of {known}.",
+        )
+    return Source(path, paths.label(path, owner), language)
+
+
+# -fno-math-errno and -fno-trapping-math change no result; they let sqrt and selects vectorise.
+# Contraction stays off so that every instruction set rounds alike unless a kernel asks for fma.
+_STABLE_HOST_FLAGS = (
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",
+    "-Wall",
+    "-Wextra",
+)
+
+
+def _stable_recipe() -> tuple[str, tuple[str, ...]]:
+    return "-std=c++17", (f"-DTORCH_TARGET_VERSION={STABLE_TORCH_TARGET:#018x}",)
+
+
+def _torch_recipe(module_name: str, builder: OpBuilder) -> tuple[str, tuple[str, ...]]:
+    # The standard that torch's own headers want follows torch's release; it is part of the
+    # flags, so it is part of the key. A builder's own -std comes later and wins.
+    standard = "-std=c++20" if builder.torch_version() >= (2, 12) else "-std=c++17"
+    return standard, (f"-DTORCH_EXTENSION_NAME={module_name}", "-DTORCH_API_INCLUDE_EXTENSION_H")
+
+
+def _clean(items: Iterable[str | Path]) -> list[str]:
+    """Texts without empty entries, each flag as one item (builders return lists with blanks)."""
+    return [str(item) for item in items if str(item).strip()]

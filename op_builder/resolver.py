@@ -1,0 +1,113 @@
+"""The way of one ``load()``: already loaded, prebuilt, cache, JIT.
+
+Each way that is not taken leaves a reason in the log; the report asks the same functions.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from op_builder import env, loader
+from op_builder.cache.store import Cache, Entry
+from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
+from op_builder.fingerprint import PlanKey, Roots, plan_key
+from op_builder.plan import BuildPlan, make_plan
+from op_builder.prebuilt import Rejected, find_prebuilt
+from op_builder.toolchains.toolset import Toolset, find_toolset
+
+if TYPE_CHECKING:
+    from op_builder.base import OpBuilder
+    from op_builder.engine.ninja import Progress
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One op as asked for: its plan, tools and key. ``toolset`` is None without a compiler."""
+
+    plan: BuildPlan
+    toolset: Toolset | None
+    missing_tool: AccelError | None
+    key: PlanKey
+    cache: Cache
+
+    @staticmethod
+    def of(builder: OpBuilder, cache: Cache | None = None) -> Request:
+        """Work the request out; compiles and writes nothing but memos."""
+        cache = cache or builder.cache
+        plan = make_plan(builder)
+        toolset: Toolset | None = None
+        missing: AccelError | None = None
+        try:
+            toolset = find_toolset(plan, cache.memo)
+        except AccelError as error:
+            missing = error
+        return Request(plan, toolset, missing, plan_key(plan, toolset, cache.memo), cache)
+
+    def find_cached(self) -> Entry | None:
+        """The cache entry that fits; without a compiler, whatever compiler it was made with."""
+        any_compiler = self.toolset is None
+        return self.cache.find(self.key, self.plan.op, Roots.of(self.plan), any_compiler=any_compiler)
+
+
+def load(builder: OpBuilder, progress: Progress | None = None) -> Any:
+    """The loaded op of ``builder``: prebuilt if it fits, else from the cache, else compiled now."""
+    found = find_prebuilt(builder.name)
+    if isinstance(found, Entry):
+        return loader.open_entry(found, builder)
+    if isinstance(found, Rejected):
+        logger.warning("The prebuilt '%s' is passed over: %s.", builder.name, found.reason)
+    return jit_load(builder, progress)
+
+
+def jit_load(builder: OpBuilder, progress: Progress | None = None) -> Any:
+    """The loaded op from the cache, else compiled now; a prebuilt one is not looked at."""
+    return loader.open_entry(cached_or_built(builder, progress), builder)
+
+
+def cached_or_built(builder: OpBuilder, progress: Progress | None = None) -> Entry:
+    """The entry of ``builder`` in the cache, compiled now if need be; it is not loaded here.
+
+    Raises:
+        IncompatibleOpError: it cannot be built or loaded here, or compiling is forbidden.
+    """
+    request = Request.of(builder)
+    entry = request.find_cached()
+    if entry is not None:
+        return entry
+    if not env.ACCEL_JIT.get():
+        raise IncompatibleOpError(
+            f"Op '{builder.name}' is neither prebuilt nor in the cache {request.cache.root}, and ACCEL_JIT=0 forbids "
+            f"compiling its {len(request.plan.sources)} sources.",
+            "Unset ACCEL_JIT, or build the op ahead of time on a machine that may compile.",
+        )
+    require_compatible(builder)
+    return compile_now(request, progress)
+
+
+def require_compatible(builder: OpBuilder) -> None:
+    """Raise with reason and remedy unless ``builder`` can be built and loaded here."""
+    from op_builder.checks import require
+
+    require(builder.name, builder.check())
+    # A builder written for the seed's class overrides is_compatible(), and explains by warning().
+    if not builder.is_compatible(verbose=True):
+        raise IncompatibleOpError(
+            f"Op '{builder.name}' is not available here. {builder.error_log or 'Its builder gives no reason.'}"
+        )
+
+
+def compile_now(request: Request, progress: Progress | None = None) -> Entry:
+    """Build the request, which the cache does not have.
+
+    Raises:
+        ToolchainError, MissingCUDAException: a tool is missing.
+    """
+    from op_builder.engine.build import build
+
+    if request.toolset is None:
+        raise request.missing_tool or ToolchainError("No compiler was found.")
+    return build(request.plan, request.key, request.toolset, request.cache, progress=progress)

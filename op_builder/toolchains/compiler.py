@@ -1,0 +1,100 @@
+"""Which compiler this is: found without running it on the warm path.
+
+The identity of a compiler is its path, version and target. Asking it costs a subprocess, so
+the answer is memoised against the files that make it: the driver, and the compiler proper
+behind it (``cc1plus``, ``clang``), so that an upgrade behind a wrapper script is noticed too.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from dataclasses import dataclass
+from typing import Any
+
+from op_builder import env
+from op_builder.errors import ToolchainError
+from op_builder.memo import Memo
+from op_builder.toolchains.process import run
+
+_DEFAULT_CXX = ("g++", "c++", "clang++")
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A compiler that was found.
+
+    Attributes:
+        command: how to start it; more than one word for ``CXX="ccache g++"``.
+        path: the resolved file of its last word that is a program.
+        version: its first line of ``--version``.
+        target: the machine it compiles for, as ``x86_64-linux-gnu``.
+    """
+
+    command: tuple[str, ...]
+    path: str
+    version: str
+    target: str
+
+    @property
+    def identity(self) -> str:
+        return f"{self.path} | {self.version} | {self.target}"
+
+    @property
+    def is_clang(self) -> bool:
+        return "clang" in self.version
+
+
+def find_cxx(memo: Memo) -> Compiler:
+    """The host C++ compiler: ``$CXX``, else the first of g++, c++, clang++ on PATH.
+
+    Raises:
+        ToolchainError: there is none, or it does not answer ``--version``.
+    """
+    asked = env.CXX.get()
+    if asked is not None:
+        words = shlex.split(asked)
+        program = shutil.which(words[0])
+        if program is None:
+            raise ToolchainError(
+                f"CXX={asked!r}: no program {words[0]!r} was found.", "Correct CXX, or unset it to use g++ from PATH."
+            )
+        return identify((program, *words[1:]), memo)
+    for name in _DEFAULT_CXX:
+        program = shutil.which(name)
+        if program is not None:
+            return identify((program,), memo)
+    raise ToolchainError(
+        f"No C++ compiler: none of {', '.join(_DEFAULT_CXX)} is on PATH and CXX is unset.",
+        "Install one (Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; "
+        "conda: conda install gxx), or set CXX.",
+    )
+
+
+def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
+    """Version and target of the compiler started by ``command``, from the memo where it is valid."""
+    # ccache and distcc take the real compiler as their first argument.
+    programs = [found for found in (shutil.which(word) for word in command if not word.startswith("-")) if found]
+    path = os.path.realpath(programs[-1])
+
+    def work_out() -> tuple[dict[str, Any], list[str]]:
+        version = run([*command, "--version"])
+        target = run([*command, "-dumpmachine"])
+        if not version.ok or not target.ok:
+            said = (version.errors or target.errors or version.output).strip().splitlines()
+            raise ToolchainError(
+                f"{shlex.join(command)} does not answer --version and -dumpmachine as a C++ compiler does"
+                + (f"; it said: {said[0]}" if said else "."),
+                "Set CXX to a working g++ or clang++.",
+            )
+        first_line = (version.output.strip() or version.errors.strip()).splitlines()[0]
+        proper = "clang" if "clang" in first_line else "cc1plus"
+        behind = run([*command, f"-print-prog-name={proper}"]).output.strip()
+        files = [os.path.realpath(program) for program in programs]
+        if os.path.isabs(behind):
+            files.append(os.path.realpath(behind))
+        return {"version": first_line, "target": target.output.strip()}, files
+
+    fact = memo.get(f"compiler {shlex.join(command)} {path}", work_out)
+    return Compiler(command, path, fact["version"], fact["target"])

@@ -1,0 +1,101 @@
+"""The CUDA toolkit, found by ourselves.
+
+torch works out CUDA_HOME from the place of ``nvcc`` on PATH, which is wrong where that is a
+wrapper outside the toolkit, and is None on a CPU build of torch, which can compile CUDA sources
+all the same. nvcc itself knows where its toolkit lies: ``nvcc --dryrun`` says ``TOP=``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from op_builder import env
+from op_builder.errors import MissingCUDAException, ToolchainError
+from op_builder.memo import Memo
+from op_builder.toolchains.process import run
+
+_USUAL_HOME = Path("/usr/local/cuda")
+
+
+@dataclass(frozen=True)
+class CudaToolkit:
+    """A CUDA toolkit that was found.
+
+    Attributes:
+        nvcc: the compiler as it is started; may be a wrapper.
+        home: the toolkit's own directory, the one with ``include/``.
+        version: (major, minor).
+        release: nvcc's own version text, ``V13.0.88``.
+    """
+
+    nvcc: str
+    home: Path
+    version: tuple[int, int]
+    release: str
+
+    @property
+    def identity(self) -> str:
+        return f"{os.path.realpath(self.nvcc)} | {self.release}"
+
+    @property
+    def library_dir(self) -> Path:
+        for name in ("lib64", "lib", "targets/x86_64-linux/lib"):
+            if (self.home / name).is_dir():
+                return self.home / name
+        return self.home / "lib64"
+
+
+def find_cuda(memo: Memo) -> CudaToolkit:
+    """The toolkit of ``$CUDA_HOME``, ``$CUDA_PATH``, nvcc on PATH, or /usr/local/cuda.
+
+    Raises:
+        MissingCUDAException: there is no nvcc in any of them.
+        ToolchainError: nvcc is there but does not answer.
+    """
+    nvcc = _find_nvcc()
+
+    def work_out() -> tuple[dict[str, Any], list[str]]:
+        version = run([nvcc, "--version"])
+        found = re.search(r"release (\d+)\.(\d+).*?(V[\d.]+)", version.output)
+        if not version.ok or found is None:
+            raise ToolchainError(
+                f"{nvcc} --version does not answer as nvcc does: {(version.errors or version.output).strip()[:200]!r}.",
+                "Set CUDA_HOME to a working CUDA toolkit.",
+            )
+        dry = run([nvcc, "--dryrun", "probe.cu"])
+        top = re.search(r"^#\$ TOP=(.+)$", dry.errors + dry.output, re.MULTILINE)
+        home = os.path.realpath(top[1].strip() if top else Path(nvcc).parent.parent)
+        proper = os.path.realpath(Path(home) / "bin" / "nvcc")
+        fact = {"home": home, "version": [int(found[1]), int(found[2])], "release": found[3]}
+        return fact, [os.path.realpath(nvcc), proper]
+
+    fact = memo.get(f"nvcc {nvcc}", work_out)
+    major, minor = fact["version"]
+    return CudaToolkit(nvcc, Path(fact["home"]), (major, minor), fact["release"])
+
+
+def _find_nvcc() -> str:
+    for variable in (env.CUDA_HOME, env.CUDA_PATH):
+        home = variable.get()
+        if home is not None:
+            nvcc = home / "bin" / "nvcc"
+            if not nvcc.exists():
+                raise MissingCUDAException(
+                    f"{variable.name}={str(home)!r} has no bin/nvcc.", f"Correct or unset {variable.name}."
+                )
+            return str(nvcc)
+    on_path = shutil.which("nvcc")
+    if on_path is not None:
+        return on_path
+    usual = _USUAL_HOME / "bin" / "nvcc"
+    if usual.exists():
+        return str(usual)
+    raise MissingCUDAException(
+        f"No CUDA toolkit: CUDA_HOME and CUDA_PATH are unset, nvcc is not on PATH nor at {usual}.",
+        "Install the CUDA toolkit, or set CUDA_HOME to it.",
+    )

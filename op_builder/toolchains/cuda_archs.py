@@ -1,0 +1,108 @@
+"""CUDA architectures: what ``TORCH_CUDA_ARCH_LIST`` means, and the ``-gencode`` flags of it.
+
+The meaning is torch's: entries separated by semicolons or spaces, numbers like ``8.0`` or
+``9.0a``, names like ``Ampere``, and ``+PTX`` for code that later devices can compile. ``native``
+or nothing means the visible devices; where there are none (a container, a build machine), a
+list of what the toolkit supports.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from op_builder import env
+from op_builder.errors import AccelError, EnvironmentValueError
+
+_NAMED = {
+    "Kepler+Tesla": "3.7",
+    "Kepler": "3.5+PTX",
+    "Maxwell+Tegra": "5.3",
+    "Maxwell": "5.0;5.2+PTX",
+    "Pascal": "6.0;6.1+PTX",
+    "Volta+Tegra": "7.2",
+    "Volta": "7.0+PTX",
+    "Turing": "7.5+PTX",
+    "Ampere+Tegra": "8.7",
+    "Ampere": "8.0;8.6+PTX",
+    "Ada": "8.9+PTX",
+    "Hopper": "9.0+PTX",
+    "Blackwell+Tegra": "11.0",
+    "Blackwell": "10.0;10.3;12.0;12.1+PTX",
+}
+_ENTRY = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
+
+# The oldest and newest architecture nvcc compiles for, by its major version.
+_OLDEST = {11: (3, 5), 12: (5, 0), 13: (7, 5)}
+# What a build without a device compiles for: the data-centre and desktop parts in use.
+_DEFAULT = ("7.5", "8.0", "8.6", "8.9", "9.0")
+_DEFAULT_SINCE_CUDA = {"10.0": (12, 8), "12.0": (12, 8)}
+
+
+def parse_arch_list(text: str) -> list[str]:
+    """The entries of a ``TORCH_CUDA_ARCH_LIST`` text, names expanded, in order, each once.
+
+    >>> parse_arch_list("8.0;9.0a+PTX Turing")
+    ['8.0', '9.0a+PTX', '7.5+PTX']
+
+    Raises:
+        EnvironmentValueError: an entry is neither a number, nor a name torch knows.
+    """
+    entries: list[str] = []
+    for word in re.split(r"[;\s]+", text.strip()):
+        if not word:
+            continue
+        for entry in _NAMED.get(word, word).split(";"):
+            if _ENTRY.fullmatch(entry) is None:
+                raise EnvironmentValueError(
+                    "TORCH_CUDA_ARCH_LIST", text, f"entries like 8.0, 9.0a+PTX or a name of {', '.join(_NAMED)}"
+                )
+            if entry not in entries:
+                entries.append(entry)
+    return entries
+
+
+def default_archs(cuda_version: tuple[int, int]) -> list[str]:
+    """What to compile for without a device: all the toolkit knows of the usual list, the last with PTX."""
+    oldest = _OLDEST.get(cuda_version[0], (7, 5))
+    archs = [arch for arch in _DEFAULT if _number(arch) >= oldest]
+    archs += [arch for arch, since in _DEFAULT_SINCE_CUDA.items() if cuda_version >= since]
+    return [*archs[:-1], archs[-1] + "+PTX"]
+
+
+def target_archs(cuda_version: tuple[int, int], capabilities: Iterable[tuple[int, int]]) -> list[str]:
+    """The architectures to compile for.
+
+    Args:
+        cuda_version: of the toolkit, for the list used when there is no device.
+        capabilities: compute capabilities of the visible devices.
+    """
+    asked = env.TORCH_CUDA_ARCH_LIST.get()
+    if asked is not None and asked.strip().lower() != "native":
+        archs = parse_arch_list(asked)
+        if archs:
+            return archs
+    visible = sorted(set(capabilities))
+    if not visible:
+        return default_archs(cuda_version)
+    archs = [f"{major}.{minor}" for major, minor in visible]
+    return [*archs[:-1], archs[-1] + "+PTX"]
+
+
+def gencode_flags(archs: Iterable[str]) -> list[str]:
+    """nvcc's ``-gencode`` flags of parsed entries: device code each, PTX where asked."""
+    flags = []
+    for arch in archs:
+        match = _ENTRY.fullmatch(arch)
+        if match is None:
+            raise AccelError(f"{arch!r} is no CUDA architecture.", "Use the form 9.0, 9.0a or 9.0+PTX.")
+        number = f"{match[1]}{match[2]}{match[3]}"
+        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        if match[4]:
+            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    return flags
+
+
+def _number(arch: str) -> tuple[int, int]:
+    major, minor = re.sub(r"[a-z].*|\+.*", "", arch).split(".")
+    return int(major), int(minor)

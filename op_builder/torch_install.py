@@ -1,0 +1,107 @@
+"""Facts about the installed torch that builds and keys depend on.
+
+Importing torch takes a second or two, so this module does it only inside functions; by the
+time an op is loaded the caller's process has it imported anyway.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from op_builder.errors import IncompatibleOpError
+from op_builder.memo import Memo
+
+MINIMUM_TORCH = (2, 10)
+
+
+@dataclass(frozen=True)
+class TorchInstall:
+    """The torch of this interpreter.
+
+    Attributes:
+        version: as torch says it, ``2.13.0+cpu``.
+        release: (major, minor).
+        root: the package's directory.
+        cxx11_abi: whether it was built with libstdc++'s C++11 ABI.
+        cuda: CUDA version it was built with, None for a build without CUDA.
+        hip: ROCm's HIP version, None where there is none.
+        xpu: version of the SYCL toolkit of an XPU build, None where there is none.
+    """
+
+    version: str
+    release: tuple[int, int]
+    root: Path
+    cxx11_abi: bool
+    cuda: str | None
+    hip: str | None
+    xpu: str | None
+
+    @property
+    def library_dir(self) -> Path:
+        return self.root / "lib"
+
+
+def parse_release(version: str) -> tuple[int, int]:
+    """(major, minor) of a version text: ``2.13.0+cpu`` is (2, 13)."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None:
+        raise ValueError(f"{version!r} does not begin with a version number like 2.10")
+    return int(match[1]), int(match[2])
+
+
+@cache
+def torch_install() -> TorchInstall:
+    """The torch of this interpreter.
+
+    Raises:
+        IncompatibleOpError: torch is not installed, or cannot be imported.
+    """
+    try:
+        import torch
+    except Exception as error:
+        raise IncompatibleOpError(
+            f"torch cannot be imported: {type(error).__name__}: {error}", "Install torch >= 2.10."
+        ) from error
+    return TorchInstall(
+        version=torch.__version__,
+        release=parse_release(torch.__version__),
+        root=Path(torch.__file__).resolve().parent,
+        cxx11_abi=bool(torch._C._GLIBCXX_USE_CXX11_ABI),
+        cuda=torch.version.cuda,
+        hip=torch.version.hip,
+        xpu=getattr(torch.version, "xpu", None),
+    )
+
+
+def header_stamp(memo: Memo) -> str:
+    """One short text that changes whenever torch's headers can have changed.
+
+    It is made of torch's version, its source revision and the content of its install record,
+    which lists a hash of every installed file: hashing the 5,400 headers themselves would take
+    longer than a whole warm load may.
+    """
+    import torch
+
+    install = torch_install()
+    record = _install_record(install)
+    stamp = f"{install.version} {getattr(torch.version, 'git_version', '')}"
+    if record is None:  # a source build, or a distribution's package: version.py is rewritten by each build
+        record = install.root / "version.py"
+
+    def work_out() -> tuple[dict[str, Any], list[str]]:
+        return {"sha256": hashlib.sha256(record.read_bytes()).hexdigest()}, [str(record)]
+
+    return f"{stamp} {memo.get(f'torch-record {record}', work_out)['sha256'][:16]}"
+
+
+def _install_record(install: TorchInstall) -> Path | None:
+    for directory in install.root.parent.glob("torch-*.dist-info"):
+        record = directory / "RECORD"
+        if record.is_file() and directory.name.startswith(f"torch-{install.version}"):
+            return record
+    return None

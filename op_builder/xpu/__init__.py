@@ -1,0 +1,5 @@
+"""The builders of Intel XPU devices."""
+
+from op_builder.host.cpu_adam import CPUAdamBuilder
+
+__all__ = ["CPUAdamBuilder"]
