@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -65,7 +65,14 @@ class CPUAdamModule:
         if should_log:
             logger.info(
                 "Adam optimizer %s: %s arithmetic, lr=%g, betas=(%g, %g), eps=%g, weight_decay=%g, adamw_mode=%s",
-                *(optimizer_id, self.isa, alpha, beta1, beta2, eps, weight_decay, bool(adamw_mode)),
+                optimizer_id,
+                self.isa,
+                alpha,
+                beta1,
+                beta2,
+                eps,
+                weight_decay,
+                bool(adamw_mode),
             )
 
     def adam_update(
@@ -88,10 +95,10 @@ class CPUAdamModule:
         Raises:
             OpArgumentError: an argument does not fit; no tensor was changed.
         """
-        self.adam_update_list(
-            *([param], [grad], [exp_avg], [exp_avg_sq]),
-            *(step, lr, beta1, beta2, eps, weight_decay, self._adamw_mode(optimizer_id), bias_correction),
-        )
+        adamw_mode = self._adamw_mode(optimizer_id)
+        tensors = _by_role([param], [grad], [exp_avg], [exp_avg_sq])
+        hyper_parameters = _check_hyper_parameters(lr, beta1, beta2, eps, weight_decay)
+        self._call(self._update, tensors, step, hyper_parameters, adamw_mode, bias_correction)
 
     def adam_update_list(
         self,
@@ -115,15 +122,9 @@ class CPUAdamModule:
         Raises:
             OpArgumentError: an argument does not fit; no tensor was changed.
         """
+        tensors = _by_role(params, grads, exp_avgs, exp_avg_sqs)
         hyper_parameters = _check_hyper_parameters(lr, beta1, beta2, eps, weight_decay)
-        tensors = {"param": params, "grad": grads, "exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs}
-        call_op(
-            self._update,
-            tensors,
-            *(step_number(step), *hyper_parameters, bool(adamw_mode), bool(bias_correction), self.isa),
-        )
-        # autograd then notices a parameter that was changed between a forward and its backward.
-        torch.autograd.graph.increment_version(params)
+        self._call(self._update, tensors, step, hyper_parameters, adamw_mode, bias_correction)
 
     def adam_rollback(
         self,
@@ -158,14 +159,9 @@ class CPUAdamModule:
                 lr * weight_decay = 1, where the old values are lost; no tensor was changed.
         """
         adamw_mode = self._adamw_mode(optimizer_id)
+        tensors = _by_role([param], [grad], [exp_avg], [exp_avg_sq])
         hyper_parameters = _check_hyper_parameters(lr, beta1, beta2, eps, weight_decay)
-        tensors = {"param": [param], "grad": [grad], "exp_avg": [exp_avg], "exp_avg_sq": [exp_avg_sq]}
-        call_op(
-            self._rollback,
-            tensors,
-            *(step_number(step), *hyper_parameters, adamw_mode, bool(bias_correction), self.isa),
-        )
-        torch.autograd.graph.increment_version([param])
+        self._call(self._rollback, tensors, step, hyper_parameters, adamw_mode, bias_correction)
 
     def destroy_adam(self, optimizer_id: int) -> None:
         """Forget an optimizer; its id is free again.
@@ -176,6 +172,20 @@ class CPUAdamModule:
         self._adamw_mode(optimizer_id)
         del self._adamw_modes[optimizer_id]
 
+    def _call(
+        self,
+        op: Callable[..., None],
+        tensors: dict[str, Sequence[torch.Tensor]],
+        step: int,
+        hyper_parameters: tuple[float, ...],
+        adamw_mode: bool,
+        bias_correction: bool,
+    ) -> None:
+        options = (step_number(step), *hyper_parameters, bool(adamw_mode), bool(bias_correction), self.isa)
+        call_op(op, tensors, *options)
+        # autograd then notices a parameter that was changed between a forward and its backward.
+        torch.autograd.graph.increment_version(tensors["param"])
+
     def _adamw_mode(self, optimizer_id: int) -> bool:
         try:
             return self._adamw_modes[optimizer_id]
@@ -184,6 +194,15 @@ class CPUAdamModule:
                 f"There is no Adam optimizer with id {optimizer_id!r}: it was never created or is destroyed.",
                 "Call create_adam with this id first.",
             ) from None
+
+
+def _by_role(
+    params: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor],
+    exp_avgs: Sequence[torch.Tensor],
+    exp_avg_sqs: Sequence[torch.Tensor],
+) -> dict[str, Sequence[torch.Tensor]]:
+    return {"param": params, "grad": grads, "exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs}
 
 
 def _check_hyper_parameters(
