@@ -1,0 +1,175 @@
+"""NUMA nodes, control groups and resident memory, on made-up trees of kernel files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from simulated_machines import numa_tree
+
+from accelerator import host
+from accelerator.cgroups import HostFiles, allowed_cores, memory_limit_bytes, memory_room_bytes, parse_index_list
+
+Write = Callable[[dict[str, str]], HostFiles]
+
+
+@pytest.mark.parametrize(
+    ("text", "indices"),
+    [("0", {0}), ("0-3", {0, 1, 2, 3}), ("0-1,8,10-11\n", {0, 1, 8, 10, 11}), ("", set()), ("\n", set())],
+)
+def test_the_kernels_list_format(text: str, indices: set[int]) -> None:
+    assert parse_index_list(text) == indices
+
+
+V2 = {"proc/self/cgroup": "0::/job/step\n"}
+V2_ROOT = {"proc/self/cgroup": "0::/\n"}
+V1 = {"proc/self/cgroup": "5:cpuset,cpu:/docker/abc\n4:memory:/docker/abc\n0::/\n"}
+OUTSIDE = {"proc/self/cgroup": "0::/../../other.slice\n"}
+TWO_SOCKETS = numa_tree({0: "0-15", 1: "16-31"})
+
+NUMA = [
+    ("one node", numa_tree({0: "0-7"}), 1),
+    ("two sockets", TWO_SOCKETS, 2),
+    ("two sockets with hyperthreads", numa_tree({0: "0-15,32-47", 1: "16-31,48-63"}), 2),
+    ("more than nine nodes", numa_tree({n: f"{2 * n}-{2 * n + 1}" for n in range(12)}), 12),
+    ("HBM in flat mode", numa_tree({0: "0-55", 1: "56-111", 2: "", 3: ""}), 2),
+    ("fake NUMA", numa_tree({0: "0-7", 1: "0-7", 2: "0-7", 3: "0-7"}), 1),
+    ("fake NUMA on two sockets", numa_tree({0: "0-7", 1: "0-7", 2: "8-15", 3: "8-15"}), 2),
+    ("fake NUMA on two sockets, interleaved", numa_tree({0: "0-7", 1: "8-15", 2: "0-7", 3: "8-15"}), 2),
+    ("an offline node", numa_tree({0: "0-7", 1: "8-15"}, online="0"), 1),
+    ("numbers with gaps", numa_tree({0: "0-7", 8: "8-15"}, online="0,8"), 2),
+    ("all cores of a node offline", numa_tree({0: "0-7", 1: ""}), 1),
+    ("no NUMA in the kernel", {"sys/devices/system/cpu/online": "0-3"}, 1),
+    ("nothing at all", {}, 1),
+    ("no cores anywhere", numa_tree({0: ""}), 1),
+    ("cpuset v2 hides a node", {**TWO_SOCKETS, **V2, "sys/fs/cgroup/job/step/cpuset.cpus.effective": "16-19"}, 1),
+    ("cpuset v2 of an ancestor", {**TWO_SOCKETS, **V2, "sys/fs/cgroup/job/cpuset.cpus.effective": "0-3"}, 1),
+    ("cpuset v2 in a container", {**TWO_SOCKETS, **V2_ROOT, "sys/fs/cgroup/cpuset.cpus.effective": "0-3"}, 1),
+    ("cpuset v2 leaves both", {**TWO_SOCKETS, **V2, "sys/fs/cgroup/job/step/cpuset.cpus.effective": "15-16"}, 2),
+    ("cpuset v1 hides a node", {**TWO_SOCKETS, **V1, "sys/fs/cgroup/cpuset/docker/abc/cpuset.effective_cpus": "0"}, 1),
+    ("cpuset v1 in a container", {**TWO_SOCKETS, **V1, "sys/fs/cgroup/cpuset/cpuset.cpus": "31"}, 1),
+    ("an empty cpuset file", {**TWO_SOCKETS, **V2, "sys/fs/cgroup/job/step/cpuset.cpus.effective": "\n"}, 2),
+    ("no cgroup mount", {**TWO_SOCKETS, **V2}, 2),
+]
+
+
+@pytest.mark.parametrize(("tree", "count"), [row[1:] for row in NUMA], ids=[row[0] for row in NUMA])
+def test_numa_nodes_with_usable_cores_count(host_files: Write, tree: dict[str, str], count: int) -> None:
+    assert host.numa_node_count(host_files(tree)) == count
+
+
+GIB = 1 << 30
+LIMITS = [
+    ("v2 without a limit", {**V2, "sys/fs/cgroup/job/step/memory.max": "max\n"}, None),
+    ("v2", {**V2, "sys/fs/cgroup/job/step/memory.max": f"{4 * GIB}\n"}, 4 * GIB),
+    (
+        "v2, an ancestor is tighter",
+        {
+            **V2,
+            "sys/fs/cgroup/job/step/memory.max": f"{8 * GIB}",
+            "sys/fs/cgroup/job/memory.max": f"{2 * GIB}",
+        },
+        2 * GIB,
+    ),
+    ("v2 in a container", {**V2_ROOT, "sys/fs/cgroup/memory.max": f"{GIB}"}, GIB),
+    ("v2 from outside the namespace", {**OUTSIDE, "sys/fs/cgroup/memory.max": f"{GIB}"}, GIB),
+    ("v1", {**V1, "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": f"{3 * GIB}"}, 3 * GIB),
+    ("v1 in a container", {**V1, "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{3 * GIB}"}, 3 * GIB),
+    ("hybrid", {**V2, "sys/fs/cgroup/unified/job/memory.max": f"{GIB}"}, GIB),
+    ("no cgroups", {}, None),
+]
+
+
+@pytest.mark.parametrize(("tree", "limit"), [row[1:] for row in LIMITS], ids=[row[0] for row in LIMITS])
+def test_the_tightest_cgroup_limit_counts(host_files: Write, tree: dict[str, str], limit: int | None) -> None:
+    assert memory_limit_bytes(host_files(tree)) == limit
+
+
+@pytest.mark.usefixtures("fake_memory")
+def test_v1_without_a_limit_does_not_exceed_the_machine(host_files: Write) -> None:
+    huge = {**V1, "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": "9223372036854771712"}
+    assert host.total_memory_bytes(host_files(huge)) == 64 * GIB
+    assert host.available_memory_bytes(host_files(huge)) == 48 * GIB
+
+
+@pytest.mark.usefixtures("fake_memory")
+def test_memory_is_capped_by_the_cgroup_and_dropped_cache_is_free(host_files: Write) -> None:
+    files = host_files(
+        {
+            **V2,
+            "sys/fs/cgroup/job/step/memory.max": f"{8 * GIB}",
+            "sys/fs/cgroup/job/step/memory.current": f"{6 * GIB}",
+            "sys/fs/cgroup/job/step/memory.stat": f"anon {4 * GIB}\ninactive_file {GIB}\nactive_file 5\n",
+        }
+    )
+    assert host.total_memory_bytes(files) == 8 * GIB
+    assert host.available_memory_bytes(files) == 3 * GIB
+
+
+@pytest.mark.usefixtures("fake_memory")
+def test_available_memory_v1_counts_the_groups_descendants_and_is_never_negative(host_files: Write) -> None:
+    group = "sys/fs/cgroup/memory/docker/abc"
+    tree = {
+        **V1,
+        f"{group}/memory.limit_in_bytes": f"{2 * GIB}",
+        f"{group}/memory.usage_in_bytes": f"{2 * GIB}",
+        f"{group}/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}\n",
+    }
+    assert memory_room_bytes(host_files(tree)) == GIB
+    assert memory_room_bytes(host_files({f"{group}/memory.usage_in_bytes": f"{9 * GIB}"})) == 0
+
+
+def test_without_a_cpuset_all_cores_are_allowed(host_files: Write) -> None:
+    assert allowed_cores(host_files({})) is None
+
+
+# Resident memory -------------------------------------------------------------------------
+
+
+def test_the_peak_is_the_kernels_high_water_mark(host_files: Write) -> None:
+    memory = host.ResidentMemory(host_files({"proc/self/status": f"VmRSS:\t 5 kB\nVmHWM:\t {1 << 30} kB\n"}))
+    assert memory.peak() == 1 << 40
+
+
+def test_a_reset_restarts_the_kernels_mark(host_files: Write) -> None:
+    files = host_files({"proc/self/status": "VmHWM:\t 7 kB\n", "proc/self/clear_refs": ""})
+    host.ResidentMemory(files).reset()
+    assert (files.procfs / "self" / "clear_refs").read_text() == "5"
+
+
+def test_where_the_mark_cannot_be_restarted_the_peak_is_what_was_seen(host_files: Write) -> None:
+    files = host_files({"proc/self/status": f"VmHWM:\t {1 << 30} kB\n"})
+    memory = host.ResidentMemory(files)
+    memory.reset()
+    assert 0 < memory.peak() < 1 << 40
+
+
+def test_without_any_kernel_files_the_peak_still_holds(tmp_path: Path) -> None:
+    memory = host.ResidentMemory(HostFiles(tmp_path, tmp_path))
+    assert memory.peak() >= memory.current() * 0.5 > 0
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the kernel lets no process reset its peak")
+def test_the_real_peak_sees_what_happened_between_two_questions() -> None:
+    memory = host.ResidentMemory(HostFiles())
+    memory.reset()
+    base = memory.peak()
+    block = bytearray(64 << 20)
+    block[:: 1 << 12] = b"x" * len(range(0, len(block), 1 << 12))  # touch every page
+    del block
+    assert memory.peak() >= base + (48 << 20)
+    memory.reset()
+    assert memory.peak() < base + (48 << 20)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_does_not_report_its_parents_peak(host_files: Write) -> None:
+    memory = host.ResidentMemory(host_files({"proc/self/status": f"VmHWM:\t {1 << 30} kB\n"}))
+    assert memory.peak() == 1 << 40
+    host_files({"proc/self/status": "VmHWM:\t 9 kB\n"})  # the child's own
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if memory.peak() < 1 << 40 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
