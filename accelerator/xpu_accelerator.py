@@ -42,7 +42,7 @@ class XPU_Accelerator(TorchAccelerator):
     @classmethod
     def device_module(cls) -> ModuleType:
         _ipex()  # registers its part with torch.xpu; no matter when it is absent
-        if torch.version.xpu is None and not torch.xpu.is_available():
+        if getattr(torch.version, "xpu", None) is None and not torch.xpu.is_available():
             raise ImportError(f"torch {torch.__version__} is built without XPU")
         return torch.xpu
 

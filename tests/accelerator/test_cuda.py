@@ -1,0 +1,249 @@
+"""CUDA: what can be told without a device, NVML's mapping over a fake, and the rest on a real one."""
+
+# ruff: noqa: ARG001, ARG005 - fixtures that are there for what they do, fakes with torch's signatures
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from simulated_machines import Machine
+
+from accelerator import nvml
+from accelerator.cuda_accelerator import CUDA_Accelerator, _nvtx
+from op_builder import env
+
+UUIDS = ["GPU-aaaa1111-0", "GPU-bbbb2222-1", "GPU-bbbb3333-2"]
+FREE = [10, 20, 30]
+
+
+def test_it_declares_what_the_table_says(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerator = CUDA_Accelerator()
+    assert accelerator.communication_backend_name() == "nccl"
+    assert accelerator.visible_devices_envs() == ["CUDA_VISIBLE_DEVICES"]
+    assert accelerator.export_envs() == ["NCCL"]
+    assert accelerator.get_compile_backend() == "inductor"
+    assert accelerator.op_builder_dir() == "op_builder.cuda"
+    assert accelerator.supports_nvtx_domain() is True
+    assert accelerator.use_host_timers() is False
+    assert accelerator.device_name(2) == "cuda:2"
+    assert accelerator.Stream is torch.cuda.Stream
+    assert accelerator.Event is torch.cuda.Event
+    monkeypatch.setattr("sys.platform", "win32")
+    assert CUDA_Accelerator().communication_backend_name() == "gloo"
+
+
+def test_without_a_device_it_answers_no_and_starts_nothing(machine: Machine) -> None:
+    accelerator = CUDA_Accelerator()
+    assert accelerator.is_available() is False
+    assert accelerator.device_count() == 0
+    assert accelerator.device_capability() is None
+    assert accelerator.supported_dtypes() == [torch.float32]
+    assert accelerator.is_fp8_supported() is False
+    assert accelerator.is_triton_supported() is False
+    if not torch.backends.cuda.is_built():
+        accelerator.range_push("step")
+        accelerator.range_pop()
+    builder = accelerator.create_op_builder("CPUAdamBuilder")
+    assert builder.name == "cpu_adam"
+    assert not torch.cuda.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("capability", "fp16", "fp8"),
+    [((6, 1), False, False), ((7, 0), True, False), ((8, 6), True, False), ((8, 9), True, True), ((9, 0), True, True)],
+)
+def test_types_by_compute_capability(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], fp16: bool, fp8: bool
+) -> None:
+    machine.cuda(1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: capability >= (8, 0))
+    accelerator = CUDA_Accelerator()
+    assert accelerator.is_fp16_supported() is fp16
+    assert accelerator.is_triton_supported() is fp16
+    assert accelerator.is_fp8_supported() is fp8
+    assert accelerator.is_bf16_supported() is (capability >= (8, 0))
+
+
+@pytest.mark.parametrize(("architecture", "fp8"), [("gfx942:sramecc+", True), ("gfx90a", False), ("gfx1201", True)])
+def test_fp8_on_rocm_goes_by_architecture(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, architecture: str, fp8: bool
+) -> None:
+    machine.cuda(1)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(gcnArchName=architecture))
+    assert CUDA_Accelerator().is_fp8_supported() is fp8
+
+
+# NVML ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("visible", "index", "device"),
+    [
+        (None, 1, 1),
+        ("2,0", 0, 2),
+        ("2,0", 1, 0),
+        (" 1 , 2 ", 1, 2),
+        ("GPU-bbbb2222-1,GPU-aaaa1111-0", 0, "GPU-bbbb2222-1"),
+        ("MIG-c0ffee", 0, "MIG-c0ffee"),
+    ],
+)
+def test_cuda_visible_devices_is_translated(visible: str | None, index: int, device: int | str) -> None:
+    assert nvml.visible_device(visible, index) == device
+
+
+@pytest.mark.parametrize(("visible", "index"), [("0", 1), ("-1", 0), ("0,-1,1", 1), ("0,,1", 1)])
+def test_cuda_stops_at_the_first_entry_that_is_no_device(visible: str, index: int) -> None:
+    with pytest.raises(IndexError):
+        nvml.visible_device(visible, index)
+
+
+def install_nvml(machine: Machine, *, mig: frozenset[int] = frozenset(), uuid_type: type = str) -> None:
+    def by_uuid(uuid: str) -> str:
+        assert uuid.startswith("MIG-")
+        return uuid
+
+    def mig_mode(handle: int) -> tuple[int, int]:
+        if handle == 0:
+            raise RuntimeError("not supported")
+        return (1 if handle in mig else 0, 0)
+
+    machine.package(
+        "pynvml",
+        NVML_DEVICE_MIG_ENABLE=1,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: len(UUIDS),
+        nvmlDeviceGetHandleByIndex=lambda index: range(len(UUIDS))[index],
+        nvmlDeviceGetHandleByUUID=by_uuid,
+        nvmlDeviceGetUUID=lambda handle: UUIDS[handle] if uuid_type is str else UUIDS[handle].encode(),
+        nvmlDeviceGetMigMode=mig_mode,
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(free=5 if isinstance(handle, str) else FREE[handle]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("visible", "index", "free"),
+    [
+        (None, 2, 30),
+        ("1", 0, 20),
+        ("GPU-bbbb3333-2,0", 0, 30),
+        ("GPU-bbbb3333-2,0", 1, 10),
+        ("GPU-aaaa", 0, 10),
+        ("MIG-c0ffee", 0, 5),
+        ("GPU-none", 0, None),
+        ("0", 3, None),
+        ("7", 0, None),
+    ],
+)
+@pytest.mark.parametrize("uuid_type", [str, bytes])
+def test_free_memory_is_that_of_the_visible_device(
+    machine: Machine, visible: str | None, index: int, free: int | None, uuid_type: type
+) -> None:
+    install_nvml(machine, uuid_type=uuid_type)
+    assert nvml.free_memory_bytes(visible, index) == free
+
+
+def test_nvml_cannot_tell_which_slice_cuda_takes_in_mig_mode(machine: Machine) -> None:
+    install_nvml(machine, mig=frozenset({1}))
+    assert nvml.free_memory_bytes(None, 1) is None
+    assert nvml.free_memory_bytes(None, 2) == 30
+
+
+def test_available_memory_asks_nvml_first_and_then_torch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (100 + index, 1000))
+    accelerator = CUDA_Accelerator()
+    assert accelerator.available_memory() == 101
+    install_nvml(machine)
+    assert accelerator.available_memory() == 20
+    with env.scope(CUDA_VISIBLE_DEVICES="2,0"):
+        assert accelerator.available_memory() == 10
+        assert accelerator.available_memory(0) == 30
+        assert accelerator.available_memory(7) == 107
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert accelerator.available_memory() == 101
+
+
+def test_a_domain_goes_to_the_nvtx_package(machine: Machine) -> None:
+    calls: list[tuple[Any, ...]] = []
+    machine.package(
+        "nvtx",
+        push_range=lambda msg, domain, category: calls.append(("push", msg, domain, category)),
+        pop_range=lambda domain: calls.append(("pop", domain)),
+    )
+    _nvtx.cache_clear()
+    try:
+        CUDA_Accelerator().range_push("step", domain="train", category="loop")
+        CUDA_Accelerator().range_pop(domain="train")
+    finally:
+        _nvtx.cache_clear()
+    assert calls == [("push", "step", "train", "loop"), ("pop", "train")]
+
+
+# On a device -----------------------------------------------------------------------------
+
+on_device = pytest.mark.skipif(not torch.backends.cuda.is_built() or torch.cuda.device_count() == 0, reason="no CUDA")
+
+
+@pytest.mark.cuda
+@on_device
+def test_detection_starts_no_context_so_a_forked_child_can_use_the_device() -> None:
+    from accelerator.selection import choose
+
+    if torch.cuda.is_initialized():
+        pytest.skip("this process has used CUDA already")
+    assert choose().trace
+    assert CUDA_Accelerator().is_available()
+    assert not torch.cuda.is_initialized()
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if torch.ones(4, device="cuda").sum().item() == 4 else 1)
+        except BaseException:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.cuda
+@on_device
+def test_a_graph_replays_on_new_input() -> None:
+    accelerator = CUDA_Accelerator()
+    source, result = torch.ones(8, device="cuda"), torch.zeros(8, device="cuda")
+    side = accelerator.Stream()
+    with accelerator.stream(side):
+        result.copy_(source * 2)
+    accelerator.synchronize()
+    graph = accelerator.create_graph()
+    with accelerator.capture_to_graph(graph, stream=side):
+        result.copy_(source * 2)
+    source.fill_(5)
+    accelerator.replay_graph(graph)
+    accelerator.synchronize()
+    assert result.tolist() == [10.0] * 8
+
+
+@pytest.mark.cuda
+@on_device
+def test_memory_streams_and_random_state_on_the_device() -> None:
+    accelerator = CUDA_Accelerator()
+    accelerator.reset_peak_memory_stats()
+    block = accelerator.FloatTensor([0.0] * 1024)
+    assert accelerator.on_accelerator(block)
+    assert 0 < accelerator.memory_allocated() <= accelerator.max_memory_allocated()
+    assert 0 < accelerator.available_memory() <= accelerator.total_memory()
+    state = accelerator.get_rng_state()
+    first = torch.rand(5, device="cuda")
+    accelerator.set_rng_state(state)
+    assert torch.equal(torch.rand(5, device="cuda"), first)
+    before = accelerator.current_stream()
+    with accelerator.stream(accelerator.Stream()):
+        assert accelerator.current_stream() != before
+    assert accelerator.current_stream() == before
+    assert accelerator.is_pinned(accelerator.pin_memory(torch.zeros(4)))
+    assert isinstance(accelerator.default_generator(0), torch.Generator)
