@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     import torch
+
     from op_builder.builder import OpBuilder
 
 

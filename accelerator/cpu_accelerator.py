@@ -11,13 +11,13 @@ import torch
 
 from accelerator import host
 from accelerator.cgroups import HostFiles
-from accelerator.host_streams import HostStreams
+from accelerator.host_streams import HostGraphs, HostStreams
 from accelerator.oneccl import oneccl_imports
 from accelerator.torch_accelerator import TorchAccelerator
 from op_builder import env as environment
 
 
-class CPU_Accelerator(HostStreams, TorchAccelerator):
+class CPU_Accelerator(HostStreams, HostGraphs, TorchAccelerator):
     """The CPU, always there. ``device_index`` is ignored: a process computes where it was bound.
 
     Args:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 from accelerator.errors import EventNotRecordedError
 
@@ -62,7 +62,7 @@ class HostStream(_Context):
     def __init__(self, device: object = None, priority: int = 0) -> None:
         self.priority = priority
 
-    def record_event(self, event: HostEvent | None = None) -> HostEvent:
+    def record_event(self, event: Any = None) -> Any:
         """Record ``event``, or a new one, and return it."""
         recorded = HostEvent() if event is None else event
         recorded.record(self)
@@ -75,7 +75,7 @@ class HostStream(_Context):
     def synchronize(self) -> None:
         """Return at once."""
 
-    def wait_event(self, event: object) -> None:
+    def wait_event(self, event: Any) -> None:
         """Return at once."""
 
     def wait_stream(self, stream: object) -> None:
@@ -92,15 +92,14 @@ class HostGraph(_Context):
         """Do nothing."""
 
 
-_THE_STREAM = HostStream()
-
-
 class HostStreams:
-    """The stream and graph members of an accelerator without streams."""
+    """The stream members of an accelerator that has one queue; graphs are in :class:`HostGraphs`."""
+
+    only_stream: ClassVar[HostStream] = HostStream()
 
     @property
     def Stream(self) -> Any:
-        return HostStream
+        return type(self.only_stream)
 
     @property
     def Event(self) -> Any:
@@ -110,10 +109,14 @@ class HostStreams:
         return nullcontext(stream)
 
     def current_stream(self, device_index: int | None = None) -> Any:
-        return _THE_STREAM
+        return self.only_stream
 
     def default_stream(self, device_index: int | None = None) -> Any:
-        return _THE_STREAM
+        return self.only_stream
+
+
+class HostGraphs:
+    """The graph members of an accelerator whose graphs record nothing."""
 
     def create_graph(self) -> Any:
         return HostGraph()

@@ -9,17 +9,36 @@ from typing import Any
 
 import torch
 
-from accelerator.host_streams import HostStreams
+from accelerator.host_streams import HostStream, HostStreams
 from accelerator.torch_accelerator import TorchAccelerator
 
 
+class MPSStream(HostStream):
+    """The one queue of the device, which works on while the host goes on."""
+
+    def record_event(self, event: Any = None) -> Any:
+        recorded = torch.mps.Event() if event is None else event
+        recorded.record()
+        return recorded
+
+    def query(self) -> bool:
+        return self.record_event().query()
+
+    def synchronize(self) -> None:
+        torch.mps.synchronize()
+
+    def wait_event(self, event: Any) -> None:
+        event.wait()
+
+
 class MPS_Accelerator(HostStreams, TorchAccelerator):
-    """``torch.mps``: one device, no streams; its allocator keeps no peaks, so current values stand for them."""
+    """``torch.mps``: one device with one queue; its allocator keeps no peaks, so current values stand for them."""
 
     device_type = "mps"
     requirement = "torch.mps"
     communication_backend = None
     visible_devices_variables = ("CUDA_VISIBLE_DEVICES",)  # historical: launchers have always set it
+    only_stream = MPSStream()
     bf16_supported = False
     fp16_supported = False
 
@@ -27,6 +46,10 @@ class MPS_Accelerator(HostStreams, TorchAccelerator):
     def probe(cls) -> str | None:
         torch.mps.current_allocated_memory()  # raises without the device
         return None
+
+    @property
+    def Event(self) -> Any:
+        return torch.mps.Event
 
     def use_host_timers(self) -> bool:
         return True

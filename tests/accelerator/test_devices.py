@@ -202,14 +202,20 @@ def test_xpu_pinning_goes_to_torch_and_page_alignment_is_refused(machine: Machin
 # Others ----------------------------------------------------------------------------------
 
 
-def test_mps_is_one_device_without_streams(machine: Machine) -> None:
+def test_mps_is_one_device_with_one_queue(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.mps()
+    waits: list[str] = []
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waits.append("synchronized"))
     accelerator = device_class("mps")()
     assert accelerator.device_count() == 1
     assert accelerator.current_device_name() == "mps:0"
     assert accelerator.device(0) == torch.device("mps", 0)
     with accelerator.stream(accelerator.Stream()):
-        accelerator.current_stream().synchronize()
+        accelerator.current_stream().synchronize()  # must wait: the device works on while the host goes on
+    assert waits == ["synchronized"]
+    assert accelerator.Event is torch.mps.Event
+    with pytest.raises(UnsupportedFeatureError):
+        accelerator.create_graph()
 
 
 def test_hpu_current_device_carries_no_index(machine: Machine) -> None:
