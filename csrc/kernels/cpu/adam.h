@@ -78,8 +78,9 @@ AdamKernel find_adam_update(Isa isa, DType param, DType grad, DType moment) noex
 // beta widens that, and the result is rounded once more. The step and the gradient's share are
 // recomputed to the same bits and taken away in double, so they add nothing. In L2 mode the gradient
 // seen by the moments contains the old parameter, of which only the restored one is known: with
-// d = l2 * (param's bound) + 2u |g| for g = grad + l2 * param, exp_avg's bound grows by
-// (1 - beta1) / beta1 * d and exp_avg_sq's by (1 - beta2) / beta2 * 2 |g| d.
+// g = grad + l2 * p and d = l2 * (param's bound) + 2u (|l2 * p| + 2 |g|), the restored parameter's
+// error and the roundings on both ways, exp_avg's bound grows by (1 - beta1) / beta1 * d and
+// exp_avg_sq's by (1 - beta2) / beta2 * 2 |g| d.
 AdamKernel find_adam_rollback(Isa isa) noexcept;
 
 }  // namespace accel::cpu

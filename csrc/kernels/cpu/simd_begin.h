@@ -68,7 +68,7 @@ typedef float F32 __attribute__((vector_size(kLanes * 4)));
 typedef std::uint32_t U32 __attribute__((vector_size(kLanes * 4)));
 typedef std::uint16_t U16 __attribute__((vector_size(kLanes * 2)));
 
-ACCEL_INLINE F32 broadcast(float value) { return F32{} + value; }
+ACCEL_INLINE F32 broadcast(float value) { return value - F32{}; }  // minus keeps the sign of -0
 ACCEL_INLINE U32 broadcast_bits(std::uint32_t value) { return U32{} + value; }
 
 ACCEL_INLINE F32 multiply_add(F32 a, F32 b, F32 c) {

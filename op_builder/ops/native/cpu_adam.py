@@ -28,10 +28,12 @@ class CPUAdamModule:
         ops: the namespace of torch ops that the binding registered.
 
     Attributes:
+        ops: the same namespace.
         isa: instruction set in use, fixed when the module is made (``ACCEL_CPU_ISA`` caps it).
     """
 
     def __init__(self, ops: Any) -> None:
+        self.ops = ops
         self._update = ops.adam_update.default
         self._rollback = ops.adam_rollback.default
         self.isa = best_isa(tuple(ops.supported_isas().split(",")), env.ACCEL_CPU_ISA.get())

@@ -1,0 +1,152 @@
+"""Adam in float64, with a bound of what the float32 kernels may differ from it.
+
+The bound follows the kernel operation by operation, to first order in u = 2**-24, the relative
+error of one float32 operation. It holds with and without fused multiply-add (which rounds less).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+U = 2.0**-24
+# Absolute error of an operation whose result is subnormal, for the few that a value goes through.
+SUBNORMAL = 2.0**-147
+SECOND_ORDER = 1.01
+
+
+@dataclass(frozen=True)
+class Options:
+    step: int = 3
+    lr: float = 1e-2
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    bias_correction: bool = True
+    adamw_mode: bool = True
+
+    def positional(self) -> tuple[float, ...]:
+        """The arguments of ``adam_update`` after the optimizer id."""
+        return (self.step, self.lr, self.beta1, self.beta2, self.eps, self.weight_decay, self.bias_correction)
+
+    @property
+    def decay(self) -> float:
+        return 1 - self.lr * self.weight_decay if self.adamw_mode else 1.0
+
+    @property
+    def l2(self) -> float:
+        return 0.0 if self.adamw_mode else self.weight_decay
+
+
+@dataclass(frozen=True)
+class Tensors:
+    param: torch.Tensor
+    grad: torch.Tensor
+    exp_avg: torch.Tensor
+    exp_avg_sq: torch.Tensor
+
+    def __iter__(self):
+        return iter((self.param, self.grad, self.exp_avg, self.exp_avg_sq))
+
+    def clone(self) -> Tensors:
+        return Tensors(*(tensor.clone() for tensor in self))
+
+    def double(self) -> Tensors:
+        return Tensors(*(tensor.double() for tensor in self))
+
+
+def random_tensors(
+    numel: int,
+    param: torch.dtype = torch.float32,
+    grad: torch.dtype = torch.float32,
+    moment: torch.dtype = torch.float32,
+    seed: int = 0,
+    offset: int = 0,
+) -> Tensors:
+    """Tensors of a training run's magnitudes, ``offset`` elements into their storage."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def make(scale: float, dtype: torch.dtype) -> torch.Tensor:
+        storage = torch.empty(numel + offset, dtype=dtype)
+        tensor = storage[offset:]
+        # Magnitudes over several powers of ten, as gradients have.
+        spread = torch.rand(numel, generator=generator) * 4 - 3
+        tensor.copy_(torch.randn(numel, generator=generator) * 10**spread * scale)
+        return tensor
+
+    exp_avg_sq = make(1e-2, moment)
+    exp_avg_sq.abs_()
+    return Tensors(make(1.0, param), make(0.1, grad), make(0.1, moment), exp_avg_sq)
+
+
+def unit_roundoff(dtype: torch.dtype) -> tuple[float, float]:
+    """Relative error of storing to ``dtype``, and absolute error where the result is subnormal."""
+    info = torch.finfo(dtype)
+    return info.eps / 2, info.smallest_normal * info.eps / 2
+
+
+def expect_update(tensors: Tensors, options: Options) -> tuple[Tensors, Tensors]:
+    """The float64 result for ``tensors``, and the bound of the kernels' difference from it."""
+    p, grad, m, v = tensors.double()
+    c1, c2 = 1 - options.beta1, 1 - options.beta2
+    correction1 = 1 - options.beta1**options.step if options.bias_correction else 1.0
+    correction2 = 1 - options.beta2**options.step if options.bias_correction else 1.0
+    step_size, inverse = options.lr / correction1, correction2**-0.5
+
+    g = grad + options.l2 * p if options.l2 else grad  # 0 * infinity is NaN
+    g_error = U * (2 * (options.l2 * p).abs() + g.abs()) if options.l2 else torch.zeros_like(g)
+    new_m = options.beta1 * m + c1 * g
+    m_error = U * (2 * (options.beta1 * m).abs() + 2 * (c1 * g).abs() + new_m.abs()) + c1 * g_error + SUBNORMAL
+    new_v = options.beta2 * v + c2 * g * g
+    v_error = U * (2 * options.beta2 * v + 3 * c2 * g * g + new_v) + 2 * c2 * g.abs() * g_error + SUBNORMAL
+    root = new_v.sqrt()
+    root_error = torch.minimum(v_error / (2 * root), v_error.sqrt()) + U * root
+    denominator = root * inverse + options.eps
+    denominator_error = inverse * root_error + U * (2 * inverse * root + options.eps + denominator)
+    direction = new_m / denominator
+    direction_error = m_error / denominator + direction.abs() * (denominator_error / denominator + U)
+    change = step_size * direction
+    change_error = step_size * direction_error + 2 * U * change.abs()
+    new_p = options.decay * p - change
+    p_error = 2 * U * (options.decay * p).abs() + change_error + U * new_p.abs() + SUBNORMAL
+
+    result = Tensors(new_p, grad, new_m, new_v)
+    computing = Tensors(p_error, torch.zeros_like(grad), m_error, v_error)
+    bounds = []
+    for value, error, stored in zip(result, computing, tensors, strict=True):
+        relative, absolute = unit_roundoff(stored.dtype)
+        storing = 0.0 if stored.dtype == torch.float32 else relative * value.abs() + absolute
+        bounds.append(SECOND_ORDER * (error + storing))
+    return result, Tensors(*bounds)
+
+
+def rollback_bound(before: Tensors, after: Tensors, options: Options) -> Tensors:
+    """How far ``adam_rollback`` may stay from ``before``: csrc/kernels/cpu/adam.h derives it."""
+    p, grad, m, v = before.double()
+    new_p, _, new_m, new_v = after.double()
+    decay = abs(options.decay)
+    p_error = U * (2 * p.abs() + (new_p.abs() + (new_p - options.decay * p).abs()) / decay) + SUBNORMAL / decay
+    g = grad + options.l2 * p
+    roundings = 2 * U * ((options.l2 * p).abs() + 2 * g.abs())
+    g_error = options.l2 * p_error + roundings if options.l2 else torch.zeros_like(g)
+    m_error = U * (2 * m.abs() + new_m.abs() / options.beta1) + (1 - options.beta1) / options.beta1 * g_error
+    v_share = (1 - options.beta2) / options.beta2 * 2 * g.abs() * g_error
+    v_error = U * (2 * v.abs() + new_v.abs() / options.beta2) + v_share
+    return Tensors(
+        SECOND_ORDER * p_error,
+        torch.zeros_like(grad),
+        SECOND_ORDER * m_error + SUBNORMAL / options.beta1,
+        SECOND_ORDER * v_error + SUBNORMAL / options.beta2,
+    )
+
+
+def assert_within(actual: Tensors, expected: Tensors, bound: Tensors) -> None:
+    for name in ("param", "grad", "exp_avg", "exp_avg_sq"):
+        error = (getattr(actual, name).double() - getattr(expected, name)).abs()
+        over = error > getattr(bound, name)
+        assert not over.any(), (
+            f"{name}: {int(over.sum())} of {over.numel()} elements beyond the bound, "
+            f"the worst by a factor of {(error / getattr(bound, name)).max():.3g}"
+        )

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import pytest
+
+from op_builder import env
+from op_builder.cpu import CPUAdamBuilder
+from op_builder.cpu_isa import supported_isas
+from op_builder.ops.native.cpu_adam import CPUAdamModule
+
+
+@pytest.fixture(scope="session")
+def cpu_adam() -> CPUAdamModule:
+    """The op as users get it, with the best instruction set."""
+    return CPUAdamBuilder().load()
+
+
+@pytest.fixture(scope="session", params=supported_isas())
+def adam_of_isa(request: pytest.FixtureRequest, cpu_adam: CPUAdamModule) -> CPUAdamModule:
+    """The op, once with every instruction set that this machine can run."""
+    with env.scope(ACCEL_CPU_ISA=request.param):
+        return CPUAdamModule(cpu_adam.ops)
