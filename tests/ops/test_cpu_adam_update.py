@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from adam_reference import U, Options, Tensors, assert_within, expect_update, random_tensors
+from adam_reference import Options, Tensors, U, assert_within, expect_update, random_tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,0 +1,212 @@
+"""Bad input of CPU Adam: a clear error, the tensors untouched, the op usable afterwards."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from adam_reference import Options, random_tensors
+
+from op_builder import env
+from op_builder.errors import AccelError, EnvironmentValueError, OpArgumentError
+from op_builder.ops.native.cpu_adam import CPUAdamModule
+
+NAN = math.nan
+SETTINGS = {
+    "optimizer_id": 0,
+    "step": 1,
+    "lr": 1e-3,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "eps": 1e-8,
+    "weight_decay": 0.01,
+    "bias_correction": True,
+}
+ROLES = ("param", "grad", "exp_avg", "exp_avg_sq")
+
+
+@pytest.fixture
+def adam(cpu_adam):
+    module = CPUAdamModule(cpu_adam.ops)
+    module.create_adam(0)
+    return module
+
+
+def good_tensors() -> dict[str, torch.Tensor]:
+    return dict(zip(ROLES, random_tensors(24), strict=True))
+
+
+BAD_SETTINGS = [
+    ("optimizer_id", 7, "no Adam optimizer with id 7"),
+    ("optimizer_id", [], "no Adam optimizer"),
+    ("step", 0, "step is 0"),
+    ("step", -3, "step is -3"),
+    ("step", 1.5, "step is 1.5"),
+    ("step", "1", "not an int"),
+    ("step", None, "not an int"),
+    ("step", True, "step is True"),
+    ("lr", NAN, "lr is nan"),
+    ("lr", math.inf, "lr is inf"),
+    ("lr", -1e-3, "lr is -0.001"),
+    ("lr", "fast", "not a number"),
+    ("lr", torch.ones(2), "not a number"),
+    ("beta1", NAN, "beta1 is nan"),
+    ("beta1", 1.0, "beta1 is 1.0"),
+    ("beta1", -0.1, "beta1 is -0.1"),
+    ("beta2", NAN, "beta2 is nan"),
+    ("beta2", 1.5, "beta2 is 1.5"),
+    ("eps", NAN, "eps is nan"),
+    ("eps", -1e-8, "eps is -1e-08"),
+    ("weight_decay", NAN, "weight_decay is nan"),
+    ("weight_decay", -0.1, "weight_decay is -0.1"),
+    ("weight_decay", math.inf, "weight_decay is inf"),
+]
+
+BAD_TENSORS = [
+    *((role, lambda x: x.to("meta"), f"{role} of tensor 0 is on device meta") for role in ROLES),
+    *((role, lambda x: x.to_sparse(), f"{role} of tensor 0 has layout torch.sparse_coo") for role in ROLES),
+    *((role, lambda x: x.repeat(2)[::2], f"{role} of tensor 0 is not contiguous") for role in ROLES),
+    *((role, lambda x: x.double(), f"{role} of tensor 0 is of type Double") for role in ROLES),
+    *((role, lambda x: x.to(torch.int32), f"{role} of tensor 0 is of type Int") for role in ROLES),
+    *((role, lambda x: x.tolist(), f"{role} of tensor 0 is of type list") for role in ROLES),
+    *((role, lambda x: None, f"{role} of tensor 0 is of type NoneType") for role in ROLES),  # noqa: ARG005
+    *((role, lambda x: x[:-1].clone(), "has 23 elements, its parameter has 24") for role in ROLES[1:]),
+    ("param", lambda x: x[:-1].clone(), "its parameter has 23"),
+    ("exp_avg", lambda x: x.bfloat16(), "a moment is of float32 or of its parameter's type"),
+    ("exp_avg_sq", lambda x: x.half(), "a moment is of float32 or of its parameter's type"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "text"), BAD_SETTINGS, ids=lambda value: str(value)[:20])
+def test_bad_settings_are_refused_before_anything_is_written(adam, name, value, text):
+    tensors = good_tensors()
+    before = {role: tensor.clone() for role, tensor in tensors.items()}
+    for call in (adam.adam_update, adam.adam_rollback):
+        with pytest.raises(OpArgumentError, match=text) as caught:
+            call(**{**SETTINGS, name: value}, **tensors)
+        assert caught.value.remedy
+    assert all(torch.equal(tensors[role], before[role]) for role in ROLES)
+    adam.adam_update(**SETTINGS, **tensors)
+
+
+@pytest.mark.parametrize(("role", "spoil", "text"), BAD_TENSORS, ids=lambda value: str(value)[-30:])
+def test_bad_tensors_are_refused_before_anything_is_written(adam, role, spoil, text):
+    tensors = good_tensors()
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    spoiled = {**tensors, role: spoil(tensors[role])}
+    with pytest.raises(OpArgumentError, match=text) as caught:
+        adam.adam_update(**SETTINGS, **spoiled)
+    assert caught.value.remedy
+    with pytest.raises(OpArgumentError):
+        adam.adam_rollback(**SETTINGS, **spoiled)
+    assert all(torch.equal(tensors[name], before[name]) for name in ROLES)
+    adam.adam_update(**SETTINGS, **tensors)
+
+
+@pytest.mark.parametrize(("one", "other"), [(a, b) for i, a in enumerate(ROLES) for b in ROLES[:i]])
+def test_tensors_that_share_memory_are_refused(adam, one, other):
+    tensors = good_tensors()
+    storage = torch.rand(40)
+    tensors[one], tensors[other] = storage[:24], storage[16:]
+    before = storage.clone()
+    with pytest.raises(OpArgumentError, match=f"{one} of tensor 0 shares memory with its {other}"):
+        adam.adam_update(**SETTINGS, **tensors)
+    assert torch.equal(storage, before)
+
+
+def test_neighbours_in_one_storage_are_accepted(adam):
+    storage = torch.rand(4 * 24)
+    adam.adam_update(**SETTINGS, **dict(zip(ROLES, storage.chunk(4), strict=True)))
+
+
+def test_moments_of_two_types_are_refused(adam):
+    tensors = good_tensors()
+    tensors["param"] = tensors["param"].bfloat16()
+    tensors["exp_avg"] = tensors["exp_avg"].bfloat16()
+    with pytest.raises(OpArgumentError, match="two moments must be of one type"):
+        adam.adam_update(**SETTINGS, **tensors)
+
+
+def test_one_bad_tensor_in_a_list_leaves_all_others_untouched(adam):
+    lists = {role: [] for role in ROLES}
+    for _ in range(5):
+        for role, tensor in good_tensors().items():
+            lists[role].append(tensor)
+    lists["exp_avg"][4] = lists["exp_avg"][4].double()
+    before = {role: [tensor.clone() for tensor in members] for role, members in lists.items()}
+    with pytest.raises(OpArgumentError, match="exp_avg of tensor 4"):
+        adam.adam_update_list(*lists.values(), 1, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, True)
+    for role in ROLES:
+        assert all(torch.equal(now, then) for now, then in zip(lists[role], before[role], strict=True))
+
+
+def test_lists_of_unequal_length_are_refused(adam):
+    lists = [[tensor] for tensor in good_tensors().values()]
+    lists[2] = []
+    with pytest.raises(OpArgumentError, match="1 parameters came with 0 exp_avg tensors"):
+        adam.adam_update_list(*lists, 1, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, True)
+
+
+def test_empty_lists_and_empty_tensors_do_nothing(adam):
+    adam.adam_update_list([], [], [], [], 1, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, True)
+    adam.adam_update(**SETTINGS, **{role: torch.empty(0) for role in ROLES})
+
+
+def test_an_id_is_used_once_and_free_after_destroy(adam):
+    with pytest.raises(OpArgumentError, match="id 0 is in use"):
+        adam.create_adam(0)
+    adam.destroy_adam(0)
+    with pytest.raises(OpArgumentError, match="no Adam optimizer with id 0"):
+        adam.destroy_adam(0)
+    with pytest.raises(OpArgumentError, match="no Adam optimizer with id 0"):
+        adam.adam_update(**SETTINGS, **good_tensors())
+    adam.create_adam(0, adamw_mode=False)
+    adam.adam_update(**SETTINGS, **good_tensors())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("alpha", NAN), ("beta1", 1.0), ("beta2", -1.0), ("eps", math.inf), ("weight_decay", -1)]
+)
+def test_create_checks_its_values_and_registers_nothing(adam, name, value):
+    with pytest.raises(OpArgumentError):
+        adam.create_adam(1, **{name: value})
+    adam.create_adam(1)
+
+
+def test_create_and_update_take_their_arguments_by_position(adam):
+    adam.create_adam(5, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, False)
+    tensors = random_tensors(8)
+    adam.adam_update(5, *Options().positional(), *tensors)
+    adam.adam_rollback(5, *Options().positional(), *tensors)
+
+
+def test_create_logs_only_when_asked(adam, caplog):
+    with caplog.at_level("INFO", logger="op_builder"):
+        adam.create_adam(1)
+        assert not caplog.records
+        adam.create_adam(2, should_log=True)
+    assert "lr=0.001" in caplog.text
+
+
+def test_errors_are_of_the_family_and_value_errors(adam):
+    with pytest.raises(AccelError):
+        adam.destroy_adam(99)
+    with pytest.raises(ValueError):
+        adam.destroy_adam(99)
+
+
+def test_the_lr_may_be_a_tensor_of_one_element(adam):
+    tensors, same = random_tensors(30), random_tensors(30)
+    adam.adam_update(**{**SETTINGS, "lr": torch.tensor(0.25)}, **dict(zip(ROLES, tensors, strict=True)))
+    adam.adam_update(**{**SETTINGS, "lr": 0.25}, **dict(zip(ROLES, same, strict=True)))
+    assert torch.equal(tensors.param, same.param)
+
+
+@pytest.mark.parametrize("name", ["sse9", "AVX2 ", "neon,avx2"])
+def test_an_unknown_instruction_set_is_refused_with_the_allowed_ones(cpu_adam, name):
+    with (
+        env.scope(ACCEL_CPU_ISA=name),
+        pytest.raises(EnvironmentValueError, match=r"ACCEL_CPU_ISA.*baseline"),
+    ):
+        CPUAdamModule(cpu_adam.ops)
