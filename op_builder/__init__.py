@@ -7,12 +7,12 @@ class for the current accelerator.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from op_builder._version import __version__
 
+TYPE_CHECKING = False  # as typing has it, without the cost of importing typing
 if TYPE_CHECKING:
+    from typing import Any
+
     from op_builder.base import OpBuilder as OpBuilder
     from op_builder.cpu_builder import CPUOpBuilder as CPUOpBuilder
     from op_builder.cpu_builder import TorchCPUOpBuilder as TorchCPUOpBuilder
@@ -27,7 +27,9 @@ _BASES = frozenset(__all__) - {"__version__"}
 
 def __getattr__(name: str) -> Any:
     if name in _BASES:
-        return getattr(importlib.import_module("op_builder.builder"), name)
+        from op_builder import builder
+
+        return getattr(builder, name)
     if name.endswith("Builder"):
         from accelerator import get_accelerator
 

@@ -109,14 +109,14 @@ class OpBuilder(ABC):
         return []
 
     def is_compatible(self, verbose: bool = False) -> bool:
-        """Whether the op can be built and loaded here.
+        """Whether ``load()`` would work here: with a binary there is, or by compiling one.
 
         Args:
             verbose: log the reason and the remedy of each failed check.
         """
-        from op_builder import checks
+        from op_builder import resolver
 
-        failed = checks.failures(self.check())
+        failed = resolver.examine(self).failed
         for failure in failed:
             self.error_log = f"{failure.name}: {failure.reason} {failure.remedy}".strip()
             if verbose:
@@ -156,7 +156,7 @@ class OpBuilder(ABC):
     # What an author uses ------------------------------------------------------------------
 
     def check(self) -> list[CheckOutcome]:
-        """Every check of this op, in order; the report and ``load()`` ask this."""
+        """Every check of building and loading this op, in order."""
         return [*self.build_checks(), *self.load_checks()]
 
     def plan(self) -> BuildPlan:

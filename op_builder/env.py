@@ -223,7 +223,7 @@ def markdown_table() -> str:
         default = variable.default_text
         if default is None:
             default = {True: "1", False: "0", None: "unset"}.get(
-                variable.default,  # type: ignore[call-overload]
+                variable.default,
                 str(variable.default),
             )
         lines.append(f"| `{variable.name}` | {variable.type_name} | {default} | {variable.doc} |")

@@ -19,9 +19,13 @@ from op_builder.toolchains.toolset import Toolset, find_toolset
 
 if TYPE_CHECKING:
     from op_builder.base import OpBuilder
+    from op_builder.checks import CheckOutcome, Failed
     from op_builder.engine.ninja import Progress
 
 logger = logging.getLogger(__name__)
+
+_JIT_FORBIDDEN = "ACCEL_JIT=0 forbids compiling when an op is loaded."
+_JIT_REMEDY = "Unset ACCEL_JIT, or use a cache directory or a wheel in which the op is built."
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,50 @@ class Request:
         return self.cache.find(self.key, self.plan.op, Roots.of(self.plan), any_compiler=any_compiler)
 
 
+@dataclass(frozen=True)
+class Availability:
+    """Whether ``load()`` would work, and which way it would go.
+
+    Attributes:
+        prebuilt: the prebuilt binary that fits, or the one that does not, with the reason.
+        cached: the entry in the cache.
+        outcomes: the checks that this way needs: those of building are left out when there is a
+            binary already.
+    """
+
+    prebuilt: Entry | Rejected | None
+    cached: Entry | None
+    outcomes: tuple[CheckOutcome, ...]
+
+    @property
+    def is_installed(self) -> bool:
+        return isinstance(self.prebuilt, Entry)
+
+    @property
+    def failed(self) -> list[Failed]:
+        from op_builder.checks import failures
+
+        return failures(self.outcomes)
+
+
+def examine(builder: OpBuilder) -> Availability:
+    """Find out what ``load()`` would do, without compiling the op."""
+    from op_builder import checks
+
+    prebuilt = find_prebuilt(builder.name)
+    cached: Entry | None = None
+    try:
+        cached = Request.of(builder).find_cached()
+    except AccelError as error:
+        logger.debug("'%s' has no plan: %s", builder.name, error.message)
+    outcomes = list(builder.load_checks())
+    if not isinstance(prebuilt, Entry) and cached is None:
+        outcomes = [*builder.build_checks(), *outcomes]
+        if not env.ACCEL_JIT.get():
+            outcomes.append(checks.Failed("JIT", _JIT_FORBIDDEN, _JIT_REMEDY))
+    return Availability(prebuilt, cached, tuple(outcomes))
+
+
 def load(builder: OpBuilder, progress: Progress | None = None) -> Any:
     """The loaded op of ``builder``: prebuilt if it fits, else from the cache, else compiled now."""
     found = find_prebuilt(builder.name)
@@ -80,9 +128,9 @@ def cached_or_built(builder: OpBuilder, progress: Progress | None = None) -> Ent
         return entry
     if not env.ACCEL_JIT.get():
         raise IncompatibleOpError(
-            f"Op '{builder.name}' is neither prebuilt nor in the cache {request.cache.root}, and ACCEL_JIT=0 forbids "
-            f"compiling its {len(request.plan.sources)} sources.",
-            "Unset ACCEL_JIT, or build the op ahead of time on a machine that may compile.",
+            f"Op '{builder.name}' is neither prebuilt nor in the cache {request.cache.root}; its "
+            f"{len(request.plan.sources)} sources would have to be compiled, and {_JIT_FORBIDDEN}",
+            _JIT_REMEDY,
         )
     require_compatible(builder)
     return compile_now(request, progress)

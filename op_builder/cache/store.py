@@ -140,10 +140,8 @@ class Cache:
         Args:
             any_compiler: take an entry whatever it was compiled with; for machines without one.
         """
-        if any_compiler:
-            directories = _subdirectories(self._op_dir(op))
-        else:
-            directories = [self._op_dir(op) / key.digest]
+        of_op = self._op_dir(op)
+        directories = _subdirectories(of_op) if any_compiler else [of_op / key.digest]
         for directory in directories:
             for entry in self._entries_in(directory):
                 if any_compiler and not key.differs_only_in(entry.manifest.key_parts, COMPILER_PARTS):

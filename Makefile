@@ -1,0 +1,51 @@
+# The two commands: `make demo` trains a small model through the library, `make test` runs the
+# suite. Both need only Python >= 3.10 and a C++ compiler; everything else goes into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# SLOW=1 adds the tests that take minutes; ARGS goes to the program that a target runs.
+SLOW ?= 0
+ARGS ?=
+MARKERS := $(if $(filter 1,$(SLOW)),,-m "not slow")
+
+.PHONY: help demo test lint format bench clean
+
+help:
+	@echo "make demo    train a small character model with CPU Adam, beside torch's AdamW"
+	@echo "make test    lint, type checks and tests (SLOW=1 adds the slow ones)"
+	@echo "make lint    ruff and mypy"
+	@echo "make format  let ruff format the code"
+	@echo "make bench   the benchmarks, quick; see benchmarks/RESULTS.md for whole runs"
+	@echo "make clean   remove .venv and what builds left"
+
+$(READY): pyproject.toml setup.py build_tools/constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python >= 3.10 is needed, this is " + sys.version.split()[0] + "; set PYTHON=" if sys.version_info < (3, 10) else 0)'
+	@echo "Setting up $(VENV): torch and the test tools, a minute or two ..."
+	@$(PYTHON) -m venv $(VENV) || (echo "Creating $(VENV) failed; on Debian and Ubuntu: apt-get install python3-venv" && false)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c build_tools/constraints.txt setuptools wheel
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c build_tools/constraints.txt -e '.[demo,test]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python -m examples.train_characters $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest -n 2 $(MARKERS) $(ARGS)
+
+lint: $(READY)
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+
+format: $(READY)
+	$(BIN)/python -m ruff format .
+	$(BIN)/python -m ruff check --fix .
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.jit --quick $(ARGS)
+	$(BIN)/python -m benchmarks.adam --quick $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""The report: what is installed, cached and compatible, why not, and what to do about it."""

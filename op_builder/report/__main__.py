@@ -1,0 +1,54 @@
+"""``python -m op_builder.report``: what is installed, what is compatible, why not, what to do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from op_builder.errors import UnknownOpError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status: 0, or 2 for an op that does not exist."""
+    parser = argparse.ArgumentParser(
+        prog="python -m op_builder.report",
+        description="What is installed, what is compatible, why not, and what to do about it.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object; sizes are bytes")
+    parser.add_argument(
+        "--op", metavar="NAME", help="explain one op in full: plan, commands, checks (cpu_adam or CPUAdamBuilder)"
+    )
+    options = parser.parse_args(arguments)
+    # Imported here so that --help answers at once.
+    from rich.console import Console
+
+    from op_builder.report.collect import explain, find_op, report
+    from op_builder.report.render import print_explanation, print_report
+
+    console = Console(soft_wrap=False)
+    if options.op is not None:
+        try:
+            explanation = explain(find_op(options.op))
+        except UnknownOpError as error:
+            print(error, file=sys.stderr)
+            return 2
+        if options.json:
+            print(json.dumps(explanation, indent=2))
+        else:
+            print_explanation(explanation, console)
+        return 0
+    if options.json:
+        print(json.dumps(report(), indent=2))
+        return 0
+    # The checks really compile small programs, which takes a moment the first time.
+    status = Console(stderr=True).status("Looking at the machine ...")
+    with status:
+        data = report(lambda name: status.update(f"Looking at {name} ..."))
+    print_report(data, console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""What the report says, as data. It asks the same functions as ``load()``."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from op_builder import env, resolver
+from op_builder._version import __version__
+from op_builder.base import OpBuilder
+from op_builder.cache.store import Cache, Entry
+from op_builder.checks import Failed, guarded_value
+from op_builder.cpu_isa import chosen_isa, supported_isas
+from op_builder.engine.commands import build_commands
+from op_builder.engine.jobs import job_count
+from op_builder.engine.ninja import find_ninja
+from op_builder.errors import AccelError, UnknownOpError
+from op_builder.prebuilt import Rejected
+from op_builder.registry import all_builders
+from op_builder.toolchains.compiler import find_cxx
+from op_builder.toolchains.cuda import find_cuda
+from op_builder.torch_install import torch_install
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """One op in the report. ``reason`` and ``remedy`` are empty for a compatible op."""
+
+    name: str
+    builder: str
+    installed: bool
+    cached: bool
+    compatible: bool
+    reason: str
+    remedy: str
+    summary: str
+
+
+def op_row(builder: OpBuilder) -> OpRow:
+    """The report's line on one op."""
+    found = resolver.examine(builder)
+    reasons = [f"{failure.name}: {failure.reason}" for failure in found.failed]
+    remedies = list(dict.fromkeys(failure.remedy for failure in found.failed if failure.remedy))
+    compatible = not found.failed
+    # A builder of another package may override is_compatible(); load() asks it, so the report does.
+    if compatible and not builder.is_compatible():
+        compatible = False
+        reasons.append(builder.error_log or "its builder says no and gives no reason")
+    if isinstance(found.prebuilt, Rejected):
+        reasons.append(f"the prebuilt binary is passed over: {found.prebuilt.reason}")
+    return OpRow(
+        name=builder.name,
+        builder=type(builder).__name__,
+        installed=found.is_installed,
+        cached=found.cached is not None,
+        compatible=compatible,
+        reason="; ".join(reasons),
+        remedy=" ".join(remedies),
+        summary=builder.SUMMARY,
+    )
+
+
+def report(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """The whole report for JSON: ``accelerator``, ``ops``, ``environment``. Sizes are bytes.
+
+    Args:
+        progress: called with the name of each thing before it is looked at.
+    """
+    progress("accelerator")
+    accelerator, package = _accelerator()
+    rows = []
+    for name, builder in all_builders(package).items():
+        progress(name)
+        rows.append(asdict(op_row(builder)))
+    progress("environment")
+    return {"accelerator": accelerator, "ops": rows, "environment": environment()}
+
+
+def environment() -> dict[str, Any]:
+    """The machine as far as ops depend on it; what is missing is an ``error`` with a ``remedy``."""
+    cache = Cache()
+    return {
+        "accel_ops": __version__,
+        "python": {"version": platform.python_version(), "executable": sys.executable, "platform": platform.platform()},
+        "torch": _or_error(_torch),
+        "toolchains": {
+            "c++": _or_error(lambda: _compiler(cache)),
+            "cuda": _or_error(lambda: _cuda(cache)),
+            "ninja": _or_error(lambda: {"path": find_ninja()}),
+        },
+        "cpu": _or_error(_cpu),
+        "shared_memory": _shared_memory(),
+        "cache": {
+            "directory": str(cache.root),
+            "writable": _is_writable(cache.root),
+            "entries": len(cache.entries()),
+            "size_bytes": cache.size_bytes(),
+        },
+        "variables": {variable.name: variable.raw() for variable in env.VARIABLES if variable.raw() is not None},
+    }
+
+
+def find_op(name: str) -> OpBuilder:
+    """The builder of an op, by the op's or the builder's name.
+
+    Raises:
+        UnknownOpError: there is no such op for this device; lists them.
+    """
+    builders = all_builders(_accelerator()[1])
+    for builder in builders.values():
+        if name in (builder.name, type(builder).__name__):
+            return builder
+    raise UnknownOpError(f"There is no op {name!r}.", f"The ops are: {', '.join(builders)}.")
+
+
+def explain(builder: OpBuilder) -> dict[str, Any]:
+    """One op in full: its plan, key, what the ways of loading find, the checks, the commands."""
+    found = resolver.examine(builder)
+    explained: dict[str, Any] = {
+        **asdict(op_row(builder)),
+        "checks": [{"passed": not isinstance(outcome, Failed), **asdict(outcome)} for outcome in builder.check()],
+        "prebuilt": _entry(found.prebuilt),
+        "cache_entry": _entry(found.cached),
+    }
+    request = guarded_value("plan", lambda: resolver.Request.of(builder))
+    if isinstance(request, Failed):
+        return {**explained, "plan": None, "key": None, "commands": []}
+    plan = request.plan
+    explained["plan"] = {
+        "binding": plan.binding.value,
+        "artifact": plan.artifact_name,
+        "sources": [{"label": source.label, "path": str(source.path)} for source in plan.sources],
+        "include_dirs": [str(path) for path in plan.include_dirs],
+        "cxx_flags": list(plan.cxx_flags),
+        "nvcc_flags": list(plan.nvcc_flags),
+        "cuda_archs": list(plan.cuda_archs),
+        "link_flags": list(plan.link_flags),
+        "jobs": job_count(plan),
+    }
+    explained["key"] = {"digest": request.key.digest, "parts": dict(request.key.parts)}
+    commands: list[str] = []
+    if request.toolset is not None:
+        built = build_commands(plan, request.toolset)
+        commands = [shlex.join(step.command) for step in built.compile_steps] + [shlex.join(built.link)]
+    return {**explained, "commands": commands}
+
+
+def _accelerator() -> tuple[dict[str, Any], str]:
+    """What the accelerator says of itself, and the package of its builders."""
+    from accelerator.facts import accelerator_facts
+    from accelerator.real_accelerator import get_accelerator
+
+    try:
+        accelerator = get_accelerator()
+    except (ValueError, AccelError) as error:
+        # A wrong override must not keep the report from saying what else it knows.
+        return {"name": None, "error": str(error)}, "op_builder.host"
+    facts = accelerator_facts(accelerator)
+    return {"name": accelerator.device_name(), "error": None, **facts}, accelerator.op_builder_dir()
+
+
+def _entry(found: Entry | Rejected | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    entry = found.entry if isinstance(found, Rejected) else found
+    manifest = entry.manifest
+    return {
+        "directory": str(entry.directory),
+        "rejected": found.reason if isinstance(found, Rejected) else None,
+        "size_bytes": manifest.size_bytes,
+        "built_at": manifest.built_at,
+        "build_s": manifest.build_s,
+        "torch": manifest.torch,
+        "check": manifest.check,
+        "headers": len(manifest.headers),
+    }
+
+
+def _or_error(question: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return question()
+    except AccelError as error:
+        return {"error": error.message, "remedy": error.remedy}
+
+
+def _torch() -> dict[str, Any]:
+    install = torch_install()
+    return {
+        "version": install.version,
+        "path": str(install.root),
+        "cxx11_abi": install.cxx11_abi,
+        "cuda": install.cuda,
+        "hip": install.hip,
+        "xpu": install.xpu,
+    }
+
+
+def _compiler(cache: Cache) -> dict[str, Any]:
+    compiler = find_cxx(cache.memo)
+    return {"path": compiler.path, "version": compiler.version, "target": compiler.target}
+
+
+def _cuda(cache: Cache) -> dict[str, Any]:
+    toolkit = find_cuda(cache.memo)
+    return {"path": toolkit.nvcc, "version": toolkit.release, "home": str(toolkit.home)}
+
+
+def _cpu() -> dict[str, Any]:
+    return {
+        "model": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "isa": chosen_isa(),
+        "isas_supported": list(supported_isas()),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _shared_memory() -> dict[str, Any]:
+    try:
+        usage = shutil.disk_usage("/dev/shm")
+    except OSError as error:
+        return {"error": f"/dev/shm cannot be asked: {error.strerror}.", "remedy": "Mount a tmpfs at /dev/shm."}
+    return {"path": "/dev/shm", "size_bytes": usage.total, "free_bytes": usage.free}
+
+
+def _is_writable(directory: Path) -> bool:
+    existing = directory
+    while not existing.exists() and existing.parent != existing:
+        existing = existing.parent
+    return existing.is_dir() and os.access(existing, os.W_OK)

@@ -1,0 +1,159 @@
+"""The report as tables that a person reads at a glance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+_MEBIBYTE = 1 << 20
+
+
+def print_report(data: dict[str, Any], console: Console) -> None:
+    """Print the whole report."""
+    console.print(_ops_table(data["ops"]))
+    console.print(_facts_table("Accelerator", _accelerator_rows(data["accelerator"])))
+    console.print(_facts_table("Environment", _environment_rows(data["environment"])))
+
+
+def print_explanation(data: dict[str, Any], console: Console) -> None:
+    """Print one op in full."""
+    state = [
+        ("builder", data["builder"]),
+        ("installed", _entry_text(data["prebuilt"])),
+        ("cached", _entry_text(data["cache_entry"])),
+        ("compatible", _mark(data["compatible"])),
+    ]
+    if data["reason"]:
+        state += [("reason", data["reason"]), ("remedy", data["remedy"])]
+    console.print(_facts_table(f"Op {data['name']}: {data['summary']}", state))
+    checks = Table(title="Checks", title_justify="left", title_style="bold", box=None, padding=(0, 1))
+    for check in data["checks"]:
+        said = Text(check["detail"] if check["passed"] else check["reason"])
+        if not check["passed"] and check["remedy"]:
+            said.append(f"\n{check['remedy']}", style="cyan")
+        checks.add_row(_mark(check["passed"]), Text(check["name"]), said)
+    console.print(checks)
+    if data["plan"] is not None:
+        plan = data["plan"]
+        rows: list[tuple[str, Any]] = [(key, _text(value)) for key, value in plan.items() if key != "sources"]
+        rows.insert(1, ("sources", "\n".join(source["label"] for source in plan["sources"])))
+        rows.append(("key", data["key"]["digest"]))
+        console.print(_facts_table("Plan", rows))
+    if data["commands"]:
+        console.print(Text("Commands, run in a staging directory", style="bold"))
+        for command in data["commands"]:
+            console.print(Text(command), soft_wrap=True)
+
+
+def _ops_table(ops: list[dict[str, Any]]) -> Table:
+    table = Table(title="Ops", title_justify="left", title_style="bold", expand=False)
+    for heading in ("op", "installed", "cached", "compatible"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("reason", overflow="fold")
+    table.add_column("remedy", overflow="fold")
+    for op in ops:
+        marks = [_mark(op[key]) for key in ("installed", "cached", "compatible")]
+        table.add_row(Text(op["name"]), *marks, Text(op["reason"]), Text(op["remedy"], style="cyan"))
+    return table
+
+
+def _accelerator_rows(accelerator: dict[str, Any]) -> list[tuple[str, Any]]:
+    if accelerator["error"] is not None:
+        return [("error", Text(accelerator["error"], style="red"))]
+    shown = ("device_name", "device_count", "hardware", "dtypes", "communication_backend", "compile_backend")
+    rows: list[tuple[str, Any]] = [(key.replace("_", " "), _text(accelerator.get(key))) for key in shown]
+    for key in ("total_memory_bytes", "available_memory_bytes"):
+        if isinstance(accelerator.get(key), int):
+            rows.append((key.removesuffix("_bytes").replace("_", " "), _size(accelerator[key])))
+    rows += [(key.replace("_", " "), f"not known: {why}") for key, why in accelerator.get("unavailable", {}).items()]
+    rows.append(("why this one", "python -m accelerator.report"))
+    return rows
+
+
+def _environment_rows(environment: dict[str, Any]) -> list[tuple[str, Any]]:
+    python, torch, tools = environment["python"], environment["torch"], environment["toolchains"]
+    cpu, cache, shared = environment["cpu"], environment["cache"], environment["shared_memory"]
+    rows: list[tuple[str, Any]] = [
+        ("accel-ops", environment["accel_ops"]),
+        ("Python", f"{python['version']}, {python['executable']}"),
+        ("torch", torch if "error" in torch else f"{torch['version']}, {torch['path']}"),
+    ]
+    if "error" not in torch:
+        built = ", ".join(f"{name} {torch[name]}" for name in ("cuda", "hip", "xpu") if torch[name]) or "CPU only"
+        rows.append(("torch ABI", f"{built}; C++11 ABI {'yes' if torch['cxx11_abi'] else 'no'}; Stable ABI from 2.10"))
+    rows += [
+        ("C++ compiler", _tool(tools["c++"])),
+        ("CUDA toolkit", _tool(tools["cuda"])),
+        ("ninja", _tool(tools["ninja"])),
+        (
+            "CPU",
+            cpu
+            if "error" in cpu
+            else f"{cpu['model']}, {cpu['cores']} cores; instruction set {cpu['isa']} "
+            f"of {', '.join(cpu['isas_supported'])}",
+        ),
+        (
+            "/dev/shm",
+            shared if "error" in shared else f"{_size(shared['size_bytes'])}, {_size(shared['free_bytes'])} free",
+        ),
+        (
+            "cache",
+            f"{cache['directory']}, {_size(cache['size_bytes'])} in {cache['entries']} entries"
+            + ("" if cache["writable"] else ", read-only"),
+        ),
+    ]
+    rows += [(name, value) for name, value in environment["variables"].items()]
+    return rows
+
+
+def _tool(tool: dict[str, Any]) -> Any:
+    if "error" in tool:
+        return tool
+    version = tool.get("version")
+    home = f", toolkit in {tool['home']}" if "home" in tool else ""
+    return f"{tool['path']}{f' ({version})' if version else ''}{home}"
+
+
+def _facts_table(title: str, rows: list[tuple[str, Any]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 1))
+    table.add_column(no_wrap=True, style="dim")
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(Text(name), _cell(value))
+    return table
+
+
+def _cell(value: Any) -> Text | Group:
+    if isinstance(value, dict):  # something that could not be found
+        return Text.assemble((value["error"], "yellow"), " ", (value["remedy"], "cyan"))
+    return value if isinstance(value, Text) else Text(str(value))
+
+
+def _entry_text(entry: dict[str, Any] | None) -> str:
+    if entry is None:
+        return "no"
+    if entry["rejected"]:
+        return f"passed over: {entry['rejected']} ({entry['directory']})"
+    return (
+        f"yes: {entry['directory']}, {_size(entry['size_bytes'])}, built {entry['built_at']} in {entry['build_s']} s "
+        f"with torch {entry['torch']}, {entry['headers']} headers read; {entry['check']}"
+    )
+
+
+def _mark(yes: bool) -> Text:
+    return Text("yes", style="green") if yes else Text("no", style="red")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+def _size(size_bytes: int) -> str:
+    if size_bytes >= 1 << 30:
+        return f"{size_bytes / (1 << 30):.1f} GiB"
+    return f"{size_bytes / _MEBIBYTE:.1f} MiB"

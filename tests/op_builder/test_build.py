@@ -1,0 +1,228 @@
+"""Building for real: compile, try, publish, load; what a second load costs; what an edit does."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import STABLE_SOURCE, SmallBuilder, make_small
+
+from op_builder import env, resolver
+from op_builder.cache.store import Cache
+from op_builder.errors import AccelError, CompileError, IncompatibleOpError, LoadError
+
+
+def added(op: Any) -> float:
+    x = torch.zeros(3)
+    op.add_(x)
+    assert x[0] == x[1] == x[2]
+    return x[0].item()
+
+
+@pytest.fixture
+def no_tools(tmp_path: Path) -> Iterator[None]:
+    """A PATH without a compiler."""
+    with env.scope(PATH=str(tmp_path), CXX=None, CUDA_HOME=None, CUDA_PATH=None):
+        yield
+
+
+def test_op_is_built_loaded_and_works(small: SmallBuilder) -> None:
+    assert added(small.load()) == 1.0
+    (entry,) = small.cache.entries("small")
+    assert entry.manifest.kind == "accel"
+    assert "libtorch_cpu" in entry.manifest.check
+    assert {header.path for header in entry.manifest.headers} == {"amount.h", "nested.h", "bindings/stable_library.h"}
+    assert list((small.cache.root / "staging").iterdir()) == []
+
+
+def test_second_load_is_the_same_object_and_compiles_nothing(small: SmallBuilder, no_tools: None) -> None:  # noqa: ARG001
+    with env.scope(PATH="/usr/local/bin:/usr/bin:/bin"):
+        first = small.load()
+    again = SmallBuilder(small.directory, small.cache)
+    assert again.load() is first
+
+
+def test_an_edit_runs_in_the_same_process_and_old_code_stays_cached(small: SmallBuilder) -> None:
+    header = small.directory / "include" / "nested.h"
+    one = small.load()
+    header.write_text("#define NESTED 41.0f\n")
+    other = small.load()
+    assert (added(one), added(other)) == (1.0, 42.0)
+    header.write_text("#define NESTED 0.0f\n")
+    assert small.load() is one
+    assert len(small.cache.entries()) == 2
+
+
+def test_a_copied_tree_and_another_cache_user_hit(small: SmallBuilder, tmp_path: Path) -> None:
+    small.load()
+    shutil.copytree(small.directory, tmp_path / "copy")
+    with env.scope(ACCEL_JIT="0"):
+        assert added(SmallBuilder(tmp_path / "copy", small.cache).load()) == 1.0
+
+
+def test_no_absolute_path_enters_the_binary(small: SmallBuilder) -> None:
+    small.load()
+    (entry,) = small.cache.entries()
+    content = entry.artifact.read_bytes()
+    assert str(small.directory).encode() not in content
+    assert str(Path(torch.__file__).parent).encode() not in content
+    assert b"RUNPATH" not in content
+
+
+def test_two_builds_of_one_op_make_the_same_bits(small: SmallBuilder, tmp_path: Path) -> None:
+    small.load()
+    shutil.copytree(small.directory, tmp_path / "copy")
+    other = SmallBuilder(tmp_path / "copy", Cache(tmp_path / "other cache"))
+    other.load()
+    (one,), (two,) = small.cache.entries(), other.cache.entries()
+    assert one.manifest.sha256 == two.manifest.sha256
+
+
+def test_sources_of_the_same_base_name_do_not_collide(small: SmallBuilder) -> None:
+    for name in ("a", "b"):
+        (small.directory / name).mkdir()
+        (small.directory / name / "part.cpp").write_text(f"int part_{name}() {{ return 1; }}\n")
+        small.files.append(f"{name}/part.cpp")
+    assert added(small.load()) == 1.0
+
+
+def test_a_directory_with_spaces_and_dollars_builds(tmp_path: Path, cache: Cache) -> None:
+    assert added(make_small(tmp_path / "my $ops: new", cache).load()) == 1.0
+
+
+def test_read_only_use_without_compiler_and_ninja_hits(small: SmallBuilder, no_tools: None) -> None:  # noqa: ARG001
+    with env.scope(PATH="/usr/local/bin:/usr/bin:/bin"):
+        small.load()
+    fresh = SmallBuilder(small.directory, Cache(small.cache.root))
+    shutil.rmtree(small.cache.root / "memo")
+    request = resolver.Request.of(fresh)
+    assert request.toolset is None
+    assert request.find_cached() is not None
+
+
+def test_jit_forbidden_says_what_it_would_have_needed(small: SmallBuilder) -> None:
+    with env.scope(ACCEL_JIT="0"), pytest.raises(IncompatibleOpError, match="ACCEL_JIT=0") as caught:
+        small.load()
+    assert str(small.cache.root) in str(caught.value)
+    assert "Remedy" in str(caught.value)
+    with env.scope(ACCEL_JIT="0"):
+        assert not small.is_compatible()
+
+
+def test_no_compiler_is_an_incompatible_op_with_the_remedy(small: SmallBuilder, no_tools: None) -> None:  # noqa: ARG001
+    assert not small.is_compatible()
+    assert "apt-get install g++" in str(small.error_log)
+    with pytest.raises(IncompatibleOpError, match=r"No C\+\+ compiler"):
+        small.load()
+
+
+def test_no_ninja_is_an_incompatible_op_with_the_remedy(
+    small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gxx = shutil.which("g++")
+    monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setitem(__import__("sys").modules, "ninja", None)
+    with env.scope(PATH=str(tmp_path), CXX=gxx), pytest.raises(IncompatibleOpError, match="No ninja") as caught:
+        small.load()
+    assert "pip install ninja" in caught.value.remedy
+
+
+def test_ninja_off_path_is_found_in_its_package(small: SmallBuilder, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("g++", "as", "ld", "nm"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    with env.scope(PATH=str(tools)):
+        assert added(small.load()) == 1.0
+
+
+def test_compile_error_shows_the_first_diagnostic_the_command_and_the_log(small: SmallBuilder) -> None:
+    (small.directory / "include" / "nested.h").write_text("#define NESTED undeclared_name\n")
+    with pytest.raises(CompileError) as caught:
+        small.load()
+    error = caught.value
+    assert "undeclared_name" in error.diagnostic
+    assert "small.cpp" in error.diagnostic or "nested.h" in error.diagnostic
+    assert "g++" in error.command
+    assert "undeclared_name" in Path(error.log_path).read_text()
+    assert len(str(error).splitlines()) <= 8
+    assert small.cache.entries() == []
+    (small.directory / "include" / "nested.h").write_text("#define NESTED 0.0f\n")
+    assert added(small.load()) == 1.0
+
+
+def test_undefined_symbol_is_found_before_anything_is_published(small: SmallBuilder) -> None:
+    source = STABLE_SOURCE.replace("static void add_", "float elsewhere();\nstatic void add_")
+    (small.directory / "small.cpp").write_text(source.replace("+= AMOUNT", "+= AMOUNT + elsewhere()"))
+    with pytest.raises(LoadError, match="elsewhere") as caught:
+        small.load()
+    assert "Remedy" in str(caught.value)
+    assert small.cache.entries() == []
+
+
+def test_a_binary_that_crashes_while_loading_takes_nothing_with_it(small: SmallBuilder) -> None:
+    crash = "#include <csignal>\n__attribute__((constructor)) static void crash() { std::raise(SIGSEGV); }\n"
+    (small.directory / "small.cpp").write_text(STABLE_SOURCE + crash)
+    with pytest.raises(LoadError, match="signal 11"):
+        small.load()
+    assert small.cache.entries() == []
+
+
+def test_torch_cxx_symbols_in_a_stable_op_are_refused(small: SmallBuilder) -> None:
+    sneaked = "\nnamespace at { int get_num_threads(); }\nint sneaked() { return at::get_num_threads(); }\n"
+    (small.directory / "small.cpp").write_text(STABLE_SOURCE + sneaked)
+    with pytest.raises(LoadError, match="stable C ABI"):
+        small.load()
+
+
+def test_source_that_does_not_exist_is_named(small: SmallBuilder) -> None:
+    small.files.append("absent.cpp")
+    with pytest.raises(AccelError, match=r"absent\.cpp"):
+        small.load()
+    assert not small.is_compatible()
+
+
+def test_unknown_suffix_is_named(small: SmallBuilder) -> None:
+    (small.directory / "kernel.f90").write_text("")
+    small.files.append("kernel.f90")
+    with pytest.raises(AccelError, match=r"\.f90"):
+        small.plan()
+
+
+def test_a_source_saved_during_the_build_is_built_again(small: SmallBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    from op_builder.engine import build as engine
+
+    run_ninja, calls = engine.run_ninja, []
+
+    def save_while_compiling(*arguments: Any, **options: Any) -> bool:
+        result = run_ninja(*arguments, **options)
+        if not calls:
+            (small.directory / "include" / "nested.h").write_text("#define NESTED 6.0f\n")
+        calls.append(1)
+        return result
+
+    monkeypatch.setattr(engine, "run_ninja", save_while_compiling)
+    assert added(small.load()) == 7.0
+    assert len(calls) == 2
+
+
+def test_steps_are_logged(small: SmallBuilder, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="op_builder"):
+        small.load(verbose=True)
+    assert "Building 'small'" in caplog.text
+    assert "[2/2] link small.so" in caplog.text
+
+
+def test_a_build_out_of_time_is_stopped_with_an_error(small: SmallBuilder) -> None:
+    # Two to the power of 40 steps of constant evaluation: no compiler is done with that in a second.
+    small.flags += ["-fconstexpr-ops-limit=9223372036854775807", "-fconstexpr-loop-limit=2147483647"]
+    loops = "for (int i = 0; i < 1 << 20; ++i) for (int j = 0; j < 1 << 20; ++j) n += i ^ j;"
+    slow = f"constexpr long count() {{ long n = 0; {loops} return n; }}\nstatic_assert(count() != 0);\n"
+    (small.directory / "small.cpp").write_text(STABLE_SOURCE + slow)
+    with env.scope(ACCEL_BUILD_TIMEOUT_S="1"), pytest.raises(AccelError, match="within 1 s"):
+        small.load()
+    assert list((small.cache.root / "staging").iterdir()) == []

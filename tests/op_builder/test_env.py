@@ -1,0 +1,64 @@
+"""The environment table: one reader, typed values, clear errors, generated documentation."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from op_builder import env
+from op_builder.errors import AccelError, EnvironmentValueError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(("text", "value"), [("1", True), ("0", False), ("on", True), ("False", False), ("", True)])
+def test_flag_is_parsed_and_empty_means_default(text: str, value: bool) -> None:
+    with env.scope(ACCEL_JIT=text):
+        assert env.ACCEL_JIT.get() is value
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("ACCEL_JIT", "maybe"), ("ACCEL_MAX_JOBS", "0"), ("ACCEL_MAX_JOBS", "many"), ("LOCAL_RANK", "-1")],
+)
+def test_bad_value_names_variable_value_and_remedy(name: str, text: str) -> None:
+    variable = next(variable for variable in env.VARIABLES if variable.name == name)
+    with env.scope(**{name: text}), pytest.raises(EnvironmentValueError) as caught:
+        variable.get()
+    message = str(caught.value)
+    assert name in message
+    assert repr(text) in message
+    assert "Remedy" in message
+    assert isinstance(caught.value, (AccelError, ValueError))
+
+
+def test_scope_restores_what_was_and_what_was_not() -> None:
+    os.environ["ACCEL_JIT"] = "0"
+    os.environ.pop("MAX_JOBS", None)
+    try:
+        with env.scope(ACCEL_JIT=None, MAX_JOBS="3"):
+            assert env.ACCEL_JIT.get() is True
+            assert env.MAX_JOBS.get() == 3
+        assert os.environ["ACCEL_JIT"] == "0"
+        assert "MAX_JOBS" not in os.environ
+    finally:
+        del os.environ["ACCEL_JIT"]
+
+
+def test_nothing_else_reads_the_environment() -> None:
+    reading = re.compile(r"os\.environ|os\.getenv|from os import environ")
+    offenders = [
+        str(path.relative_to(ROOT))
+        for package in ("accelerator", "op_builder")
+        for path in (ROOT / package).rglob("*.py")
+        if path.name != "env.py" and reading.search(path.read_text())
+    ]
+    assert offenders == []
+
+
+def test_documentation_table_is_current() -> None:
+    document = (ROOT / "docs" / "environment.md").read_text()
+    assert env.markdown_table() in document, "run: python -m op_builder.env, and paste the table"

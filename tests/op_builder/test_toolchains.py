@@ -1,0 +1,122 @@
+"""Finding compilers: what is there, what it is, and what to say when it is not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from op_builder import env
+from op_builder.errors import MissingCUDAException, ToolchainError
+from op_builder.memo import Memo
+from op_builder.toolchains.compiler import find_cxx
+from op_builder.toolchains.cuda import find_cuda
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
+
+
+@pytest.fixture
+def memo(tmp_path: Path) -> Memo:
+    return Memo(tmp_path / "memo")
+
+
+def program(path: Path, body: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_compiler_on_path_tells_version_and_target(memo: Memo) -> None:
+    with env.scope(CXX=None):
+        compiler = find_cxx(memo)
+    assert os.path.isabs(compiler.path)
+    assert any(character.isdigit() for character in compiler.version)
+    assert "-" in compiler.target
+
+
+def test_identity_comes_from_the_memo_without_running_the_compiler(tmp_path: Path, memo: Memo) -> None:
+    runs = tmp_path / "runs"
+    fake = program(tmp_path / "bin" / "my-cxx", f'echo run >>{runs}\necho "my-cxx 1.0"')
+    with env.scope(CXX=str(fake)):
+        first = find_cxx(memo)
+        count = runs.read_text().count("run")
+        again = find_cxx(Memo(tmp_path / "memo"))
+    assert first == again
+    assert runs.read_text().count("run") == count
+
+
+def test_an_upgraded_compiler_is_noticed(tmp_path: Path, memo: Memo) -> None:
+    fake = program(tmp_path / "bin" / "my-cxx", 'echo "my-cxx 1.0"')
+    with env.scope(CXX=str(fake)):
+        before = find_cxx(memo)
+        program(fake, 'echo "my-cxx 1.0.1"')
+        assert find_cxx(memo).identity != before.identity
+
+
+def test_an_upgrade_behind_a_wrapper_script_is_noticed(tmp_path: Path, memo: Memo) -> None:
+    proper = tmp_path / "libexec" / "cc1plus"
+    version = tmp_path / "version"
+    version.write_text("my-cxx 1.0\n")
+    program(proper, "")
+    answer = f'case "$1" in -print-prog-name=*) echo {proper};; *) cat {version};; esac'
+    fake = program(tmp_path / "bin" / "my-cxx", answer)
+    with env.scope(CXX=str(fake)):
+        before = find_cxx(memo)
+        version.write_text("my-cxx 2.0\n")
+        program(proper, "# a new compiler proper")
+        assert find_cxx(memo).version == "my-cxx 2.0" != before.version
+
+
+def test_launcher_words_before_the_compiler_are_kept(tmp_path: Path, memo: Memo) -> None:
+    launcher = program(tmp_path / "bin" / "launcher", 'exec "$@"')
+    with env.scope(CXX=f"{launcher} g++"):
+        compiler = find_cxx(memo)
+    assert compiler.command[0] == str(launcher)
+    assert compiler.command[1] == "g++"
+    assert compiler.path == os.path.realpath(str(shutil.which("g++")))
+
+
+def test_no_compiler_says_how_to_get_one(tmp_path: Path, memo: Memo) -> None:
+    with env.scope(CXX=None, PATH=str(tmp_path)), pytest.raises(ToolchainError, match=r"No C\+\+ compiler") as caught:
+        find_cxx(memo)
+    assert "apt-get install g++" in caught.value.remedy
+
+
+def test_wrong_cxx_names_the_value(memo: Memo) -> None:
+    with env.scope(CXX="no-such-compiler"), pytest.raises(ToolchainError, match="CXX='no-such-compiler'"):
+        find_cxx(memo)
+
+
+def test_a_program_that_is_no_compiler_is_refused(tmp_path: Path, memo: Memo) -> None:
+    fake = program(tmp_path / "notacompiler", "echo what?; exit 3")
+    with env.scope(CXX=str(fake)), pytest.raises(ToolchainError, match="does not answer --version"):
+        find_cxx(memo)
+
+
+@needs_nvcc
+def test_toolkit_behind_a_wrapper_is_found(tmp_path: Path, memo: Memo) -> None:
+    real = shutil.which("nvcc")
+    program(tmp_path / "bin" / "nvcc", f'exec {real} "$@"')
+    with env.scope(CUDA_HOME=None, CUDA_PATH=None, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}"):
+        toolkit = find_cuda(memo)
+    assert toolkit.nvcc == str(tmp_path / "bin" / "nvcc")
+    assert (toolkit.home / "include" / "cuda_runtime.h").is_file()
+    assert toolkit.library_dir.is_dir()
+    assert toolkit.version >= (11, 0)
+
+
+def test_no_toolkit_says_so(tmp_path: Path, memo: Memo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("op_builder.toolchains.cuda._USUAL_HOME", tmp_path)
+    with (
+        env.scope(CUDA_HOME=None, CUDA_PATH=None, PATH=str(tmp_path)),
+        pytest.raises(MissingCUDAException, match="No CUDA toolkit"),
+    ):
+        find_cuda(memo)
+
+
+def test_wrong_cuda_home_is_named(tmp_path: Path, memo: Memo) -> None:
+    with env.scope(CUDA_HOME=str(tmp_path)), pytest.raises(MissingCUDAException, match="CUDA_HOME="):
+        find_cuda(memo)
