@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import STABLE_SOURCE, SmallBuilder, make_small
+from small_ops import STABLE_SOURCE, SmallBuilder, make_small
 
 from op_builder import env, resolver
 from op_builder.cache.store import Cache

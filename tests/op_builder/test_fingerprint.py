@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import SmallBuilder, make_small
+from small_ops import SmallBuilder, make_small
 
 from op_builder.cache.store import Cache
 from op_builder.fingerprint import Header, PlanKey, Roots, file_sha256, parse_depfile, plan_key, settled_status

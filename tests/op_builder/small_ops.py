@@ -1,0 +1,60 @@
+"""Small real ops for the builder's tests: written into a temporary directory, compiled for real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from op_builder import Binding, OpBuilder
+from op_builder.cache.store import Cache
+
+STABLE_SOURCE = """
+#include "bindings/stable_library.h"
+#include <torch/csrc/stable/tensor.h>
+#include "amount.h"
+
+static void add_(torch::stable::Tensor x) {
+  float* data = static_cast<float*>(x.mutable_data_ptr());
+  for (int64_t i = 0; i < x.numel(); ++i) data[i] += AMOUNT;
+}
+static void nothing(torch::stable::Tensor) {}
+static void define(accel::Library& m) { m.def("add_(Tensor(a!) x) -> ()"); }
+static void cpu(accel::Library& m) { m.impl("add_", TORCH_BOX(&add_)); }
+static void meta(accel::Library& m) { m.impl("add_", TORCH_BOX(&nothing)); }
+ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", cpu}, {"Meta", meta})
+"""
+
+
+class SmallBuilder(OpBuilder):
+    """An op of one source in ``directory``; every part can be replaced by a test."""
+
+    NAME = "small"
+    BUILD_VAR = "ACCEL_BUILD_SMALL"
+    BINDING = Binding.STABLE
+
+    def __init__(self, directory: Path, cache: Cache) -> None:
+        super().__init__(self.NAME)
+        self.directory = directory
+        self.cache = cache  # type: ignore[misc]
+        self.files = ["small.cpp"]
+        self.flags: list[str] = []
+        self.link: list[str] = []
+
+    def sources(self) -> list[str]:
+        return [str(self.directory / name) for name in self.files]
+
+    def include_paths(self) -> list[str]:
+        return ["csrc", str(self.directory / "include")]
+
+    def cxx_args(self) -> list[str]:
+        return self.flags
+
+    def extra_ldflags(self) -> list[str]:
+        return self.link
+
+
+def make_small(directory: Path, cache: Cache, *, amount: str = "1.0f", source: str = STABLE_SOURCE) -> SmallBuilder:
+    (directory / "include").mkdir(parents=True)
+    (directory / "small.cpp").write_text(source)
+    (directory / "include" / "amount.h").write_text(f'#include "nested.h"\n#define AMOUNT ({amount} + NESTED)\n')
+    (directory / "include" / "nested.h").write_text("#define NESTED 0.0f\n")
+    return SmallBuilder(directory, cache)
