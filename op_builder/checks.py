@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from op_builder.cpu_isa import chosen_isa
 from op_builder.engine.diagnose import diagnose
 from op_builder.engine.ninja import find_ninja
 from op_builder.errors import AccelError, IncompatibleOpError
@@ -161,6 +162,11 @@ def torch_cuda_check() -> CheckOutcome:
             "Check nvidia-smi and CUDA_VISIBLE_DEVICES; compiling needs no device.",
         )
     return Passed("CUDA device", f"{torch.cuda.device_count()} device(s), torch for CUDA {install.cuda}")
+
+
+def cpu_isa_check() -> CheckOutcome:
+    """``ACCEL_CPU_ISA`` names an instruction set that this CPU has."""
+    return Passed("instruction set", chosen_isa())
 
 
 def require(op: str, outcomes: Iterable[CheckOutcome]) -> None:

@@ -55,7 +55,7 @@ class UnavailableOpBuilder(OpBuilder):
         return [
             Failed(
                 "implementation",
-                f"accel-ops {__version__} has none for this device ({self.PACKAGE}).",
+                f"Not in accel-ops {__version__} for this device.",
                 "Use another device, or a later accel-ops.",
             )
         ]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from op_builder.cpu_builder import CPUOpBuilder
 from op_builder.plan import Binding
+
+if TYPE_CHECKING:
+    from op_builder.checks import CheckOutcome
 
 
 class CPUAdamBuilder(CPUOpBuilder):
@@ -30,6 +33,11 @@ class CPUAdamBuilder(CPUOpBuilder):
 
     def include_paths(self) -> list[str]:
         return ["csrc"]
+
+    def load_checks(self) -> list[CheckOutcome]:
+        from op_builder import checks
+
+        return [checks.guarded("instruction set", checks.cpu_isa_check)]
 
     def bind(self, opened: Any) -> Any:
         from op_builder.ops.native.cpu_adam import CPUAdamModule

@@ -46,7 +46,8 @@ class OpRow:
 def op_row(builder: OpBuilder) -> OpRow:
     """The report's line on one op."""
     found = resolver.examine(builder)
-    reasons = [f"{failure.name}: {failure.reason}" for failure in found.failed]
+    several = len(found.failed) > 1
+    reasons = [f"{failure.name}: {failure.reason}" if several else failure.reason for failure in found.failed]
     remedies = list(dict.fromkeys(failure.remedy for failure in found.failed if failure.remedy))
     compatible = not found.failed
     # A builder of another package may override is_compatible(); load() asks it, so the report does.

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 _MEBIBYTE = 1 << 20
+_WIDE = 120  # columns from which reason and remedy stand side by side
 
 
 def print_report(data: dict[str, Any], console: Console) -> None:
     """Print the whole report."""
-    console.print(_ops_table(data["ops"]))
+    console.print(_ops_table(data["ops"], wide=console.width >= _WIDE))
     console.print(_facts_table("Accelerator", _accelerator_rows(data["accelerator"])))
     console.print(_facts_table("Environment", _environment_rows(data["environment"])))
 
@@ -48,15 +50,17 @@ def print_explanation(data: dict[str, Any], console: Console) -> None:
             console.print(Text(command), soft_wrap=True)
 
 
-def _ops_table(ops: list[dict[str, Any]]) -> Table:
-    table = Table(title="Ops", title_justify="left", title_style="bold", expand=False)
+def _ops_table(ops: list[dict[str, Any]], *, wide: bool) -> Table:
+    table = Table(title="Ops", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("op", "installed", "cached", "compatible"):
         table.add_column(heading, no_wrap=True)
-    table.add_column("reason", overflow="fold")
-    table.add_column("remedy", overflow="fold")
+    for heading in ("reason", "remedy") if wide else ("reason and remedy",):
+        table.add_column(heading)
     for op in ops:
         marks = [_mark(op[key]) for key in ("installed", "cached", "compatible")]
-        table.add_row(Text(op["name"]), *marks, Text(op["reason"]), Text(op["remedy"], style="cyan"))
+        reason, remedy = Text(op["reason"]), Text(op["remedy"], style="cyan")
+        said = (reason, remedy) if wide else (Text("\n").join(part for part in (reason, remedy) if part.plain),)
+        table.add_row(Text(op["name"]), *marks, *said)
     return table
 
 

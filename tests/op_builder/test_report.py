@@ -1,0 +1,150 @@
+"""The report tells the truth: it agrees with what ``load()`` does, and survives every surrounding."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_ops import SmallBuilder
+
+from op_builder import env
+from op_builder.report.__main__ import main
+from op_builder.report.collect import environment, explain, op_row
+from op_builder.torch_install import torch_install
+
+
+def run_report(*arguments: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "op_builder.report", *arguments],
+        capture_output=True,
+        text=True,
+        env=env.child_environment(COLUMNS="80", **variables),
+        check=False,
+        timeout=120,
+    )
+
+
+def report_json(*arguments: str, **variables: str | None) -> dict[str, Any]:
+    done = run_report("--json", *arguments, **variables)
+    assert done.returncode == 0, done.stderr
+    data: dict[str, Any] = json.loads(done.stdout)
+    return data
+
+
+def test_json_has_the_documented_shape() -> None:
+    data = report_json(ACCEL_ACCELERATOR="cpu")
+    assert set(data) == {"accelerator", "ops", "environment"}
+    assert data["accelerator"]["name"] == "cpu"
+    for op in data["ops"]:
+        assert {"name", "builder", "installed", "cached", "compatible", "reason", "remedy"} <= set(op)
+        assert op["compatible"] or (op["reason"] and op["remedy"])
+    assert [op["builder"] for op in data["ops"] if op["name"] == "cpu_adam"] == ["CPUAdamBuilder"]
+    assert data["environment"]["torch"]["version"] == torch_install().version
+
+
+def test_table_names_ops_device_tools_and_cache() -> None:
+    done = run_report(ACCEL_ACCELERATOR="cpu")
+    assert done.returncode == 0
+    for word in ("cpu_adam", "installed", "compatible", "C++ compiler", "CUDA toolkit", "/dev/shm", "cache", "CPU"):
+        assert word in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_a_wrong_override_is_told_and_the_rest_still_reported() -> None:
+    data = report_json(ACCEL_ACCELERATOR="abacus")
+    assert "abacus" in data["accelerator"]["error"]
+    assert data["ops"]
+
+
+def test_without_a_compiler_the_op_is_not_compatible_and_the_remedy_is_told(tmp_path: Path) -> None:
+    data = report_json(ACCEL_ACCELERATOR="cpu", PATH=str(tmp_path), CXX=None, ACCEL_CACHE_DIR=str(tmp_path / "c"))
+    (adam,) = (op for op in data["ops"] if op["name"] == "cpu_adam")
+    assert not adam["compatible"]
+    assert "No C++ compiler" in adam["reason"]
+    assert "apt-get install g++" in adam["remedy"]
+    assert "No C++ compiler" in data["environment"]["toolchains"]["c++"]["error"]
+
+
+def test_an_instruction_set_this_cpu_lacks_makes_the_op_incompatible() -> None:
+    data = report_json(ACCEL_ACCELERATOR="cpu", ACCEL_CPU_ISA="mmx")
+    (adam,) = (op for op in data["ops"] if op["name"] == "cpu_adam")
+    assert not adam["compatible"]
+    assert "ACCEL_CPU_ISA='mmx'" in adam["reason"]
+
+
+def test_unknown_op_lists_the_ops_and_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--op", "no_such_op"]) == 2
+    said = capsys.readouterr().err
+    assert "no_such_op" in said
+    assert "cpu_adam" in said
+
+
+@pytest.mark.parametrize("name", ["cpu_adam", "CPUAdamBuilder"])
+def test_one_op_is_explained_with_plan_commands_and_checks(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json", "--op", name]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert any("adam_avx512.cpp" in source["label"] for source in data["plan"]["sources"])
+    assert len(data["commands"]) == len(data["plan"]["sources"]) + 1
+    assert all(check["passed"] for check in data["checks"])
+    assert data["key"]["parts"]["op"] == "cpu_adam"
+    assert main(["--op", name]) == 0
+    said = capsys.readouterr().out
+    assert "adam_avx512.cpp" in said
+    assert "-shared" in said
+
+
+def test_help_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "--json" in said
+    assert "--op" in said
+
+
+def test_row_before_and_after_the_build(small: SmallBuilder) -> None:
+    before = op_row(small)
+    assert (before.installed, before.cached, before.compatible) == (False, False, True)
+    small.load()
+    after = op_row(small)
+    assert (after.installed, after.cached, after.compatible) == (False, True, True)
+    assert explain(small)["cache_entry"]["size_bytes"] > 0
+
+
+def test_a_cached_op_is_compatible_where_no_compiler_is(small: SmallBuilder, tmp_path: Path) -> None:
+    small.load()
+    with env.scope(PATH=str(tmp_path), CXX=None):
+        assert op_row(small).compatible
+        small.load()
+
+
+def test_a_missing_source_is_a_reason_not_a_crash(small: SmallBuilder) -> None:
+    small.files.append("absent.cpp")
+    row = op_row(small)
+    assert not row.compatible
+    assert "absent.cpp" in row.reason
+    assert explain(small)["plan"] is None
+
+
+def test_a_builder_that_says_no_is_believed_and_its_warning_is_the_reason(small: SmallBuilder) -> None:
+    class Refusing(SmallBuilder):
+        def is_compatible(self, verbose: bool = False) -> bool:  # noqa: ARG002
+            self.warning("needs the moon in Aquarius")
+            return False
+
+    row = op_row(Refusing(small.directory, small.cache))
+    assert not row.compatible
+    assert "moon" in row.reason
+
+
+def test_looking_writes_nothing_but_memos(tmp_path: Path) -> None:
+    with env.scope(ACCEL_CACHE_DIR=str(tmp_path / "cache")):
+        environment()
+    found = {path.name for path in (tmp_path / "cache").iterdir()} if (tmp_path / "cache").exists() else set()
+    assert found <= {"memo"}
+    assert os.environ["ACCEL_CACHE_DIR"] != str(tmp_path / "cache")
