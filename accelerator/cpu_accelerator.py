@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from accelerator import host
-from accelerator.cgroups import HostFiles
 from accelerator.host_streams import HostGraphs, HostStreams
 from accelerator.oneccl import oneccl_imports
 from accelerator.torch_accelerator import TorchAccelerator
 from op_builder import env as environment
+from op_builder.cgroups import HostFiles
 
 
 class CPU_Accelerator(HostStreams, HostGraphs, TorchAccelerator):

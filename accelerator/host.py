@@ -6,8 +6,8 @@ import os
 
 import psutil
 
-from accelerator.cgroups import HostFiles, allowed_cores, memory_limit_bytes, memory_room_bytes, parse_index_list
-from accelerator.cgroups import read_text as _read
+from op_builder.cgroups import HostFiles, allowed_cores, memory_limit_bytes, memory_room_bytes, parse_index_list
+from op_builder.cgroups import read_text as _read
 
 
 def numa_node_count(files: HostFiles) -> int:

@@ -11,8 +11,8 @@ import pytest
 from simulated_machines import Machine, PluginSite
 
 from accelerator import real_accelerator
-from accelerator.cgroups import HostFiles
 from op_builder import env
+from op_builder.cgroups import HostFiles
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from simulated_machines import Machine, numa_tree
 
-from accelerator.cgroups import HostFiles
 from accelerator.cpu_accelerator import CPU_Accelerator
 from accelerator.errors import AccelError
 from op_builder import env
+from op_builder.cgroups import HostFiles
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from simulated_machines import numa_tree
 
 from accelerator import host
-from accelerator.cgroups import HostFiles, allowed_cores, memory_limit_bytes, memory_room_bytes, parse_index_list
+from op_builder.cgroups import HostFiles, allowed_cores, memory_limit_bytes, memory_room_bytes, parse_index_list
 
 Write = Callable[[dict[str, str]], HostFiles]
 

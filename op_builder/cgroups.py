@@ -92,6 +92,19 @@ def allowed_cores(files: HostFiles) -> frozenset[int] | None:
     return None
 
 
+def cpu_quota_cores(files: HostFiles) -> float | None:
+    """The cores' worth of time that this process's groups may use, or None without a quota."""
+    quotas = []
+    for directory in directories("cpu", files):
+        quota, _, period = (read_text(directory / "cpu.max") or "").partition(" ")
+        if not quota:
+            quota = read_text(directory / "cpu.cfs_quota_us") or ""
+            period = read_text(directory / "cpu.cfs_period_us") or ""
+        if quota.isdecimal() and period.isdecimal() and int(period) > 0:  # "max" and -1 are no quota
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
 def parse_index_list(text: str) -> frozenset[int]:
     """The numbers in the kernel's list format: ``0-2,8`` is {0, 1, 2, 8}."""
     indices: set[int] = set()
