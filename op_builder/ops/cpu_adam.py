@@ -173,8 +173,7 @@ class CPUAdam(Optimizer):
                 adamw_mode=group["decoupled_weight_decay"],
                 bias_correction=group["bias_correction"],
             )
-            for state in states:
-                state["step"] += 1
+            torch._foreach_add_([state["step"] for state in states], 1.0)
 
     def _state_of(self, param: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
         state: dict[str, Any] = self.state[param]

@@ -1,0 +1,201 @@
+"""What the benchmarks share: the machine, peers in processes of their own, tables, RESULTS.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+DEEPSPEED = "deepspeed==0.19.8"
+
+console = Console(width=None if sys.stdout.isatty() else 120)
+"""Where results go, wide enough for the tables in a file or a pipe; what tells of progress goes to :data:`progress_console`, on standard error."""
+progress_console = Console(stderr=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """What a reader must know to compare figures."""
+
+    date: str
+    cpu: str
+    cores: int
+    memory_gib: int
+    isa: str
+    python: str
+    torch: str
+    threads: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.date}, {self.cpu}, {self.cores} cores, {self.memory_gib} GiB, {self.isa}, "
+            f"Python {self.python}, torch {self.torch}, {self.threads} threads"
+        )
+
+
+def describe_machine() -> Machine:
+    """The machine this runs on, now."""
+    import psutil
+    import torch
+
+    from op_builder.cpu_isa import chosen_isa
+
+    return Machine(
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        cpu=_cpu_name(),
+        cores=psutil.cpu_count(logical=False) or psutil.cpu_count() or 1,
+        memory_gib=round(psutil.virtual_memory().total / 2**30),
+        isa=chosen_isa(),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        threads=torch.get_num_threads(),
+    )
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def interleave(
+    contenders: Mapping[str, Callable[[], float]], rounds: int, advance: Callable[[], None]
+) -> dict[str, list[float]]:
+    """Let the contenders take turns, so that noise hits all alike.
+
+    Args:
+        contenders: by name, a function that does the work once and returns its seconds.
+        rounds: turns of each, after one that is not counted.
+        advance: called after every turn, to show progress.
+
+    Returns:
+        By name, the seconds of each counted turn.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(rounds + 1):
+        for name, run in contenders.items():
+            taken = run()
+            if turn > 0:
+                seconds[name].append(taken)
+            advance()
+    return seconds
+
+
+def make_progress() -> Progress:
+    """A progress bar with a description, on standard error."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=progress_console)
+
+
+class PeerProcess:
+    """A script in another interpreter that answers one JSON line with one JSON line.
+
+    Its standard error goes to ours only when it dies, cut to the last lines.
+    """
+
+    def __init__(self, python: Path, script: Path, environment: Mapping[str, str] | None = None) -> None:
+        self._process = subprocess.Popen(
+            [str(python), str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """Send a request, wait for its answer.
+
+        Raises:
+            RuntimeError: the peer died; the message ends with what it wrote last.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # reported below, with the reason
+        line = self._process.stdout.readline()
+        if not line:
+            _, errors = self._process.communicate()
+            raise RuntimeError("The peer process ended:\n" + "\n".join(errors.splitlines()[-15:]))
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End the peer by closing its input."""
+        if self._process.poll() is None:
+            self._process.communicate()
+
+
+def deepspeed_python(given: str | None) -> Path:
+    """An interpreter with DeepSpeed: the given one, this one, or one made for the purpose.
+
+    The last is a virtual environment in the user's cache directory that sees this environment's
+    torch, with DeepSpeed from the registry; it is made once.
+    """
+    if given is not None:
+        return Path(given)
+    if importlib.util.find_spec("deepspeed") is not None:
+        return Path(sys.executable)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    directory = home / "accel-ops-benchmarks" / f"{DEEPSPEED.replace('==', '-')}-py{version}"
+    python = directory / "bin" / "python"
+    if not (directory / "ready").exists():
+        progress_console.print(f"Installing {DEEPSPEED} into {directory}")
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(directory)], check=True)
+        packages = directory / "lib" / f"python{version}" / "site-packages"
+        (packages / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", DEEPSPEED]
+        subprocess.run(install, check=True)
+        (directory / "ready").touch()
+    return python
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table for the console; all columns but the first two hold figures."""
+    result = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        result.add_column(column, justify="left" if index < 2 else "right", no_wrap=True)
+    for row in rows:
+        result.add_row(*row)
+    return result
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same table as Markdown."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def write_results(section: str, text: str) -> None:
+    """Put ``text`` into RESULTS.md, between the markers of ``section``, in place of what was there."""
+    begin, end = f"<!-- {section}: begin -->\n", f"<!-- {section}: end -->\n"
+    old = RESULTS.read_text() if RESULTS.exists() else "# Results\n"
+    block = begin + text.rstrip() + "\n" + end
+    if begin in old and end in old:
+        before, _, rest = old.partition(begin)
+        new = before + block + rest.partition(end)[2]
+    else:
+        new = old.rstrip() + "\n\n" + block
+    RESULTS.write_text(new)
