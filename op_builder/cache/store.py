@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from op_builder import env
+from op_builder.cache.staging import make_directory, sign_of_life, subdirectories, sweep
 from op_builder.errors import CacheError
 from op_builder.fingerprint import COMPILER_PARTS, BuildKey, Header, PlanKey, Roots
 from op_builder.memo import Memo
@@ -141,7 +141,7 @@ class Cache:
             any_compiler: take an entry whatever it was compiled with; for machines without one.
         """
         of_op = self._op_dir(op)
-        directories = _subdirectories(of_op) if any_compiler else [of_op / key.digest]
+        directories = subdirectories(of_op) if any_compiler else [of_op / key.digest]
         for directory in directories:
             for entry in self._entries_in(directory):
                 if any_compiler and not key.differs_only_in(entry.manifest.key_parts, COMPILER_PARTS):
@@ -155,8 +155,8 @@ class Cache:
 
     def entries(self, op: str | None = None) -> list[Entry]:
         """All entries, or those of one op, by directory name."""
-        ops = [self._op_dir(op)] if op is not None else _subdirectories(self.root / "ops")
-        return [entry for directory in ops for plan in _subdirectories(directory) for entry in self._entries_in(plan)]
+        ops = [self._op_dir(op)] if op is not None else subdirectories(self.root / "ops")
+        return [entry for directory in ops for plan in subdirectories(directory) for entry in self._entries_in(plan)]
 
     def size_bytes(self) -> int:
         """Bytes of all files below the cache directory."""
@@ -175,9 +175,12 @@ class Cache:
             CacheError: the cache directory cannot be written.
         """
         parent = self.writable_dir("staging")
-        directory = Path(tempfile.mkdtemp(prefix=f"{op}-{socket.gethostname()}-{os.getpid()}-", dir=parent))
+        sweep(parent)
+        with self.errors_explained():
+            directory = make_directory(parent, op)
         try:
-            yield directory
+            with sign_of_life(directory):
+                yield directory
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -244,7 +247,7 @@ class Cache:
 
     def _entries_in(self, plan_directory: Path) -> list[Entry]:
         found = []
-        for directory in _subdirectories(plan_directory):
+        for directory in subdirectories(plan_directory):
             try:
                 manifest = Manifest.from_json((directory / _MANIFEST).read_text())
             except (OSError, ValueError, KeyError, TypeError):
@@ -267,14 +270,6 @@ def disk_full(root: Path) -> CacheError:
         f"No space left on the disk of the cache directory {root}.",
         "Free some space, or set ACCEL_CACHE_DIR to a directory on another disk.",
     )
-
-
-def _subdirectories(directory: Path) -> list[Path]:
-    try:
-        with os.scandir(directory) as found:
-            return sorted(Path(item.path) for item in found if item.is_dir())
-    except OSError:
-        return []
 
 
 def _flush(path: Path) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from op_builder import env
+from op_builder.cache.staging import sign_of_life
 from op_builder.cache.store import Cache, Entry, Manifest, default_cache_dir
 from op_builder.errors import CacheError
 from op_builder.fingerprint import PlanKey, Roots
@@ -109,6 +114,34 @@ def test_staging_is_gone_after_success_and_after_an_error(cache: Cache) -> None:
     with pytest.raises(RuntimeError, match="on the way"), cache.staging("small"):
         raise RuntimeError("on the way")
     assert list((cache.root / "staging").iterdir()) == []
+
+
+def abandoned(parent: Path, owner: str) -> Path:
+    directory = parent / f"small@{owner}@x"
+    directory.mkdir(parents=True)
+    (directory / "half.o").write_text("")
+    os.utime(directory, (time.time() - 60, time.time() - 60))
+    return directory
+
+
+def test_what_a_killed_build_left_is_swept_by_the_next(cache: Cache) -> None:
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    left = abandoned(cache.root / "staging", f"{socket.gethostname()}@{done.pid}")
+    with cache.staging("small"):
+        assert not left.exists()
+
+
+def test_a_living_build_is_not_swept(cache: Cache) -> None:
+    by_process = abandoned(cache.root / "staging", f"{socket.gethostname()}@{os.getpid()}")
+    by_lock = abandoned(cache.root / "staging", f"{socket.gethostname()}@{2**22 + 1}")
+    elsewhere = abandoned(cache.root / "staging", "another-host@1")
+    with sign_of_life(by_lock):
+        os.utime(by_lock, (time.time() - 60, time.time() - 60))
+        with cache.staging("small"):
+            assert by_process.exists()
+            assert by_lock.exists()
+            assert elsewhere.exists()
 
 
 def test_looking_makes_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""Staging directories: private to one build, and gone after it, however it ended.
+
+A directory's name holds host and process; while the process lives it holds a lock on a file in it.
+Both end with the process, so the next build can tell what a killed one has left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_ALIVE = "alive"
+# A new directory may not have its lock yet.
+_YOUNG_S = 10.0
+# Where neither lock nor process can be asked (another host), age decides.
+_SURELY_OVER_S = 24 * 3600.0
+
+
+def make_directory(parent: Path, op: str) -> Path:
+    """A new staging directory below ``parent``."""
+    return Path(tempfile.mkdtemp(prefix=f"{op}@{socket.gethostname()}@{os.getpid()}@", dir=parent))
+
+
+@contextmanager
+def sign_of_life(directory: Path) -> Iterator[None]:
+    """Hold a lock in a staging directory, which ends with this process however it ends."""
+    with (directory / _ALIVE).open("w") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def sweep(parent: Path) -> int:
+    """Remove what builds that were killed have left below ``parent``; returns how many directories."""
+    abandoned = [directory for directory in subdirectories(parent) if _is_abandoned(directory)]
+    for directory in abandoned:
+        shutil.rmtree(directory, ignore_errors=True)
+    return len(abandoned)
+
+
+def subdirectories(directory: Path) -> list[Path]:
+    """The directories in ``directory``, by name; none where it cannot be read."""
+    try:
+        with os.scandir(directory) as found:
+            return sorted(Path(item.path) for item in found if item.is_dir())
+    except OSError:
+        return []
+
+
+def _is_abandoned(directory: Path) -> bool:
+    try:
+        age_s = time.time() - directory.stat().st_mtime
+    except OSError:
+        return False
+    if age_s < _YOUNG_S:
+        return False
+    _, _, rest = directory.name.partition("@")
+    host, _, rest = rest.partition("@")
+    if host != socket.gethostname():
+        return age_s > _SURELY_OVER_S
+    # Either sign is enough: locks may be switched off, and a process of another container is not seen.
+    return not _process_lives(rest.partition("@")[0]) and not _is_locked(directory)
+
+
+def _process_lives(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _is_locked(directory: Path) -> bool:
+    try:
+        with (directory / _ALIVE).open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
