@@ -23,8 +23,9 @@ RESULTS = Path(__file__).with_name("RESULTS.md")
 DEEPSPEED = "deepspeed==0.19.8"
 
 console = Console(width=None if sys.stdout.isatty() else 120)
-"""Where results go, wide enough for the tables in a file or a pipe; what tells of progress goes to :data:`progress_console`, on standard error."""
+"""Where results go, wide enough for the tables in a file or a pipe."""
 progress_console = Console(stderr=True)
+"""Where progress is shown."""
 
 
 @dataclasses.dataclass(frozen=True)

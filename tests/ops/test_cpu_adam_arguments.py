@@ -174,6 +174,11 @@ def test_create_checks_its_values_and_registers_nothing(adam, name, value):
     adam.create_adam(1)
 
 
+def test_what_cannot_be_an_id_is_refused(adam):
+    with pytest.raises(OpArgumentError, match="cannot be an id"):
+        adam.create_adam([])
+
+
 def test_create_and_update_take_their_arguments_by_position(adam):
     adam.create_adam(5, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, False)
     tensors = random_tensors(8)

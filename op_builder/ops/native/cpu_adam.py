@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +58,8 @@ class CPUAdamModule:
         Raises:
             OpArgumentError: the id is in use, or a value is out of range.
         """
+        if not isinstance(optimizer_id, Hashable):
+            raise OpArgumentError(f"optimizer_id is {optimizer_id!r}, which cannot be an id.", "Pass an int.")
         if optimizer_id in self._adamw_modes:
             raise OpArgumentError(
                 f"Optimizer id {optimizer_id!r} is in use.", "Choose another, or call destroy_adam first."
