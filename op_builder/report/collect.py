@@ -15,6 +15,7 @@ from typing import Any
 from op_builder import env, resolver
 from op_builder._version import __version__
 from op_builder.base import OpBuilder
+from op_builder.cache.compare import nearest_miss
 from op_builder.cache.store import Cache, Entry
 from op_builder.checks import Failed, guarded_value
 from op_builder.cpu_isa import chosen_isa, supported_isas
@@ -22,6 +23,7 @@ from op_builder.engine.commands import build_commands
 from op_builder.engine.jobs import job_count
 from op_builder.engine.ninja import find_ninja
 from op_builder.errors import AccelError, UnknownOpError
+from op_builder.fingerprint import Roots
 from op_builder.prebuilt import Rejected
 from op_builder.registry import all_builders
 from op_builder.toolchains.compiler import find_cxx
@@ -132,8 +134,9 @@ def explain(builder: OpBuilder) -> dict[str, Any]:
     }
     request = guarded_value("plan", lambda: resolver.Request.of(builder))
     if isinstance(request, Failed):
-        return {**explained, "plan": None, "key": None, "commands": []}
+        return {**explained, "miss": None, "plan": None, "key": None, "commands": []}
     plan = request.plan
+    explained["miss"] = _miss(request) if found.cached is None else None
     explained["plan"] = {
         "binding": plan.binding.value,
         "artifact": plan.artifact_name,
@@ -165,6 +168,14 @@ def _accelerator() -> tuple[dict[str, Any], str]:
         return {"name": None, "error": str(error)}, "op_builder.host"
     facts = accelerator_facts(accelerator)
     return {"name": accelerator.device_name(), "error": None, **facts}, accelerator.op_builder_dir()
+
+
+def _miss(request: resolver.Request) -> dict[str, Any]:
+    """Why the cache has no entry that fits: the differences from the nearest."""
+    miss = nearest_miss(request.cache.entries(request.plan.op), request.key, Roots.of(request.plan))
+    if miss is None:
+        return {"nearest": None, "differences": []}
+    return {"nearest": str(miss.nearest.directory), "differences": list(miss.differences)}
 
 
 def _entry(found: Entry | Rejected | None) -> dict[str, Any] | None:

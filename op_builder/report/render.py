@@ -25,7 +25,7 @@ def print_explanation(data: dict[str, Any], console: Console) -> None:
     state = [
         ("builder", data["builder"]),
         ("installed", _entry_text(data["prebuilt"])),
-        ("cached", _entry_text(data["cache_entry"])),
+        ("cached", _cached_text(data)),
         ("compatible", _mark(data["compatible"])),
     ]
     if data["reason"]:
@@ -145,6 +145,15 @@ def _entry_text(entry: dict[str, Any] | None) -> str:
         f"yes: {entry['directory']}, {_size(entry['size_bytes'])}, built {entry['built_at']} in {entry['build_s']} s "
         f"with torch {entry['torch']}, {entry['headers']} headers read; {entry['check']}"
     )
+
+
+def _cached_text(data: dict[str, Any]) -> str:
+    miss = data["miss"]
+    if data["cache_entry"] is not None or miss is None:
+        return _entry_text(data["cache_entry"])
+    if miss["nearest"] is None:
+        return "no: this op was never built into this cache"
+    return "\n".join([f"no; against the nearest entry, {miss['nearest']}:", *miss["differences"]])
 
 
 def _mark(yes: bool) -> Text:

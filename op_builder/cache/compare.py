@@ -1,0 +1,82 @@
+"""Why an op is not in the cache: what differs from the entry that is nearest to it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from op_builder.cache.store import Entry
+from op_builder.fingerprint import Header, PlanKey, Roots
+
+_FLAG_PARTS = ("c++ flags", "nvcc flags", "link flags")
+
+
+@dataclass(frozen=True)
+class Miss:
+    """The nearest entry, and what of it is not as it is now: ``csrc/common/x.h changed``."""
+
+    nearest: Entry
+    differences: tuple[str, ...]
+
+
+def nearest_miss(entries: Iterable[Entry], key: PlanKey, roots: Roots) -> Miss | None:
+    """The entry with the fewest differences from ``key`` and the headers as they are now.
+
+    Returns:
+        None when there are no entries.
+    """
+    found = [Miss(entry, tuple(differences(entry, key, roots))) for entry in entries]
+    # Of equally near ones the latest is what the reader had in mind.
+    found.sort(key=lambda miss: miss.nearest.manifest.built_at, reverse=True)
+    return min(found, key=lambda miss: len(miss.differences), default=None)
+
+
+def differences(entry: Entry, key: PlanKey, roots: Roots) -> list[str]:
+    """One line for each part of the key and each header that is not as ``entry`` has it."""
+    then = entry.manifest.key_parts
+    lines = _source_lines(then, key)
+    for name in sorted(set(then) | set(key.parts)):
+        if name.startswith("source ") or then.get(name) == key.parts.get(name):
+            continue
+        if name in _FLAG_PARTS:
+            lines.append(f"{name}: {_flag_changes(then.get(name), key.parts.get(name))}")
+        else:
+            lines.append(f"{name}: {then.get(name, 'none')} -> {key.parts.get(name, 'none')}")
+    for header in entry.manifest.headers:
+        if not header.is_unchanged(roots):
+            lines.append(_header_line(header, roots))
+    return lines
+
+
+def _source_lines(then: dict[str, str], key: PlanKey) -> list[str]:
+    before, now = _sources(then), _sources(dict(key.parts))
+    lines = [f"{label} changed" for label in before if label in now and before[label] != now[label]]
+    lines += [f"{label} is new" for label in now if label not in before]
+    lines += [f"{label} is not compiled any more" for label in before if label not in now]
+    if not lines and list(before) != list(now):
+        lines.append("the order of the sources changed")
+    return lines
+
+
+def _sources(parts: dict[str, str]) -> dict[str, str]:
+    """{label: content hash}, in the order of compiling."""
+    numbered = [(name.split(" ", 2), digest) for name, digest in parts.items() if name.startswith("source ")]
+    return {words[2]: digest for words, digest in sorted(numbered, key=lambda item: int(item[0][1]))}
+
+
+def _flag_changes(then: str | None, now: str | None) -> str:
+    before, after = json.loads(then or "[]"), json.loads(now or "[]")
+    gone = [f"-{flag!r}" for flag in before if flag not in after]
+    new = [f"+{flag!r}" for flag in after if flag not in before]
+    return ", ".join([*gone, *new]) or "their order changed"
+
+
+def _header_line(header: Header, roots: Roots) -> str:
+    name = f"csrc/{header.path}" if roots.directories.get(header.root, "").endswith("/csrc") else header.path
+    path = roots.locate(header.root, header.path)
+    if not os.path.exists(path):
+        return f"{name} is not there any more"
+    shadow = next((roots.locate(*place) for place in header.shadows if os.path.exists(roots.locate(*place))), None)
+    return f"{shadow} now comes before {name}" if shadow else f"{name} changed"
