@@ -20,6 +20,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -33,8 +34,9 @@ from op_builder.memo import Memo
 
 logger = logging.getLogger(__name__)
 
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 _MANIFEST_FORMAT = 1
+_NOTE_EVERY_S = 3600.0
 
 
 def default_cache_dir() -> Path:
@@ -114,6 +116,13 @@ class Entry:
     def artifact(self) -> Path:
         return self.directory / self.manifest.artifact
 
+    def note_use(self) -> None:
+        """Renew the time of last use, for pruning; at most once an hour, and not in a read-only cache."""
+        manifest = self.directory / MANIFEST
+        with contextlib.suppress(OSError):
+            if time.time() - manifest.stat().st_mtime > _NOTE_EVERY_S:
+                os.utime(manifest)
+
     def is_intact(self) -> bool:
         """Whether the binary is the one the manifest describes."""
         try:
@@ -149,8 +158,9 @@ class Cache:
                 if not all(header.is_unchanged(roots) for header in entry.manifest.headers):
                     continue
                 if entry.is_intact():
+                    entry.note_use()
                     return entry
-                self._set_aside(entry.directory, "its binary does not match its manifest")
+                self.set_aside(entry.directory, "its binary does not match its manifest")
         return None
 
     def entries(self, op: str | None = None) -> list[Entry]:
@@ -194,8 +204,8 @@ class Cache:
         key = manifest.key
         final = self._op_dir(manifest.op) / key.plan.digest / key.digest
         with self.errors_explained():
-            (staged / _MANIFEST).write_text(manifest.to_json())
-            _flush(staged / _MANIFEST)
+            (staged / MANIFEST).write_text(manifest.to_json())
+            _flush(staged / MANIFEST)
             _flush(staged / manifest.artifact)
             final.parent.mkdir(parents=True, exist_ok=True)
             published = Entry(final, manifest)
@@ -207,7 +217,7 @@ class Cache:
                 winner = next((entry for entry in self._entries_in(final.parent) if entry.directory == final), None)
                 if winner is not None and winner.is_intact():
                     return winner
-                self._set_aside(final, "its binary does not match its manifest")
+                self.set_aside(final, "its binary does not match its manifest")
                 os.rename(staged, final)
         return published
 
@@ -249,14 +259,15 @@ class Cache:
         found = []
         for directory in subdirectories(plan_directory):
             try:
-                manifest = Manifest.from_json((directory / _MANIFEST).read_text())
+                manifest = Manifest.from_json((directory / MANIFEST).read_text())
             except (OSError, ValueError, KeyError, TypeError):
-                self._set_aside(directory, "its manifest cannot be read")
+                self.set_aside(directory, "its manifest cannot be read")
                 continue
             found.append(Entry(directory, manifest))
         return found
 
-    def _set_aside(self, directory: Path, reason: str) -> None:
+    def set_aside(self, directory: Path, reason: str) -> None:
+        """Move an entry's directory out of the way, so that it is built again."""
         logger.warning("Cache entry %s is not used: %s.", directory, reason)
         with contextlib.suppress(OSError):
             target = self.root / "rejected"

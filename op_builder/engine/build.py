@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from op_builder import env
+from op_builder.cache.maintenance import keep_in_bounds
 from op_builder.cache.store import Cache, Entry, Manifest, disk_full
 from op_builder.engine.commands import BuildCommands, build_commands, stamped_directories
 from op_builder.engine.diagnose import diagnose
@@ -122,7 +123,9 @@ class _Build:
         os.rename(artifact, result / self.plan.artifact_name)
         os.rename(staging / _LOG, result / _LOG)
         logger.info("Built '%s' in %.1f s.", self.plan.op, build_s)
-        return self.cache.publish(result, manifest)
+        entry = self.cache.publish(result, manifest)
+        keep_in_bounds(self.cache)
+        return entry
 
 
 def _saved_since(started_ns: int, plan: BuildPlan, key: BuildKey) -> bool:

@@ -1,0 +1,88 @@
+"""Taking built ops elsewhere: a zip file of entries, checked on the way in.
+
+A bundle made on one machine loads on another with the same key parts (platform, torch, sources),
+where no compiler need be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
+from op_builder.errors import AccelError, CacheError
+
+
+class BundleError(AccelError, ValueError):
+    """A file is no bundle, or what it holds does not match its manifests; nothing was imported of it."""
+
+
+def export_bundle(entries: Iterable[Entry], path: Path) -> int:
+    """Write ``entries`` into the zip file ``path``; returns how many.
+
+    Raises:
+        CacheError: the file cannot be written.
+        BundleError: there is nothing to export, or an entry is damaged.
+    """
+    chosen = list(entries)
+    if not chosen:
+        raise BundleError("There is no entry to export.", "Build the op first: python -m op_builder.build OP.")
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as bundle:
+            for entry in chosen:
+                if not entry.is_intact():
+                    raise BundleError(f"The entry {entry.directory} is damaged.", "python -m op_builder.cache verify")
+                base = f"{entry.manifest.op}/{entry.directory.parent.name}/{entry.directory.name}"
+                bundle.write(entry.directory / MANIFEST, f"{base}/{MANIFEST}")
+                bundle.write(entry.artifact, f"{base}/{entry.manifest.artifact}")
+        partial.replace(path)
+    except OSError as error:
+        raise CacheError(f"{path} cannot be written: {error.strerror}.", "Choose another place.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return len(chosen)
+
+
+def import_bundle(cache: Cache, path: Path) -> list[Entry]:
+    """Publish the entries of the bundle ``path``; those that are there already are left as they are.
+
+    Raises:
+        BundleError: the file cannot be read as a bundle, or a binary does not match its manifest.
+        CacheError: the cache directory cannot be written.
+    """
+    try:
+        with zipfile.ZipFile(path) as bundle:
+            found = [_read(bundle, name) for name in bundle.namelist() if name.endswith(f"/{MANIFEST}")]
+    except (OSError, zipfile.BadZipFile, KeyError, EOFError) as error:
+        raise BundleError(f"{path} cannot be read as a bundle: {error}.", "Export it again.") from error
+    if not found:
+        raise BundleError(f"{path} holds no built ops.", "Make it with: python -m op_builder.cache export FILE.")
+    # Everything was checked before the first is published.
+    return [_publish(cache, manifest, content) for manifest, content in found]
+
+
+def _read(bundle: zipfile.ZipFile, name: str) -> tuple[Manifest, bytes]:
+    try:
+        manifest = Manifest.from_json(bundle.read(name).decode())
+    except (ValueError, KeyError, TypeError) as error:
+        raise BundleError(f"The manifest {name} cannot be read: {error}.", "Export with the same version.") from error
+    for text in (manifest.artifact, manifest.op):
+        if Path(text).name != text or text in ("", ".", ".."):
+            raise BundleError(f"The manifest {name} names {text!r}, which is no plain name.", "Do not use this bundle.")
+    content = bundle.read(f"{name.removesuffix(MANIFEST)}{manifest.artifact}")
+    if hashlib.sha256(content).hexdigest() != manifest.sha256:
+        raise BundleError(f"The binary beside {name} does not match its manifest.", "Export it again.")
+    return manifest, content
+
+
+def _publish(cache: Cache, manifest: Manifest, content: bytes) -> Entry:
+    with cache.staging(manifest.op) as staging, cache.errors_explained():
+        result = staging / "result"
+        result.mkdir()
+        artifact = result / manifest.artifact
+        artifact.write_bytes(content)
+        artifact.chmod(0o755)
+        return cache.publish(result, manifest)

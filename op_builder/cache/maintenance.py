@@ -1,0 +1,127 @@
+"""Keeping the cache in bounds: what was used when, what is in use, what may go.
+
+An entry's last use is the modification time of its manifest; a hit renews it, at most once an
+hour. Removing a binary that some process has mapped would not hurt that process, but the next
+load would compile again, so what is in use stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from op_builder import env
+from op_builder.cache.store import MANIFEST, Cache, Entry
+
+logger = logging.getLogger(__name__)
+
+# An entry that was used so lately may be about to be opened.
+_JUST_USED_S = 60.0
+
+
+@dataclass(frozen=True)
+class Usage:
+    """One entry, its bytes on disk and when it was last used (seconds since the epoch)."""
+
+    entry: Entry
+    size_bytes: int
+    used_at: float
+    is_mapped: bool
+
+    @property
+    def may_go(self) -> bool:
+        return not self.is_mapped and time.time() - self.used_at > _JUST_USED_S
+
+
+def usages(cache: Cache, op: str | None = None) -> list[Usage]:
+    """All entries with their use, the most lately used first."""
+    mapped = _mapped_files()
+    found = [
+        Usage(entry, _size_bytes(entry.directory), _used_at(entry), str(entry.artifact) in mapped)
+        for entry in cache.entries(op)
+    ]
+    return sorted(found, key=lambda usage: usage.used_at, reverse=True)
+
+
+def surplus(
+    found: Iterable[Usage],
+    *,
+    max_size_bytes: int | None = None,
+    older_than_s: float | None = None,
+    unused: bool = False,
+) -> list[Usage]:
+    """Of ``found``, those that go.
+
+    Args:
+        max_size_bytes: the least lately used go until the rest fits.
+        older_than_s: those not used for so many seconds go.
+        unused: all but the last used of each op go.
+    """
+    newest_first = sorted(found, key=lambda usage: usage.used_at, reverse=True)
+    going: list[Usage] = []
+    kept_bytes, kept_ops = 0, set()
+    for usage in newest_first:
+        op = usage.entry.manifest.op
+        goes = (
+            (max_size_bytes is not None and kept_bytes + usage.size_bytes > max_size_bytes)
+            or (older_than_s is not None and time.time() - usage.used_at > older_than_s)
+            or (unused and op in kept_ops)
+        )
+        if goes and usage.may_go:
+            going.append(usage)
+            continue
+        kept_bytes += usage.size_bytes
+        kept_ops.add(op)
+    return going
+
+
+def remove(cache: Cache, going: Iterable[Usage]) -> int:
+    """Remove entries; returns the bytes that were freed."""
+    freed = 0
+    for usage in going:
+        with cache.errors_explained():
+            # First out of sight, in one step, so that no reader finds half an entry.
+            trash = cache.writable_dir("staging") / f"removed-{os.getpid()}-{usage.entry.directory.name}"
+            os.rename(usage.entry.directory, trash)
+            shutil.rmtree(trash, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            usage.entry.directory.parent.rmdir()
+        freed += usage.size_bytes
+    return freed
+
+
+def keep_in_bounds(cache: Cache) -> None:
+    """Remove the least lately used entries beyond ``ACCEL_CACHE_MAX_MIB``."""
+    bound = env.ACCEL_CACHE_MAX_MIB.get() << 20
+    total = sum(_size_bytes(entry.directory) for entry in cache.entries())
+    if total > bound:
+        freed = remove(cache, surplus(usages(cache), max_size_bytes=bound))
+        logger.info("The cache %s held more than %d MiB; %d bytes were freed.", cache.root, bound >> 20, freed)
+
+
+def _used_at(entry: Entry) -> float:
+    try:
+        return (entry.directory / MANIFEST).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _size_bytes(directory: Path) -> int:
+    with os.scandir(directory) as found:
+        return sum(item.stat().st_size for item in found)
+
+
+def _mapped_files() -> set[str]:
+    """Shared libraries that a process of this host has open, as far as this user may see."""
+    mapped: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            lines = maps.read_text(errors="replace").splitlines()
+            mapped.update(line[line.index("/") :] for line in lines if line.endswith(".so"))
+    return mapped

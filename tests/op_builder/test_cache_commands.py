@@ -1,0 +1,216 @@
+"""``python -m op_builder.cache``: list, info, verify, prune, clear, export, import."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_ops import SmallBuilder, make_small
+
+from op_builder import env
+from op_builder.cache.__main__ import main
+from op_builder.cache.maintenance import keep_in_bounds, usages
+from op_builder.cache.store import Cache, Entry
+
+DAY_S = 86400
+
+
+def named(directory: Path, name: str) -> SmallBuilder:
+    """A small op of another name, so that a cache holds several."""
+    return type(f"{name}Builder", (SmallBuilder,), {"NAME": name})(directory, Cache(directory.parent / "cache"))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with two builds of 'small' and one of 'other'."""
+    base = tmp_path_factory.mktemp("built")
+    small = make_small(base / "op", Cache(base / "cache"))
+    small.jit_load()
+    named(base / "op", "other").jit_load()
+    (base / "op" / "include" / "nested.h").write_text("#define NESTED 1.0f\n")
+    small.jit_load()
+    return base / "cache"
+
+
+@pytest.fixture
+def filled(built: Path, tmp_path: Path) -> Cache:
+    """A copy of it that no process has open, last used on days long past."""
+    import shutil
+
+    shutil.copytree(built, tmp_path / "cache")
+    cache = Cache(tmp_path / "cache")
+    for days, entry in enumerate(sorted(cache.entries(), key=lambda entry: entry.manifest.built_at, reverse=True), 1):
+        set_used(entry, days)
+    return cache
+
+
+def set_used(entry: Entry, days_ago: float) -> None:
+    moment = time.time() - days_ago * DAY_S
+    os.utime(entry.directory / "manifest.json", (moment, moment))
+
+
+def command(capsys: pytest.CaptureFixture[str], cache: Cache, *arguments: str, status: int = 0) -> Any:
+    assert main([arguments[0], "--json", "--directory", str(cache.root), *arguments[1:]]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def ops(cache: Cache) -> list[str]:
+    return sorted(entry.manifest.op for entry in cache.entries())
+
+
+def test_list_tells_op_size_and_use(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    entries = command(capsys, filled, "list")["entries"]
+    assert sorted(entry["op"] for entry in entries) == ["other", "small", "small"]
+    assert all(entry["size_bytes"] > 1000 and not entry["in_use"] for entry in entries)
+    assert main(["list", "--directory", str(filled.root)]) == 0
+    said = capsys.readouterr().out
+    assert "3 entries" in said
+    assert "d ago" in said
+
+
+def test_info_tells_the_key_and_the_headers(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    (facts,) = command(capsys, filled, "info", "other")
+    assert facts["manifest"]["key_parts"]["op"] == "other"
+    assert any(header["path"] == "nested.h" for header in facts["manifest"]["headers"])
+    assert main(["info", "other", "--directory", str(filled.root)]) == 0
+    assert "c++ compiler" in capsys.readouterr().out
+
+
+def test_info_on_an_op_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    assert main(["info", "absent", "--directory", str(filled.root)]) == 2
+    assert "absent" in capsys.readouterr().err
+
+
+def test_verify_finds_damage_sets_it_aside_and_fails(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    assert command(capsys, filled, "verify") == {"whole": 3, "damaged": []}
+    victim = filled.entries("other")[0]
+    victim.artifact.write_bytes(victim.artifact.read_bytes()[:-1])
+    assert command(capsys, filled, "verify", status=1) == {"whole": 2, "damaged": [str(victim.directory)]}
+    assert ops(filled) == ["small", "small"]
+
+
+def test_prune_by_age_takes_what_was_not_used_for_so_long(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    assert len(command(capsys, filled, "prune", "--older-than", "36h")["removed"]) == 2
+    assert len(filled.entries()) == 1
+
+
+def test_prune_by_size_takes_the_least_lately_used(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    sizes = [usage.size_bytes for usage in usages(filled)]
+    last = usages(filled)[-1].entry.directory
+    bound = (sum(sizes) - 1) // 1024
+    assert command(capsys, filled, "prune", "--max-size", f"{bound}K")["removed"] == [str(last)]
+
+
+def test_prune_unused_keeps_the_last_used_of_each_op(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    command(capsys, filled, "prune", "--unused")
+    assert ops(filled) == ["other", "small"]
+
+
+def test_prune_without_a_criterion_removes_nothing(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    assert main(["prune", "--directory", str(filled.root)]) == 2
+    assert "--max-size" in capsys.readouterr().err
+    assert len(filled.entries()) == 3
+
+
+@pytest.mark.parametrize("arguments", [["--max-size", "big"], ["--older-than", "30"], ["--older-than", "3 weeks"]])
+def test_a_wrong_size_or_age_is_named(capsys: pytest.CaptureFixture[str], filled: Cache, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["prune", "--directory", str(filled.root), *arguments])
+    assert arguments[1] in capsys.readouterr().err
+
+
+def test_what_is_in_use_stays(capsys: pytest.CaptureFixture[str], small: SmallBuilder) -> None:
+    small.flags.append("-DNOT_LOADED_FROM_ANOTHER_PLACE")
+    small.load()
+    (entry,) = small.cache.entries()
+    set_used(entry, 99)
+    assert command(capsys, small.cache, "prune", "--older-than", "1d")["removed"] == []
+    cleared = command(capsys, small.cache, "clear")
+    assert cleared["removed"] == []
+    assert cleared["in_use"] == [str(entry.directory)]
+
+
+def test_what_was_just_used_stays(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    for entry in filled.entries():
+        set_used(entry, 0)
+    assert command(capsys, filled, "prune", "--max-size", "1K")["removed"] == []
+
+
+def test_clear_removes_all_and_leaves_nothing_lying(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    assert len(command(capsys, filled, "clear")["removed"]) == 3
+    assert filled.entries() == []
+    assert list((filled.root / "staging").iterdir()) == []
+
+
+def test_the_bound_of_the_environment_holds(filled: Cache) -> None:
+    keep_in_bounds(filled)
+    assert len(filled.entries()) == 3
+    with filled.entries()[0].artifact.open("ab") as file:
+        file.truncate(3 << 20)
+    with env.scope(ACCEL_CACHE_MAX_MIB="1"):
+        keep_in_bounds(filled)
+    assert 0 < len(filled.entries()) < 3
+
+
+def test_a_bundle_loads_on_a_machine_without_a_compiler(
+    capsys: pytest.CaptureFixture[str], filled: Cache, built: Path, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "ops.zip"
+    assert command(capsys, filled, "export", str(bundle), "small")["entries"] == 2
+    elsewhere = Cache(tmp_path / "elsewhere")
+    assert len(command(capsys, elsewhere, "import", str(bundle))["entries"]) == 2
+    assert ops(elsewhere) == ["small", "small"]
+    with env.scope(PATH=str(tmp_path), CXX=None, ACCEL_JIT="0"):
+        op = SmallBuilder(built.parent / "op", elsewhere).jit_load()
+    x = torch.zeros(2)
+    op.add_(x)
+    assert x.tolist() == [2.0, 2.0]
+    assert len(command(capsys, elsewhere, "import", str(bundle))["entries"]) == 2  # twice does no harm
+
+
+def test_an_altered_bundle_is_refused_whole(capsys: pytest.CaptureFixture[str], filled: Cache, tmp_path: Path) -> None:
+    bundle, altered = tmp_path / "ops.zip", tmp_path / "altered.zip"
+    command(capsys, filled, "export", str(bundle))
+    with zipfile.ZipFile(bundle) as source, zipfile.ZipFile(altered, "w") as target:
+        names = [name for name in source.namelist() if name.endswith(".so")]
+        for name in source.namelist():
+            content = source.read(name)
+            target.writestr(name, content + b"x" if name == names[-1] else content)
+    elsewhere = Cache(tmp_path / "elsewhere")
+    assert main(["import", str(altered), "--directory", str(elsewhere.root)]) == 2
+    assert "does not match" in capsys.readouterr().err
+    assert elsewhere.entries() == []
+
+
+def test_a_name_that_leaves_the_directory_is_refused(
+    capsys: pytest.CaptureFixture[str], filled: Cache, tmp_path: Path
+) -> None:
+    bundle, altered = tmp_path / "ops.zip", tmp_path / "altered.zip"
+    command(capsys, filled, "export", str(bundle), "other")
+    with zipfile.ZipFile(bundle) as source, zipfile.ZipFile(altered, "w") as target:
+        for name in source.namelist():
+            content = source.read(name)
+            target.writestr(name, content.replace(b'"other.so"', b'"../../o.so"'))
+    assert main(["import", str(altered), "--directory", str(tmp_path / "elsewhere")]) == 2
+    assert "no plain name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"no zip at all"])
+def test_a_file_that_is_no_bundle_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.zip").write_bytes(content)
+    assert main(["import", str(tmp_path / "x.zip"), "--directory", str(tmp_path / "c")]) == 2
+    assert "x.zip" in capsys.readouterr().err
+
+
+def test_export_of_what_is_not_there_says_how_to_build_it(
+    capsys: pytest.CaptureFixture[str], filled: Cache, tmp_path: Path
+) -> None:
+    assert main(["export", str(tmp_path / "x.zip"), "absent", "--directory", str(filled.root)]) == 2
+    assert "op_builder.build absent" in capsys.readouterr().err
+    assert not (tmp_path / "x.zip").exists()
