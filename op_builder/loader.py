@@ -24,7 +24,7 @@ from op_builder.plan import ENTRY_POINT
 if TYPE_CHECKING:
     from op_builder.base import OpBuilder
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # what is loaded may itself load another op
 _opened: dict[str, Any] = {}
 _bound: dict[tuple[str, type], Any] = {}
 
@@ -32,7 +32,7 @@ _bound: dict[tuple[str, type], Any] = {}
 def _forget_lock() -> None:
     # A fork while another thread loads would leave the child a lock that nobody releases.
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -48,6 +48,7 @@ def open_entry(entry: Entry, builder: OpBuilder) -> Any:
         module for a Python extension module.
 
     Raises:
+        IncompatibleOpError: a check of loading failed, as the report says it.
         LoadError: the binary cannot be opened, or its namespace is taken.
     """
     identity = f"{entry.manifest.op} {entry.manifest.key.digest}"
@@ -57,9 +58,18 @@ def open_entry(entry: Entry, builder: OpBuilder) -> Any:
             import torch  # noqa: F401  (brings the libraries that the binary links against)
 
             if identity not in _opened:
+                _require_loadable(builder)
                 _opened[identity] = _OPENERS[entry.manifest.kind](entry)
             _bound[shown] = builder.bind(_opened[identity])
         return _bound[shown]
+
+
+def _require_loadable(builder: OpBuilder) -> None:
+    outcomes = builder.load_checks()
+    if outcomes:  # the usual op has none, and its warm load does not pay for this import
+        from op_builder.checks import require
+
+        require(builder.name, outcomes)
 
 
 def _open_accel(entry: Entry) -> Any:
@@ -75,6 +85,7 @@ def _open_accel(entry: Entry) -> Any:
 
 
 def _open_python(entry: Entry) -> Any:
+    _refuse_taken_namespaces(entry)
     name = Path(entry.manifest.artifact).stem
     finder = importlib.machinery.ExtensionFileLoader(name, str(entry.artifact))
     spec = importlib.util.spec_from_file_location(name, entry.artifact, loader=finder)
@@ -82,30 +93,38 @@ def _open_python(entry: Entry) -> Any:
     try:
         module = importlib.util.module_from_spec(spec)
         finder.exec_module(module)
-    except ImportError as error:
+    except Exception as error:  # the module's own start, which may raise anything
         remedy = ""
         if "already registered" in str(error):
             remedy = "Another version of this module is loaded; restart Python, or use py::module_local() classes."
-        raise LoadError(f"{entry.artifact} cannot be imported: {error}", remedy) from error
+        raise LoadError(f"{entry.artifact} cannot be imported: {type(error).__name__}: {error}", remedy) from error
     return module
 
 
 def _open_torch_library(entry: Entry) -> Any:
     import torch
 
-    wanted = set(entry.manifest.namespaces)
+    _refuse_taken_namespaces(entry)
+    _dlopen(entry.artifact)
+    names = sorted(entry.manifest.namespaces)
+    if len(names) == 1:
+        return getattr(torch.ops, names[0])
+    return SimpleNamespace(**{name: getattr(torch.ops, name) for name in names})
+
+
+def _refuse_taken_namespaces(entry: Entry) -> None:
+    if not entry.manifest.namespaces:
+        return
+    import torch
+
     registered = {name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()}
-    taken = sorted(wanted & registered)
+    taken = sorted(registered.intersection(entry.manifest.namespaces))
     if taken:
         raise LoadError(
             f"Op '{entry.manifest.op}' registers the torch namespace {', '.join(taken)}, which is already taken in "
             "this process; opening it would end the process.",
             "Restart Python to load a changed build, or give the library a namespace of its own.",
         )
-    _dlopen(entry.artifact)
-    if len(wanted) == 1:
-        return getattr(torch.ops, wanted.pop())
-    return SimpleNamespace(**{name: getattr(torch.ops, name) for name in sorted(wanted)})
 
 
 def _dlopen(path: Path) -> ctypes.CDLL:

@@ -35,10 +35,12 @@ def resolve(name: str | Path, owner: type | None = None) -> Path:
     """The absolute path of a source file or include directory that a builder names.
 
     Args:
-        name: absolute, relative to the project's root, or relative to the package of ``owner``.
+        name: absolute, relative to the package of ``owner``, or relative to the project's root.
         owner: the class that names it; each class it inherits from is looked at too, so a
-            builder that extends another package's builder finds both packages' files. A
-            package's parent counts as well, for packages that name files from their own root.
+            builder that extends another package's builder finds both packages' files. The
+            packages around it count as well, out to the directory that holds the outermost: the
+            usual builder names files from its project's root. All these come before this
+            project's root, because ``csrc`` is a common name.
 
     Raises:
         SourceNotFoundError: it exists in none of those places; the message lists them.
@@ -66,7 +68,7 @@ def label(path: Path, owner: type | None = None) -> str:
 
 
 def _bases(owner: type | None) -> list[Path]:
-    bases = [native_root()]
+    bases: list[Path] = []
     for cls in owner.__mro__ if owner is not None else ():
         if cls.__module__.partition(".")[0] in ("builtins", "abc", "op_builder"):
             continue
@@ -75,9 +77,10 @@ def _bases(owner: type | None) -> list[Path]:
         except (TypeError, OSError):  # defined in a notebook or at a prompt
             directory = Path.cwd()
         bases.append(directory)
-        if directory.parent != directory and (directory / "__init__.py").exists():
-            bases.append(directory.parent)
-    return bases
+        while (directory / "__init__.py").exists() and directory.parent != directory:
+            directory = directory.parent
+            bases.append(directory)
+    return [*dict.fromkeys(bases), native_root()]
 
 
 def _class_name(owner: type | None) -> str:

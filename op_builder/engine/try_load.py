@@ -48,9 +48,10 @@ print(json.dumps(sorted(namespaces() - before)))
 
 _KNOWN_UNDEFINED = re.compile(
     r"^(?:aoti_torch_\w+|torch_\w+)$"  # torch's C shim
-    r"|@(?:GLIBC|GLIBCXX|CXXABI|GCC)[_\d.]*"  # the C and C++ runtimes, by their symbol versions
+    r"|@"  # a version: the linker found the symbol in a library that the binary names
     r"|^(?:_ITM_\w+|__gmon_start__|__cxa_finalize|__gxx_personality_v0|__tls_get_addr|_Unwind_\w+|__dso_handle)$"
 )
+_REGISTERS_OPS = re.compile(r"^_ZN5torch7LibraryC|torch_library_init")
 _TORCH_CXX = re.compile(r"^_Z\w*(?:2at|3c10|5torch|6caffe2)")
 
 
@@ -61,7 +62,7 @@ class Inspection:
     Attributes:
         kind: ``accel`` (registers under a namespace of the loader's choice), ``python`` (has
             ``PyInit_<module>``) or ``torch_library`` (registers itself when opened).
-        namespaces: what a ``torch_library`` registers.
+        namespaces: torch namespaces that are registered when it is opened; an ``accel`` binary has none.
         check: how it was tried, for the manifest.
     """
 
@@ -78,17 +79,22 @@ def inspect(artifact: Path, plan: BuildPlan, compiler: Compiler) -> Inspection:
     """
     torch = torch_install()
     defined = _symbols(artifact, compiler, "--defined-only")
+    undefined = _symbols(artifact, compiler, "--undefined-only")
     if plan.binding is Binding.STABLE:
-        _refuse_torch_cxx(artifact, _symbols(artifact, compiler, "--undefined-only"))
+        _refuse_torch_cxx(artifact, undefined)
     kind = "torch_library"
     if ENTRY_POINT in defined:
         kind = "accel"
     elif f"PyInit_{plan.module_name}" in defined:
         kind = "python"
     if plan.uses_cuda and torch.cuda is None:
-        return Inspection(kind, (), _check_symbols_only(artifact, plan, compiler))
-    if kind == "torch_library":
-        return Inspection(kind, _registered_namespaces(artifact), "loaded in a child process with torch")
+        return Inspection(kind, (), _check_symbols_only(artifact, plan, undefined))
+    registers = any(_REGISTERS_OPS.search(name) for name in undefined)
+    if kind == "torch_library" or (kind == "python" and registers):
+        namespaces = _registered_namespaces(artifact)
+        if kind == "torch_library" and not namespaces:
+            raise _binds_nothing(artifact)
+        return Inspection(kind, namespaces, "loaded in a child process with torch")
     libraries = _libraries(plan, torch)
     child = run(
         [sys.executable, "-I", "-S", "-c", _CHILD, ENTRY_POINT if kind == "accel" else "", str(artifact), *libraries],
@@ -112,20 +118,19 @@ def _registered_namespaces(artifact: Path) -> tuple[str, ...]:
     child = run([sys.executable, "-c", _TORCH_CHILD, str(artifact)], timeout_s=_TIMEOUT_S)
     if not child.ok:
         raise _load_failed(artifact, child.code, child.errors)
-    names = json.loads(child.output.strip().splitlines()[-1])
-    if not names:
-        raise LoadError(
-            f"{artifact.name} holds no Python module (no PyInit function of its name) and registers no torch ops.",
-            "Use PYBIND11_MODULE(TORCH_EXTENSION_NAME, m), TORCH_LIBRARY or STABLE_TORCH_LIBRARY in one source.",
-        )
-    return tuple(names)
+    return tuple(json.loads(child.output.strip().splitlines()[-1]))
 
 
-def _check_symbols_only(artifact: Path, plan: BuildPlan, compiler: Compiler) -> str:
+def _binds_nothing(artifact: Path) -> LoadError:
+    return LoadError(
+        f"{artifact.name} holds no Python module (no PyInit function of its name) and registers no torch ops.",
+        "Use PYBIND11_MODULE(TORCH_EXTENSION_NAME, m), TORCH_LIBRARY or STABLE_TORCH_LIBRARY in one source.",
+    )
+
+
+def _check_symbols_only(artifact: Path, plan: BuildPlan, undefined: set[str]) -> str:
     if plan.binding is Binding.STABLE:
-        unknown = sorted(
-            name for name in _symbols(artifact, compiler, "--undefined-only") if not _KNOWN_UNDEFINED.search(name)
-        )
+        unknown = sorted(name for name in undefined if not _KNOWN_UNDEFINED.search(name))
         if unknown:
             raise LoadError(
                 f"{artifact.name} needs symbols that nothing will provide: {', '.join(unknown[:8])}.",
@@ -135,7 +140,8 @@ def _check_symbols_only(artifact: Path, plan: BuildPlan, compiler: Compiler) -> 
 
 
 def _refuse_torch_cxx(artifact: Path, undefined: set[str]) -> None:
-    found = sorted(name for name in undefined if _TORCH_CXX.match(name))
+    # torch's symbols carry no version; those of libstdc++ do, and std::string::at() looks like at's.
+    found = sorted(name for name in undefined if "@" not in name and _TORCH_CXX.match(name))
     if found:
         raise LoadError(
             f"{artifact.name} is to use only torch's stable C ABI, but needs C++ symbols of torch: "

@@ -1,0 +1,57 @@
+"""Packages of somebody else's, written into a temporary directory and imported from there."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from op_builder import env
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def write_package(parent: Path, name: str, files: Mapping[str, str]) -> Path:
+    """Write ``files`` (relative path: text) below ``parent/name``; every directory with a .py file is a package."""
+    package = parent / name
+    for path, text in files.items():
+        target = package / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    for module in list(package.rglob("*.py")):
+        for directory in [module.parent, *module.parent.parents]:
+            if not directory.is_relative_to(package):
+                break
+            (directory / "__init__.py").touch()
+    return package
+
+
+@contextmanager
+def importable(parent: Path, name: str) -> Iterator[None]:
+    """``name`` can be imported from ``parent`` inside the block, and is forgotten after it."""
+    sys.path.insert(0, str(parent))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(parent))
+        for module in [module for module in sys.modules if module == name or module.startswith(f"{name}.")]:
+            del sys.modules[module]
+
+
+def load_module(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+def run_python(code: str, *paths: Path, **variables: str | None) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in a fresh process that imports from the checkout and ``paths``."""
+    search = os.pathsep.join(map(str, [*paths, ROOT]))
+    environment = env.child_environment(PYTHONPATH=search, **variables)
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=300
+    )

@@ -1,0 +1,438 @@
+"""Builders written for the interface elsewhere, each binding style, through the one engine.
+
+The classes follow the conventions of existing packages: constants instead of class attributes of
+a fixed kind, sources named from the package's root, flags asked of the base class, an
+``is_compatible()`` that probes and warns. Only their import line names this project.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from foreign_package import importable, load_module, run_python, write_package
+
+from op_builder import env
+from op_builder.base import OpBuilder
+from op_builder.errors import IncompatibleOpError, LoadError
+from op_builder.report.collect import op_row
+
+BUILDERS = """
+import os
+
+from op_builder.builder import CPUOpBuilder, OpBuilder, TorchCPUOpBuilder
+
+
+class ScaleBuilder(TorchCPUOpBuilder):
+    BUILD_VAR = "ACME_BUILD_SCALE"
+    NAME = "scale"
+
+    def __init__(self):
+        super().__init__(name=self.NAME)
+
+    def absolute_name(self):
+        return f"vendor_ops.kernels.{self.NAME}_op"
+
+    def sources(self):
+        return ["csrc/scale/scale.cpp", "csrc/common/factor.cpp"]
+
+    def include_paths(self):
+        return ["csrc/includes", ""]
+
+    def cxx_args(self):
+        args = super().cxx_args()
+        args += ["-O2", self.cpu_arch(), self.simd_width(), ""]
+        return args + self.version_dependent_macros()
+
+    def extra_ldflags(self):
+        return ["-fopenmp", "-lm"]
+
+    def libraries_args(self):
+        return ["-lpthread"]
+
+    def is_compatible(self, verbose=False):
+        if not self.command_exists(["no-such-command", "sh"]):
+            self.warning("sh is required")
+            return False
+        if not self.has_function("pthread_create", ("pthread",)):
+            self.warning("libpthread has no pthread_create")
+            return False
+        return super().is_compatible(verbose)
+
+
+class PlainBuilder(CPUOpBuilder):
+    BUILD_VAR = "ACME_BUILD_PLAIN"
+    NAME = "plain"
+
+    def __init__(self, name=None):
+        name = self.NAME if name is None else name
+        OpBuilder.__init__(self, name)
+
+    def absolute_name(self):
+        return "vendor_ops.kernels.plain_op"
+
+    def sources(self):
+        return ["csrc/plain/plain.c.cpp"]
+
+    def include_paths(self):
+        return ["csrc/includes"]
+
+    def cxx_args(self):
+        return ["-O3", "-g", "-Wno-reorder", self.get_cuda_compile_flag()]
+
+
+class LibraryBuilder(OpBuilder):
+    BUILD_VAR = "ACME_BUILD_LIBRARY"
+    NAME = "vendor_library"
+
+    def __init__(self):
+        super().__init__(self.NAME)
+
+    def absolute_name(self):
+        return f"vendor_ops.{self.NAME}"
+
+    def sources(self):
+        return [self.deepspeed_src_path("csrc/library/library.cpp")]
+
+    def include_paths(self):
+        return [os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "csrc", "includes")]
+
+
+class StableBuilder(LibraryBuilder):
+    BUILD_VAR = "ACME_BUILD_STABLE"
+    NAME = "vendor_stable"
+
+    def sources(self):
+        return ["csrc/library/stable.cpp"]
+
+
+class NeedyBuilder(PlainBuilder):
+    BUILD_VAR = "ACME_BUILD_NEEDY"
+    NAME = "needy"
+
+    def is_compatible(self, verbose=False):
+        if not self.has_function("acme_submit", ("acme_that_nobody_has",), verbose=verbose):
+            self.warning("needs libacme; install the acme-dev package")
+            return False
+        return super().is_compatible(verbose)
+
+
+class SilentBuilder(PlainBuilder):
+    NAME = "silent"
+
+    def is_compatible(self, verbose=False):
+        return False
+"""
+
+# Python.h alone.
+PLAIN = """
+#include <Python.h>
+#include "amount.h"
+
+static PyObject* add(PyObject*, PyObject* argument) {
+  const double value = PyFloat_AsDouble(argument);
+  if (value == -1.0 && PyErr_Occurred()) return nullptr;
+  return PyFloat_FromDouble(value + AMOUNT);
+}
+static PyMethodDef methods[] = {{"add", add, METH_O, "Add an amount."}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "plain_op", nullptr, -1, methods};
+PyMODINIT_FUNC PyInit_plain_op() { return PyModule_Create(&definition); }
+"""
+
+STABLE = """
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+#include "amount.h"
+
+static void add_(torch::stable::Tensor x) {
+  float* data = static_cast<float*>(x.mutable_data_ptr());
+  for (int64_t i = 0; i < x.numel(); ++i) data[i] += AMOUNT;
+}
+STABLE_TORCH_LIBRARY(acme_stable, m) { m.def("add_(Tensor(a!) x) -> ()"); }
+STABLE_TORCH_LIBRARY_IMPL(acme_stable, CPU, m) { m.impl("add_", TORCH_BOX(&add_)); }
+"""
+
+LIBRARY = """
+#include <torch/library.h>
+#include "amount.h"
+
+static at::Tensor add(const at::Tensor& x) { return x.add(AMOUNT); }
+TORCH_LIBRARY(acme_library, m) { m.def("add(Tensor x) -> Tensor"); }
+TORCH_LIBRARY_IMPL(acme_library, CPU, m) { m.impl("add", &add); }
+"""
+
+SCALE = """
+#include <torch/extension.h>
+#include <omp.h>
+#include "factor.h"
+#include "amount.h"
+
+#if !defined(__AVX512__) && !defined(__AVX256__) && !defined(__SCALAR__)
+#error "simd_width() gave no define"
+#endif
+#if !defined(VERSION_GE_1_5) || !defined(__DISABLE_CUDA__)
+#error "version_dependent_macros() or get_cuda_compile_flag() gave no define"
+#endif
+
+static torch::Tensor scale(const torch::Tensor& x, double by) { return x * by * factor(); }
+
+struct Meter {
+  int64_t calls = 0;
+  int64_t call() { return ++calls; }
+};
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("scale", &scale, "Scale a tensor", py::arg("x"), py::arg("by") = 1.0);
+  m.def("threads", [] { return omp_get_max_threads(); });
+  py::class_<Meter>(m, "Meter", py::module_local()).def(py::init<>()).def("call", &Meter::call);
+}
+"""
+
+FILES = {
+    "builders/foreign.py": BUILDERS,
+    "csrc/plain/plain.c.cpp": PLAIN,
+    "csrc/library/stable.cpp": STABLE,
+    "csrc/library/library.cpp": LIBRARY,
+    "csrc/scale/scale.cpp": SCALE,
+    "csrc/common/factor.cpp": '#include "factor.h"\ndouble factor() { return 2.0; }\n',
+    "csrc/includes/factor.h": "double factor();\n",
+    "csrc/includes/amount.h": "#define AMOUNT 1.0f\n",
+}
+
+
+@pytest.fixture
+def vendor(tmp_path: Path) -> Iterator[ModuleType]:
+    """The module with the foreign builders, its package new for each test."""
+    write_package(tmp_path, "vendor_ops", FILES)
+    with importable(tmp_path, "vendor_ops"):
+        yield load_module("vendor_ops.builders.foreign")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path) -> Iterator[None]:
+    with env.scope(ACCEL_CACHE_DIR=str(tmp_path / "cache")):
+        yield
+
+
+def kind(builder: OpBuilder) -> str:
+    (entry,) = builder.cache.entries(builder.name)
+    return entry.manifest.kind
+
+
+def loads_again_without_compiler(builder_class: Any, tmp_path: Path, code: str) -> None:
+    """A new process with no compiler on PATH gets the op from the cache."""
+    program = textwrap.dedent(f"""
+        import torch
+        from {builder_class.__module__} import {builder_class.__name__} as Builder
+        builder = Builder()
+        op = builder.load()
+        {code}
+    """)
+    done = run_python(program, tmp_path, PATH=str(tmp_path), ACCEL_JIT="0")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_plain_cpython_module_loads_and_the_second_load_hits(vendor: Any, tmp_path: Path) -> None:
+    builder = vendor.PlainBuilder()
+    op = builder.load()
+    assert op.add(1.5) == 2.5
+    assert op.__name__ == "plain_op"
+    assert kind(builder) == "python"
+    assert vendor.PlainBuilder().load() is op
+    loads_again_without_compiler(vendor.PlainBuilder, tmp_path, "assert op.add(2.0) == 3.0")
+
+
+def test_an_edited_python_module_runs_beside_the_old_one(vendor: Any, tmp_path: Path) -> None:
+    one = vendor.PlainBuilder().load()
+    (tmp_path / "vendor_ops" / "csrc" / "includes" / "amount.h").write_text("#define AMOUNT 40.0\n")
+    other = vendor.PlainBuilder().load()
+    assert (one.add(2.0), other.add(2.0)) == (3.0, 42.0)
+
+
+def test_a_stable_library_that_registers_itself_loads_beside_a_python_module(vendor: Any, tmp_path: Path) -> None:
+    builder = vendor.StableBuilder()
+    op = builder.load()
+    assert op is torch.ops.acme_stable
+    x = torch.zeros(5)
+    op.add_(x)
+    assert x.tolist() == [1.0] * 5
+    assert kind(builder) == "torch_library"
+    assert vendor.PlainBuilder().load().add(0.0) == 1.0
+    assert vendor.StableBuilder().load() is op
+    check = "x = torch.zeros(2); op.add_(x); assert x.tolist() == [1, 1]"
+    loads_again_without_compiler(vendor.StableBuilder, tmp_path, check)
+
+
+@pytest.mark.slow
+def test_a_torch_library_loads_and_the_second_load_hits(vendor: Any, tmp_path: Path) -> None:
+    builder = vendor.LibraryBuilder()
+    op = builder.load()
+    assert op.add(torch.zeros(2)).tolist() == [1.0, 1.0]
+    assert kind(builder) == "torch_library"
+    (entry,) = builder.cache.entries()
+    assert entry.manifest.namespaces == ("acme_library",)
+    assert vendor.LibraryBuilder().load() is op
+    loads_again_without_compiler(vendor.LibraryBuilder, tmp_path, "assert op.add(torch.ones(1)).item() == 2")
+
+
+@pytest.mark.slow
+def test_a_pybind11_module_with_torchs_whole_header_loads(vendor: Any, tmp_path: Path) -> None:
+    builder = vendor.ScaleBuilder()
+    assert builder.is_compatible(verbose=True), builder.error_log
+    op = builder.load(verbose=False)
+    assert op.scale(torch.ones(2), by=3.0).tolist() == [6.0, 6.0]
+    assert op.threads() >= 1
+    assert op.Meter().call() == 1
+    assert op.__name__ == "scale_op"
+    assert kind(builder) == "python"
+    assert vendor.ScaleBuilder().load() is op
+    loads_again_without_compiler(vendor.ScaleBuilder, tmp_path, "assert op.scale(torch.ones(1)).item() == 2")
+
+
+EDIT_AND_LOAD = """
+from pathlib import Path
+import torch
+from op_builder.errors import LoadError
+from vendor_ops.builders import foreign
+
+before = foreign.{builder}().load()
+Path({header!r}).write_text("#define AMOUNT 5.0f\\n")
+try:
+    foreign.{builder}().load()
+except LoadError as error:
+    print(error)
+else:
+    print("loaded twice")
+{still_works}
+print("alive")
+"""
+
+
+@pytest.mark.parametrize(
+    ("builder", "namespace", "still_works"),
+    [
+        pytest.param(
+            "LibraryBuilder",
+            "acme_library",
+            "assert before.add(torch.zeros(1)).item() == 1",
+            marks=pytest.mark.slow,
+        ),
+        ("StableBuilder", "acme_stable", "x = torch.zeros(1); before.add_(x); assert x.item() == 1"),
+    ],
+)
+def test_an_edited_library_whose_namespace_is_taken_is_refused_and_the_process_lives(
+    vendor: Any, tmp_path: Path, builder: str, namespace: str, still_works: str
+) -> None:
+    header = Path(vendor.__file__).parents[1] / "csrc" / "includes" / "amount.h"
+    code = EDIT_AND_LOAD.format(builder=builder, header=str(header), still_works=still_works)
+    done = run_python(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"namespace {namespace}" in done.stdout
+    assert "Restart Python" in done.stdout
+    assert done.stdout.endswith("alive\n")
+
+
+def test_a_module_that_also_registers_torch_ops_is_refused_when_edited(vendor: Any, tmp_path: Path) -> None:
+    source = Path(vendor.__file__).parents[1] / "csrc" / "plain" / "plain.c.cpp"
+    source.write_text(PLAIN + STABLE.replace("acme_stable", "acme_both"))
+    header = Path(vendor.__file__).parents[1] / "csrc" / "includes" / "amount.h"
+    code = EDIT_AND_LOAD.format(
+        builder="PlainBuilder",
+        header=str(header),
+        still_works="assert before.add(1.0) == 2.0; torch.ops.acme_both.add_",
+    )
+    done = run_python(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "namespace acme_both" in done.stdout
+    assert done.stdout.endswith("alive\n")
+
+
+def test_what_a_builder_probes_and_warns_is_the_reason_in_report_and_load(
+    vendor: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    builder = vendor.NeedyBuilder()
+    row = op_row(builder)
+    assert not row.compatible
+    assert "install the acme-dev package" in row.reason
+    with pytest.raises(IncompatibleOpError, match="install the acme-dev package"):
+        vendor.NeedyBuilder().load()
+    assert "needs libacme" in caplog.text
+    assert builder.cache.entries() == []
+
+
+def test_a_builder_that_says_no_without_a_reason_is_reported(vendor: Any) -> None:
+    assert "no reason" in op_row(vendor.SilentBuilder()).reason
+    with pytest.raises(IncompatibleOpError, match="no reason"):
+        vendor.SilentBuilder().load()
+
+
+def test_the_base_class_answers_what_existing_builders_ask(vendor: Any) -> None:
+    builder = vendor.ScaleBuilder()
+    assert isinstance(builder, OpBuilder)
+    assert (builder.name, builder.build_for_cpu, builder.jit_mode, builder.enable_bf16) == ("scale", True, False, False)
+    assert builder.error_log is None
+    assert "-D__DISABLE_CUDA__" in builder.cxx_args()
+    assert builder.strip_empty_entries(["", "-a", ""]) == ["-a"]
+    assert builder.command_exists("sh") is True
+    assert builder.command_exists("no-such-command") is False
+    assert Path(builder.deepspeed_src_path("csrc/scale/scale.cpp")).is_file()
+    assert builder.is_rocm_pytorch() is (torch.version.hip is not None)
+    assert builder.hipify_extension() is None
+    assert builder.sycl_extension() is None
+
+
+@pytest.mark.parametrize("function", ["pthread_create", "malloc", "printf", "exp"])
+def test_a_function_that_links_is_found(vendor: Any, function: str) -> None:
+    assert vendor.PlainBuilder().has_function(function, ("m", "pthread"))
+
+
+def test_a_function_is_found_in_a_directory_that_is_named(vendor: Any, tmp_path: Path) -> None:
+    import subprocess
+
+    (tmp_path / "acme.cpp").write_text('extern "C" int acme_submit() { return 0; }\n')
+    library = tmp_path / "libacme.so"
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "acme.cpp")], check=True)
+    builder = vendor.PlainBuilder()
+    assert not builder.has_function("acme_submit", ("acme",))
+    assert builder.has_function("acme_submit", ("acme",), library_dirs=(str(tmp_path),))
+    assert not builder.has_function("acme_cancel", ["acme"], [str(tmp_path)])
+
+
+def test_sources_are_found_from_the_root_of_the_package_at_any_depth(tmp_path: Path) -> None:
+    deep = BUILDERS.replace("vendor_ops.", "deep_ops.")
+    files = {**FILES, "builders/foreign.py": "", "builders/cpu/extra/foreign.py": deep}
+    write_package(tmp_path, "deep_ops", files)
+    with importable(tmp_path, "deep_ops"):
+        builder = load_module("deep_ops.builders.cpu.extra.foreign").PlainBuilder()
+        assert builder.load().add(1.0) == 2.0
+
+
+def test_a_packages_own_csrc_comes_before_the_projects(tmp_path: Path) -> None:
+    files = {
+        "builders.py": BUILDERS.replace('"csrc/includes"', '"csrc"').replace("vendor_ops.", "own_ops."),
+        "csrc/plain/plain.c.cpp": PLAIN,
+        "csrc/amount.h": "#define AMOUNT 1.0f\n",
+    }
+    write_package(tmp_path, "own_ops", files)
+    with importable(tmp_path, "own_ops"):
+        assert load_module("own_ops.builders").PlainBuilder().load().add(1.0) == 2.0
+
+
+def test_a_module_whose_start_fails_is_a_load_error(vendor: Any, tmp_path: Path) -> None:
+    source = tmp_path / "vendor_ops" / "csrc" / "plain" / "plain.c.cpp"
+    failing = 'PyErr_SetString(PyExc_RuntimeError, "no acme device"); return nullptr;'
+    source.write_text(PLAIN.replace("return PyModule_Create(&definition);", failing))
+    with pytest.raises(LoadError, match="no acme device"):
+        vendor.PlainBuilder().load()
+
+
+def test_a_source_that_binds_nothing_is_a_load_error_that_says_what_is_missing(vendor: Any, tmp_path: Path) -> None:
+    (tmp_path / "vendor_ops" / "csrc" / "plain" / "plain.c.cpp").write_text("int nothing() { return 0; }\n")
+    with pytest.raises(LoadError, match="registers no torch ops") as caught:
+        vendor.PlainBuilder().load()
+    assert "PYBIND11_MODULE" in caught.value.remedy
