@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
+import logging
 import pkgutil
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 from op_builder._version import __version__
 from op_builder.base import OpBuilder
 from op_builder.checks import CheckOutcome, Failed, require
 from op_builder.errors import UnknownOpError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,21 +48,16 @@ KNOWN_OPS = (
 
 
 class UnavailableOpBuilder(OpBuilder):
-    """The builder of a known op that a device does not have."""
+    """The builder of an op that a device does not have, or whose own builder cannot be made."""
 
-    PACKAGE = ""
+    REASON: ClassVar[str] = ""
+    REMEDY: ClassVar[str] = ""
 
     def sources(self) -> list[str]:
         return []
 
     def build_checks(self) -> list[CheckOutcome]:
-        return [
-            Failed(
-                "implementation",
-                f"Not in accel-ops {__version__} for this device.",
-                "Use another device, or a later accel-ops.",
-            )
-        ]
+        return [Failed("implementation", self.REASON, self.REMEDY)]
 
     def load(self, verbose: bool = True) -> NoReturn:  # noqa: ARG002
         """Raise, with the reason and the remedy."""
@@ -70,59 +69,102 @@ class UnavailableOpBuilder(OpBuilder):
         self.load(verbose)
 
 
+@dataclass(frozen=True)
+class DevicePackage:
+    """What the modules of a device's package hold.
+
+    Attributes:
+        classes: the ``*Builder`` classes, by name.
+        broken: why a module cannot be imported, by its name; its builders are missing.
+    """
+
+    classes: dict[str, type[OpBuilder]]
+    broken: dict[str, str]
+
+    @property
+    def complaint(self) -> str:
+        """The broken modules in words, empty when there are none."""
+        return " ".join(f"{module} cannot be imported: {error}." for module, error in self.broken.items())
+
+
 def find_builder(class_name: str, package: str) -> type[OpBuilder]:
     """The builder class of that name among the device's builders in ``package``.
 
     Raises:
         UnknownOpError: no op has that builder; suggests near matches.
     """
-    found = builder_classes(package).get(class_name)
+    device = device_package(package)
+    found = device.classes.get(class_name)
     if found is not None:
         return found
     for op in KNOWN_OPS:
         if op.builder == class_name:
-            return _unavailable(op, package)
-    names = sorted({*builder_classes(package), *(op.builder for op in KNOWN_OPS)})
+            reason = f"Not in accel-ops {__version__} for this device. {device.complaint}".strip()
+            return _unavailable(op, package, reason, "Use another device, or a later accel-ops.")
+    names = sorted({*device.classes, *(op.builder for op in KNOWN_OPS)})
     near = difflib.get_close_matches(class_name, names, n=3, cutoff=0.5)
     raise UnknownOpError(
-        f"There is no op builder {class_name!r}.",
+        f"There is no op builder {class_name!r}. {device.complaint}".strip(),
         f"Did you mean {' or '.join(near)}?" if near else f"Known builders: {', '.join(names)}.",
     )
 
 
 @cache
-def builder_classes(package: str) -> dict[str, type[OpBuilder]]:
-    """The ``*Builder`` classes that the modules of ``package`` define or import, by name."""
+def device_package(package: str) -> DevicePackage:
+    """The builders in the modules of ``package``: those it defines before those it only imports."""
     root = importlib.import_module(package)
-    modules = [root]
+    modules, broken = [root], {}
     for item in pkgutil.iter_modules(vars(root).get("__path__", [])):
-        modules.append(importlib.import_module(f"{package}.{item.name}"))
-    return {name: cls for module in modules for name, cls in _builders_of(module).items()}
+        name = f"{package}.{item.name}"
+        if item.name == "__main__":
+            continue
+        try:
+            modules.append(importlib.import_module(name))
+        except Exception as error:  # it may need a driver that is not here; the others need not
+            broken[name] = f"{type(error).__name__}: {error}"
+            logger.warning("The op builders of %s are missing: %s", name, broken[name])
+    found = [item for module in modules for item in _builders_of(module)]
+    found.sort(key=lambda item: item[1].__module__.startswith(package))
+    return DevicePackage(dict(found), broken)
 
 
 def all_builders(package: str) -> dict[str, OpBuilder]:
     """{op name: builder instance} of every op that the device has or is known, in a fixed order."""
     classes = {op.name: find_builder(op.builder, package) for op in KNOWN_OPS}
-    for cls in builder_classes(package).values():
+    for cls in device_package(package).classes.values():
         classes.setdefault(cls.NAME, cls)
-    return {name: cls() for name, cls in classes.items()}
+    return {name: _make(cls, package) for name, cls in classes.items()}
 
 
-def _builders_of(module: ModuleType) -> dict[str, type[OpBuilder]]:
-    return {
-        name: value
+def _make(cls: type[OpBuilder], package: str) -> OpBuilder:
+    try:
+        return cls()
+    except Exception as error:  # another package's builder may raise anything; the report must survive it
+        op = KnownOp(cls.NAME, cls.__name__, cls.SUMMARY)
+        reason = f"Its builder cannot be made: {type(error).__name__}: {error}"
+        return _unavailable(op, package, reason, f"Report this to the author of {cls.__module__}.")()
+
+
+def _builders_of(module: ModuleType) -> list[tuple[str, type[OpBuilder]]]:
+    return [
+        (name, value)
         for name, value in vars(module).items()
-        if name.endswith("Builder") and isinstance(value, type) and vars(value).get("NAME")
-    }
+        if name.endswith("Builder")
+        and isinstance(value, type)
+        and issubclass(value, OpBuilder)
+        and value.NAME
+        and not inspect.isabstract(value)
+    ]
 
 
 @cache
-def _unavailable(op: KnownOp, package: str) -> type[OpBuilder]:
+def _unavailable(op: KnownOp, package: str, reason: str, remedy: str) -> type[OpBuilder]:
     attributes = {
         "NAME": op.name,
         "BUILD_VAR": f"ACCEL_BUILD_{op.name.upper()}",
         "SUMMARY": op.summary,
-        "PACKAGE": package,
+        "REASON": reason,
+        "REMEDY": remedy,
         "__module__": package,
     }
     return type(op.builder, (UnavailableOpBuilder,), attributes)

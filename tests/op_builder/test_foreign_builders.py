@@ -322,7 +322,12 @@ print("alive")
             "assert before.add(torch.zeros(1)).item() == 1",
             marks=pytest.mark.slow,
         ),
-        ("StableBuilder", "acme_stable", "x = torch.zeros(1); before.add_(x); assert x.item() == 1"),
+        pytest.param(
+            "StableBuilder",
+            "acme_stable",
+            "x = torch.zeros(1); before.add_(x); assert x.item() == 1",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_edited_library_whose_namespace_is_taken_is_refused_and_the_process_lives(
@@ -337,6 +342,7 @@ def test_an_edited_library_whose_namespace_is_taken_is_refused_and_the_process_l
     assert done.stdout.endswith("alive\n")
 
 
+@pytest.mark.slow
 def test_a_module_that_also_registers_torch_ops_is_refused_when_edited(vendor: Any, tmp_path: Path) -> None:
     source = Path(vendor.__file__).parents[1] / "csrc" / "plain" / "plain.c.cpp"
     source.write_text(PLAIN + STABLE.replace("acme_stable", "acme_both"))

@@ -1,0 +1,266 @@
+"""From a name to a builder: those there are, those a device lacks, those nobody has, and a vendor's."""
+
+from __future__ import annotations
+
+import importlib
+import textwrap
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from foreign_package import importable, run_python, write_package
+
+import op_builder
+from op_builder import env
+from op_builder.base import OpBuilder
+from op_builder.errors import IncompatibleOpError, UnknownOpError
+from op_builder.registry import KNOWN_OPS, all_builders, device_package, find_builder
+from op_builder.report.collect import op_row
+
+BUILDERS_BY_OP = {
+    "cpu_adam": "CPUAdamBuilder",
+    "cpu_adagrad": "CPUAdagradBuilder",
+    "cpu_lion": "CPULionBuilder",
+    "fused_adam": "FusedAdamBuilder",
+    "async_io": "AsyncIOBuilder",
+    "pin_memory": "PinMemoryBuilder",
+    "shm_comm": "ShareMemCommBuilder",
+    "ccl_comm": "CCLCommBuilder",
+}
+DEVICE_PACKAGES = ("op_builder.cpu", "op_builder.cuda", "op_builder.xpu", "op_builder.host")
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu() -> Iterator[None]:
+    with env.scope(ACCEL_ACCELERATOR="cpu", DS_ACCELERATOR=None):
+        yield
+
+
+@pytest.fixture
+def vendor(tmp_path: Path) -> Iterator[str]:
+    """A device package of somebody else's: own ops, an op that extends one here, and traps."""
+    files = {
+        "adam.py": """
+            from op_builder.cpu import CPUAdamBuilder as Base
+            from op_builder.cpu import CPUAdamBuilder as HostAdamBuilder
+
+            class CPUAdamBuilder(Base):
+                def cxx_args(self):
+                    return [*super().cxx_args(), "-DACME"]
+        """,
+        "zeta.py": """
+            from op_builder.cpu import CPUAdamBuilder
+            from op_builder.builder import CPUOpBuilder, OpBuilder
+
+            class AcmeGemmBuilder(CPUOpBuilder):
+                BUILD_VAR = "ACME_BUILD_GEMM"
+                NAME = "acme_gemm"
+
+                def sources(self):
+                    return ["csrc/gemm.cpp"]
+
+            class AcmeBaseBuilder(OpBuilder):
+                NAME = "acme_base"
+
+                def toolchain(self):
+                    return "acme"
+
+            class ConfigBuilder:
+                pass
+
+            def make_builder():
+                return AcmeGemmBuilder()
+        """,
+        "csrc/gemm.cpp": "int gemm() { return 0; }\n",
+        "__main__.py": "raise SystemExit('not to be imported')\n",
+    }
+    name = f"acme_{uuid.uuid4().hex}"  # what is found in a package is remembered
+    write_package(tmp_path, name, {path: textwrap.dedent(text) for path, text in files.items()})
+    with importable(tmp_path, name):
+        yield name
+
+
+@pytest.mark.parametrize("package", DEVICE_PACKAGES)
+def test_every_device_package_is_importable_on_every_machine(package: str) -> None:
+    importlib.import_module(package)
+    builders = all_builders(package)
+    assert list(builders)[: len(BUILDERS_BY_OP)] == list(BUILDERS_BY_OP)
+    assert all(isinstance(builder, OpBuilder) for builder in builders.values())
+
+
+@pytest.mark.parametrize("package", ["op_builder.cpu", "op_builder.cuda", "op_builder.xpu"])
+def test_every_known_op_has_a_builder_of_its_name_and_variable(package: str) -> None:
+    for op, class_name in BUILDERS_BY_OP.items():
+        cls = find_builder(class_name, package)
+        assert cls.__name__ == class_name
+        assert op == cls.NAME
+        assert f"ACCEL_BUILD_{op.upper()}" == cls.BUILD_VAR
+        assert find_builder(class_name, package) is cls
+
+
+def test_the_known_ops_are_those_of_the_interface() -> None:
+    assert {op.name: op.builder for op in KNOWN_OPS} == BUILDERS_BY_OP
+
+
+def lacking(package: str) -> list[OpBuilder]:
+    return [builder for name, builder in all_builders(package).items() if type(builder).__name__ not in shown(package)]
+
+
+def shown(package: str) -> set[str]:
+    return set(device_package(package).classes)
+
+
+@pytest.mark.parametrize("package", ["op_builder.cpu", "op_builder.cuda", "op_builder.xpu"])
+def test_a_known_op_that_the_device_lacks_is_never_compatible_and_says_why(package: str) -> None:
+    for builder in lacking(package):
+        assert builder.is_compatible() is False
+        row = op_row(builder)
+        assert (row.compatible, row.installed, row.cached) == (False, False, False)
+        assert row.reason
+        assert row.remedy
+        for load in (builder.load, builder.jit_load):
+            with pytest.raises(IncompatibleOpError) as caught:
+                load()
+            assert builder.name in str(caught.value)
+            assert "Remedy" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [
+        ("CPUAdmaBuilder", "CPUAdamBuilder"),
+        ("FusedAdam", "FusedAdamBuilder"),
+        ("ShmCommBuilder", "ShareMemCommBuilder"),
+    ],
+)
+def test_an_unknown_name_suggests_the_near_one(wrong: str, near: str) -> None:
+    with pytest.raises(UnknownOpError, match=f"{wrong!r}") as caught:
+        find_builder(wrong, "op_builder.cpu")
+    assert near in caught.value.remedy
+
+
+def test_a_name_near_to_none_lists_all() -> None:
+    with pytest.raises(ValueError, match="Known builders: AsyncIOBuilder") as caught:
+        find_builder("zzz", "op_builder.cpu")
+    assert all(name in str(caught.value) for name in BUILDERS_BY_OP.values())
+
+
+def test_an_empty_name_is_unknown_too() -> None:
+    with pytest.raises(UnknownOpError):
+        find_builder("", "op_builder.cpu")
+
+
+@pytest.mark.parametrize("name", [*BUILDERS_BY_OP.values(), "OpBuilder", "CPUOpBuilder", "CUDAOpBuilder"])
+def test_the_package_gives_the_current_accelerators_class(name: str) -> None:
+    namespace: dict[str, type] = {}
+    exec(f"from op_builder import {name}", namespace)
+    assert issubclass(namespace[name], OpBuilder)
+    assert namespace[name].__name__ == name
+
+
+def test_the_package_refuses_unknown_names_with_the_near_one() -> None:
+    with pytest.raises(UnknownOpError, match="CPUAdamBuilder"):
+        op_builder.CPUAdamsBuilder  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'Adam'"):
+        op_builder.Adam  # noqa: B018
+
+
+def test_the_class_follows_the_override() -> None:
+    code = "from op_builder import {0}; print({0}.__module__)"
+    for accelerator in ("cpu", "cuda"):
+        done = run_python(code.format("CCLCommBuilder"), ACCEL_ACCELERATOR=accelerator)
+        assert done.returncode == 0, done.stderr
+        assert accelerator in done.stdout or "host" in done.stdout
+
+
+def test_all_ops_holds_an_instance_of_each() -> None:
+    from op_builder import all_ops
+
+    assert set(BUILDERS_BY_OP) <= set(all_ops.ALL_OPS)
+    for name, builder in all_ops.ALL_OPS.items():
+        assert builder.name == name
+    with pytest.raises(AttributeError):
+        all_ops.NO_OPS  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OpBuilder",
+        "CPUOpBuilder",
+        "TorchCPUOpBuilder",
+        "CUDAOpBuilder",
+        "SYCLOpBuilder",
+        "installed_cuda_version",
+        "get_default_compute_capabilities",
+        "assert_no_cuda_mismatch",
+        "MissingCUDAException",
+        "CUDAMismatchException",
+        "TORCH_MAJOR",
+        "TORCH_MINOR",
+    ],
+)
+def test_the_names_that_builder_authors_import_are_there(name: str) -> None:
+    from op_builder import builder
+
+    assert getattr(builder, name) is not None
+
+
+def test_torchs_release_is_told_in_two_numbers() -> None:
+    import torch
+
+    from op_builder.builder import TORCH_MAJOR, TORCH_MINOR
+
+    assert torch.__version__.startswith(f"{TORCH_MAJOR}.{TORCH_MINOR}.")
+
+
+def test_a_vendors_package_brings_its_own_ops_beside_the_known_ones(vendor: str) -> None:
+    gemm = find_builder("AcmeGemmBuilder", vendor)
+    assert gemm.NAME == "acme_gemm"
+    builders = all_builders(vendor)
+    assert isinstance(builders["acme_gemm"], gemm)
+    assert set(BUILDERS_BY_OP) <= set(builders)
+    assert "acme_base" not in builders
+    assert gemm().plan().sources[0].label == "csrc/gemm.cpp"
+
+
+def test_a_vendors_builder_that_inherits_its_name_is_found_and_comes_before_an_imported_one(vendor: str) -> None:
+    cls = find_builder("CPUAdamBuilder", vendor)
+    assert cls.__module__ == f"{vendor}.adam"
+    assert "-DACME" in cls().plan().cxx_flags
+    assert type(all_builders(vendor)["cpu_adam"]) is cls
+
+
+def test_a_module_that_fails_to_import_costs_only_its_own_builders(vendor: str, tmp_path: Path) -> None:
+    (tmp_path / vendor / "broken.py").write_text("import acme_driver_that_nobody_has\n")
+    importlib.invalidate_caches()
+    assert find_builder("AcmeGemmBuilder", vendor).NAME == "acme_gemm"
+    with pytest.raises(UnknownOpError, match="acme_driver_that_nobody_has") as caught:
+        find_builder("AcmeBrokenBuilder", vendor)
+    assert f"{vendor}.broken" in str(caught.value)
+    lion = find_builder("CPULionBuilder", vendor)()
+    with pytest.raises(IncompatibleOpError, match="acme_driver_that_nobody_has"):
+        lion.load()
+
+
+def test_a_builder_that_cannot_be_made_is_a_row_with_the_reason(vendor: str, tmp_path: Path) -> None:
+    (tmp_path / vendor / "fragile.py").write_text(
+        "from op_builder.cpu_builder import CPUOpBuilder\n"
+        "class FragileBuilder(CPUOpBuilder):\n"
+        "    NAME = 'fragile'\n"
+        "    def __init__(self):\n"
+        "        raise OSError('no /dev/acme')\n"
+        "    def sources(self):\n"
+        "        return []\n"
+    )
+    importlib.invalidate_caches()
+    row = op_row(all_builders(vendor)["fragile"])
+    assert row.builder == "FragileBuilder"
+    assert not row.compatible
+    assert "no /dev/acme" in row.reason
+
+
+def test_a_package_that_does_not_exist_is_an_import_error() -> None:
+    with pytest.raises(ModuleNotFoundError, match="acme_absent"):
+        find_builder("CPUAdamBuilder", "acme_absent.ops")
