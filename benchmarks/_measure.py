@@ -40,11 +40,14 @@ class Machine:
     python: str
     torch: str
     threads: int
+    load: float
+    """Processes that wanted a core in the minute before: much above 0 means a noisy run."""
 
     def __str__(self) -> str:
         return (
             f"{self.date}, {self.cpu}, {self.cores} cores, {self.memory_gib} GiB, {self.isa}, "
-            f"Python {self.python}, torch {self.torch}, {self.threads} threads"
+            f"Python {self.python}, torch {self.torch}, {self.threads} threads, "
+            f"load before the run {self.load:.1f}"
         )
 
 
@@ -64,6 +67,7 @@ def describe_machine() -> Machine:
         python=platform.python_version(),
         torch=torch.__version__,
         threads=torch.get_num_threads(),
+        load=os.getloadavg()[0],
     )
 
 
