@@ -72,6 +72,10 @@ class CompileError(AccelError, RuntimeError):
         )
 
 
+class BuildCancelled(AccelError):
+    """A build was told to stop; its compilers were ended and nothing of it was kept."""
+
+
 class CacheError(AccelError, OSError):
     """The cache directory cannot be read or written, or the disk is full."""
 

@@ -20,6 +20,7 @@ from op_builder.toolchains.toolset import Toolset, find_toolset
 if TYPE_CHECKING:
     from op_builder.base import OpBuilder
     from op_builder.checks import CheckOutcome, Failed
+    from op_builder.engine.build import BuildOptions
     from op_builder.engine.ninja import Progress
 
 logger = logging.getLogger(__name__)
@@ -133,7 +134,9 @@ def cached_or_built(builder: OpBuilder, progress: Progress | None = None) -> Ent
             _JIT_REMEDY,
         )
     require_compatible(builder)
-    return compile_now(request, progress)
+    from op_builder.engine.build import BuildOptions
+
+    return compile_now(request, BuildOptions(progress=progress))
 
 
 def require_compatible(builder: OpBuilder) -> None:
@@ -148,7 +151,7 @@ def require_compatible(builder: OpBuilder) -> None:
         )
 
 
-def compile_now(request: Request, progress: Progress | None = None) -> Entry:
+def compile_now(request: Request, options: BuildOptions | None = None) -> Entry:
     """Build the request, which the cache does not have.
 
     Raises:
@@ -158,4 +161,4 @@ def compile_now(request: Request, progress: Progress | None = None) -> Entry:
 
     if request.toolset is None:
         raise request.missing_tool or ToolchainError("No compiler was found.")
-    return build(request.plan, request.key, request.toolset, request.cache, progress=progress)
+    return build(request.plan, request.key, request.toolset, request.cache, options)

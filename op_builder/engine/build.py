@@ -8,10 +8,11 @@ import hashlib
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from op_builder import env
@@ -20,7 +21,7 @@ from op_builder.cache.store import Cache, Entry, Manifest, disk_full
 from op_builder.engine.commands import BuildCommands, build_commands, stamped_directories
 from op_builder.engine.diagnose import diagnose
 from op_builder.engine.jobs import job_count
-from op_builder.engine.ninja import Progress, find_ninja, run_ninja, write_file
+from op_builder.engine.ninja import Limits, Progress, find_ninja, run_ninja, write_file
 from op_builder.engine.try_load import Inspection, inspect
 from op_builder.errors import CacheError, CompileError
 from op_builder.fingerprint import BuildKey, Header, PlanKey, Roots, file_status, plan_key, read_headers
@@ -35,7 +36,24 @@ _ATTEMPTS = 3
 _LOG = "build.log"
 
 
-def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, *, progress: Progress | None = None) -> Entry:
+@dataclass(frozen=True)
+class BuildOptions:
+    """How to go about a build; what comes out does not depend on it.
+
+    Attributes:
+        progress: told of every step.
+        force: compile even if the cache has it; its entry is the same, unless that was damaged.
+        side_by_side: how many builds share the machine's cores and memory.
+        cancel: when set, the compilers are ended and the build raises BuildCancelled.
+    """
+
+    progress: Progress | None = None
+    force: bool = False
+    side_by_side: int = 1
+    cancel: threading.Event = field(default_factory=threading.Event)
+
+
+def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options: BuildOptions | None = None) -> Entry:
     """The published entry of ``plan``: compiled now, or by another process that was faster.
 
     Raises:
@@ -44,12 +62,13 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, *, prog
         CacheError: the cache directory cannot be written, or the disk is full.
         ToolchainError: ninja is missing, or the build ran out of time.
     """
+    options = options or BuildOptions()
     program = find_ninja()
     with _only_builder(cache, key, plan.op):
-        ready = cache.find(key, plan.op, Roots.of(plan))
+        ready = None if options.force else cache.find(key, plan.op, Roots.of(plan))
         if ready is not None:
             return ready
-        return _Build(plan, toolset, cache, program, progress).run(key)
+        return _Build(plan, toolset, cache, program, options).run(key)
 
 
 @dataclass
@@ -60,7 +79,7 @@ class _Build:
     toolset: Toolset
     cache: Cache
     ninja: str
-    progress: Progress | None
+    options: BuildOptions
 
     def run(self, key: PlanKey) -> Entry:
         """Compile until what was compiled is surely what the key says, then publish it.
@@ -86,12 +105,12 @@ class _Build:
 
     def _compile(self, staging: Path) -> tuple[BuildCommands, Inspection]:
         commands = build_commands(self.plan, self.toolset)
-        jobs = job_count(self.plan)
+        jobs = max(1, job_count(self.plan) // self.options.side_by_side)
         logger.info("Building '%s': %d files, %d at a time.", self.plan.op, len(self.plan.sources), jobs)
         write_file(self.plan, commands, staging)
         log_path = staging / _LOG
-        timeout_s = env.ACCEL_BUILD_TIMEOUT_S.get()
-        if not run_ninja(self.ninja, staging, log_path, jobs=jobs, timeout_s=timeout_s, progress=self.progress):
+        limits = Limits(jobs, env.ACCEL_BUILD_TIMEOUT_S.get(), self.options.cancel)
+        if not run_ninja(self.ninja, staging, log_path, limits, self.options.progress):
             raise _compile_error(self.plan, self.cache, log_path)
         return commands, inspect(staging / self.plan.artifact_name, self.plan, self.toolset.cxx)
 

@@ -69,11 +69,13 @@ def _compile(plan: BuildPlan, source: Source, object_name: str, toolset: Toolset
         assert toolset.cuda is not None
         return (
             toolset.cuda.nvcc,
-            f"-ccbin={toolset.cxx.command[-1]}",
+            f"-ccbin={toolset.cxx.program}",
+            *_torch_nvcc_flags(plan),
             *plan.nvcc_flags,
             *gencode_flags(plan.cuda_archs),
             "-Xcompiler=-fPIC",
-            *(f"-Xcompiler={flag}" for flag in maps),
+            # Quoted for nvcc's own shell: unquoted it breaks at spaces, and at commas, of a path.
+            *(f"-Xcompiler='{flag}'" for flag in maps),
             *own,
             *_flagged("-isystem", system),
             *output,
@@ -134,6 +136,15 @@ def _torch_includes(plan: BuildPlan) -> list[str]:
     includes = [os.path.realpath(path) for path in cpp_extension.include_paths("cpu")]
     # The Stable ABI's headers lie under the first directory; the C++ API's need the second too.
     return includes if plan.binding is Binding.TORCH else includes[:1]
+
+
+def _torch_nvcc_flags(plan: BuildPlan) -> list[str]:
+    """What torch's BuildExtension gives nvcc first, so that JIT and prebuild compile alike."""
+    if plan.binding is not Binding.TORCH:
+        return []
+    from torch.utils import cpp_extension
+
+    return list(cpp_extension.COMMON_NVCC_FLAGS)
 
 
 def _prefix_maps(plan: BuildPlan) -> list[str]:

@@ -10,13 +10,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from op_builder import env
 from op_builder.engine.commands import BuildCommands
-from op_builder.errors import ToolchainError
+from op_builder.errors import BuildCancelled, ToolchainError
 from op_builder.plan import BuildPlan
 
 logger = logging.getLogger(__name__)
@@ -76,22 +78,30 @@ def write_file(plan: BuildPlan, commands: BuildCommands, directory: Path) -> Non
     (directory / "build.ninja").write_text("\n".join(lines) + "\n")
 
 
-def run_ninja(
-    program: str, directory: Path, log_path: Path, *, jobs: int, timeout_s: float, progress: Progress | None = None
-) -> bool:
+@dataclass(frozen=True)
+class Limits:
+    """What a run may take: jobs at a time, seconds in all, and until ``cancel`` is set."""
+
+    jobs: int
+    timeout_s: float
+    cancel: threading.Event
+
+
+def run_ninja(program: str, directory: Path, log_path: Path, limits: Limits, progress: Progress | None = None) -> bool:
     """Run the ninja file in ``directory``; all output goes to ``log_path``. True when all steps succeeded.
 
-    The compilers are ended with it when this process is interrupted or ``timeout_s`` passes.
+    The compilers are ended with it when this process is interrupted, is told to stop, or the time is up.
 
     Raises:
         ToolchainError: it did not end in time.
+        BuildCancelled: it was told to stop.
     """
     # The locale decides the language of diagnostics, which are searched for 'error:'.
     environment = env.child_environment(NINJA_STATUS="[%f/%t] ", LC_ALL="C", TMPDIR=str(directory))
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + limits.timeout_s
     with log_path.open("w") as log:
         process = subprocess.Popen(
-            [program, "-j", str(jobs)],
+            [program, "-j", str(limits.jobs)],
             cwd=directory,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -102,9 +112,11 @@ def run_ninja(
         try:
             reader = _ProgressReader(log_path, progress)
             while process.poll() is None:
+                if limits.cancel.is_set():
+                    raise BuildCancelled("The build was stopped before its end.")
                 if time.monotonic() > deadline:
                     raise ToolchainError(
-                        f"The build did not end within {timeout_s:g} s and was stopped; its log: {log_path}.",
+                        f"The build did not end within {limits.timeout_s:g} s and was stopped; its log: {log_path}.",
                         "Raise ACCEL_BUILD_TIMEOUT_S, or lower ACCEL_MAX_JOBS if the machine swaps.",
                     )
                 reader.report()

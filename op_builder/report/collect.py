@@ -110,17 +110,23 @@ def environment() -> dict[str, Any]:
     }
 
 
+def builders_here() -> list[OpBuilder]:
+    """A builder of every op that the device has or is known."""
+    return list(all_builders(_accelerator()[1]).values())
+
+
 def find_op(name: str) -> OpBuilder:
     """The builder of an op, by the op's or the builder's name.
 
     Raises:
         UnknownOpError: there is no such op for this device; lists them.
     """
-    builders = all_builders(_accelerator()[1])
-    for builder in builders.values():
+    builders = builders_here()
+    for builder in builders:
         if name in (builder.name, type(builder).__name__):
             return builder
-    raise UnknownOpError(f"There is no op {name!r}.", f"The ops are: {', '.join(builders)}.")
+    names = ", ".join(builder.name for builder in builders)
+    raise UnknownOpError(f"There is no op {name!r}.", f"The ops are: {names}.")
 
 
 def explain(builder: OpBuilder) -> dict[str, Any]:

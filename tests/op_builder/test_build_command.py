@@ -1,0 +1,126 @@
+"""``python -m op_builder.build``: several ops side by side, a summary, and an honest exit status."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from small_ops import STABLE_SOURCE, SmallBuilder, make_small
+
+from op_builder import env
+from op_builder.build import build_all, main
+from op_builder.cache.store import Cache
+
+
+def named(name: str, directory: Path, cache: Cache, source: str = STABLE_SOURCE) -> SmallBuilder:
+    make_small(directory, cache, source=source)
+    return type(f"{name}Builder", (SmallBuilder,), {"NAME": name})(directory, cache)
+
+
+def test_ops_are_built_side_by_side_and_one_that_fails_keeps_none_back(tmp_path: Path, cache: Cache) -> None:
+    good, other = named("good", tmp_path / "a", cache), named("other", tmp_path / "c", cache)
+    broken = named("broken", tmp_path / "b", cache, "#error on purpose\n")
+    steps: list[tuple[str, int, int, str]] = []
+    outcomes = build_all([good, broken, other], required=True, force=False, report=lambda *step: steps.append(step))
+    assert [(outcome.op, outcome.status) for outcome in outcomes] == [
+        ("good", "built"),
+        ("broken", "failed"),
+        ("other", "built"),
+    ]
+    assert "on purpose" in outcomes[1].message
+    assert ("good", 2, 2, "link good.so") in steps
+    again = build_all([good, other], required=True, force=False, report=lambda *_: None)
+    assert {outcome.status for outcome in again} == {"cached"}
+    assert all(Path(outcome.path).is_file() for outcome in again)
+
+
+def test_force_compiles_again_what_the_cache_has(small: SmallBuilder) -> None:
+    for _ in range(2):
+        (outcome,) = build_all([small], required=True, force=True, report=lambda *_: None)
+        assert outcome.status == "built"
+    assert len(small.cache.entries()) == 1
+
+
+@pytest.mark.parametrize(("required", "status"), [(True, "failed"), (False, "skipped")])
+def test_what_is_not_possible_here_fails_only_if_it_was_asked_for(
+    small: SmallBuilder, tmp_path: Path, required: bool, status: str
+) -> None:
+    with env.scope(PATH=str(tmp_path), CXX=None):
+        (outcome,) = build_all([small], required=required, force=False, report=lambda *_: None)
+    assert outcome.status == status
+    assert "No C++ compiler" in outcome.message
+
+
+def test_a_builder_that_raises_is_a_failure_of_its_own(small: SmallBuilder) -> None:
+    class Odd(SmallBuilder):
+        def build_checks(self) -> list[object]:  # type: ignore[override]
+            raise KeyError("odd")
+
+    odd = Odd(small.directory, small.cache)
+    outcomes = build_all([odd, small], required=True, force=False, report=lambda *_: None)
+    assert [outcome.status for outcome in outcomes] == ["failed", "built"]
+
+
+def test_the_command_builds_all_and_says_so_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--all", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["ok"]
+    statuses = {op["op"]: op["status"] for op in data["ops"]}
+    assert statuses["cpu_adam"] in ("built", "cached")
+
+
+def test_an_op_that_was_asked_for_and_is_not_there_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ccl_comm"]) == 1
+    assert "failed" in capsys.readouterr().out
+
+
+def test_a_wrong_name_lists_the_right_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cpu_adm"]) == 2
+    assert "cpu_adam" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--all", "cpu_adam"]])
+def test_names_or_all_but_not_both(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_ctrl_c_ends_the_compilers_and_keeps_nothing_half_built(tmp_path: Path) -> None:
+    # A compiler that says it has started, and then takes for ever.
+    started = tmp_path / "started"
+    compiler = tmp_path / "slow-g++"
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *-MMD*) echo $$ >>{started}; sleep 1000;; *) exec g++ "$@";; esac\n')
+    compiler.chmod(0o755)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "op_builder.build", "cpu_adam"],
+        env=env.child_environment(CXX=str(compiler), ACCEL_CACHE_DIR=str(tmp_path / "cache"), ACCEL_ACCELERATOR="cpu"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not started.exists() or not started.read_text().strip():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Interrupted" in errors
+    assert not [pid for pid in map(int, started.read_text().split()) if runs(pid)]
+    assert list((tmp_path / "cache" / "staging").iterdir()) == []
+    assert Cache(tmp_path / "cache").entries() == []
