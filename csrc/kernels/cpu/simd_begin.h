@@ -67,6 +67,9 @@ constexpr int kLanes = 4;
 typedef float F32 __attribute__((vector_size(kLanes * 4)));
 typedef std::uint32_t U32 __attribute__((vector_size(kLanes * 4)));
 typedef std::uint16_t U16 __attribute__((vector_size(kLanes * 2)));
+#if defined(ACCEL_TARGET_AVX512)
+typedef std::uint16_t U16x32 __attribute__((vector_size(64)));
+#endif
 
 ACCEL_INLINE F32 broadcast(float value) { return value - F32{}; }  // minus keeps the sign of -0
 ACCEL_INLINE U32 broadcast_bits(std::uint32_t value) { return U32{} + value; }
@@ -138,13 +141,28 @@ ACCEL_INLINE F32 load(const BFloat16* source) {
   return (F32)(widen(load_bits<U16>(source)) << 16);
 }
 
+// Adding half of the dropped part, less one where the kept part is even, rounds to nearest even; a
+// mantissa of all ones carries into the exponent, as it should. NaN is made quiet instead: its
+// payload may lie in the dropped half only.
 ACCEL_INLINE void store(BFloat16* target, F32 v) {
+#if defined(ACCEL_TARGET_AVX512)
+  // The same with mask registers and a choice of the upper halves: 7 instructions instead of 10,
+  // which shows where everything is in bfloat16 and arithmetic limits.
+  const __m512i bits = (__m512i)v;
+  const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x00010000));
+  const __mmask16 is_nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
+  __m512i rounded = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+  rounded = _mm512_mask_add_epi32(rounded, odd, rounded, _mm512_set1_epi32(1));
+  rounded = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x00400000));
+  const U16x32 upper_halves = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+  const __m512i packed = _mm512_maskz_permutexvar_epi16(0xffffffff, (__m512i)upper_halves, rounded);
+  __builtin_memcpy(target, &packed, sizeof(U16));
+#else
   const U32 bits = (U32)v;
-  // Adding half of the dropped part, less one where the kept part is even, rounds to nearest even;
-  // a mantissa of all ones carries into the exponent, as it should.
   const U32 rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  const U32 quiet = bits | 0x00400000u;  // the payload may lie in the dropped half only
+  const U32 quiet = bits | 0x00400000u;
   store_bits(target, narrow((v != v ? quiet : rounded) >> 16));
+#endif
 }
 
 #if defined(ACCEL_TARGET_AVX512)
