@@ -131,14 +131,14 @@ def nvcc_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
     def compile_kernel(directory: Path) -> list[str]:
         (directory / "probe.cu").write_text("#include <cuda_runtime.h>\n__global__ void probe(int* x) { *x = 1; }\n")
         archs = gencode_flags(plan.cuda_archs)
-        return [toolkit.nvcc, f"-ccbin={compiler.command[-1]}", *archs, "-c", "probe.cu", "-o", "probe.o"]
+        return [toolkit.nvcc, f"-ccbin={compiler.program}", *archs, "-c", "probe.cu", "-o", "probe.o"]
 
     subject = f"nvcc {toolkit.identity} {compiler.identity} {plan.cuda_archs}"
     failure = remembered_failure_of(compile_kernel, subject, [toolkit.nvcc, compiler.path], memo)
     if failure:
         return Failed(
             "nvcc",
-            f"{toolkit.nvcc} ({toolkit.release}) with {compiler.command[-1]} cannot compile a small kernel: {failure}",
+            f"{toolkit.nvcc} ({toolkit.release}) with {compiler.program} cannot compile a small kernel: {failure}",
             diagnose(failure).remedy or "Run nvcc by hand on a small file to see the whole message.",
         )
     return Passed("nvcc", f"{toolkit.nvcc} ({toolkit.release}), toolkit in {toolkit.home}")

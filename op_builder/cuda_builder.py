@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
@@ -16,6 +17,7 @@ from op_builder.toolchains.cuda_archs import default_archs, gencode_flags, parse
 from op_builder.torch_install import parse_release, torch_install
 
 _BF16_SINCE = (8, 0)
+_ARCH_FLAG = re.compile(r"--?(gencode|generate-code|arch|gpu-architecture)\b")
 
 
 class CUDAOpBuilder(OpBuilder):
@@ -39,7 +41,7 @@ class CUDAOpBuilder(OpBuilder):
 
     def names_own_archs(self) -> bool:
         """Whether :meth:`nvcc_args` holds architecture flags already, which then stand alone."""
-        return any("arch" in flag for flag in self.nvcc_args() if not flag.startswith("-D"))
+        return any(_ARCH_FLAG.match(flag) for flag in self.nvcc_args())
 
     def compute_capability_args(self, cross_compile_archs: str | None = None) -> list[str]:
         """``-gencode`` flags for the architectures asked for, and sets ``enable_bf16``.
@@ -62,7 +64,7 @@ class CUDAOpBuilder(OpBuilder):
     def build_checks(self) -> list[CheckOutcome]:
         outcomes = super().build_checks()
         plan = checks.guarded_value("nvcc", lambda: make_plan(self))
-        if isinstance(plan, Failed):
+        if isinstance(plan, Failed) or not plan.uses_cuda:
             return outcomes
         outcomes.append(checks.guarded("nvcc", lambda: checks.nvcc_check(plan, self.cache.memo)))
         if self.BINDING is Binding.TORCH:

@@ -49,6 +49,7 @@ print(json.dumps(sorted(namespaces() - before)))
 _KNOWN_UNDEFINED = re.compile(
     r"^(?:aoti_torch_\w+|torch_\w+)$"  # torch's C shim
     r"|@"  # a version: the linker found the symbol in a library that the binary names
+    r"|^_Z(?:T[VIST])?N?K?S[tabsiod]"  # libstdc++'s, without one because torch exports a copy of some
     r"|^(?:_ITM_\w+|__gmon_start__|__cxa_finalize|__gxx_personality_v0|__tls_get_addr|_Unwind_\w+|__dso_handle)$"
 )
 _REGISTERS_OPS = re.compile(r"^_ZN5torch7LibraryC|torch_library_init")

@@ -42,6 +42,11 @@ class Compiler:
         return f"{self.path} | {self.version} | {self.target}"
 
     @property
+    def program(self) -> str:
+        """The compiler's own word of ``command``, without launcher and flags."""
+        return [word for word in self.command if not word.startswith("-")][-1]
+
+    @property
     def is_clang(self) -> bool:
         return "clang" in self.version
 

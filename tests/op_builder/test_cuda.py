@@ -1,0 +1,377 @@
+"""CUDA ops where a toolkit is: compiled for real, against whatever torch is here, device or not."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from op_builder import Binding, CUDAOpBuilder, env, resolver
+from op_builder.builder import (
+    assert_no_cuda_mismatch,
+    get_default_compute_capabilities,
+    installed_cuda_version,
+)
+from op_builder.cache.store import Cache, Entry
+from op_builder.errors import (
+    CompileError,
+    CUDAMismatchException,
+    EnvironmentValueError,
+    IncompatibleOpError,
+    LoadError,
+    MissingCUDAException,
+)
+from op_builder.report.collect import op_row
+
+pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
+cpu_torch_only = pytest.mark.skipif(torch.version.cuda is not None, reason="torch is a CUDA build")
+
+KERNEL = """
+#include "increment.h"
+
+namespace {
+__global__ void increment_kernel(float* data, long count) {
+  const long i = blockIdx.x * static_cast<long>(blockDim.x) + threadIdx.x;
+  if (i < count) data[i] += 1.0f;
+}
+}  // namespace
+
+int increment_cuda(float* data, long count, void* stream) {
+  const int threads = 256;
+  const long blocks = (count + threads - 1) / threads;
+  if (blocks > 0) increment_kernel<<<blocks, threads, 0, static_cast<cudaStream_t>(stream)>>>(data, count);
+  return static_cast<int>(cudaGetLastError());
+}
+"""
+
+HEADER = """
+#pragma once
+#include <cuda_runtime.h>
+// Adds 1 to each of `count` floats at `data` in device memory; returns a cudaError_t.
+int increment_cuda(float* data, long count, void* stream);
+"""
+
+BINDING = """
+#include "bindings/stable_library.h"
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/tensor.h>
+#include <stdexcept>
+#include "increment.h"
+
+static void increment_(torch::stable::Tensor x) {
+  if (increment_cuda(static_cast<float*>(x.mutable_data_ptr()), x.numel(), nullptr) != 0)
+    throw std::runtime_error("increment_ failed to start");
+}
+static void define(accel::Library& m) { m.def("increment_(Tensor(a!) x) -> ()"); }
+static void cuda(accel::Library& m) { m.impl("increment_", TORCH_BOX(&increment_)); }
+ACCEL_OP_LIBRARY({nullptr, define}, {"CUDA", cuda})
+"""
+
+
+class IncrementBuilder(CUDAOpBuilder):
+    """A kernel that knows no torch, and a thin binding on the Stable ABI."""
+
+    NAME = "increment"
+    BUILD_VAR = "ACCEL_BUILD_INCREMENT"
+    BINDING = Binding.STABLE
+
+    def __init__(self, directory: Path, cache: Cache) -> None:
+        super().__init__(self.NAME)
+        self.directory = directory
+        self.cache = cache  # type: ignore[misc]
+        self.flags: list[str] = []
+
+    def sources(self) -> list[str]:
+        return [str(self.directory / "binding.cpp"), str(self.directory / "increment.cu")]
+
+    def include_paths(self) -> list[str]:
+        return ["csrc", str(self.directory)]
+
+    def nvcc_args(self) -> list[str]:
+        return self.flags
+
+
+class TorchIncrementBuilder(IncrementBuilder):
+    """The same on torch's C++ API."""
+
+    NAME = "torch_increment"
+    BINDING = Binding.TORCH
+
+
+@pytest.fixture(autouse=True)
+def archs() -> Iterator[None]:
+    with env.scope(TORCH_CUDA_ARCH_LIST="9.0"):
+        yield
+
+
+def make_increment(directory: Path, cache: Cache, kernel: str = KERNEL) -> IncrementBuilder:
+    directory.mkdir()
+    (directory / "increment.cu").write_text(kernel)
+    (directory / "increment.h").write_text(HEADER)
+    (directory / "binding.cpp").write_text(BINDING)
+    return IncrementBuilder(directory, cache)
+
+
+@pytest.fixture
+def increment(tmp_path: Path, cache: Cache) -> IncrementBuilder:
+    return make_increment(tmp_path / "op", cache)
+
+
+def compiled(builder: CUDAOpBuilder) -> Entry:
+    """The op, compiled as ``load()`` would, without the checks of loading it."""
+    return resolver.compile_now(resolver.Request.of(builder))
+
+
+def reasons(builder: CUDAOpBuilder) -> str:
+    return "\n".join(failure.reason for failure in resolver.examine(builder).failed)
+
+
+def machine_code(entry: Entry) -> set[str]:
+    """The architectures whose machine code the binary holds, as ptxas notes them in it."""
+    return {found.decode() for found in re.findall(rb"-arch (sm_\d+[af]?)", entry.artifact.read_bytes())}
+
+
+@cpu_torch_only
+def test_a_kernel_and_its_binding_compile_without_a_cuda_torch(increment: IncrementBuilder) -> None:
+    entry = compiled(increment)
+    assert entry.manifest.kind == "accel"
+    assert entry.manifest.check.startswith("undefined symbols only")
+    assert entry.manifest.key_parts["cuda archs"] == "9.0"
+    assert machine_code(entry) == {"sm_90"}
+    assert {header.path for header in entry.manifest.headers} == {"increment.h", "bindings/stable_library.h"}
+    assert resolver.Request.of(increment).find_cached() == entry
+    content = entry.artifact.read_bytes()
+    assert str(increment.directory).encode() not in content
+    needed = subprocess.run(["readelf", "-d", str(entry.artifact)], capture_output=True, text=True, check=True).stdout
+    assert "libcudart" not in needed
+
+
+@cpu_torch_only
+def test_a_compiled_op_that_cannot_run_here_says_so_instead_of_failing_to_open(increment: IncrementBuilder) -> None:
+    compiled(increment)
+    row = op_row(increment)
+    assert row.cached
+    assert not row.compatible
+    assert "build without CUDA" in row.reason
+    with pytest.raises(IncompatibleOpError, match="build without CUDA"):
+        increment.load()
+
+
+@pytest.mark.slow
+def test_each_architecture_asked_for_is_in_the_binary(increment: IncrementBuilder) -> None:
+    with env.scope(TORCH_CUDA_ARCH_LIST="8.0;9.0a+PTX"):
+        entry = compiled(increment)
+    assert entry.manifest.key_parts["cuda archs"] == "8.0;9.0a+PTX"
+    assert machine_code(entry) == {"sm_80", "sm_90a"}
+    with env.scope(TORCH_CUDA_ARCH_LIST="9.0a"):
+        less = compiled(increment)
+    assert less.manifest.key.plan.digest != entry.manifest.key.plan.digest
+    assert machine_code(less) == {"sm_90a"}
+    assert less.manifest.size_bytes < entry.manifest.size_bytes
+
+
+@cpu_torch_only
+def test_on_a_cpu_torch_the_op_is_incompatible_with_reason_and_remedy(increment: IncrementBuilder) -> None:
+    assert increment.is_compatible() is False
+    assert "build without CUDA" in str(increment.error_log)
+    with pytest.raises(IncompatibleOpError, match="build without CUDA") as caught:
+        increment.load()
+    assert "Install a CUDA build of torch" in caught.value.remedy
+    assert increment.cache.entries() == []
+    failed = {failure.name for failure in resolver.examine(increment).failed}
+    assert failed == {"torch with CUDA"}, "the toolkit itself works"
+
+
+@cpu_torch_only
+def test_a_cuda_op_on_torchs_cxx_api_says_why_it_cannot_be_built(increment: IncrementBuilder) -> None:
+    builder = TorchIncrementBuilder(increment.directory, increment.cache)
+    failed = {failure.name: failure for failure in resolver.examine(builder).failed}
+    assert "build without CUDA" in failed["CUDA versions"].reason
+    assert failed["CUDA versions"].remedy
+    with pytest.raises(IncompatibleOpError, match="build without CUDA"):
+        builder.load()
+
+
+def test_a_compile_error_in_a_kernel_shows_nvccs_own_diagnostic(tmp_path: Path, cache: Cache) -> None:
+    builder = make_increment(tmp_path / "op", cache, KERNEL.replace("+= 1.0f", "+= undeclared_amount"))
+    with pytest.raises(CompileError) as caught:
+        compiled(builder)
+    assert "undeclared_amount" in caught.value.diagnostic
+    assert "increment.cu" in caught.value.diagnostic
+    assert "nvcc" in caught.value.command
+    assert "undeclared_amount" in Path(caught.value.log_path).read_text()
+    assert cache.entries() == []
+
+
+def test_an_architecture_that_nvcc_does_not_know_names_the_variable(increment: IncrementBuilder) -> None:
+    with env.scope(TORCH_CUDA_ARCH_LIST="3.5"):
+        failed = {failure.name: failure for failure in resolver.examine(increment).failed}
+        assert "TORCH_CUDA_ARCH_LIST" in failed["nvcc"].remedy
+        with pytest.raises(IncompatibleOpError, match="nvcc"):
+            increment.load()
+
+
+def test_a_misspelt_architecture_is_an_error_that_names_the_variable(increment: IncrementBuilder) -> None:
+    with env.scope(TORCH_CUDA_ARCH_LIST="9.0;Hoper"):
+        assert "TORCH_CUDA_ARCH_LIST='9.0;Hoper'" in reasons(increment)
+        with pytest.raises(EnvironmentValueError):
+            increment.plan()
+
+
+def test_a_symbol_that_nothing_provides_is_refused(tmp_path: Path, cache: Cache) -> None:
+    kernel = KERNEL.replace("namespace {", "int nobody_has_this();\nnamespace {", 1)
+    builder = make_increment(tmp_path / "op", cache, kernel.replace("threads = 256", "threads = nobody_has_this()"))
+    with pytest.raises(LoadError, match="nobody_has_this") as caught:
+        compiled(builder)
+    assert caught.value.remedy
+    assert cache.entries() == []
+
+
+@pytest.mark.slow
+def test_symbols_of_a_library_that_the_op_links_are_known(tmp_path: Path, cache: Cache) -> None:
+    kernel = KERNEL.replace("namespace {", "#include <omp.h>\nnamespace {", 1)
+    builder = make_increment(tmp_path / "op", cache, kernel.replace("threads = 256", "threads = omp_get_max_threads()"))
+    builder.extra_ldflags = lambda: ["-fopenmp"]  # type: ignore[method-assign]
+    assert compiled(builder).manifest.kind == "accel"
+
+
+@pytest.mark.slow
+def test_a_directory_with_spaces_and_commas_compiles(tmp_path: Path, cache: Cache) -> None:
+    entry = compiled(make_increment(tmp_path / "my ops, new", cache))
+    assert b"my ops, new" not in entry.artifact.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_compiler_with_launcher_and_flags_is_told_to_nvcc_alone(increment: IncrementBuilder, tmp_path: Path) -> None:
+    launcher = tmp_path / "launcher"
+    launcher.write_text('#!/bin/sh\nexec "$@"\n')
+    launcher.chmod(0o755)
+    with env.scope(CXX=f"{launcher} g++ -m64"):
+        assert not [failure for failure in resolver.examine(increment).failed if failure.name == "nvcc"]
+        assert machine_code(compiled(increment)) == {"sm_90"}
+
+
+def test_without_a_toolkit_the_op_says_how_to_get_one(
+    increment: IncrementBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("op_builder.toolchains.cuda._USUAL_HOME", tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "g++").symlink_to(str(shutil.which("g++")))
+    with env.scope(PATH=str(tmp_path / "bin"), CUDA_HOME=None, CUDA_PATH=None):
+        assert not increment.is_compatible()
+        with pytest.raises((IncompatibleOpError, MissingCUDAException), match="No CUDA toolkit") as caught:
+            increment.load()
+        assert "CUDA_HOME" in caught.value.remedy
+        with pytest.raises(MissingCUDAException, match="'increment' needs CUDA"):
+            installed_cuda_version("increment")
+
+
+# What an op's author asks about architectures ------------------------------------------------
+
+
+class Filtered(IncrementBuilder):
+    """Wants tensor cores; answers as a list of texts."""
+
+    def filter_ccs(self, ccs: list[str]) -> Sequence[str | Sequence[str]]:
+        return [cc for cc in ccs if int(cc.split(".")[0]) >= 8]
+
+
+class FilteredInPairs(IncrementBuilder):
+    """The same, as (major, minor) pairs: what other builder classes return."""
+
+    def filter_ccs(self, ccs: list[str]) -> Sequence[str | Sequence[str]]:
+        pairs = [cc.split(".") for cc in ccs]
+        return [pair for pair in pairs if int(pair[0]) >= 8]
+
+
+@pytest.mark.parametrize("cls", [Filtered, FilteredInPairs])
+def test_both_answers_of_filter_ccs_count(cls: type[IncrementBuilder], increment: IncrementBuilder) -> None:
+    builder = cls(increment.directory, increment.cache)
+    with env.scope(TORCH_CUDA_ARCH_LIST="7.5 8.6 9.0a+PTX"):
+        assert builder.cuda_archs() == ["8.6", "9.0a+PTX"]
+        assert builder.plan().cuda_archs == ("8.6", "9.0a+PTX")
+        assert builder.compute_capability_args() == [
+            "-gencode=arch=compute_86,code=sm_86",
+            "-gencode=arch=compute_90a,code=sm_90a",
+            "-gencode=arch=compute_90a,code=compute_90a",
+        ]
+
+
+def test_an_op_that_supports_none_of_them_says_so(increment: IncrementBuilder) -> None:
+    builder = Filtered(increment.directory, increment.cache)
+    with env.scope(TORCH_CUDA_ARCH_LIST="7.5"):
+        assert "supports none of the CUDA architectures asked for (7.5)" in reasons(builder)
+        with pytest.raises(MissingCUDAException, match=r"7\.5"):
+            builder.compute_capability_args()
+
+
+@pytest.mark.parametrize(
+    ("archs", "known"), [("8.0;9.0", True), ("7.5;8.0", False), ("7.5", False), ("12.0+PTX", True)]
+)
+def test_bfloat16_is_enabled_when_every_architecture_knows_it(
+    increment: IncrementBuilder, archs: str, known: bool
+) -> None:
+    increment.compute_capability_args(cross_compile_archs=archs)
+    assert increment.enable_bf16 is known
+
+
+def test_architectures_given_by_the_caller_replace_those_of_the_variable(increment: IncrementBuilder) -> None:
+    assert increment.compute_capability_args(cross_compile_archs="8.0") == ["-gencode=arch=compute_80,code=sm_80"]
+    assert increment.compute_capability_args() == ["-gencode=arch=compute_90,code=sm_90"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "own"),
+    [
+        (["-gencode=arch=compute_80,code=sm_80"], True),
+        (["-gencode", "arch=compute_80,code=sm_80"], True),
+        (["--generate-code=arch=compute_80,code=sm_80"], True),
+        (["-arch=sm_80"], True),
+        (["--gpu-architecture=sm_80"], True),
+        (["-O3", "-DNO_ARCH", "-Darch=1", "-I/home/archie/search", "-Xcompiler=-march=x86-64-v3"], False),
+        (["-Xcompiler", "-march=x86-64-v3"], False),
+        ([], False),
+    ],
+)
+def test_architecture_flags_of_the_builder_stand_alone(
+    increment: IncrementBuilder, flags: list[str], own: bool
+) -> None:
+    increment.flags = flags
+    assert increment.names_own_archs() is own
+    assert increment.plan().cuda_archs == (() if own else ("9.0",))
+
+
+def test_the_capability_of_no_device_is_zero(increment: IncrementBuilder) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a CUDA device is here")
+    assert increment.cuda_capability_major == 0
+
+
+def test_the_toolkits_version_and_its_default_architectures() -> None:
+    version = installed_cuda_version()
+    told = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
+    assert f"release {version[0]}.{version[1]}," in told
+    defaults = get_default_compute_capabilities()
+    assert re.fullmatch(r"\d+\.\d(;\d+\.\d)*\+PTX", defaults)
+
+
+@cpu_torch_only
+def test_a_cpu_torch_fits_no_toolkit() -> None:
+    with pytest.raises(CUDAMismatchException, match=r"Op 'increment': torch .* is a build without CUDA"):
+        assert_no_cuda_mismatch("increment")
+
+
+def test_the_extension_of_a_cuda_op_holds_the_plans_flags(increment: IncrementBuilder) -> None:
+    extension = increment.builder()
+    plan = increment.plan()
+    assert extension.name == "op_builder.increment"
+    assert [Path(name).name for name in extension.sources] == ["binding.cpp", "increment.cu"]
+    assert set(plan.cxx_flags) <= set(extension.extra_compile_args["cxx"])
+    assert set(plan.nvcc_flags) <= set(extension.extra_compile_args["nvcc"])
+    assert "-gencode=arch=compute_90,code=sm_90" in extension.extra_compile_args["nvcc"]
+    assert any(Path(name, "cuda_runtime.h").is_file() for name in extension.include_dirs)
