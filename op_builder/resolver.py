@@ -133,10 +133,11 @@ def cached_or_built(builder: OpBuilder, progress: Progress | None = None) -> Ent
             f"{len(request.plan.sources)} sources would have to be compiled, and {_JIT_FORBIDDEN}",
             _JIT_REMEDY,
         )
-    require_compatible(builder)
     from op_builder.engine.build import BuildOptions
 
-    return compile_now(request, BuildOptions(progress=progress))
+    # The checks are made by the one process that builds; those that wait for it need none.
+    options = BuildOptions(progress=progress, precondition=lambda: require_compatible(builder))
+    return compile_now(request, options)
 
 
 def require_compatible(builder: OpBuilder) -> None:
@@ -160,5 +161,7 @@ def compile_now(request: Request, options: BuildOptions | None = None) -> Entry:
     from op_builder.engine.build import build
 
     if request.toolset is None:
+        if options is not None:
+            options.precondition()
         raise request.missing_tool or ToolchainError("No compiler was found.")
     return build(request.plan, request.key, request.toolset, request.cache, options)

@@ -10,7 +10,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,12 +45,14 @@ class BuildOptions:
         force: compile even if the cache has it; its entry is the same, unless that was damaged.
         side_by_side: how many builds share the machine's cores and memory.
         cancel: when set, the compilers are ended and the build raises BuildCancelled.
+        precondition: called before anything is compiled; raises if the op cannot be built.
     """
 
     progress: Progress | None = None
     force: bool = False
     side_by_side: int = 1
     cancel: threading.Event = field(default_factory=threading.Event)
+    precondition: Callable[[], None] = lambda: None
 
 
 def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options: BuildOptions | None = None) -> Entry:
@@ -63,12 +65,12 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
         ToolchainError: ninja is missing, or the build ran out of time.
     """
     options = options or BuildOptions()
-    program = find_ninja()
     with _only_builder(cache, key, plan.op):
         ready = None if options.force else cache.find(key, plan.op, Roots.of(plan))
         if ready is not None:
             return ready
-        return _Build(plan, toolset, cache, program, options).run(key)
+        options.precondition()
+        return _Build(plan, toolset, cache, find_ninja(), options).run(key)
 
 
 @dataclass

@@ -1,0 +1,239 @@
+"""Many processes, one cache: one compile, no torn files, nobody waits for the dead.
+
+The processes are forked from this one, which has torch imported, so that what is measured is ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from small_ops import SmallBuilder
+
+from op_builder.cache.store import Cache
+
+# A library that registers nothing: it compiles in a moment, and is built, tried and published like any.
+SOURCE = """
+#include <vector>
+#ifdef SLOW
+constexpr long count() { long n = 0; for (int i = 0; i < 1 << 22; ++i) n += i; return n; }
+static_assert(count() != 0);
+#endif
+extern "C" __attribute__((visibility("default"))) int accel_register_library(const char*, char*, unsigned long) {
+  return std::vector<int>(1).size() - 1;
+}
+"""
+LOAD_TIMEOUT_S = 120
+
+
+class QuickBuilder(SmallBuilder):
+    NAME = "quick"
+
+
+def quick(directory: Path, cache: Cache, *, slow: bool = False) -> QuickBuilder:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "include").mkdir(exist_ok=True)
+    (directory / "small.cpp").write_text(SOURCE)
+    builder = QuickBuilder(directory, cache)
+    # A content of its own for each test, so that no other test's library of this process is taken.
+    builder.flags = [f"-DDIRECTORY={abs(hash(str(directory)))}"]
+    if slow:
+        builder.flags += ["-DSLOW", "-fconstexpr-ops-limit=100000000000", "-fconstexpr-loop-limit=100000000"]
+    return builder
+
+
+def fork(work: Callable[[], None]) -> int:
+    """Run ``work`` in a child; its exit status tells whether it came through."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(status)
+    return pid
+
+
+def wait_for(pids: list[int], timeout_s: float = LOAD_TIMEOUT_S) -> list[int]:
+    """The children's exit statuses; one that does not end in time is killed and counts as hung."""
+    deadline = time.monotonic() + timeout_s
+    statuses = []
+    for pid in pids:
+        while True:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                statuses.append(os.waitstatus_to_exitcode(status))
+                break
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                statuses.append(-999)
+                break
+            time.sleep(0.01)
+    return statuses
+
+
+def without_locks() -> None:
+    """A file system that knows no locks, at the boundary where ours asks for them."""
+    import filelock
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NotImplementedError("no locks here")
+
+    filelock.FileLock.acquire = refuse  # type: ignore[method-assign,assignment]
+
+
+def load_with_log(builder: SmallBuilder, log: Path) -> None:
+    """Load, and write down each compiler run of this process."""
+    from op_builder.engine import build as engine
+
+    run_ninja = engine.run_ninja
+
+    def counted(*arguments: object, **options: object) -> bool:
+        with log.open("a") as file:
+            file.write("compiled\n")
+        return run_ninja(*arguments, **options)  # type: ignore[arg-type]
+
+    engine.run_ninja = counted
+    builder.load()
+
+
+def assert_whole(cache: Cache) -> None:
+    entries = cache.entries()
+    assert entries
+    assert all(entry.is_intact() for entry in entries)
+    rejected = cache.root / "rejected"
+    assert not rejected.exists() or not list(rejected.iterdir())
+    assert list((cache.root / "staging").iterdir()) == []
+
+
+def race(directory: Path, *, locks: bool, processes: int = 8) -> int:
+    """Let many processes load one cold op; returns how often it was compiled."""
+    cache = Cache(directory / "cache")
+    builder, log = quick(directory / "op", cache), directory / "log"
+
+    def work() -> None:
+        if not locks:
+            without_locks()
+        load_with_log(builder, log)
+
+    assert wait_for([fork(work) for _ in range(processes)]) == [0] * processes
+    assert_whole(cache)
+    assert len(cache.entries()) == 1
+    return log.read_text().count("compiled")
+
+
+def test_eight_processes_compile_once(tmp_path: Path) -> None:
+    assert race(tmp_path, locks=True) == 1
+
+
+def test_eight_processes_without_locks_all_load_one_entry(tmp_path: Path) -> None:
+    assert race(tmp_path, locks=False) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("locks", [True, False])
+def test_twenty_rounds_of_eight_processes(tmp_path: Path, locks: bool) -> None:
+    compiles = [race(tmp_path / str(number), locks=locks) for number in range(20)]
+    assert not locks or compiles == [1] * 20
+
+
+def test_waiting_processes_say_for_whom_and_take_over_when_it_dies(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from op_builder.engine import build as engine
+
+    monkeypatch.setattr(engine, "_ANNOUNCE_WAIT_S", 0.3)
+    cache = Cache(tmp_path / "cache")
+    held = tmp_path / "held"
+
+    def hold() -> None:
+        # A builder that has the lock and compiles for ever.
+        def never(*_: object, **__: object) -> bool:
+            held.write_text("")
+            time.sleep(1000)
+            return False
+
+        engine.run_ninja = never
+        quick(tmp_path / "op", cache).load()
+
+    builder = fork(hold)
+    while not held.exists():
+        time.sleep(0.01)
+
+    class KillOnce(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage().startswith("Waiting since"):
+                os.kill(builder, signal.SIGKILL)
+
+    handler = KillOnce()
+    logging.getLogger("op_builder").addHandler(handler)
+    try:
+        quick(tmp_path / "op", cache).load()
+    finally:
+        logging.getLogger("op_builder").removeHandler(handler)
+    assert wait_for([builder], 1) == [-signal.SIGKILL]
+    assert f"built by process {builder}" in caplog.text
+    assert "Waiting since" in caplog.text
+    assert len(cache.entries()) == 1
+
+
+@pytest.mark.slow
+def test_fifty_builds_killed_at_random_moments_and_fifty_loads(tmp_path: Path) -> None:
+    chance = random.Random(20)
+    cache = Cache(tmp_path / "cache")
+    timed = quick(tmp_path / "timing", cache, slow=True)
+    started = time.monotonic()
+    assert wait_for([fork(lambda: timed.load() and None)]) == [0]
+    whole_build_s = time.monotonic() - started
+    killed_early = 0
+    for number in range(50):
+        builder = quick(tmp_path / str(number), cache, slow=True)
+        pid = fork(lambda builder=builder: builder.load() and None)  # type: ignore[misc]
+        time.sleep(chance.uniform(0, whole_build_s))
+        os.kill(pid, signal.SIGKILL)
+        killed_early += wait_for([pid]) == [-signal.SIGKILL]
+        assert wait_for([fork(lambda builder=builder: builder.load() and None)], 60) == [0]  # type: ignore[misc]
+    assert killed_early >= 25
+    assert all(entry.is_intact() for entry in cache.entries())
+    assert len(cache.entries()) == 51
+
+
+def test_readers_of_a_read_only_mirror_hit(tmp_path: Path) -> None:
+    import shutil
+
+    cache = Cache(tmp_path / "cache")
+    builder = quick(tmp_path / "op", cache)
+    assert wait_for([fork(lambda: builder.load() and None)]) == [0]
+    shutil.copytree(tmp_path / "cache" / "ops", tmp_path / "mirror" / "ops")
+    mirror = Cache(tmp_path / "mirror")
+    reader = quick(tmp_path / "op", mirror)
+
+    def read() -> None:
+        if os.geteuid() == 0:  # permissions do not bind root
+            os.setgid(65534)
+            os.setuid(65534)
+        reader.load()
+
+    for path in [tmp_path, *tmp_path.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    for parent in list(tmp_path.parents)[:-1]:
+        if parent.stat().st_uid == os.geteuid() and parent != Path("/tmp"):
+            parent.chmod(parent.stat().st_mode | 0o055)
+    try:
+        assert wait_for([fork(read)]) == [0]
+    finally:
+        for path in [tmp_path, *tmp_path.rglob("*")]:
+            path.chmod(0o755)
+    assert {path.name for path in (tmp_path / "mirror").iterdir()} == {"ops"}
