@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _lock = threading.RLock()  # what is loaded may itself load another op
 _opened: dict[str, Any] = {}
 _bound: dict[tuple[str, type], Any] = {}
+_half_registered: dict[str, str] = {}
 
 
 def _forget_lock() -> None:
@@ -76,11 +77,19 @@ def _open_accel(entry: Entry) -> Any:
     import torch
 
     namespace = f"accel_{entry.manifest.op}_{entry.manifest.key.digest}"
+    # Registering a namespace again ends the process. torch.ops remembers those it was asked for,
+    # also where this module was reloaded and does not.
+    if namespace in vars(torch.ops):
+        return getattr(torch.ops, namespace)
+    if namespace in _half_registered:
+        raise LoadError(_half_registered[namespace], "Restart Python to try again.")
     library = _dlopen(entry.artifact)
     error = ctypes.create_string_buffer(4096)
     if getattr(library, ENTRY_POINT)(namespace.encode(), error, len(error)):
         reason = error.value.decode(errors="replace")
-        raise LoadError(f"{entry.artifact} cannot register its ops with torch {torch.__version__}: {reason}")
+        failure = f"{entry.artifact} cannot register its ops with torch {torch.__version__}: {reason}"
+        _half_registered[namespace] = failure
+        raise LoadError(failure)
     return getattr(torch.ops, namespace)
 
 

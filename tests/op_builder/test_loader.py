@@ -1,0 +1,347 @@
+"""From a binary to an object: once per process, whoever asks, from a wheel or the cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import importlib
+import json
+import os
+import platform
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from foreign_package import run_python
+from small_ops import STABLE_SOURCE, SmallBuilder, make_small
+
+from op_builder import Binding, env, loader, prebuilt
+from op_builder.cache.store import Cache, Entry
+from op_builder.errors import IncompatibleOpError, LoadError
+from op_builder.report.collect import op_row
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the sources of ``small`` and a cache in which it is built."""
+    directory = tmp_path_factory.mktemp("built")
+    make_small(directory / "op", Cache(directory / "cache")).load()
+    return directory
+
+
+@pytest.fixture
+def small(built: Path, tmp_path: Path) -> SmallBuilder:
+    """``small`` in a place of its own, its cache filled."""
+    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
+    return SmallBuilder(tmp_path / "op", Cache(tmp_path / "cache"))
+
+
+def added(op: Any) -> float:
+    x = torch.zeros(3)
+    op.add_(x)
+    return x[0].item()
+
+
+# One object per build -----------------------------------------------------------------------
+
+
+def test_threads_that_load_at_once_compile_once_and_get_one_object(tmp_path: Path) -> None:
+    small = make_small(tmp_path / "op", Cache(tmp_path / "cache"), amount="3.0f")
+    found: list[object] = []
+    failed: list[BaseException] = []
+    start = threading.Barrier(6)
+
+    def load() -> None:
+        try:
+            builder = SmallBuilder(small.directory, Cache(small.cache.root))
+            start.wait(60)
+            found.append(builder.load())
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=load) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert failed == []
+    assert len(found) == 6
+    assert len(set(map(id, found))) == 1
+    assert len(small.cache.entries()) == 1
+
+
+def exit_status_of_child(work: Callable[[], bool]) -> int:
+    """Fork, and run ``work`` in the child: 0 when it returns True; ended after a minute if it hangs."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    faulthandler.dump_traceback_later(60, exit=True)
+    worked = False
+    try:
+        worked = work()
+    finally:
+        os._exit(0 if worked else 1)
+
+
+@needs_fork
+def test_a_forked_child_uses_the_loaded_op_and_loads_others(small: SmallBuilder, tmp_path: Path) -> None:
+    op = small.load()
+    other = make_small(tmp_path / "other", small.cache, amount="7.0f")
+    assert exit_status_of_child(lambda: (added(op), added(small.load()), added(other.load())) == (1.0, 1.0, 7.0)) == 0
+    assert added(other.load()) == 7.0, "what the child built is a hit here"
+
+
+@needs_fork
+def test_a_child_forked_while_another_thread_loads_can_load(small: SmallBuilder) -> None:
+    small.load()
+    holding, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with loader._lock:
+            holding.set()
+            release.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert holding.wait(60)
+    status = exit_status_of_child(lambda: added(small.load()) == 1.0)
+    release.set()
+    thread.join()
+    assert status == 0
+
+
+def test_an_op_may_load_another_while_it_is_bound(small: SmallBuilder, tmp_path: Path) -> None:
+    inner = make_small(tmp_path / "inner", small.cache, amount="2.0f")
+
+    class Outer(SmallBuilder):
+        def bind(self, opened: Any) -> Any:
+            return opened, inner.load()
+
+    inner.load()
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(Outer(small.directory, small.cache).load()), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "the load waits for its own lock"
+    assert [added(op) for op in found[0]] == [1.0, 2.0]
+
+
+def test_each_builder_class_binds_the_one_library_its_own_way(small: SmallBuilder) -> None:
+    class Named(SmallBuilder):
+        def bind(self, opened: Any) -> Any:
+            return {"op": opened}
+
+    plain = small.load()
+    assert Named(small.directory, small.cache).load()["op"] is plain
+
+
+def test_a_reloaded_loader_registers_nothing_twice(small: SmallBuilder) -> None:
+    op = small.load()
+    importlib.reload(loader)
+    assert small.load() is op
+
+
+# Binding styles -----------------------------------------------------------------------------
+
+
+def test_the_projects_own_style_registers_under_the_hash_of_the_build(small: SmallBuilder) -> None:
+    op = small.load()
+    (entry,) = small.cache.entries()
+    assert op is getattr(torch.ops, f"accel_small_{entry.manifest.key.digest}")
+    assert entry.manifest.namespaces == ()
+
+
+TWO_NAMESPACES = """
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+template <int amount>
+static void add_(torch::stable::Tensor x) {
+  float* data = static_cast<float*>(x.mutable_data_ptr());
+  for (int64_t i = 0; i < x.numel(); ++i) data[i] += amount;
+}
+STABLE_TORCH_LIBRARY(loader_one, m) { m.def("add_(Tensor(a!) x) -> ()"); }
+STABLE_TORCH_LIBRARY_IMPL(loader_one, CPU, m) { m.impl("add_", TORCH_BOX(&add_<1>)); }
+STABLE_TORCH_LIBRARY(loader_two, m) { m.def("add_(Tensor(a!) x) -> ()"); }
+STABLE_TORCH_LIBRARY_IMPL(loader_two, CPU, m) { m.impl("add_", TORCH_BOX(&add_<2>)); }
+"""
+
+
+@pytest.mark.slow
+def test_a_library_of_two_namespaces_shows_both(small: SmallBuilder) -> None:
+    (small.directory / "small.cpp").write_text(TWO_NAMESPACES)
+    op = small.load()
+    assert (added(op.loader_one), added(op.loader_two)) == (1.0, 2.0)
+
+
+REFUSING = STABLE_SOURCE.replace(
+    "static void define(accel::Library& m) {",
+    "#include <cstdlib>\n#include <stdexcept>\nstatic void define(accel::Library& m) {\n"
+    '  if (std::getenv("SMALL_REFUSES")) throw std::runtime_error("the machine is on fire");',
+)
+LOAD_TWICE = """
+from pathlib import Path
+from small_ops import SmallBuilder
+from op_builder.cache.store import Cache
+from op_builder.errors import LoadError
+
+for _ in range(2):
+    try:
+        SmallBuilder(Path({directory!r}), Cache(Path({cache!r}))).load()
+    except LoadError as error:
+        print(error)
+print("alive")
+"""
+
+
+def test_an_op_that_fails_to_register_fails_alike_each_time_and_the_process_lives(small: SmallBuilder) -> None:
+    (small.directory / "small.cpp").write_text(REFUSING)
+    small.load()
+    code = LOAD_TWICE.format(directory=str(small.directory), cache=str(small.cache.root))
+    done = run_python(code, Path(__file__).parent, SMALL_REFUSES="1", ACCEL_JIT="0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the machine is on fire") == 2
+    assert done.stdout.endswith("alive\n")
+
+
+def test_a_string_accessor_is_not_taken_for_a_symbol_of_torch(small: SmallBuilder) -> None:
+    # std::string::at() is mangled much like the namespace at; without inlining it stays undefined.
+    text = "#include <string>\nchar letter(const std::string& word, int i) { return word.at(i); }\n"
+    (small.directory / "small.cpp").write_text(STABLE_SOURCE + text)
+    small.flags = ["-O0"]
+    assert added(small.load()) == 1.0
+
+
+def test_a_binary_that_cannot_be_opened_is_a_load_error_with_a_remedy(small: SmallBuilder, tmp_path: Path) -> None:
+    (entry,) = small.cache.entries()
+    shutil.copytree(entry.directory, tmp_path / "torn")
+    torn = Entry(tmp_path / "torn", dataclasses.replace(entry.manifest, op="torn"))
+    torn.artifact.write_bytes(b"\x7fELF, and then nothing")
+    with pytest.raises(LoadError, match="cannot be opened") as caught:
+        loader.open_entry(torn, small)
+    assert caught.value.remedy
+
+
+# Prebuilt -----------------------------------------------------------------------------------
+
+Edit = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture
+def wheel(small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
+    """``small``, as a wheel would hold it."""
+    root = tmp_path / "site-packages" / "op_builder" / "_prebuilt"
+    shutil.copytree(small.cache.root / "ops", root / "ops")
+    monkeypatch.setattr(prebuilt, "prebuilt_root", lambda: root)
+    (entry,) = Cache(root).entries("small")
+    return entry
+
+
+def rewrite(entry: Entry, edit: Edit) -> None:
+    path = entry.directory / "manifest.json"
+    manifest = json.loads(path.read_text())
+    edit(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def empty(cache: Cache) -> None:
+    shutil.rmtree(cache.root / "ops")
+
+
+def test_a_prebuilt_op_that_fits_comes_first(small: SmallBuilder, wheel: Entry) -> None:
+    empty(small.cache)
+    with env.scope(ACCEL_JIT="0"):
+        assert added(small.load()) == 1.0
+    row = op_row(small)
+    assert (row.installed, row.cached, row.compatible) == (True, False, True)
+    assert small.cache.entries() == []
+    assert wheel.is_intact()
+
+
+def test_a_prebuilt_op_loads_where_no_compiler_is(small: SmallBuilder, wheel: Entry, tmp_path: Path) -> None:  # noqa: ARG001
+    empty(small.cache)
+    with env.scope(PATH=str(tmp_path), CXX=None, ACCEL_CACHE_DIR=str(tmp_path / "absent")):
+        assert small.is_compatible()
+        assert added(small.load()) == 1.0
+
+
+def test_jit_load_does_not_look_at_the_prebuilt(small: SmallBuilder, wheel: Entry) -> None:  # noqa: ARG001
+    empty(small.cache)
+    with env.scope(ACCEL_JIT="0"), pytest.raises(IncompatibleOpError, match="neither prebuilt nor in the cache"):
+        small.jit_load()
+    assert small.jit_mode
+
+
+def foreign_platform(manifest: dict[str, Any]) -> None:
+    manifest["key_parts"]["platform"] = "linux riscv128"
+
+
+def torchs_cxx_abi_of_another_release(manifest: dict[str, Any]) -> None:
+    manifest["kind"], manifest["torch"] = "torch_library", "2.9.1+cpu"
+
+
+def another_pythons_module(manifest: dict[str, Any]) -> None:
+    manifest["kind"] = "python"
+    manifest["key_parts"]["python abi"] = ".cpython-307-somewhere.so"
+
+
+def altered(manifest: dict[str, Any]) -> None:
+    manifest["sha256"] = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (foreign_platform, f"it was built for linux riscv128, this is linux {platform.machine()}"),
+        (torchs_cxx_abi_of_another_release, "it was built with torch 2.9.1+cpu, this is"),
+        (another_pythons_module, "it was built for Python ABI .cpython-307-somewhere.so"),
+        (altered, "its binary does not match its manifest"),
+    ],
+)
+def test_a_prebuilt_op_that_does_not_fit_is_passed_over_with_the_reason(
+    small: SmallBuilder, wheel: Entry, caplog: pytest.LogCaptureFixture, edit: Edit, reason: str
+) -> None:
+    rewrite(wheel, edit)
+    row = op_row(small)
+    assert not row.installed
+    assert row.compatible
+    assert reason in row.reason
+    assert added(small.load()) == 1.0
+    assert f"The prebuilt 'small' is passed over: {reason}" in caplog.text
+    assert wheel.directory.is_dir(), "an installed package is not rearranged"
+
+
+def test_behind_a_prebuilt_op_that_does_not_fit_the_op_is_compiled(small: SmallBuilder, wheel: Entry) -> None:
+    empty(small.cache)
+    rewrite(wheel, altered)
+    assert added(small.load()) == 1.0
+    assert len(small.cache.entries()) == 1
+
+
+def test_where_compiling_is_forbidden_too_the_error_stands(small: SmallBuilder, wheel: Entry) -> None:
+    empty(small.cache)
+    rewrite(wheel, altered)
+    with env.scope(ACCEL_JIT="0"), pytest.raises(IncompatibleOpError, match="ACCEL_JIT=0"):
+        small.load()
+
+
+def test_another_fitting_prebuilt_is_found_behind_one_that_does_not_fit(small: SmallBuilder, wheel: Entry) -> None:
+    empty(small.cache)
+    shutil.copytree(wheel.directory, wheel.directory.with_name("0"))
+    rewrite(Entry(wheel.directory.with_name("0"), wheel.manifest), foreign_platform)
+    with env.scope(ACCEL_JIT="0"):
+        assert added(small.load()) == 1.0
+
+
+def test_binding_styles_are_named_in_the_manifest(small: SmallBuilder) -> None:
+    assert small.BINDING is Binding.STABLE
+    (entry,) = small.cache.entries()
+    assert entry.manifest.kind == "accel"
+    assert entry.manifest.key_parts["binding"] == "stable"
+    assert "python abi" not in entry.manifest.key_parts, "one binary for every Python"
