@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 _ANNOUNCE_WAIT_S = 3.0
 _ATTEMPTS = 3
 _LOG = "build.log"
+_LITTLE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,9 @@ def _saved_since(started_ns: int, plan: BuildPlan, key: BuildKey) -> bool:
 def _compile_error(plan: BuildPlan, cache: Cache, log_path: Path) -> CompileError | CacheError:
     log = log_path.read_text(errors="replace")
     diagnosis = diagnose(log)
-    if diagnosis.disk_full:
+    # On a full disk the log itself may be cut before the compiler's complaint of it.
+    cut_short = "error" not in diagnosis.diagnostic and shutil.disk_usage(log_path.parent).free < _LITTLE_BYTES
+    if diagnosis.disk_full or cut_short:
         return disk_full(cache.root)
     kept = cache.writable_dir("logs") / f"{plan.op}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     shutil.copyfile(log_path, kept)
