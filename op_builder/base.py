@@ -20,7 +20,7 @@ from op_builder.plan import Binding, BuildPlan, make_plan
 from op_builder.torch_install import torch_install
 
 if TYPE_CHECKING:
-    from op_builder.checks import CheckOutcome
+    from op_builder.outcomes import CheckOutcome
 
 # What only a build or a question of an author needs is imported where it is used: a warm load
 # takes a few milliseconds, and would spend more than that on those modules.
@@ -94,14 +94,15 @@ class OpBuilder(ABC):
     def build_checks(self) -> list[CheckOutcome]:
         """What compiling the op needs."""
         from op_builder import checks
+        from op_builder.outcomes import Failed, guarded, guarded_value
 
-        plan = checks.guarded_value("sources", lambda: make_plan(self))
-        if isinstance(plan, checks.Failed):
-            return [checks.guarded("torch", checks.torch_check), plan]
+        plan = guarded_value("sources", lambda: make_plan(self))
+        if isinstance(plan, Failed):
+            return [guarded("torch", checks.torch_check), plan]
         return [
-            checks.guarded("torch", checks.torch_check),
-            checks.guarded("ninja", checks.ninja_check),
-            checks.guarded("C++ compiler", lambda: checks.cxx_check(plan, self.cache.memo)),
+            guarded("torch", checks.torch_check),
+            guarded("ninja", checks.ninja_check),
+            guarded("C++ compiler", lambda: checks.cxx_check(plan, self.cache.memo)),
         ]
 
     def load_checks(self) -> list[CheckOutcome]:
@@ -144,7 +145,8 @@ class OpBuilder(ABC):
         """
         from op_builder import resolver
 
-        return resolver.load(self, functools.partial(_log_progress, self.name, verbose))
+        prebuilt = resolver.load_prebuilt(self)
+        return self.jit_load(verbose) if prebuilt is None else prebuilt
 
     def jit_load(self, verbose: bool = True) -> Any:
         """:meth:`load` without looking for a prebuilt binary."""

@@ -63,7 +63,7 @@ def build_all(builders: Sequence[OpBuilder], *, required: bool, force: bool, rep
 def _settle(builder: OpBuilder, required: bool, force: bool) -> Outcome | None:
     """The outcome of an op for which nothing is to be compiled; None for the others."""
     from op_builder import resolver
-    from op_builder.checks import failures
+    from op_builder.outcomes import failures
 
     started = time.monotonic()
 

@@ -6,16 +6,12 @@ or found just as ``load()`` will need it, not that a name was seen on PATH.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-from op_builder.cpu_isa import chosen_isa
 from op_builder.engine.diagnose import diagnose
 from op_builder.engine.ninja import find_ninja
-from op_builder.errors import AccelError, IncompatibleOpError
 from op_builder.memo import Memo
+from op_builder.outcomes import CheckOutcome, Failed, Passed
 from op_builder.plan import Binding, BuildPlan
 from op_builder.probes import remembered_failure_of
 from op_builder.toolchains.compiler import find_cxx
@@ -23,56 +19,6 @@ from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.cuda_archs import gencode_flags
 from op_builder.toolchains.process import run
 from op_builder.torch_install import MINIMUM_TORCH, torch_install
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Passed:
-    """A check that holds; ``detail`` says what was found."""
-
-    name: str
-    detail: str
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A check that does not hold: why, and what to do about it."""
-
-    name: str
-    reason: str
-    remedy: str
-
-
-CheckOutcome = Passed | Failed
-
-
-def failures(outcomes: Iterable[CheckOutcome]) -> list[Failed]:
-    """Those that failed, in order."""
-    return [outcome for outcome in outcomes if isinstance(outcome, Failed)]
-
-
-def guarded(name: str, check: Callable[[], CheckOutcome]) -> CheckOutcome:
-    """``check()``, with an error it raises turned into a failed check."""
-    try:
-        return check()
-    except AccelError as error:
-        return Failed(name, error.message, error.remedy)
-    except Exception as error:
-        # A check of a foreign builder may raise anything; the report must survive it.
-        return Failed(name, f"the check itself failed: {type(error).__name__}: {error}", "Report this to its author.")
-
-
-def guarded_value(name: str, make: Callable[[], T]) -> T | Failed:
-    """``make()``, with an error it raises turned into a failed check."""
-    result: list[T] = []
-
-    def check() -> CheckOutcome:
-        result.append(make())
-        return Passed(name, "")
-
-    outcome = guarded(name, check)
-    return outcome if isinstance(outcome, Failed) else result[0]
 
 
 def torch_check() -> CheckOutcome:
@@ -97,16 +43,13 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
     """The host compiler compiles and links a small program with the plan's own flags."""
     compiler = find_cxx(memo)
     flags = [flag for flag in plan.cxx_flags if not flag.startswith("-D")]
-    headers = ["vector"]
+    headers = ["new"]  # of the standard library, and quickly read
     if plan.binding is Binding.TORCH:
         import sysconfig
 
         flags.append(f"-I{sysconfig.get_paths()['include']}")
         headers.insert(0, "Python.h")
-    text = (
-        "".join(f"#include <{name}>\n" for name in headers)
-        + "int probe() { return int(std::vector<int>{1}.size()); }\n"
-    )
+    text = "".join(f"#include <{name}>\n" for name in headers) + "int* probe() { return new (std::nothrow) int; }\n"
 
     def compile_and_link(directory: Path) -> list[str]:
         (directory / "probe.cpp").write_text(text)
@@ -164,23 +107,9 @@ def torch_cuda_check() -> CheckOutcome:
     return Passed("CUDA device", f"{torch.cuda.device_count()} device(s), torch for CUDA {install.cuda}")
 
 
-def cpu_isa_check() -> CheckOutcome:
-    """``ACCEL_CPU_ISA`` names an instruction set that this CPU has."""
-    return Passed("instruction set", chosen_isa())
-
-
-def require(op: str, outcomes: Iterable[CheckOutcome]) -> None:
-    """Raise an IncompatibleOpError that names every failed check."""
-    failed = failures(outcomes)
-    if failed:
-        reasons = "; ".join(f"{failure.name}: {failure.reason}" for failure in failed)
-        remedies = " ".join(dict.fromkeys(failure.remedy for failure in failed if failure.remedy))
-        raise IncompatibleOpError(f"Op '{op}' is not available here. {reasons}", remedies)
-
-
 def _cxx_remedy(failure: str) -> str:
     if "Python.h" in failure:
         return "Install the Python headers (Debian and Ubuntu: apt-get install python3-dev)."
-    if "vector" in failure:
+    if "fatal error: new:" in failure:
         return "Install the C++ standard library's headers (Debian and Ubuntu: apt-get install g++)."
     return "Install a working g++ or clang++ and set CXX to it."

@@ -9,8 +9,8 @@ from functools import cached_property
 from op_builder import checks
 from op_builder.base import OpBuilder
 from op_builder.cache.store import Cache
-from op_builder.checks import CheckOutcome, Failed, Passed
 from op_builder.errors import CUDAMismatchException, MissingCUDAException
+from op_builder.outcomes import CheckOutcome, Failed, Passed, guarded, guarded_value
 from op_builder.plan import Binding, make_plan
 from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.cuda_archs import default_archs, gencode_flags, parse_arch_list, target_archs
@@ -63,16 +63,16 @@ class CUDAOpBuilder(OpBuilder):
 
     def build_checks(self) -> list[CheckOutcome]:
         outcomes = super().build_checks()
-        plan = checks.guarded_value("nvcc", lambda: make_plan(self))
+        plan = guarded_value("nvcc", lambda: make_plan(self))
         if isinstance(plan, Failed) or not plan.uses_cuda:
             return outcomes
-        outcomes.append(checks.guarded("nvcc", lambda: checks.nvcc_check(plan, self.cache.memo)))
+        outcomes.append(guarded("nvcc", lambda: checks.nvcc_check(plan, self.cache.memo)))
         if self.BINDING is Binding.TORCH:
-            outcomes.append(checks.guarded("CUDA versions", _versions_check))
+            outcomes.append(guarded("CUDA versions", _versions_check))
         return outcomes
 
     def load_checks(self) -> list[CheckOutcome]:
-        return [checks.guarded("CUDA device", checks.torch_cuda_check)]
+        return [guarded("CUDA device", checks.torch_cuda_check)]
 
     def _filtered(self, archs: list[str]) -> list[str]:
         kept = [cc if isinstance(cc, str) else ".".join(cc) for cc in self.filter_ccs(archs)]

@@ -16,11 +16,12 @@ import hashlib
 import json
 import os
 import platform
+import re
 import sys
 import sysconfig
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from op_builder.torch_install import header_stamp, torch_install
 FORMAT = "1"
 _DIGEST_LENGTH = 32
 _CLOCK_TICK_NS = 50_000_000
+_COMPILER_OWN = re.compile(r"/c\+\+/(?:v?\d+)/")  # the C++ standard library comes with the compiler
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Header:
     """One header that a build read.
 
     Attributes:
-        root: name of the place it is relative to (see :class:`Roots`), or ``""`` for an absolute path.
+        root: name of the place it is relative to (see :class:`Roots`).
         path: relative to that place.
         sha256: of its content when it was read.
         status: size, times and inode then: unchanged status saves reading the file.
@@ -82,6 +84,31 @@ class Header:
 
 
 @dataclass(frozen=True)
+class SystemHeaders:
+    """The system's headers that a build read, a hundred and more, as one: absolute paths, and one
+    digest each of all contents and of all statuses."""
+
+    paths: tuple[str, ...]
+    sha256: str
+    status: str
+
+    @staticmethod
+    def of(paths: Iterable[str]) -> SystemHeaders:
+        ordered = tuple(sorted(paths))
+        settled = all(settled_status(path) for path in ordered)
+        return SystemHeaders(ordered, _contents_digest(ordered), _statuses_digest(ordered) if settled else "")
+
+    def is_unchanged(self) -> bool:
+        """Whether every file is there with the same content."""
+        if _statuses_digest(self.paths) == self.status:
+            return True
+        try:
+            return _contents_digest(self.paths) == self.sha256
+        except OSError:
+            return False
+
+
+@dataclass(frozen=True)
 class Roots:
     """The places a plan's headers are named relative to.
 
@@ -101,8 +128,6 @@ class Roots:
 
     def locate(self, root: str, path: str) -> str:
         """The absolute path; empty, which no file has, when this plan has no such place."""
-        if not root:
-            return path
         directory = self.directories.get(root)
         return f"{directory}/{path}" if directory is not None else ""
 
@@ -131,12 +156,33 @@ class BuildKey:
     """The second stage: the plan key and the headers that were read."""
 
     plan: PlanKey
-    headers: tuple[Header, ...] = field(default=())
+    headers: tuple[Header, ...]
+    system: SystemHeaders
 
     @property
     def digest(self) -> str:
         read = {f"{header.root}:{header.path}": header.sha256 for header in self.headers}
-        return _digest({"plan": self.plan.digest, **read})
+        return _digest({"plan": self.plan.digest, "system headers": self.system.sha256, **read})
+
+    def headers_unchanged(self, roots: Roots) -> bool:
+        """Whether the compilers would read the same headers again."""
+        return self.system.is_unchanged() and all(header.is_unchanged(roots) for header in self.headers)
+
+
+def recipe_parts(plan: BuildPlan) -> dict[str, str]:
+    """The parts of a key that come from the plan alone: contents of the sources, and flags."""
+    parts = {
+        "format": FORMAT,
+        "op": plan.op,
+        "module": plan.module_name,
+        "binding": plan.binding.value,
+        "c++ flags": json.dumps(plan.cxx_flags),
+        "nvcc flags": json.dumps(plan.nvcc_flags),
+        "link flags": json.dumps(plan.link_flags),
+    }
+    for index, source in enumerate(plan.sources):
+        parts[f"source {index} {source.label}"] = file_sha256(str(source.path))
+    return parts
 
 
 def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
@@ -145,20 +191,10 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
     Args:
         toolset: None where no compiler is installed; the key then lacks the compilers' parts.
     """
-    parts = {
-        "format": FORMAT,
-        "op": plan.op,
-        "module": plan.module_name,
-        "binding": plan.binding.value,
-        "platform": f"{sys.platform} {platform.machine()}",
-        "c++ flags": json.dumps(plan.cxx_flags),
-        "nvcc flags": json.dumps(plan.nvcc_flags),
-        "link flags": json.dumps(plan.link_flags),
-        "cuda archs": ";".join(plan.cuda_archs),
-        "torch headers": header_stamp(memo),
-    }
-    for index, source in enumerate(plan.sources):
-        parts[f"source {index} {source.label}"] = file_sha256(str(source.path))
+    parts = recipe_parts(plan)
+    parts["platform"] = f"{sys.platform} {platform.machine()}"
+    parts["cuda archs"] = ";".join(plan.cuda_archs)
+    parts["torch headers"] = header_stamp(memo)
     if plan.binding is Binding.TORCH:
         parts["torch c++ abi"] = f"cxx11={int(torch_install().cxx11_abi)}"
         parts["python abi"] = str(sysconfig.get_config_var("EXT_SUFFIX"))
@@ -172,8 +208,8 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
 COMPILER_PARTS = ("c++ compiler", "cuda compiler")
 
 
-def read_headers(depfiles: Iterable[Path], plan: BuildPlan, stamped: Iterable[str]) -> tuple[Header, ...]:
-    """The headers that the depfiles of a finished build name, each once, sorted.
+def build_key(plan_key: PlanKey, plan: BuildPlan, depfiles: Iterable[Path], stamped: Iterable[str]) -> BuildKey:
+    """The second-stage key: with the headers that the depfiles of a finished build name.
 
     Args:
         stamped: directories whose files count through an identity in the plan key instead.
@@ -182,14 +218,16 @@ def read_headers(depfiles: Iterable[Path], plan: BuildPlan, stamped: Iterable[st
     skipped = tuple(os.path.realpath(directory) + os.sep for directory in stamped)
     sources = {os.path.realpath(source.path) for source in plan.sources}
     names = {os.path.realpath(name) for depfile in depfiles for name in parse_depfile(depfile.read_text())}
-    headers = []
+    headers, system = [], []
     for name in sorted(names - sources):
-        if name.startswith(skipped) or "/include/c++/" in name:
+        if name.startswith(skipped) or _COMPILER_OWN.search(name) or not os.path.exists(name):
             continue
         root, path = roots.name(name)
-        if os.path.exists(name):
+        if root:
             headers.append(Header(root, path, file_sha256(name), settled_status(name), roots.earlier(root, path)))
-    return tuple(headers)
+        else:
+            system.append(name)
+    return BuildKey(plan_key, tuple(headers), SystemHeaders.of(system))
 
 
 def parse_depfile(text: str) -> list[str]:
@@ -243,6 +281,14 @@ def _settled_sha256(path: str, _status: tuple[int, ...]) -> str:
 def _content_sha256(path: str) -> str:
     with open(path, "rb") as file:
         return hashlib.sha256(file.read()).hexdigest()
+
+
+def _contents_digest(paths: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(file_sha256(path) for path in paths).encode()).hexdigest()
+
+
+def _statuses_digest(paths: Iterable[str]) -> str:
+    return hashlib.sha256(repr([file_status(path) for path in paths]).encode()).hexdigest()
 
 
 def _digest(parts: Mapping[str, Any]) -> str:

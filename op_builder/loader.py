@@ -68,7 +68,7 @@ def open_entry(entry: Entry, builder: OpBuilder) -> Any:
 def _require_loadable(builder: OpBuilder) -> None:
     outcomes = builder.load_checks()
     if outcomes:  # the usual op has none, and its warm load does not pay for this import
-        from op_builder.checks import require
+        from op_builder.outcomes import require
 
         require(builder.name, outcomes)
 

@@ -32,7 +32,12 @@ def native_root() -> Path:
 
 
 def resolve(name: str | Path, owner: type | None = None) -> Path:
-    """The absolute path of a source file or include directory that a builder names.
+    """The absolute path of a source file that a builder names: the first of :func:`resolve_all`."""
+    return resolve_all(name, owner)[0]
+
+
+def resolve_all(name: str | Path, owner: type | None = None) -> list[Path]:
+    """Every place where a source file or include directory that a builder names exists.
 
     Args:
         name: absolute, relative to the package of ``owner``, or relative to the project's root.
@@ -47,9 +52,9 @@ def resolve(name: str | Path, owner: type | None = None) -> Path:
     """
     path = Path(name)
     candidates = [path] if path.is_absolute() else [base / path for base in _bases(owner)]
-    for candidate in candidates:
-        if candidate.exists():
-            return candidate
+    found = [candidate for candidate in candidates if candidate.exists()]
+    if found:
+        return found
     places = "\n".join(f"    {candidate}" for candidate in candidates)
     raise SourceNotFoundError(
         f"The source {str(name)!r} named by {_class_name(owner)} does not exist. Looked for:\n{places}",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,22 +117,28 @@ def make_plan(builder: OpBuilder) -> BuildPlan:
     module_name = builder.absolute_name().rpartition(".")[2]
     standard, optimization, defines = _stable_recipe() if stable else _torch_recipe(module_name, builder)
     warnings = _STABLE_HOST_FLAGS if stable else ()
-    plan = BuildPlan(
+    nvcc_flags: tuple[str, ...] = ()
+    archs: tuple[str, ...] = ()
+    if any(source.language is Language.CUDA for source in sources):
+        host = tuple(f"-Xcompiler={flag}" for flag in warnings)
+        archs = tuple(builder.cuda_archs())
+        nvcc_flags = (standard, "-O3", *host, *defines, *_clean(builder.nvcc_args()))
+        if builder.enable_bf16 and not stable:
+            # What extension sources ask for, and torch's own flags for nvcc would forbid.
+            defines = (*defines, "-DBF16_AVAILABLE")
+            nvcc_flags = (*nvcc_flags, "-DBF16_AVAILABLE", *_NVCC_BF16_FLAGS)
+    include_dirs = [path for name in _clean(builder.include_paths()) for path in paths.resolve_all(name, owner)]
+    return BuildPlan(
         op=builder.name,
         module_name=module_name,
         binding=builder.BINDING,
         sources=sources,
-        include_dirs=tuple(paths.resolve(name, owner) for name in _clean(builder.include_paths())),
+        include_dirs=tuple(dict.fromkeys(include_dirs)),
         cxx_flags=(standard, optimization, *warnings, *defines, *_clean(builder.cxx_args())),
-        nvcc_flags=(),
-        link_flags=tuple(_clean([*builder.extra_ldflags(), *builder.libraries_args()])),
+        nvcc_flags=nvcc_flags,
+        link_flags=(*_clean(builder.extra_ldflags()), *map(_library_flag, _clean(builder.libraries_args()))),
+        cuda_archs=archs,
     )
-    if not plan.uses_cuda:
-        return plan
-    archs = tuple(builder.cuda_archs())
-    host = tuple(f"-Xcompiler={flag}" for flag in warnings)
-    nvcc_flags = (standard, "-O3", *host, *defines, *_clean(builder.nvcc_args()))
-    return replace(plan, nvcc_flags=nvcc_flags, cuda_archs=archs)
 
 
 def _source(name: str | Path, owner: type) -> Source:
@@ -159,6 +165,13 @@ _STABLE_HOST_FLAGS = (
 )
 
 
+_NVCC_BF16_FLAGS = (
+    "-U__CUDA_NO_BFLOAT16_OPERATORS__",
+    "-U__CUDA_NO_BFLOAT162_OPERATORS__",
+    "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+)
+
+
 def _stable_recipe() -> tuple[str, str, tuple[str, ...]]:
     # Kernels are written in vectors, so -O3 would find nothing more in them and take half as long again.
     return "-std=c++17", "-O2", (f"-DTORCH_TARGET_VERSION={STABLE_TORCH_TARGET:#018x}",)
@@ -169,6 +182,11 @@ def _torch_recipe(module_name: str, builder: OpBuilder) -> tuple[str, str, tuple
     # flags, so it is part of the key. A builder's own -std comes later and wins.
     standard = "-std=c++20" if builder.torch_version() >= (2, 12) else "-std=c++17"
     return standard, "-O3", (f"-DTORCH_EXTENSION_NAME={module_name}", "-DTORCH_API_INCLUDE_EXTENSION_H")
+
+
+def _library_flag(entry: str) -> str:
+    """``-lname`` of a bare library name; flags and paths stay as they are."""
+    return entry if entry.startswith("-") or "/" in entry else f"-l{entry}"
 
 
 def _clean(items: Iterable[str | Path]) -> list[str]:

@@ -11,9 +11,16 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from op_builder.cache.store import Cache, Entry
+from op_builder.errors import AccelError
+from op_builder.fingerprint import recipe_parts
+from op_builder.plan import make_plan
 from op_builder.torch_install import MINIMUM_TORCH, parse_release, torch_install
+
+if TYPE_CHECKING:
+    from op_builder.base import OpBuilder
 
 
 @dataclass(frozen=True)
@@ -29,15 +36,26 @@ def prebuilt_root() -> Path:
     return Path(__file__).resolve().parent / "_prebuilt"
 
 
-def find_prebuilt(op: str, root: Path | None = None) -> Entry | Rejected | None:
-    """The prebuilt binary of ``op``; one that does not fit, with the reason; None when there is none."""
+def find_prebuilt(builder: OpBuilder, root: Path | None = None) -> Entry | Rejected | None:
+    """The prebuilt binary of an op; one that does not fit, with the reason; None when there is none."""
     rejected: Rejected | None = None
-    for entry in Cache(root or prebuilt_root()).entries(op):
-        reason = _misfit(entry)
+    for entry in Cache(root or prebuilt_root(), is_ours=False).entries(builder.name):
+        reason = _misfit(entry) or _other_recipe(entry, builder)
         if reason is None:
             return entry
         rejected = Rejected(entry, reason)
     return rejected
+
+
+def _other_recipe(entry: Entry, builder: OpBuilder) -> str | None:
+    """Why ``entry`` is not this builder's op as it is now: another of the same name, or edited since."""
+    try:
+        plan = make_plan(builder)
+    except AccelError:
+        return None  # a wheel may carry binaries without their sources
+    recipe = recipe_parts(plan)
+    other = sorted(name for name in recipe if entry.manifest.key_parts.get(name) != recipe[name])
+    return f"it was built from another recipe ({', '.join(other)})" if other else None
 
 
 def _misfit(entry: Entry) -> str | None:

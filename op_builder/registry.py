@@ -20,8 +20,8 @@ from typing import ClassVar, NoReturn
 
 from op_builder._version import __version__
 from op_builder.base import OpBuilder
-from op_builder.checks import CheckOutcome, Failed, require
 from op_builder.errors import UnknownOpError
+from op_builder.outcomes import CheckOutcome, Failed, require
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from op_builder import env, loader
 from op_builder.cache.store import Cache, Entry
-from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
+from op_builder.errors import AccelError, IncompatibleOpError, LoadError, ToolchainError
 from op_builder.fingerprint import PlanKey, Roots, plan_key
 from op_builder.plan import BuildPlan, make_plan
 from op_builder.prebuilt import Rejected, find_prebuilt
@@ -19,9 +19,9 @@ from op_builder.toolchains.toolset import Toolset, find_toolset
 
 if TYPE_CHECKING:
     from op_builder.base import OpBuilder
-    from op_builder.checks import CheckOutcome, Failed
     from op_builder.engine.build import BuildOptions
     from op_builder.engine.ninja import Progress
+    from op_builder.outcomes import CheckOutcome, Failed
 
 logger = logging.getLogger(__name__)
 
@@ -79,16 +79,16 @@ class Availability:
 
     @property
     def failed(self) -> list[Failed]:
-        from op_builder.checks import failures
+        from op_builder.outcomes import failures
 
         return failures(self.outcomes)
 
 
 def examine(builder: OpBuilder) -> Availability:
     """Find out what ``load()`` would do, without compiling the op."""
-    from op_builder import checks
+    from op_builder.outcomes import Failed
 
-    prebuilt = find_prebuilt(builder.name)
+    prebuilt = find_prebuilt(builder)
     cached: Entry | None = None
     try:
         cached = Request.of(builder).find_cached()
@@ -98,18 +98,23 @@ def examine(builder: OpBuilder) -> Availability:
     if not isinstance(prebuilt, Entry) and cached is None:
         outcomes = [*builder.build_checks(), *outcomes]
         if not env.ACCEL_JIT.get():
-            outcomes.append(checks.Failed("JIT", _JIT_FORBIDDEN, _JIT_REMEDY))
+            outcomes.append(Failed("JIT", _JIT_FORBIDDEN, _JIT_REMEDY))
     return Availability(prebuilt, cached, tuple(outcomes))
 
 
-def load(builder: OpBuilder, progress: Progress | None = None) -> Any:
-    """The loaded op of ``builder``: prebuilt if it fits, else from the cache, else compiled now."""
-    found = find_prebuilt(builder.name)
+def load_prebuilt(builder: OpBuilder) -> Any | None:
+    """The prebuilt op, loaded; None, with the reason in the log, where there is none that fits."""
+    found = find_prebuilt(builder)
+    if found is None:
+        return None
+    reason = found.reason if isinstance(found, Rejected) else ""
     if isinstance(found, Entry):
-        return loader.open_entry(found, builder)
-    if isinstance(found, Rejected):
-        logger.warning("The prebuilt '%s' is passed over: %s.", builder.name, found.reason)
-    return jit_load(builder, progress)
+        try:
+            return loader.open_entry(found, builder)
+        except LoadError as error:
+            reason = error.message
+    logger.warning("The prebuilt '%s' is passed over: %s.", builder.name, reason.rstrip("."))
+    return None
 
 
 def jit_load(builder: OpBuilder, progress: Progress | None = None) -> Any:
@@ -142,7 +147,7 @@ def cached_or_built(builder: OpBuilder, progress: Progress | None = None) -> Ent
 
 def require_compatible(builder: OpBuilder) -> None:
     """Raise with reason and remedy unless ``builder`` can be built and loaded here."""
-    from op_builder.checks import require
+    from op_builder.outcomes import require
 
     require(builder.name, builder.check())
     # A builder written for the seed's class overrides is_compatible(), and explains by warning().

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from op_builder.base import OpBuilder
-from op_builder.checks import CheckOutcome, Failed
+from op_builder.outcomes import CheckOutcome, Failed
 
 
 class SYCLOpBuilder(OpBuilder):

@@ -47,6 +47,8 @@ def differences(entry: Entry, key: PlanKey, roots: Roots) -> list[str]:
     for header in entry.manifest.headers:
         if not header.is_unchanged(roots):
             lines.append(_header_line(header, roots))
+    if not entry.manifest.system_headers.is_unchanged():
+        lines.append(f"one of {len(entry.manifest.system_headers.paths)} system headers changed")
     return lines
 
 

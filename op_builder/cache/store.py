@@ -29,7 +29,7 @@ from pathlib import Path
 from op_builder import env
 from op_builder.cache.staging import make_directory, sign_of_life, subdirectories, sweep
 from op_builder.errors import CacheError
-from op_builder.fingerprint import COMPILER_PARTS, BuildKey, Header, PlanKey, Roots
+from op_builder.fingerprint import COMPILER_PARTS, BuildKey, Header, PlanKey, Roots, SystemHeaders
 from op_builder.memo import Memo
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Manifest:
         kind: how it is loaded: ``accel``, ``python`` or ``torch_library``.
         namespaces: torch namespaces that loading it registers (``torch_library`` only).
         key_parts: the plan key's parts.
-        headers: what the compiler read besides the sources.
+        headers, system_headers: what the compiler read besides the sources.
         check: how the binary was tried before it was published.
         built_at: UTC, ISO 8601. ``build_s``: seconds the build took.
         torch: version it was built against.
@@ -73,6 +73,7 @@ class Manifest:
     namespaces: tuple[str, ...]
     key_parts: dict[str, str]
     headers: tuple[Header, ...]
+    system_headers: SystemHeaders
     check: str
     built_at: str
     build_s: float
@@ -80,7 +81,7 @@ class Manifest:
 
     @property
     def key(self) -> BuildKey:
-        return BuildKey(PlanKey(self.key_parts), self.headers)
+        return BuildKey(PlanKey(self.key_parts), self.headers, self.system_headers)
 
     def to_json(self) -> str:
         return json.dumps({"format": _MANIFEST_FORMAT, **asdict(self)}, indent=1)
@@ -102,6 +103,8 @@ class Manifest:
             )
             for header in data["headers"]
         )
+        system = data["system_headers"]
+        data["system_headers"] = SystemHeaders(tuple(system["paths"]), system["sha256"], system["status"])
         return Manifest(**data)
 
 
@@ -137,10 +140,12 @@ class Cache:
 
     Args:
         root: the directory; :func:`default_cache_dir` when not given.
+        is_ours: whether damaged entries may be moved out of the way; not in an installed package.
     """
 
-    def __init__(self, root: Path | None = None) -> None:
+    def __init__(self, root: Path | None = None, *, is_ours: bool = True) -> None:
         self.root = root or default_cache_dir()
+        self._is_ours = is_ours
         self.memo = Memo(self.root / "memo")
 
     def find(self, key: PlanKey, op: str, roots: Roots, *, any_compiler: bool = False) -> Entry | None:
@@ -155,7 +160,7 @@ class Cache:
             for entry in self._entries_in(directory):
                 if any_compiler and not key.differs_only_in(entry.manifest.key_parts, COMPILER_PARTS):
                     continue
-                if not all(header.is_unchanged(roots) for header in entry.manifest.headers):
+                if not entry.manifest.key.headers_unchanged(roots):
                     continue
                 if entry.is_intact():
                     entry.note_use()
@@ -231,10 +236,11 @@ class Cache:
         with self.errors_explained():
             directory.mkdir(parents=True, exist_ok=True)
             tag = self.root / "CACHEDIR.TAG"
-            if not tag.exists():
+            if not tag.exists() or tag.stat().st_size == 0:
                 tag.write_text("Signature: 8a477f597d28d172789f06886806bc55\n# Built ops of accel-ops.\n")
-            if not os.access(directory, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
+            # Asked by doing: permissions, read-only mounts and quotas have many ways to say no.
+            with tempfile.TemporaryFile(dir=directory):
+                pass
         return directory
 
     @contextmanager
@@ -268,11 +274,15 @@ class Cache:
 
     def set_aside(self, directory: Path, reason: str) -> None:
         """Move an entry's directory out of the way, so that it is built again."""
-        logger.warning("Cache entry %s is not used: %s.", directory, reason)
+        logger.warning("%s is not used: %s.", directory, reason)
+        if not self._is_ours:
+            return
         with contextlib.suppress(OSError):
             target = self.root / "rejected"
             target.mkdir(parents=True, exist_ok=True)
-            os.rename(directory, Path(tempfile.mkdtemp(prefix=f"{directory.name}-", dir=target)) / "entry")
+            place = Path(tempfile.mkdtemp(prefix=f"{directory.name}-", dir=target))
+            os.rename(directory, place / "entry")
+            (place / "reason.txt").write_text(f"{directory}: {reason}\n")
 
 
 def disk_full(root: Path) -> CacheError:

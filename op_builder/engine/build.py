@@ -24,7 +24,7 @@ from op_builder.engine.jobs import job_count
 from op_builder.engine.ninja import Limits, Progress, find_ninja, run_ninja, write_file
 from op_builder.engine.try_load import Inspection, inspect
 from op_builder.errors import CacheError, CompileError
-from op_builder.fingerprint import BuildKey, Header, PlanKey, Roots, file_status, plan_key, read_headers
+from op_builder.fingerprint import BuildKey, PlanKey, Roots, build_key, file_status, plan_key
 from op_builder.plan import BuildPlan
 from op_builder.toolchains.toolset import Toolset
 from op_builder.torch_install import torch_install
@@ -95,7 +95,7 @@ class _Build:
             started_ns = time.time_ns()
             with self.cache.staging(self.plan.op) as staging, self.cache.errors_explained():
                 commands, inspection = self._compile(staging)
-                after = BuildKey(plan_key(self.plan, self.toolset, self.cache.memo), self._headers(commands, staging))
+                after = self._key(commands, staging)
                 settled = after.plan.digest == key.digest and not _saved_since(started_ns, self.plan, after)
                 if settled or (before is not None and after.digest == before.digest):
                     return self._publish(staging, after, inspection, started_ns)
@@ -117,9 +117,10 @@ class _Build:
             raise _compile_error(self.plan, self.cache, log_path)
         return commands, inspect(staging / self.plan.artifact_name, self.plan, self.toolset.cxx)
 
-    def _headers(self, commands: BuildCommands, staging: Path) -> tuple[Header, ...]:
+    def _key(self, commands: BuildCommands, staging: Path) -> BuildKey:
+        key = plan_key(self.plan, self.toolset, self.cache.memo)
         depfiles = [staging / step.depfile for step in commands.compile_steps]
-        return read_headers(depfiles, self.plan, stamped_directories(self.plan, self.toolset))
+        return build_key(key, self.plan, depfiles, stamped_directories(self.plan, self.toolset))
 
     def _publish(self, staging: Path, key: BuildKey, inspection: Inspection, started_ns: int) -> Entry:
         artifact = staging / self.plan.artifact_name
@@ -134,6 +135,7 @@ class _Build:
             namespaces=inspection.namespaces,
             key_parts=dict(key.plan.parts),
             headers=key.headers,
+            system_headers=key.system,
             check=inspection.check,
             built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             build_s=round(build_s, 3),

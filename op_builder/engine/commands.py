@@ -64,7 +64,8 @@ def _compile(plan: BuildPlan, source: Source, object_name: str, toolset: Toolset
     cuda_system = [str(toolset.cuda.home / "include")] if toolset.cuda is not None else []
     own = [f"-I{path}" for path in plan.include_dirs]
     maps = _prefix_maps(plan)
-    output = ["-MMD", "-MF", f"{object_name}.d", "-c", str(source.path), "-o", object_name]
+    # -MD, not -MMD: a system's header (libaio.h, say) may change the binary as one of the op's own may.
+    output = ["-MD", "-MF", f"{object_name}.d", "-c", str(source.path), "-o", object_name]
     if source.language is Language.CUDA:
         assert toolset.cuda is not None
         return (

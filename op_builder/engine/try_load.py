@@ -79,8 +79,7 @@ def inspect(artifact: Path, plan: BuildPlan, compiler: Compiler) -> Inspection:
         LoadError: it does not load, or a Stable-ABI binary uses torch's C++ symbols.
     """
     torch = torch_install()
-    defined = _symbols(artifact, compiler, "--defined-only")
-    undefined = _symbols(artifact, compiler, "--undefined-only")
+    defined, undefined = _symbols(artifact, compiler)
     if plan.binding is Binding.STABLE:
         _refuse_torch_cxx(artifact, undefined)
     kind = "torch_library"
@@ -151,13 +150,18 @@ def _refuse_torch_cxx(artifact: Path, undefined: set[str]) -> None:
         )
 
 
-def _symbols(artifact: Path, compiler: Compiler, which: str) -> set[str]:
-    """Dynamic symbols of ``artifact``; undefined ones keep their version, as ``memcpy@GLIBC_2.14``."""
+def _symbols(artifact: Path, compiler: Compiler) -> tuple[set[str], set[str]]:
+    """Defined and undefined dynamic symbols; the undefined keep their version, as ``memcpy@GLIBC_2.14``."""
     nm = run([*compiler.command, "-print-prog-name=nm"]).output.strip() or "nm"
-    listed = run([nm, "-D", which, str(artifact)])
+    listed = run([nm, "-D", str(artifact)])
     if not listed.ok:
         raise LoadError(f"{nm} cannot read {artifact.name}: {listed.errors.strip()}.", "Is the disk full?")
-    return {line.split()[-1] for line in listed.output.splitlines() if line.strip()}
+    defined: set[str] = set()
+    undefined: set[str] = set()
+    for line in listed.output.splitlines():  # an address where defined, the kind, the name
+        *address, _, name = line.split()
+        (defined if address else undefined).add(name)
+    return defined, undefined
 
 
 def _load_failed(artifact: Path, code: int, errors: str) -> LoadError:

@@ -17,13 +17,13 @@ from op_builder._version import __version__
 from op_builder.base import OpBuilder
 from op_builder.cache.compare import nearest_miss
 from op_builder.cache.store import Cache, Entry
-from op_builder.checks import Failed, guarded_value
 from op_builder.cpu_isa import chosen_isa, supported_isas
 from op_builder.engine.commands import build_commands
 from op_builder.engine.jobs import job_count
 from op_builder.engine.ninja import find_ninja
 from op_builder.errors import AccelError, UnknownOpError
 from op_builder.fingerprint import Roots
+from op_builder.outcomes import Failed, guarded_value
 from op_builder.prebuilt import Rejected
 from op_builder.registry import all_builders
 from op_builder.toolchains.compiler import find_cxx
@@ -53,9 +53,11 @@ def op_row(builder: OpBuilder) -> OpRow:
     remedies = list(dict.fromkeys(failure.remedy for failure in found.failed if failure.remedy))
     compatible = not found.failed
     # A builder of another package may override is_compatible(); load() asks it, so the report does.
-    if compatible and not builder.is_compatible():
+    says = guarded_value("is_compatible()", builder.is_compatible)
+    if compatible and says is not True:
         compatible = False
-        reasons.append(builder.error_log or "its builder says no and gives no reason")
+        told = says.reason if isinstance(says, Failed) else builder.error_log
+        reasons.append(told or "its builder says no and gives no reason")
     if isinstance(found.prebuilt, Rejected):
         reasons.append(f"the prebuilt binary is passed over: {found.prebuilt.reason}")
     return OpRow(

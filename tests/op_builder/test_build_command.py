@@ -103,7 +103,7 @@ def test_ctrl_c_ends_the_compilers_and_keeps_nothing_half_built(tmp_path: Path) 
     # A compiler that says it has started, and then takes for ever.
     started = tmp_path / "started"
     compiler = tmp_path / "slow-g++"
-    compiler.write_text(f'#!/bin/sh\ncase "$*" in *-MMD*) echo $$ >>{started}; sleep 1000;; *) exec g++ "$@";; esac\n')
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *-MD*) echo $$ >>{started}; sleep 1000;; *) exec g++ "$@";; esac\n')
     compiler.chmod(0o755)
     process = subprocess.Popen(
         [sys.executable, "-m", "op_builder.build", "cpu_adam"],

@@ -16,7 +16,7 @@ from op_builder import env
 from op_builder.cache.staging import sign_of_life
 from op_builder.cache.store import Cache, Entry, Manifest, default_cache_dir
 from op_builder.errors import CacheError
-from op_builder.fingerprint import PlanKey, Roots
+from op_builder.fingerprint import PlanKey, Roots, SystemHeaders
 
 ROOTS = Roots({"include0": "/nowhere"})
 
@@ -32,6 +32,7 @@ def manifest(content: bytes = b"binary", **changes: str) -> Manifest:
         namespaces=(),
         key_parts=parts,
         headers=(),
+        system_headers=SystemHeaders.of([]),
         check="none",
         built_at="2026-01-01T00:00:00+00:00",
         build_s=1.0,

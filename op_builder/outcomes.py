@@ -1,0 +1,71 @@
+"""The outcome of a check: it holds, or it does not, with a reason and a remedy.
+
+Apart from the checks themselves, because a warm load may make one and has no time to import a compiler's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from op_builder.errors import AccelError, IncompatibleOpError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A check that holds; ``detail`` says what was found."""
+
+    name: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A check that does not hold: why, and what to do about it."""
+
+    name: str
+    reason: str
+    remedy: str
+
+
+CheckOutcome = Passed | Failed
+
+
+def failures(outcomes: Iterable[CheckOutcome]) -> list[Failed]:
+    """Those that failed, in order."""
+    return [outcome for outcome in outcomes if isinstance(outcome, Failed)]
+
+
+def guarded(name: str, check: Callable[[], CheckOutcome]) -> CheckOutcome:
+    """``check()``, with an error it raises turned into a failed check."""
+    try:
+        return check()
+    except AccelError as error:
+        return Failed(name, error.message, error.remedy)
+    except Exception as error:
+        # A check of a foreign builder may raise anything; the report must survive it.
+        return Failed(name, f"the check itself failed: {type(error).__name__}: {error}", "Report this to its author.")
+
+
+def guarded_value(name: str, make: Callable[[], T]) -> T | Failed:
+    """``make()``, with an error it raises turned into a failed check."""
+    result: list[T] = []
+
+    def check() -> CheckOutcome:
+        result.append(make())
+        return Passed(name, "")
+
+    outcome = guarded(name, check)
+    return outcome if isinstance(outcome, Failed) else result[0]
+
+
+def require(op: str, outcomes: Iterable[CheckOutcome]) -> None:
+    """Raise an IncompatibleOpError that names every failed check."""
+    failed = failures(outcomes)
+    if failed:
+        reasons = "; ".join(f"{failure.name}: {failure.reason}" for failure in failed)
+        remedies = " ".join(dict.fromkeys(failure.remedy for failure in failed if failure.remedy))
+        raise IncompatibleOpError(f"Op '{op}' is not available here. {reasons}", remedies)
