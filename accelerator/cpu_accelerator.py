@@ -13,6 +13,7 @@ from accelerator import host
 from accelerator.host_streams import HostGraphs, HostStreams
 from accelerator.oneccl import oneccl_imports
 from accelerator.torch_accelerator import TorchAccelerator
+from op_builder import cgroups
 from op_builder import env as environment
 from op_builder.cgroups import HostFiles
 
@@ -118,10 +119,10 @@ class CPU_Accelerator(HostStreams, HostGraphs, TorchAccelerator):
         }
 
     def total_memory(self, device_index: int | None = None) -> int:
-        return host.total_memory_bytes(self._files)
+        return cgroups.total_memory_bytes(self._files)
 
     def available_memory(self, device_index: int | None = None) -> int:
-        return host.available_memory_bytes(self._files)
+        return cgroups.available_memory_bytes(self._files)
 
     def is_fp16_supported(self) -> bool:
         try:

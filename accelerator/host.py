@@ -1,12 +1,10 @@
-"""What the host has: NUMA nodes that can compute, and memory as this process may use it."""
+"""What the host has: NUMA nodes that can compute, and what this process holds in memory."""
 
 from __future__ import annotations
 
 import os
 
-import psutil
-
-from op_builder.cgroups import HostFiles, allowed_cores, memory_limit_bytes, memory_room_bytes, parse_index_list
+from op_builder.cgroups import HostFiles, allowed_cores, parse_index_list
 from op_builder.cgroups import read_text as _read
 
 
@@ -31,20 +29,6 @@ def numa_node_count(files: HostFiles) -> int:
     return max(1, len(core_sets))
 
 
-def total_memory_bytes(files: HostFiles) -> int:
-    """Memory that this process can ever have: the machine's, or its cgroup's limit if that is less."""
-    total = psutil.virtual_memory().total
-    limit = memory_limit_bytes(files)
-    return total if limit is None else min(total, limit)
-
-
-def available_memory_bytes(files: HostFiles) -> int:
-    """Memory that this process can still get without swapping or meeting its cgroup's limit."""
-    available = psutil.virtual_memory().available
-    room = memory_room_bytes(files)
-    return available if room is None else min(available, room)
-
-
 class ResidentMemory:
     """The resident set size (RSS) of this process and its peak, in bytes.
 
@@ -66,6 +50,8 @@ class ResidentMemory:
         """RSS now."""
         if self._process_id != os.getpid():  # in a forked child: the peak is the parent's
             self._start_over()
+        import psutil  # not at the top: it takes longer to import than the rest of a warm load
+
         rss = psutil.Process().memory_info().rss
         self._largest_seen = max(self._largest_seen, rss)
         return rss

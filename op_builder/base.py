@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from op_builder import resolver
 from op_builder.cache.store import Cache
 from op_builder.plan import Binding, BuildPlan, make_plan
 from op_builder.torch_install import torch_install
@@ -79,6 +80,10 @@ class OpBuilder(ABC):
         """Flags of nvcc, after the common ones; ``-gencode`` flags here replace the computed ones."""
         return []
 
+    def source_args(self, source: str) -> list[str]:  # noqa: ARG002
+        """Flags for one source alone, after all others; ``source`` is as :meth:`sources` names it."""
+        return []
+
     def extra_ldflags(self) -> list[str]:
         """Flags of the link."""
         return []
@@ -115,8 +120,6 @@ class OpBuilder(ABC):
         Args:
             verbose: log the reason and the remedy of each failed check.
         """
-        from op_builder import resolver
-
         failed = resolver.examine(self).failed
         for failure in failed:
             self.error_log = f"{failure.name}: {failure.reason} {failure.remedy}".strip()
@@ -143,15 +146,11 @@ class OpBuilder(ABC):
             IncompatibleOpError: it cannot be built or loaded here; says why and what to do.
             CompileError, LoadError, CacheError, ToolchainError: building or opening it failed.
         """
-        from op_builder import resolver
-
         prebuilt = resolver.load_prebuilt(self)
         return self.jit_load(verbose) if prebuilt is None else prebuilt
 
     def jit_load(self, verbose: bool = True) -> Any:
         """:meth:`load` without looking for a prebuilt binary."""
-        from op_builder import resolver
-
         self.jit_mode = True
         return resolver.jit_load(self, functools.partial(_log_progress, self.name, verbose))
 

@@ -65,6 +65,24 @@ def memory_room_bytes(files: HostFiles) -> int | None:
     return min((_room(directory, limit) for directory, limit in _memory_limits(files)), default=None)
 
 
+def total_memory_bytes(files: HostFiles) -> int:
+    """Memory that this process can ever have: the machine's, or its control group's limit if that is less."""
+    import psutil  # not at the top: a warm load has no time for it
+
+    total = int(psutil.virtual_memory().total)
+    limit = memory_limit_bytes(files)
+    return total if limit is None else min(total, limit)
+
+
+def available_memory_bytes(files: HostFiles) -> int:
+    """Memory that this process can still get without swapping or meeting its control group's limit."""
+    import psutil
+
+    available = int(psutil.virtual_memory().available)
+    room = memory_room_bytes(files)
+    return available if room is None else min(available, room)
+
+
 def _memory_limits(files: HostFiles) -> Iterator[tuple[Path, int]]:
     for directory in directories("memory", files):
         for name in ("memory.max", "memory.limit_in_bytes"):

@@ -15,6 +15,8 @@ from op_builder.toolchains.cuda_archs import gencode_flags
 def setuptools_extension(name: str, plan: BuildPlan) -> Any:
     """``CppExtension`` or ``CUDAExtension`` with the plan's sources and flags.
 
+    Flags for single sources are left out: setuptools knows only flags for all.
+
     Sources below the current directory are named relative to it, as setuptools asks.
 
     Raises:

@@ -181,7 +181,7 @@ def recipe_parts(plan: BuildPlan) -> dict[str, str]:
         "link flags": json.dumps(plan.link_flags),
     }
     for index, source in enumerate(plan.sources):
-        parts[f"source {index} {source.label}"] = file_sha256(str(source.path))
+        parts[f"source {index} {source.label}"] = " ".join([file_sha256(str(source.path)), *source.flags])
     return parts
 
 

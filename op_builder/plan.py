@@ -57,11 +57,19 @@ STABLE_TORCH_TARGET = 0x020A000000000000
 
 @dataclass(frozen=True)
 class Source:
-    """One file to compile. ``label`` is its machine-independent name, used in keys and messages."""
+    """One file to compile.
+
+    Attributes:
+        path: where it lies.
+        label: its machine-independent name, used in keys and messages.
+        language: decides its compiler.
+        flags: for this file alone, after all others.
+    """
 
     path: Path
     label: str
     language: Language
+    flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,7 +115,7 @@ def make_plan(builder: OpBuilder) -> BuildPlan:
         AccelError: a source's suffix is no known language, or there are no sources.
     """
     owner = type(builder)
-    sources = tuple(_source(name, owner) for name in _clean(builder.sources()))
+    sources = tuple(_source(name, builder) for name in _clean(builder.sources()))
     if not sources:
         raise AccelError(
             f"{owner.__qualname__}.sources() names no file to compile.",
@@ -141,7 +149,8 @@ def make_plan(builder: OpBuilder) -> BuildPlan:
     )
 
 
-def _source(name: str | Path, owner: type) -> Source:
+def _source(name: str, builder: OpBuilder) -> Source:
+    owner = type(builder)
     path = paths.resolve(name, owner)
     language = _SUFFIXES.get(path.suffix)
     if language is None:
@@ -150,7 +159,7 @@ def _source(name: str | Path, owner: type) -> Source:
             f"{owner.__qualname__} names the source {str(name)!r}, whose suffix {path.suffix!r} is no known language.",
             f"Use one of {known}.",
         )
-    return Source(path, paths.label(path, owner), language)
+    return Source(path, paths.label(path, owner), language, tuple(_clean(builder.source_args(name))))
 
 
 # -fno-math-errno and -fno-trapping-math change no result; they let sqrt and selects vectorise.

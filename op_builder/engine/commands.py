@@ -74,6 +74,7 @@ def _compile(plan: BuildPlan, source: Source, object_name: str, toolset: Toolset
             *_torch_nvcc_flags(plan),
             *plan.nvcc_flags,
             *gencode_flags(plan.cuda_archs),
+            *source.flags,
             "-Xcompiler=-fPIC",
             # Quoted for nvcc's own shell: unquoted it breaks at spaces, and at commas, of a path.
             *(f"-Xcompiler='{flag}'" for flag in maps),
@@ -84,6 +85,7 @@ def _compile(plan: BuildPlan, source: Source, object_name: str, toolset: Toolset
     return (
         *toolset.cxx.command,
         *plan.cxx_flags,
+        *source.flags,
         "-fPIC",
         *maps,
         *own,

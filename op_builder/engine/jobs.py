@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from op_builder import env
-from op_builder.cgroups import HostFiles, cpu_quota_cores, memory_room_bytes
+from op_builder.cgroups import HostFiles, available_memory_bytes, cpu_quota_cores
 from op_builder.plan import Binding, BuildPlan
 
 # Peak memory of one compiler job, measured on torch 2.13 with g++ 12: a file with
@@ -25,15 +25,6 @@ def job_count(plan: BuildPlan, files: HostFiles = _HOST) -> int:
     if plan.uses_cuda:
         per_job = max(per_job, _CUDA_BYTES_PER_JOB)
     return max(1, min(available_cores(files), available_memory_bytes(files) // per_job, len(plan.sources)))
-
-
-def available_memory_bytes(files: HostFiles = _HOST) -> int:
-    """Bytes that new processes can have before the machine swaps or a control group's limit is met."""
-    import psutil
-
-    available = int(psutil.virtual_memory().available)
-    room = memory_room_bytes(files)
-    return available if room is None else min(available, room)
 
 
 def available_cores(files: HostFiles = _HOST) -> int:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from op_builder.cpu_builder import CPUOpBuilder
-from op_builder.plan import Binding
-
-if TYPE_CHECKING:
-    from op_builder.outcomes import CheckOutcome
+from op_builder.host.native_op import NativeOpBuilder
 
 
-class CPUAdamBuilder(CPUOpBuilder):
+class CPUAdamBuilder(NativeOpBuilder):
     """Builds ``cpu_adam``; ``load()`` returns a :class:`op_builder.ops.native.cpu_adam.CPUAdamModule`."""
 
     NAME = "cpu_adam"
     BUILD_VAR = "ACCEL_BUILD_CPU_ADAM"
-    BINDING = Binding.STABLE
     SUMMARY = "Adam and AdamW with parameters and state in host memory"
 
     def sources(self) -> list[str]:
@@ -31,15 +26,6 @@ class CPUAdamBuilder(CPUOpBuilder):
             "csrc/kernels/cpu/adam.cpp",
             "csrc/kernels/cpu/isa.cpp",
         ]
-
-    def include_paths(self) -> list[str]:
-        return ["csrc"]
-
-    def load_checks(self) -> list[CheckOutcome]:
-        from op_builder.cpu_isa import chosen_isa
-        from op_builder.outcomes import Passed, guarded
-
-        return [guarded("instruction set", lambda: Passed("instruction set", chosen_isa()))]
 
     def bind(self, opened: Any) -> Any:
         from op_builder.ops.native.cpu_adam import CPUAdamModule

@@ -148,7 +148,9 @@ def explain(builder: OpBuilder) -> dict[str, Any]:
     explained["plan"] = {
         "binding": plan.binding.value,
         "artifact": plan.artifact_name,
-        "sources": [{"label": source.label, "path": str(source.path)} for source in plan.sources],
+        "sources": [
+            {"label": source.label, "path": str(source.path), "flags": list(source.flags)} for source in plan.sources
+        ],
         "include_dirs": [str(path) for path in plan.include_dirs],
         "cxx_flags": list(plan.cxx_flags),
         "nvcc_flags": list(plan.nvcc_flags),

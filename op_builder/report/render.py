@@ -41,7 +41,9 @@ def print_explanation(data: dict[str, Any], console: Console) -> None:
     if data["plan"] is not None:
         plan = data["plan"]
         rows: list[tuple[str, Any]] = [(key, _text(value)) for key, value in plan.items() if key != "sources"]
-        rows.insert(1, ("sources", "\n".join(source["label"] for source in plan["sources"])))
+        rows.insert(
+            1, ("sources", "\n".join(" ".join([source["label"], *source["flags"]]) for source in plan["sources"]))
+        )
         rows.append(("key", data["key"]["digest"]))
         console.print(_facts_table("Plan", rows))
     if data["commands"]:

@@ -10,6 +10,7 @@ import pytest
 from simulated_machines import numa_tree
 
 from accelerator import host
+from op_builder import cgroups
 from op_builder.cgroups import HostFiles, allowed_cores, memory_limit_bytes, memory_room_bytes, parse_index_list
 
 Write = Callable[[dict[str, str]], HostFiles]
@@ -90,8 +91,8 @@ def test_the_tightest_cgroup_limit_counts(host_files: Write, tree: dict[str, str
 @pytest.mark.usefixtures("fake_memory")
 def test_v1_without_a_limit_does_not_exceed_the_machine(host_files: Write) -> None:
     huge = {**V1, "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": "9223372036854771712"}
-    assert host.total_memory_bytes(host_files(huge)) == 64 * GIB
-    assert host.available_memory_bytes(host_files(huge)) == 48 * GIB
+    assert cgroups.total_memory_bytes(host_files(huge)) == 64 * GIB
+    assert cgroups.available_memory_bytes(host_files(huge)) == 48 * GIB
 
 
 @pytest.mark.usefixtures("fake_memory")
@@ -104,8 +105,8 @@ def test_memory_is_capped_by_the_cgroup_and_dropped_cache_is_free(host_files: Wr
             "sys/fs/cgroup/job/step/memory.stat": f"anon {4 * GIB}\ninactive_file {GIB}\nactive_file 5\n",
         }
     )
-    assert host.total_memory_bytes(files) == 8 * GIB
-    assert host.available_memory_bytes(files) == 3 * GIB
+    assert cgroups.total_memory_bytes(files) == 8 * GIB
+    assert cgroups.available_memory_bytes(files) == 3 * GIB
 
 
 @pytest.mark.usefixtures("fake_memory")

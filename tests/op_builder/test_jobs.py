@@ -11,7 +11,7 @@ import pytest
 from small_ops import SmallBuilder
 
 from op_builder import env
-from op_builder.cgroups import HostFiles
+from op_builder.cgroups import HostFiles, available_memory_bytes
 from op_builder.engine import jobs
 from op_builder.errors import EnvironmentValueError
 from op_builder.plan import Binding, BuildPlan
@@ -44,7 +44,7 @@ def plan(small: SmallBuilder) -> BuildPlan:
 
 def test_memory_of_the_control_group_limits(plan: BuildPlan, host: Callable[..., HostFiles]) -> None:
     files = host(memory_max=str(900 * MEBIBYTE), memory_current=str(100 * MEBIBYTE))
-    assert jobs.available_memory_bytes(files) == 800 * MEBIBYTE
+    assert available_memory_bytes(files) == 800 * MEBIBYTE
     assert jobs.job_count(plan, files) <= 2
     assert jobs.job_count(replace(plan, binding=Binding.TORCH), files) == 1
 
@@ -56,7 +56,7 @@ def test_cpu_share_of_the_control_group_limits(plan: BuildPlan, host: Callable[.
 def test_without_limits_the_machine_decides(host: Callable[..., HostFiles]) -> None:
     files = host(cpu_max="max 100000", memory_max="max")
     assert jobs.available_cores(files) == len(psutil.Process().cpu_affinity() or [])
-    assert 0 < jobs.available_memory_bytes(files) <= psutil.virtual_memory().total
+    assert 0 < available_memory_bytes(files) <= psutil.virtual_memory().total
 
 
 def test_no_more_jobs_than_files(small: SmallBuilder) -> None:

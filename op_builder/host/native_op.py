@@ -1,0 +1,30 @@
+"""What all of the project's own host ops have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from op_builder.cpu_builder import CPUOpBuilder
+from op_builder.plan import Binding
+
+if TYPE_CHECKING:
+    from op_builder.outcomes import CheckOutcome
+
+
+class NativeOpBuilder(CPUOpBuilder):
+    """Torch-free kernels for each instruction set, and a thin binding on the Stable ABI."""
+
+    BINDING = Binding.STABLE
+
+    def include_paths(self) -> list[str]:
+        return ["csrc"]
+
+    def source_args(self, source: str) -> list[str]:
+        # A binding checks and dispatches; optimising torch's templates in it takes longest of all.
+        return ["-O1"] if source.startswith("csrc/bindings/") else []
+
+    def load_checks(self) -> list[CheckOutcome]:
+        from op_builder.cpu_isa import chosen_isa
+        from op_builder.outcomes import Passed, guarded
+
+        return [guarded("instruction set", lambda: Passed("instruction set", chosen_isa()))]
