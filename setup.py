@@ -4,9 +4,17 @@ A checkout keeps ``csrc/`` and ``kernels_sycl/`` beside the packages; a wheel ca
 ``op_builder/_native``. ``op_builder.paths`` finds them in either place.
 """
 
+import os
+import sys
+
 from setuptools import find_packages, setup
 
 NATIVE = {f"op_builder._native.{name}": name for name in ("csrc", "kernels_sycl")}
+
+asked = sorted(name for name, value in os.environ.items() if name.startswith("ACCEL_BUILD_") and value == "1")
+if asked:
+    # Better no wheel than one that lacks what was asked for.
+    sys.exit(f"{', '.join(asked)}: this version cannot prebuild ops. Unset it; ops are compiled when first loaded.")
 
 setup(
     packages=[*find_packages(include=["accelerator*", "op_builder*"]), *NATIVE],

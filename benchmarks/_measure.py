@@ -181,7 +181,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     """A table for the console; all columns but the first two hold figures."""
     result = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
-        result.add_column(column, justify="left" if index < 2 else "right", no_wrap=True)
+        result.add_column(column, justify="left" if index < 2 else "right")
     for row in rows:
         result.add_row(*row)
     return result

@@ -253,7 +253,7 @@ def rows_of(figures: list[Figure], peers: list[str]) -> list[list[str]]:
                 duration(figure.median_s),
                 "" if figure.limit_s is None else f"<= {duration(figure.limit_s)}",
                 *(duration(statistics.median(figure.peers[name])) if name in figure.peers else "" for name in peers),
-                *(f"{figure.ratio(name):,.0f} x{required}" if name in figure.peers else "" for name in peers),
+                *(f"{figure.ratio(name):,.3g} x{required}" if name in figure.peers else "" for name in peers),
             ]
         )
     return rows
@@ -261,9 +261,9 @@ def rows_of(figures: list[Figure], peers: list[str]) -> list[list[str]]:
 
 def duration(seconds: float) -> str:
     """``5.23 s``, ``7.42 ms`` or ``9.1 µs``."""
-    if seconds >= 1:
+    if abs(seconds) >= 1:
         return f"{seconds:.2f} s"
-    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-4 else f"{seconds * 1e6:.1f} µs"
+    return f"{seconds * 1e3:.2f} ms" if abs(seconds) >= 1e-4 else f"{seconds * 1e6:.1f} µs"
 
 
 def as_json(machine: _measure.Machine, figures: list[Figure]) -> str:

@@ -160,8 +160,8 @@ ACCEL_MAX_JOBS: Variable[int | None] = _declare(
 MAX_JOBS: Variable[int | None] = _declare(
     "MAX_JOBS", _parse_count, None, "Compiler jobs at a time, where ACCEL_MAX_JOBS is unset."
 )
-ACCEL_BUILD_TIMEOUT_S: Variable[int] = _declare(
-    "ACCEL_BUILD_TIMEOUT_S", _parse_count, 3600, "Seconds after which a build is stopped with an error."
+ACCEL_COMPILE_TIMEOUT_S: Variable[int] = _declare(
+    "ACCEL_COMPILE_TIMEOUT_S", _parse_count, 3600, "Seconds after which a build is stopped with an error."
 )
 ACCEL_CPU_ISA = _text(
     "ACCEL_CPU_ISA",

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -29,13 +28,13 @@ from pathlib import Path
 from op_builder import env
 from op_builder.cache.staging import make_directory, sign_of_life, subdirectories, sweep
 from op_builder.errors import CacheError
-from op_builder.fingerprint import COMPILER_PARTS, BuildKey, Header, PlanKey, Roots, SystemHeaders
+from op_builder.fingerprint import COMPILER_PARTS, BuildKey, Header, PlanKey, Roots, SystemHeaders, file_sha256
 from op_builder.memo import Memo
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-_MANIFEST_FORMAT = 1
+_MANIFEST_FORMAT = 2
 _NOTE_EVERY_S = 3600.0
 
 
@@ -46,6 +45,10 @@ def default_cache_dir() -> Path:
         return asked.absolute()
     base = env.XDG_CACHE_HOME.get() or Path.home() / ".cache"
     return base / "accel-ops"
+
+
+class OtherFormatError(ValueError):
+    """A manifest that another version wrote."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Manifest:
         """Raises ValueError, KeyError or TypeError when the text is torn or of another format."""
         data = json.loads(text)
         if data.pop("format") != _MANIFEST_FORMAT:
-            raise ValueError("a manifest of another format")
+            raise OtherFormatError("the manifest is of another version of accel-ops")
         data["namespaces"] = tuple(data["namespaces"])
         data["headers"] = tuple(
             Header(
@@ -128,11 +131,11 @@ class Entry:
 
     def is_intact(self) -> bool:
         """Whether the binary is the one the manifest describes."""
+        path = str(self.artifact)
         try:
-            content = self.artifact.read_bytes()
+            return os.stat(path).st_size == self.manifest.size_bytes and file_sha256(path) == self.manifest.sha256
         except OSError:
             return False
-        return len(content) == self.manifest.size_bytes and hashlib.sha256(content).hexdigest() == self.manifest.sha256
 
 
 class Cache:
@@ -266,6 +269,8 @@ class Cache:
         for directory in subdirectories(plan_directory):
             try:
                 manifest = Manifest.from_json((directory / MANIFEST).read_text())
+            except OtherFormatError:
+                continue  # of another version of accel-ops, which may still use it
             except (OSError, ValueError, KeyError, TypeError):
                 self.set_aside(directory, "its manifest cannot be read")
                 continue

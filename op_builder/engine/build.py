@@ -112,7 +112,7 @@ class _Build:
         logger.info("Building '%s': %d files, %d at a time.", self.plan.op, len(self.plan.sources), jobs)
         write_file(self.plan, commands, staging)
         log_path = staging / _LOG
-        limits = Limits(jobs, env.ACCEL_BUILD_TIMEOUT_S.get(), self.options.cancel)
+        limits = Limits(jobs, env.ACCEL_COMPILE_TIMEOUT_S.get(), self.options.cancel)
         if not run_ninja(self.ninja, staging, log_path, limits, self.options.progress):
             raise _compile_error(self.plan, self.cache, log_path)
         return commands, inspect(staging / self.plan.artifact_name, self.plan, self.toolset.cxx)

@@ -117,7 +117,7 @@ def run_ninja(program: str, directory: Path, log_path: Path, limits: Limits, pro
                 if time.monotonic() > deadline:
                     raise ToolchainError(
                         f"The build did not end within {limits.timeout_s:g} s and was stopped; its log: {log_path}.",
-                        "Raise ACCEL_BUILD_TIMEOUT_S, or lower ACCEL_MAX_JOBS if the machine swaps.",
+                        "Raise ACCEL_COMPILE_TIMEOUT_S, or lower ACCEL_MAX_JOBS if the machine swaps.",
                     )
                 reader.report()
                 try:

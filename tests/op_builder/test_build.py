@@ -223,6 +223,6 @@ def test_a_build_out_of_time_is_stopped_with_an_error(small: SmallBuilder) -> No
     loops = "for (int i = 0; i < 1 << 20; ++i) for (int j = 0; j < 1 << 20; ++j) n += i ^ j;"
     slow = f"constexpr long count() {{ long n = 0; {loops} return n; }}\nstatic_assert(count() != 0);\n"
     (small.directory / "small.cpp").write_text(STABLE_SOURCE + slow)
-    with env.scope(ACCEL_BUILD_TIMEOUT_S="1"), pytest.raises(AccelError, match="within 1 s"):
+    with env.scope(ACCEL_COMPILE_TIMEOUT_S="1"), pytest.raises(AccelError, match="within 1 s"):
         small.load()
     assert list((small.cache.root / "staging").iterdir()) == []

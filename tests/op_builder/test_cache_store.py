@@ -102,12 +102,20 @@ def test_publishing_over_a_damaged_entry_replaces_it(cache: Cache) -> None:
     assert find(cache) is not None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 0}', '{"format": 1}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 2}'])
 def test_a_damaged_manifest_is_set_aside(cache: Cache, text: str) -> None:
     entry = publish(cache)
     (entry.directory / "manifest.json").write_text(text)
     assert find(cache) is None
     assert cache.entries() == []
+
+
+def test_a_manifest_of_another_version_is_left_alone(cache: Cache) -> None:
+    entry = publish(cache)
+    (entry.directory / "manifest.json").write_text('{"format": 99}')
+    assert find(cache) is None
+    assert cache.entries() == []
+    assert entry.artifact.is_file()
 
 
 def test_staging_is_gone_after_success_and_after_an_error(cache: Cache) -> None:
