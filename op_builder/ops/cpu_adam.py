@@ -173,7 +173,8 @@ class CPUAdam(Optimizer):
                 adamw_mode=group["decoupled_weight_decay"],
                 bias_correction=group["bias_correction"],
             )
-            torch._foreach_add_([state["step"] for state in states], 1.0)
+            # A tensor, not a number: torch would make one of the number for each step tensor.
+            torch._foreach_add_([state["step"] for state in states], torch.tensor(1.0), alpha=1.0)
 
     def _state_of(self, param: torch.Tensor, group: dict[str, Any]) -> dict[str, Any]:
         state: dict[str, Any] = self.state[param]
