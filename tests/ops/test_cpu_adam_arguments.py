@@ -90,7 +90,9 @@ def test_bad_settings_are_refused_before_anything_is_written(adam, name, value, 
     adam.adam_update(**SETTINGS, **tensors)
 
 
-@pytest.mark.parametrize(("role", "spoil", "text"), BAD_TENSORS, ids=lambda value: value[-30:] if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("role", "spoil", "text"), BAD_TENSORS, ids=lambda value: value[-30:] if isinstance(value, str) else ""
+)
 def test_bad_tensors_are_refused_before_anything_is_written(adam, role, spoil, text):
     tensors = good_tensors()
     before = {name: tensor.clone() for name, tensor in tensors.items()}
