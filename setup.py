@@ -11,7 +11,11 @@ from setuptools import find_packages, setup
 
 NATIVE = {f"op_builder._native.{name}": name for name in ("csrc", "kernels_sycl")}
 
-asked = sorted(name for name, value in os.environ.items() if name.startswith("ACCEL_BUILD_") and value == "1")
+asked = sorted(
+    name
+    for name, value in os.environ.items()
+    if name.startswith("ACCEL_BUILD_") and value.lower() not in ("", "0", "off", "false")
+)
 if asked:
     # Better no wheel than one that lacks what was asked for.
     sys.exit(f"{', '.join(asked)}: this version cannot prebuild ops. Unset it; ops are compiled when first loaded.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,10 +11,16 @@ if TYPE_CHECKING:
 ALL_OPS: dict[str, OpBuilder]
 
 
+@cache
+def _builders(package: str) -> dict[str, OpBuilder]:
+    from op_builder.registry import all_builders
+
+    return all_builders(package)
+
+
 def __getattr__(name: str) -> Any:
     if name == "ALL_OPS":
         from accelerator import get_accelerator
-        from op_builder.registry import all_builders
 
-        return all_builders(get_accelerator().op_builder_dir())
+        return _builders(get_accelerator().op_builder_dir())
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -108,6 +108,8 @@ class OpBuilder(ABC):
             guarded("torch", checks.torch_check),
             guarded("ninja", checks.ninja_check),
             guarded("C++ compiler", lambda: checks.cxx_check(plan, self.cache.memo)),
+            guarded("cache directory", lambda: checks.cache_check(self.cache)),
+            guarded("build settings", lambda: checks.settings_check(plan)),
         ]
 
     def load_checks(self) -> list[CheckOutcome]:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from op_builder import env
+from op_builder.cache.store import Cache
 from op_builder.engine.diagnose import diagnose
+from op_builder.engine.jobs import job_count
 from op_builder.engine.ninja import find_ninja
 from op_builder.memo import Memo
 from op_builder.outcomes import CheckOutcome, Failed, Passed
@@ -64,6 +67,24 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
             _cxx_remedy(failure),
         )
     return Passed("C++ compiler", f"{compiler.command[0]} ({compiler.version})")
+
+
+def cache_check(cache: Cache) -> CheckOutcome:
+    """The cache directory can be written, or made."""
+    missing = cache.writable_obstacle()
+    if missing:
+        return Failed(
+            "cache directory",
+            f"The cache directory {cache.root} cannot be written: {missing}.",
+            "Set ACCEL_CACHE_DIR to a directory you may write, or use ops that are prebuilt.",
+        )
+    return Passed("cache directory", str(cache.root))
+
+
+def settings_check(plan: BuildPlan) -> CheckOutcome:
+    """The variables that say how to build hold values that can be parsed."""
+    jobs, timeout_s = job_count(plan), env.ACCEL_COMPILE_TIMEOUT_S.get()
+    return Passed("build settings", f"{jobs} compiler jobs at a time, {timeout_s} s at most")
 
 
 def nvcc_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:

@@ -42,13 +42,6 @@ def _parse_count(text: str) -> int:
     return value
 
 
-def _parse_index(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError("expected a whole number of at least 0")
-    return value
-
-
 def _parse_path(text: str) -> Path:
     return Path(text).expanduser()
 
@@ -60,7 +53,6 @@ def _parse_text(text: str) -> str:
 _TYPE_NAMES: dict[Callable[[str], object], str] = {
     _parse_flag: "0 or 1",
     _parse_count: "count >= 1",
-    _parse_index: "index >= 0",
     _parse_path: "path",
     _parse_text: "text",
     int: "integer",
@@ -128,7 +120,7 @@ LOCAL_SIZE: Variable[int | None] = _declare(
     "LOCAL_SIZE", int, None, "Ranks on this host, set by a launcher; the CPU device count when > 0."
 )
 LOCAL_RANK: Variable[int] = _declare(
-    "LOCAL_RANK", _parse_index, 0, "Rank on this host, set by a launcher; the CPU's current device."
+    "LOCAL_RANK", int, 0, "Rank on this host, set by a launcher; the CPU's current device."
 )
 CUDA_VISIBLE_DEVICES = _text(
     "CUDA_VISIBLE_DEVICES", "CUDA devices this process may use; mapped when NVML is asked for memory.", "all"

@@ -8,7 +8,6 @@ refused before it is opened.
 
 from __future__ import annotations
 
-import ctypes
 import importlib.machinery
 import importlib.util
 import os
@@ -22,10 +21,13 @@ from op_builder.errors import LoadError
 from op_builder.plan import ENTRY_POINT
 
 if TYPE_CHECKING:
+    import ctypes
+
     from op_builder.base import OpBuilder
 
 _lock = threading.RLock()  # what is loaded may itself load another op
 _opened: dict[str, Any] = {}
+_entries: dict[str, Entry] = {}
 _bound: dict[tuple[str, type], Any] = {}
 _half_registered: dict[str, str] = {}
 
@@ -61,8 +63,14 @@ def open_entry(entry: Entry, builder: OpBuilder) -> Any:
             if identity not in _opened:
                 _require_loadable(builder)
                 _opened[identity] = _OPENERS[entry.manifest.kind](entry)
+                _entries[identity] = entry
             _bound[shown] = builder.bind(_opened[identity])
         return _bound[shown]
+
+
+def opened_entries(op: str) -> list[Entry]:
+    """What of an op is open in this process already, wherever it came from and whether or not it is still there."""
+    return [entry for entry in _entries.values() if entry.manifest.op == op]
 
 
 def _require_loadable(builder: OpBuilder) -> None:
@@ -84,6 +92,8 @@ def _open_accel(entry: Entry) -> Any:
     if namespace in _half_registered:
         raise LoadError(_half_registered[namespace], "Restart Python to try again.")
     library = _dlopen(entry.artifact)
+    import ctypes
+
     error = ctypes.create_string_buffer(4096)
     if getattr(library, ENTRY_POINT)(namespace.encode(), error, len(error)):
         reason = error.value.decode(errors="replace")
@@ -137,6 +147,8 @@ def _refuse_taken_namespaces(entry: Entry) -> None:
 
 
 def _dlopen(path: Path) -> ctypes.CDLL:
+    import ctypes  # not at the top: importing it opens a library, and importing us does nothing
+
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:

@@ -47,6 +47,9 @@ KNOWN_OPS = (
 )
 
 
+_OWN_PACKAGES = ("op_builder.cpu", "op_builder.cuda", "op_builder.xpu")
+
+
 class UnavailableOpBuilder(OpBuilder):
     """The builder of an op that a device does not have, or whose own builder cannot be made."""
 
@@ -58,6 +61,14 @@ class UnavailableOpBuilder(OpBuilder):
 
     def build_checks(self) -> list[CheckOutcome]:
         return [Failed("implementation", self.REASON, self.REMEDY)]
+
+    def plan(self) -> NoReturn:
+        """Raise, with the reason and the remedy."""
+        self.load()
+
+    def builder(self) -> NoReturn:
+        """Raise, with the reason and the remedy."""
+        self.load()
 
     def load(self, verbose: bool = True) -> NoReturn:  # noqa: ARG002
         """Raise, with the reason and the remedy."""
@@ -100,13 +111,19 @@ def find_builder(class_name: str, package: str) -> type[OpBuilder]:
     for op in KNOWN_OPS:
         if op.builder == class_name:
             reason = f"Not in accel-ops {__version__} for this device. {device.complaint}".strip()
-            return _unavailable(op, package, reason, "Use another device, or a later accel-ops.")
+            return _unavailable(op, package, reason, _where_else(class_name))
     names = sorted({*device.classes, *(op.builder for op in KNOWN_OPS)})
     near = difflib.get_close_matches(class_name, names, n=3, cutoff=0.5)
     raise UnknownOpError(
         f"There is no op builder {class_name!r}. {device.complaint}".strip(),
         f"Did you mean {' or '.join(near)}?" if near else f"Known builders: {', '.join(names)}.",
     )
+
+
+def _where_else(class_name: str) -> str:
+    having = [package for package in _OWN_PACKAGES if class_name in device_package(package).classes]
+    devices = ", ".join(package.rpartition(".")[2] for package in having)
+    return f"Use a device that has it: {devices}." if having else "No device has it yet; use a later accel-ops."
 
 
 @cache

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from op_builder import env, loader
 from op_builder.cache.store import Cache, Entry
 from op_builder.errors import AccelError, IncompatibleOpError, LoadError, ToolchainError
-from op_builder.fingerprint import PlanKey, Roots, plan_key
+from op_builder.fingerprint import COMPILER_PARTS, PlanKey, Roots, plan_key
 from op_builder.plan import BuildPlan, make_plan
 from op_builder.prebuilt import Rejected, find_prebuilt
 from op_builder.toolchains.toolset import Toolset, find_toolset
@@ -52,6 +52,16 @@ class Request:
             missing = error
         return Request(plan, toolset, missing, plan_key(plan, toolset, cache.memo), cache)
 
+    def find_opened(self) -> Entry | None:
+        """The entry that fits and is open in this process; its file may be gone."""
+        roots = Roots.of(self.plan)
+        for entry in loader.opened_entries(self.plan.op):
+            allowed = COMPILER_PARTS if self.toolset is None else ()
+            same = self.key.differs_only_in(entry.manifest.key_parts, allowed)
+            if same and entry.manifest.key.headers_unchanged(roots):
+                return entry
+        return None
+
     def find_cached(self) -> Entry | None:
         """The cache entry that fits; without a compiler, whatever compiler it was made with."""
         any_compiler = self.toolset is None
@@ -86,7 +96,7 @@ class Availability:
 
 def examine(builder: OpBuilder) -> Availability:
     """Find out what ``load()`` would do, without compiling the op."""
-    from op_builder.outcomes import Failed
+    from op_builder.outcomes import guarded
 
     prebuilt = find_prebuilt(builder)
     cached: Entry | None = None
@@ -97,9 +107,14 @@ def examine(builder: OpBuilder) -> Availability:
     outcomes = list(builder.load_checks())
     if not isinstance(prebuilt, Entry) and cached is None:
         outcomes = [*builder.build_checks(), *outcomes]
-        if not env.ACCEL_JIT.get():
-            outcomes.append(Failed("JIT", _JIT_FORBIDDEN, _JIT_REMEDY))
+        outcomes.append(guarded("JIT", _jit_check))
     return Availability(prebuilt, cached, tuple(outcomes))
+
+
+def _jit_check() -> CheckOutcome:
+    from op_builder.outcomes import Failed, Passed
+
+    return Passed("JIT", "allowed") if env.ACCEL_JIT.get() else Failed("JIT", _JIT_FORBIDDEN, _JIT_REMEDY)
 
 
 def load_prebuilt(builder: OpBuilder) -> Any | None:
@@ -123,13 +138,13 @@ def jit_load(builder: OpBuilder, progress: Progress | None = None) -> Any:
 
 
 def cached_or_built(builder: OpBuilder, progress: Progress | None = None) -> Entry:
-    """The entry of ``builder`` in the cache, compiled now if need be; it is not loaded here.
+    """The entry of ``builder``, open already or in the cache, compiled now if need be; not opened here.
 
     Raises:
         IncompatibleOpError: it cannot be built or loaded here, or compiling is forbidden.
     """
     request = Request.of(builder)
-    entry = request.find_cached()
+    entry = request.find_opened() or request.find_cached()
     if entry is not None:
         return entry
     if not env.ACCEL_JIT.get():
@@ -147,11 +162,13 @@ def cached_or_built(builder: OpBuilder, progress: Progress | None = None) -> Ent
 
 def require_compatible(builder: OpBuilder) -> None:
     """Raise with reason and remedy unless ``builder`` can be built and loaded here."""
+    from op_builder.base import OpBuilder
     from op_builder.outcomes import require
 
     require(builder.name, builder.check())
     # A builder written for the seed's class overrides is_compatible(), and explains by warning().
-    if not builder.is_compatible(verbose=True):
+    overrides = type(builder).is_compatible is not OpBuilder.is_compatible
+    if overrides and not builder.is_compatible(verbose=True):
         raise IncompatibleOpError(
             f"Op '{builder.name}' is not available here. {builder.error_log or 'Its builder gives no reason.'}"
         )

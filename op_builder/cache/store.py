@@ -229,6 +229,19 @@ class Cache:
                 os.rename(staged, final)
         return published
 
+    def writable_obstacle(self) -> str:
+        """Why nothing can be written below the cache directory; empty when it can. Makes nothing."""
+        existing = self.root
+        while not os.path.lexists(existing) and existing.parent != existing:
+            existing = existing.parent
+        if not existing.is_dir():
+            return f"{existing} is not a directory"
+        try:
+            with tempfile.TemporaryFile(dir=existing):
+                return ""
+        except OSError as error:
+            return f"{error.strerror} ({existing})"
+
     def writable_dir(self, name: str) -> Path:
         """The subdirectory ``name``, made if need be.
 

@@ -166,7 +166,9 @@ def _symbols(artifact: Path, compiler: Compiler) -> tuple[set[str], set[str]]:
 
 def _load_failed(artifact: Path, code: int, errors: str) -> LoadError:
     lines = [line for line in errors.strip().splitlines() if line.strip()]
-    cause = lines[-1] if lines else "no message"
+    # torch wraps the loader's error in one of its own, so the last line need not be the telling one.
+    telling = [line for line in lines if re.search(r"undefined symbol|cannot open shared object", line)]
+    cause = (telling or lines or ["no message"])[-1]
     if code < 0:
         cause = f"the process was ended by signal {-code}" + (f" ({cause})" if lines else "")
     missing = re.search(r"undefined symbol: (\S+)", cause)

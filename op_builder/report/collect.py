@@ -19,7 +19,6 @@ from op_builder.cache.compare import nearest_miss
 from op_builder.cache.store import Cache, Entry
 from op_builder.cpu_isa import chosen_isa, supported_isas
 from op_builder.engine.commands import build_commands
-from op_builder.engine.jobs import job_count
 from op_builder.engine.ninja import find_ninja
 from op_builder.errors import AccelError, UnknownOpError
 from op_builder.fingerprint import Roots
@@ -52,12 +51,14 @@ def op_row(builder: OpBuilder) -> OpRow:
     reasons = [f"{failure.name}: {failure.reason}" if several else failure.reason for failure in found.failed]
     remedies = list(dict.fromkeys(failure.remedy for failure in found.failed if failure.remedy))
     compatible = not found.failed
+    overrides = type(builder).is_compatible is not OpBuilder.is_compatible
     # A builder of another package may override is_compatible(); load() asks it, so the report does.
-    says = guarded_value("is_compatible()", builder.is_compatible)
-    if compatible and says is not True:
+    says = guarded_value("is_compatible()", builder.is_compatible) if compatible and overrides else True
+    if says is not True:
         compatible = False
         told = says.reason if isinstance(says, Failed) else builder.error_log
         reasons.append(told or "its builder says no and gives no reason")
+        remedies.append("Ask the op's author: this is its own is_compatible().")
     if isinstance(found.prebuilt, Rejected):
         reasons.append(f"the prebuilt binary is passed over: {found.prebuilt.reason}")
     return OpRow(
@@ -104,7 +105,7 @@ def environment() -> dict[str, Any]:
         "shared_memory": _shared_memory(),
         "cache": {
             "directory": str(cache.root),
-            "writable": _is_writable(cache.root),
+            "writable": not cache.writable_obstacle(),
             "entries": len(cache.entries()),
             "size_bytes": cache.size_bytes(),
         },
@@ -156,7 +157,6 @@ def explain(builder: OpBuilder) -> dict[str, Any]:
         "nvcc_flags": list(plan.nvcc_flags),
         "cuda_archs": list(plan.cuda_archs),
         "link_flags": list(plan.link_flags),
-        "jobs": job_count(plan),
     }
     explained["key"] = {"digest": request.key.digest, "parts": dict(request.key.parts)}
     commands: list[str] = []
@@ -259,10 +259,3 @@ def _shared_memory() -> dict[str, Any]:
     except OSError as error:
         return {"error": f"/dev/shm cannot be asked: {error.strerror}.", "remedy": "Mount a tmpfs at /dev/shm."}
     return {"path": "/dev/shm", "size_bytes": usage.total, "free_bytes": usage.free}
-
-
-def _is_writable(directory: Path) -> bool:
-    existing = directory
-    while not existing.exists() and existing.parent != existing:
-        existing = existing.parent
-    return existing.is_dir() and os.access(existing, os.W_OK)

@@ -45,6 +45,7 @@ def print_explanation(data: dict[str, Any], console: Console) -> None:
             1, ("sources", "\n".join(" ".join([source["label"], *source["flags"]]) for source in plan["sources"]))
         )
         rows.append(("key", data["key"]["digest"]))
+        rows += [(f"  {name}", value) for name, value in data["key"]["parts"].items()]
         console.print(_facts_table("Plan", rows))
     if data["commands"]:
         console.print(Text("Commands, run in a staging directory", style="bold"))

@@ -46,10 +46,6 @@ class Compiler:
         """The compiler's own word of ``command``, without launcher and flags."""
         return [word for word in self.command if not word.startswith("-")][-1]
 
-    @property
-    def is_clang(self) -> bool:
-        return "clang" in self.version
-
 
 def find_cxx(memo: Memo) -> Compiler:
     """The host C++ compiler: ``$CXX``, else the first of g++, c++, clang++ on PATH.

@@ -1,5 +1,16 @@
 """The builders of Intel XPU devices."""
 
+from __future__ import annotations
+
+from op_builder.base import OpBuilder
 from op_builder.host.cpu_adam import CPUAdamBuilder
+from op_builder.registry import find_builder
 
 __all__ = ["CPUAdamBuilder"]
+
+
+def __getattr__(name: str) -> type[OpBuilder]:
+    # A known op that this device lacks has a builder too, which says so.
+    if name.endswith("Builder"):
+        return find_builder(name, __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,3 +19,12 @@ def cache(tmp_path: Path) -> Cache:
 def small(tmp_path: Path, cache: Cache) -> SmallBuilder:
     """A builder of an op that adds 1 to a tensor, with a header that says how much."""
     return make_small(tmp_path / "op", cache)
+
+
+@pytest.fixture
+def new_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has opened nothing yet, after the test's other fixtures have loaded what they load."""
+    for name in request.fixturenames:
+        if name not in ("new_process", "request", "monkeypatch"):
+            request.getfixturevalue(name)
+    monkeypatch.setattr("op_builder.loader._entries", {})

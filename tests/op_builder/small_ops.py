@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 from op_builder import Binding, OpBuilder
@@ -54,7 +55,8 @@ class SmallBuilder(OpBuilder):
 
 def make_small(directory: Path, cache: Cache, *, amount: str = "1.0f", source: str = STABLE_SOURCE) -> SmallBuilder:
     (directory / "include").mkdir(parents=True)
-    (directory / "small.cpp").write_text(source)
+    # A content of its own for each: what is open in this process already is taken, wherever it came from.
+    (directory / "small.cpp").write_text(f"{source}\n// {uuid.uuid4()}\n")
     (directory / "include" / "amount.h").write_text(f'#include "nested.h"\n#define AMOUNT ({amount} + NESTED)\n')
     (directory / "include" / "nested.h").write_text("#define NESTED 0.0f\n")
     return SmallBuilder(directory, cache)

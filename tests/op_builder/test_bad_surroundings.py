@@ -112,6 +112,7 @@ def test_a_read_only_cache_that_lacks_the_op_is_a_cache_error(small: SmallBuilde
     assert "ACCEL_CACHE_DIR" in caught.value.remedy
 
 
+@pytest.mark.usefixtures("new_process")
 def test_a_damaged_entry_in_a_read_only_cache_is_not_loaded(small: SmallBuilder, read_only: Path) -> None:
     (entry,) = small.cache.entries()
     entry.artifact.write_bytes(b"altered")

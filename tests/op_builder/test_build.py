@@ -57,6 +57,13 @@ def test_an_edit_runs_in_the_same_process_and_old_code_stays_cached(small: Small
     assert len(small.cache.entries()) == 2
 
 
+def test_what_is_loaded_stays_loaded_when_the_cache_is_cleared(small: SmallBuilder) -> None:
+    first = small.load()
+    shutil.rmtree(small.cache.root)
+    with env.scope(ACCEL_JIT="0"):
+        assert small.load() is first
+
+
 def test_a_copied_tree_and_another_cache_user_hit(small: SmallBuilder, tmp_path: Path) -> None:
     small.load()
     shutil.copytree(small.directory, tmp_path / "copy")
@@ -77,7 +84,7 @@ def test_two_builds_of_one_op_make_the_same_bits(small: SmallBuilder, tmp_path: 
     small.load()
     shutil.copytree(small.directory, tmp_path / "copy")
     other = SmallBuilder(tmp_path / "copy", Cache(tmp_path / "other cache"))
-    other.load()
+    resolver.compile_now(resolver.Request.of(other))
     (one,), (two,) = small.cache.entries(), other.cache.entries()
     assert one.manifest.sha256 == two.manifest.sha256
 
@@ -162,6 +169,22 @@ def test_undefined_symbol_is_found_before_anything_is_published(small: SmallBuil
         small.load()
     assert "Remedy" in str(caught.value)
     assert small.cache.entries() == []
+
+
+def test_undefined_symbol_of_a_library_that_registers_itself_is_named(small: SmallBuilder) -> None:
+    source = """
+#include <torch/csrc/stable/library.h>
+int elsewhere();
+static void call() { elsewhere(); }
+STABLE_TORCH_LIBRARY(undefined_symbol_of_a_library, m) { m.def("call() -> ()"); }
+STABLE_TORCH_LIBRARY_IMPL(undefined_symbol_of_a_library, CompositeExplicitAutograd, m) {
+  m.impl("call", TORCH_BOX(&call));
+}
+"""
+    (small.directory / "small.cpp").write_text(source)
+    with pytest.raises(LoadError, match="undefined symbol: _Z9elsewherev") as caught:
+        small.load()
+    assert "extra_ldflags" in caught.value.remedy
 
 
 def test_a_binary_that_crashes_while_loading_takes_nothing_with_it(small: SmallBuilder) -> None:

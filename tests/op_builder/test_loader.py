@@ -271,6 +271,7 @@ def test_a_prebuilt_op_loads_where_no_compiler_is(small: SmallBuilder, wheel: En
         assert added(small.load()) == 1.0
 
 
+@pytest.mark.usefixtures("new_process")
 def test_jit_load_does_not_look_at_the_prebuilt(small: SmallBuilder, wheel: Entry) -> None:  # noqa: ARG001
     empty(small.cache)
     with env.scope(ACCEL_JIT="0"), pytest.raises(IncompatibleOpError, match="neither prebuilt nor in the cache"):
@@ -317,6 +318,7 @@ def test_a_prebuilt_op_that_does_not_fit_is_passed_over_with_the_reason(
     assert wheel.directory.is_dir(), "an installed package is not rearranged"
 
 
+@pytest.mark.usefixtures("new_process")
 def test_behind_a_prebuilt_op_that_does_not_fit_the_op_is_compiled(small: SmallBuilder, wheel: Entry) -> None:
     empty(small.cache)
     rewrite(wheel, altered)
@@ -324,6 +326,7 @@ def test_behind_a_prebuilt_op_that_does_not_fit_the_op_is_compiled(small: SmallB
     assert len(small.cache.entries()) == 1
 
 
+@pytest.mark.usefixtures("new_process")
 def test_where_compiling_is_forbidden_too_the_error_stands(small: SmallBuilder, wheel: Entry) -> None:
     empty(small.cache)
     rewrite(wheel, altered)

@@ -13,6 +13,7 @@ import pytest
 from small_ops import SmallBuilder
 
 from op_builder import env
+from op_builder.cache.store import Cache
 from op_builder.report.__main__ import main
 from op_builder.report.collect import environment, explain, op_row
 from op_builder.torch_install import torch_install
@@ -123,6 +124,23 @@ def test_a_cached_op_is_compatible_where_no_compiler_is(small: SmallBuilder, tmp
         small.load()
 
 
+def test_a_cache_directory_that_cannot_be_is_a_reason(small: SmallBuilder, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    row = op_row(SmallBuilder(small.directory, Cache(tmp_path / "file" / "cache")))
+    assert not row.compatible
+    assert "is not a directory" in row.reason
+    assert "ACCEL_CACHE_DIR" in row.remedy
+
+
+@pytest.mark.parametrize("name", ["ACCEL_JIT", "ACCEL_MAX_JOBS", "ACCEL_COMPILE_TIMEOUT_S"])
+def test_a_wrong_setting_is_a_reason_not_a_crash(small: SmallBuilder, name: str) -> None:
+    with env.scope(**{name: "x"}):
+        row = op_row(small)
+        assert explain(small)["compatible"] is False
+    assert not row.compatible
+    assert f"{name}='x'" in row.reason
+
+
 def test_a_missing_source_is_a_reason_not_a_crash(small: SmallBuilder) -> None:
     small.files.append("absent.cpp")
     row = op_row(small)
@@ -140,6 +158,7 @@ def test_a_builder_that_says_no_is_believed_and_its_warning_is_the_reason(small:
     row = op_row(Refusing(small.directory, small.cache))
     assert not row.compatible
     assert "moon" in row.reason
+    assert row.remedy
 
 
 def test_looking_writes_nothing_but_memos(tmp_path: Path) -> None:
