@@ -57,9 +57,10 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Rejected:
-    """The candidate was not chosen, and why."""
+    """The candidate was not chosen, and why; ``missing_package`` is what it failed to import."""
 
     reason: str
+    missing_package: str | None = None
 
 
 @dataclass(frozen=True)
@@ -104,14 +105,15 @@ def detect(candidates: Iterable[Candidate]) -> Chosen | Refused:
         else:
             verdict = Verdict(candidate.name, candidate.label, Rejected(f"not asked: {chosen.label} comes first"))
         trace.append(verdict)
-    return _conclude(chosen, None, trace, "No accelerator can be used, not even the CPU:" + _listing(trace))
+    complaint = "No accelerator can be used, not even the CPU:" + _listing(trace)
+    return _conclude(chosen, None, trace, complaint, "Check the installation of torch.")
 
 
 def select_named(name: str, candidates: Iterable[Candidate]) -> Chosen | Refused:
     """The accelerator that an override names: the first candidate of that name that works."""
     trace: list[Verdict] = []
     chosen: Verdict | None = None
-    refused: list[tuple[Candidate, str]] = []
+    refused: list[tuple[Candidate, Rejected]] = []
     allowed: dict[str, None] = {}  # a set that keeps its order
     for candidate in candidates:
         allowed[candidate.name] = None
@@ -122,14 +124,19 @@ def select_named(name: str, candidates: Iterable[Candidate]) -> Chosen | Refused
             if isinstance(verdict.outcome, Accepted):
                 chosen = verdict
             else:
-                refused.append((candidate, verdict.outcome.reason))
+                refused.append((candidate, verdict.outcome))
         trace.append(verdict)
     complaint = f"Unknown accelerator {name!r}; allowed are {', '.join(allowed)}."
     if len(refused) == 1:
-        complaint = refused[0][0].needs(refused[0][1])
+        complaint = refused[0][0].needs(refused[0][1].reason)
     elif refused:
-        complaint = refused[0][0].needs("; ".join(f"{candidate.label}: {reason}" for candidate, reason in refused))
-    return _conclude(chosen, name, trace, complaint)
+        complaint = refused[0][0].needs(
+            "; ".join(f"{candidate.label}: {outcome.reason}" for candidate, outcome in refused)
+        )
+    missing = dict.fromkeys(outcome.missing_package for _, outcome in refused if outcome.missing_package)
+    other = "set ACCEL_ACCELERATOR to another name, or unset ACCEL_ACCELERATOR and DS_ACCELERATOR to detect one."
+    remedy = f"Install {' or '.join(missing)}, {other}" if missing else other[0].upper() + other[1:]
+    return _conclude(chosen, name, trace, complaint, remedy)
 
 
 def _ask(candidate: Candidate, *, named: bool) -> Accepted | Rejected:
@@ -144,18 +151,15 @@ def _ask(candidate: Candidate, *, named: bool) -> Accepted | Rejected:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a vendor's import may raise anything, SystemExit included
-        return Rejected(describe(error))
+        return Rejected(describe(error), error.name if isinstance(error, ModuleNotFoundError) else None)
     return Rejected("not an accelerator: " + "; ".join(faults)) if faults else Accepted(accelerator)
 
 
-def _conclude(chosen: Verdict | None, requested: str | None, trace: list[Verdict], complaint: str) -> Chosen | Refused:
+def _conclude(
+    chosen: Verdict | None, requested: str | None, trace: list[Verdict], complaint: str, remedy: str
+) -> Chosen | Refused:
     if chosen is not None and isinstance(chosen.outcome, Accepted):
         return Chosen(chosen.name, chosen.outcome.accelerator, requested, tuple(trace))
-    remedy = (
-        "Set ACCEL_ACCELERATOR to another name, or unset ACCEL_ACCELERATOR and DS_ACCELERATOR to detect one."
-        if requested is not None
-        else "Check the installation of torch."
-    )
     return Refused(AcceleratorSelectionError(complaint, remedy), tuple(trace))
 
 

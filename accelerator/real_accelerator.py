@@ -92,7 +92,7 @@ def set_accelerator(accelerator: DeepSpeedAccelerator) -> DeepSpeedAccelerator:
 
     Raises:
         InvalidAcceleratorError: (a TypeError) members are missing or of the wrong kind; the message
-            lists them, and the former accelerator stays.
+            names them, the first few if they are many, and the former accelerator stays.
     """
     from accelerator.structure import structural_faults
 
@@ -100,7 +100,8 @@ def set_accelerator(accelerator: DeepSpeedAccelerator) -> DeepSpeedAccelerator:
     faults = structural_faults(accelerator)
     if faults:
         raise InvalidAcceleratorError(
-            f"set_accelerator() got {type(accelerator).__name__}, which is not an accelerator: {'; '.join(faults)}.",
+            "set_accelerator() wants an object such as CPU_Accelerator(); "
+            f"it got {type(accelerator).__name__}, which is not an accelerator: {'; '.join(faults)}.",
             "Pass an object of a subclass of accelerator.abstract_accelerator.DeepSpeedAccelerator.",
         )
     with _lock:

@@ -8,6 +8,7 @@ from types import FunctionType
 from accelerator.abstract_accelerator import DeepSpeedAccelerator
 
 _ABSENT = object()
+_MOST_NAMES = 8
 
 
 def structural_faults(candidate: object) -> list[str]:
@@ -33,6 +34,8 @@ def structural_faults(candidate: object) -> list[str]:
                 wrong.append(f"{name} must be a property, found a method")
         elif not (callable(member) or isinstance(member, (classmethod, staticmethod))):
             wrong.append(f"{name} must be a method, found {_kind(member)}")
+    if len(missing) > _MOST_NAMES:
+        return [f"missing: {', '.join(missing[:_MOST_NAMES])} and {len(missing) - _MOST_NAMES} more", *wrong]
     return ([f"missing: {', '.join(missing)}"] if missing else []) + wrong
 
 

@@ -25,6 +25,7 @@ from accelerator.errors import (
     describe,
 )
 from op_builder import env as environment
+from op_builder.errors import UnknownOpError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -355,6 +356,11 @@ class TorchAccelerator(DeepSpeedAccelerator):
     def get_op_builder(self, class_name: str) -> type[OpBuilder]:
         from op_builder.registry import find_builder
 
+        if not isinstance(class_name, str):
+            raise UnknownOpError(
+                f"{class_name!r} of type {type(class_name).__name__} is not the name of an op builder.",
+                "Pass a name such as 'CPUAdamBuilder'.",
+            )
         return find_builder(class_name, package=self.op_builder_dir())
 
     def build_extension(self) -> Any:

@@ -1,7 +1,8 @@
 """How long importing takes, and loading CPU Adam when it must be compiled and when it is built already.
 
 Each measurement is a fresh process with torch imported before the clock starts; a figure is the
-median of its processes. Contenders take turns.
+median of its processes. Contenders take turns. What an import adds to Python's start is the median
+difference of processor time between neighbouring processes with it and without.
 
     python -m benchmarks.jit [--quick] [--peers deepspeed] [--json] [--write]
 """
@@ -17,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -165,22 +165,18 @@ def measure_loads(peers: list[Contender], counts: Counts, directory: Path) -> li
     if snapshot(read_only) != before:
         raise RuntimeError(f"A warm load wrote into its cache directory {read_only}.")
 
-    def of_peers(key: str) -> dict[str, list[float]]:
-        return {contender.name: [times[key] for times in warm[contender.name]] for contender in peers}
+    def warm_figure(name: str, *keys: str, limit_s: float | None = None) -> Figure:
+        sums = {of: [sum(times[key] for key in keys) for times in measured] for of, measured in warm.items()}
+        return Figure(name, sums.pop(ours.name), limit_s=limit_s, peers=sums)
 
     peers_cold = {contender.name: cold[contender.name] for contender in peers}
     return [
         Figure("cold load(), empty cache", cold[ours.name], limit_s=5.0, peers=peers_cold, least_ratio=10.0),
-        Figure(
-            "warm load(), new process", [t["load_s"] for t in warm[ours.name]], limit_s=0.010, peers=of_peers("load_s")
-        ),
+        warm_figure("warm load(), new process, builder imported before", "load_s", limit_s=0.010),
         Figure("the same, cache read-only, no tool on PATH", [t["load_s"] for t in bare], limit_s=0.010),
-        Figure("second load() in one process", [t["again_s"] for t in warm[ours.name]], peers=of_peers("again_s")),
-        Figure(
-            "importing CPUAdamBuilder after torch",
-            [t["import_s"] for t in warm[ours.name]],
-            peers=of_peers("import_s"),
-        ),
+        warm_figure("second load() in one process", "again_s"),
+        warm_figure("importing CPUAdamBuilder after torch", "import_s"),
+        warm_figure("import of the builder and warm load() together", "import_s", "load_s"),
     ]
 
 
@@ -198,15 +194,18 @@ def snapshot(directory: Path) -> dict[str, int]:
 
 
 def measure_imports(counts: Counts) -> list[Figure]:
-    """What ``import accelerator, op_builder`` adds to Python's start."""
+    """The processor time that ``import accelerator, op_builder`` adds to Python's start."""
+    import resource
+
     statement = "import accelerator, op_builder"
     python = Path(sys.executable)
 
     def start(code: str) -> Callable[[], float]:
         def run() -> float:
-            started = time.perf_counter()
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
             run_python(python, ["-c", code], {})
-            return time.perf_counter() - started
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
         return run
 
@@ -214,13 +213,13 @@ def measure_imports(counts: Counts) -> list[Figure]:
     with _measure.make_progress() as progress:
         task = progress.add_task("import", total=(counts.start + 1) * len(contenders))
         seconds = _measure.interleave(contenders, counts.start, lambda: progress.advance(task))
-    bare = statistics.median(seconds["pass"])
+    added = [with_it - without for with_it, without in zip(seconds["import"], seconds["pass"], strict=True)]
     found = run_python(python, ["-c", f"{statement}, sys; print('torch' in sys.modules)"], {})
     if found.stdout.strip() != "False":
         raise RuntimeError(f"'{statement}' imports torch.")
     timed = run_python(python, ["-X", "importtime", "-c", statement], {})
     return [
-        Figure(f"'{statement}' adds to Python's start", [s - bare for s in seconds["import"]], limit_s=0.030),
+        Figure(f"processor time that '{statement}' adds to Python's start", added, limit_s=0.030),
         Figure("the same as python -X importtime sums it up", [importtime_s(timed.stderr)]),
     ]
 
@@ -260,10 +259,12 @@ def rows_of(figures: list[Figure], peers: list[str]) -> list[list[str]]:
 
 
 def duration(seconds: float) -> str:
-    """``5.23 s``, ``7.42 ms`` or ``9.1 µs``."""
-    if abs(seconds) >= 1:
+    """``5.23 s``, ``7.42 ms`` or ``9.1 µs``; ``< 1 ms`` for a difference that noise made negative."""
+    if seconds < 0:
+        return "< 1 ms"
+    if seconds >= 1:
         return f"{seconds:.2f} s"
-    return f"{seconds * 1e3:.2f} ms" if abs(seconds) >= 1e-4 else f"{seconds * 1e6:.1f} µs"
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-4 else f"{seconds * 1e6:.1f} µs"
 
 
 def as_json(machine: _measure.Machine, figures: list[Figure]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, overload
 
 import torch
@@ -14,6 +15,8 @@ from op_builder.ops.native.cpu_adam import CPUAdamModule
 
 _PARAM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_STATE = {"step", *_MOMENTS}
+_LAST_STEP = 2**53  # floats hold every whole number up to here
 
 # torch.optim.AdamW's options that this optimizer does not have. They stand in every group at the one
 # value it takes, so that AdamW can load its state, and a state of AdamW's that uses one is refused.
@@ -95,9 +98,11 @@ class CPUAdam(Optimizer):
         As in torch, options come from ``state_dict``; those it lacks keep their present values.
 
         Raises:
-            OpArgumentError: the state uses an option that this optimizer does not have.
+            OpArgumentError: the state lacks a part, or uses an option that this optimizer does not have.
         """
-        for group in state_dict["param_groups"]:
+        _require("The state", state_dict, ("state", "param_groups"))
+        for index, group in enumerate(state_dict["param_groups"]):
+            _require(f"Group {index} of the state", group, ("params",))
             _check_options({**self.defaults, **group})
         super().load_state_dict(state_dict)
         # The base class has converted all state to the parameter's type. Moments that are kept in
@@ -132,33 +137,41 @@ class CPUAdam(Optimizer):
             closure: reevaluates the model and returns the loss.
 
         Raises:
-            OpArgumentError: a gradient or option does not fit. Earlier groups are updated already,
-                the tensors of the refused call are not.
+            OpArgumentError: an option, a gradient or a step counter of any group does not fit; nothing
+                was changed. A moment or parameter whose type or length was changed by hand is found
+                only by the native call for it, which changes none of its tensors, but comes after
+                those for earlier groups.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            self._step_group(group)
+        updates = [self._checked_updates(group) for group in self.param_groups]
+        for group, by_step in zip(self.param_groups, updates, strict=True):
+            self._update_group(group, by_step)
         return loss
 
-    def _step_group(self, group: dict[str, Any]) -> None:
+    def _checked_updates(self, group: dict[str, Any]) -> dict[int, list[torch.Tensor]]:
+        """The group's parameters that have a gradient, by the number of the coming update; changes nothing."""
         _check_options(group)
-        params = [param for param in group["params"] if param.grad is not None]
-        for index, param in enumerate(params):
+        # Parameters differ in their step only when some had no gradient at times.
+        by_step: dict[int, list[torch.Tensor]] = {}
+        for index, param in enumerate(group["params"]):
+            if param.grad is None:
+                continue
             if param.grad.layout != torch.strided:
                 raise OpArgumentError(
                     f"The gradient of parameter {index} is sparse ({param.grad.layout}); CPUAdam takes dense ones.",
                     "Use torch.optim.SparseAdam for these parameters, or sparse=False in the embedding.",
                 )
-        # Parameters differ in their step only when some had no gradient at times.
-        by_step: dict[int, list[torch.Tensor]] = {}
-        for param in params:
-            by_step.setdefault(int(self._state_of(param, group)["step"]) + 1, []).append(param)
+            state = self.state.get(param)
+            by_step.setdefault(_steps_done(state, index) + 1 if state else 1, []).append(param)
+        return by_step
+
+    def _update_group(self, group: dict[str, Any], by_step: dict[int, list[torch.Tensor]]) -> None:
         beta1, beta2 = group["betas"]
         for step, members in by_step.items():
-            states = [self.state[param] for param in members]
+            states = [self._state_of(param, group) for param in members]
             self._native.adam_update_list(
                 members,
                 [param.grad.contiguous() for param in members if param.grad is not None],
@@ -185,6 +198,31 @@ class CPUAdam(Optimizer):
         elif not isinstance(state["step"], torch.Tensor):
             state["step"] = torch.tensor(float(state["step"]))  # as old checkpoints have it
         return state
+
+
+def _require(what: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
+    missing = [name for name in names if name not in given]
+    if missing:
+        raise OpArgumentError(
+            f"{what} lacks {' and '.join(map(repr, missing))}.",
+            "Give what the state_dict() of CPUAdam, torch.optim.AdamW or torch.optim.Adam returned.",
+        )
+
+
+def _steps_done(state: Mapping[str, Any], index: int) -> int:
+    """The updates that a parameter's state counts."""
+    if not state.keys() >= _STATE:  # asked first, since this runs for every parameter in every step
+        _require(f"The state of parameter {index}", state, sorted(_STATE))
+    try:
+        number = float(state["step"])
+    except (TypeError, ValueError, RuntimeError):  # no number, or a tensor of several
+        number = math.nan
+    if not (number.is_integer() and 0 <= number <= _LAST_STEP):
+        raise OpArgumentError(
+            f"The state of parameter {index} has step {state['step']!r}; it must be a whole number of at least 0.",
+            "Load an intact state.",
+        )
+    return int(number)
 
 
 def _moment_dtype(param: torch.Tensor, group: dict[str, Any]) -> torch.dtype:

@@ -50,7 +50,7 @@ def test_device_count_is_local_size_else_numa_nodes(
         assert cpu.device_count() == count
 
 
-@pytest.mark.parametrize(("local_rank", "device"), [(None, 0), ("", 0), ("0", 0), ("3", 3)])
+@pytest.mark.parametrize(("local_rank", "device"), [(None, 0), ("", 0), ("0", 0), ("3", 3), ("-1", -1)])
 def test_current_device_is_local_rank(cpu: CPU_Accelerator, local_rank: str | None, device: int) -> None:
     with env.scope(LOCAL_RANK=local_rank):
         assert cpu.current_device() == device
@@ -215,4 +215,6 @@ def test_op_builders_come_from_the_cpus_package(cpu: CPU_Accelerator) -> None:
     assert isinstance(cpu.create_op_builder("CPUAdamBuilder"), builder_class)
     with pytest.raises(UnknownOpError, match="CPUAdamBuilder"):
         cpu.get_op_builder("CPUAdmBuilder")
+    with pytest.raises(UnknownOpError, match="None of type NoneType is not the name of an op builder"):
+        cpu.get_op_builder(None)  # type: ignore[arg-type]
     assert cpu.build_extension() is BuildExtension

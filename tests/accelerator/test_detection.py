@@ -175,6 +175,18 @@ def test_an_override_without_its_package_says_what_it_needs(machine: Machine, na
     assert message in str(selection.error)
 
 
+def test_the_remedy_for_a_missing_package_is_to_install_it(machine: Machine) -> None:
+    with env.scope(ACCEL_ACCELERATOR="npu"):
+        selection = choose()
+    assert isinstance(selection, Refused)
+    assert selection.error.remedy.startswith("Install torch_npu, set ACCEL_ACCELERATOR to another name, or unset")
+    machine.npu(available=False)
+    with env.scope(ACCEL_ACCELERATOR="npu"):
+        selection = choose()
+    assert isinstance(selection, Refused)
+    assert selection.error.remedy.startswith("Set ACCEL_ACCELERATOR to another name")
+
+
 @pytest.mark.parametrize(("name", "message"), [row for row in MISSING if row[0] != "mps"])
 def test_an_override_without_its_device_says_what_it_needs(machine: Machine, name: str, message: str) -> None:
     getattr(machine, {"xpu": "native_xpu", "xpu.external": "xpu_external"}.get(name, name))(available=False)

@@ -54,7 +54,8 @@ def test_importing_adds_at_most_30_ms_to_pythons_start() -> None:
 
     def seconds(statement: str) -> float:  # of processor time, which other processes do not lengthen much
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        run_python("-c", statement)
+        result = run_python("-c", statement)
+        assert result.returncode == 0, result.stderr
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return float(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 

@@ -149,6 +149,8 @@ def test_a_proxy_of_an_accelerator_is_one() -> None:
 FAULTS = [
     (object(), "got object, which is not an accelerator: missing: is_synchronized_device"),
     (None, "got NoneType"),
+    ("cpu", "set_accelerator() wants an object such as CPU_Accelerator(); it got str, which is not"),
+    ("cpu", " more."),
     (CPU_Accelerator, "it is the class CPU_Accelerator, where an object of it is needed"),
     (type("Lacks", (), members(without="stream"))(), "missing: stream."),
     (type("Value", (), members(device_count=8))(), "device_count must be a method, found a value of type int"),

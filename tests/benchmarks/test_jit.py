@@ -50,7 +50,10 @@ def test_rows_show_limits_peers_and_ratios() -> None:
     }
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(5.234, "5.23 s"), (0.00742, "7.42 ms"), (9.14e-6, "9.1 µs")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(5.234, "5.23 s"), (0.00742, "7.42 ms"), (9.14e-6, "9.1 µs"), (-3e-4, "< 1 ms")],
+)
 def test_durations_are_written_in_a_unit_that_fits(seconds: float, text: str) -> None:
     assert jit.duration(seconds) == text
 

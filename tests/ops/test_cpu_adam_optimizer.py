@@ -329,3 +329,77 @@ def test_an_option_spoiled_later_is_refused_at_the_step():
     with pytest.raises(OpArgumentError, match="maximize=True"):
         train(model, optimizer)
     assert torch.equal(model[0].weight, before)
+
+
+def two_groups():
+    """Two parameters in groups of their own, trained for one step, with the next gradients in place."""
+    params = [torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(3))]
+    optimizer = CPUAdam([{"params": [param]} for param in params], lr=0.1)
+    for param in params:
+        param.grad = torch.full_like(param, 0.5)
+    optimizer.step()
+    return params, optimizer
+
+
+def spoil_lr(_params, optimizer):
+    optimizer.param_groups[1]["lr"] = math.nan
+
+
+def spoil_gradient(params, _optimizer):
+    params[1].grad = params[1].grad.to_sparse()
+
+
+def spoil_step(value):
+    def spoil(_params, optimizer):
+        saved = optimizer.state_dict()
+        saved["state"][1]["step"] = value
+        optimizer.load_state_dict(saved)
+
+    return spoil
+
+
+def lose_moment(params, optimizer):
+    del optimizer.state[params[1]]["exp_avg"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (spoil_lr, "lr is nan"),
+        (spoil_gradient, "parameter 0 is sparse"),
+        (spoil_step(torch.tensor(math.nan)), r"has step tensor\(nan\)"),
+        (spoil_step(torch.tensor(1.5)), r"has step tensor\(1.5000\)"),
+        (spoil_step(torch.ones(2)), "has step tensor"),
+        (spoil_step(-1), "has step -1"),
+        (spoil_step(None), "has step None"),
+        (lose_moment, "lacks 'exp_avg'"),
+    ],
+    ids=["lr", "sparse", "nan step", "fraction", "two steps", "negative", "none", "no moment"],
+)
+def test_a_fault_in_a_later_group_changes_nothing(spoil, text):
+    params, optimizer = two_groups()
+    spoil(params, optimizer)
+
+    def everything():
+        states = [optimizer.state[param] for param in params]
+        held = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+        return [tensor.detach().clone().view(-1).view(torch.int32) for tensor in (*params, *held)]
+
+    before = everything()
+    with pytest.raises(OpArgumentError, match=text):
+        optimizer.step()
+    assert all(torch.equal(now, then) for now, then in zip(everything(), before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ({}, "lacks 'state' and 'param_groups'"),
+        ({"param_groups": []}, "The state lacks 'state'"),
+        ({"state": {}, "param_groups": [{}]}, "Group 0 of the state lacks 'params'"),
+    ],
+)
+def test_a_state_that_lacks_a_part_is_refused(state, text):
+    optimizer = CPUAdam(make_model().parameters())
+    with pytest.raises(OpArgumentError, match=text):
+        optimizer.load_state_dict(state)

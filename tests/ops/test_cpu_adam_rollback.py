@@ -8,18 +8,20 @@ from adam_reference import Options, Tensors, assert_within, random_tensors, roll
 
 from op_builder.errors import OpArgumentError
 
+ADAMW, ADAM = 1, 2
+
 
 @pytest.fixture
 def adam(adam_of_isa):
-    adam_of_isa.create_adam("adamw", adamw_mode=True)
-    adam_of_isa.create_adam("adam", adamw_mode=False)
+    adam_of_isa.create_adam(ADAMW, adamw_mode=True)
+    adam_of_isa.create_adam(ADAM, adamw_mode=False)
     yield adam_of_isa
-    adam_of_isa.destroy_adam("adamw")
-    adam_of_isa.destroy_adam("adam")
+    adam_of_isa.destroy_adam(ADAMW)
+    adam_of_isa.destroy_adam(ADAM)
 
 
-def identity(options: Options) -> str:
-    return "adamw" if options.adamw_mode else "adam"
+def identity(options: Options) -> int:
+    return ADAMW if options.adamw_mode else ADAM
 
 
 @pytest.mark.parametrize("numel", [0, 1, 17, 1000, 70_001])
@@ -52,8 +54,8 @@ def test_moments_of_the_first_step_come_back_as_exact_zeros(adam):
     zeros = torch.zeros(1000)
     tensors = Tensors(before.param.clone(), before.grad, zeros.clone(), zeros.clone())
     options = Options(step=1)
-    adam.adam_update("adamw", *options.positional(), *tensors)
-    adam.adam_rollback("adamw", *options.positional(), *tensors)
+    adam.adam_update(ADAMW, *options.positional(), *tensors)
+    adam.adam_rollback(ADAMW, *options.positional(), *tensors)
     assert (tensors.exp_avg == 0).all()
     assert (tensors.exp_avg_sq == 0).all()
 
@@ -62,8 +64,8 @@ def test_second_moment_never_comes_back_negative(adam):
     tensors = random_tensors(10_000)
     tensors.exp_avg_sq.mul_(1e-12)
     options = Options(beta2=0.01)
-    adam.adam_update("adamw", *options.positional(), *tensors)
-    adam.adam_rollback("adamw", *options.positional(), *tensors)
+    adam.adam_update(ADAMW, *options.positional(), *tensors)
+    adam.adam_rollback(ADAMW, *options.positional(), *tensors)
     assert (tensors.exp_avg_sq >= 0).all()
 
 
@@ -80,7 +82,7 @@ def test_updates_that_lose_the_old_values_are_refused(adam, options, text):
     tensors = random_tensors(20)
     before = tensors.clone()
     with pytest.raises(OpArgumentError, match=text):
-        adam.adam_rollback("adamw", *options.positional(), *tensors)
+        adam.adam_rollback(ADAMW, *options.positional(), *tensors)
     assert all(torch.equal(now, then) for now, then in zip(tensors, before, strict=True))
 
 
@@ -91,5 +93,5 @@ def test_only_float32_can_be_rolled_back(adam, dtype, role):
     tensors[role] = tensors[role].to(dtype)
     before = [tensor.clone() for tensor in tensors]
     with pytest.raises(OpArgumentError, match="float32"):
-        adam.adam_rollback("adamw", *Options().positional(), *tensors)
+        adam.adam_rollback(ADAMW, *Options().positional(), *tensors)
     assert all(torch.equal(now, then) for now, then in zip(tensors, before, strict=True))

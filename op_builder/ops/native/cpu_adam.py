@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -50,19 +51,18 @@ class CPUAdamModule:
         adamw_mode: bool = True,
         should_log: bool = False,
     ) -> None:
-        """Register an optimizer under an id of the caller's choice.
+        """Register an optimizer under an id of the caller's choice, an int.
 
         The id fixes ``adamw_mode`` (decoupled weight decay, or L2 where False); the other values
         are checked here and given anew with every update.
 
         Raises:
-            OpArgumentError: the id is in use, or a value is out of range.
+            OpArgumentError: the id is no int or in use, or a value is out of range.
         """
-        if not isinstance(optimizer_id, Hashable):
-            raise OpArgumentError(f"optimizer_id is {optimizer_id!r}, which cannot be an id.", "Pass an int.")
+        optimizer_id = _identity(optimizer_id)
         if optimizer_id in self._adamw_modes:
             raise OpArgumentError(
-                f"Optimizer id {optimizer_id!r} is in use.", "Choose another, or call destroy_adam first."
+                f"Optimizer id {optimizer_id} is in use.", "Choose another, or call destroy_adam first."
             )
         _check_hyper_parameters(alpha, beta1, beta2, eps, weight_decay)
         self._adamw_modes[optimizer_id] = bool(adamw_mode)
@@ -174,7 +174,7 @@ class CPUAdamModule:
             OpArgumentError: there is none with that id.
         """
         self._adamw_mode(optimizer_id)
-        del self._adamw_modes[optimizer_id]
+        del self._adamw_modes[_identity(optimizer_id)]
 
     def _call(
         self,
@@ -192,12 +192,21 @@ class CPUAdamModule:
 
     def _adamw_mode(self, optimizer_id: int) -> bool:
         try:
-            return self._adamw_modes[optimizer_id]
-        except (KeyError, TypeError):
+            return self._adamw_modes[_identity(optimizer_id)]
+        except KeyError:
             raise OpArgumentError(
-                f"There is no Adam optimizer with id {optimizer_id!r}: it was never created or is destroyed.",
+                f"There is no Adam optimizer with id {optimizer_id}: it was never created or is destroyed.",
                 "Call create_adam with this id first.",
             ) from None
+
+
+def _identity(optimizer_id: int) -> int:
+    try:
+        if not isinstance(optimizer_id, bool):
+            return operator.index(optimizer_id)
+    except TypeError:
+        pass
+    raise OpArgumentError(f"optimizer_id is {optimizer_id!r}, which is not an int.", "Pass an int.")
 
 
 def _by_role(
