@@ -60,3 +60,11 @@ def make_small(directory: Path, cache: Cache, *, amount: str = "1.0f", source: s
     (directory / "include" / "amount.h").write_text(f'#include "nested.h"\n#define AMOUNT ({amount} + NESTED)\n')
     (directory / "include" / "nested.h").write_text("#define NESTED 0.0f\n")
     return SmallBuilder(directory, cache)
+
+
+def replace_content(path: Path, content: bytes) -> None:
+    """Give a file another content as a new file: one that this process has mapped must not change under it,
+    or the process ends with a bus error wherever it next touches the library."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_bytes(content)
+    fresh.replace(path)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from foreign_package import run_python
-from small_ops import SmallBuilder, make_small
+from small_ops import SmallBuilder, make_small, replace_content
 
 from op_builder import env
 from op_builder.cache.store import Cache
@@ -115,7 +115,7 @@ def test_a_read_only_cache_that_lacks_the_op_is_a_cache_error(small: SmallBuilde
 @pytest.mark.usefixtures("new_process")
 def test_a_damaged_entry_in_a_read_only_cache_is_not_loaded(small: SmallBuilder, read_only: Path) -> None:
     (entry,) = small.cache.entries()
-    entry.artifact.write_bytes(b"altered")
+    replace_content(entry.artifact, b"altered")
     with env.scope(ACCEL_JIT="0"), pytest.raises(IncompatibleOpError):
         with_cache(small, read_only).load()
     with pytest.raises(CacheError, match="cannot be written"):

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from foreign_package import run_python
-from small_ops import STABLE_SOURCE, SmallBuilder, make_small
+from small_ops import STABLE_SOURCE, SmallBuilder, make_small, replace_content
 
 from op_builder import Binding, env, loader, prebuilt
 from op_builder.cache.store import Cache, Entry
@@ -222,7 +222,7 @@ def test_a_binary_that_cannot_be_opened_is_a_load_error_with_a_remedy(small: Sma
     (entry,) = small.cache.entries()
     shutil.copytree(entry.directory, tmp_path / "torn")
     torn = Entry(tmp_path / "torn", dataclasses.replace(entry.manifest, op="torn"))
-    torn.artifact.write_bytes(b"\x7fELF, and then nothing")
+    replace_content(torn.artifact, b"\x7fELF, and then nothing")
     with pytest.raises(LoadError, match="cannot be opened") as caught:
         loader.open_entry(torn, small)
     assert caught.value.remedy

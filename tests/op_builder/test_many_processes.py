@@ -23,7 +23,7 @@ from op_builder.cache.store import Cache
 SOURCE = """
 #include <vector>
 #ifdef SLOW
-constexpr long count() { long n = 0; for (int i = 0; i < 1 << 22; ++i) n += i; return n; }
+constexpr long count() { long n = 0; for (int i = 0; i < 1 << 19; ++i) n += i; return n; }
 static_assert(count() != 0);
 #endif
 extern "C" __attribute__((visibility("default"))) int accel_register_library(const char*, char*, unsigned long) {
