@@ -203,9 +203,14 @@ def test_fifty_builds_killed_at_random_moments_and_fifty_loads(tmp_path: Path) -
         pid = fork(lambda builder=builder: builder.load() and None)  # type: ignore[misc]
         time.sleep(chance.uniform(0, whole_build_s))
         os.kill(pid, signal.SIGKILL)
-        killed_early += wait_for([pid]) == [-signal.SIGKILL]
+        was_killed = wait_for([pid]) == [-signal.SIGKILL]
+        killed_early += was_killed
+        started = time.monotonic()
         assert wait_for([fork(lambda builder=builder: builder.load() and None)], 60) == [0]  # type: ignore[misc]
-    assert killed_early >= 5  # the others were done before: how fast a build is varies with the machine
+        if was_killed:
+            # That load was a whole build, the latest measure of one: the machine's speed varies.
+            whole_build_s = time.monotonic() - started
+    assert killed_early >= 25
     assert all(entry.is_intact() for entry in cache.entries())
     assert len(cache.entries()) == 51
 
