@@ -56,11 +56,11 @@ def describe_machine() -> Machine:
     import psutil
     import torch
 
-    from op_builder.cpu_isa import chosen_isa
+    from op_builder.cpu_isa import chosen_isa, cpu_model
 
     return Machine(
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        cpu=_cpu_name(),
+        cpu=cpu_model(),
         cores=psutil.cpu_count(logical=False) or psutil.cpu_count() or 1,
         memory_gib=round(psutil.virtual_memory().total / 2**30),
         isa=chosen_isa(),
@@ -69,16 +69,6 @@ def describe_machine() -> Machine:
         threads=torch.get_num_threads(),
         load=os.getloadavg()[0],
     )
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def interleave(

@@ -74,3 +74,13 @@ def cpu_features() -> frozenset[str]:
         if key.strip() in ("flags", "Features"):
             return frozenset(value.split())
     return frozenset()
+
+
+def cpu_model() -> str:
+    """The CPU's name as Linux tells it, else what Python knows of it."""
+    try:
+        lines = _CPUINFO.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()

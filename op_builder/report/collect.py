@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from op_builder import env, resolver
@@ -17,7 +16,7 @@ from op_builder._version import __version__
 from op_builder.base import OpBuilder
 from op_builder.cache.compare import nearest_miss
 from op_builder.cache.store import Cache, Entry
-from op_builder.cpu_isa import chosen_isa, supported_isas
+from op_builder.cpu_isa import chosen_isa, cpu_model, supported_isas
 from op_builder.engine.commands import build_commands
 from op_builder.engine.ninja import find_ninja
 from op_builder.errors import AccelError, UnknownOpError
@@ -236,21 +235,11 @@ def _cuda(cache: Cache) -> dict[str, Any]:
 
 def _cpu() -> dict[str, Any]:
     return {
-        "model": _cpu_model(),
+        "model": cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "isa": chosen_isa(),
         "isas_supported": list(supported_isas()),
     }
-
-
-def _cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _shared_memory() -> dict[str, Any]:
