@@ -49,6 +49,14 @@ def test_memory_of_the_control_group_limits(plan: BuildPlan, host: Callable[...,
     assert jobs.job_count(replace(plan, binding=Binding.TORCH), files) == 1
 
 
+def test_memory_beyond_which_the_kernel_slows_the_group_down_limits_too(
+    plan: BuildPlan, host: Callable[..., HostFiles]
+) -> None:
+    files = host(memory_max="max", memory_high=str(900 * MEBIBYTE), memory_current="0")
+    assert available_memory_bytes(files) == 900 * MEBIBYTE
+    assert jobs.job_count(plan, files) <= 2
+
+
 def test_cpu_share_of_the_control_group_limits(plan: BuildPlan, host: Callable[..., HostFiles]) -> None:
     assert jobs.job_count(plan, host(cpu_max="100000 100000")) == 1
 

@@ -338,13 +338,14 @@ def real_cxx() -> str:
 
 
 def cxx_behind_a_wrapper(bench: Bench) -> None:
-    """g++ is a script that runs another program, which is upgraded while the script stays."""
+    """g++ is a script that runs a program of PATH, which is upgraded while the script stays."""
     proper = bench.path("behind/cc1plus")
     behind = bench.write_tool("g++-behind", real_cxx(), place="behind")
     proper.write_text("the compiler proper, as it was\n")
     tell = f'case "$1" in -print-prog-name=cc1plus) echo "{proper}"; exit 0;; esac\n{answering("g++ 1.0")}'
     bench.write_tool("g++-behind", real_cxx(), tell, place="behind")
-    bench.write_tool("g++", behind)
+    bench.write_tool("g++", behind.name)
+    environment(PATH=f"{{PATH}}:{behind.parent}")(bench)
 
 
 def upgrade_behind_the_wrapper(bench: Bench) -> None:
@@ -484,6 +485,7 @@ OTHER_CXX_ABI = torch_says(cxx11_abi=not torch._C._GLIBCXX_USE_CXX11_ABI)
     static_library_behind_an_unchanged_flag=Row(archive(2), prepare=archive(1), shows=("part",)),
     op_name=Row(attribute("name", "renamed")),
     module_name=Row(attribute("module", "renamed")),
+    module_name_of_a_stable_op=Row(attribute("module", "renamed"), builder=StableBuilder),
     flag_in_CXX=Row(
         environment(CXX="{root}/tools/g++ -DDEFINED=2"), prepare=environment(CXX="{root}/tools/g++"), shows=("defined",)
     ),
