@@ -129,8 +129,6 @@ def torch_cuda_check() -> CheckOutcome:
 
 
 def _cxx_remedy(failure: str) -> str:
-    if "Python.h" in failure:
-        return "Install the Python headers (Debian and Ubuntu: apt-get install python3-dev)."
-    if "fatal error: new:" in failure:
+    if "fatal error: new:" in failure or "'new' file not found" in failure:
         return "Install the C++ standard library's headers (Debian and Ubuntu: apt-get install g++)."
-    return "Install a working g++ or clang++ and set CXX to it."
+    return diagnose(failure).remedy or "Install a working g++ or clang++ and set CXX to it."

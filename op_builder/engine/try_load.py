@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from op_builder.errors import LoadError
+from op_builder.engine.remedies import load_remedy
+from op_builder.errors import LoadError, ToolchainError
 from op_builder.plan import ENTRY_POINT, Binding, BuildPlan
 from op_builder.toolchains.compiler import Compiler
-from op_builder.toolchains.process import run
+from op_builder.toolchains.process import Finished, run
 from op_builder.torch_install import TorchInstall, torch_install
 
-_TIMEOUT_S = 300
+_TIMEOUT_S = 300.0
 
 # Run in the child: open what the binary links against, then the binary, and register its ops.
 _CHILD = """
@@ -33,6 +36,7 @@ if entry:
     error = ctypes.create_string_buffer(4096)
     if getattr(opened, entry)(b"accel_try_load", error, len(error)):
         sys.exit(error.value.decode(errors="replace"))
+print("accel-ops: loaded")
 """
 
 # The same for a library that registers itself: only a whole torch can say under which names.
@@ -43,8 +47,23 @@ def namespaces():
     return {name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()}
 before = namespaces()
 torch.ops.load_library(sys.argv[1])
-print(json.dumps(sorted(namespaces() - before)))
+print("accel-ops: loaded", json.dumps(sorted(namespaces() - before)))
 """
+
+# The child's last word: a library that ends the process when opened, even with status 0, is not loaded.
+_LOADED = "accel-ops: loaded"
+
+# Of what a child wrote, the line that tells, best first: torch and Python wrap the loader's words in their own.
+_TELLING = tuple(
+    map(
+        re.compile,
+        (
+            r"undefined symbol|cannot open shared object|version `.*' not found",
+            r"^\s*what\(\):",
+            r"^[\w.]+(?:Error|Exception): ",
+        ),
+    )
+)
 
 _KNOWN_UNDEFINED = re.compile(
     r"^(?:aoti_torch_\w+|torch_\w+)$"  # torch's C shim
@@ -87,21 +106,20 @@ def inspect(artifact: Path, plan: BuildPlan, compiler: Compiler) -> Inspection:
         kind = "accel"
     elif f"PyInit_{plan.module_name}" in defined:
         kind = "python"
-    if plan.uses_cuda and torch.cuda is None:
-        return Inspection(kind, (), _check_symbols_only(artifact, plan, undefined))
     registers = any(_REGISTERS_OPS.search(name) for name in undefined)
+    other_modules = sorted(name.removeprefix("PyInit_") for name in defined if name.startswith("PyInit_"))
+    if kind == "torch_library" and other_modules and not registers:
+        raise _other_name(artifact, other_modules)
+    if plan.uses_cuda and torch.cuda is None:
+        return Inspection(kind, (), _check_symbols_only(artifact, plan, undefined, compiler))
     if kind == "torch_library" or (kind == "python" and registers):
-        namespaces = _registered_namespaces(artifact)
+        namespaces = _registered_namespaces(artifact, compiler)
         if kind == "torch_library" and not namespaces:
             raise _binds_nothing(artifact)
         return Inspection(kind, namespaces, "loaded in a child process with torch")
     libraries = _libraries(plan, torch)
-    child = run(
-        [sys.executable, "-I", "-S", "-c", _CHILD, ENTRY_POINT if kind == "accel" else "", str(artifact), *libraries],
-        timeout_s=_TIMEOUT_S,
-    )
-    if not child.ok:
-        raise _load_failed(artifact, child.code, child.errors)
+    entry = ENTRY_POINT if kind == "accel" else ""
+    _try_in_child(artifact, compiler, ["-I", "-S", "-c", _CHILD, entry, str(artifact), *libraries])
     return Inspection(kind, (), f"loaded in a child process with {', '.join(Path(name).name for name in libraries)}")
 
 
@@ -114,11 +132,25 @@ def _libraries(plan: BuildPlan, torch: TorchInstall) -> list[str]:
     return [str(torch.library_dir / name) for name in names]
 
 
-def _registered_namespaces(artifact: Path) -> tuple[str, ...]:
-    child = run([sys.executable, "-c", _TORCH_CHILD, str(artifact)], timeout_s=_TIMEOUT_S)
-    if not child.ok:
-        raise _load_failed(artifact, child.code, child.errors)
-    return tuple(json.loads(child.output.strip().splitlines()[-1]))
+def _registered_namespaces(artifact: Path, compiler: Compiler) -> tuple[str, ...]:
+    return tuple(json.loads(_try_in_child(artifact, compiler, ["-c", _TORCH_CHILD, str(artifact)])))
+
+
+def _try_in_child(artifact: Path, compiler: Compiler, arguments: list[str]) -> str:
+    """Run Python with ``arguments``; what it said in one line with its mark of success."""
+    try:
+        child = run([sys.executable, *arguments], timeout_s=_TIMEOUT_S)
+    except ToolchainError as error:
+        if not isinstance(error.__cause__, subprocess.TimeoutExpired):
+            raise
+        raise LoadError(
+            f"The built {artifact.name} does not load: opening it did not end within {_TIMEOUT_S:g} s.",
+            "Look for what waits in its static initialisers: they run when the file is opened.",
+        ) from None
+    _, mark, result = child.output.rpartition(_LOADED)
+    if not child.ok or not mark:
+        raise _load_failed(artifact, child, compiler)
+    return result.partition("\n")[0]
 
 
 def _binds_nothing(artifact: Path) -> LoadError:
@@ -128,12 +160,21 @@ def _binds_nothing(artifact: Path) -> LoadError:
     )
 
 
-def _check_symbols_only(artifact: Path, plan: BuildPlan, undefined: set[str]) -> str:
+def _other_name(artifact: Path, modules: list[str]) -> LoadError:
+    return LoadError(
+        f"{artifact.name} holds the Python module {', '.join(modules)}, which can be imported by that name alone.",
+        f"Name it {artifact.stem} (PYBIND11_MODULE(TORCH_EXTENSION_NAME, m), PyInit_{artifact.stem}), or let "
+        f"absolute_name() end in {modules[0]}.",
+    )
+
+
+def _check_symbols_only(artifact: Path, plan: BuildPlan, undefined: set[str], compiler: Compiler) -> str:
     if plan.binding is Binding.STABLE:
         unknown = sorted(name for name in undefined if not _KNOWN_UNDEFINED.search(name))
         if unknown:
+            shown = ", ".join(_readable(name, compiler) for name in unknown[:8])
             raise LoadError(
-                f"{artifact.name} needs symbols that nothing will provide: {', '.join(unknown[:8])}.",
+                f"{artifact.name} needs symbols that nothing will provide: {shown}.",
                 "Add the source or library that defines them.",
             )
     return "undefined symbols only: torch here has no CUDA, so the binary was not loaded"
@@ -152,7 +193,12 @@ def _refuse_torch_cxx(artifact: Path, undefined: set[str]) -> None:
 
 def _symbols(artifact: Path, compiler: Compiler) -> tuple[set[str], set[str]]:
     """Defined and undefined dynamic symbols; the undefined keep their version, as ``memcpy@GLIBC_2.14``."""
-    nm = run([*compiler.command, "-print-prog-name=nm"]).output.strip() or "nm"
+    if not artifact.exists():
+        raise LoadError(
+            f"The compiler {compiler.command[0]} reported success and wrote no {artifact.name}.",
+            "Set CXX to a working g++ or clang++.",
+        )
+    nm = _binutil("nm", compiler)
     listed = run([nm, "-D", str(artifact)])
     if not listed.ok:
         raise LoadError(f"{nm} cannot read {artifact.name}: {listed.errors.strip()}.", "Is the disk full?")
@@ -164,13 +210,39 @@ def _symbols(artifact: Path, compiler: Compiler) -> tuple[set[str], set[str]]:
     return defined, undefined
 
 
-def _load_failed(artifact: Path, code: int, errors: str) -> LoadError:
-    lines = [line for line in errors.strip().splitlines() if line.strip()]
-    # torch wraps the loader's error in one of its own, so the last line need not be the telling one.
-    telling = [line for line in lines if re.search(r"undefined symbol|cannot open shared object", line)]
-    cause = (telling or lines or ["no message"])[-1]
-    if code < 0:
-        cause = f"the process was ended by signal {-code}" + (f" ({cause})" if lines else "")
-    missing = re.search(r"undefined symbol: (\S+)", cause)
-    remedy = "Add the library that defines this symbol to extra_ldflags()." if missing else ""
+def _load_failed(artifact: Path, child: Finished, compiler: Compiler) -> LoadError:
+    # Where the file lies now is of no interest: nobody will find it there any more.
+    lines = [line for line in child.errors.replace(f"{artifact.parent}/", "").splitlines() if line.strip()]
+    telling = ([line for line in lines if pattern.search(line)] for pattern in _TELLING)
+    cause = next((found[-1].strip() for found in telling if found), lines[-1].strip() if lines else "")
+    if child.code < 0:
+        ended = f"the process was ended by {_signal_name(-child.code)}"
+        cause = f"{ended} ({cause})" if cause else ended
+    elif not cause:
+        cause = f"something in it ended the process with status {child.code}"
+    remedy = load_remedy(cause)
+    missing = re.search(r"undefined symbol: (\w+)", cause)
+    if missing:
+        readable = _readable(missing[1], compiler)
+        cause, remedy = cause.replace(missing[1], readable), remedy.replace(missing[1], readable)
     return LoadError(f"The built {artifact.name} does not load: {cause}", remedy)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _readable(symbol: str, compiler: Compiler) -> str:
+    """``symbol`` with what it is called in C++, where that is another name."""
+    try:
+        name = run([_binutil("c++filt", compiler), symbol]).output.strip()
+    except ToolchainError:
+        name = ""
+    return f"{symbol} ({name})" if name not in ("", symbol) else symbol
+
+
+def _binutil(name: str, compiler: Compiler) -> str:
+    return run([*compiler.command, f"-print-prog-name={name}"]).output.strip() or name

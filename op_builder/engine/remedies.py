@@ -1,0 +1,231 @@
+"""What to do about the well-known causes of a build or a load that failed.
+
+Tables of what compilers, linkers and the dynamic loader say, each with what the author or user can do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+_Remedy = str | Callable[[re.Match[str], str], str]
+"""A text with ``\\1`` for what the pattern found, or a function of the match and the failing command."""
+
+# By Debian's package: the header and the library by which its absence shows.
+_PACKAGES = {
+    "libaio-dev": ("libaio.h", "aio"),
+    "libnccl-dev": ("nccl.h", "nccl"),
+    "libnuma-dev": ("numa.h", "numa"),
+    "libomp-dev": ("omp.h", "omp"),
+    "libopenblas-dev": ("cblas.h", "openblas"),
+    "libopenmpi-dev": ("mpi.h", "mpi"),
+    "liburing-dev": ("liburing.h", "uring"),
+    "libzstd-dev": ("zstd.h", "zstd"),
+    "zlib1g-dev": ("zlib.h", "z"),
+}
+_OF_CUDA = re.compile(r"(?:cuda|cublas|curand|cusparse|cusolver|cufft|cufile|nvrtc|nvToolsExt|cub/)[\w./]*")
+_NEEDS_TORCH_BINDING = re.compile(r"Python\.h|torch/(?:extension|python|all|torch)\.h")
+_STABLE_BINDING = "-DTORCH_TARGET_VERSION="
+_SOURCE = re.compile(r"\.(?:c|cc|cpp|cxx|cu)$")
+_QUOTES = str.maketrans("\u2018\u2019", "''")  # where nobody chose the locale C
+_DRAFTS = {"98": 3, "1x": 11, "1y": 14, "1z": 17, "2a": 20, "2b": 23, "2c": 26}
+
+
+def compile_remedy(told: str, command: str) -> str:
+    """What to do about a compiler's or linker's diagnostic; empty when nothing is known.
+
+    Args:
+        told: the diagnostic, and in further lines the notes that belong to it.
+        command: the command that failed.
+    """
+    told = told.translate(_QUOTES)
+    for pattern, remedy in _COMPILE:
+        found = re.search(pattern, told)
+        text = "" if found is None else found.expand(remedy) if isinstance(remedy, str) else remedy(found, command)
+        if text:
+            return text
+    return ""
+
+
+def load_remedy(cause: str) -> str:
+    """What to do about the dynamic loader's complaint; empty when nothing is known."""
+    for pattern, remedy in _LOAD:
+        found = re.search(pattern, cause)
+        if found:
+            return found.expand(remedy)
+    return ""
+
+
+def _missing_file(found: re.Match[str], command: str) -> str:
+    name = found[1]
+    if _SOURCE.search(name):
+        return f"{name} is gone: restore it, or take it out of sources()."
+    if _NEEDS_TORCH_BINDING.fullmatch(name) and _STABLE_BINDING in command:
+        return f"An op of Binding.STABLE does not get {name}: do without it, or declare BINDING = Binding.TORCH."
+    if name == "Python.h":
+        return "Install the Python headers (Debian and Ubuntu: apt-get install python3-dev)."
+    if _OF_CUDA.fullmatch(name):
+        return (
+            f"{name} is the CUDA toolkit's, whose headers go to ops with a .cu source alone: install the toolkit, "
+            "or name its include directory in include_paths()."
+        )
+    package = next((package for package, (header, _) in _PACKAGES.items() if header == name), "")
+    hint = f" (Debian and Ubuntu: apt-get install {package})" if package else ""
+    return f"Install the package that has {name}{hint}, or name its directory in include_paths()."
+
+
+def _missing_library(found: re.Match[str], _command: str) -> str:
+    name = found[1]
+    if name in ("torch_cuda", "c10_cuda"):
+        return f"lib{name} comes with a CUDA build of torch: install one."
+    if _OF_CUDA.fullmatch(name):
+        return f"lib{name} is the CUDA toolkit's: install that part of it, or name its directory with -L."
+    package = next((package for package, (_, library) in _PACKAGES.items() if library == name), "")
+    hint = f" (Debian and Ubuntu: apt-get install {package})" if package else ""
+    return f"Install lib{name}'s development package{hint}, or name its directory with -L in extra_ldflags()."
+
+
+def _overridden_standard(_found: re.Match[str], command: str) -> str:
+    """For a header of torch or of the C++ library that fails under a -std older than the plan's own."""
+    standards = re.findall(r"-std=(?:c|gnu)\+\+(\w+)", command)
+    years = [_DRAFTS.get(name) or int(name) for name in standards if name in _DRAFTS or name.isdecimal()]
+    if not years or years[-1] == max(years):
+        return ""
+    return (
+        f"The C++ standard is too old for this header: -std=c++{standards[-1]} of the op's own flags overrides "
+        f"-std=c++{max(years)}; drop it."
+    )
+
+
+_RAISE_STANDARD = (
+    r"The C++ standard is too old: this needs C++\1; name -std=c++\1 or later in cxx_args() (for .cu: nvcc_args())."
+)
+
+# The first that fits is taken.
+_COMPILE: tuple[tuple[str, _Remedy], ...] = (
+    (r"No space left on device", "Free some space, or set ACCEL_CACHE_DIR to a directory on another disk."),
+    (
+        r"Cannot allocate memory|memory exhausted|[Oo]ut of memory|std::bad_alloc|failed to map segment",
+        "The compiler ran out of memory: set ACCEL_MAX_JOBS=1, or give the machine more memory.",
+    ),
+    (
+        r"Killed signal terminated program|execute command: Killed|(?:died due to|ended by) signal 9\b",
+        "The compiler was killed, as Linux does when memory runs out: set ACCEL_MAX_JOBS=1, or give the machine "
+        "more memory.",
+    ),
+    # nvcc and its host compiler
+    (
+        r"unsupported GNU version! gcc versions later than ([\d.]+)",
+        r"nvcc and the host compiler do not fit: set CXX to gcc \1 or older, or install a newer CUDA toolkit.",
+    ),
+    (
+        r"unsupported clang version! clang version must be less than ([\d.]+)",
+        r"nvcc and the host compiler do not fit: set CXX to a clang older than \1, or install a newer CUDA toolkit.",
+    ),
+    (
+        r"unsupported (?:GNU|clang) version|[Ff]ailed to preprocess host compiler|[Hh]ost compiler targets unsupported"
+        r"|[Nn]o supported (?:gcc|host)",
+        "nvcc cannot use this host compiler: set CXX to a g++ or clang++ that the CUDA toolkit supports.",
+    ),
+    (
+        r"identifier \"(?:_Float\d+x?|__builtin_\w+)\" is undefined|std_function\.h:.* parameter packs not expanded",
+        "nvcc and the host compiler do not fit: the headers of this one are too new; set CXX to an older one.",
+    ),
+    (
+        r"Unsupported gpu architecture '(.+?)'|Value '(.+?)' is not defined for option 'gpu-architecture'",
+        r"This nvcc does not know \1\2: correct TORCH_CUDA_ARCH_LIST, or install a toolkit that knows it.",
+    ),
+    # the compiler itself
+    (
+        r"\binternal (?:compiler )?error: |command failed due to signal|died due to signal|ended by signal \d",
+        "The compiler itself crashed: set CXX to another version, or lower the optimization of this source; "
+        "where memory is short, set ACCEL_MAX_JOBS=1.",
+    ),
+    (
+        r"unrecognized command-line option|unknown argument|unknown clang option|Unknown option"
+        r"|bad value '.+' for '.+' switch|invalid value '.+' in '.+'|Value '.+' is not defined for option",
+        "The compiler does not know this flag: correct it in cxx_args(), nvcc_args() or source_args(), "
+        "or set CXX to a compiler that knows it.",
+    ),
+    (
+        r"\bsh: .*(?:not found|Permission denied|cannot execute)",
+        "A program of the command is missing or may not be executed: install it again.",
+    ),
+    # missing files
+    (r"fatal error: (\S+): No such file or directory", _missing_file),
+    (r"fatal error: '(\S+)' file not found", _missing_file),
+    (r"(?:cannot|could not) open source file \"(.+?)\"", _missing_file),
+    (r"^ninja: error: '(.+?)', needed by .* missing", _missing_file),
+    (r"(?:cannot find|unable to find library) -l:?([^\s:]+)", _missing_library),
+    (
+        r"cannot find '(?:\S*ld\S*)'|invalid linker name",
+        "The linker that -fuse-ld names is not installed: install it, or drop the flag from extra_ldflags().",
+    ),
+    (
+        r"ld\S*: (?:error: )?cannot (?:find|open) ([^\s:]+)",
+        r"\1 does not exist: correct its name in extra_ldflags() or libraries_args().",
+    ),
+    # standards
+    (r"^\S*/(?:torch/include|c\+\+/[\d.]+|c\+\+/v1)/\S+ (?:fatal )?error|['\"]std['\"]", _overridden_standard),
+    (r"only available from C\+\+(\d+)", _RAISE_STANDARD),
+    (r"only available with '?-std=c\+\+(\d\w)", _RAISE_STANDARD),
+    (r"support for the ISO C\+\+ 20(\d\d)", _RAISE_STANDARD),
+    (r"\bC\+\+(\d\d) (?:or (?:later|newer|above)|compatible)", _RAISE_STANDARD),
+    (r"(?:requires?|needs?) (?:at least )?C\+\+(\d\d)", _RAISE_STANDARD),
+    # linking
+    (
+        r"undefined reference to [`'](.+)'|undefined symbol: (.+)",
+        r"Add the library that defines \1\2 to extra_ldflags(), or its source to sources().",
+    ),
+    (
+        r"multiple definition of [`'](.+?)'|duplicate symbol: (.+)",
+        r"Define \1\2 in one source alone; what is defined in a header must be inline.",
+    ),
+    (
+        r"recompile with -fPIC",
+        "A static library or object was compiled without -fPIC: link the shared library, or compile it with -fPIC.",
+    ),
+    (
+        r"file format not recognized|not in a known format|unknown file type|wrong format",
+        "This file is no library or object for this machine: install or build it again.",
+    ),
+    (r"no such instruction", "Correct the instruction, or install an assembler (binutils) that knows it."),
+)
+
+_LOAD: tuple[tuple[str, str], ...] = (
+    (
+        r"undefined symbol: _Z\w*(?:2at|3c10|5torch|6caffe2)",
+        "This torch does not have that symbol: fit the sources to it, or link the library of torch that has it.",
+    ),
+    (
+        r"undefined symbol: (\S+)",
+        r"Add the library that defines \1 to extra_ldflags(), or its source to sources().",
+    ),
+    (
+        r"lib(?:cudart|cublas\w*|curand|cusparse|cusolver|cufft|nvrtc)\.so\.(\d+): cannot open shared object",
+        r"torch and the CUDA toolkit do not fit: this needs the libraries of CUDA \1; compile with the toolkit of "
+        r"the CUDA version that torch was built for (CUDA_HOME), or install those libraries.",
+    ),
+    (
+        r"([^\s:]+): cannot open shared object file",
+        r"Install \1, or name the directory that has it with -Wl,-rpath,DIR in extra_ldflags().",
+    ),
+    (
+        r"version `(?:GLIBCXX|CXXABI)_",
+        "The compiler's C++ library is newer than the one this Python loads: set CXX to the compiler of the "
+        "environment that Python is from.",
+    ),
+    (
+        r"single TORCH_LIBRARY can be used to register the namespace (\w+)",
+        r"The namespace \1 is taken: give the library one of its own, or use TORCH_LIBRARY_FRAGMENT(\1, m).",
+    ),
+    (
+        r"SIGILL",
+        "It uses an instruction that this CPU lacks (correct -march in cxx_args()), or gave up by __builtin_trap().",
+    ),
+    (
+        r"ended (?:by SIG|the process with status)",
+        "Look at what runs when the file is opened: static initialisers, the module's init function, and "
+        "TORCH_LIBRARY blocks, whose namespace may be taken.",
+    ),
+)
