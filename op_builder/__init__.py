@@ -17,12 +17,22 @@ if TYPE_CHECKING:
     from op_builder.cpu_builder import CPUOpBuilder as CPUOpBuilder
     from op_builder.cpu_builder import TorchCPUOpBuilder as TorchCPUOpBuilder
     from op_builder.cuda_builder import CUDAOpBuilder as CUDAOpBuilder
+    from op_builder.inline import load_inline as load_inline
     from op_builder.plan import Binding as Binding
     from op_builder.sycl_builder import SYCLOpBuilder as SYCLOpBuilder
 
-__all__ = ["Binding", "CPUOpBuilder", "CUDAOpBuilder", "OpBuilder", "SYCLOpBuilder", "TorchCPUOpBuilder", "__version__"]
+__all__ = [
+    "Binding",
+    "CPUOpBuilder",
+    "CUDAOpBuilder",
+    "OpBuilder",
+    "SYCLOpBuilder",
+    "TorchCPUOpBuilder",
+    "__version__",
+    "load_inline",
+]
 
-_BASES = frozenset(__all__) - {"__version__"}
+_BASES = frozenset(__all__) - {"__version__", "load_inline"}
 
 
 def __getattr__(name: str) -> Any:
@@ -30,6 +40,10 @@ def __getattr__(name: str) -> Any:
         from op_builder import builder
 
         return getattr(builder, name)
+    if name == "load_inline":
+        from op_builder.inline import load_inline
+
+        return load_inline
     if name.endswith("Builder"):
         from accelerator import get_accelerator
 

@@ -68,6 +68,10 @@ class OpBuilder(ABC):
     def sources(self) -> list[str]:
         """Files to compile: absolute, relative to the project's root, or to this class's package."""
 
+    def source_texts(self) -> dict[str, str]:
+        """Sources that are no files, ``{"name.cpp": content}``: generated code, a notebook's cell."""
+        return {}
+
     def include_paths(self) -> list[str]:
         """Include directories, named like sources."""
         return []
@@ -285,12 +289,13 @@ class OpBuilder(ABC):
         from torch.utils.hipify import hipify_python
 
         plan = self.plan()
-        roots = {str(source.path.parent) for source in plan.sources}
+        files = [source.path for source in plan.sources if source.text is None]
+        roots = {str(path.parent) for path in files}
         hipify_python.hipify(
             project_directory=os.path.commonpath(list(roots)),
             output_directory=os.path.commonpath(list(roots)),
             header_include_dirs=[str(path) for path in plan.include_dirs],
-            extra_files=[str(source.path) for source in plan.sources],
+            extra_files=[str(path) for path in files],
             is_pytorch_extension=True,
             hipify_extra_files_only=True,
         )

@@ -33,7 +33,7 @@ from op_builder.toolchains.toolset import Toolset
 from op_builder.torch_install import header_stamp, torch_install
 
 # Counts in every key: raise it when the meaning of a plan, or of what is made of it, changes.
-FORMAT = "1"
+FORMAT = "2"
 _DIGEST_LENGTH = 32
 _CLOCK_TICK_NS = 50_000_000
 _COMPILER_OWN = re.compile(r"/c\+\+/(?:v?\d+)/")  # the C++ standard library comes with the compiler
@@ -98,6 +98,10 @@ class SystemHeaders:
         settled = all(settled_status(path) for path in ordered)
         return SystemHeaders(ordered, _contents_digest(ordered), _statuses_digest(ordered) if settled else "")
 
+    def union(self, other: SystemHeaders) -> SystemHeaders:
+        """The headers of both, as they are now."""
+        return self if self == other else SystemHeaders.of({*self.paths, *other.paths})
+
     def is_unchanged(self) -> bool:
         """Whether every file is there with the same content."""
         if _statuses_digest(self.paths) == self.status:
@@ -122,7 +126,7 @@ class Roots:
     def of(plan: BuildPlan) -> Roots:
         found = [(f"include{i}", path) for i, path in enumerate(plan.include_dirs)]
         found.append(("native", paths.native_root()))
-        directories = dict.fromkeys(source.path.parent for source in plan.sources)
+        directories = dict.fromkeys(source.path.parent for source in plan.sources if source.text is None)
         found += [(f"source{i}", path) for i, path in enumerate(directories)]
         return Roots({name: os.path.realpath(path) for name, path in found})
 
@@ -136,7 +140,8 @@ class Roots:
         for root, directory in self.directories.items():
             if path.startswith(directory + os.sep):
                 return root, os.path.relpath(path, directory)
-        if path.startswith(("/usr/", "/opt/", "/lib/", os.path.realpath(sys.prefix) + os.sep)):
+        systems = path.startswith(("/usr/", "/opt/", "/lib/", os.path.realpath(sys.prefix) + os.sep))
+        if systems or "source0" not in self.directories:
             return "", path
         # Beside the sources, above them: ../common/x.h of somebody's tree.
         return "source0", os.path.relpath(path, self.directories["source0"])
@@ -181,7 +186,8 @@ def recipe_parts(plan: BuildPlan) -> dict[str, str]:
         "link flags": json.dumps(plan.link_flags),
     }
     for index, source in enumerate(plan.sources):
-        parts[f"source {index} {source.label}"] = " ".join([file_sha256(str(source.path)), *source.flags])
+        content = file_sha256(str(source.path)) if source.text is None else text_sha256(source.text)
+        parts[f"source {index} {source.label}"] = " ".join([content, *source.flags])
     return parts
 
 
@@ -216,8 +222,10 @@ def build_key(plan_key: PlanKey, plan: BuildPlan, depfiles: Iterable[Path], stam
     """
     roots = Roots.of(plan)
     skipped = tuple(os.path.realpath(directory) + os.sep for directory in stamped)
-    sources = {os.path.realpath(source.path) for source in plan.sources}
-    names = {os.path.realpath(name) for depfile in depfiles for name in parse_depfile(depfile.read_text())}
+    sources = {os.path.realpath(source.path) for source in plan.sources if source.text is None}
+    # Relative names are the build's own files, which the plan key knows by their text.
+    told = (name for depfile in depfiles for name in parse_depfile(depfile.read_text()))
+    names = {os.path.realpath(name) for name in told if os.path.isabs(name)}
     headers, system = [], []
     for name in sorted(names - sources):
         if name.startswith(skipped) or _COMPILER_OWN.search(name) or not os.path.exists(name):
@@ -279,8 +287,16 @@ def _settled_sha256(path: str, _status: tuple[int, ...]) -> str:
 
 
 def _content_sha256(path: str) -> str:
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        return hashlib.sha256(file.read()).hexdigest()
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def text_sha256(text: str) -> str:
+    """SHA-256 of a source given as text."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _contents_digest(paths: Iterable[str]) -> str:

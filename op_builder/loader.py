@@ -30,6 +30,7 @@ _opened: dict[str, Any] = {}
 _entries: dict[str, Entry] = {}
 _bound: dict[tuple[str, type], Any] = {}
 _half_registered: dict[str, str] = {}
+_module_names: set[str] = set()
 
 
 def _forget_lock() -> None:
@@ -106,6 +107,9 @@ def _open_accel(entry: Entry) -> Any:
 def _open_python(entry: Entry) -> Any:
     _refuse_taken_namespaces(entry)
     name = Path(entry.manifest.artifact).stem
+    # pybind11 keeps modules by their whole name: another build of one would be given the first.
+    if name in _module_names:
+        name = f"accel_{entry.manifest.key.digest}.{name}"
     finder = importlib.machinery.ExtensionFileLoader(name, str(entry.artifact))
     spec = importlib.util.spec_from_file_location(name, entry.artifact, loader=finder)
     assert spec is not None
@@ -117,6 +121,7 @@ def _open_python(entry: Entry) -> Any:
         if "already registered" in str(error):
             remedy = "Another version of this module is loaded; restart Python, or use py::module_local() classes."
         raise LoadError(f"{entry.artifact} cannot be imported: {type(error).__name__}: {error}", remedy) from error
+    _module_names.add(name)
     return module
 
 

@@ -38,6 +38,8 @@ class Language(enum.Enum):
 
     CXX = "c++"
     CUDA = "cuda"
+    HEADER = "c++ header"
+    """One header, precompiled; such a plan has nothing else."""
 
 
 _SUFFIXES = {
@@ -60,16 +62,18 @@ class Source:
     """One file to compile.
 
     Attributes:
-        path: where it lies.
+        path: where it lies; of a source given as text, the bare name under which it is compiled.
         label: its machine-independent name, used in keys and messages.
         language: decides its compiler.
         flags: for this file alone, after all others.
+        text: its content, where it is no file: written into the build's own directory.
     """
 
     path: Path
     label: str
     language: Language
     flags: tuple[str, ...] = ()
+    text: str | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,8 @@ class BuildPlan:
 
     @property
     def artifact_name(self) -> str:
-        return f"{self.module_name}.so"
+        is_header = self.sources[0].language is Language.HEADER
+        return f"{self.module_name}.gch" if is_header else f"{self.module_name}.so"
 
 
 def make_plan(builder: OpBuilder) -> BuildPlan:
@@ -115,11 +120,13 @@ def make_plan(builder: OpBuilder) -> BuildPlan:
         AccelError: a source's suffix is no known language, or there are no sources.
     """
     owner = type(builder)
-    sources = tuple(_source(name, builder) for name in _clean(builder.sources()))
+    files = [_source(name, builder) for name in _clean(builder.sources())]
+    texts = [_text_source(name, text, builder) for name, text in builder.source_texts().items()]
+    sources = (*files, *texts)
     if not sources:
         raise AccelError(
-            f"{owner.__qualname__}.sources() names no file to compile.",
-            "Return at least one source file.",
+            f"{owner.__qualname__} names no file to compile and gives no text.",
+            "Return at least one source from sources() or source_texts().",
         )
     stable = builder.BINDING is Binding.STABLE
     module_name = builder.absolute_name().rpartition(".")[2]
@@ -152,14 +159,29 @@ def make_plan(builder: OpBuilder) -> BuildPlan:
 def _source(name: str, builder: OpBuilder) -> Source:
     owner = type(builder)
     path = paths.resolve(name, owner)
+    flags = tuple(_clean(builder.source_args(name)))
+    return Source(path, paths.label(path, owner), _language(path, owner), flags)
+
+
+def _text_source(name: str, text: str, builder: OpBuilder) -> Source:
+    path = Path(name)
+    if path.name != name:
+        raise AccelError(
+            f"{type(builder).__qualname__}.source_texts() names {name!r}, which is no plain file name.",
+            "Use a name without directories.",
+        )
+    flags = tuple(_clean(builder.source_args(name)))
+    return Source(path, name, _language(path, type(builder)), flags, text)
+
+
+def _language(path: Path, owner: type) -> Language:
     language = _SUFFIXES.get(path.suffix)
     if language is None:
-        known = ", ".join(sorted(_SUFFIXES))
         raise AccelError(
-            f"{owner.__qualname__} names the source {str(name)!r}, whose suffix {path.suffix!r} is no known language.",
-            f"Use one of {known}.",
+            f"{owner.__qualname__} names the source {str(path)!r}, whose suffix {path.suffix!r} is no known language.",
+            f"Use one of {', '.join(sorted(_SUFFIXES))}.",
         )
-    return Source(path, paths.label(path, owner), language, tuple(_clean(builder.source_args(name))))
+    return language
 
 
 # -fno-math-errno and -fno-trapping-math change no result; they let sqrt and selects vectorise.

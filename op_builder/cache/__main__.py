@@ -106,7 +106,9 @@ def _clear(cache: Cache, _: argparse.Namespace) -> Answer:
 
 
 def _export(cache: Cache, options: argparse.Namespace) -> Answer:
-    entries = [entry for entry in cache.entries() if not options.ops or entry.manifest.op in options.ops]
+    # A precompiled header serves a compiler; it goes along only when it is named.
+    wanted = options.ops or {entry.manifest.op for entry in cache.entries() if entry.manifest.kind != "header"}
+    entries = [entry for entry in cache.entries() if entry.manifest.op in wanted]
     missing = set(options.ops) - {entry.manifest.op for entry in entries}
     if missing:
         raise AccelError(

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 _MANIFEST_FORMAT = 2
 _NOTE_EVERY_S = 3600.0
+# Hashing more than this takes a second and is done again only when the file's status changes.
+_LARGE_BYTES = 64 << 20
 
 
 def default_cache_dir() -> Path:
@@ -59,7 +61,7 @@ class Manifest:
         op: the op's name.
         artifact: file name of the binary, beside the manifest.
         size_bytes, sha256: of the binary.
-        kind: how it is loaded: ``accel``, ``python`` or ``torch_library``.
+        kind: how it is loaded: ``accel``, ``python`` or ``torch_library``; ``header`` if it is precompiled for GCC.
         namespaces: torch namespaces that loading it registers (``torch_library`` only).
         key_parts: the plan key's parts.
         headers, system_headers: what the compiler read besides the sources.
@@ -165,7 +167,7 @@ class Cache:
                     continue
                 if not entry.manifest.key.headers_unchanged(roots):
                     continue
-                if entry.is_intact():
+                if self._is_intact(entry):
                     entry.note_use()
                     return entry
                 self.set_aside(entry.directory, "its binary does not match its manifest")
@@ -273,6 +275,16 @@ class Cache:
                 f"The cache directory {self.root} cannot be written: {error.strerror} ({error.filename}).",
                 "Set ACCEL_CACHE_DIR to a directory you may write, or use ops that are prebuilt.",
             ) from error
+
+    def _is_intact(self, entry: Entry) -> bool:
+        if entry.manifest.size_bytes < _LARGE_BYTES:
+            return entry.is_intact()
+        path = str(entry.artifact)
+        try:
+            fact = self.memo.get(f"sha256 {path}", lambda: ({"sha256": file_sha256(path)}, [path]))
+        except OSError:
+            return False
+        return bool(fact["sha256"] == entry.manifest.sha256)
 
     def _op_dir(self, op: str) -> Path:
         return self.root / "ops" / op

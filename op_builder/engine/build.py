@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import hashlib
 import logging
 import os
 import shutil
@@ -16,18 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from op_builder import env
-from op_builder.cache.maintenance import keep_in_bounds
-from op_builder.cache.store import Cache, Entry, Manifest, disk_full
+from op_builder.cache.store import Cache, Entry, disk_full
+from op_builder.engine import precompiled
 from op_builder.engine.commands import BuildCommands, build_commands, stamped_directories
 from op_builder.engine.diagnose import diagnose
 from op_builder.engine.jobs import job_count
 from op_builder.engine.ninja import Limits, Progress, find_ninja, run_ninja, write_file
+from op_builder.engine.precompiled import Precompiled
+from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection, inspect
 from op_builder.errors import CacheError, CompileError
 from op_builder.fingerprint import BuildKey, PlanKey, Roots, build_key, file_status, plan_key
 from op_builder.plan import BuildPlan
 from op_builder.toolchains.toolset import Toolset
-from op_builder.torch_install import torch_install
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +70,9 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
         if ready is not None:
             return ready
         options.precondition()
-        return _Build(plan, toolset, cache, find_ninja(), options).run(key)
+        entry = _Build(plan, toolset, cache, find_ninja(), options).run(key)
+    precompiled.make_in_background(plan, toolset, cache)
+    return entry
 
 
 @dataclass
@@ -94,11 +95,14 @@ class _Build:
         for _ in range(_ATTEMPTS):
             started_ns = time.time_ns()
             with self.cache.staging(self.plan.op) as staging, self.cache.errors_explained():
-                commands, inspection = self._compile(staging)
-                after = self._key(commands, staging)
+                header = precompiled.find(self.plan, self.toolset, self.cache)
+                commands, inspection = self._compile(staging, header)
+                after = self._key(commands, staging, header)
                 settled = after.plan.digest == key.digest and not _saved_since(started_ns, self.plan, after)
                 if settled or (before is not None and after.digest == before.digest):
-                    return self._publish(staging, after, inspection, started_ns)
+                    build_s = (time.time_ns() - started_ns) / 1e9
+                    logger.info("Built '%s' in %.1f s.", self.plan.op, build_s)
+                    return publish(self.cache, self.plan, staging, after, inspection, build_s, keep=[_LOG])
             logger.info("Files of '%s' were saved during its build; building again.", self.plan.op)
             key, before = after.plan, after
         raise CacheError(
@@ -106,8 +110,14 @@ class _Build:
             "Load it again when nothing writes to its sources any more.",
         )
 
-    def _compile(self, staging: Path) -> tuple[BuildCommands, Inspection]:
-        commands = build_commands(self.plan, self.toolset)
+    def _compile(self, staging: Path, header: Precompiled | None) -> tuple[BuildCommands, Inspection]:
+        for source in self.plan.sources:
+            if source.text is not None:
+                (staging / source.path).write_text(source.text)
+        if header is not None:
+            header.offer(staging)
+        preincluded = header.sources if header is not None else ()
+        commands = build_commands(self.plan, self.toolset, staging, preincluded)
         jobs = max(1, job_count(self.plan) // self.options.side_by_side)
         logger.info("Building '%s': %d files, %d at a time.", self.plan.op, len(self.plan.sources), jobs)
         write_file(self.plan, commands, staging)
@@ -117,44 +127,16 @@ class _Build:
             raise _compile_error(self.plan, self.cache, log_path)
         return commands, inspect(staging / self.plan.artifact_name, self.plan, self.toolset.cxx)
 
-    def _key(self, commands: BuildCommands, staging: Path) -> BuildKey:
+    def _key(self, commands: BuildCommands, staging: Path, header: Precompiled | None) -> BuildKey:
         key = plan_key(self.plan, self.toolset, self.cache.memo)
         depfiles = [staging / step.depfile for step in commands.compile_steps]
-        return build_key(key, self.plan, depfiles, stamped_directories(self.plan, self.toolset))
-
-    def _publish(self, staging: Path, key: BuildKey, inspection: Inspection, started_ns: int) -> Entry:
-        artifact = staging / self.plan.artifact_name
-        content = artifact.read_bytes()
-        build_s = (time.time_ns() - started_ns) / 1e9
-        manifest = Manifest(
-            op=self.plan.op,
-            artifact=self.plan.artifact_name,
-            size_bytes=len(content),
-            sha256=hashlib.sha256(content).hexdigest(),
-            kind=inspection.kind,
-            namespaces=inspection.namespaces,
-            key_parts=dict(key.plan.parts),
-            headers=key.headers,
-            system_headers=key.system,
-            check=inspection.check,
-            built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            build_s=round(build_s, 3),
-            torch=torch_install().version,
-        )
-        # Only the binary, the manifest and the log are kept.
-        result = staging / "result"
-        result.mkdir()
-        os.rename(artifact, result / self.plan.artifact_name)
-        os.rename(staging / _LOG, result / _LOG)
-        logger.info("Built '%s' in %.1f s.", self.plan.op, build_s)
-        entry = self.cache.publish(result, manifest)
-        keep_in_bounds(self.cache)
-        return entry
+        read = build_key(key, self.plan, depfiles, stamped_directories(self.plan, self.toolset))
+        return read if header is None else header.complete(read)
 
 
 def _saved_since(started_ns: int, plan: BuildPlan, key: BuildKey) -> bool:
     roots = Roots.of(plan)
-    names = [str(source.path) for source in plan.sources]
+    names = [str(source.path) for source in plan.sources if source.text is None]
     names += [roots.locate(header.root, header.path) for header in key.headers]
     return any(status is None or status[1] >= started_ns for status in map(file_status, names))
 

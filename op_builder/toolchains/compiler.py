@@ -30,12 +30,14 @@ class Compiler:
         path: the resolved file of its last word that is a program.
         version: its first line of ``--version``.
         target: the machine it compiles for, as ``x86_64-linux-gnu``.
+        is_gcc: whether it is GCC itself, and not one that only takes GCC's options.
     """
 
     command: tuple[str, ...]
     path: str
     version: str
     target: str
+    is_gcc: bool
 
     @property
     def identity(self) -> str:
@@ -95,7 +97,9 @@ def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
         files = [os.path.realpath(program) for program in programs]
         if os.path.isabs(behind):
             files.append(os.path.realpath(behind))
-        return {"version": first_line, "target": target.output.strip()}, files
+        macros = run([*command, "-dM", "-E", "-x", "c++", os.devnull]).output
+        is_gcc = "__GNUC__" in macros and "__clang__" not in macros and "__INTEL" not in macros
+        return {"version": first_line, "target": target.output.strip(), "is_gcc": is_gcc}, files
 
-    fact = memo.get(f"compiler {shlex.join(command)} {path}", work_out)
-    return Compiler(command, path, fact["version"], fact["target"])
+    fact = memo.get(f"c++ compiler {shlex.join(command)} {path}", work_out)
+    return Compiler(command, path, fact["version"], fact["target"], fact["is_gcc"])

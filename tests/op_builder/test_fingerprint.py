@@ -17,7 +17,7 @@ from op_builder.plan import Binding, BuildPlan
 from op_builder.toolchains.compiler import Compiler
 from op_builder.toolchains.toolset import Toolset
 
-TOOLSET = Toolset(Compiler(("g++",), "/usr/bin/g++-12", "g++ 12.2.0", "x86_64-linux-gnu"))
+TOOLSET = Toolset(Compiler(("g++",), "/usr/bin/g++-12", "g++ 12.2.0", "x86_64-linux-gnu", is_gcc=True))
 
 
 def key_of(builder: SmallBuilder, toolset: Toolset | None = TOOLSET) -> PlanKey:

@@ -1,0 +1,323 @@
+"""``torch/extension.h`` precompiled, so that the ops which include it compile in a third of the time.
+
+Reading that header is most of such a compile: 5,400 files. GCC can keep what it made of them. A
+precompiled header is an entry of the cache like a built op, named ``torch_extension``, one for
+each set of flags that a compiler insists on, and 800 MB large. It is made in the background
+after the first build that could have used it: making it takes longer than that build.
+
+What comes out of a build does not depend on it, nor does the key: GCC itself refuses a
+precompiled header that does not fit flags and macros, and reads the text instead.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from op_builder import env
+from op_builder.cache.store import Cache, Entry
+from op_builder.cgroups import HostFiles, available_memory_bytes
+from op_builder.engine.commands import PRECOMPILED_HEADER, precompile_command, stamped_directories
+from op_builder.engine.publish import publish
+from op_builder.engine.try_load import Inspection
+from op_builder.errors import AccelError, ToolchainError
+from op_builder.fingerprint import BuildKey, Roots, build_key, parse_depfile, plan_key
+from op_builder.plan import Binding, BuildPlan, Language, Source
+from op_builder.toolchains.process import run
+from op_builder.toolchains.toolset import Toolset, find_toolset
+
+logger = logging.getLogger(__name__)
+
+OP = "torch_extension"
+_TEXT = "#include <torch/extension.h>\n"
+_NAMES = "names.json"
+
+# Measured on torch 2.13 with g++ 12: 2.4 GB of memory, 0.8 GB on disk, which the build holds but once.
+_MEMORY_BYTES = 3 << 30
+_DISK_BYTES = 2 << 30
+_NICENESS = 10
+_RETRY_AFTER_S = 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class Precompiled:
+    """A precompiled header that fits a plan, and the sources that may begin with it."""
+
+    entry: Entry
+    sources: tuple[Source, ...]
+
+    def offer(self, directory: Path) -> None:
+        """Put it where a build in ``directory`` finds it: the text, and GCC's own form beside it."""
+        (directory / PRECOMPILED_HEADER).write_text(_TEXT)
+        (directory / f"{PRECOMPILED_HEADER}.gch").symlink_to(self.entry.artifact)
+
+    def complete(self, key: BuildKey) -> BuildKey:
+        """``key`` with the headers that GCC did not list, having read them when it precompiled."""
+        manifest = self.entry.manifest
+        headers = {(header.root, header.path): header for header in (*manifest.headers, *key.headers)}
+        system = key.system.union(manifest.system_headers)
+        return BuildKey(key.plan, tuple(headers[name] for name in sorted(headers)), system)
+
+
+def eligible_sources(plan: BuildPlan, toolset: Toolset) -> tuple[Source, ...]:
+    """The sources of ``plan`` that read ``torch/extension.h`` before anything that could change it."""
+    if plan.binding is not Binding.TORCH or not toolset.cxx.is_gcc:
+        return ()
+    directories = own_include_dirs(plan)
+    return tuple(
+        source
+        for source in plan.sources
+        if source.language is Language.CXX and not source.flags and opens_with_torch(source, directories)
+    )
+
+
+def find(plan: BuildPlan, toolset: Toolset, cache: Cache) -> Precompiled | None:
+    """The precompiled header in the cache for ``plan``, None where there is none or no source can use it."""
+    sources = eligible_sources(plan, toolset)
+    header = header_plan(plan) if sources else None
+    if header is None:
+        return None
+    entry = cache.find(plan_key(header, toolset, cache.memo), OP, Roots.of(header))
+    if entry is None or _shadowed(entry, own_include_dirs(plan)):
+        return None
+    return Precompiled(entry, sources)
+
+
+def header_plan(plan: BuildPlan) -> BuildPlan | None:
+    """The plan of the precompiled header for the sources of ``plan``.
+
+    Returns:
+        None where a flag has files read before all others.
+    """
+    flags: list[str] = []
+    for flag, value in _grouped(plan.cxx_flags):
+        if flag in ("-include", "-imacros", "-x") or flag.startswith("-Wp,"):
+            return None
+        if flag in _DIRECTORY_FLAGS or flag.startswith("-W") or flag == "-w":
+            continue
+        # Defines that torch does not look at are as many as there are ops; of the others GCC decides.
+        if flag not in ("-D", "-U") or _SEEN_BY_TORCH.match(value):
+            flags.append(flag + value)
+    source = Source(Path(PRECOMPILED_HEADER), PRECOMPILED_HEADER, Language.HEADER, text=_TEXT)
+    return BuildPlan(OP, PRECOMPILED_HEADER, Binding.TORCH, (source,), (), tuple(flags), (), ())
+
+
+_DIRECTORY_FLAGS = ("-I", "-isystem", "-iquote", "-idirafter")
+_VALUED_FLAGS = (*_DIRECTORY_FLAGS, "-D", "-U", "-include", "-imacros", "-x")
+_SEEN_BY_TORCH = re.compile(r"NDEBUG|_GLIBCXX_|AT_|ATEN_|C10_|CAFFE2_|PYBIND11_|TORCH_(?!EXTENSION_NAME)|USE_")
+
+
+def _grouped(flags: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """(flag, value) pairs: ``-DX``, ``-D X`` and ``-isystem x`` are cut, all others have no value."""
+    words = iter(flags)
+    for word in words:
+        flag = next((flag for flag in _VALUED_FLAGS if word.startswith(flag)), None)
+        if flag is None:
+            yield word, ""
+        else:
+            yield flag, word.removeprefix(flag) or next(words, "")
+
+
+def own_include_dirs(plan: BuildPlan) -> list[Path]:
+    """The directories that are searched before torch's."""
+    named = [Path(value) for flag, value in _grouped(plan.cxx_flags) if flag in _DIRECTORY_FLAGS]
+    return [*plan.include_dirs, *named]
+
+
+# Reading a source ----------------------------------------------------------------------------
+
+_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+_INCLUDE = re.compile(r"""include\s*(?P<quote>[<"])(?P<name>[^>"]+)[>"]""")
+_GUARD = re.compile(r"(?:ifndef\s+|if\s+!\s*defined\s*\(?\s*)(\w+)\s*\)?")
+# The headers of the C++ standard library, and torch's own, are the same in any order.
+_HARMLESS = re.compile(
+    r"[a-z_]+|(?:torch|ATen|c10|pybind11)/.*|Python\.h"
+    r"|(?:stdio|stdlib|stdint|stddef|string|math|limits|float|time|omp|immintrin|unistd)\.h"
+)
+_MAX_DEPTH = 16
+
+
+def opens_with_torch(source: Source, include_dirs: Sequence[Path]) -> bool:
+    """Whether ``torch/extension.h`` is read before any macro or declaration of the source's own."""
+    if source.text is not None:
+        return bool(_decide(source.text, [], include_dirs, _MAX_DEPTH))
+    return bool(_decide_file(source.path, include_dirs, _MAX_DEPTH))
+
+
+def _decide_file(path: Path, include_dirs: Sequence[Path], depth: int) -> bool | None:
+    return _decide(path.read_text(errors="replace"), [path.parent], include_dirs, depth)
+
+
+def _decide(text: str, beside: Sequence[Path], include_dirs: Sequence[Path], depth: int) -> bool | None:
+    """True or False as soon as it is decided; None when ``text`` ends before."""
+    guard = None
+    for line in _COMMENT.sub(" ", text).replace("\\\n", " ").splitlines():
+        if not line.strip():
+            continue
+        directive = line.strip().removeprefix("#").strip()
+        if directive == line.strip():
+            return False
+        include = _INCLUDE.match(directive)
+        opens_guard = _GUARD.fullmatch(directive)
+        if include is not None:
+            if include["name"] == "torch/extension.h":
+                return True
+            decided = _decide_include(include, beside, include_dirs, depth)
+            if decided is not None:
+                return decided
+        elif opens_guard is not None and guard is None:
+            guard = opens_guard[1]
+        elif directive.split()[0] != "line" and directive.split() not in (["pragma", "once"], ["define", guard]):
+            return False
+    return None
+
+
+def _decide_include(
+    include: re.Match[str], beside: Sequence[Path], include_dirs: Sequence[Path], depth: int
+) -> bool | None:
+    name = include["name"]
+    if include["quote"] == '"' and depth > 0:
+        places = [directory / name for directory in (*beside, *include_dirs)]
+        own = next((path for path in places if path.is_file()), None)
+        if own is not None:
+            return _decide_file(own, include_dirs, depth - 1)
+    return None if _HARMLESS.fullmatch(name) else False
+
+
+def _shadowed(entry: Entry, include_dirs: Iterable[Path]) -> bool:
+    """Whether an own include directory holds a name that torch's headers would then find there."""
+    try:
+        names = set(json.loads((entry.directory / _NAMES).read_text()))
+        return any(names.intersection(os.listdir(path)) for path in include_dirs if path.is_dir())
+    except (OSError, ValueError):
+        return True
+
+
+# Making it -----------------------------------------------------------------------------------
+
+
+def make_in_background(plan: BuildPlan, toolset: Toolset, cache: Cache) -> None:
+    """Have the header that the sources of ``plan`` could use precompiled by a process of its own.
+
+    It runs at low priority and goes on when this process ends. Nothing happens where memory or
+    disk are short, or the variable ``ACCEL_PRECOMPILE`` forbids it.
+    """
+    header = header_plan(plan) if env.ACCEL_PRECOMPILE.get() and eligible_sources(plan, toolset) else None
+    if header is None or _is_made(header, toolset, cache) or _failed_lately(cache, header, toolset):
+        return
+    obstacle = _obstacle(cache)
+    if obstacle:
+        logger.debug("torch/extension.h is not precompiled: %s", obstacle)
+        return
+    request = json.dumps({"cache": str(cache.root), "flags": header.cxx_flags})
+    # The shell ends at once, so that nobody is left to wait for the process.
+    starter = ["/bin/sh", "-c", '"$@" </dev/null >/dev/null 2>&1 &', "sh"]
+    own_root = str(Path(__file__).resolve().parents[2])
+    program = f"import sys; sys.path.insert(0, {own_root!r}); from {__name__} import main; main()"
+    try:
+        subprocess.run([*starter, sys.executable, "-c", program, request], start_new_session=True, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.debug("torch/extension.h is not precompiled: %s", error)
+        return
+    logger.info("torch/extension.h is being precompiled in the background, for the builds to come.")
+
+
+def _is_made(header: BuildPlan, toolset: Toolset, cache: Cache) -> bool:
+    return cache.find(plan_key(header, toolset, cache.memo), OP, Roots.of(header)) is not None
+
+
+def precompile(header: BuildPlan, toolset: Toolset, cache: Cache) -> Entry:
+    """The entry of a precompiled header, made now and tried.
+
+    Raises:
+        ToolchainError: GCC failed, or does not take what it made.
+        CacheError: the cache directory cannot be written.
+    """
+    started = time.monotonic()
+    key = plan_key(header, toolset, cache.memo)
+    with cache.staging(OP) as staging, cache.errors_explained():
+        (staging / PRECOMPILED_HEADER).write_text(_TEXT)
+        command = precompile_command(header, toolset, staging)
+        timeout_s = env.ACCEL_COMPILE_TIMEOUT_S.get()
+        environment = env.child_environment(TMPDIR=str(staging), LC_ALL="C")
+        done = run(command, cwd=staging, timeout_s=timeout_s, environment=environment)
+        if done.ok:
+            flags = command[: command.index("-MD")]
+            attempt = [*flags, "-include", PRECOMPILED_HEADER, "-Winvalid-pch", "-Werror", "-fsyntax-only"]
+            done = run([*attempt, "-x", "c++", os.devnull], cwd=staging, timeout_s=timeout_s, environment=environment)
+        if not done.ok:
+            raise ToolchainError(f"torch/extension.h cannot be precompiled: {done.errors.strip()[-2000:]}")
+        depfile = staging / f"{header.artifact_name}.d"
+        (staging / _NAMES).write_text(json.dumps(_first_names(depfile, header, toolset)))
+        whole_key = build_key(key, header, [depfile], stamped_directories(header, toolset))
+        inspection = Inspection("header", (), "an empty file was compiled with it")
+        build_s = time.monotonic() - started
+        return publish(cache, header, staging, whole_key, inspection, build_s, keep=[_NAMES])
+
+
+def _first_names(depfile: Path, header: BuildPlan, toolset: Toolset) -> list[str]:
+    """The first parts of the names by which the headers found each other: ``torch``, ``vector``, ``sys``."""
+    asked = run([*toolset.cxx.command, "-E", "-v", "-x", "c++", os.devnull]).errors
+    listed = re.search(r"search starts here:\n(.*)End of search list", asked, re.DOTALL)
+    roots = [line.strip() for line in listed[1].splitlines()] if listed else []
+    roots = [os.path.realpath(root) for root in (*roots, *stamped_directories(header, toolset)) if os.path.isdir(root)]
+    roots.sort(key=len, reverse=True)
+    names = set()
+    for path in map(os.path.realpath, filter(os.path.isabs, parse_depfile(depfile.read_text()))):
+        root = next((root for root in roots if path.startswith(root + os.sep)), "/")
+        names.add(os.path.relpath(path, root).split(os.sep)[0])
+    return sorted(names)
+
+
+def _obstacle(cache: Cache) -> str:
+    if env.ACCEL_CACHE_MAX_MIB.get() << 20 < _DISK_BYTES:
+        return "ACCEL_CACHE_MAX_MIB leaves no room for it"
+    if available_memory_bytes(HostFiles()) < _MEMORY_BYTES:
+        return "memory is short"
+    try:
+        return "the disk is nearly full" if shutil.disk_usage(cache.root).free < _DISK_BYTES else ""
+    except OSError as error:
+        return str(error)
+
+
+def _failure_log(cache: Cache, header: BuildPlan, toolset: Toolset) -> Path:
+    return cache.root / "logs" / f"{OP}-{plan_key(header, toolset, cache.memo).digest[:12]}.log"
+
+
+def _failed_lately(cache: Cache, header: BuildPlan, toolset: Toolset) -> bool:
+    try:
+        return time.time() - _failure_log(cache, header, toolset).stat().st_mtime < _RETRY_AFTER_S
+    except OSError:
+        return False
+
+
+def main() -> None:
+    """The process that precompiles: one at a time for each key; a failure leaves its log."""
+    import filelock
+
+    request = json.loads(sys.argv[1])
+    os.nice(_NICENESS)
+    cache = Cache(Path(request["cache"]))
+    text = Source(Path(PRECOMPILED_HEADER), PRECOMPILED_HEADER, Language.HEADER, text=_TEXT)
+    header = BuildPlan(OP, PRECOMPILED_HEADER, Binding.TORCH, (text,), (), tuple(request["flags"]), (), ())
+    toolset = find_toolset(header, cache.memo)
+    key = plan_key(header, toolset, cache.memo)
+    lock = filelock.FileLock(cache.writable_dir("locks") / f"{OP}-{key.digest}.lock", timeout=0)
+    try:
+        with lock:
+            if not _is_made(header, toolset, cache):
+                precompile(header, toolset, cache)
+    except filelock.Timeout:
+        return  # another process is at it
+    except AccelError as error:
+        cache.writable_dir("logs")
+        _failure_log(cache, header, toolset).write_text(f"{error}\n")

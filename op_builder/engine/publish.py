@@ -1,0 +1,58 @@
+"""From a finished build directory to a cache entry: the binary, its manifest, and nothing else."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from op_builder.cache.maintenance import keep_in_bounds
+from op_builder.cache.store import Cache, Entry, Manifest
+from op_builder.engine.try_load import Inspection
+from op_builder.fingerprint import BuildKey, file_sha256
+from op_builder.plan import BuildPlan
+from op_builder.torch_install import torch_install
+
+
+def publish(
+    cache: Cache,
+    plan: BuildPlan,
+    directory: Path,
+    key: BuildKey,
+    inspection: Inspection,
+    build_s: float,
+    keep: Iterable[str],
+) -> Entry:
+    """Publish what ``directory`` holds of ``plan``; what else lies there is left to be removed.
+
+    Args:
+        build_s: seconds the build took.
+        keep: names of the files that go with the binary.
+
+    Raises:
+        CacheError: the disk is full or the cache cannot be written.
+    """
+    artifact = directory / plan.artifact_name
+    manifest = Manifest(
+        op=plan.op,
+        artifact=plan.artifact_name,
+        size_bytes=artifact.stat().st_size,
+        sha256=file_sha256(str(artifact)),
+        kind=inspection.kind,
+        namespaces=inspection.namespaces,
+        key_parts=dict(key.plan.parts),
+        headers=key.headers,
+        system_headers=key.system,
+        check=inspection.check,
+        built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        build_s=round(build_s, 3),
+        torch=torch_install().version,
+    )
+    result = directory / "result"
+    result.mkdir()
+    for name in (plan.artifact_name, *keep):
+        os.rename(directory / name, result / name)
+    entry = cache.publish(result, manifest)
+    keep_in_bounds(cache)
+    return entry

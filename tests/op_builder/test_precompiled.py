@@ -1,0 +1,195 @@
+"""The precompiled torch/extension.h: which sources may begin with it, and that it changes nothing but time."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from op_builder import OpBuilder, env
+from op_builder.cache.store import Cache, Entry
+from op_builder.engine import precompiled
+from op_builder.engine.precompiled import header_plan, opens_with_torch
+from op_builder.plan import Binding, BuildPlan, Language, Source
+from op_builder.resolver import Request
+
+TORCH = "#include <torch/extension.h>\n"
+
+
+def source(text: str) -> Source:
+    return Source(Path("op.cpp"), "op.cpp", Language.CXX, text=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "opens"),
+    [
+        (TORCH, True),
+        ('#include "torch/extension.h"\n', True),
+        ("// a comment\n/* and\n#define X\nanother */\n\n" + TORCH, True),
+        ("#pragma once\n#ifndef OP_H\n#define OP_H\n" + TORCH + "#endif\n", True),
+        ("#if !defined(OP_H)\n#define OP_H\n" + TORCH + "#endif\n", True),
+        ("#include <vector>\n#include <cstdint>\n#include <math.h>\n#include <ATen/ATen.h>\n" + TORCH, True),
+        ('#line 1 "cell"\n' + TORCH, True),
+        ("#  include   <torch/extension.h>  // for Tensor\n", True),
+        ("#define NDEBUG\n" + TORCH, False),
+        ("#ifndef NDEBUG\n#define NDEBUG\n#endif\n" + TORCH, False),
+        ("#ifndef OP_H\n#define OP_H 1\n" + TORCH, False),
+        ("#undef assert\n" + TORCH, False),
+        ("int x;\n" + TORCH, False),
+        ("#include <fmt/format.h>\n" + TORCH, False),
+        ("#include MACRO\n" + TORCH, False),
+        ('#include "nowhere_to_be_found.h"\n' + TORCH, False),
+        ("#include <torch/library.h>\n", False),
+        ("", False),
+    ],
+)
+def test_a_source_may_begin_with_it_if_nothing_of_its_own_comes_before(text: str, opens: bool) -> None:
+    assert opens_with_torch(source(text), []) is opens
+
+
+def test_own_headers_are_followed(tmp_path: Path) -> None:
+    include = tmp_path / "include"
+    include.mkdir()
+    (include / "good.h").write_text("#pragma once\n" + TORCH)
+    (include / "bad.h").write_text("#define AT_PARALLEL_OPENMP 1\n" + TORCH)
+    (include / "deep.h").write_text('#include "good.h"\n')
+    (include / "empty.h").write_text("#pragma once\n")
+    (tmp_path / "beside.h").write_text('#include "deep.h"\n')
+    (tmp_path / "itself.h").write_text('#include "itself.h"\n')
+    cases = {"good": True, "bad": False, "deep": True, "empty": False, "beside": True, "itself": False}
+    for name, opens in cases.items():
+        path = tmp_path / "op.cpp"
+        path.write_text(f'#include "{name}.h"\n')
+        assert opens_with_torch(Source(path, "op.cpp", Language.CXX), [include]) is opens, name
+    path.write_text('#include "empty.h"\n' + TORCH)
+    assert opens_with_torch(Source(path, "op.cpp", Language.CXX), [include])
+
+
+def plan_with(*flags: str) -> BuildPlan:
+    return BuildPlan("op", "op", Binding.TORCH, (source(TORCH),), (), flags, (), ())
+
+
+def test_ops_with_the_same_compiler_flags_share_it() -> None:
+    plain = header_plan(plan_with("-std=c++20", "-O3"))
+    assert plain is not None
+    for flags in (
+        ["-DTORCH_EXTENSION_NAME=op"],
+        ["-D", "VERSION=2"],
+        ["-I/own/include"],
+        ["-isystem", "/own"],
+        ["-Wall", "-Wno-reorder", "-w"],
+    ):
+        assert header_plan(plan_with("-std=c++20", "-O3", *flags)) == plain
+
+
+def test_flags_that_the_compiler_insists_on_have_their_own() -> None:
+    plain = header_plan(plan_with("-std=c++20", "-O3"))
+    for flags in (["-fopenmp"], ["-march=haswell"], ["-g"], ["-DNDEBUG"], ["-D", "AT_PARALLEL_OPENMP=1"]):
+        other = header_plan(plan_with("-std=c++20", "-O3", *flags))
+        assert other is not None
+        assert other != plain
+
+
+@pytest.mark.parametrize("flag", ["-include", "-imacros", "-Wp,-DX", "-include/own/config.h"])
+def test_files_that_are_read_before_all_others_forbid_it(flag: str) -> None:
+    assert header_plan(plan_with("-O3", flag, "config.h")) is None
+
+
+def test_an_own_header_that_torch_would_find_forbids_it(tmp_path: Path) -> None:
+    (tmp_path / "entry").mkdir()
+    (tmp_path / "entry" / "names.json").write_text(json.dumps(["torch", "pybind11", "vector"]))
+    entry = Entry(tmp_path / "entry", None)  # type: ignore[arg-type]
+    own = tmp_path / "include"
+    (own / "common").mkdir(parents=True)
+    assert not precompiled._shadowed(entry, [own, tmp_path / "missing"])
+    (own / "pybind11").mkdir()
+    assert precompiled._shadowed(entry, [own])
+
+
+@pytest.mark.parametrize(
+    ("text", "variables"),
+    [
+        ("#include <torch/library.h>\n", {}),
+        (TORCH, {"ACCEL_PRECOMPILE": "0"}),
+        (TORCH, {"ACCEL_CACHE_MAX_MIB": "100"}),
+    ],
+    ids=["no use", "forbidden", "no room"],
+)
+def test_no_process_is_started(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, text: str, variables: dict[str, str]
+) -> None:
+    request = Request.of(TextBuilder(text, cache))
+    assert request.toolset is not None
+
+    def start(*_: object, **__: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("op_builder.engine.precompiled.subprocess.run", start)
+    with env.scope(**{"ACCEL_PRECOMPILE": "1", **variables}):
+        precompiled.make_in_background(request.plan, request.toolset, cache)
+
+
+class TextBuilder(OpBuilder):
+    NAME = "text"
+
+    def __init__(self, text: str, cache: Cache) -> None:
+        super().__init__()
+        self.text = text
+        self.cache = cache  # type: ignore[misc]
+
+    def sources(self) -> list[str]:
+        return []
+
+    def source_texts(self) -> dict[str, str]:
+        return {"text.cpp": self.text}
+
+
+BOUND = TORCH + 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("value", [] { return VALUE; }); }\n'
+
+
+def wait_for_header(cache: Cache, timeout_s: float = 600) -> Entry:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        entries = cache.entries(precompiled.OP)
+        if entries:
+            return entries[0]
+        time.sleep(0.5)
+    raise AssertionError(f"no header after {timeout_s} s; {list((cache.root / 'logs').glob('*'))}")
+
+
+@pytest.mark.slow
+def test_the_second_op_begins_with_the_header_that_the_first_had_made(cache: Cache) -> None:
+    first = TextBuilder(BOUND.replace("VALUE", "1"), cache)
+    assert first.load().value() == 1
+    assert cache.entries(precompiled.OP) == []
+    plain_key = Request.of(first).find_cached()
+    with env.scope(ACCEL_PRECOMPILE="1"):
+        request = Request.of(first)
+        assert request.toolset is not None
+        precompiled.make_in_background(request.plan, request.toolset, cache)
+    header = wait_for_header(cache)
+    assert header.manifest.kind == "header"
+
+    # The same op built with it is the same op: the headers it names are those the compiler read before.
+    from op_builder.engine.build import BuildOptions
+    from op_builder.resolver import compile_now
+
+    again = compile_now(Request.of(first), BuildOptions(force=True))
+    assert plain_key is not None
+    assert again.manifest.key.digest == plain_key.manifest.key.digest
+
+    second = TextBuilder(BOUND.replace("VALUE", "2"), cache)
+    assert second.load().value() == 2
+    entry = Request.of(second).find_cached()
+    assert entry is not None
+    log = (entry.directory / "build.log").read_text()
+    assert "invalid" not in log
+
+    # A damaged header is noticed by its checksum, set aside, and the op is built without.
+    artifact = header.artifact
+    artifact.write_bytes(artifact.read_bytes()[: 1 << 20])
+    third = TextBuilder(BOUND.replace("VALUE", "3"), cache)
+    assert third.load().value() == 3
+    assert cache.entries(precompiled.OP) == []
