@@ -1,7 +1,7 @@
 """Looking at a built binary before it is published: what it exports, and that it really loads.
 
 The try happens in a child process, so a binary that crashes while loading takes nothing with
-it. A binary on the Stable ABI meets only ``libtorch_cpu``, as it will on any torch; one that
+it; of a Python module the init function runs there too. A binary on the Stable ABI meets only ``libtorch_cpu``, as it will on any torch; one that
 needs a runtime which is not here (CUDA on a CPU build of torch) cannot be opened, and its
 undefined symbols are held against the list of what a loader would find.
 """
@@ -24,11 +24,25 @@ from op_builder.toolchains.process import Finished, run
 from op_builder.torch_install import TorchInstall, torch_install
 
 _TIMEOUT_S = 300.0
+_WITH_TORCH = "loaded in a child process with torch"
+
+# A child's last word: a library that ends the process when opened, even with status 0, is not loaded.
+_LOADED = "accel-ops: loaded"
+
+# What both children begin with: a Python module is not only opened, its init function runs too.
+_START = """
+import sys
+def start(module, artifact):
+    from importlib import machinery, util
+    loader = machinery.ExtensionFileLoader(module, artifact)
+    spec = util.spec_from_file_location(module, artifact, loader=loader)
+    loader.exec_module(util.module_from_spec(spec))
+"""
 
 # Run in the child: open what the binary links against, then the binary, and register its ops.
-_CHILD = """
-import ctypes, sys
-entry, artifact, *libraries = sys.argv[1:]
+_CHILD = f"""{_START}
+import ctypes
+entry, module, artifact, *libraries = sys.argv[1:]
 for library in libraries:
     ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
 opened = ctypes.CDLL(artifact)
@@ -36,22 +50,28 @@ if entry:
     error = ctypes.create_string_buffer(4096)
     if getattr(opened, entry)(b"accel_try_load", error, len(error)):
         sys.exit(error.value.decode(errors="replace"))
-print("accel-ops: loaded")
+if module:
+    start(module, artifact)
+print({_LOADED!r})
 """
 
-# The same for a library that registers itself: only a whole torch can say under which names.
-_TORCH_CHILD = """
-import json, sys
+# The same with a whole torch, for a library that registers itself: nothing less can say under which names.
+# What a module raises here it raises again where the op is loaded, and that is where it is told.
+_TORCH_CHILD = f"""{_START}
+import json
 import torch
 def namespaces():
-    return {name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()}
+    return {{name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()}}
+module, artifact = sys.argv[1:]
 before = namespaces()
-torch.ops.load_library(sys.argv[1])
-print("accel-ops: loaded", json.dumps(sorted(namespaces() - before)))
+torch.ops.load_library(artifact)
+if module:
+    try:
+        start(module, artifact)
+    except Exception:
+        pass
+print({_LOADED!r}, json.dumps(sorted(namespaces() - before)))
 """
-
-# The child's last word: a library that ends the process when opened, even with status 0, is not loaded.
-_LOADED = "accel-ops: loaded"
 
 # Of what a child wrote, the line that tells, best first: torch and Python wrap the loader's words in their own.
 _TELLING = tuple(
@@ -101,26 +121,36 @@ def inspect(artifact: Path, plan: BuildPlan, compiler: Compiler) -> Inspection:
     defined, undefined = _symbols(artifact, compiler)
     if plan.binding is Binding.STABLE:
         _refuse_torch_cxx(artifact, undefined)
-    kind = "torch_library"
-    if ENTRY_POINT in defined:
-        kind = "accel"
-    elif f"PyInit_{plan.module_name}" in defined:
-        kind = "python"
+    kind = _kind(defined, plan)
     registers = any(_REGISTERS_OPS.search(name) for name in undefined)
-    other_modules = sorted(name.removeprefix("PyInit_") for name in defined if name.startswith("PyInit_"))
-    if kind == "torch_library" and other_modules and not registers:
-        raise _other_name(artifact, other_modules)
+    if kind == "torch_library" and not registers:
+        _refuse_other_names(artifact, defined)
     if plan.uses_cuda and torch.cuda is None:
         return Inspection(kind, (), _check_symbols_only(artifact, plan, undefined, compiler))
-    if kind == "torch_library" or (kind == "python" and registers):
-        namespaces = _registered_namespaces(artifact, compiler)
-        if kind == "torch_library" and not namespaces:
+    module = plan.module_name if kind == "python" else ""
+    if kind == "torch_library" or (module and registers):
+        namespaces = _registered_namespaces(artifact, module, compiler)
+        if not module and not namespaces:
             raise _binds_nothing(artifact)
-        return Inspection(kind, namespaces, "loaded in a child process with torch")
+        return Inspection(kind, namespaces, _WITH_TORCH)
     libraries = _libraries(plan, torch)
     entry = ENTRY_POINT if kind == "accel" else ""
-    _try_in_child(artifact, compiler, ["-I", "-S", "-c", _CHILD, entry, str(artifact), *libraries])
+    try:
+        _try_in_child(artifact, compiler, ["-I", "-S", "-c", _CHILD, entry, module, str(artifact), *libraries])
+    except LoadError:
+        if not module:
+            raise
+        # Its init function may want what importing torch sets up. That takes a second or two, which most
+        # modules need not wait for.
+        _registered_namespaces(artifact, module, compiler)
+        return Inspection(kind, (), _WITH_TORCH)
     return Inspection(kind, (), f"loaded in a child process with {', '.join(Path(name).name for name in libraries)}")
+
+
+def _kind(defined: set[str], plan: BuildPlan) -> str:
+    if ENTRY_POINT in defined:
+        return "accel"
+    return "python" if f"PyInit_{plan.module_name}" in defined else "torch_library"
 
 
 def _libraries(plan: BuildPlan, torch: TorchInstall) -> list[str]:
@@ -132,8 +162,8 @@ def _libraries(plan: BuildPlan, torch: TorchInstall) -> list[str]:
     return [str(torch.library_dir / name) for name in names]
 
 
-def _registered_namespaces(artifact: Path, compiler: Compiler) -> tuple[str, ...]:
-    return tuple(json.loads(_try_in_child(artifact, compiler, ["-c", _TORCH_CHILD, str(artifact)])))
+def _registered_namespaces(artifact: Path, module: str, compiler: Compiler) -> tuple[str, ...]:
+    return tuple(json.loads(_try_in_child(artifact, compiler, ["-c", _TORCH_CHILD, module, str(artifact)])))
 
 
 def _try_in_child(artifact: Path, compiler: Compiler, arguments: list[str]) -> str:
@@ -160,12 +190,14 @@ def _binds_nothing(artifact: Path) -> LoadError:
     )
 
 
-def _other_name(artifact: Path, modules: list[str]) -> LoadError:
-    return LoadError(
-        f"{artifact.name} holds the Python module {', '.join(modules)}, which can be imported by that name alone.",
-        f"Name it {artifact.stem} (PYBIND11_MODULE(TORCH_EXTENSION_NAME, m), PyInit_{artifact.stem}), or let "
-        f"absolute_name() end in {modules[0]}.",
-    )
+def _refuse_other_names(artifact: Path, defined: set[str]) -> None:
+    modules = sorted(name.removeprefix("PyInit_") for name in defined if name.startswith("PyInit_"))
+    if modules:
+        raise LoadError(
+            f"{artifact.name} holds the Python module {', '.join(modules)}, which can be imported by that name alone.",
+            f"Name it {artifact.stem} (PYBIND11_MODULE(TORCH_EXTENSION_NAME, m), PyInit_{artifact.stem}), or let "
+            f"absolute_name() end in {modules[0]}.",
+        )
 
 
 def _check_symbols_only(artifact: Path, plan: BuildPlan, undefined: set[str], compiler: Compiler) -> str:

@@ -50,6 +50,13 @@ LOADS = {
         ("small.so does not load: 7",),
         raises=LoadError,
     ),
+    "a module whose start crashes": Seed(
+        {"small.cpp": "#include <csignal>\n" + MODULE % "raise(SIGSEGV); return nullptr;"},
+        ("small.so", "ended by SIGSEGV"),
+        "the module's init function",
+        binding=Binding.TORCH,
+        raises=LoadError,
+    ),
     "a module of another name": Seed(
         {"small.cpp": (MODULE % "return nullptr;").replace("PyInit_small", "PyInit_other")},
         ("small.so holds the Python module other",),
@@ -133,3 +140,15 @@ def test_a_library_that_is_gone_since_the_build_is_named(acme: Path, tmp_path: P
         builder.load()
     assert "libacme.so: cannot open shared object file" in end_of_traceback(caught.value)
     assert "missing library, install that" in end_of_traceback(caught.value)
+
+
+def test_a_module_whose_start_wants_torch_imported_is_tried_with_it(tmp_path: Path, cache: Cache) -> None:
+    start = """
+  if (PyDict_GetItemString(PyImport_GetModuleDict(), "torch") == nullptr) raise(SIGSEGV);
+  static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "small", nullptr, -1, nullptr};
+  return PyModule_Create(&definition);"""
+    seed = Seed({"small.cpp": "#include <csignal>\n" + MODULE % start}, binding=Binding.TORCH)
+    builder = seed.builder(tmp_path / "op", cache)
+    assert builder.load().__name__ == "small"
+    (entry,) = cache.entries()
+    assert entry.manifest.check.endswith("with torch")
