@@ -65,22 +65,20 @@ def best_isa(supported: tuple[str, ...], cap: str | None) -> str:
 @functools.cache
 def cpu_features() -> frozenset[str]:
     """Feature names of this CPU as Linux lists them, which are those it lets programs use."""
-    try:
-        text = _CPUINFO.read_text(encoding="ascii", errors="replace")
-    except OSError:  # not Linux: no claim beyond the baseline
-        return frozenset()
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            return frozenset(value.split())
-    return frozenset()
+    return frozenset((_told("flags") or _told("Features")).split())
 
 
 def cpu_model() -> str:
     """The CPU's name as Linux tells it, else what Python knows of it."""
+    return _told("model name") or platform.processor() or platform.machine()
+
+
+def _told(name: str) -> str:
+    """The first value of ``name`` in what Linux tells of the CPUs; empty where it tells nothing."""
     try:
-        lines = _CPUINFO.read_text(encoding="ascii", errors="replace").splitlines()
+        # Line by line: the kernel makes the text as it is read, and a machine may have hundreds of CPUs.
+        with _CPUINFO.open(errors="replace") as lines:
+            told = (line.partition(":") for line in lines)
+            return next((value.strip() for key, _, value in told if key.strip() == name), "")
     except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or platform.machine()
+        return ""

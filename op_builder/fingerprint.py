@@ -102,14 +102,22 @@ class SystemHeaders:
         """The headers of both, as they are now."""
         return self if self == other else SystemHeaders.of({*self.paths, *other.paths})
 
-    def is_unchanged(self) -> bool:
-        """Whether every file is there with the same content."""
-        if _statuses_digest(self.paths) == self.status:
+    def is_unchanged(self, memo: Memo) -> bool:
+        """Whether every file is there with the same content; ``memo`` remembers it of new statuses."""
+        now = _statuses_digest(self.paths)
+        if now == self.status:
             return True
+
+        def work_out() -> tuple[dict[str, Any], list[str]]:
+            return {"sha256": _contents_digest(self.paths)}, []
+
         try:
-            return _contents_digest(self.paths) == self.sha256
+            # On another machine, or after an upgrade that changed nothing here, all statuses are new.
+            settled = all(settled_status(path) for path in self.paths)
+            fact = memo.get(f"system headers {self.sha256} {now}", work_out) if settled else work_out()[0]
         except OSError:
             return False
+        return bool(fact["sha256"] == self.sha256)
 
 
 @dataclass(frozen=True)
@@ -169,9 +177,9 @@ class BuildKey:
         read = {f"{header.root}:{header.path}": header.sha256 for header in self.headers}
         return _digest({"plan": self.plan.digest, "system headers": self.system.sha256, **read})
 
-    def headers_unchanged(self, roots: Roots) -> bool:
+    def headers_unchanged(self, roots: Roots, memo: Memo) -> bool:
         """Whether the compilers would read the same headers again."""
-        return self.system.is_unchanged() and all(header.is_unchanged(roots) for header in self.headers)
+        return self.system.is_unchanged(memo) and all(header.is_unchanged(roots) for header in self.headers)
 
 
 def recipe_parts(plan: BuildPlan) -> dict[str, str]:

@@ -100,8 +100,9 @@ def header_stamp(memo: Memo) -> str:
 
 
 def _install_record(install: TorchInstall) -> Path | None:
-    for directory in install.root.parent.glob("torch-*.dist-info"):
-        record = directory / "RECORD"
-        if record.is_file() and directory.name.startswith(f"torch-{install.version}"):
-            return record
-    return None
+    site = install.root.parent
+    exact = site / f"torch-{install.version}.dist-info" / "RECORD"
+    if exact.is_file():
+        return exact
+    found = (directory / "RECORD" for directory in site.glob(f"torch-{install.version}*.dist-info"))
+    return next((record for record in found if record.is_file()), None)

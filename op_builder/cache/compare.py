@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from op_builder.cache.store import Entry
 from op_builder.fingerprint import Header, PlanKey, Roots
+from op_builder.memo import Memo
 
 _FLAG_PARTS = ("c++ flags", "nvcc flags", "link flags")
 
@@ -21,19 +22,19 @@ class Miss:
     differences: tuple[str, ...]
 
 
-def nearest_miss(entries: Iterable[Entry], key: PlanKey, roots: Roots) -> Miss | None:
+def nearest_miss(entries: Iterable[Entry], key: PlanKey, roots: Roots, memo: Memo) -> Miss | None:
     """The entry with the fewest differences from ``key`` and the headers as they are now.
 
     Returns:
         None when there are no entries.
     """
-    found = [Miss(entry, tuple(differences(entry, key, roots))) for entry in entries]
+    found = [Miss(entry, tuple(differences(entry, key, roots, memo))) for entry in entries]
     # Of equally near ones the latest is what the reader had in mind.
     found.sort(key=lambda miss: miss.nearest.manifest.built_at, reverse=True)
     return min(found, key=lambda miss: len(miss.differences), default=None)
 
 
-def differences(entry: Entry, key: PlanKey, roots: Roots) -> list[str]:
+def differences(entry: Entry, key: PlanKey, roots: Roots, memo: Memo) -> list[str]:
     """One line for each part of the key and each header that is not as ``entry`` has it."""
     then = entry.manifest.key_parts
     lines = _source_lines(then, key)
@@ -47,7 +48,7 @@ def differences(entry: Entry, key: PlanKey, roots: Roots) -> list[str]:
     for header in entry.manifest.headers:
         if not header.is_unchanged(roots):
             lines.append(_header_line(header, roots))
-    if not entry.manifest.system_headers.is_unchanged():
+    if not entry.manifest.system_headers.is_unchanged(memo):
         lines.append(f"one of {len(entry.manifest.system_headers.paths)} system headers changed")
     return lines
 

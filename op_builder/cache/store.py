@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 _MANIFEST_FORMAT = 2
 _NOTE_EVERY_S = 3600.0
+_ATTEMPTS = 5
 # Hashing more than this takes a second and is done again only when the file's status changes.
 _LARGE_BYTES = 64 << 20
 
@@ -165,7 +166,7 @@ class Cache:
             for entry in self._entries_in(directory):
                 if any_compiler and not key.differs_only_in(entry.manifest.key_parts, COMPILER_PARTS):
                     continue
-                if not entry.manifest.key.headers_unchanged(roots):
+                if not entry.manifest.key.headers_unchanged(roots, self.memo):
                     continue
                 if self._is_intact(entry):
                     entry.note_use()
@@ -217,19 +218,21 @@ class Cache:
             (staged / MANIFEST).write_text(manifest.to_json())
             _flush(staged / MANIFEST)
             _flush(staged / manifest.artifact)
-            final.parent.mkdir(parents=True, exist_ok=True)
-            published = Entry(final, manifest)
-            try:
-                os.rename(staged, final)
-            except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                    raise
-                winner = next((entry for entry in self._entries_in(final.parent) if entry.directory == final), None)
-                if winner is not None and winner.is_intact():
+            for _ in range(_ATTEMPTS):
+                final.parent.mkdir(parents=True, exist_ok=True)
+                try:
+                    os.rename(staged, final)
+                    return Entry(final, manifest)
+                except OSError as error:
+                    # Something is there; or the directory above was removed by others just now, or the
+                    # rename was done and a network file system lost the answer.
+                    if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT, errno.ESTALE):
+                        raise
+                    failure = error
+                if (winner := self._intact_entry(final)) is not None:
                     return winner
                 self.set_aside(final, "its binary does not match its manifest")
-                os.rename(staged, final)
-        return published
+            raise failure
 
     def writable_obstacle(self) -> str:
         """Why nothing can be written below the cache directory; empty when it can. Makes nothing."""
@@ -293,26 +296,53 @@ class Cache:
         found = []
         for directory in subdirectories(plan_directory):
             try:
-                manifest = Manifest.from_json((directory / MANIFEST).read_text())
+                found.append(_read_entry(directory))
+            except OSError:
+                # Gone just now, or a network file system does not show all of it yet. If it is damaged,
+                # publishing the same build again finds out.
+                continue
             except OtherFormatError:
                 continue  # of another version of accel-ops, which may still use it
-            except (OSError, ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError):
                 self.set_aside(directory, "its manifest cannot be read")
-                continue
-            found.append(Entry(directory, manifest))
         return found
 
+    def _intact_entry(self, directory: Path) -> Entry | None:
+        try:
+            entry = _read_entry(directory)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return entry if entry.is_intact() else None
+
     def set_aside(self, directory: Path, reason: str) -> None:
-        """Move an entry's directory out of the way, so that it is built again."""
-        logger.warning("%s is not used: %s.", directory, reason)
+        """Move a damaged entry's directory out of the way, so that it is built again.
+
+        What was moved is looked at once more, and put back if it is whole: another host may have mended
+        the entry already, and a network file system shows that late.
+        """
         if not self._is_ours:
+            logger.warning("%s is not used: %s.", directory, reason)
             return
         with contextlib.suppress(OSError):
             target = self.root / "rejected"
             target.mkdir(parents=True, exist_ok=True)
             place = Path(tempfile.mkdtemp(prefix=f"{directory.name}-", dir=target))
-            os.rename(directory, place / "entry")
+            moved = place / "entry"
+            try:
+                os.rename(directory, moved)
+                if self._intact_entry(moved) is not None:
+                    os.rename(moved, directory)  # fails where there is a new entry by now
+            except OSError:
+                pass
+            if not moved.exists():
+                place.rmdir()
+                return
+            logger.warning("%s is not used: %s.", directory, reason)
             (place / "reason.txt").write_text(f"{directory}: {reason}\n")
+
+
+def _read_entry(directory: Path) -> Entry:
+    return Entry(directory, Manifest.from_json((directory / MANIFEST).read_text()))
 
 
 def disk_full(root: Path) -> CacheError:

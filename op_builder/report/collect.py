@@ -181,7 +181,7 @@ def _accelerator() -> tuple[dict[str, Any], str]:
 
 def _miss(request: resolver.Request) -> dict[str, Any]:
     """Why the cache has no entry that fits: the differences from the nearest."""
-    miss = nearest_miss(request.cache.entries(request.plan.op), request.key, Roots.of(request.plan))
+    miss = nearest_miss(request.cache.entries(request.plan.op), request.key, Roots.of(request.plan), request.cache.memo)
     if miss is None:
         return {"nearest": None, "differences": []}
     return {"nearest": str(miss.nearest.directory), "differences": list(miss.differences)}
