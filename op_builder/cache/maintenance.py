@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from op_builder import env
 from op_builder.cache.store import MANIFEST, Cache, Entry
+from op_builder.errors import CacheError
 
 logger = logging.getLogger(__name__)
 
@@ -87,8 +89,9 @@ def remove(cache: Cache, going: Iterable[Usage]) -> int:
     for usage in going:
         with cache.errors_explained():
             # First out of sight, in one step, so that no reader finds half an entry.
-            trash = cache.writable_dir("staging") / f"removed-{os.getpid()}-{usage.entry.directory.name}"
-            os.rename(usage.entry.directory, trash)
+            trash = tempfile.mkdtemp(prefix="removed-", dir=cache.writable_dir("staging"))
+            with contextlib.suppress(FileNotFoundError):  # another process was first
+                os.rename(usage.entry.directory, os.path.join(trash, "entry"))
             shutil.rmtree(trash, ignore_errors=True)
         with contextlib.suppress(OSError):
             usage.entry.directory.parent.rmdir()
@@ -97,12 +100,17 @@ def remove(cache: Cache, going: Iterable[Usage]) -> int:
 
 
 def keep_in_bounds(cache: Cache) -> None:
-    """Remove the least lately used entries beyond ``ACCEL_CACHE_MAX_MIB``."""
+    """Remove the least lately used entries beyond ``ACCEL_CACHE_MAX_MIB``; failing at that fails no build."""
     bound = env.ACCEL_CACHE_MAX_MIB.get() << 20
     total = sum(_size_bytes(entry.directory) for entry in cache.entries())
-    if total > bound:
+    if total <= bound:
+        return
+    try:
         freed = remove(cache, surplus(usages(cache), max_size_bytes=bound))
-        logger.info("The cache %s held more than %d MiB; %d bytes were freed.", cache.root, bound >> 20, freed)
+    except CacheError as error:
+        logger.warning("The cache %s holds more than %d MiB: %s", cache.root, bound >> 20, error.message)
+        return
+    logger.info("The cache %s held more than %d MiB; %d bytes were freed.", cache.root, bound >> 20, freed)
 
 
 def _used_at(entry: Entry) -> float:
@@ -113,8 +121,11 @@ def _used_at(entry: Entry) -> float:
 
 
 def _size_bytes(directory: Path) -> int:
-    with os.scandir(directory) as found:
-        return sum(item.stat().st_size for item in found)
+    try:
+        with os.scandir(directory) as found:
+            return sum(item.stat().st_size for item in found)
+    except OSError:  # removed by another process just now
+        return 0
 
 
 def _mapped_files() -> set[str]:

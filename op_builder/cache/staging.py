@@ -1,7 +1,8 @@
 """Staging directories: private to one build, and gone after it, however it ended.
 
 A directory's name holds host and process; while the process lives it holds a lock on a file in it.
-Both end with the process, so the next build can tell what a killed one has left.
+Both end with the process, so the next build of the host can tell what a killed one has left. Of
+another host, and where locks cannot be had, only age tells.
 """
 
 from __future__ import annotations
@@ -20,13 +21,22 @@ from pathlib import Path
 _ALIVE = "alive"
 # A new directory may not have its lock yet.
 _YOUNG_S = 10.0
-# Where neither lock nor process can be asked (another host), age decides.
+# Where lock and process cannot both be asked, age decides.
 _SURELY_OVER_S = 24 * 3600.0
 
 
 def make_directory(parent: Path, op: str) -> Path:
     """A new staging directory below ``parent``."""
-    return Path(tempfile.mkdtemp(prefix=f"{op}@{socket.gethostname()}@{os.getpid()}@", dir=parent))
+    return Path(tempfile.mkdtemp(prefix=f"{op}@{this_host()}@{os.getpid()}@", dir=parent))
+
+
+def this_host() -> str:
+    """A name for this host that no other running one has, though both be called ``localhost``."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()}-{boot}"
 
 
 @contextmanager
@@ -64,10 +74,11 @@ def _is_abandoned(directory: Path) -> bool:
         return False
     _, _, rest = directory.name.partition("@")
     host, _, rest = rest.partition("@")
-    if host != socket.gethostname():
+    locked = _is_locked(directory) if host == this_host() else None
+    if locked is None:
         return age_s > _SURELY_OVER_S
-    # Either sign is enough: locks may be switched off, and a process of another container is not seen.
-    return not _process_lives(rest.partition("@")[0]) and not _is_locked(directory)
+    # Either sign of life is enough: a lock may be lost, and a process of another container is not seen.
+    return not locked and not _process_lives(rest.partition("@")[0])
 
 
 def _process_lives(pid: str) -> bool:
@@ -80,12 +91,15 @@ def _process_lives(pid: str) -> bool:
     return True
 
 
-def _is_locked(directory: Path) -> bool:
+def _is_locked(directory: Path) -> bool | None:
+    """Whether the build's process holds its lock; None where the file system knows no locks."""
     try:
         with (directory / _ALIVE).open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError:
+        return None
     return False

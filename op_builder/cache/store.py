@@ -328,12 +328,10 @@ class Cache:
             target.mkdir(parents=True, exist_ok=True)
             place = Path(tempfile.mkdtemp(prefix=f"{directory.name}-", dir=target))
             moved = place / "entry"
-            try:
+            with contextlib.suppress(OSError):
                 os.rename(directory, moved)
                 if self._intact_entry(moved) is not None:
                     os.rename(moved, directory)  # fails where there is a new entry by now
-            except OSError:
-                pass
             if not moved.exists():
                 place.rmdir()
                 return

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from test_many_processes import quick
 
-from op_builder import env
-from op_builder.cache.staging import sign_of_life
+from op_builder import OpBuilder, env, loader
+from op_builder.cache.maintenance import keep_in_bounds, remove, usages
+from op_builder.cache.staging import sign_of_life, this_host
 from op_builder.cache.store import Cache, Entry, Manifest, default_cache_dir
 from op_builder.errors import CacheError
 from op_builder.fingerprint import PlanKey, Roots, SystemHeaders
 
+NO_PROCESS = 2**22 + 1  # beyond the numbers that Linux gives to processes
 ROOTS = Roots({"include0": "/nowhere"})
 
 
@@ -118,6 +125,127 @@ def test_a_manifest_of_another_version_is_left_alone(cache: Cache) -> None:
     assert entry.artifact.is_file()
 
 
+def test_an_entry_that_cannot_be_seen_whole_is_a_miss_and_stays(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = publish(cache)
+    with monkeypatch.context() as late:
+        late.setattr(Path, "read_text", failing(OSError(errno.ESTALE, "stale file handle")))
+        assert find(cache) is None
+        assert cache.entries() == []
+    assert find(cache) == entry
+
+
+def test_what_is_whole_is_not_set_aside(cache: Cache) -> None:
+    entry = publish(cache)
+    cache.set_aside(entry.directory, "another host saw it before it was mended")
+    assert find(cache) == entry
+    assert list((cache.root / "rejected").iterdir()) == []
+
+
+def test_an_entry_without_its_manifest_is_replaced_by_the_next_build(cache: Cache) -> None:
+    (publish(cache).directory / "manifest.json").unlink()
+    assert find(cache) is None
+    entry = publish(cache)
+    assert find(cache) == entry
+    assert len(list((cache.root / "rejected").iterdir())) == 1
+
+
+def failing(error: Exception) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> Any:
+        raise error
+
+    return fail
+
+
+class Meanwhile:
+    """``os.rename`` before, or after, whose first call something else happens."""
+
+    def __init__(self, before: Callable[[], object] | None = None, lost_answer: int = 0) -> None:
+        self._rename = os.rename
+        self._before = before
+        self._lost_answer = lost_answer
+
+    def __call__(self, old: str | Path, new: str | Path) -> None:
+        before, self._before = self._before, None
+        if before is not None:
+            before()
+        self._rename(old, new)
+        lost, self._lost_answer = self._lost_answer, 0
+        if lost:
+            raise OSError(lost, os.strerror(lost))
+
+
+def test_publishing_goes_on_when_the_directory_above_is_removed_meanwhile(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    above = cache.root / "ops" / "small" / manifest().key.plan.digest
+    monkeypatch.setattr("op_builder.cache.store.os.rename", Meanwhile(above.rmdir))
+    assert publish(cache).is_intact()
+
+
+@pytest.mark.parametrize("answer", [errno.ENOENT, errno.ESTALE], ids=["ENOENT", "ESTALE"])
+def test_publishing_succeeds_when_the_answer_of_the_rename_is_lost(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, answer: int
+) -> None:
+    monkeypatch.setattr("op_builder.cache.store.os.rename", Meanwhile(lost_answer=answer))
+    entry = publish(cache)
+    assert entry.is_intact()
+    assert find(cache) == entry
+
+
+def test_publishing_over_a_damaged_entry_takes_what_another_published_meanwhile(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(cache).artifact.write_bytes(b"")
+    aside, calls = cache.set_aside, []
+
+    def aside_and_another_publishes(directory: Path, reason: str) -> None:
+        aside(directory, reason)
+        if not calls:
+            calls.append(1)
+            publish(Cache(cache.root))
+
+    monkeypatch.setattr(cache, "set_aside", aside_and_another_publishes)
+    assert publish(cache).is_intact()
+    assert calls
+
+
+def test_a_place_that_cannot_be_freed_is_an_error(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(cache).artifact.write_bytes(b"")
+    monkeypatch.setattr(cache, "set_aside", lambda *_: None)
+    with pytest.raises(CacheError, match="not empty"):
+        publish(cache)
+
+
+def test_entries_that_vanish_while_the_cache_is_kept_in_bounds_fail_no_build(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large, small = publish(cache, bytes(2 << 20), flags="-O0"), publish(cache)
+    listed, going = cache.entries(), usages(cache)
+    shutil.rmtree(large.directory)
+    monkeypatch.setattr(cache, "entries", lambda *_: listed)
+    with env.scope(ACCEL_CACHE_MAX_MIB="1"):
+        keep_in_bounds(cache)
+    assert find(cache) == small
+    remove(cache, going)
+    assert find(cache) is None
+
+
+def test_an_op_whose_entry_is_removed_before_it_is_opened_is_built_again(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_entry, removed = loader.open_entry, []
+
+    def remove_first(entry: Entry, builder: OpBuilder) -> Any:
+        if not removed:
+            removed.append(entry)
+            shutil.rmtree(entry.directory)
+        return open_entry(entry, builder)
+
+    monkeypatch.setattr(loader, "open_entry", remove_first)
+    quick(tmp_path / "op", cache).load()
+    assert len(cache.entries()) == 1
+
+
 def test_staging_is_gone_after_success_and_after_an_error(cache: Cache) -> None:
     publish(cache)
     with pytest.raises(RuntimeError, match="on the way"), cache.staging("small"):
@@ -136,21 +264,42 @@ def abandoned(parent: Path, owner: str) -> Path:
 def test_what_a_killed_build_left_is_swept_by_the_next(cache: Cache) -> None:
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
-    left = abandoned(cache.root / "staging", f"{socket.gethostname()}@{done.pid}")
+    left = abandoned(cache.root / "staging", f"{this_host()}@{done.pid}")
     with cache.staging("small"):
         assert not left.exists()
 
 
 def test_a_living_build_is_not_swept(cache: Cache) -> None:
-    by_process = abandoned(cache.root / "staging", f"{socket.gethostname()}@{os.getpid()}")
-    by_lock = abandoned(cache.root / "staging", f"{socket.gethostname()}@{2**22 + 1}")
+    by_process = abandoned(cache.root / "staging", f"{this_host()}@{os.getpid()}")
+    by_lock = abandoned(cache.root / "staging", f"{this_host()}@{NO_PROCESS}")
     elsewhere = abandoned(cache.root / "staging", "another-host@1")
+    # Of the same name, but not this machine as it runs now.
+    namesake = abandoned(cache.root / "staging", f"{socket.gethostname()}-00000000@{NO_PROCESS}")
     with sign_of_life(by_lock):
         os.utime(by_lock, (time.time() - 60, time.time() - 60))
         with cache.staging("small"):
             assert by_process.exists()
             assert by_lock.exists()
             assert elsewhere.exists()
+            assert namesake.exists()
+
+
+def test_without_locks_a_build_that_may_live_is_not_swept_for_a_day(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr("op_builder.cache.staging.fcntl.flock", refuse)
+    perhaps = abandoned(cache.root / "staging", f"{this_host()}@{NO_PROCESS}")
+    (perhaps / "alive").write_text("")
+    yesterday = abandoned(cache.root / "staging", f"{this_host()}@{NO_PROCESS + 1}")
+    (yesterday / "alive").write_text("")
+    for directory, age_s in ((perhaps, 60), (yesterday, 25 * 3600)):
+        os.utime(directory, (time.time() - age_s, time.time() - age_s))
+    with cache.staging("small"):
+        assert perhaps.exists()
+        assert not yesterday.exists()
 
 
 def test_looking_makes_nothing(tmp_path: Path) -> None:

@@ -340,10 +340,9 @@ def real_cxx() -> str:
 def cxx_behind_a_wrapper(bench: Bench) -> None:
     """g++ is a script that runs a program of PATH, which is upgraded while the script stays."""
     proper = bench.path("behind/cc1plus")
-    behind = bench.write_tool("g++-behind", real_cxx(), place="behind")
-    proper.write_text("the compiler proper, as it was\n")
     tell = f'case "$1" in -print-prog-name=cc1plus) echo "{proper}"; exit 0;; esac\n{answering("g++ 1.0")}'
-    bench.write_tool("g++-behind", real_cxx(), tell, place="behind")
+    behind = bench.write_tool("g++-behind", real_cxx(), tell, place="behind")
+    proper.write_text("the compiler proper, as it was\n")
     bench.write_tool("g++", behind.name)
     environment(PATH=f"{{PATH}}:{behind.parent}")(bench)
 
