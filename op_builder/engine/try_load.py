@@ -1,9 +1,10 @@
 """Looking at a built binary before it is published: what it exports, and that it really loads.
 
 The try happens in a child process, so a binary that crashes while loading takes nothing with
-it; of a Python module the init function runs there too. A binary on the Stable ABI meets only ``libtorch_cpu``, as it will on any torch; one that
-needs a runtime which is not here (CUDA on a CPU build of torch) cannot be opened, and its
-undefined symbols are held against the list of what a loader would find.
+it; of a Python module the init function runs there too. A binary on the Stable ABI meets only
+``libtorch_cpu``, as it will on any torch; one that needs a runtime which is not here (CUDA on a
+CPU build of torch) cannot be opened, and its undefined symbols are held against the list of what
+a loader would find.
 """
 
 from __future__ import annotations
