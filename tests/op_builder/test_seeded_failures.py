@@ -40,7 +40,7 @@ SOURCES = {
             "include/outer.h": '#include "inner.h"\n',
             "include/inner.h": "\n\nint x = nowhere_declared;\n",
         },
-        ("inner.h:3:9: error: 'nowhere_declared'", "included from", "small.cpp:2\n"),
+        ("inner.h:3:9: error: 'nowhere_declared'", "included from", "small.cpp:2"),
     ),
     "an error behind a macro": Seed(
         {
