@@ -20,7 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
-DEEPSPEED = "deepspeed==0.19.8"
+DEEPSPEED = ("deepspeed==0.19.8", "deepspeed")
+TVM_FFI = ("apache-tvm-ffi==0.1.15.post2", "tvm_ffi")
 
 console = Console(width=None if sys.stdout.isatty() else 120)
 """Where results go, wide enough for the tables in a file or a pipe."""
@@ -142,26 +143,30 @@ class PeerProcess:
             self._process.communicate()
 
 
-def deepspeed_python(given: str | None) -> Path:
-    """An interpreter with DeepSpeed: the given one, this one, or one made for the purpose.
+def peer_python(requirement: str, module: str, given: str | None = None) -> Path:
+    """An interpreter with a peer: the given one, this one, or one made for the purpose.
 
     The last is a virtual environment in the user's cache directory that sees this environment's
-    torch, with DeepSpeed from the registry; it is made once.
+    torch, with the peer from the registry; it is made once.
+
+    Args:
+        requirement: what pip installs, ``name==version``.
+        module: what it is imported as.
     """
     if given is not None:
         return Path(given)
-    if importlib.util.find_spec("deepspeed") is not None:
+    if importlib.util.find_spec(module) is not None:
         return Path(sys.executable)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    directory = home / "accel-ops-benchmarks" / f"{DEEPSPEED.replace('==', '-')}-py{version}"
+    directory = home / "accel-ops-benchmarks" / f"{requirement.replace('==', '-')}-py{version}"
     python = directory / "bin" / "python"
     if not (directory / "ready").exists():
-        progress_console.print(f"Installing {DEEPSPEED} into {directory}")
+        progress_console.print(f"Installing {requirement} into {directory}")
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(directory)], check=True)
         packages = directory / "lib" / f"python{version}" / "site-packages"
         (packages / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", DEEPSPEED]
+        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", requirement]
         subprocess.run(install, check=True)
         (directory / "ready").touch()
     return python

@@ -186,7 +186,7 @@ def main() -> None:
     rounds = arguments.rounds or (5 if arguments.quick else 10)
     peer = None
     if "deepspeed" in arguments.peers:
-        python = _measure.deepspeed_python(arguments.deepspeed_python)
+        python = _measure.peer_python(*_measure.DEEPSPEED, arguments.deepspeed_python)
         peer = _measure.PeerProcess(python, Path(__file__).with_name("_deepspeed_adam.py"))
     machine = _measure.describe_machine()
     results: list[Result] = []

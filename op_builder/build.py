@@ -188,9 +188,12 @@ def _print_summary(outcomes: list[Outcome]) -> None:
     for heading in ("op", "result", "seconds", ""):
         table.add_column(heading)
     for outcome in outcomes:
-        said = Text(outcome.message or outcome.path, overflow="fold")
+        said = Text("see below" if outcome.status == "failed" else outcome.message or outcome.path, overflow="fold")
         table.add_row(outcome.op, Text(outcome.status, styles[outcome.status]), f"{outcome.seconds:.1f}", said)
     Console().print(table)
+    for outcome in outcomes:
+        if outcome.status == "failed":  # as it is: folded into a column, the cause is lost among its lines
+            print(f"{outcome.op}: {outcome.message}\n")
 
 
 if __name__ == "__main__":

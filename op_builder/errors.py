@@ -66,8 +66,9 @@ class CompileError(AccelError, RuntimeError):
         self.diagnostic = diagnostic
         self.command = command
         self.log_path = log_path
+        # The cause comes last: on a terminal the command alone fills a screen.
         super().__init__(
-            f"Building op '{op}' failed.\n  First error: {diagnostic}\n  Command: {command}\n  Full log: {log_path}",
+            f"Building op '{op}' failed.\n  Command: {command}\n  Full log: {log_path}\n  First error: {diagnostic}",
             remedy,
         )
 

@@ -23,7 +23,7 @@ from op_builder.engine.ninja import Limits, Progress, find_ninja, run_ninja, wri
 from op_builder.engine.precompiled import Precompiled
 from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection, inspect
-from op_builder.errors import CacheError, CompileError
+from op_builder.errors import CacheError, CompileError, ToolchainError
 from op_builder.fingerprint import BuildKey, PlanKey, Roots, build_key, file_status, plan_key
 from op_builder.plan import BuildPlan
 from op_builder.toolchains.toolset import Toolset
@@ -123,7 +123,16 @@ class _Build:
         write_file(self.plan, commands, staging)
         log_path = staging / _LOG
         limits = Limits(jobs, env.ACCEL_COMPILE_TIMEOUT_S.get(), self.options.cancel)
-        if not run_ninja(self.ninja, staging, log_path, limits, self.options.progress):
+        try:
+            succeeded = run_ninja(self.ninja, staging, log_path, limits, self.options.progress)
+        except ToolchainError as error:  # its time was up
+            waiting = [
+                step.source.label for step in commands.compile_steps if not (staging / step.object_name).exists()
+            ]
+            at = f"compiling {', '.join(waiting)}" if waiting else "linking"
+            kept = _kept_log(self.plan, self.cache, log_path)
+            raise ToolchainError(f"{error.message} It was {at}.\n  Full log: {kept}", error.remedy) from None
+        if not succeeded:
             raise _compile_error(self.plan, self.cache, log_path)
         return commands, inspect(staging / self.plan.artifact_name, self.plan, self.toolset.cxx)
 
@@ -148,9 +157,15 @@ def _compile_error(plan: BuildPlan, cache: Cache, log_path: Path) -> CompileErro
     cut_short = "error" not in diagnosis.diagnostic and shutil.disk_usage(log_path.parent).free < _LITTLE_BYTES
     if diagnosis.disk_full or cut_short:
         return disk_full(cache.root)
+    kept = _kept_log(plan, cache, log_path)
+    return CompileError(plan.op, diagnosis.diagnostic, diagnosis.command, str(kept), diagnosis.remedy)
+
+
+def _kept_log(plan: BuildPlan, cache: Cache, log_path: Path) -> Path:
+    """The log where it stays when the staging directory is gone."""
     kept = cache.writable_dir("logs") / f"{plan.op}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     shutil.copyfile(log_path, kept)
-    return CompileError(plan.op, diagnosis.diagnostic, diagnosis.command, str(kept), diagnosis.remedy)
+    return kept
 
 
 @contextmanager

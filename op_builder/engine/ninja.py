@@ -116,7 +116,7 @@ def run_ninja(program: str, directory: Path, log_path: Path, limits: Limits, pro
                     raise BuildCancelled("The build was stopped before its end.")
                 if time.monotonic() > deadline:
                     raise ToolchainError(
-                        f"The build did not end within {limits.timeout_s:g} s and was stopped; its log: {log_path}.",
+                        f"The build did not end within {limits.timeout_s:g} s and was stopped.",
                         "Raise ACCEL_COMPILE_TIMEOUT_S, or lower ACCEL_MAX_JOBS if the machine swaps.",
                     )
                 reader.report()

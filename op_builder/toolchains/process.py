@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,23 +42,35 @@ def run(
     """
     line = shlex.join(command)
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             command,
-            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=timeout_s,
             cwd=cwd,
             env=environment,
-            stdin=subprocess.DEVNULL,
-            check=False,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired as error:
-        raise ToolchainError(
-            f"{line} did not end within {timeout_s:g} s.", "Run it by hand to see where it waits."
-        ) from error
     except OSError as error:
         raise ToolchainError(
             f"{line} cannot be started: {error.strerror}.", f"Check that {command[0]} exists and may be executed."
         ) from error
-    return Finished(tuple(command), done.returncode, done.stdout, done.stderr)
+    try:
+        output, errors = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise ToolchainError(
+            f"{line} did not end within {timeout_s:g} s.", "Run it by hand to see where it waits."
+        ) from error
+    finally:
+        _end(process)
+    return Finished(tuple(command), process.returncode, output, errors)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a tool that still runs, and what it started: a wrapper's compiler must not outlive it."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()

@@ -17,6 +17,8 @@ from op_builder import env
 from op_builder.build import build_all, main
 from op_builder.cache.store import Cache
 
+ROOT = Path(__file__).resolve().parents[2]
+
 
 def named(name: str, directory: Path, cache: Cache, source: str = STABLE_SOURCE) -> SmallBuilder:
     make_small(directory, cache, source=source)
@@ -124,3 +126,18 @@ def test_ctrl_c_ends_the_compilers_and_keeps_nothing_half_built(tmp_path: Path) 
     assert not [pid for pid in map(int, started.read_text().split()) if runs(pid)]
     assert list((tmp_path / "cache" / "staging").iterdir()) == []
     assert Cache(tmp_path / "cache").entries() == []
+
+
+def test_the_build_command_ends_with_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "cxx").write_text(
+        '#!/bin/sh\ncase "$*" in *adam*) set -- "$@" -include nowhere.h;; esac\nexec g++ "$@"\n'
+    )
+    (tmp_path / "cxx").chmod(0o755)
+    environment = env.child_environment(CXX=str(tmp_path / "cxx"), ACCEL_CACHE_DIR=str(tmp_path / "cache"))
+    command = [sys.executable, "-m", "op_builder.build", "cpu_adam"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    seen = "\n".join(done.stdout.splitlines()[-10:])
+    assert "fatal error: nowhere.h" in seen
+    assert "package that has nowhere.h" in seen
+    assert "Command: " in seen

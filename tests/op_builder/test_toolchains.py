@@ -6,13 +6,16 @@ import os
 import shutil
 from pathlib import Path
 
+import psutil
 import pytest
 
 from op_builder import env
 from op_builder.errors import MissingCUDAException, ToolchainError
 from op_builder.memo import Memo
+from op_builder.probes import failure_of
 from op_builder.toolchains.compiler import find_cxx
 from op_builder.toolchains.cuda import find_cuda
+from op_builder.toolchains.process import run
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
 
@@ -120,3 +123,18 @@ def test_no_toolkit_says_so(tmp_path: Path, memo: Memo, monkeypatch: pytest.Monk
 def test_wrong_cuda_home_is_named(tmp_path: Path, memo: Memo) -> None:
     with env.scope(CUDA_HOME=str(tmp_path)), pytest.raises(MissingCUDAException, match="CUDA_HOME="):
         find_cuda(memo)
+
+
+def test_a_tool_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path) -> None:
+    wrapper = program(tmp_path / "wrapper", f"sleep 600 &\necho $! > {tmp_path}/child\nwait")
+    with pytest.raises(ToolchainError, match="did not end within 1 s"):
+        run([str(wrapper)], timeout_s=1)
+    child = int((tmp_path / "child").read_text())
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_compiler_that_writes_nothing_does_not_work(tmp_path: Path) -> None:
+    def prepare(directory: Path) -> list[str]:
+        return [str(program(tmp_path / "silent", "exit 0")), "-c", str(directory / "x.cpp"), "-o", "x.o"]
+
+    assert "wrote no file" in failure_of(prepare)

@@ -1,0 +1,80 @@
+"""Processes that load an op and tell how long it took."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+TIMEOUT_S = 900
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """A way to load CPU Adam: an interpreter, a script that times it, and what names its cache directory."""
+
+    name: str
+    python: Path
+    script: Path
+    cache_variable: str
+
+    def load(self, cache: Path, *arguments: str, **environment: str) -> dict[str, float]:
+        """The script's times in seconds, in a new process with these arguments and variables.
+
+        Raises:
+            RuntimeError: it failed; the message ends with what it wrote last.
+        """
+        told = run_python(
+            self.python,
+            [str(self.script), *arguments],
+            {self.cache_variable: str(cache), "ACCEL_ACCELERATOR": "cpu", "DS_ACCELERATOR": "cpu", **environment},
+        )
+        times: dict[str, float] = json.loads(told.stdout.splitlines()[-1])
+        return times
+
+
+def peer_environment(python: Path) -> dict[str, str]:
+    """The environment of an installed program: bytecode files allowed, the interpreter's tools on PATH."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    inherited["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), inherited.get("PYTHONPATH")]))
+    inherited["PATH"] = os.pathsep.join([str(python.parent), inherited.get("PATH", os.defpath)])
+    # Only who asks for it measures the background process.
+    inherited["ACCEL_PRECOMPILE"] = "0"
+    return inherited
+
+
+def run_python(python: Path, arguments: Sequence[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run an interpreter in its :func:`peer_environment` and ``environment``.
+
+    Raises:
+        RuntimeError: it failed or took too long.
+    """
+    command = [str(python), *arguments]
+    try:
+        told = subprocess.run(
+            command, env={**peer_environment(python), **environment}, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{' '.join(command)} did not end within {TIMEOUT_S} s.") from None
+    if told.returncode != 0:
+        last = "\n".join(told.stderr.splitlines()[-15:])
+        raise RuntimeError(f"{' '.join(command)} failed with status {told.returncode}:\n{last}")
+    return told
+
+
+def make_read_only(source: Path, target: Path) -> Path:
+    """A copy of a cache directory that only root could write."""
+    shutil.copytree(source, target)
+    for path in (target, *target.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    return target
+
+
+def snapshot(directory: Path) -> dict[str, int]:
+    """Every path below a directory with the time of its last change."""
+    return {str(path): path.lstat().st_mtime_ns for path in (directory, *directory.rglob("*"))}
