@@ -167,11 +167,13 @@ def _system_includes(plan: BuildPlan) -> list[str]:
 
 
 def _torch_includes(plan: BuildPlan) -> list[str]:
+    if plan.binding is Binding.STABLE:
+        # The Stable ABI's headers all lie here. cpp_extension would say so too, but importing it,
+        # and setuptools with it, takes longer than half of what else a small build takes beside its compiler.
+        return [str(torch_install().root / "include")]
     from torch.utils import cpp_extension
 
-    includes = [os.path.realpath(path) for path in cpp_extension.include_paths("cpu")]
-    # The Stable ABI's headers lie under the first directory; the C++ API's need the second too.
-    return includes if plan.binding is Binding.TORCH else includes[:1]
+    return [os.path.realpath(path) for path in cpp_extension.include_paths("cpu")]
 
 
 def _torch_nvcc_flags(plan: BuildPlan) -> list[str]:

@@ -121,7 +121,7 @@ def run_ninja(program: str, directory: Path, log_path: Path, limits: Limits, pro
                     )
                 reader.report()
                 try:
-                    process.wait(timeout=0.02 if progress is None else 0.05)
+                    process.wait(timeout=0.01)
                 except subprocess.TimeoutExpired:
                     continue
             reader.report()
