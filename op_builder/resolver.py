@@ -148,16 +148,27 @@ def cached_or_built(builder: OpBuilder, progress: Progress | None = None) -> Ent
     if entry is not None:
         return entry
     if not env.ACCEL_JIT.get():
-        raise IncompatibleOpError(
-            f"Op '{builder.name}' is neither prebuilt nor in the cache {request.cache.root}; its "
-            f"{len(request.plan.sources)} sources would have to be compiled, and {_JIT_FORBIDDEN}",
-            _JIT_REMEDY,
-        )
+        raise _forbidden(request)
     from op_builder.engine.build import BuildOptions
 
     # The checks are made by the one process that builds; those that wait for it need none.
     options = BuildOptions(progress=progress, precondition=lambda: require_compatible(builder))
     return compile_now(request, options)
+
+
+def _forbidden(request: Request) -> IncompatibleOpError:
+    """The error of strict mode: what would have had to be compiled, with what, and what there is instead."""
+    from op_builder.cache.compare import nearest_miss
+
+    plan, cache = request.plan, request.cache
+    tools = " and ".join(request.toolset.identities.values()) if request.toolset is not None else "a compiler"
+    miss = nearest_miss(cache.entries(plan.op), request.key, Roots.of(plan), cache.memo)
+    nearest = f" The nearest entry differs in: {'; '.join(miss.differences)}." if miss is not None else ""
+    return IncompatibleOpError(
+        f"Op '{plan.op}' is neither prebuilt nor in the cache {cache.root}. {_JIT_FORBIDDEN} It would have compiled "
+        f"{', '.join(source.label for source in plan.sources)} with {tools}.{nearest}",
+        _JIT_REMEDY,
+    )
 
 
 def require_compatible(builder: OpBuilder) -> None:

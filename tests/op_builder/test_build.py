@@ -120,6 +120,15 @@ def test_jit_forbidden_says_what_it_would_have_needed(small: SmallBuilder) -> No
         assert not small.is_compatible()
 
 
+def test_strict_mode_says_what_changed_since_the_nearest_build(small: SmallBuilder) -> None:
+    small.load()
+    (small.directory / "include" / "nested.h").write_text("#define NESTED 5.0f\n")
+    with env.scope(ACCEL_JIT="0"), pytest.raises(IncompatibleOpError) as caught:
+        small.load()
+    assert "small.cpp with " in str(caught.value)
+    assert "differs in: nested.h changed" in str(caught.value)
+
+
 def test_no_compiler_is_an_incompatible_op_with_the_remedy(small: SmallBuilder, no_tools: None) -> None:  # noqa: ARG001
     assert not small.is_compatible()
     assert "apt-get install g++" in str(small.error_log)
