@@ -47,7 +47,7 @@ def _list(cache: Cache, _: argparse.Namespace) -> Answer:
         f"{_ago(usage.used_at):<12}{usage.entry.manifest.build_s:>8.1f}s  {usage.entry.manifest.torch}"
         for usage in found
     ]
-    lines.append(f"{len(found)} entries, {_size(total)} in {cache.root}")
+    lines.append(f"{_entries(len(found))}, {_size(total)} in {cache.root}")
     return 0, {"directory": str(cache.root), "entries": [_facts(usage) for usage in found]}, "\n".join(lines)
 
 
@@ -80,7 +80,7 @@ def _verify(cache: Cache, _: argparse.Namespace) -> Answer:
         cache.set_aside(entry.directory, "its binary does not match its manifest")
     whole = len(cache.entries())
     names = [str(entry.directory) for entry in damaged]
-    text = "\n".join([*(f"damaged, set aside: {name}" for name in names), f"{whole} entries are whole."])
+    text = "\n".join([*(f"damaged, set aside: {name}" for name in names), f"{_entries(whole)} whole."])
     return int(bool(damaged)), {"whole": whole, "damaged": names}, text
 
 
@@ -101,7 +101,7 @@ def _clear(cache: Cache, _: argparse.Namespace) -> Answer:
     status, data, text = _removed(cache, [usage for usage in found if not usage.is_mapped])
     data["in_use"] = [str(usage.entry.directory) for usage in busy]
     if busy:
-        text += f"\n{len(busy)} entries are in use by a process and were kept."
+        text += f"\n{_entries(len(busy))} in use by a process and kept."
     return status, data, text
 
 
@@ -117,14 +117,14 @@ def _export(cache: Cache, options: argparse.Namespace) -> Answer:
         )
     count = export_bundle(entries, options.file)
     data = {"file": str(options.file), "entries": count, "size_bytes": options.file.stat().st_size}
-    return 0, data, f"{count} entries written to {options.file} ({_size(data['size_bytes'])})."
+    return 0, data, f"{_entries(count)} written to {options.file} ({_size(data['size_bytes'])})."
 
 
 def _import(cache: Cache, options: argparse.Namespace) -> Answer:
     entries = import_bundle(cache, options.file)
     names = [f"{entry.manifest.op} {entry.directory.name}" for entry in entries]
     lines = [f"{name[:29]}" for name in names]
-    return 0, {"entries": names}, "\n".join([*lines, f"{len(entries)} entries are in {cache.root}."])
+    return 0, {"entries": names}, "\n".join([*lines, f"{_entries(len(entries))} imported into {cache.root}."])
 
 
 _COMMANDS = {
@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
 def _removed(cache: Cache, going: list[Usage]) -> Answer:
     freed = remove(cache, going)
     data: dict[str, Any] = {"removed": [str(usage.entry.directory) for usage in going], "freed_bytes": freed}
-    return 0, data, f"{len(going)} entries removed, {_size(freed)} freed."
+    return 0, data, f"{_entries(len(going))} removed, {_size(freed)} freed."
 
 
 def _facts(usage: Usage) -> dict[str, Any]:
@@ -201,6 +201,10 @@ def _seconds(text: str) -> float:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no age like 12h or 30d")
     return float(match[1]) * _TIME_UNITS_S[match[2]]
+
+
+def _entries(count: int) -> str:
+    return "1 entry" if count == 1 else f"{count} entries"
 
 
 def _size(size_bytes: int) -> str:

@@ -55,12 +55,21 @@ def differences(entry: Entry, key: PlanKey, roots: Roots, memo: Memo) -> list[st
 
 def _source_lines(then: dict[str, str], key: PlanKey) -> list[str]:
     before, now = _sources(then), _sources(dict(key.parts))
-    lines = [f"{label} changed" for label in before if label in now and before[label] != now[label]]
+    kept = [label for label in before if label in now and before[label] != now[label]]
+    lines = [_source_line(label, before[label], now[label]) for label in kept]
     lines += [f"{label} is new" for label in now if label not in before]
     lines += [f"{label} is not compiled any more" for label in before if label not in now]
     if not lines and list(before) != list(now):
         lines.append("the order of the sources changed")
     return lines
+
+
+def _source_line(label: str, then: str, now: str) -> str:
+    """``then`` and ``now`` are content hash and flags, as :func:`op_builder.fingerprint.recipe_parts` joins them."""
+    (content_then, *flags_then), (content_now, *flags_now) = then.split(" "), now.split(" ")
+    if content_then != content_now:
+        return f"{label} changed"
+    return f"flags of {label}: {_list_changes(flags_then, flags_now)}"
 
 
 def _sources(parts: dict[str, str]) -> dict[str, str]:
@@ -70,7 +79,10 @@ def _sources(parts: dict[str, str]) -> dict[str, str]:
 
 
 def _flag_changes(then: str | None, now: str | None) -> str:
-    before, after = json.loads(then or "[]"), json.loads(now or "[]")
+    return _list_changes(json.loads(then or "[]"), json.loads(now or "[]"))
+
+
+def _list_changes(before: list[str], after: list[str]) -> str:
     gone = [f"-{flag!r}" for flag in before if flag not in after]
     new = [f"+{flag!r}" for flag in after if flag not in before]
     return ", ".join([*gone, *new]) or "their order changed"

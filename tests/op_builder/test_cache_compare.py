@@ -30,6 +30,10 @@ def add_flag(builder: SmallBuilder) -> None:
     builder.flags.append("-DMORE=1")
 
 
+def add_source_flag(builder: SmallBuilder) -> None:
+    builder.source_args = lambda _: ["-O1"]  # type: ignore[method-assign]
+
+
 def remove_header(builder: SmallBuilder) -> None:
     (builder.directory / "include" / "nested.h").rename(builder.directory / "elsewhere.h")
 
@@ -73,6 +77,7 @@ def test_a_hit_needs_no_explanation(copy: SmallBuilder) -> None:
         (edit_source, "small.cpp changed"),
         (add_source, "more.cpp is new"),
         (add_flag, "c++ flags: +'-DMORE=1'"),
+        (add_source_flag, "flags of small.cpp: +'-O1'"),
         (remove_header, "nested.h is not there any more"),
         (shadow_header, "nested.h now comes before nested.h"),
     ],
