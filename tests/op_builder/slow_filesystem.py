@@ -1,0 +1,183 @@
+"""A directory seen as a host sees it on a slow network file system: a FUSE mount of our own.
+
+Several mounts of one backing directory are as many hosts. Each has its own kernel caches, so it sees
+what another has changed only seconds later, as under NFS. Run as a program it serves one mount.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import sys
+import time
+from typing import Any
+
+import mfusepy
+
+# How long a host trusts what it knows of names and attributes, and of a directory's list of names.
+STALE_S = 3.0
+STALE_LIST_S = 1.0
+# What one request to the server takes.
+READ_S = 0.002
+OPEN_S = 0.004
+CHANGE_S = 0.015
+
+
+class SlowDirectory(mfusepy.Operations):
+    """Passes every operation on to the backing directory, late."""
+
+    use_ns = True
+
+    def __init__(self, backing: str) -> None:
+        self._backing = backing
+        self._lists: dict[str, tuple[float, list[tuple[str, dict[str, int], int]]]] = {}
+
+    def _path(self, path: str) -> str:
+        return self._backing + path
+
+    def _changes(self, *paths: str) -> None:
+        """Before a change of names: a host knows what it has done itself."""
+        time.sleep(CHANGE_S)
+        for path in paths:
+            self._lists.pop(os.path.dirname(path), None)
+
+    def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
+        time.sleep(READ_S)
+        status = os.lstat(self._path(path)) if fh is None else os.fstat(fh)
+        self._require_not_removed(status)
+        found = {name: getattr(status, name) for name in ("st_mode", "st_nlink", "st_uid", "st_gid", "st_size")}
+        times = {f"st_{name}time": getattr(status, f"st_{name}time_ns") for name in "amc"}
+        return {**found, **times, "st_ino": status.st_ino, "st_blocks": status.st_blocks}
+
+    def readdir(self, path: str, fh: int) -> list[tuple[str, dict[str, int], int]]:  # noqa: ARG002
+        time.sleep(READ_S)
+        read_at, found = self._lists.get(path, (0.0, []))
+        if time.monotonic() - read_at > STALE_LIST_S:
+            with os.scandir(self._path(path)) as items:
+                # Of the mode only the file's kind is told; the number 0 would hide the name.
+                kinds = [(item.name, stat.S_IFDIR if item.is_dir() else stat.S_IFREG, item.inode()) for item in items]
+            found = [(name, {"st_mode": kind, "st_ino": number}, 0) for name, kind, number in kinds]
+            self._lists[path] = (time.monotonic(), found)
+        own = {"st_mode": stat.S_IFDIR, "st_ino": os.lstat(self._path(path)).st_ino}
+        return [(".", own, 0), ("..", own, 0), *found]
+
+    def open(self, path: str, flags: int) -> int:
+        time.sleep(OPEN_S)
+        try:
+            return os.open(self._path(path), flags & ~os.O_APPEND)  # the kernel has worked out where to write
+        except FileNotFoundError:
+            # The caller has looked it up, so it was there: the kernel then looks again.
+            raise OSError(errno.ESTALE, "stale file handle") from None
+
+    def create(self, path: str, mode: int, flags: int) -> int:
+        self._changes(path)
+        return os.open(self._path(path), (flags | os.O_CREAT) & ~os.O_APPEND, mode)
+
+    def read(self, path: str, size: int, offset: int, fh: int) -> bytes:  # noqa: ARG002
+        time.sleep(READ_S)
+        self._require_not_removed(os.fstat(fh))
+        return os.pread(fh, size, offset)
+
+    def write(self, path: str, data: bytes, offset: int, fh: int) -> int:  # noqa: ARG002
+        time.sleep(READ_S)
+        self._require_not_removed(os.fstat(fh))
+        return os.pwrite(fh, data, offset)
+
+    def release(self, path: str, fh: int) -> int:  # noqa: ARG002
+        os.close(fh)
+        return 0
+
+    def fsync(self, path: str, datasync: int, fh: int) -> int:  # noqa: ARG002
+        time.sleep(CHANGE_S)
+        return 0
+
+    def truncate(self, path: str, length: int, fh: int | None = None) -> int:
+        time.sleep(READ_S)
+        os.truncate(self._path(path) if fh is None else fh, length)
+        return 0
+
+    def mkdir(self, path: str, mode: int) -> int:
+        self._changes(path)
+        os.mkdir(self._path(path), mode)
+        return 0
+
+    def rmdir(self, path: str) -> int:
+        self._changes(path)
+        os.rmdir(self._path(path))
+        return 0
+
+    def unlink(self, path: str) -> int:
+        self._changes(path)
+        os.unlink(self._path(path))
+        return 0
+
+    def rename(self, old: str, new: str) -> int:
+        self._changes(old, new)
+        os.rename(self._path(old), self._path(new))
+        return 0
+
+    def chmod(self, path: str, mode: int) -> int:
+        time.sleep(READ_S)
+        os.chmod(self._path(path), mode)
+        return 0
+
+    def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
+        time.sleep(READ_S)
+        os.utime(self._path(path), ns=times)
+        return 0
+
+    def _require_not_removed(self, status: os.stat_result) -> None:
+        # A network server has no memory of who has a removed file open.
+        if status.st_nlink == 0:
+            raise OSError(errno.ESTALE, "stale file handle")
+
+
+class LockingDirectory(SlowDirectory):
+    """One whose server keeps the locks of all hosts."""
+
+    def flock(self, path: str, fh: int, op: int) -> int:  # noqa: ARG002
+        time.sleep(READ_S)
+        fcntl.flock(fh, op)
+        return 0
+
+
+class LocklessDirectory(SlowDirectory):
+    """One whose server answers no question for a lock."""
+
+    def flock(self, path: str, fh: int, op: int) -> int:  # noqa: ARG002
+        raise OSError(errno.ENOLCK, "no locks available")
+
+
+class DirectoryWithoutFlock(SlowDirectory):
+    """One that does not know the call."""
+
+    def flock(self, path: str, fh: int, op: int) -> int:  # noqa: ARG002
+        raise OSError(errno.ENOSYS, "function not implemented")
+
+
+# Locks that hold for all hosts, for the processes of one host each, and the two ways of having none.
+LOCKS = {
+    "shared": LockingDirectory,
+    "local": SlowDirectory,
+    "ENOLCK": LocklessDirectory,
+    "ENOSYS": DirectoryWithoutFlock,
+}
+
+
+def main(backing: str, mountpoint: str, locks: str) -> None:
+    """Serve ``backing`` at ``mountpoint`` until it is unmounted."""
+    mfusepy.FUSE(
+        LOCKS[locks](backing),
+        mountpoint,
+        foreground=True,
+        attr_timeout=STALE_S,
+        entry_timeout=STALE_S,
+        negative_timeout=STALE_S,
+        use_ino=True,
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
