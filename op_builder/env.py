@@ -178,6 +178,26 @@ TORCH_CUDA_ARCH_LIST = _text(
 )
 
 
+# Variables that the compilers themselves read, and that change what they make: they count in the key.
+_READ_BY_CXX = (
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+    "LIBRARY_PATH",
+    "LD_RUN_PATH",
+    "COMPILER_PATH",
+    "GCC_EXEC_PREFIX",
+    "CCC_OVERRIDE_OPTIONS",
+)
+_READ_BY_NVCC = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+
+
+def read_by_compilers(*, cuda: bool) -> dict[str, str]:
+    """The variables that change what the compilers make, of those that are set; ``cuda``: nvcc's too."""
+    names = (*_READ_BY_CXX, *_READ_BY_NVCC) if cuda else _READ_BY_CXX
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
 @contextmanager
 def scope(**values: str | None) -> Iterator[None]:
     """Set environment variables (None unsets) inside a ``with`` block, then restore them.

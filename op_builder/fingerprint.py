@@ -33,7 +33,7 @@ from op_builder.toolchains.toolset import Toolset
 from op_builder.torch_install import header_stamp, torch_install
 
 # Counts in every key: raise it when the meaning of a plan, or of what is made of it, changes.
-FORMAT = "2"
+FORMAT = "3"
 _DIGEST_LENGTH = 32
 _CLOCK_TICK_NS = 50_000_000
 _COMPILER_OWN = re.compile(r"/c\+\+/(?:v?\d+)/")  # the C++ standard library comes with the compiler
@@ -124,15 +124,20 @@ class SystemHeaders:
 class Roots:
     """The places a plan's headers are named relative to.
 
-    ``native`` is the project's source root, ``include0`` ... the plan's include directories and
-    ``source0`` ... the distinct directories of its sources.
+    ``native`` is the project's source root, ``include0`` ... the plan's include directories,
+    ``before0`` ... and ``after0`` ... those that flags have the compilers search before and after
+    them, and ``source0`` ... the distinct directories of its sources.
     """
 
     directories: Mapping[str, str]
 
     @staticmethod
     def of(plan: BuildPlan) -> Roots:
-        found = [(f"include{i}", path) for i, path in enumerate(plan.include_dirs)]
+        flags = (*plan.cxx_flags, *plan.nvcc_flags, *(flag for source in plan.sources for flag in source.flags))
+        before, after = _searched(flags)
+        found = [(f"before{i}", Path(path)) for i, path in enumerate(before)]
+        found += [(f"include{i}", path) for i, path in enumerate(plan.include_dirs)]
+        found += [(f"after{i}", Path(path)) for i, path in enumerate(after)]
         found.append(("native", paths.native_root()))
         directories = dict.fromkeys(source.path.parent for source in plan.sources if source.text is None)
         found += [(f"source{i}", path) for i, path in enumerate(directories)]
@@ -155,13 +160,33 @@ class Roots:
         return "source0", os.path.relpath(path, self.directories["source0"])
 
     def earlier(self, root: str, path: str) -> tuple[tuple[str, str], ...]:
-        """Places searched before ``root`` that hold no file of that relative name now."""
-        if not root.startswith("include"):
-            return ()
-        position = int(root.removeprefix("include"))
-        before = [f"include{i}" for i in range(position)]
+        """Places that come before the file in the search order, and hold no such file now."""
+        found = self.locate(root, path)
+        searched = [name for name in self.directories if name.startswith(_SEARCHED)]
         sources = [name for name in self.directories if name.startswith("source")]
-        return tuple((name, path) for name in (*before, *sources) if not os.path.exists(self.locate(name, path)))
+        places: list[tuple[str, str]] = []
+        for position, name in enumerate(searched):
+            directory = self.directories[name] + os.sep
+            if found.startswith(directory):  # it may be found through any of the directories that hold it
+                shorter = found.removeprefix(directory)
+                places += [(earlier, shorter) for earlier in (*searched[:position], *sources)]
+        return tuple(place for place in dict.fromkeys(places) if not os.path.exists(self.locate(*place)))
+
+
+_SEARCHED = ("before", "include", "after")
+
+
+def _searched(flags: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The include directories that flags name: those searched before the op's own, and after."""
+    places: dict[str, list[str]] = {"-iquote": [], "-I": [], "-isystem": [], "-idirafter": []}
+    words = iter(flags)
+    for word in words:
+        for option, found in places.items():
+            if word.startswith(option):
+                path = word.removeprefix(option) or next(words, "")
+                found += [path] if os.path.isabs(path) else []
+    before, after = (*places["-iquote"], *places["-I"]), (*places["-isystem"], *places["-idirafter"])
+    return list(dict.fromkeys(before)), list(dict.fromkeys(after))
 
 
 @dataclass(frozen=True)
@@ -193,6 +218,8 @@ def recipe_parts(plan: BuildPlan) -> dict[str, str]:
         "nvcc flags": json.dumps(plan.nvcc_flags),
         "link flags": json.dumps(plan.link_flags),
     }
+    for index, name in enumerate(linked_files(plan.link_flags)):
+        parts[f"linked {index} {os.path.basename(name)}"] = file_sha256(name)
     for index, source in enumerate(plan.sources):
         content = file_sha256(str(source.path)) if source.text is None else text_sha256(source.text)
         parts[f"source {index} {source.label}"] = " ".join([content, *source.flags])
@@ -212,14 +239,15 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
     if plan.binding is Binding.TORCH:
         parts["torch c++ abi"] = f"cxx11={int(torch_install().cxx11_abi)}"
         parts["python abi"] = str(sysconfig.get_config_var("EXT_SUFFIX"))
-    if any(flag.endswith("=native") for flag in (*plan.cxx_flags, *plan.nvcc_flags)):
+    of_sources = [flag for source in plan.sources for flag in source.flags]
+    if any(flag.endswith("=native") for flag in (*plan.cxx_flags, *plan.nvcc_flags, *of_sources)):
         parts["cpu"] = _cpu_model()
     if toolset is not None:
         parts.update(toolset.identities)
     return PlanKey(parts)
 
 
-COMPILER_PARTS = ("c++ compiler", "cuda compiler")
+COMPILER_PARTS = ("c++ compiler", "cuda compiler", "compiler variables")
 
 
 def build_key(plan_key: PlanKey, plan: BuildPlan, depfiles: Iterable[Path], stamped: Iterable[str]) -> BuildKey:
@@ -235,15 +263,49 @@ def build_key(plan_key: PlanKey, plan: BuildPlan, depfiles: Iterable[Path], stam
     told = (name for depfile in depfiles for name in parse_depfile(depfile.read_text()))
     names = {os.path.realpath(name) for name in told if os.path.isabs(name)}
     headers, system = [], []
+    not_beside = _not_beside(sources | names, roots)
     for name in sorted(names - sources):
         if name.startswith(skipped) or _COMPILER_OWN.search(name) or not os.path.exists(name):
             continue
         root, path = roots.name(name)
         if root:
-            headers.append(Header(root, path, file_sha256(name), settled_status(name), roots.earlier(root, path)))
+            asked = [place for text, place in not_beside if name.endswith(os.sep + text)]
+            shadows = tuple(dict.fromkeys([*roots.earlier(root, path), *asked]))
+            headers.append(Header(root, path, file_sha256(name), settled_status(name), shadows))
         else:
             system.append(name)
     return BuildKey(plan_key, tuple(headers), SystemHeaders.of(system))
+
+
+_QUOTED = re.compile(rb'^[ \t]*#[ \t]*(?:include|import)[ \t]*"([^"\n]+)"', re.MULTILINE)
+
+
+def _not_beside(names: Iterable[str], roots: Roots) -> list[tuple[str, tuple[str, str]]]:
+    """(text, place) of each ``#include "text"`` in the op's own files that was not found beside the file.
+
+    A file that is put at that place is read instead of the one that was found.
+    """
+    found = []
+    for name in sorted(names):
+        if not roots.name(name)[0] or not os.path.isfile(name):
+            continue
+        for text in map(os.fsdecode, _QUOTED.findall(Path(name).read_bytes())):
+            beside = os.path.normpath(os.path.join(os.path.dirname(name), text))
+            if not os.path.exists(beside):
+                found.append((text, roots.name(beside)))
+    return found
+
+
+def linked_files(flags: Iterable[str]) -> list[str]:
+    """Files that end up in the binary or steer the link: archives, objects, version scripts.
+
+    A shared library is only named in the binary, whatever it holds.
+    """
+    words = [word for flag in flags for word in re.split("[,=]", flag.removeprefix("@"))]
+    directories = [flag.removeprefix("-L") for flag in flags if flag.startswith("-L")]
+    names = [flag.removeprefix("-l") for flag in flags if flag.startswith("-l")]
+    words += [f"{directory}/lib{name}.a" for directory in directories for name in names]
+    return [word for word in dict.fromkeys(words) if os.path.isabs(word) and ".so" not in word and os.path.isfile(word)]
 
 
 def parse_depfile(text: str) -> list[str]:

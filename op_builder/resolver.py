@@ -134,7 +134,14 @@ def load_prebuilt(builder: OpBuilder) -> Any | None:
 
 def jit_load(builder: OpBuilder, progress: Progress | None = None) -> Any:
     """The loaded op from the cache, else compiled now; a prebuilt one is not looked at."""
-    return loader.open_entry(cached_or_built(builder, progress), builder)
+    entry = cached_or_built(builder, progress)
+    try:
+        return loader.open_entry(entry, builder)
+    except LoadError:
+        if entry.artifact.exists():
+            raise
+        # Removed after it was found: pruned, or on a shared file system moved by another host.
+        return loader.open_entry(cached_or_built(builder, progress), builder)
 
 
 def cached_or_built(builder: OpBuilder, progress: Progress | None = None) -> Entry:

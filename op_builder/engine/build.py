@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import shutil
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from op_builder import env
 from op_builder.cache.store import Cache, Entry, disk_full
@@ -31,6 +33,7 @@ from op_builder.toolchains.toolset import Toolset
 logger = logging.getLogger(__name__)
 
 _ANNOUNCE_WAIT_S = 3.0
+_POLL_S = 0.05
 _ATTEMPTS = 3
 _LOG = "build.log"
 _LITTLE_BYTES = 1 << 20
@@ -175,29 +178,37 @@ def _only_builder(cache: Cache, key: PlanKey, op: str) -> Iterator[None]:
     The lock only saves double work. It dies with its process, and where the file system knows
     no locks the build goes on without: publishing is correct either way.
     """
-    import filelock
-
     path = cache.writable_dir("locks") / f"{op}-{key.digest}.lock"
     owner = path.with_suffix(".owner")
-    lock = filelock.FileLock(path)
-    waited = 0.0
-    while True:
+    with contextlib.ExitStack() as held:
         try:
-            lock.acquire(timeout=_ANNOUNCE_WAIT_S, poll_interval=0.05)
-            break
-        except filelock.Timeout:
-            waited += _ANNOUNCE_WAIT_S
-            logger.warning("Waiting since %.0f s for op '%s', built by %s.", waited, op, _read(owner))
-        except (OSError, NotImplementedError) as error:
+            _wait_for(held.enter_context(path.open("a")), owner, op)
+        except OSError as error:
             logger.debug("no lock at %s: %s", path, error)
-            break
-    try:
         with contextlib.suppress(OSError):
             owner.write_text(f"process {os.getpid()} on {os.uname().nodename}")
         yield
-    finally:
-        with contextlib.suppress(OSError):
-            lock.release()
+
+
+def _wait_for(file: IO[str], owner: Path, op: str) -> None:
+    """Take the lock of ``file``, saying now and then for whom that waits.
+
+    The lock is the kernel's alone: one that is a file's mere presence would outlive a killed process.
+
+    Raises:
+        OSError: the file system knows no locks.
+    """
+    started = told = time.monotonic()
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            now = time.monotonic()
+        if now - told >= _ANNOUNCE_WAIT_S:
+            told = now
+            logger.warning("Waiting since %.0f s for op '%s', built by %s.", now - started, op, _read(owner))
+        time.sleep(_POLL_S)
 
 
 def _read(path: Path) -> str:

@@ -11,6 +11,7 @@ precompiled header that does not fit flags and macros, and reads the text instea
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from op_builder import env
 from op_builder.cache.store import Cache, Entry
@@ -300,10 +302,19 @@ def _failed_lately(cache: Cache, header: BuildPlan, toolset: Toolset) -> bool:
         return False
 
 
+def _is_taken(file: IO[str]) -> bool:
+    """Whether another process is at it; where there are no locks the work may be done twice."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def main() -> None:
     """The process that precompiles: one at a time for each key; a failure leaves its log."""
-    import filelock
-
     request = json.loads(sys.argv[1])
     os.nice(_NICENESS)
     cache = Cache(Path(request["cache"]))
@@ -311,13 +322,10 @@ def main() -> None:
     header = BuildPlan(OP, PRECOMPILED_HEADER, Binding.TORCH, (text,), (), tuple(request["flags"]), (), ())
     toolset = find_toolset(header, cache.memo)
     key = plan_key(header, toolset, cache.memo)
-    lock = filelock.FileLock(cache.writable_dir("locks") / f"{OP}-{key.digest}.lock", timeout=0)
     try:
-        with lock:
-            if not _is_made(header, toolset, cache):
+        with (cache.writable_dir("locks") / f"{OP}-{key.digest}.lock").open("a") as file:
+            if not _is_taken(file) and not _is_made(header, toolset, cache):
                 precompile(header, toolset, cache)
-    except filelock.Timeout:
-        return  # another process is at it
     except AccelError as error:
         cache.writable_dir("logs")
         _failure_log(cache, header, toolset).write_text(f"{error}\n")

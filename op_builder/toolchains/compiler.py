@@ -7,7 +7,9 @@ behind it (``cc1plus``, ``clang``), so that an upgrade behind a wrapper script i
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import shlex
 import shutil
 from dataclasses import dataclass
@@ -17,6 +19,9 @@ from op_builder import env
 from op_builder.errors import ToolchainError
 from op_builder.memo import Memo
 from op_builder.toolchains.process import run
+
+_SCRIPT_BYTES = 1 << 16
+_ABSOLUTE_PATH = re.compile(rb"/[^\s\"'`;|&<>()$]+")
 
 _DEFAULT_CXX = ("g++", "c++", "clang++")
 
@@ -41,12 +46,14 @@ class Compiler:
 
     @property
     def identity(self) -> str:
-        return f"{self.path} | {self.version} | {self.target}"
+        parts = [self.path, self.version, self.target]
+        flags = self.command[self.command.index(self.program) + 1 :]
+        return " | ".join([*parts, shlex.join(flags)] if flags else parts)
 
     @property
     def program(self) -> str:
         """The compiler's own word of ``command``, without launcher and flags."""
-        return [word for word in self.command if not word.startswith("-")][-1]
+        return list(itertools.takewhile(lambda word: not word.startswith("-"), self.command))[-1]
 
 
 def find_cxx(memo: Memo) -> Compiler:
@@ -75,6 +82,22 @@ def find_cxx(memo: Memo) -> Compiler:
     )
 
 
+def run_by_script(path: str) -> list[str]:
+    """The files that a wrapper script names, as it names them, so that a link that is switched shows.
+
+    Empty for a program that is no script.
+    """
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_SCRIPT_BYTES)
+    except OSError:
+        return []
+    if not text.startswith(b"#!"):
+        return []
+    named = [os.fsdecode(name) for name in _ABSOLUTE_PATH.findall(text)]
+    return [name for name in dict.fromkeys(named) if os.path.isfile(name)]
+
+
 def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
     """Version and target of the compiler started by ``command``, from the memo where it is valid."""
     # ccache and distcc take the real compiler as their first argument.
@@ -94,7 +117,7 @@ def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
         first_line = (version.output.strip() or version.errors.strip()).splitlines()[0]
         proper = "clang" if "clang" in first_line else "cc1plus"
         behind = run([*command, f"-print-prog-name={proper}"]).output.strip()
-        files = [os.path.realpath(program) for program in programs]
+        files = [found for program in programs for found in (os.path.realpath(program), *run_by_script(program))]
         if os.path.isabs(behind):
             files.append(os.path.realpath(behind))
         macros = run([*command, "-dM", "-E", "-x", "c++", os.devnull]).output

@@ -17,6 +17,7 @@ from typing import Any
 from op_builder import env
 from op_builder.errors import MissingCUDAException, ToolchainError
 from op_builder.memo import Memo
+from op_builder.toolchains.compiler import run_by_script
 from op_builder.toolchains.process import run
 
 _USUAL_HOME = Path("/usr/local/cuda")
@@ -72,7 +73,7 @@ def find_cuda(memo: Memo) -> CudaToolkit:
         home = os.path.realpath(top[1].strip() if top else Path(nvcc).parent.parent)
         proper = os.path.realpath(Path(home) / "bin" / "nvcc")
         fact = {"home": home, "version": [int(found[1]), int(found[2])], "release": found[3]}
-        return fact, [os.path.realpath(nvcc), proper]
+        return fact, [os.path.realpath(nvcc), proper, *run_by_script(nvcc)]
 
     fact = memo.get(f"nvcc {nvcc}", work_out)
     major, minor = fact["version"]

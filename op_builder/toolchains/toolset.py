@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from op_builder import env
 from op_builder.memo import Memo
 from op_builder.plan import BuildPlan
 from op_builder.toolchains.compiler import Compiler, find_cxx
@@ -26,6 +28,9 @@ class Toolset:
         known = {"c++ compiler": self.cxx.identity}
         if self.cuda is not None:
             known["cuda compiler"] = self.cuda.identity
+        variables = env.read_by_compilers(cuda=self.cuda is not None)
+        if variables:
+            known["compiler variables"] = json.dumps(variables)
         return known
 
 

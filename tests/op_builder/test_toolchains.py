@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -130,7 +131,9 @@ def test_a_tool_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path)
     with pytest.raises(ToolchainError, match="did not end within 1 s"):
         run([str(wrapper)], timeout_s=1)
     child = int((tmp_path / "child").read_text())
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    with contextlib.suppress(psutil.NoSuchProcess):
+        # Killed it is at once; gone when whoever adopted it has noticed.
+        psutil.Process(child).wait(timeout=60)
 
 
 def test_a_compiler_that_writes_nothing_does_not_work(tmp_path: Path) -> None:
