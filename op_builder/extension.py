@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from op_builder.errors import AccelError
 from op_builder.memo import Memo
 from op_builder.plan import Binding, BuildPlan
 from op_builder.toolchains.cuda import find_cuda
@@ -21,9 +22,16 @@ def setuptools_extension(name: str, plan: BuildPlan) -> Any:
 
     Raises:
         MissingCUDAException: the plan has CUDA sources and there is no toolkit.
+        AccelError: a source is given as text.
     """
     from torch.utils import cpp_extension
 
+    texts = [source.label for source in plan.sources if source.text is not None]
+    if texts:
+        raise AccelError(
+            f"Op '{plan.op}' gives the text of {', '.join(texts)}, and setuptools compiles only files.",
+            "Write the text into a file and name that in sources().",
+        )
     arguments: dict[str, Any] = {
         "name": name,
         "sources": [_relative(source.path) for source in plan.sources],

@@ -36,7 +36,6 @@ from op_builder.torch_install import header_stamp, torch_install
 FORMAT = "3"
 _DIGEST_LENGTH = 32
 _CLOCK_TICK_NS = 50_000_000
-_COMPILER_OWN = re.compile(r"/c\+\+/(?:v?\d+)/")  # the C++ standard library comes with the compiler
 
 
 @dataclass(frozen=True)
@@ -150,9 +149,10 @@ class Roots:
 
     def name(self, path: str) -> tuple[str, str]:
         """(root, relative path) of an absolute, resolved path; ("", path) for a system's file."""
-        for root, directory in self.directories.items():
-            if path.startswith(directory + os.sep):
-                return root, os.path.relpath(path, directory)
+        holding = [(root, place) for root, place in self.directories.items() if path.startswith(place + os.sep)]
+        if holding:
+            root, directory = max(holding, key=lambda item: len(item[1]))
+            return root, os.path.relpath(path, directory)
         systems = path.startswith(("/usr/", "/opt/", "/lib/", os.path.realpath(sys.prefix) + os.sep))
         if systems or "source0" not in self.directories:
             return "", path
@@ -199,12 +199,19 @@ class BuildKey:
 
     @property
     def digest(self) -> str:
-        read = {f"{header.root}:{header.path}": header.sha256 for header in self.headers}
-        return _digest({"plan": self.plan.digest, "system headers": self.system.sha256, **read})
+        # Places and shadows count too: a build that differs from an entry only in them must not be given that
+        # entry, which would not fit at the next look either.
+        read = {f"{header.root}:{header.path}": [header.sha256, header.shadows] for header in self.headers}
+        return _digest({"plan": self.plan.digest, "system": [self.system.sha256, self.system.paths], **read})
 
-    def headers_unchanged(self, roots: Roots, memo: Memo) -> bool:
-        """Whether the compilers would read the same headers again."""
-        return self.system.is_unchanged(memo) and all(header.is_unchanged(roots) for header in self.headers)
+    def headers_unchanged(self, roots: Roots, memo: Memo, *, any_system: bool = False) -> bool:
+        """Whether the compilers would read the same headers again.
+
+        Args:
+            any_system: whatever the system's headers are; for machines that have none, and no compiler.
+        """
+        system_unchanged = any_system or self.system.is_unchanged(memo)
+        return system_unchanged and all(header.is_unchanged(roots) for header in self.headers)
 
 
 def recipe_parts(plan: BuildPlan) -> dict[str, str]:
@@ -235,12 +242,13 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
     parts = recipe_parts(plan)
     parts["platform"] = f"{sys.platform} {platform.machine()}"
     parts["cuda archs"] = ";".join(plan.cuda_archs)
-    parts["torch headers"] = header_stamp(memo)
+    parts["torch headers"] = header_stamp(memo, stable=plan.binding is Binding.STABLE)
     if plan.binding is Binding.TORCH:
         parts["torch c++ abi"] = f"cxx11={int(torch_install().cxx11_abi)}"
         parts["python abi"] = str(sysconfig.get_config_var("EXT_SUFFIX"))
-    of_sources = [flag for source in plan.sources for flag in source.flags]
-    if any(flag.endswith("=native") for flag in (*plan.cxx_flags, *plan.nvcc_flags, *of_sources)):
+    flags = [*plan.cxx_flags, *plan.nvcc_flags, *plan.link_flags, *(toolset.cxx.command if toolset else ())]
+    flags += [flag for source in plan.sources for flag in source.flags]
+    if any(flag.endswith("=native") for flag in flags):
         parts["cpu"] = _cpu_model()
     if toolset is not None:
         parts.update(toolset.identities)
@@ -265,7 +273,7 @@ def build_key(plan_key: PlanKey, plan: BuildPlan, depfiles: Iterable[Path], stam
     headers, system = [], []
     not_beside = _not_beside(sources | names, roots)
     for name in sorted(names - sources):
-        if name.startswith(skipped) or _COMPILER_OWN.search(name) or not os.path.exists(name):
+        if name.startswith(skipped) or not os.path.exists(name):
             continue
         root, path = roots.name(name)
         if root:

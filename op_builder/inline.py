@@ -136,7 +136,8 @@ def _docs(functions: str | Iterable[str] | Mapping[str, str] | None) -> dict[str
         return {}
     if isinstance(functions, Mapping):
         return dict(functions)
-    names = [functions] if isinstance(functions, str) else functions
+    # Sorted: a set has another order in every process, and each order would be another op.
+    names = [functions] if isinstance(functions, str) else sorted(functions)
     return dict.fromkeys(names, "")
 
 

@@ -78,25 +78,37 @@ def torch_install() -> TorchInstall:
     )
 
 
-def header_stamp(memo: Memo) -> str:
-    """One short text that changes whenever torch's headers can have changed.
+# Where the headers of the Stable ABI lie, and what they include.
+_STABLE_HEADERS = tuple(f"torch/include/torch/{part}/" for part in ("csrc/stable", "csrc/inductor", "headeronly"))
+_ALL_HEADERS = ("torch/include/",)
 
-    It is made of torch's version, its source revision and the content of its install record,
-    which lists a hash of every installed file: hashing the 5,400 headers themselves would take
-    longer than a whole warm load may.
+
+def header_stamp(memo: Memo, *, stable: bool) -> str:
+    """One short text that changes whenever the headers of torch that an op may use can have changed.
+
+    It is made of the hashes that torch's install record has of each header (hashing the 5,400
+    files themselves would take longer than a whole warm load may), and of nothing else in the record,
+    which tells the place of the environment too.
+
+    Args:
+        stable: whether the op uses the Stable ABI alone; else torch's version and revision count too.
     """
     import torch
 
     install = torch_install()
     record = _install_record(install)
-    stamp = f"{install.version} {getattr(torch.version, 'git_version', '')}"
-    if record is None:  # a source build, or a distribution's package: version.py is rewritten by each build
-        record = install.root / "version.py"
+    kept = _STABLE_HEADERS if stable else _ALL_HEADERS
 
     def work_out() -> tuple[dict[str, Any], list[str]]:
-        return {"sha256": hashlib.sha256(record.read_bytes()).hexdigest()}, [str(record)]
+        if record is None:  # a source build, or a distribution's package: version.py is rewritten by each build
+            text = (install.root / "version.py").read_text(encoding="utf-8")
+            return {"sha256": hashlib.sha256(text.encode()).hexdigest()}, [str(install.root / "version.py")]
+        lines = record.read_text(encoding="utf-8").splitlines()
+        headers = sorted(line for line in lines if line.startswith(kept))
+        return {"sha256": hashlib.sha256("\n".join(headers).encode()).hexdigest()}, [str(record)]
 
-    return f"{stamp} {memo.get(f'torch-record {record}', work_out)['sha256'][:16]}"
+    digest = memo.get(f"torch headers {kept} of {record or install.root}", work_out)["sha256"][:16]
+    return f"stable {digest}" if stable else f"{install.version} {getattr(torch.version, 'git_version', '')} {digest}"
 
 
 def _install_record(install: TorchInstall) -> Path | None:

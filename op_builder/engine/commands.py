@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 from collections.abc import Container
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from op_builder.torch_install import torch_install
 
 # The name under which a build's directory holds torch/extension.h for -include; see engine/precompiled.py.
 PRECOMPILED_HEADER = "torch_extension.h"
-# A collection of garbage would write to each page of what GCC maps: 800 MB in vain.
-_PREINCLUDE = ("-include", PRECOMPILED_HEADER, "--param", "ggc-min-heapsize=4000000")
+# A collection of garbage would write to each page of what GCC maps: 800 MB in vain. Up to this heap, which
+# engine/jobs.py reckons with, none is made.
+_PREINCLUDE = ("-include", PRECOMPILED_HEADER, "--param", "ggc-min-heapsize=1500000")
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,28 @@ def precompile_command(plan: BuildPlan, toolset: Toolset, directory: Path) -> li
 
 def stamped_directories(plan: BuildPlan, toolset: Toolset) -> list[str]:
     """Directories whose headers count in the key through an identity, not by content."""
-    compiler_own = [str(Path(toolset.cxx.path).parent.parent / "lib" / "gcc"), "/usr/lib/gcc", "/usr/lib/clang"]
-    stamped = [*_system_includes(plan), *compiler_own]
-    if toolset.cuda is not None:
-        stamped.append(str(toolset.cuda.home))
-    return stamped
+    return [*_system_includes(plan), *_compiler_own(toolset.cxx), *_cuda_own(toolset.cuda)]
+
+
+def _compiler_own(compiler: Compiler) -> list[str]:
+    """Where a compiler keeps its own headers and those of the C++ standard library that comes with it."""
+    prefix, target = Path(compiler.path).parent.parent, compiler.target
+    of_prefix = ["lib/gcc", "include/c++", f"include/{target}/c++", f"{target}/include/c++"]
+    return [str(prefix / name) for name in of_prefix] + [
+        "/usr/lib/gcc",
+        "/usr/lib/clang",
+        "/usr/include/c++",
+        f"/usr/include/{target}/c++",
+    ]
+
+
+def _cuda_own(cuda: CudaToolkit | None) -> list[str]:
+    if cuda is None:
+        return []
+    found = [str(path) for path in cuda.home.glob("targets/*/include")]
+    # In an environment's prefix include/ is everybody's.
+    is_environment = cuda.home == Path(sys.prefix) or (cuda.home / "conda-meta").is_dir()
+    return found if is_environment else [*found, str(cuda.home / "include")]
 
 
 def _compile_cuda(plan: BuildPlan, source: Source, toolset: Toolset, maps: list[str]) -> list[str]:

@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ _NAMES = "names.json"
 _MEMORY_BYTES = 3 << 30
 _DISK_BYTES = 2 << 30
 _NICENESS = 10
-_RETRY_AFTER_S = 24 * 3600.0
+_RETRY_AFTER_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Precompiled:
 
     def offer(self, directory: Path) -> None:
         """Put it where a build in ``directory`` finds it: the text, and GCC's own form beside it."""
-        (directory / PRECOMPILED_HEADER).write_text(_TEXT)
+        (directory / PRECOMPILED_HEADER).write_text(_TEXT, encoding="utf-8")
         (directory / f"{PRECOMPILED_HEADER}.gch").symlink_to(self.entry.artifact)
 
     def complete(self, key: BuildKey) -> BuildKey:
@@ -161,24 +162,20 @@ def _decide_file(path: Path, include_dirs: Sequence[Path], depth: int) -> bool |
 
 def _decide(text: str, beside: Sequence[Path], include_dirs: Sequence[Path], depth: int) -> bool | None:
     """True or False as soon as it is decided; None when ``text`` ends before."""
-    guard = None
-    for line in _COMMENT.sub(" ", text).replace("\\\n", " ").splitlines():
-        if not line.strip():
-            continue
-        directive = line.strip().removeprefix("#").strip()
-        if directive == line.strip():
-            return False
+    lines = [line.strip() for line in _COMMENT.sub(" ", text).replace("\\\n", " ").splitlines() if line.strip()]
+    directives = (line.removeprefix("#").strip() if line.startswith("#") else "" for line in lines)
+    for directive in directives:
         include = _INCLUDE.match(directive)
-        opens_guard = _GUARD.fullmatch(directive)
+        guard = _GUARD.fullmatch(directive)
         if include is not None:
-            if include["name"] == "torch/extension.h":
-                return True
             decided = _decide_include(include, beside, include_dirs, depth)
             if decided is not None:
                 return decided
-        elif opens_guard is not None and guard is None:
-            guard = opens_guard[1]
-        elif directive.split()[0] != "line" and directive.split() not in (["pragma", "once"], ["define", guard]):
+        elif guard is not None:
+            # An include guard is one only with its define; any other condition may leave out what follows.
+            if next(directives, "").split() != ["define", guard[1]]:
+                return False
+        elif not directive.startswith(("line ", "pragma once")):
             return False
     return None
 
@@ -187,11 +184,12 @@ def _decide_include(
     include: re.Match[str], beside: Sequence[Path], include_dirs: Sequence[Path], depth: int
 ) -> bool | None:
     name = include["name"]
-    if include["quote"] == '"' and depth > 0:
-        places = [directory / name for directory in (*beside, *include_dirs)]
-        own = next((path for path in places if path.is_file()), None)
-        if own is not None:
-            return _decide_file(own, include_dirs, depth - 1)
+    directories = (*beside, *include_dirs) if include["quote"] == '"' else include_dirs
+    own = next((path for path in (directory / name for directory in directories) if path.is_file()), None)
+    if own is not None:
+        return _decide_file(own, include_dirs, depth - 1) if depth > 0 else False
+    if name == "torch/extension.h":
+        return True
     return None if _HARMLESS.fullmatch(name) else False
 
 
@@ -211,8 +209,15 @@ def make_in_background(plan: BuildPlan, toolset: Toolset, cache: Cache) -> None:
     """Have the header that the sources of ``plan`` could use precompiled by a process of its own.
 
     It runs at low priority and goes on when this process ends. Nothing happens where memory or
-    disk are short, or the variable ``ACCEL_PRECOMPILE`` forbids it.
+    disk are short, or the variable ``ACCEL_PRECOMPILE`` forbids it. Whatever goes wrong is only logged.
     """
+    try:
+        _start(plan, toolset, cache)
+    except (AccelError, OSError, subprocess.SubprocessError) as error:
+        logger.warning("torch/extension.h is not precompiled: %s", error)
+
+
+def _start(plan: BuildPlan, toolset: Toolset, cache: Cache) -> None:
     header = header_plan(plan) if env.ACCEL_PRECOMPILE.get() and eligible_sources(plan, toolset) else None
     if header is None or _is_made(header, toolset, cache) or _failed_lately(cache, header, toolset):
         return
@@ -225,11 +230,7 @@ def make_in_background(plan: BuildPlan, toolset: Toolset, cache: Cache) -> None:
     starter = ["/bin/sh", "-c", '"$@" </dev/null >/dev/null 2>&1 &', "sh"]
     own_root = str(Path(__file__).resolve().parents[2])
     program = f"import sys; sys.path.insert(0, {own_root!r}); from {__name__} import main; main()"
-    try:
-        subprocess.run([*starter, sys.executable, "-c", program, request], start_new_session=True, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        logger.debug("torch/extension.h is not precompiled: %s", error)
-        return
+    subprocess.run([*starter, sys.executable, "-c", program, request], start_new_session=True, check=True)
     logger.info("torch/extension.h is being precompiled in the background, for the builds to come.")
 
 
@@ -247,7 +248,7 @@ def precompile(header: BuildPlan, toolset: Toolset, cache: Cache) -> Entry:
     started = time.monotonic()
     key = plan_key(header, toolset, cache.memo)
     with cache.staging(OP) as staging, cache.errors_explained():
-        (staging / PRECOMPILED_HEADER).write_text(_TEXT)
+        (staging / PRECOMPILED_HEADER).write_text(_TEXT, encoding="utf-8")
         command = precompile_command(header, toolset, staging)
         timeout_s = env.ACCEL_COMPILE_TIMEOUT_S.get()
         environment = env.child_environment(TMPDIR=str(staging), LC_ALL="C")
@@ -322,10 +323,16 @@ def main() -> None:
     header = BuildPlan(OP, PRECOMPILED_HEADER, Binding.TORCH, (text,), (), tuple(request["flags"]), (), ())
     toolset = find_toolset(header, cache.memo)
     key = plan_key(header, toolset, cache.memo)
-    try:
-        with (cache.writable_dir("locks") / f"{OP}-{key.digest}.lock").open("a") as file:
-            if not _is_taken(file) and not _is_made(header, toolset, cache):
-                precompile(header, toolset, cache)
-    except AccelError as error:
+    log = _failure_log(cache, header, toolset)
+    with (cache.writable_dir("locks") / f"{OP}-{key.digest}.lock").open("a") as file:
+        if _is_taken(file) or _is_made(header, toolset, cache):
+            return
         cache.writable_dir("logs")
-        _failure_log(cache, header, toolset).write_text(f"{error}\n")
+        # Written first, so that an attempt that is killed is not made again after every build.
+        log.write_text("torch/extension.h is being precompiled, or that was killed.\n", encoding="utf-8")
+        try:
+            precompile(header, toolset, cache)
+        except Exception:
+            log.write_text(traceback.format_exc(), encoding="utf-8")
+        else:
+            log.unlink(missing_ok=True)

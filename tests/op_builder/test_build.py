@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -258,3 +259,85 @@ def test_a_build_out_of_time_is_stopped_with_an_error(small: SmallBuilder) -> No
     with env.scope(ACCEL_COMPILE_TIMEOUT_S="1"), pytest.raises(AccelError, match="within 1 s"):
         small.load()
     assert list((small.cache.root / "staging").iterdir()) == []
+
+
+def is_hit(builder: SmallBuilder) -> bool:
+    return resolver.Request.of(builder).find_cached() is not None
+
+
+def test_a_new_file_that_the_compiler_does_not_read_costs_one_build_at_most(small: SmallBuilder) -> None:
+    source = small.directory / "small.cpp"
+    source.write_text(source.read_text().replace('"amount.h"', "<amount.h>"))
+    small.load()
+    # Angle brackets do not look beside the source; the key cannot know which brackets were used.
+    (small.directory / "amount.h").write_text("#error not me\n")
+    assert added(small.load()) == 1.0
+    assert is_hit(small)
+
+
+def test_an_own_directory_named_like_the_compilers_is_the_ops_own(small: SmallBuilder) -> None:
+    own = small.directory / "include" / "c++" / "1"
+    own.mkdir(parents=True)
+    (own / "deep.h").write_text("#define DEEP 1\n")
+    header = small.directory / "include" / "nested.h"
+    header.write_text('#include "c++/1/deep.h"\n#define NESTED (DEEP * 2.0f)\n')
+    assert added(small.load()) == 3.0
+    (own / "deep.h").write_text("#define DEEP 2\n")
+    assert added(small.load()) == 5.0
+
+
+def test_a_header_that_comes_before_one_of_a_nested_include_directory_is_noticed(small: SmallBuilder) -> None:
+    outer = small.directory / "include"
+    inner = outer / "inner"
+    inner.mkdir()
+    (outer / "nested.h").rename(inner / "nested.h")
+    small.flags = [f"-I{outer}", f"-I{inner}"]
+    assert added(small.load()) == 1.0
+    (outer / "nested.h").write_text("#define NESTED 6.0f\n")
+    assert added(small.load()) == 7.0
+
+
+def test_a_header_moved_here_during_the_build_is_noticed_whatever_its_time(
+    small: SmallBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from op_builder.engine import build as engine
+
+    run_ninja = engine.run_ninja
+    other = small.directory / "other.h"
+    other.write_text("#define NESTED 9.0f\n")
+    os.utime(other, (1, 1))
+
+    def run(*arguments: Any, **options: Any) -> bool:
+        done = run_ninja(*arguments, **options)
+        if other.exists():
+            other.replace(small.directory / "include" / "nested.h")
+        return done
+
+    monkeypatch.setattr(engine, "run_ninja", run)
+    assert added(small.load()) == 10.0
+
+
+def test_a_bundle_needs_no_system_headers_where_there_is_no_compiler(
+    small: SmallBuilder,
+    no_tools: None,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with env.scope(PATH=os.defpath):
+        small.load()
+    monkeypatch.setattr("op_builder.loader._entries", {})
+    (entry,) = small.cache.entries()
+    manifest = entry.directory / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"/usr/include/', '"/nowhere/include/'))
+    with env.scope(ACCEL_JIT="0"):
+        assert is_hit(small)
+    with env.scope(PATH=os.defpath):
+        assert not is_hit(small)
+
+
+@pytest.mark.parametrize(
+    "variable", ["ACCEL_CACHE_MAX_MIB", "ACCEL_PRECOMPILE", "ACCEL_MAX_JOBS", "ACCEL_COMPILE_TIMEOUT_S"]
+)
+def test_a_wrong_setting_is_told_before_anything_is_compiled(small: SmallBuilder, variable: str) -> None:
+    with env.scope(**{variable: "4G"}), pytest.raises(AccelError, match=f"{variable}='4G'"):
+        small.load()
+    assert small.cache.entries() == []

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from foreign_package import run_python
 
 import op_builder
 from op_builder import env
 from op_builder.errors import AccelError, CompileError, IncompatibleOpError
-from op_builder.inline import InlineBuilder, InlineCUDABuilder, _literal, _Recipe, load_inline
+from op_builder.inline import InlineBuilder, InlineCUDABuilder, _docs, _literal, _Recipe, load_inline
 
 # Small texts that include no header of torch's, which takes half a minute to read.
 MODULE = """
@@ -113,6 +114,23 @@ def test_bad_arguments_are_named(arguments: dict[str, object], said: str) -> Non
 
 def test_docstrings_become_literals_of_one_line() -> None:
     assert _literal('a "quoted"\nline \\ of 3') == r'"a \042quoted\042\012line \134 of 3"'
+
+
+def test_text_beyond_ascii_compiles_whatever_the_locale(tmp_path: Path) -> None:
+    text = "// déjà vu\n" + module("accents")
+    load = f"load_inline('accents', {text!a}, extra_cflags=['-DVALUE=4'])"
+    code = f"from op_builder import load_inline; print({load}.value())"
+    told = run_python(code, tmp_path, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert told.stdout.strip() == "4"
+
+
+def test_functions_named_by_a_set_are_in_one_order() -> None:
+    assert list(_docs({"b", "a", "c"})) == ["a", "b", "c"]
+
+
+def test_setuptools_is_not_given_files_that_do_not_exist() -> None:
+    with pytest.raises(AccelError, match=r"text of placed\.cpp"):
+        InlineBuilder("placed", _Recipe({"placed.cpp": "int x;"})).builder()
 
 
 def test_a_name_with_a_directory_is_refused() -> None:

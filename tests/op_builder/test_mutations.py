@@ -408,12 +408,20 @@ def torch_says(**facts: Any) -> Change:
     return change
 
 
+def torch_headers(extension: str = "one", version: str = "one", rest: str = "") -> str:
+    """The text of an install record, with these hashes of a header of the C++ API and one of the Stable ABI."""
+    return (
+        f"torch/include/torch/extension.h,sha256={extension},1\n"
+        f"torch/include/torch/headeronly/version.h,sha256={version},1\n{rest}"
+    )
+
+
 def torch_with_an_install_record(bench: Bench) -> None:
     """An install record that is not the real one: what a row writes into it says what is installed."""
     version = torch_install.torch_install().version
     record = bench.path(f"site/torch-{version}.dist-info/RECORD")
     record.parent.mkdir(parents=True)
-    record.write_text("torch/include/torch/extension.h,sha256=one,1\n")
+    record.write_text(torch_headers())
     changed = replace(torch_install.torch_install(), root=bench.path("site/torch"))
     bench.monkeypatch.setattr(torch_install, "torch_install", lambda: changed)
 
@@ -507,10 +515,12 @@ OTHER_CXX_ABI = torch_says(cxx11_abi=not torch._C._GLIBCXX_USE_CXX11_ABI)
     another_cpu_under_march_native_of_one_source=Row(another_cpu, prepare=flag("main_flags", "-march=native")),
     # torch and Python
     torch_version=Row(torch_says(version="2.99.0")),
-    torch_version_under_the_stable_binding=Row(torch_says(version="2.99.0"), builder=StableBuilder),
+    torch_stable_headers=Row(
+        torch_record(torch_headers(version="two")), prepare=torch_with_an_install_record, builder=StableBuilder
+    ),
     torch_source_revision=Row(torch_source_revision),
     torch_headers_of_the_same_version=Row(
-        torch_record("torch/include/torch/extension.h,sha256=two,1\n"), prepare=torch_with_an_install_record
+        torch_record(torch_headers(extension="two")), prepare=torch_with_an_install_record
     ),
     torch_cxx_abi=Row(OTHER_CXX_ABI),
     python_abi=Row(NEXT_PYTHON),
@@ -636,8 +646,13 @@ def loudly(bench: Bench) -> None:
     another_cpu_for_a_stable_op=Row(another_cpu, builder=StableBuilder),
     python_abi_for_a_stable_op=Row(NEXT_PYTHON, builder=StableBuilder),
     torch_cxx_abi_for_a_stable_op=Row(OTHER_CXX_ABI, builder=StableBuilder),
-    torch_installed_again=Row(
-        torch_record("torch/include/torch/extension.h,sha256=one,1\n"), prepare=torch_with_an_install_record
+    torch_installed_again=Row(torch_record(torch_headers()), prepare=torch_with_an_install_record),
+    torch_installed_in_another_place=Row(
+        torch_record(torch_headers(rest="../../../bin/torchrun,sha256=other,1\ntorch/__pycache__/x.pyc,,\n")),
+        prepare=torch_with_an_install_record,
+    ),
+    torch_headers_that_a_stable_op_does_not_read=Row(
+        torch_record(torch_headers(extension="two")), prepare=torch_with_an_install_record, builder=StableBuilder
     ),
 )
 def test_a_change_that_cannot_change_the_binary_compiles_nothing(bench: Bench, row: Row) -> None:

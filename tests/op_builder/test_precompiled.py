@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from op_builder import OpBuilder, env
 from op_builder.cache.store import Cache, Entry
+from op_builder.engine import build as engine
 from op_builder.engine import precompiled
 from op_builder.engine.precompiled import header_plan, opens_with_torch
+from op_builder.fingerprint import BuildKey, PlanKey, parse_depfile
 from op_builder.plan import Binding, BuildPlan, Language, Source
 from op_builder.resolver import Request
 
@@ -36,6 +39,9 @@ def source(text: str) -> Source:
         ("#define NDEBUG\n" + TORCH, False),
         ("#ifndef NDEBUG\n#define NDEBUG\n#endif\n" + TORCH, False),
         ("#ifndef OP_H\n#define OP_H 1\n" + TORCH, False),
+        ("#ifndef WITHOUT_TORCH\n" + TORCH + "#endif\n", False),
+        ("#if !defined(__linux__)\n" + TORCH + "#endif\n", False),
+        ("#pragma GCC optimize(3)\n" + TORCH, False),
         ("#undef assert\n" + TORCH, False),
         ("int x;\n" + TORCH, False),
         ("#include <fmt/format.h>\n" + TORCH, False),
@@ -58,9 +64,12 @@ def test_own_headers_are_followed(tmp_path: Path) -> None:
     (include / "empty.h").write_text("#pragma once\n")
     (tmp_path / "beside.h").write_text('#include "deep.h"\n')
     (tmp_path / "itself.h").write_text('#include "itself.h"\n')
+    (include / "config").write_text("#define AT_PARALLEL_OPENMP 1\n")
+    path = tmp_path / "op.cpp"
+    path.write_text("#include <config>\n" + TORCH)
+    assert not opens_with_torch(Source(path, "op.cpp", Language.CXX), [include])
     cases = {"good": True, "bad": False, "deep": True, "empty": False, "beside": True, "itself": False}
     for name, opens in cases.items():
-        path = tmp_path / "op.cpp"
         path.write_text(f'#include "{name}.h"\n')
         assert opens_with_torch(Source(path, "op.cpp", Language.CXX), [include]) is opens, name
     path.write_text('#include "empty.h"\n' + TORCH)
@@ -160,7 +169,9 @@ def wait_for_header(cache: Cache, timeout_s: float = 600) -> Entry:
 
 
 @pytest.mark.slow
-def test_the_second_op_begins_with_the_header_that_the_first_had_made(cache: Cache) -> None:
+def test_the_second_op_begins_with_the_header_that_the_first_had_made(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = TextBuilder(BOUND.replace("VALUE", "1"), cache)
     assert first.load().value() == 1
     assert cache.entries(precompiled.OP) == []
@@ -180,12 +191,20 @@ def test_the_second_op_begins_with_the_header_that_the_first_had_made(cache: Cac
     assert plain_key is not None
     assert again.manifest.key.digest == plain_key.manifest.key.digest
 
+    # GCC reads it and not the text, whose files it would otherwise list.
     second = TextBuilder(BOUND.replace("VALUE", "2"), cache)
+    read: list[str] = []
+    build_key = engine.build_key
+
+    def watched(key: PlanKey, plan: BuildPlan, depfiles: Iterable[Path], stamped: Iterable[str]) -> BuildKey:
+        depfiles = list(depfiles)
+        read.extend(name for depfile in depfiles for name in parse_depfile(depfile.read_text()))
+        return build_key(key, plan, depfiles, stamped)
+
+    monkeypatch.setattr(engine, "build_key", watched)
     assert second.load().value() == 2
-    entry = Request.of(second).find_cached()
-    assert entry is not None
-    log = (entry.directory / "build.log").read_text()
-    assert "invalid" not in log
+    assert "text.cpp" in read
+    assert not [name for name in read if name.endswith("torch/extension.h")]
 
     # A damaged header is noticed by its checksum, set aside, and the op is built without.
     artifact = header.artifact
