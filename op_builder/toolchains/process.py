@@ -7,9 +7,12 @@ import os
 import shlex
 import signal
 import subprocess
+import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from op_builder.errors import ToolchainError
 
@@ -35,42 +38,64 @@ def run(
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Finished:
-    """Run ``command`` to its end.
+    """Run ``command`` to its end; what it leaves running in the background is not waited for.
 
     Raises:
         ToolchainError: it cannot be started, or runs longer than ``timeout_s`` seconds.
     """
     line = shlex.join(command)
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            cwd=cwd,
-            env=environment,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise ToolchainError(
-            f"{line} cannot be started: {error.strerror}.", f"Check that {command[0]} exists and may be executed."
-        ) from error
-    try:
-        output, errors = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired as error:
-        raise ToolchainError(
-            f"{line} did not end within {timeout_s:g} s.", "Run it by hand to see where it waits."
-        ) from error
-    finally:
-        _end(process)
-    return Finished(tuple(command), process.returncode, output, errors)
+    with _scratch() as output, _scratch() as errors:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                cwd=cwd,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ToolchainError(
+                f"{line} cannot be started: {error.strerror}.", f"Check that {command[0]} exists and may be executed."
+            ) from error
+        try:
+            _wait(process, timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise ToolchainError(
+                f"{line} did not end within {timeout_s:g} s.", "Run it by hand to see where it waits."
+            ) from error
+        return Finished(tuple(command), process.returncode, _text(output), _text(errors))
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """End a tool that still runs, and what it started: a wrapper's compiler must not outlive it."""
-    if process.poll() is None:
+def _scratch() -> IO[bytes]:
+    """A file for what a tool says. Not a pipe: a server that the tool starts, and that lives on, would hold it open."""
+    if hasattr(os, "memfd_create"):  # needs no place on a disk, which may be full
+        return os.fdopen(os.memfd_create("output"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Wait for the end of the tool itself; if it is not to be waited for, end it and what it started.
+
+    Raises:
+        subprocess.TimeoutExpired: its time is up.
+    """
+    # Popen.wait() with a timeout looks only every 50 ms; a thread can be waited for without looking.
+    waiter = threading.Thread(target=process.wait, daemon=True)
+    waiter.start()
+    try:
+        waiter.join(timeout_s)
+        if waiter.is_alive():
+            raise subprocess.TimeoutExpired(process.args, timeout_s)
+    except BaseException:
+        # A wrapper's compiler must not outlive it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        waiter.join()
+        raise

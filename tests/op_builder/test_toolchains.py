@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 from pathlib import Path
 
 import psutil
@@ -134,6 +135,35 @@ def test_a_tool_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path)
     with contextlib.suppress(psutil.NoSuchProcess):
         # Killed it is at once; gone when whoever adopted it has noticed.
         psutil.Process(child).wait(timeout=60)
+
+
+def test_a_server_that_a_tool_leaves_running_is_not_waited_for(tmp_path: Path) -> None:
+    # As a compiler launcher does that starts its cache's server.
+    launcher = program(tmp_path / "launcher", f"sleep 600 &\necho $! > {tmp_path}/server\necho 1.0\necho careful >&2")
+    done = run([str(launcher)], timeout_s=60)
+    server = psutil.Process(int((tmp_path / "server").read_text()))
+    try:
+        assert (done.code, done.output, done.errors) == (0, "1.0\n", "careful\n")
+        assert server.status() != psutil.STATUS_ZOMBIE
+    finally:
+        server.kill()
+
+
+def test_a_tool_is_ended_with_all_it_started_when_the_wait_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():
+            time.sleep(0.01)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    wrapper = program(tmp_path / "wrapper", f"sleep 600 &\necho $! > {tmp_path}/child\nwait")
+    monkeypatch.setattr("op_builder.toolchains.process.threading.Thread.join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run([str(wrapper)])
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int((tmp_path / "child").read_text())).wait(timeout=60)
 
 
 def test_a_compiler_that_writes_nothing_does_not_work(tmp_path: Path) -> None:
