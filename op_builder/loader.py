@@ -1,9 +1,9 @@
 """From a binary on disk to a Python object with the op's functions.
 
-torch ends the process when two libraries register one namespace. So the project's own binaries
-are given a namespace that ends in their key's hash, and known only to the object that
-``load()`` returns; a foreign library that registers a namespace which is already taken is
-refused before it is opened.
+torch ends the process when two libraries define one namespace or one op. So the project's own
+binaries are given a namespace that ends in their key's hash, and known only to the object that
+``load()`` returns; a foreign library that defines what is already defined is refused before it is
+opened. Libraries may share a namespace that each of them extends (``TORCH_LIBRARY_FRAGMENT``).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def open_entry(entry: Entry, builder: OpBuilder) -> Any:
 
     Raises:
         IncompatibleOpError: a check of loading failed, as the report says it.
-        LoadError: the binary cannot be opened, or its namespace is taken.
+        LoadError: the binary cannot be opened, or what it defines is defined already.
     """
     identity = f"{entry.manifest.op} {entry.manifest.key.digest}"
     shown = (identity, type(builder))
@@ -105,7 +105,7 @@ def _open_accel(entry: Entry) -> Any:
 
 
 def _open_python(entry: Entry) -> Any:
-    _refuse_taken_namespaces(entry)
+    _refuse_what_is_defined(entry)
     name = Path(entry.manifest.artifact).stem
     # pybind11 keeps modules by their whole name: another build of one would be given the first.
     if name in _module_names:
@@ -128,7 +128,7 @@ def _open_python(entry: Entry) -> Any:
 def _open_torch_library(entry: Entry) -> Any:
     import torch
 
-    _refuse_taken_namespaces(entry)
+    _refuse_what_is_defined(entry)
     _dlopen(entry.artifact)
     names = sorted(entry.manifest.namespaces)
     if len(names) == 1:
@@ -136,19 +136,55 @@ def _open_torch_library(entry: Entry) -> Any:
     return SimpleNamespace(**{name: getattr(torch.ops, name) for name in names})
 
 
-def _refuse_taken_namespaces(entry: Entry) -> None:
-    if not entry.manifest.namespaces:
+def _refuse_what_is_defined(entry: Entry) -> None:
+    manifest = entry.manifest
+    if not manifest.operators and not manifest.defined_namespaces:
         return
+    known = known_operators()
+    namespaces = [name for name in manifest.defined_namespaces if is_namespace_defined(name)]
+    operators = [name for name in manifest.operators if name in known and is_operator_defined(name)]
+    if namespaces:
+        what, other = f"the torch namespace {', '.join(namespaces)}", "give the library a namespace of its own"
+    elif operators:
+        what, other = f"{', '.join(operators)} for torch", "give its ops names of their own"
+    else:
+        return
+    raise LoadError(
+        f"Op '{manifest.op}' defines {what}, which is already defined in this process; opening it would end the "
+        "process.",
+        f"Restart Python to load a changed build, or {other}.",
+    )
+
+
+def known_operators() -> set[str]:
+    """The whole names of all ops that torch has heard of; some may have an implementation and no definition."""
     import torch
 
-    registered = {name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()}
-    taken = sorted(registered.intersection(entry.manifest.namespaces))
-    if taken:
-        raise LoadError(
-            f"Op '{entry.manifest.op}' registers the torch namespace {', '.join(taken)}, which is already taken in "
-            "this process; opening it would end the process.",
-            "Restart Python to load a changed build, or give the library a namespace of its own.",
-        )
+    return set(torch._C._dispatch_get_all_op_names())
+
+
+def is_operator_defined(name: str) -> bool:
+    """Whether an op, by its whole name, has a schema, so that a second one would end the process."""
+    import torch
+
+    operator, _, overload = name.partition(".")
+    try:
+        torch._C._dispatch_find_schema_or_throw(operator, overload)
+    except RuntimeError:
+        return False
+    return True
+
+
+def is_namespace_defined(name: str) -> bool:
+    """Whether a library of this process owns a namespace (``TORCH_LIBRARY``), as a second one cannot."""
+    import torch
+
+    try:
+        # Asked by doing, because torch has no question for it: it refuses, or is at once undone.
+        torch._C._dispatch_library("DEF", name, "", __file__, 0).reset()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _dlopen(path: Path) -> ctypes.CDLL:

@@ -35,7 +35,7 @@ from op_builder.memo import Memo
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-_MANIFEST_FORMAT = 2
+_MANIFEST_FORMAT = 3
 _NOTE_EVERY_S = 3600.0
 _ATTEMPTS = 5
 _CHUNK_BYTES = 1 << 20
@@ -65,7 +65,8 @@ class Manifest:
         artifact: file name of the binary, beside the manifest.
         size_bytes, sha256: of the binary.
         kind: how it is loaded: ``accel``, ``python`` or ``torch_library``; ``header`` if it is precompiled for GCC.
-        namespaces: torch namespaces that loading it registers (``torch_library`` only).
+        namespaces: torch namespaces of the ops that loading it brings; of an ``accel`` binary none.
+        defined_namespaces, operators: what of torch it defines, which nothing else in a process may.
         key_parts: the plan key's parts.
         headers, system_headers: what the compiler read besides the sources.
         check: how the binary was tried before it was published.
@@ -79,6 +80,8 @@ class Manifest:
     sha256: str
     kind: str
     namespaces: tuple[str, ...]
+    defined_namespaces: tuple[str, ...]
+    operators: tuple[str, ...]
     key_parts: dict[str, str]
     headers: tuple[Header, ...]
     system_headers: SystemHeaders
@@ -98,9 +101,13 @@ class Manifest:
     def from_json(text: str) -> Manifest:
         """Raises ValueError, KeyError or TypeError when the text is torn or of another format."""
         data = json.loads(text)
+        if not isinstance(data, dict):
+            raise ValueError("the manifest is no JSON object")
         if data.pop("format") != _MANIFEST_FORMAT:
             raise OtherFormatError("the manifest is of another version of accel-ops")
-        data["namespaces"] = tuple(data["namespaces"])
+        data["key_parts"] = dict(data["key_parts"])
+        for name in ("namespaces", "defined_namespaces", "operators"):
+            data[name] = tuple(data[name])
         data["headers"] = tuple(
             Header(
                 root=header["root"],
@@ -152,12 +159,16 @@ class Cache:
 
     Args:
         root: the directory; :func:`default_cache_dir` when not given.
-        is_ours: whether damaged entries may be moved out of the way; not in an installed package.
+        is_ours: whether damaged entries may be moved out of the way; not in an installed package, nor by a report.
+
+    Attributes:
+        damaged: entries that were found damaged and stayed where they are, with the reason.
     """
 
     def __init__(self, root: Path | None = None, *, is_ours: bool = True) -> None:
         self.root = root or default_cache_dir()
         self._is_ours = is_ours
+        self.damaged: dict[Path, str] = {}
         self.memo = Memo(self.root / "memo")
 
     def find(self, key: PlanKey, op: str, roots: Roots, *, any_compiler: bool = False) -> Entry | None:
@@ -221,7 +232,7 @@ class Cache:
         key = manifest.key
         final = self._op_dir(manifest.op) / key.plan.digest / key.digest
         with self.errors_explained():
-            (staged / MANIFEST).write_text(manifest.to_json())
+            (staged / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
             _flush(staged / MANIFEST)
             _flush(staged / manifest.artifact)
             for _ in range(_ATTEMPTS):
@@ -264,7 +275,9 @@ class Cache:
             directory.mkdir(parents=True, exist_ok=True)
             tag = self.root / "CACHEDIR.TAG"
             if not tag.exists() or tag.stat().st_size == 0:
-                tag.write_text("Signature: 8a477f597d28d172789f06886806bc55\n# Built ops of accel-ops.\n")
+                tag.write_text(
+                    "Signature: 8a477f597d28d172789f06886806bc55\n# Built ops of accel-ops.\n", encoding="utf-8"
+                )
             # Asked by doing: permissions, read-only mounts and quotas have many ways to say no.
             with tempfile.TemporaryFile(dir=directory):
                 pass
@@ -327,6 +340,7 @@ class Cache:
         the entry already, and a network file system shows that late.
         """
         if not self._is_ours:
+            self.damaged[directory] = reason
             logger.warning("%s is not used: %s.", directory, reason)
             return
         with contextlib.suppress(OSError):
@@ -342,11 +356,11 @@ class Cache:
                 place.rmdir()
                 return
             logger.warning("%s is not used: %s.", directory, reason)
-            (place / "reason.txt").write_text(f"{directory}: {reason}\n")
+            (place / "reason.txt").write_text(f"{directory}: {reason}\n", encoding="utf-8", errors="surrogateescape")
 
 
 def _read_entry(directory: Path) -> Entry:
-    return Entry(directory, Manifest.from_json((directory / MANIFEST).read_text()))
+    return Entry(directory, Manifest.from_json((directory / MANIFEST).read_text(encoding="utf-8")))
 
 
 def disk_full(root: Path) -> CacheError:

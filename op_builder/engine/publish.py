@@ -41,6 +41,8 @@ def publish(
         sha256=file_sha256(str(artifact)),
         kind=inspection.kind,
         namespaces=inspection.namespaces,
+        defined_namespaces=inspection.defined_namespaces,
+        operators=inspection.operators,
         key_parts=dict(key.plan.parts),
         headers=key.headers,
         system_headers=key.system,

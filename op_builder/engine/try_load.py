@@ -57,21 +57,26 @@ print({_LOADED!r})
 """
 
 # The same with a whole torch, for a library that registers itself: nothing less can say under which names.
-# What a module raises here it raises again where the op is loaded, and that is where it is told.
+# The path is this process's, because a module's init function may import what was put there.
 _TORCH_CHILD = f"""{_START}
 import json
 import torch
-def namespaces():
-    return {{name.partition("::")[0] for name in torch._C._dispatch_get_all_op_names()}}
-module, artifact = sys.argv[1:]
-before = namespaces()
+module, artifact, path = sys.argv[1:]
+sys.path[:] = json.loads(path)
+from op_builder import loader
+def namespaces(operators):
+    return {{name.partition("::")[0] for name in operators}}
+before = loader.known_operators()
+defined_before = {{name for name in namespaces(before) if loader.is_namespace_defined(name)}}
 torch.ops.load_library(artifact)
 if module:
-    try:
-        start(module, artifact)
-    except Exception:
-        pass
-print({_LOADED!r}, json.dumps(sorted(namespaces() - before)))
+    start(module, artifact)
+new = loader.known_operators() - before
+print({_LOADED!r}, json.dumps([
+    sorted(namespaces(new)),
+    sorted(name for name in namespaces(new) - defined_before if loader.is_namespace_defined(name)),
+    sorted(filter(loader.is_operator_defined, new)),
+]))
 """
 
 # Of what a child wrote, the line that tells, best first: torch and Python wrap the loader's words in their own.
@@ -81,10 +86,11 @@ _TELLING = tuple(
         (
             r"undefined symbol|cannot open shared object|version `.*' not found",
             r"^\s*what\(\):",
-            r"^[\w.]+(?:Error|Exception): ",
+            r"^[\w.]*(?:Error|Exception)(?:: |$)",
         ),
     )
 )
+_MESSAGE_LINES = 3  # of what Python raised
 
 _KNOWN_UNDEFINED = re.compile(
     r"^(?:aoti_torch_\w+|torch_\w+)$"  # torch's C shim
@@ -103,13 +109,17 @@ class Inspection:
     Attributes:
         kind: ``accel`` (registers under a namespace of the loader's choice), ``python`` (has
             ``PyInit_<module>``) or ``torch_library`` (registers itself when opened).
-        namespaces: torch namespaces that are registered when it is opened; an ``accel`` binary has none.
+        namespaces: torch namespaces of the ops that opening it brings; an ``accel`` binary has none.
         check: how it was tried, for the manifest.
+        defined_namespaces: those of them that are its own (``TORCH_LIBRARY``, not ``TORCH_LIBRARY_FRAGMENT``).
+        operators: the torch ops that opening it defines, by their whole names.
     """
 
     kind: str
     namespaces: tuple[str, ...]
     check: str
+    defined_namespaces: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
 
 
 def inspect(artifact: Path, plan: BuildPlan, compiler: Compiler) -> Inspection:
@@ -130,10 +140,10 @@ def inspect(artifact: Path, plan: BuildPlan, compiler: Compiler) -> Inspection:
         return Inspection(kind, (), _check_symbols_only(artifact, plan, undefined, compiler))
     module = plan.module_name if kind == "python" else ""
     if kind == "torch_library" or (module and registers):
-        namespaces = _registered_namespaces(artifact, module, compiler)
-        if not module and not namespaces:
+        inspection = _try_with_torch(artifact, kind, module, compiler)
+        if not module and not inspection.namespaces:
             raise _binds_nothing(artifact)
-        return Inspection(kind, namespaces, _WITH_TORCH)
+        return inspection
     libraries = _libraries(plan, torch)
     entry = ENTRY_POINT if kind == "accel" else ""
     try:
@@ -141,11 +151,12 @@ def inspect(artifact: Path, plan: BuildPlan, compiler: Compiler) -> Inspection:
     except LoadError:
         if not module:
             raise
-        # Its init function may want what importing torch sets up. That takes a second or two, which most
-        # modules need not wait for.
-        _registered_namespaces(artifact, module, compiler)
-        return Inspection(kind, (), _WITH_TORCH)
-    return Inspection(kind, (), f"loaded in a child process with {', '.join(Path(name).name for name in libraries)}")
+    else:
+        names = ", ".join(Path(name).name for name in libraries)
+        return Inspection(kind, (), f"loaded in a child process with {names}")
+    # Its init function may want what importing torch sets up. That takes a second or two, which most
+    # modules need not wait for.
+    return _try_with_torch(artifact, kind, module, compiler)
 
 
 def _kind(defined: set[str], plan: BuildPlan) -> str:
@@ -163,8 +174,11 @@ def _libraries(plan: BuildPlan, torch: TorchInstall) -> list[str]:
     return [str(torch.library_dir / name) for name in names]
 
 
-def _registered_namespaces(artifact: Path, module: str, compiler: Compiler) -> tuple[str, ...]:
-    return tuple(json.loads(_try_in_child(artifact, compiler, ["-c", _TORCH_CHILD, module, str(artifact)])))
+def _try_with_torch(artifact: Path, kind: str, module: str, compiler: Compiler) -> Inspection:
+    path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
+    told = json.loads(_try_in_child(artifact, compiler, ["-c", _TORCH_CHILD, module, str(artifact), path]))
+    namespaces, defined, operators = map(tuple, told)
+    return Inspection(kind, namespaces, _WITH_TORCH, defined, operators)
 
 
 def _try_in_child(artifact: Path, compiler: Compiler, arguments: list[str]) -> str:
@@ -246,8 +260,11 @@ def _symbols(artifact: Path, compiler: Compiler) -> tuple[set[str], set[str]]:
 def _load_failed(artifact: Path, child: Finished, compiler: Compiler) -> LoadError:
     # Where the file lies now is of no interest: nobody will find it there any more.
     lines = [line for line in child.errors.replace(f"{artifact.parent}/", "").splitlines() if line.strip()]
-    telling = ([line for line in lines if pattern.search(line)] for pattern in _TELLING)
-    cause = next((found[-1].strip() for found in telling if found), lines[-1].strip() if lines else "")
+    telling = ([at for at, line in enumerate(lines) if pattern.search(line)] for pattern in _TELLING)
+    at = next((found[-1] for found in telling if found), len(lines) - 1)
+    # What Python raised goes on in the lines behind; the loader and a C++ exception say it in one.
+    length = _MESSAGE_LINES if lines and _TELLING[-1].search(lines[at]) else 1
+    cause = "\n    ".join(line.strip() for line in lines[at : at + length])
     if child.code < 0:
         ended = f"the process was ended by {_signal_name(-child.code)}"
         cause = f"{ended} ({cause})" if cause else ended

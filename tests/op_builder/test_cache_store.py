@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 import os
@@ -37,6 +38,8 @@ def manifest(content: bytes = b"binary", **changes: str) -> Manifest:
         sha256=hashlib.sha256(content).hexdigest(),
         kind="accel",
         namespaces=(),
+        defined_namespaces=(),
+        operators=(),
         key_parts=parts,
         headers=(),
         system_headers=SystemHeaders.of([]),
@@ -109,12 +112,62 @@ def test_publishing_over_a_damaged_entry_replaces_it(cache: Cache) -> None:
     assert find(cache) is not None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 2}'])
+DAMAGED = ["", "{", "[]", "{}", "null", "3", '{"format": 3}', "{\xff"]
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=["empty", "torn", "list", "bare", "null", "number", "format", "no utf-8"])
 def test_a_damaged_manifest_is_set_aside(cache: Cache, text: str) -> None:
     entry = publish(cache)
-    (entry.directory / "manifest.json").write_text(text)
+    (entry.directory / "manifest.json").write_text(text, encoding="latin-1")
     assert find(cache) is None
     assert cache.entries() == []
+
+
+def test_a_manifest_without_a_key_is_damaged(cache: Cache) -> None:
+    entry = publish(cache)
+    text = dataclasses.replace(entry.manifest, key_parts=3).to_json()  # type: ignore[arg-type]
+    (entry.directory / "manifest.json").write_text(text)
+    assert find(cache, any_compiler=True) is None
+    assert cache.entries() == []
+
+
+SET_ASIDE = """
+import sys
+from pathlib import Path
+from op_builder.cache.store import Cache
+cache = Cache(Path(sys.argv[1]))
+(entry,) = cache.entries()
+cache.set_aside(entry.directory, "it is damaged")
+"""
+
+
+def test_the_encoding_of_the_locale_does_not_matter(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "caché")
+    entry = publish(cache)
+    text = entry.manifest.to_json().replace('"check": "none"', '"check": "célèbre"')
+    (entry.directory / "manifest.json").write_text(text, encoding="utf-8")
+    entry.artifact.write_bytes(b"")
+    environment = env.child_environment(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    command = [sys.executable, "-c", SET_ASIDE, str(cache.root)]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (reason,) = cache.root.glob("rejected/*/reason.txt")
+    assert reason.read_text(encoding="utf-8") == f"{entry.directory}: it is damaged\n"
+
+
+def test_a_cache_that_is_only_looked_at_names_what_is_damaged_and_moves_nothing(cache: Cache) -> None:
+    torn, altered = publish(cache, flags="-O0"), publish(cache)
+    (torn.directory / "manifest.json").write_text("{")
+    altered.artifact.write_bytes(b"")
+    looked_at = Cache(cache.root, is_ours=False)
+    assert find(looked_at) is None
+    assert find(looked_at, flags="-O0") is None
+    assert looked_at.damaged == {
+        altered.directory: "its binary does not match its manifest",
+        torn.directory: "its manifest cannot be read",
+    }
+    assert torn.directory.is_dir()
+    assert altered.directory.is_dir()
 
 
 def test_a_manifest_of_another_version_is_left_alone(cache: Cache) -> None:

@@ -180,6 +180,56 @@ def test_a_library_of_two_namespaces_shows_both(small: SmallBuilder) -> None:
     assert (added(op.loader_one), added(op.loader_two)) == (1.0, 2.0)
 
 
+PART = """
+#include <torch/csrc/stable/library.h>
+static void work() {}
+OPENS(NAMESPACE, m) { m.def("NAME() -> ()"); }
+STABLE_TORCH_LIBRARY_IMPL(NAMESPACE, CompositeExplicitAutograd, m) { m.impl("NAME", TORCH_BOX(&work)); }
+"""
+OWNED, SHARED = "STABLE_TORCH_LIBRARY", "STABLE_TORCH_LIBRARY_FRAGMENT"
+
+
+def part(directory: Path, cache: Cache, opens: str, namespace: str, name: str) -> SmallBuilder:
+    """An op of its own library, which opens a namespace for itself or to share it."""
+    source = PART.replace("OPENS", opens).replace("NAMESPACE", namespace).replace("NAME", name)
+    return make_small(directory, cache, source=source)
+
+
+@pytest.mark.parametrize("second", [SHARED, OWNED], ids=["both extend", "the second owns"])
+def test_libraries_may_extend_one_namespace(tmp_path: Path, cache: Cache, second: str) -> None:
+    namespace = f"shared_{second.lower()}"
+    one = part(tmp_path / "one", cache, SHARED, namespace, "first").load()
+    other = part(tmp_path / "two", cache, second, namespace, "second").load()
+    one.first()
+    other.second()
+    defined = [entry.manifest.defined_namespaces for entry in cache.entries()]
+    assert sorted(defined) == sorted([(), () if second == SHARED else (namespace,)])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "name", "told"),
+    [
+        pytest.param(SHARED, SHARED, "first", "defines {}::first for torch, which is already", id="one name"),
+        pytest.param(OWNED, OWNED, "second", "defines the torch namespace {}, which is already", id="two owners"),
+    ],
+)
+def test_what_torch_would_end_the_process_for_is_refused(
+    tmp_path: Path, cache: Cache, first: str, second: str, name: str, told: str
+) -> None:
+    namespace = f"clash_{name}"
+    op = part(tmp_path / "one", cache, first, namespace, "first").load()
+    with pytest.raises(LoadError, match=told.format(namespace)) as caught:
+        part(tmp_path / "two", cache, second, namespace, name).load()
+    assert "Restart Python" in caught.value.remedy
+    op.first()
+
+
+def test_an_op_that_is_implemented_before_it_is_defined_is_no_clash(tmp_path: Path, cache: Cache) -> None:
+    early = torch.library.Library("late_definition", "IMPL")
+    early.impl("first", lambda: None, "CPU")
+    part(tmp_path / "op", cache, OWNED, "late_definition", "first").load().first()
+
+
 REFUSING = STABLE_SOURCE.replace(
     "static void define(accel::Library& m) {",
     "#include <cstdlib>\n#include <stdexcept>\nstatic void define(accel::Library& m) {\n"

@@ -85,12 +85,31 @@ def test_what_keeps_a_binary_from_loading_is_named(seed: Seed, tmp_path: Path, c
     fails(seed, seed.builder(tmp_path / "op", cache))
 
 
-def test_a_module_whose_start_raises_is_told_by_what_it_raises(tmp_path: Path, cache: Cache) -> None:
-    start = 'PyErr_SetString(PyExc_RuntimeError, "no acme device"); return nullptr;'
-    builder = Seed({"small.cpp": MODULE % start}, binding=Binding.TORCH).builder(tmp_path / "op", cache)
-    with pytest.raises(LoadError) as caught:
-        builder.load()
-    assert "small.so cannot be imported: RuntimeError: no acme device" in end_of_traceback(caught.value)
+RAISES = MODULE % 'PyErr_SetString(PyExc_RuntimeError, "no acme device:\\nplug one in"); return nullptr;'
+REGISTERS = """#include <torch/csrc/stable/library.h>
+STABLE_TORCH_LIBRARY_FRAGMENT(acme_raising, m) { m.def("f() -> ()"); }
+"""
+
+
+@pytest.mark.parametrize("source", [RAISES, REGISTERS + RAISES], ids=["alone", "with ops of torch"])
+def test_a_module_whose_start_raises_is_told_by_what_it_raises(source: str, tmp_path: Path, cache: Cache) -> None:
+    told = ("small.so does not load: RuntimeError: no acme device:", "plug one in")
+    seed = Seed({"small.cpp": source}, told, binding=Binding.TORCH, raises=LoadError)
+    fails(seed, seed.builder(tmp_path / "op", cache))
+
+
+def test_a_module_is_tried_with_the_path_of_this_process(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = """
+  if (PyImport_ImportModule("acme_settings") == nullptr) return nullptr;
+  static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "small", nullptr, -1, nullptr};
+  return PyModule_Create(&definition);"""
+    seed = Seed({"small.cpp": MODULE % start}, binding=Binding.TORCH)
+    (tmp_path / "acme_settings.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("op_builder.loader._module_names", set())
+    assert seed.builder(tmp_path / "op", cache).load().__name__ == "small"
 
 
 def test_a_binary_that_waits_for_ever_when_opened_is_told_by_its_time(
