@@ -11,6 +11,7 @@ from pathlib import Path
 from op_builder import env
 from op_builder.cache.store import Cache
 from op_builder.engine.diagnose import diagnose
+from op_builder.engine.flags import grouped_flags
 from op_builder.engine.jobs import job_count
 from op_builder.engine.ninja import find_ninja
 from op_builder.memo import Memo
@@ -45,7 +46,8 @@ def ninja_check() -> CheckOutcome:
 def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
     """The host compiler compiles and links a small program with the plan's own flags."""
     compiler = find_cxx(memo)
-    flags = [flag for flag in plan.cxx_flags if not flag.startswith("-D")]
+    # Without its defines, which mean nothing to this program, one answer serves many ops.
+    flags = [word for flag, _, words in grouped_flags(plan.cxx_flags) if flag != "-D" for word in words]
     headers = ["new"]  # of the standard library, and quickly read
     if plan.binding is Binding.TORCH:
         import sysconfig

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from op_builder import env
+from op_builder.engine.diagnose import diagnose
 from op_builder.errors import ToolchainError
 from op_builder.memo import Memo
 from op_builder.toolchains.compiler import find_cxx
@@ -23,7 +24,7 @@ Prepare = Callable[[Path], list[str]]
 
 
 def failure_of(prepare: Prepare, timeout_s: float = 120) -> str:
-    """Run a probe in a temporary directory; its first error line, empty when it worked."""
+    """Run a probe in a temporary directory; the cause of its failure, empty when it worked."""
     with tempfile.TemporaryDirectory(prefix="accel-probe-") as name:
         # In the locale C, as a build: the lines of the diagnostics are searched.
         environment = env.child_environment(LC_ALL="C")
@@ -32,8 +33,8 @@ def failure_of(prepare: Prepare, timeout_s: float = 120) -> str:
         wrote = "-o" not in command or (Path(name) / command[command.index("-o") + 1]).exists()
     if done.ok:
         return "" if wrote else f"{command[0]} wrote no file, though it ended without an error"
-    lines = [line for line in (done.errors + done.output).splitlines() if line.strip()]
-    return next((line for line in lines if "error" in line.lower()), lines[0] if lines else f"exit {done.code}")
+    told = done.errors + done.output
+    return diagnose(told).diagnostic if told.strip() else f"exit {done.code}"
 
 
 def remembered_failure_of(prepare: Prepare, subject: str, files: list[str], memo: Memo) -> str:
