@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from op_builder.cache.bundle import export_bundle, import_bundle
+from op_builder.cache.leftovers import leftovers, other_bytes, remove_leftovers, surplus_leftovers, sweep_small
 from op_builder.cache.maintenance import Usage, remove, surplus, usages
 from op_builder.cache.store import Cache
 from op_builder.errors import AccelError
@@ -47,8 +48,13 @@ def _list(cache: Cache, _: argparse.Namespace) -> Answer:
         f"{_ago(usage.used_at):<12}{usage.entry.manifest.build_s:>8.1f}s  {usage.entry.manifest.torch}"
         for usage in found
     ]
-    lines.append(f"{_entries(len(found))}, {_size(total)} in {cache.root}")
-    return 0, {"directory": str(cache.root), "entries": [_facts(usage) for usage in found]}, "\n".join(lines)
+    others = other_bytes(cache)
+    lines.append(
+        f"{_entries(len(found))}, {_size(total)} in {cache.root}; besides, {_size(others)} of logs, entries set aside, "
+        "locks and memos"
+    )
+    data = {"directory": str(cache.root), "entries": [_facts(usage) for usage in found], "other_bytes": others}
+    return 0, data, "\n".join(lines)
 
 
 def _info(cache: Cache, options: argparse.Namespace) -> Answer:
@@ -89,16 +95,21 @@ def _prune(cache: Cache, options: argparse.Namespace) -> Answer:
         raise AccelError(
             "prune was not told what may go.", "Give --max-size, --older-than or --unused; clear removes all."
         )
-    going = surplus(
-        usages(cache), max_size_bytes=options.max_size, older_than_s=options.older_than, unused=options.unused
-    )
-    return _removed(cache, going)
+    found, others = usages(cache), leftovers(cache)
+    excess = 0
+    if options.max_size is not None:
+        sizes = [*(usage.size_bytes for usage in found), *(item.size_bytes for item in others)]
+        excess = sum(sizes) - options.max_size
+    freed = remove_leftovers(surplus_leftovers(others, excess_bytes=excess, older_than_s=options.older_than))
+    going = surplus(found, max_size_bytes=options.max_size, older_than_s=options.older_than, unused=options.unused)
+    return _removed(cache, going, freed)
 
 
 def _clear(cache: Cache, _: argparse.Namespace) -> Answer:
     found = usages(cache)
     busy = [usage for usage in found if usage.is_mapped]
-    status, data, text = _removed(cache, [usage for usage in found if not usage.is_mapped])
+    freed = remove_leftovers(leftovers(cache)) + sweep_small(cache, all_of_them=True)
+    status, data, text = _removed(cache, [usage for usage in found if not usage.is_mapped], freed)
     data["in_use"] = [str(usage.entry.directory) for usage in busy]
     if busy:
         text += f"\n{_entries(len(busy))} in use by a process and kept."
@@ -155,11 +166,15 @@ def _parser() -> argparse.ArgumentParser:
     info = commands.add_parser("info", parents=[common], help="everything about the entries of one op")
     info.add_argument("op", metavar="OP")
     commands.add_parser("verify", parents=[common], help="check every binary; set damaged entries aside")
-    prune = commands.add_parser("prune", parents=[common], help="remove entries; those in use stay")
+    prune = commands.add_parser(
+        "prune",
+        parents=[common],
+        help="remove entries, and logs and what was set aside before them; what is in use stays",
+    )
     prune.add_argument("--max-size", type=_bytes, metavar="SIZE", help="the least lately used go until 500M are left")
     prune.add_argument("--older-than", type=_seconds, metavar="AGE", help="those not used for so long go: 30d")
     prune.add_argument("--unused", action="store_true", help="all but the last used of each op go")
-    commands.add_parser("clear", parents=[common], help="remove all entries; those in use stay")
+    commands.add_parser("clear", parents=[common], help="remove all but what is in use: entries, logs, locks, memos")
     export = commands.add_parser("export", parents=[common], help="write entries into a file for another machine")
     export.add_argument("file", type=Path, metavar="FILE")
     export.add_argument("ops", nargs="*", metavar="OP", help="only these ops")
@@ -168,8 +183,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _removed(cache: Cache, going: list[Usage]) -> Answer:
-    freed = remove(cache, going)
+def _removed(cache: Cache, going: list[Usage], freed_bytes: int) -> Answer:
+    freed = freed_bytes + remove(cache, going)
     data: dict[str, Any] = {"removed": [str(usage.entry.directory) for usage in going], "freed_bytes": freed}
     return 0, data, f"{_entries(len(going))} removed, {_size(freed)} freed."
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from op_builder import env
+from op_builder.cache.leftovers import leftovers, remove_leftovers, surplus_leftovers, sweep_small
 from op_builder.cache.store import MANIFEST, Cache, Entry
 from op_builder.errors import CacheError
 
@@ -45,7 +46,7 @@ def usages(cache: Cache, op: str | None = None) -> list[Usage]:
     """All entries with their use, the most lately used first."""
     mapped = _mapped_files()
     found = [
-        Usage(entry, _size_bytes(entry.directory), _used_at(entry), str(entry.artifact) in mapped)
+        Usage(entry, _size_bytes(entry.directory), _used_at(entry), os.path.realpath(entry.artifact) in mapped)
         for entry in cache.entries(op)
     ]
     return sorted(found, key=lambda usage: usage.used_at, reverse=True)
@@ -100,13 +101,20 @@ def remove(cache: Cache, going: Iterable[Usage]) -> int:
 
 
 def keep_in_bounds(cache: Cache) -> None:
-    """Remove the least lately used entries beyond ``ACCEL_CACHE_MAX_MIB``; failing at that fails no build."""
+    """Remove what is beyond ``ACCEL_CACHE_MAX_MIB``: what was set aside and logs, then the least lately used entries.
+
+    Failing at that fails no build.
+    """
     bound = env.ACCEL_CACHE_MAX_MIB.get() << 20
-    total = sum(_size_bytes(entry.directory) for entry in cache.entries())
+    sweep_small(cache)
+    others = leftovers(cache)
+    total = sum(_size_bytes(entry.directory) for entry in cache.entries()) + sum(item.size_bytes for item in others)
     if total <= bound:
         return
+    freed = remove_leftovers(surplus_leftovers(others, excess_bytes=total - bound))
     try:
-        freed = remove(cache, surplus(usages(cache), max_size_bytes=bound))
+        if total - freed > bound:
+            freed += remove(cache, surplus(usages(cache), max_size_bytes=bound))
     except CacheError as error:
         logger.warning("The cache %s holds more than %d MiB: %s", cache.root, bound >> 20, error.message)
         return
@@ -129,10 +137,13 @@ def _size_bytes(directory: Path) -> int:
 
 
 def _mapped_files() -> set[str]:
-    """Shared libraries that a process of this host has open, as far as this user may see."""
+    """Libraries and precompiled headers that a process of this host has open, as far as this user may see.
+
+    By their real paths, whatever links they were opened through.
+    """
     mapped: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
             lines = maps.read_text(errors="replace").splitlines()
-            mapped.update(line[line.index("/") :] for line in lines if line.endswith(".so"))
+            mapped.update(line[line.index("/") :] for line in lines if line.endswith((".so", ".gch")))
     return mapped

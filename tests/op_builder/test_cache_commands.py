@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
+import fcntl
 import json
+import mmap
 import os
 import time
 import zipfile
@@ -12,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from small_ops import SmallBuilder, make_small, replace_content
+from test_cache_store import manifest
 
 from op_builder import env
 from op_builder.cache.__main__ import main
@@ -134,6 +139,116 @@ def test_what_is_in_use_stays(capsys: pytest.CaptureFixture[str], small: SmallBu
     cleared = command(capsys, small.cache, "clear")
     assert cleared["removed"] == []
     assert cleared["in_use"] == [str(entry.directory)]
+
+
+def test_what_is_in_use_stays_though_the_cache_is_named_through_a_link(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "home").symlink_to(tmp_path / "disk")
+    small = make_small(tmp_path / "op", Cache(tmp_path / "home" / "cache"))
+    small.load()
+    (entry,) = small.cache.entries()
+    assert command(capsys, small.cache, "clear")["in_use"] == [str(entry.directory)]
+    assert entry.is_intact()
+
+
+def test_a_precompiled_header_that_a_compiler_reads_is_in_use(cache: Cache, tmp_path: Path) -> None:
+    with cache.staging("torch_extension") as staging:
+        (staging / "result").mkdir()
+        (staging / "result" / "torch.h.gch").write_bytes(b"gpch")
+        entry = cache.publish(staging / "result", dataclasses.replace(manifest(b"gpch"), artifact="torch.h.gch"))
+    (tmp_path / "torch.h.gch").symlink_to(entry.artifact)  # as a build offers it to GCC, which maps it
+    with (tmp_path / "torch.h.gch").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        assert [usage.is_mapped for usage in usages(cache)] == [True]
+    assert [usage.is_mapped for usage in usages(cache)] == [False]
+
+
+# What lies there besides entries ------------------------------------------------------------------
+
+
+def lying(path: Path, size_bytes: int, days_ago: float) -> Path:
+    """A file, or a directory set aside if its parent is ``rejected``, that was made days ago."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.parent.name == "rejected":
+        path.mkdir()
+        (path / "entry").mkdir()
+        (path / "entry" / "small.so").write_bytes(bytes(size_bytes))
+    else:
+        path.write_bytes(bytes(size_bytes))
+    moment = time.time() - days_ago * DAY_S
+    os.utime(path, (moment, moment))
+    return path
+
+
+def test_what_was_set_aside_and_logs_go_before_entries_the_oldest_first(filled: Cache) -> None:
+    oldest = lying(filled.root / "rejected" / "a", 3 << 20, days_ago=9)
+    older = lying(filled.root / "logs" / "small-1.log", 1 << 20, days_ago=8)
+    newer = lying(filled.root / "rejected" / "b", 1 << 20, days_ago=7)
+    with env.scope(ACCEL_CACHE_MAX_MIB="2"):
+        keep_in_bounds(filled)
+    assert (oldest.exists(), older.exists(), newer.exists()) == (False, False, True)
+    assert len(filled.entries()) == 3
+
+
+def test_entries_go_when_that_is_not_enough(filled: Cache) -> None:
+    with filled.entries()[0].artifact.open("ab") as file:
+        file.truncate(3 << 20)
+    log = lying(filled.root / "logs" / "small-1.log", 1, days_ago=1)
+    told = lying(filled.root / "logs" / "small-2.log", 1, days_ago=0)
+    with env.scope(ACCEL_CACHE_MAX_MIB="1"):
+        keep_in_bounds(filled)
+    assert (log.exists(), told.exists()) == (False, True), "what a user was just told of stays"
+    assert 0 < len(filled.entries()) < 3
+
+
+def test_prune_counts_what_is_no_entry(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    aside = lying(filled.root / "rejected" / "a", 3 << 20, days_ago=9)
+    log = lying(filled.root / "logs" / "small-1.log", 10, days_ago=1)
+    assert command(capsys, filled, "prune", "--max-size", "2M") == {"removed": [], "freed_bytes": 3 << 20}
+    assert (aside.exists(), log.exists()) == (False, True)
+    assert command(capsys, filled, "prune", "--older-than", "12h")["freed_bytes"] > 10
+    assert not log.exists()
+
+
+def test_locks_that_nobody_holds_and_old_memos_go(cache: Cache) -> None:
+    names = ("held", "free", "young")
+    locks = {name: lying(cache.root / "locks" / f"{name}.lock", 0, name != "young") for name in names}
+    owners = {name: lying(cache.root / "locks" / f"{name}.owner", 9, name != "young") for name in names}
+    old, fresh = (lying(cache.root / "memo" / f"{days}.json", 9, days) for days in (31, 29))
+    with locks["held"].open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        keep_in_bounds(cache)
+    assert {name for name, lock in locks.items() if lock.exists()} == {"held", "young"}
+    assert {name for name, owner in owners.items() if owner.exists()} == {"held", "young"}
+    assert (old.exists(), fresh.exists()) == (False, True)
+
+
+def test_a_lock_lately_taken_stays_where_the_file_system_knows_no_locks(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr("op_builder.cache.leftovers.fcntl.flock", refuse)
+    lately, over = (lying(cache.root / "locks" / f"{days}.lock", 0, days) for days in (0.5, 2))
+    keep_in_bounds(cache)
+    assert (lately.exists(), over.exists()) == (True, False)
+
+
+def test_list_tells_what_lies_besides_and_clear_takes_it(capsys: pytest.CaptureFixture[str], cache: Cache) -> None:
+    sizes = {"rejected/a": 4 << 20, "logs/small-1.log": 1 << 20, "locks/small.lock": 0, "memo/1.json": 10}
+    files = [lying(cache.root / name, size_bytes, days_ago=0) for name, size_bytes in sizes.items()]
+    held = lying(cache.root / "locks" / "held.lock", 0, days_ago=0)
+    assert command(capsys, cache, "list")["other_bytes"] == sum(sizes.values())
+    assert main(["list", "--directory", str(cache.root)]) == 0
+    assert "0 entries, 0 KiB in" in (last := capsys.readouterr().out.splitlines()[-1])
+    assert "besides, 5.0 MiB of logs" in last
+    with held.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert command(capsys, cache, "clear")["freed_bytes"] == sum(sizes.values())
+    assert not any(path.exists() for path in files)
+    assert held.exists()
 
 
 def test_what_was_just_used_stays(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:

@@ -210,7 +210,7 @@ def failing(error: Exception) -> Callable[..., Any]:
 
 
 class Meanwhile:
-    """``os.rename`` before, or after, whose first call something else happens."""
+    """``os.rename`` before, or after, whose first call for a finished build something else happens."""
 
     def __init__(self, before: Callable[[], object] | None = None, lost_answer: int = 0) -> None:
         self._rename = os.rename
@@ -218,6 +218,9 @@ class Meanwhile:
         self._lost_answer = lost_answer
 
     def __call__(self, old: str | Path, new: str | Path) -> None:
+        if Path(old).name != "result":
+            self._rename(old, new)
+            return
         before, self._before = self._before, None
         if before is not None:
             before()
