@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _ALIVE = "alive"
-# A new directory may not have its lock yet.
+# For so long a new directory may be without its lock.
 _YOUNG_S = 10.0
 # Where lock and process cannot both be asked, age decides.
 _SURELY_OVER_S = 24 * 3600.0
@@ -42,9 +42,11 @@ def this_host() -> str:
 @contextmanager
 def sign_of_life(directory: Path) -> Iterator[None]:
     """Hold a lock in a staging directory, which ends with this process however it ends."""
-    with (directory / _ALIVE).open("w") as file:
+    fresh = directory / f"{_ALIVE}.new"
+    with fresh.open("w") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fresh.replace(directory / _ALIVE)  # locked before it can be seen
         yield
 
 
@@ -70,12 +72,17 @@ def _is_abandoned(directory: Path) -> bool:
         age_s = time.time() - directory.stat().st_mtime
     except OSError:
         return False
-    if age_s < _YOUNG_S:
-        return False
     _, _, rest = directory.name.partition("@")
     host, _, rest = rest.partition("@")
-    locked = _is_locked(directory) if host == this_host() else None
-    if locked is None:
+    if host != this_host():
+        return age_s > _SURELY_OVER_S
+    try:
+        locked = _is_locked(directory)
+    except FileNotFoundError:
+        if age_s < _YOUNG_S:
+            return False
+        locked = False
+    except OSError:  # the file system knows no locks
         return age_s > _SURELY_OVER_S
     # Either sign of life is enough: a lock may be lost, and a process of another container is not seen.
     return not locked and not _process_lives(rest.partition("@")[0])
@@ -91,15 +98,10 @@ def _process_lives(pid: str) -> bool:
     return True
 
 
-def _is_locked(directory: Path) -> bool | None:
-    """Whether the build's process holds its lock; None where the file system knows no locks."""
-    try:
-        with (directory / _ALIVE).open() as file:
+def _is_locked(directory: Path) -> bool:
+    with (directory / _ALIVE).open() as file:
+        try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return None
+        except BlockingIOError:
+            return True
     return False

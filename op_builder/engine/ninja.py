@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from op_builder import env
 from op_builder.engine.commands import BuildCommands
+from op_builder.engine.session import watched
 from op_builder.errors import BuildCancelled, ToolchainError
 from op_builder.plan import BuildPlan
 
@@ -27,7 +28,6 @@ Progress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, what was just done)."""
 
 _STATUS = re.compile(r"^\[(\d+)/(\d+)\] (.*)$")
-_STOP_GRACE_S = 5.0
 
 
 def find_ninja() -> str:
@@ -90,7 +90,7 @@ class Limits:
 def run_ninja(program: str, directory: Path, log_path: Path, limits: Limits, progress: Progress | None = None) -> bool:
     """Run the ninja file in ``directory``; all output goes to ``log_path``. True when all steps succeeded.
 
-    The compilers are ended with it when this process is interrupted, is told to stop, or the time is up.
+    The compilers are ended with it when this process ends in any way, is told to stop, or the time is up.
 
     Raises:
         ToolchainError: it did not end in time.
@@ -99,34 +99,24 @@ def run_ninja(program: str, directory: Path, log_path: Path, limits: Limits, pro
     # The locale decides the language of diagnostics, which are searched for 'error:'.
     environment = env.child_environment(NINJA_STATUS="[%f/%t] ", LC_ALL="C", TMPDIR=str(directory))
     deadline = time.monotonic() + limits.timeout_s
-    with log_path.open("w") as log:
-        process = subprocess.Popen(
-            [program, "-j", str(limits.jobs)],
-            cwd=directory,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            reader = _ProgressReader(log_path, progress)
-            while process.poll() is None:
-                if limits.cancel.is_set():
-                    raise BuildCancelled("The build was stopped before its end.")
-                if time.monotonic() > deadline:
-                    raise ToolchainError(
-                        f"The build did not end within {limits.timeout_s:g} s and was stopped.",
-                        "Raise ACCEL_COMPILE_TIMEOUT_S, or lower ACCEL_MAX_JOBS if the machine swaps.",
-                    )
-                reader.report()
-                try:
-                    process.wait(timeout=0.01)
-                except subprocess.TimeoutExpired:
-                    continue
+    command = [program, "-j", str(limits.jobs)]
+    with (
+        log_path.open("w") as log,
+        watched(command, cwd=directory, environment=environment, output=log) as process,
+    ):
+        reader = _ProgressReader(log_path, progress)
+        while process.poll() is None:
+            if limits.cancel.is_set():
+                raise BuildCancelled("The build was stopped before its end.")
+            if time.monotonic() > deadline:
+                raise ToolchainError(
+                    f"The build did not end within {limits.timeout_s:g} s and was stopped.",
+                    "Raise ACCEL_COMPILE_TIMEOUT_S, or lower ACCEL_MAX_JOBS if the machine swaps.",
+                )
             reader.report()
-        finally:
-            _end_group(process)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=0.01)
+        reader.report()
     return process.returncode == 0
 
 
@@ -148,18 +138,6 @@ class _ProgressReader:
                 if match:
                     self._progress(int(match[1]), int(match[2]), match[3])
             self._position = log.tell()
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End ninja and the compilers it started, if they still run."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is not None:
-            return
-        try:
-            os.killpg(process.pid, sign)
-            process.wait(timeout=_STOP_GRACE_S)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
 
 
 def _path(text: str) -> str:

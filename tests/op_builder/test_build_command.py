@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -15,6 +19,7 @@ from small_ops import STABLE_SOURCE, SmallBuilder, make_small
 
 from op_builder import env
 from op_builder.build import build_all, main
+from op_builder.cache.staging import sweep
 from op_builder.cache.store import Cache
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,31 +106,87 @@ def runs(pid: int) -> bool:
         return False
 
 
-def test_ctrl_c_ends_the_compilers_and_keeps_nothing_half_built(tmp_path: Path) -> None:
-    # A compiler that says it has started, and then takes for ever.
-    started = tmp_path / "started"
-    compiler = tmp_path / "slow-g++"
-    compiler.write_text(f'#!/bin/sh\ncase "$*" in *-MD*) echo $$ >>{started}; sleep 1000;; *) exec g++ "$@";; esac\n')
-    compiler.chmod(0o755)
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@dataclass(frozen=True)
+class EndlessCompiler:
+    """A compiler that says it has started, itself and a child of its own, and then takes for ever."""
+
+    path: Path
+    log: Path
+
+    @staticmethod
+    def make(directory: Path) -> EndlessCompiler:
+        path, log = directory / "slow-g++", directory / "started"
+        compiling = f'sleep 1000 & echo "$PPID $$ $!" >>{log}; wait'
+        path.write_text(f'#!/bin/sh\ncase "$*" in *-MD*) {compiling};; *) exec g++ "$@";; esac\n')
+        path.chmod(0o755)
+        return EndlessCompiler(path, log)
+
+    def processes(self) -> list[int]:
+        """Those that were started; empty as long as it has not said so."""
+        return [int(word) for word in self.log.read_text().split()] if self.log.exists() else []
+
+    def ended(self) -> bool:
+        return not any(map(runs, self.processes()))
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda sign: sign.name)
+def test_the_compilers_end_with_the_command_however_it_is_ended(tmp_path: Path, sign: signal.Signals) -> None:
+    compiler = EndlessCompiler.make(tmp_path)
     process = subprocess.Popen(
         [sys.executable, "-m", "op_builder.build", "cpu_adam"],
-        env=env.child_environment(CXX=str(compiler), ACCEL_CACHE_DIR=str(tmp_path / "cache"), ACCEL_ACCELERATOR="cpu"),
+        cwd=ROOT,
+        env=env.child_environment(
+            CXX=str(compiler.path), ACCEL_CACHE_DIR=str(tmp_path / "cache"), ACCEL_ACCELERATOR="cpu"
+        ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while not started.exists() or not started.read_text().strip():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert "Interrupted" in errors
-    assert not [pid for pid in map(int, started.read_text().split()) if runs(pid)]
-    assert list((tmp_path / "cache" / "staging").iterdir()) == []
+    wait_until(lambda: bool(compiler.processes()) or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
+    process.send_signal(sign)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == (130 if sign == signal.SIGINT else -sign)
+    wait_until(compiler.ended)
+    staging = tmp_path / "cache" / "staging"
+    if sign == signal.SIGINT:
+        assert "Interrupted" in errors
+    else:
+        assert sweep(staging) == 1, "what it left goes with the next build, be it a second old"
+    assert list(staging.iterdir()) == []
     assert Cache(tmp_path / "cache").entries() == []
+
+
+def test_the_compilers_end_when_the_time_is_up(small: SmallBuilder, tmp_path: Path) -> None:
+    compiler = EndlessCompiler.make(tmp_path)
+    with env.scope(CXX=str(compiler.path), ACCEL_COMPILE_TIMEOUT_S="2"):
+        (outcome,) = build_all([small], required=True, force=False, report=lambda *_: None)
+    assert "did not end within 2 s" in outcome.message
+    assert compiler.ended()
+    assert list((small.cache.root / "staging").iterdir()) == []
+
+
+def test_the_compilers_end_when_ninja_is_killed(small: SmallBuilder, tmp_path: Path) -> None:
+    compiler = EndlessCompiler.make(tmp_path)
+
+    def kill_ninja() -> None:
+        wait_until(lambda: bool(compiler.processes()))
+        os.kill(os.getsid(compiler.processes()[0]), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_ninja)
+    killer.start()
+    with env.scope(CXX=str(compiler.path)):
+        (outcome,) = build_all([small], required=True, force=False, report=lambda *_: None)
+    killer.join()
+    assert outcome.status == "failed"
+    assert compiler.ended()
 
 
 def test_the_build_command_ends_with_the_cause(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ The processes are forked from this one, which has torch imported, so that what i
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -15,9 +16,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from small_ops import SmallBuilder
 
+from op_builder.cache.staging import sign_of_life, sweep, this_host
 from op_builder.cache.store import Cache
 
 # A library that registers nothing: it compiles in a moment, and is built, tried and published like any.
@@ -214,6 +217,34 @@ def test_fifty_builds_killed_at_random_moments_and_fifty_loads(tmp_path: Path) -
     assert killed_early >= 25
     assert all(entry.is_intact() for entry in cache.entries())
     assert len(cache.entries()) == 51
+    deadline = time.monotonic() + 60
+    while left := compilers_of(tmp_path):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+    with cache.staging("quick") as staging:
+        assert list((cache.root / "staging").iterdir()) == [staging]
+
+
+def compilers_of(directory: Path) -> list[list[str]]:
+    """Command lines of the compilers, linkers and ninjas at work for ``directory``."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            # Ninja is told no path; it works in the build's directory.
+            if process.pid != os.getpid() and str(directory) in " ".join([process.cwd(), *process.cmdline()]):
+                found.append(process.cmdline())
+    return found
+
+
+def test_a_new_staging_directory_without_its_lock_is_not_swept(cache: Cache) -> None:
+    ended = fork(lambda: None)
+    assert wait_for([ended]) == [0]
+    directory = cache.writable_dir("staging") / f"quick@{this_host()}@{ended}@x"
+    directory.mkdir()
+    assert sweep(directory.parent) == 0
+    with sign_of_life(directory):
+        assert sweep(directory.parent) == 0
+    assert sweep(directory.parent) == 1
 
 
 def test_readers_of_a_read_only_mirror_hit(tmp_path: Path) -> None:
