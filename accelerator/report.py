@@ -128,4 +128,6 @@ def _text(key: str, value: Fact) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from op_builder.command_line import run_main
+
+    run_main(main)

@@ -15,6 +15,7 @@ from op_builder.cache.bundle import export_bundle, import_bundle
 from op_builder.cache.leftovers import leftovers, other_bytes, remove_leftovers, surplus_leftovers, sweep_small
 from op_builder.cache.maintenance import Usage, remove, surplus, usages
 from op_builder.cache.store import Cache
+from op_builder.command_line import run_main
 from op_builder.errors import AccelError
 
 _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -23,7 +24,7 @@ _TIME_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status: 0, 1 when verify found damage, 2 for an error."""
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments, argparse.Namespace(json=False, directory=None))
     try:
         status, data, text = _COMMANDS[options.command](Cache(options.directory), options)
     except AccelError as error:
@@ -150,16 +151,14 @@ _COMMANDS = {
 
 
 def _parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
+    # Before the command or behind it: what is not given at one place must not undo what stands at the other.
+    common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     common.add_argument("--json", action="store_true", help="print JSON; sizes are bytes")
-    common.add_argument(
-        "--directory",
-        type=Path,
-        metavar="DIR",
-        help="the cache directory (default: as the library)",
-    )
+    common.add_argument("--directory", type=Path, metavar="DIR", help="the cache directory (default: as the library)")
     parser = argparse.ArgumentParser(
-        prog="python -m op_builder.cache", description="What is built, whether it is whole, and what may go."
+        prog="python -m op_builder.cache",
+        description="What is built, whether it is whole, and what may go.",
+        parents=[common],
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("list", parents=[common], help="all entries, the last used first")
@@ -235,4 +234,4 @@ def _ago(moment: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

@@ -186,7 +186,8 @@ class Cache:
                 if not entry.manifest.key.headers_unchanged(roots, self.memo):
                     continue
                 if self._is_intact(entry):
-                    entry.note_use()
+                    if self._is_ours:
+                        entry.note_use()
                     return entry
                 self.set_aside(entry.directory, "its binary does not match its manifest")
         return None
@@ -340,8 +341,9 @@ class Cache:
         the entry already, and a network file system shows that late.
         """
         if not self._is_ours:
+            if directory not in self.damaged:
+                logger.warning("%s is not used: %s.", directory, reason)
             self.damaged[directory] = reason
-            logger.warning("%s is not used: %s.", directory, reason)
             return
         with contextlib.suppress(OSError):
             target = self.root / "rejected"

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from op_builder.command_line import run_main
 from op_builder.errors import UnknownOpError
 
 
@@ -18,7 +19,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; sizes are bytes")
     parser.add_argument(
-        "--op", metavar="NAME", help="explain one op in full: plan, commands, checks (cpu_adam or CPUAdamBuilder)"
+        "--op",
+        metavar="NAME",
+        help="explain one op in full: plan, commands, checks (cpu_adam, CPUAdamBuilder or package.module:Builder)",
     )
     options = parser.parse_args(arguments)
     # Imported here so that --help answers at once.
@@ -51,4 +54,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(main)

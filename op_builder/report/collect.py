@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 import os
 import platform
 import shlex
@@ -9,7 +11,8 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeGuard
 
 from op_builder import env, resolver
 from op_builder._version import __version__
@@ -45,6 +48,17 @@ class OpRow:
 
 def op_row(builder: OpBuilder) -> OpRow:
     """The report's line on one op."""
+    return _row(_looking(builder))
+
+
+def _looking(builder: OpBuilder) -> OpBuilder:
+    """``builder`` with its cache as one that is only looked at: what is damaged stays where it is."""
+    looking = copy.copy(builder)
+    vars(looking)["cache"] = Cache(builder.cache.root, is_ours=False)
+    return looking
+
+
+def _row(builder: OpBuilder) -> OpRow:
     found = resolver.examine(builder)
     several = len(found.failed) > 1
     reasons = [f"{failure.name}: {failure.reason}" if several else failure.reason for failure in found.failed]
@@ -90,7 +104,7 @@ def report(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
 
 def environment() -> dict[str, Any]:
     """The machine as far as ops depend on it; what is missing is an ``error`` with a ``remedy``."""
-    cache = Cache()
+    cache = Cache(is_ours=False)
     return {
         "accel_ops": __version__,
         "python": {"version": platform.python_version(), "executable": sys.executable, "platform": platform.platform()},
@@ -118,24 +132,62 @@ def builders_here() -> list[OpBuilder]:
 
 
 def find_op(name: str) -> OpBuilder:
-    """The builder of an op, by the op's or the builder's name.
+    """The builder of an op, by the op's or the builder's name; of anybody's op by ``package.module:Builder``.
 
     Raises:
-        UnknownOpError: there is no such op for this device; lists them.
+        UnknownOpError: there is no such op for this device, and lists them; or no such module or builder.
     """
+    if ":" in name:
+        return _builder_of(name)
     builders = builders_here()
     for builder in builders:
         if name in (builder.name, type(builder).__name__):
             return builder
     names = ", ".join(builder.name for builder in builders)
-    raise UnknownOpError(f"There is no op {name!r}.", f"The ops are: {names}.")
+    raise UnknownOpError(
+        f"There is no op {name!r}.", f"The ops are: {names}. Another package's is named as package.module:Builder."
+    )
+
+
+def _builder_of(name: str) -> OpBuilder:
+    module_name, _, class_name = name.partition(":")
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:  # python -m has it there
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # it may raise anything
+        raise UnknownOpError(
+            f"{name!r}: the module {module_name!r} cannot be imported: {type(error).__name__}: {error}.",
+            "Name it as Python imports it from the current directory, or add its place to PYTHONPATH.",
+        ) from error
+    found = getattr(module, class_name, None)
+    if not _is_builder(found):
+        what = "is no OpBuilder" if hasattr(module, class_name) else "is not there"
+        builders = filter(_is_builder, vars(module).values())
+        own = [builder.__name__ for builder in builders if builder.__module__ == module_name]
+        names = ", ".join(dict.fromkeys(own)) or "none"
+        raise UnknownOpError(f"{name!r}: {class_name!r} {what}.", f"The builders of {module_name} are: {names}.")
+    try:
+        return found()
+    except Exception as error:
+        raise UnknownOpError(
+            f"{name!r}: the builder cannot be made: {type(error).__name__}: {error}.",
+            "Give it a sources() method and an __init__ that needs no arguments.",
+        ) from error
+
+
+def _is_builder(value: object) -> TypeGuard[type[OpBuilder]]:
+    return isinstance(value, type) and issubclass(value, OpBuilder)
 
 
 def explain(builder: OpBuilder) -> dict[str, Any]:
     """One op in full: its plan, key, what the ways of loading find, the checks, the commands."""
+    builder = _looking(builder)
     found = resolver.examine(builder)
+    damaged = dict(builder.cache.damaged)
     explained: dict[str, Any] = {
-        **asdict(op_row(builder)),
+        **asdict(_row(builder)),
         "checks": [{"passed": not isinstance(outcome, Failed), **asdict(outcome)} for outcome in builder.check()],
         "prebuilt": _entry(found.prebuilt),
         "cache_entry": _entry(found.cached),
@@ -144,7 +196,7 @@ def explain(builder: OpBuilder) -> dict[str, Any]:
     if isinstance(request, Failed):
         return {**explained, "miss": None, "plan": None, "key": None, "commands": []}
     plan = request.plan
-    explained["miss"] = _miss(request) if found.cached is None else None
+    explained["miss"] = _miss(request, damaged) if found.cached is None else None
     explained["plan"] = {
         "binding": plan.binding.value,
         "artifact": plan.artifact_name,
@@ -179,8 +231,13 @@ def _accelerator() -> tuple[dict[str, Any], str]:
     return {"name": accelerator.device_name(), "error": None, **facts}, accelerator.op_builder_dir()
 
 
-def _miss(request: resolver.Request) -> dict[str, Any]:
-    """Why the cache has no entry that fits: the differences from the nearest."""
+def _miss(request: resolver.Request, damaged: dict[Path, str]) -> dict[str, Any]:
+    """Why the cache has no entry that fits: it is damaged, or the differences from the nearest."""
+    for directory, reason in damaged.items():
+        return {
+            "nearest": str(directory),
+            "differences": [f"damaged, will be set aside and built again: {reason}"],
+        }
     miss = nearest_miss(request.cache.entries(request.plan.op), request.key, Roots.of(request.plan), request.cache.memo)
     if miss is None:
         return {"nearest": None, "differences": []}

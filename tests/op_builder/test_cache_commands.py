@@ -69,6 +69,14 @@ def ops(cache: Cache) -> list[str]:
     return sorted(entry.manifest.op for entry in cache.entries())
 
 
+def test_common_options_stand_before_or_behind_the_command(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    directory = ["--directory", str(filled.root)]
+    orders = (["--json", *directory, "list"], ["--json", "list", *directory], [*directory, "list", "--json"])
+    for arguments in orders:
+        assert main(arguments) == 0
+        assert len(json.loads(capsys.readouterr().out)["entries"]) == 3
+
+
 def test_list_tells_op_size_and_use(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
     entries = command(capsys, filled, "list")["entries"]
     assert sorted(entry["op"] for entry in entries) == ["other", "small", "small"]

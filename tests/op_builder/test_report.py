@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small_ops import SmallBuilder
+from foreign_package import ROOT, importable, write_package
+from rich.console import Console
+from seeds import ENTRY
+from small_ops import SmallBuilder, replace_content
 
 from op_builder import env
-from op_builder.cache.store import Cache
+from op_builder.cache.store import Cache, Entry
 from op_builder.report.__main__ import main
 from op_builder.report.collect import environment, explain, op_row
+from op_builder.report.render import print_explanation
 from op_builder.torch_install import torch_install
 
 
@@ -159,6 +166,121 @@ def test_a_builder_that_says_no_is_believed_and_its_warning_is_the_reason(small:
     assert not row.compatible
     assert "moon" in row.reason
     assert row.remedy
+
+
+def altered(entry: Entry) -> None:
+    replace_content(entry.artifact, b"altered")
+
+
+def torn(entry: Entry) -> None:
+    (entry.directory / "manifest.json").write_text("{")
+
+
+@pytest.mark.parametrize("damage", [altered, torn])
+def test_a_damaged_entry_is_named_and_stays_where_it_is(small: SmallBuilder, damage: Callable[[Entry], None]) -> None:
+    small.load()
+    (entry,) = small.cache.entries()
+    damage(entry)
+    with env.scope(ACCEL_CACHE_DIR=str(small.cache.root)):
+        environment()
+    row, explanation = op_row(small), explain(small)
+    assert (row.cached, row.compatible) == (False, True)
+    assert explanation["miss"]["nearest"] == str(entry.directory)
+    assert "damaged, will be set aside and built again" in explanation["miss"]["differences"][0]
+    console = Console(file=io.StringIO(), width=200)
+    print_explanation(explanation, console)
+    assert "damaged, will be set aside" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert entry.directory.is_dir()
+    assert not (small.cache.root / "rejected").exists()
+
+
+def test_looking_at_an_entry_is_no_use_of_it(small: SmallBuilder) -> None:
+    small.load()
+    (entry,) = small.cache.entries()
+    os.utime(entry.directory / "manifest.json", (0, 0))
+    assert op_row(small).cached
+    assert (entry.directory / "manifest.json").stat().st_mtime == 0
+
+
+# Builders of other packages, and readers that go ------------------------------------------------------
+
+
+OWN = """
+from op_builder import Binding, OpBuilder
+
+class OwnBuilder(OpBuilder):
+    NAME = "own"
+    BUILD_VAR = "ACCEL_BUILD_OWN"
+    BINDING = Binding.STABLE
+
+    def sources(self):
+        return ["own.cpp"]
+
+class Greedy(OwnBuilder):
+    def __init__(self, more):
+        super().__init__()
+
+number = 7
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A directory with a package of somebody else's."""
+    write_package(tmp_path, "report_own", {"ops.py": OWN, "broken.py": "1 / 0", "own.cpp": ENTRY})
+    return tmp_path
+
+
+def test_an_op_of_another_package_is_explained_and_built(own: Path) -> None:
+    def run(*command: str) -> Any:
+        environment = env.child_environment(PYTHONPATH=str(ROOT), ACCEL_CACHE_DIR=str(own / "cache"))
+        command = (sys.executable, "-m", *command)
+        done = subprocess.run(command, cwd=own, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    explanation = run("op_builder.report", "--json", "--op", "report_own.ops:OwnBuilder")
+    assert explanation["name"] == "own"
+    assert explanation["commands"]
+    built = run("op_builder.build", "--json", "report_own.ops:OwnBuilder")
+    assert [(op["op"], op["status"]) for op in built["ops"]] == [("own", "built")]
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "remedy"),
+    [
+        ("report_absent.ops:OwnBuilder", "No module named 'report_absent'", "PYTHONPATH"),
+        (":OwnBuilder", "the module '' cannot be imported", "PYTHONPATH"),
+        ("report_own.broken:OwnBuilder", "ZeroDivisionError", "PYTHONPATH"),
+        ("report_own.ops:Absent", "'Absent' is not there", "are: OwnBuilder, Greedy"),
+        ("report_own.ops:number", "'number' is no OpBuilder", "are: OwnBuilder, Greedy"),
+        ("report_own.ops:Greedy", "missing 1 required positional argument", "needs no arguments"),
+        ("op_builder:OpBuilder", "cannot be made", "sources()"),
+    ],
+)
+def test_a_builder_that_cannot_be_had_is_named_with_the_reason(
+    own: Path, name: str, cause: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with importable(own, "report_own"):
+        assert main(["--op", name]) == 2
+    said = capsys.readouterr().err
+    assert repr(name) in said
+    assert cause in said
+    assert remedy in said
+
+
+@pytest.mark.parametrize(
+    "arguments", ["op_builder.report --json", "accelerator.report --json", "op_builder.cache list"]
+)
+def test_a_reader_that_goes_ends_a_command_quietly(arguments: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = env.child_environment(ACCEL_ACCELERATOR="cpu")
+    command = [sys.executable, "-m", *arguments.split()]
+    done = subprocess.run(command, env=environment, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert done.stderr == ""
+    assert done.returncode == 128 + signal.SIGPIPE
 
 
 def test_looking_writes_nothing_but_memos(tmp_path: Path) -> None:

@@ -1,0 +1,23 @@
+"""What all command lines share."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+
+def run_main(main: Callable[[], int]) -> NoReturn:
+    """Exit with the status of ``main()``; quietly, if nobody reads its output any more (``| head``)."""
+    try:
+        try:
+            status = main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # At its end Python writes what is left, and must not meet the broken pipe again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 128 + signal.SIGPIPE  # as a shell has it of other programs
+    sys.exit(status)
