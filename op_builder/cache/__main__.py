@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from op_builder.cache.bundle import export_bundle, import_bundle
+from op_builder.cache.bundle import export_bundle, import_bundle, misfits
 from op_builder.cache.leftovers import leftovers, other_bytes, remove_leftovers, surplus_leftovers, sweep_small
 from op_builder.cache.maintenance import Usage, remove, surplus, usages
 from op_builder.cache.store import Cache
@@ -134,9 +134,18 @@ def _export(cache: Cache, options: argparse.Namespace) -> Answer:
 
 def _import(cache: Cache, options: argparse.Namespace) -> Answer:
     entries = import_bundle(cache, options.file)
-    names = [f"{entry.manifest.op} {entry.directory.name}" for entry in entries]
-    lines = [f"{name[:29]}" for name in names]
-    return 0, {"entries": names}, "\n".join([*lines, f"{_entries(len(entries))} imported into {cache.root}."])
+    data, lines = [], []
+    for entry in entries:
+        op, key, differences = entry.manifest.op, entry.directory.name, misfits(entry.manifest, cache.memo)
+        data.append({"op": op, "key": key, "fits": not differences, "differences": differences})
+        lines.append(f"{op} {key[:12]}: {'will not be used on this machine' if differences else 'fits this machine'}")
+        lines += [f"    {difference}" for difference in differences]
+    useless = sum(not item["fits"] for item in data)
+    lines.append(
+        f"{_entries(len(entries))} imported into {cache.root}"
+        + (f", {useless} of them for another machine." if useless else ".")
+    )
+    return 0, {"entries": data}, "\n".join(lines)
 
 
 _COMMANDS = {

@@ -1,7 +1,7 @@
 """Taking built ops elsewhere: a zip file of entries, checked on the way in.
 
 A bundle made on one machine loads on another with the same key parts (platform, torch, sources),
-where no compiler need be.
+where no compiler need be; a compiler that is there must be the same.
 """
 
 from __future__ import annotations
@@ -13,6 +13,14 @@ from pathlib import Path
 
 from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
 from op_builder.errors import AccelError, CacheError
+from op_builder.fingerprint import COMPILER_PARTS, plan_key
+from op_builder.memo import Memo
+from op_builder.plan import Binding, BuildPlan, Language, Source
+from op_builder.toolchains.toolset import find_toolset
+from op_builder.torch_install import torch_install
+
+# The parts of a key that come from the machine and what is installed there, not from the op.
+_MACHINE_PARTS = ("format", "platform", "torch headers", "torch c++ abi", "python abi", "cpu", *COMPILER_PARTS)
 
 
 class BundleError(AccelError, ValueError):
@@ -64,9 +72,33 @@ def import_bundle(cache: Cache, path: Path) -> list[Entry]:
     return [_publish(cache, manifest, content) for manifest, content in found]
 
 
+def misfits(manifest: Manifest, memo: Memo) -> list[str]:
+    """Why an entry would never be taken on this machine, a line for each part of its key; empty when it may be."""
+    parts = manifest.key_parts
+    # A plan that makes as much of this machine count as the entry's did.
+    kernel = Source(Path("any.cu"), "any.cu", Language.CUDA, text="")
+    sources = (kernel,) if "cuda compiler" in parts else ()
+    flags = ("-march=native",) if "cpu" in parts else ()
+    plan = BuildPlan(manifest.op, manifest.op, Binding(parts["binding"]), sources, (), flags, (), ())
+    compared = set(_MACHINE_PARTS)
+    try:
+        torch_install()
+    except AccelError as error:
+        return [error.message]
+    try:
+        toolset = find_toolset(plan, memo)
+    except AccelError:  # where there is no compiler, any other's entry is taken
+        toolset = None
+        compared.difference_update(COMPILER_PARTS)
+    here = plan_key(plan, toolset, memo).parts
+    differing = [name for name in _MACHINE_PARTS if name in compared and parts.get(name) != here.get(name)]
+    return [f"{name}: built for {parts.get(name, 'none')}, here {here.get(name, 'none')}" for name in differing]
+
+
 def _read(bundle: zipfile.ZipFile, name: str) -> tuple[Manifest, bytes]:
     try:
         manifest = Manifest.from_json(bundle.read(name).decode())
+        Binding(manifest.key_parts["binding"])
     except (ValueError, KeyError, TypeError) as error:
         raise BundleError(f"The manifest {name} cannot be read: {error}.", "Export with the same version.") from error
     for text in (manifest.artifact, manifest.op):

@@ -297,6 +297,62 @@ def test_a_bundle_loads_on_a_machine_without_a_compiler(
     assert len(command(capsys, elsewhere, "import", str(bundle))["entries"]) == 2  # twice does no harm
 
 
+def rewritten(bundle: Path, changes: dict[str, str]) -> Path:
+    """The bundle as another machine would have made it: with other parts of the key."""
+    other = bundle.with_name("other.zip")
+    with zipfile.ZipFile(bundle) as source, zipfile.ZipFile(other, "w") as target:
+        for name in source.namelist():
+            content = source.read(name)
+            if name.endswith("manifest.json"):
+                data = json.loads(content)
+                data["key_parts"].update(changes)
+                content = json.dumps(data).encode()
+            target.writestr(name, content)
+    return other
+
+
+FOREIGN = {
+    "platform": {"platform": "linux riscv128"},
+    "torch headers": {"torch headers": "of another torch"},
+    "c++ compiler": {"c++ compiler": "g++ of long ago"},
+    "format": {"format": "0"},
+    "cpu": {"cpu": "of another kind"},
+    "cuda compiler": {"cuda compiler": "nvcc of long ago"},
+    "python abi": {"binding": "torch", "torch c++ abi": "cxx11=1", "python abi": ".cpython-307-somewhere.so"},
+}
+
+
+@pytest.mark.parametrize("part", FOREIGN)
+def test_import_tells_what_of_this_machine_an_entry_does_not_fit(
+    capsys: pytest.CaptureFixture[str], filled: Cache, tmp_path: Path, part: str
+) -> None:
+    bundle = tmp_path / "ops.zip"
+    command(capsys, filled, "export", str(bundle), "other")
+    elsewhere = Cache(tmp_path / "elsewhere")
+    (entry,) = command(capsys, elsewhere, "import", str(bundle))["entries"]
+    assert (entry["op"], entry["fits"], entry["differences"]) == ("other", True, [])
+    other = rewritten(bundle, FOREIGN[part])
+    (entry,) = command(capsys, elsewhere, "import", str(other))["entries"]
+    assert not entry["fits"]
+    assert any(line.startswith(f"{part}: built for {FOREIGN[part][part]}, here") for line in entry["differences"])
+    assert main(["import", str(other), "--directory", str(elsewhere.root)]) == 0
+    said = capsys.readouterr().out
+    assert "will not be used on this machine" in said
+    assert FOREIGN[part][part] in said
+    assert "1 of them for another machine" in said
+
+
+def test_without_a_compiler_here_an_entry_of_any_compiler_fits(
+    capsys: pytest.CaptureFixture[str], filled: Cache, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "ops.zip"
+    command(capsys, filled, "export", str(bundle), "other")
+    other = rewritten(bundle, FOREIGN["c++ compiler"])
+    with env.scope(PATH=str(tmp_path), CXX=None):
+        (entry,) = command(capsys, Cache(tmp_path / "elsewhere"), "import", str(other))["entries"]
+    assert entry["fits"]
+
+
 def test_an_altered_bundle_is_refused_whole(capsys: pytest.CaptureFixture[str], filled: Cache, tmp_path: Path) -> None:
     bundle, altered = tmp_path / "ops.zip", tmp_path / "altered.zip"
     command(capsys, filled, "export", str(bundle))
