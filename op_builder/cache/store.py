@@ -183,7 +183,7 @@ class Cache:
             for entry in self._entries_in(directory):
                 if any_compiler and not key.differs_only_in(entry.manifest.key_parts, COMPILER_PARTS):
                     continue
-                if not entry.manifest.key.headers_unchanged(roots, self.memo):
+                if not entry.manifest.key.headers_unchanged(roots, self.memo, any_system=any_compiler):
                     continue
                 if self._is_intact(entry):
                     if self._is_ours:
