@@ -13,15 +13,21 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from op_builder.errors import AccelError, UnknownOpError
 
 if TYPE_CHECKING:
     from op_builder.base import OpBuilder
+    from op_builder.engine.jobs import JobBudget
+    from op_builder.resolver import Request
 
 Report = Callable[[str, int, int, str], None]
-"""Called with (op, steps done, steps in all, what was just done)."""
+"""Called with (op, steps done, steps in all or 0 as long as that is not known, what was just done)."""
+
+T = TypeVar("T")
+
+_STYLES = {"built": "green", "cached": "green", "skipped": "yellow", "failed": "red"}
 
 
 @dataclass(frozen=True)
@@ -43,85 +49,94 @@ def build_all(builders: Sequence[OpBuilder], *, required: bool, force: bool, rep
         force: compile again what the cache has.
         report: told of every step, from several threads.
     """
-    from op_builder.engine.jobs import available_cores
+    from op_builder.engine.jobs import JobBudget, allowed_jobs
 
-    settled = [_settle(builder, required, force) for builder in builders]
-    pending = [builder for builder, outcome in zip(builders, settled, strict=True) if outcome is None]
-    workers = max(1, min(len(pending), available_cores()))
-    batch = _Batch(force, workers, report)
-    with ThreadPoolExecutor(workers, thread_name_prefix="build") as pool:
-        try:
-            built = {outcome.op: outcome for outcome in pool.map(batch.build, pending)}
-        except BaseException:
-            # Ctrl-C: what runs is ended, what has not begun does not begin.
-            batch.cancel.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-    return [outcome or built[builder.name] for builder, outcome in zip(builders, settled, strict=True)]
-
-
-def _settle(builder: OpBuilder, required: bool, force: bool) -> Outcome | None:
-    """The outcome of an op for which nothing is to be compiled; None for the others."""
-    from op_builder import resolver
-    from op_builder.outcomes import failures
-
-    started = time.monotonic()
-
-    def settle() -> tuple[str, str, str] | None:
-        missing = failures(builder.build_checks())
-        if missing:
-            reasons = "; ".join(f"{failure.reason} {failure.remedy}" for failure in missing)
-            return "failed" if required else "skipped", reasons, ""
-        cached = None if force else resolver.Request.of(builder).find_cached()
-        return None if cached is None else ("cached", "", str(cached.artifact))
-
-    result = _guarded(settle)
-    return None if result is None else Outcome(builder.name, *_timed(result, started))
+    batch = _Batch(required, force, report)
+    for builder in builders:
+        report(builder.name, 0, 0, "checking")
+    try:
+        at_a_time = allowed_jobs([])  # checks compile, too, but little
+    except AccelError:
+        at_a_time = 1  # a variable cannot be parsed; each op's checks say so
+    settled = batch.side_by_side([functools.partial(batch.settle, builder) for builder in builders], at_a_time)
+    requests = [found for found in settled if not isinstance(found, Outcome)]
+    if not requests:
+        return [found for found in settled if isinstance(found, Outcome)]
+    total = allowed_jobs([request.plan for request in requests])
+    budget = JobBudget(total)
+    built = iter(batch.side_by_side([functools.partial(batch.build, request, budget) for request in requests], total))
+    return [found if isinstance(found, Outcome) else next(built) for found in settled]
 
 
 @dataclass(frozen=True)
 class _Batch:
     """Builds that share the machine."""
 
+    required: bool
     force: bool
-    side_by_side: int
     report: Report
     cancel: threading.Event = field(default_factory=threading.Event)
 
-    def build(self, builder: OpBuilder) -> Outcome:
+    def side_by_side(self, tasks: Sequence[Callable[[], T]], at_a_time: int) -> list[T]:
+        """What the tasks return, in their order."""
+        with ThreadPoolExecutor(max(1, min(len(tasks), at_a_time)), thread_name_prefix="build") as pool:
+            try:
+                return list(pool.map(lambda task: task(), tasks))
+            except BaseException:
+                # Ctrl-C: what runs is ended, what has not begun does not begin.
+                self.cancel.set()
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+
+    def settle(self, builder: OpBuilder) -> Outcome | Request:
+        """The outcome of an op for which nothing is to be compiled; for the others what is."""
+        from op_builder import resolver
+        from op_builder.outcomes import failures
+
+        def settle() -> tuple[str, str, str] | Request:
+            missing = failures(builder.build_checks())
+            if missing:
+                reasons = "; ".join(f"{failure.reason} {failure.remedy}" for failure in missing)
+                return "failed" if self.required else "skipped", reasons, ""
+            request = resolver.Request.of(builder)
+            cached = None if self.force else request.find_cached()
+            return request if cached is None else ("cached", "", str(cached.artifact))
+
+        found = self._guarded(builder.name, settle)
+        if not isinstance(found, Outcome):
+            self.report(builder.name, 0, 0, "waiting")
+        return found
+
+    def build(self, request: Request, budget: JobBudget) -> Outcome:
         """Build one op; whatever goes wrong with it is told in the outcome."""
         from op_builder import resolver
         from op_builder.engine.build import BuildOptions
 
-        started = time.monotonic()
         options = BuildOptions(
-            progress=functools.partial(self.report, builder.name),
+            progress=functools.partial(self.report, request.plan.op),
             force=self.force,
-            side_by_side=self.side_by_side,
+            budget=budget,
             cancel=self.cancel,
         )
+        return self._guarded(
+            request.plan.op, lambda: ("built", "", str(resolver.compile_now(request, options).artifact))
+        )
 
-        def build() -> tuple[str, str, str]:
-            return "built", "", str(resolver.compile_now(resolver.Request.of(builder), options).artifact)
-
-        result = _guarded(build)
-        assert result is not None
-        return Outcome(builder.name, *_timed(result, started))
-
-
-def _guarded(step: Callable[[], tuple[str, str, str] | None]) -> tuple[str, str, str] | None:
-    try:
-        return step()
-    except AccelError as error:
-        return "failed", str(error), ""
-    except Exception as error:
-        # A builder of another package may raise anything; the other ops are built all the same.
-        return "failed", f"{type(error).__name__}: {error}", ""
-
-
-def _timed(result: tuple[str, str, str], started: float) -> tuple[str, float, str, str]:
-    status, message, path = result
-    return status, round(time.monotonic() - started, 2), message, path
+    def _guarded(self, op: str, step: Callable[[], tuple[str, str, str] | T]) -> Outcome | T:
+        """The outcome of ``step``, or what else it returns."""
+        started = time.monotonic()
+        try:
+            result = step()
+        except AccelError as error:
+            result = "failed", str(error), ""
+        except Exception as error:
+            # A builder of another package may raise anything; the other ops are built all the same.
+            result = "failed", f"{type(error).__name__}: {error}", ""
+        if not isinstance(result, tuple):
+            return result
+        status, message, path = result
+        self.report(op, 0, 0, status)
+        return Outcome(op, status, round(time.monotonic() - started, 2), message, path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -161,9 +176,12 @@ def _display(ops: list[str]) -> Iterator[Report]:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda op, done, total, step: console.print(
-            f"{op}: [{done}/{total}] {step}", markup=False, highlight=False
-        )
+
+        def print_step(op: str, done: int, total: int, step: str) -> None:
+            count = f"[{done}/{total}] " if total else ""
+            console.print(f"{op}: {count}{step}", markup=False, highlight=False)
+
+        yield print_step
         return
     columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[step]}", style="dim"), console=console) as progress:
@@ -171,14 +189,19 @@ def _display(ops: list[str]) -> Iterator[Report]:
 
         def report(op: str, done: int, total: int, step: str) -> None:
             if op not in tasks:
-                tasks[op] = progress.add_task(op.ljust(max(map(len, ops))), total=total, step="")
-            progress.update(tasks[op], completed=done, total=total, step=step)
+                tasks[op] = progress.add_task(op.ljust(max(map(len, ops))), total=None, step="")
+            if total:
+                progress.update(tasks[op], completed=done, total=total)
+            progress.update(tasks[op], step=step)
+            if step in _STYLES:  # its end
+                progress.stop_task(tasks[op])
+                if progress.tasks[tasks[op]].total is None:
+                    progress.update(tasks[op], total=0)  # or the bar would go on pulsing
 
         yield report
 
 
 def _print_summary(outcomes: list[Outcome]) -> None:
-    styles = {"built": "green", "cached": "green", "skipped": "yellow", "failed": "red"}
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -189,7 +212,7 @@ def _print_summary(outcomes: list[Outcome]) -> None:
         table.add_column(heading)
     for outcome in outcomes:
         said = Text("see below" if outcome.status == "failed" else outcome.message or outcome.path, overflow="fold")
-        table.add_row(outcome.op, Text(outcome.status, styles[outcome.status]), f"{outcome.seconds:.1f}", said)
+        table.add_row(outcome.op, Text(outcome.status, _STYLES[outcome.status]), f"{outcome.seconds:.1f}", said)
     Console().print(table)
     for outcome in outcomes:
         if outcome.status == "failed":  # as it is: folded into a column, the cause is lost among its lines

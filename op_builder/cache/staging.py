@@ -85,10 +85,11 @@ def _is_abandoned(directory: Path) -> bool:
     except OSError:  # the file system knows no locks
         return age_s > _SURELY_OVER_S
     # Either sign of life is enough: a lock may be lost, and a process of another container is not seen.
-    return not locked and not _process_lives(rest.partition("@")[0])
+    return not locked and not process_lives(rest.partition("@")[0])
 
 
-def _process_lives(pid: str) -> bool:
+def process_lives(pid: str) -> bool:
+    """Whether this host has a process ``pid``; those of other containers are not seen."""
     try:
         os.kill(int(pid), 0)
     except (ValueError, ProcessLookupError):

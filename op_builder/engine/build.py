@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import logging
 import os
 import shutil
@@ -16,23 +17,28 @@ from pathlib import Path
 from typing import IO
 
 from op_builder import env
+from op_builder.cache.staging import process_lives
 from op_builder.cache.store import Cache, Entry, disk_full
 from op_builder.engine import precompiled
 from op_builder.engine.commands import BuildCommands, build_commands, stamped_directories
 from op_builder.engine.diagnose import diagnose
-from op_builder.engine.jobs import job_count
+from op_builder.engine.jobs import JobBudget, job_count
 from op_builder.engine.ninja import Limits, Progress, find_ninja, run_ninja, write_file
 from op_builder.engine.precompiled import Precompiled
 from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection, inspect
-from op_builder.errors import CacheError, CompileError, ToolchainError
+from op_builder.errors import BuildCancelled, CacheError, CompileError, ToolchainError
 from op_builder.fingerprint import BuildKey, PlanKey, Roots, build_key, file_status, plan_key
 from op_builder.plan import BuildPlan
 from op_builder.toolchains.toolset import Toolset
 
 logger = logging.getLogger(__name__)
 
+# A build that takes longer is told of once; those that wait for it say so at these times, then every minute.
+_SILENT_S = 3.0
 _ANNOUNCE_WAIT_S = 3.0
+_ANNOUNCE_AGAIN_S = (10.0, 30.0)
+_ANNOUNCE_EVERY_S = 60.0
 _POLL_S = 0.05
 _ATTEMPTS = 3
 _LOG = "build.log"
@@ -46,14 +52,14 @@ class BuildOptions:
     Attributes:
         progress: told of every step.
         force: compile even if the cache has it; its entry is the same, unless that was damaged.
-        side_by_side: how many builds share the machine's cores and memory.
+        budget: the compiler jobs that this build shares with others; None: it has all that are allowed.
         cancel: when set, the compilers are ended and the build raises BuildCancelled.
         precondition: called before anything is compiled; raises if the op cannot be built.
     """
 
     progress: Progress | None = None
     force: bool = False
-    side_by_side: int = 1
+    budget: JobBudget | None = None
     cancel: threading.Event = field(default_factory=threading.Event)
     precondition: Callable[[], None] = lambda: None
 
@@ -68,12 +74,14 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
         ToolchainError: ninja is missing, or the build ran out of time.
     """
     options = options or BuildOptions()
-    with _only_builder(cache, key, plan.op):
+    with _only_builder(cache, key, plan.op, options.cancel):
         ready = None if options.force else cache.find(key, plan.op, Roots.of(plan))
         if ready is not None:
             return ready
         options.precondition()
-        entry = _Build(plan, toolset, cache, find_ninja(), options).run(key)
+        jobs = job_count(plan)
+        with _announced(plan, jobs, options):
+            entry = _Build(plan, toolset, cache, find_ninja(), options, jobs).run(key)
     precompiled.make_in_background(plan, toolset, cache)
     return entry
 
@@ -87,6 +95,7 @@ class _Build:
     cache: Cache
     ninja: str
     options: BuildOptions
+    jobs: int
 
     def run(self, key: PlanKey) -> Entry:
         """Compile until what was compiled is surely what the key says, then publish it.
@@ -116,18 +125,19 @@ class _Build:
     def _compile(self, staging: Path, header: Precompiled | None) -> tuple[BuildCommands, Inspection]:
         for source in self.plan.sources:
             if source.text is not None:
-                (staging / source.path).write_text(source.text)
+                (staging / source.path).write_text(source.text, encoding="utf-8")
         if header is not None:
             header.offer(staging)
         preincluded = header.sources if header is not None else ()
         commands = build_commands(self.plan, self.toolset, staging, preincluded)
-        jobs = max(1, job_count(self.plan) // self.options.side_by_side)
-        logger.info("Building '%s': %d files, %d at a time.", self.plan.op, len(self.plan.sources), jobs)
         write_file(self.plan, commands, staging)
         log_path = staging / _LOG
-        limits = Limits(jobs, env.ACCEL_COMPILE_TIMEOUT_S.get(), self.options.cancel)
+        budget = self.options.budget or JobBudget(self.jobs)
         try:
-            succeeded = run_ninja(self.ninja, staging, log_path, limits, self.options.progress)
+            with budget.take(self.jobs, self.options.cancel) as jobs:
+                logger.info("Building '%s': %d files, %d at a time.", self.plan.op, len(self.plan.sources), jobs)
+                limits = Limits(jobs, env.ACCEL_COMPILE_TIMEOUT_S.get(), self.options.cancel)
+                succeeded = run_ninja(self.ninja, staging, log_path, limits, self.options.progress)
         except ToolchainError as error:  # its time was up
             waiting = [
                 step.source.label for step in commands.compile_steps if not (staging / step.object_name).exists()
@@ -150,7 +160,8 @@ def _saved_since(started_ns: int, plan: BuildPlan, key: BuildKey) -> bool:
     roots = Roots.of(plan)
     names = [str(source.path) for source in plan.sources if source.text is None]
     names += [roots.locate(header.root, header.path) for header in key.headers]
-    return any(status is None or status[1] >= started_ns for status in map(file_status, names))
+    # The time of the last change of status too: a file that is moved or copied here may keep an old time of writing.
+    return any(status is None or max(status[1], status[2]) >= started_ns for status in map(file_status, names))
 
 
 def _compile_error(plan: BuildPlan, cache: Cache, log_path: Path) -> CompileError | CacheError:
@@ -172,47 +183,97 @@ def _kept_log(plan: BuildPlan, cache: Cache, log_path: Path) -> Path:
 
 
 @contextmanager
-def _only_builder(cache: Cache, key: PlanKey, op: str) -> Iterator[None]:
+def _announced(plan: BuildPlan, jobs: int, options: BuildOptions) -> Iterator[None]:
+    """Tell once, if the build takes long, what is being done; unless somebody is told of every step."""
+    if options.progress is not None:
+        yield
+        return
+    count = len(plan.sources)
+    files = f"{count} files, {jobs} at a time" if count > 1 else "1 file"
+    message = f"Compiling '{plan.op}' ({files}), {_SILENT_S:.0f} s so far ..."
+    later = threading.Timer(_SILENT_S, logger.warning, (message,))
+    later.daemon = True
+    later.start()
+    try:
+        yield
+    finally:
+        later.cancel()
+
+
+@contextmanager
+def _only_builder(cache: Cache, key: PlanKey, op: str, cancel: threading.Event) -> Iterator[None]:
     """Hold the lock of ``key`` so that ranks starting together compile once.
 
-    The lock only saves double work. It dies with its process, and where the file system knows
-    no locks the build goes on without: publishing is correct either way.
+    The lock only saves double work. It dies with its process; where the file system knows no locks,
+    or its holder does not end, the build goes on without: publishing is correct either way.
+
+    Raises:
+        BuildCancelled: it was told to stop while it waited.
     """
     path = cache.writable_dir("locks") / f"{op}-{key.digest}.lock"
     owner = path.with_suffix(".owner")
     with contextlib.ExitStack() as held:
         try:
-            _wait_for(held.enter_context(path.open("a")), owner, op)
+            is_ours = _wait_for(held.enter_context(path.open("a")), owner, op, cancel)
         except OSError as error:
             logger.debug("no lock at %s: %s", path, error)
-        with contextlib.suppress(OSError):
-            owner.write_text(f"process {os.getpid()} on {os.uname().nodename}")
+            is_ours = False
+        if is_ours:
+            held.callback(_write, owner, "")
+            _write(owner, f"process {os.getpid()} on {os.uname().nodename}")
         yield
 
 
-def _wait_for(file: IO[str], owner: Path, op: str) -> None:
-    """Take the lock of ``file``, saying now and then for whom that waits.
+def _wait_for(file: IO[str], owner: Path, op: str, cancel: threading.Event) -> bool:
+    """Take the lock of ``file``, saying now and then for whom that waits; False when that took too long.
 
     The lock is the kernel's alone: one that is a file's mere presence would outlive a killed process.
 
     Raises:
         OSError: the file system knows no locks.
     """
-    started = told = time.monotonic()
+    started = time.monotonic()
+    # Longer no build may take, so its process was stopped, or its host is gone and the lock was not let go.
+    longest_s = env.ACCEL_COMPILE_TIMEOUT_S.get()
+    announcements = _announcement_times()
+    next_s = next(announcements)
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            return True
         except BlockingIOError:
-            now = time.monotonic()
-        if now - told >= _ANNOUNCE_WAIT_S:
-            told = now
-            logger.warning("Waiting since %.0f s for op '%s', built by %s.", now - started, op, _read(owner))
+            waited_s = time.monotonic() - started
+        if cancel.is_set():
+            raise BuildCancelled("The build was stopped before it began.")
+        if waited_s >= longest_s:
+            logger.warning(
+                "Op '%s' is not waited for any longer than %.0f s; it is compiled here, too. It was being built by %s.",
+                *(op, waited_s, _read(owner)),
+            )
+            return False
+        if waited_s >= next_s:
+            next_s = next(announcements)
+            logger.warning("Waiting since %.0f s for op '%s', built by %s.", waited_s, op, _read(owner))
         time.sleep(_POLL_S)
 
 
+def _announcement_times() -> Iterator[float]:
+    """Seconds of waiting after which it is told: ever more seldom, as every rank of a host does so."""
+    yield _ANNOUNCE_WAIT_S
+    yield from _ANNOUNCE_AGAIN_S
+    yield from itertools.count(_ANNOUNCE_AGAIN_S[-1] + _ANNOUNCE_EVERY_S, _ANNOUNCE_EVERY_S)
+
+
 def _read(path: Path) -> str:
-    try:
-        return path.read_text() or "another process"
-    except OSError:
-        return "another process"
+    """Who holds the lock; what a killed process has written does not count."""
+    with contextlib.suppress(OSError, ValueError):
+        owner = path.read_text()
+        _, pid, _, host = owner.split(" ", 3)
+        if host != os.uname().nodename or process_lives(pid):
+            return owner
+    return "another process"
+
+
+def _write(path: Path, text: str) -> None:
+    with contextlib.suppress(OSError):
+        path.write_text(text)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from op_builder import env
 from op_builder.cgroups import HostFiles, available_memory_bytes, cpu_quota_cores
+from op_builder.errors import BuildCancelled
 from op_builder.plan import Binding, BuildPlan
 
 # Peak memory of one compiler job, measured on torch 2.13 with g++ 12: a file with
@@ -13,18 +17,60 @@ from op_builder.plan import Binding, BuildPlan
 _BYTES_PER_JOB = {Binding.STABLE: 400 << 20, Binding.TORCH: 1800 << 20}
 _CUDA_BYTES_PER_JOB = 1500 << 20
 _HOST = HostFiles()
+_LOOK_S = 0.05
 
 
 def job_count(plan: BuildPlan, files: HostFiles = _HOST) -> int:
-    """Compiler jobs for ``plan``: ``ACCEL_MAX_JOBS``, else ``MAX_JOBS``, else as many as this
-    process has cores and the machine has memory for, and no more than there are files."""
+    """Compiler jobs for ``plan`` alone: those allowed, and no more than there are files."""
+    return max(1, min(allowed_jobs([plan], files), len(plan.sources)))
+
+
+def allowed_jobs(plans: Iterable[BuildPlan], files: HostFiles = _HOST) -> int:
+    """Compiler jobs that may run at a time while ``plans`` are built: ``ACCEL_MAX_JOBS``, else ``MAX_JOBS``,
+    else as many as this process has cores, and the machine has memory for the hungriest of them."""
     asked = env.ACCEL_MAX_JOBS.get() or env.MAX_JOBS.get()
     if asked is not None:
         return asked
+    per_job = max(map(_bytes_per_job, plans), default=_BYTES_PER_JOB[Binding.STABLE])
+    return max(1, min(available_cores(files), available_memory_bytes(files) // per_job))
+
+
+def _bytes_per_job(plan: BuildPlan) -> int:
     per_job = _BYTES_PER_JOB[plan.binding]
-    if plan.uses_cuda:
-        per_job = max(per_job, _CUDA_BYTES_PER_JOB)
-    return max(1, min(available_cores(files), available_memory_bytes(files) // per_job, len(plan.sources)))
+    return max(per_job, _CUDA_BYTES_PER_JOB) if plan.uses_cuda else per_job
+
+
+class JobBudget:
+    """Compiler jobs that builds of this process share, so that together they never run more than ``total``."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._free = total
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, wanted: int, cancel: threading.Event) -> Iterator[int]:
+        """Wait for jobs, and give them back at the end: ``wanted``, or what is free of them.
+
+        Raises:
+            BuildCancelled: ``cancel`` was set before any was free.
+        """
+        wanted = max(1, min(wanted, self._total))
+        # Less than half is not worth beginning with: a build cannot take more later.
+        enough = (wanted + 1) // 2
+        with self._changed:
+            while self._free < enough:
+                if cancel.is_set():
+                    raise BuildCancelled("The build was stopped before it began.")
+                self._changed.wait(_LOOK_S)
+            taken = min(wanted, self._free)
+            self._free -= taken
+        try:
+            yield taken
+        finally:
+            with self._changed:
+                self._free += taken
+                self._changed.notify_all()
 
 
 def available_cores(files: HostFiles = _HOST) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -18,9 +19,10 @@ import pytest
 from small_ops import STABLE_SOURCE, SmallBuilder, make_small
 
 from op_builder import env
-from op_builder.build import build_all, main
+from op_builder.build import _display, build_all, main
 from op_builder.cache.staging import sweep
 from op_builder.cache.store import Cache
+from op_builder.outcomes import CheckOutcome, Failed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,6 +47,69 @@ def test_ops_are_built_side_by_side_and_one_that_fails_keeps_none_back(tmp_path:
     again = build_all([good, other], required=True, force=False, report=lambda *_: None)
     assert {outcome.status for outcome in again} == {"cached"}
     assert all(Path(outcome.path).is_file() for outcome in again)
+
+
+@pytest.fixture
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("op_builder.engine.jobs.available_cores", lambda *_: 4)
+
+
+@pytest.mark.parametrize(
+    ("variables", "free_mib", "most"),
+    [
+        pytest.param({"ACCEL_MAX_JOBS": "1"}, 1 << 20, 1, id="ACCEL_MAX_JOBS"),
+        pytest.param({"MAX_JOBS": "3"}, 1 << 20, 3, id="MAX_JOBS"),
+        pytest.param({}, 900, 2, id="memory"),
+        pytest.param({}, 1 << 20, 4, id="cores"),
+    ],
+)
+@pytest.mark.usefixtures("four_cores")
+def test_all_ops_together_run_no_more_compilers_than_allowed(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], free_mib: int, most: int
+) -> None:
+    monkeypatch.setattr("op_builder.engine.jobs.available_memory_bytes", lambda *_: free_mib << 20)
+    ops = [named(name, tmp_path / name, cache, "#error on purpose\n") for name in ("one", "two", "three", "four")]
+    for number, op in enumerate(ops, start=1):
+        op.files = [f"part{part}.cpp" for part in range(number)]
+        for file in op.files:
+            (op.directory / file).write_text("int nothing;\n")
+    log, compiler = tmp_path / "log", tmp_path / "counting-g++"
+    counted = f'echo + >>{log}; g++ "$@"; status=$?; sleep 0.2; echo - >>{log}; exit $status'
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *-MD*) {counted};; *) exec g++ "$@";; esac\n')
+    compiler.chmod(0o755)
+    with env.scope(CXX=str(compiler), **variables):
+        build_all(ops, required=True, force=False, report=lambda *_: None)
+    signs = [1 if sign == "+" else -1 for sign in log.read_text().split()]
+    assert signs.count(1) == signs.count(-1) == 1 + 2 + 3 + 4
+    assert max(itertools.accumulate(signs)) <= most
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_all_ops_are_shown_before_the_first_is_checked_and_checked_side_by_side(tmp_path: Path, cache: Cache) -> None:
+    steps: list[tuple[str, int, int, str]] = []
+    meeting = threading.Barrier(2)
+
+    class Meets(SmallBuilder):
+        def build_checks(self) -> list[CheckOutcome]:
+            steps.append((self.name, 0, 0, "is checked"))
+            meeting.wait(60)
+            return [Failed("meeting", "There was one.", "")]
+
+    ops = [type(name, (Meets,), {"NAME": name})(tmp_path, cache) for name in ("one", "two")]
+    outcomes = build_all(ops, required=False, force=False, report=lambda *step: steps.append(step))
+    assert steps[:2] == [("one", 0, 0, "checking"), ("two", 0, 0, "checking")]
+    assert [outcome.message for outcome in outcomes] == ["There was one. "] * 2
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "file"])
+def test_an_op_is_shown_while_it_is_checked(terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    with env.scope(FORCE_COLOR="1" if terminal else None), _display(["one", "other"]) as report:
+        report("one", 0, 0, "checking")
+        report("other", 0, 0, "checking")
+        report("other", 1, 2, "compile other.cpp")
+    seen = capsys.readouterr().err
+    assert seen.count("checking") >= 1
+    assert "1/2" in seen
 
 
 def test_force_compiles_again_what_the_cache_has(small: SmallBuilder) -> None:

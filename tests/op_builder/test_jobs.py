@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from small_ops import SmallBuilder
 from op_builder import env
 from op_builder.cgroups import HostFiles, available_memory_bytes
 from op_builder.engine import jobs
-from op_builder.errors import EnvironmentValueError
+from op_builder.errors import BuildCancelled, EnvironmentValueError
 from op_builder.plan import Binding, BuildPlan
 
 MEBIBYTE = 1 << 20
@@ -83,3 +86,33 @@ def test_variables_override(plan: BuildPlan, variables: dict[str, str | None], e
 def test_a_wrong_value_is_named(plan: BuildPlan) -> None:
     with env.scope(ACCEL_MAX_JOBS="all"), pytest.raises(EnvironmentValueError, match="ACCEL_MAX_JOBS='all'"):
         jobs.job_count(plan)
+
+
+def test_builds_that_share_a_budget_wait_for_half_of_what_they_want_and_the_last_gets_all() -> None:
+    budget, go_on = jobs.JobBudget(8), threading.Event()
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as others:
+        assert others.enter_context(budget.take(5, go_on)) == 5
+        with budget.take(6, go_on) as taken:
+            assert taken == 3, "half is worth beginning with"
+
+        def take_all() -> int:
+            with budget.take(100, go_on) as taken:
+                return taken
+
+        waiting = pool.submit(take_all)
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.2)
+        others.close()
+        assert waiting.result(timeout=60) == 8
+
+
+def test_a_build_that_waits_for_jobs_can_be_stopped() -> None:
+    budget, cancel = jobs.JobBudget(1), threading.Event()
+    cancel.set()
+    with budget.take(1, cancel), pytest.raises(BuildCancelled), budget.take(1, cancel):
+        pass
+
+
+def test_the_hungriest_op_of_several_decides(plan: BuildPlan, host: Callable[..., HostFiles]) -> None:
+    files = host(memory_max=str(1900 * MEBIBYTE), memory_current="0")
+    assert jobs.allowed_jobs([plan, replace(plan, binding=Binding.TORCH)], files) == 1

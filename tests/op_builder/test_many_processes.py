@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import random
@@ -14,14 +15,19 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 from small_ops import SmallBuilder
 
+from op_builder import env, resolver
 from op_builder.cache.staging import sign_of_life, sweep, this_host
 from op_builder.cache.store import Cache
+from op_builder.engine import build as engine
+from op_builder.engine.ninja import Limits, Progress
+from op_builder.errors import BuildCancelled
 
 # A library that registers nothing: it compiles in a moment, and is built, tried and published like any.
 SOURCE = """
@@ -100,8 +106,6 @@ def without_locks() -> None:
 
 def load_with_log(builder: SmallBuilder, log: Path) -> None:
     """Load, and write down each compiler run of this process."""
-    from op_builder.engine import build as engine
-
     run_ninja = engine.run_ninja
 
     def counted(*arguments: object, **options: object) -> bool:
@@ -153,28 +157,30 @@ def test_twenty_rounds_of_eight_processes(tmp_path: Path, locks: bool) -> None:
     assert not locks or compiles == [1] * 20
 
 
-def test_waiting_processes_say_for_whom_and_take_over_when_it_dies(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from op_builder.engine import build as engine
-
-    monkeypatch.setattr(engine, "_ANNOUNCE_WAIT_S", 0.3)
-    cache = Cache(tmp_path / "cache")
-    held = tmp_path / "held"
+def endless_builder(directory: Path, cache: Cache) -> int:
+    """A process that has the lock of the op in ``directory`` and compiles for ever."""
+    held = directory / "held"
 
     def hold() -> None:
-        # A builder that has the lock and compiles for ever.
         def never(*_: object, **__: object) -> bool:
             held.write_text("")
             time.sleep(1000)
             return False
 
         engine.run_ninja = never
-        quick(tmp_path / "op", cache).load()
+        quick(directory, cache).load()
 
     builder = fork(hold)
     while not held.exists():
         time.sleep(0.01)
+    return builder
+
+
+def test_waiting_processes_say_for_whom_and_take_over_when_it_dies(
+    tmp_path: Path, cache: Cache, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_ANNOUNCE_WAIT_S", 0.3)
+    builder = endless_builder(tmp_path / "op", cache)
 
     class KillOnce(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -191,6 +197,85 @@ def test_waiting_processes_say_for_whom_and_take_over_when_it_dies(
     assert f"built by process {builder}" in caplog.text
     assert "Waiting since" in caplog.text
     assert len(cache.entries()) == 1
+    (owner,) = (cache.root / "locks").glob("*.owner")
+    assert owner.read_text() == "", "nobody builds it any more"
+
+
+def test_a_builder_that_was_killed_is_not_named(tmp_path: Path, cache: Cache) -> None:
+    builder = endless_builder(tmp_path / "op", cache)
+    (owner,) = (cache.root / "locks").glob("*.owner")
+    assert engine._read(owner).startswith(f"process {builder} on ")
+    os.kill(builder, signal.SIGKILL)
+    assert wait_for([builder]) == [-signal.SIGKILL]
+    assert str(builder) in owner.read_text()
+    assert engine._read(owner) == "another process"
+
+
+def test_a_builder_that_was_stopped_is_waited_for_no_longer_than_a_build_may_take(
+    tmp_path: Path, cache: Cache, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = endless_builder(tmp_path / "op", cache)
+    os.kill(builder, signal.SIGSTOP)
+    run_ninja = engine.run_ninja
+
+    def patiently(program: str, directory: Path, log: Path, limits: Limits, progress: Progress | None) -> bool:
+        return run_ninja(program, directory, log, replace(limits, timeout_s=600), progress)
+
+    monkeypatch.setattr(engine, "run_ninja", patiently)
+    try:
+        with env.scope(ACCEL_COMPILE_TIMEOUT_S="1"):
+            quick(tmp_path / "op", cache).load()
+    finally:
+        os.kill(builder, signal.SIGKILL)
+        wait_for([builder])
+    assert f"being built by process {builder}" in caplog.text
+    assert len(cache.entries()) == 1
+
+
+def test_waiting_for_another_process_can_be_stopped(tmp_path: Path, cache: Cache) -> None:
+    builder = endless_builder(tmp_path / "op", cache)
+    options = engine.BuildOptions()
+    options.cancel.set()
+    try:
+        with pytest.raises(BuildCancelled):
+            resolver.compile_now(resolver.Request.of(quick(tmp_path / "op", cache)), options)
+    finally:
+        os.kill(builder, signal.SIGKILL)
+        wait_for([builder])
+
+
+def test_waiting_is_told_of_ever_more_seldom() -> None:
+    assert list(itertools.islice(engine._announcement_times(), 5)) == [3, 10, 30, 90, 150]
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "progress", "said"),
+    [
+        pytest.param(0.1, None, ["Compiling 'quick' (1 file), 0 s so far ..."], id="long"),
+        pytest.param(600, None, [], id="short"),
+        pytest.param(0.1, lambda *_: None, [], id="somebody is told of every step"),
+    ],
+)
+def test_a_build_that_takes_long_says_so_once(
+    tmp_path: Path,
+    cache: Cache,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    silent_s: float,
+    progress: Progress | None,
+    said: list[str],
+) -> None:
+    run_ninja = engine.run_ninja
+
+    def slowly(*arguments: object) -> bool:
+        time.sleep(0.5)
+        return run_ninja(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "_SILENT_S", silent_s)
+    monkeypatch.setattr(engine, "run_ninja", slowly)
+    request = resolver.Request.of(quick(tmp_path / "op", cache))
+    resolver.compile_now(request, engine.BuildOptions(progress=progress))
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == said
 
 
 @pytest.mark.slow
