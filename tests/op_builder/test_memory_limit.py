@@ -83,6 +83,12 @@ print(json.dumps({"intact": entry.is_intact(), "sources": len(builder.plan().sou
 """
 )
 
+MODULE = """
+#include <Python.h>
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "many"};
+PyMODINIT_FUNC PyInit_many() { return PyModule_Create(&definition); }
+"""
+
 # Stands in for g++: a job that needs 1.5 GiB for a moment, and notes when it begins and ends.
 HUNGRY_COMPILER = """#!{python} -S
 import os, sys, time
@@ -211,7 +217,7 @@ def test_the_limit_of_a_group_further_out_counts(inner_group: MemoryGroup) -> No
 def test_a_build_in_the_group_never_runs_more_jobs_than_fit(group: MemoryGroup, tmp_path: Path) -> None:
     for number in range(11):
         (tmp_path / f"part{number}.cpp").write_text(f"int part{number}() {{ return {number}; }}\n")
-    (tmp_path / "module.cpp").write_text('extern "C" void* PyInit_many() { return nullptr; }\n')
+    (tmp_path / "module.cpp").write_text(MODULE)
     compiler, log = tmp_path / "hungry-g++", tmp_path / "jobs.log"
     compiler.write_text(HUNGRY_COMPILER.format(python=sys.executable, log=str(log), compiler=str(shutil.which("g++"))))
     compiler.chmod(0o755)
