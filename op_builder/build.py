@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import json
 import sys
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from op_builder.command_line import run_main
 from op_builder.errors import AccelError, UnknownOpError
 
 if TYPE_CHECKING:
@@ -144,7 +144,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m op_builder.build", description="Compile ops ahead of time, into the cache."
     )
-    parser.add_argument("ops", nargs="*", metavar="OP", help="ops to build (cpu_adam or CPUAdamBuilder)")
+    parser.add_argument(
+        "ops",
+        nargs="*",
+        metavar="OP",
+        help="ops to build: cpu_adam, CPUAdamBuilder, or anybody's as package.module:Builder",
+    )
     parser.add_argument("--all", action="store_true", help="every op that can be built here")
     parser.add_argument("--force", action="store_true", help="compile again what the cache has")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -220,9 +225,8 @@ def _print_summary(outcomes: list[Outcome]) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):
-        try:
-            sys.exit(main())
-        except KeyboardInterrupt:
-            print("Interrupted; the compilers were ended and nothing half-built was kept.", file=sys.stderr)
-            sys.exit(130)
+    try:
+        run_main(main)
+    except KeyboardInterrupt:
+        print("Interrupted; the compilers were ended and nothing half-built was kept.", file=sys.stderr)
+        sys.exit(130)

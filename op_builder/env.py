@@ -141,7 +141,10 @@ XDG_CACHE_HOME: Variable[Path | None] = _declare(
     "XDG_CACHE_HOME", _parse_path, None, "Base of the default cache directory.", "~/.cache"
 )
 ACCEL_CACHE_MAX_MIB: Variable[int] = _declare(
-    "ACCEL_CACHE_MAX_MIB", _parse_count, 4096, "MiB of built ops beyond which the least lately used are removed."
+    "ACCEL_CACHE_MAX_MIB",
+    _parse_count,
+    4096,
+    "MiB of the cache beyond which logs, entries set aside and the least lately used ops are removed.",
 )
 ACCEL_JIT: Variable[bool] = _declare(
     "ACCEL_JIT", _parse_flag, True, "0 forbids compiling at load time; only prebuilt and cached ops load."

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from op_builder import paths
+from op_builder.engine.flags import grouped_flags
 from op_builder.memo import Memo
 from op_builder.plan import Binding, BuildPlan
 from op_builder.toolchains.toolset import Toolset
@@ -179,12 +180,9 @@ _SEARCHED = ("before", "include", "after")
 def _searched(flags: Iterable[str]) -> tuple[list[str], list[str]]:
     """The include directories that flags name: those searched before the op's own, and after."""
     places: dict[str, list[str]] = {"-iquote": [], "-I": [], "-isystem": [], "-idirafter": []}
-    words = iter(flags)
-    for word in words:
-        for option, found in places.items():
-            if word.startswith(option):
-                path = word.removeprefix(option) or next(words, "")
-                found += [path] if os.path.isabs(path) else []
+    for flag, value, _ in grouped_flags(flags):
+        if flag in places and os.path.isabs(value):
+            places[flag].append(value)
     before, after = (*places["-iquote"], *places["-I"]), (*places["-isystem"], *places["-idirafter"])
     return list(dict.fromkeys(before)), list(dict.fromkeys(after))
 
@@ -268,7 +266,11 @@ def build_key(plan_key: PlanKey, plan: BuildPlan, depfiles: Iterable[Path], stam
     skipped = tuple(os.path.realpath(directory) + os.sep for directory in stamped)
     sources = {os.path.realpath(source.path) for source in plan.sources if source.text is None}
     # Relative names are the build's own files, which the plan key knows by their text.
-    told = (name for depfile in depfiles for name in parse_depfile(depfile.read_text()))
+    told = (
+        name
+        for depfile in depfiles
+        for name in parse_depfile(depfile.read_text(encoding="utf-8", errors="surrogateescape"))
+    )
     names = {os.path.realpath(name) for name in told if os.path.isabs(name)}
     headers, system = [], []
     not_beside = _not_beside(sources | names, roots)

@@ -58,9 +58,7 @@ class Request:
         for entry in loader.opened_entries(self.plan.op):
             allowed = COMPILER_PARTS if self.toolset is None else ()
             same = self.key.differs_only_in(entry.manifest.key_parts, allowed)
-            if same and entry.manifest.key.headers_unchanged(
-                roots, self.cache.memo, any_system=self.toolset is None
-            ):
+            if same and entry.manifest.key.headers_unchanged(roots, self.cache.memo, any_system=self.toolset is None):
                 return entry
         return None
 

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -30,6 +30,7 @@ from op_builder import env
 from op_builder.cache.store import Cache, Entry
 from op_builder.cgroups import HostFiles, available_memory_bytes
 from op_builder.engine.commands import PRECOMPILED_HEADER, precompile_command, stamped_directories
+from op_builder.engine.flags import DIRECTORY_FLAGS, grouped_flags
 from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection
 from op_builder.errors import AccelError, ToolchainError
@@ -102,37 +103,24 @@ def header_plan(plan: BuildPlan) -> BuildPlan | None:
         None where a flag has files read before all others.
     """
     flags: list[str] = []
-    for flag, value in _grouped(plan.cxx_flags):
+    for flag, value, words in grouped_flags(plan.cxx_flags):
         if flag in ("-include", "-imacros", "-x") or flag.startswith("-Wp,"):
             return None
-        if flag in _DIRECTORY_FLAGS or flag.startswith("-W") or flag == "-w":
+        if flag in DIRECTORY_FLAGS or flag.startswith("-W") or flag == "-w":
             continue
         # Defines that torch does not look at are as many as there are ops; of the others GCC decides.
         if flag not in ("-D", "-U") or _SEEN_BY_TORCH.match(value):
-            flags.append(flag + value)
+            flags += words
     source = Source(Path(PRECOMPILED_HEADER), PRECOMPILED_HEADER, Language.HEADER, text=_TEXT)
     return BuildPlan(OP, PRECOMPILED_HEADER, Binding.TORCH, (source,), (), tuple(flags), (), ())
 
 
-_DIRECTORY_FLAGS = ("-I", "-isystem", "-iquote", "-idirafter")
-_VALUED_FLAGS = (*_DIRECTORY_FLAGS, "-D", "-U", "-include", "-imacros", "-x")
 _SEEN_BY_TORCH = re.compile(r"NDEBUG|_GLIBCXX_|AT_|ATEN_|C10_|CAFFE2_|PYBIND11_|TORCH_(?!EXTENSION_NAME)|USE_")
-
-
-def _grouped(flags: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """(flag, value) pairs: ``-DX``, ``-D X`` and ``-isystem x`` are cut, all others have no value."""
-    words = iter(flags)
-    for word in words:
-        flag = next((flag for flag in _VALUED_FLAGS if word.startswith(flag)), None)
-        if flag is None:
-            yield word, ""
-        else:
-            yield flag, word.removeprefix(flag) or next(words, "")
 
 
 def own_include_dirs(plan: BuildPlan) -> list[Path]:
     """The directories that are searched before torch's."""
-    named = [Path(value) for flag, value in _grouped(plan.cxx_flags) if flag in _DIRECTORY_FLAGS]
+    named = [Path(value) for flag, value, _ in grouped_flags(plan.cxx_flags) if flag in DIRECTORY_FLAGS]
     return [*plan.include_dirs, *named]
 
 
@@ -157,7 +145,7 @@ def opens_with_torch(source: Source, include_dirs: Sequence[Path]) -> bool:
 
 
 def _decide_file(path: Path, include_dirs: Sequence[Path], depth: int) -> bool | None:
-    return _decide(path.read_text(errors="replace"), [path.parent], include_dirs, depth)
+    return _decide(path.read_text(encoding="utf-8", errors="replace"), [path.parent], include_dirs, depth)
 
 
 def _decide(text: str, beside: Sequence[Path], include_dirs: Sequence[Path], depth: int) -> bool | None:
