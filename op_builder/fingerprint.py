@@ -358,15 +358,16 @@ def settled_status(path: str) -> tuple[int, ...]:
 def file_sha256(path: str) -> str:
     """SHA-256 of a file's content; read again only when its status has changed."""
     status = settled_status(path)
-    return _settled_sha256(path, status) if status else _content_sha256(path)
+    return _settled_sha256(path, status) if status else content_sha256(path)
 
 
 @lru_cache(maxsize=8192)
 def _settled_sha256(path: str, _status: tuple[int, ...]) -> str:
-    return _content_sha256(path)
+    return content_sha256(path)
 
 
-def _content_sha256(path: str) -> str:
+def content_sha256(path: str) -> str:
+    """SHA-256 of a file's content, read now whatever its status."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while piece := file.read(1 << 22):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -29,7 +28,16 @@ from pathlib import Path
 from op_builder import env
 from op_builder.cache.staging import make_directory, sign_of_life, subdirectories, sweep
 from op_builder.errors import CacheError
-from op_builder.fingerprint import COMPILER_PARTS, BuildKey, Header, PlanKey, Roots, SystemHeaders, file_sha256
+from op_builder.fingerprint import (
+    COMPILER_PARTS,
+    BuildKey,
+    Header,
+    PlanKey,
+    Roots,
+    SystemHeaders,
+    content_sha256,
+    file_sha256,
+)
 from op_builder.memo import Memo
 
 logger = logging.getLogger(__name__)
@@ -38,7 +46,6 @@ MANIFEST = "manifest.json"
 _MANIFEST_FORMAT = 3
 _NOTE_EVERY_S = 3600.0
 _ATTEMPTS = 5
-_CHUNK_BYTES = 1 << 20
 # Hashing more than this takes a second and is done again only when the file's status changes.
 _LARGE_BYTES = 64 << 20
 
@@ -144,14 +151,10 @@ class Entry:
     def is_intact(self) -> bool:
         """Whether the binary is the one the manifest describes."""
         # Opened and read: a network file system may tell the size that the file had seconds ago.
-        digest = hashlib.sha256()
         try:
-            with self.artifact.open("rb", buffering=0) as file:
-                while chunk := file.read(_CHUNK_BYTES):
-                    digest.update(chunk)
+            return content_sha256(str(self.artifact)) == self.manifest.sha256
         except OSError:
             return False
-        return digest.hexdigest() == self.manifest.sha256
 
 
 class Cache:

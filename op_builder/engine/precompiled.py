@@ -111,6 +111,10 @@ def header_plan(plan: BuildPlan) -> BuildPlan | None:
         # Defines that torch does not look at are as many as there are ops; of the others GCC decides.
         if flag not in ("-D", "-U") or _SEEN_BY_TORCH.match(value):
             flags += words
+    return _plan_of(flags)
+
+
+def _plan_of(flags: Iterable[str]) -> BuildPlan:
     source = Source(Path(PRECOMPILED_HEADER), PRECOMPILED_HEADER, Language.HEADER, text=_TEXT)
     return BuildPlan(OP, PRECOMPILED_HEADER, Binding.TORCH, (source,), (), tuple(flags), (), ())
 
@@ -307,8 +311,7 @@ def main() -> None:
     request = json.loads(sys.argv[1])
     os.nice(_NICENESS)
     cache = Cache(Path(request["cache"]))
-    text = Source(Path(PRECOMPILED_HEADER), PRECOMPILED_HEADER, Language.HEADER, text=_TEXT)
-    header = BuildPlan(OP, PRECOMPILED_HEADER, Binding.TORCH, (text,), (), tuple(request["flags"]), (), ())
+    header = _plan_of(request["flags"])
     toolset = find_toolset(header, cache.memo)
     key = plan_key(header, toolset, cache.memo)
     log = _failure_log(cache, header, toolset)
