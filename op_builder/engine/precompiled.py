@@ -103,15 +103,23 @@ def header_plan(plan: BuildPlan) -> BuildPlan | None:
         None where a flag has files read before all others.
     """
     flags: list[str] = []
+    optimization: list[str] = []
     for flag, value, words in grouped_flags(plan.cxx_flags):
         if flag in ("-include", "-imacros", "-x") or flag.startswith("-Wp,"):
             return None
         if flag in DIRECTORY_FLAGS or flag.startswith("-W") or flag == "-w":
             continue
+        if flag.startswith("-O"):  # the last one counts, wherever it stands
+            optimization = ["-O2" if flag in _LIKE_O2 else flag]
+            continue
         # Defines that torch does not look at are as many as there are ops; of the others GCC decides.
         if flag not in ("-D", "-U") or _SEEN_BY_TORCH.match(value):
             flags += words
-    return _plan_of(flags)
+    return _plan_of([*optimization, *flags])
+
+
+# GCC takes a header precompiled at any of these for every other: none is seen by the preprocessor.
+_LIKE_O2 = ("-O", "-O1", "-O2", "-O3", "-Og")
 
 
 def _plan_of(flags: Iterable[str]) -> BuildPlan:
