@@ -18,13 +18,16 @@ namespace accel {
   throw std::invalid_argument(found + '\n' + remedy);
 }
 
-// A dense host tensor: borrowed memory, valid as long as the tensor is.
-struct HostTensor {
+// Dense host memory: borrowed, valid as long as the tensor is.
+struct HostMemory {
   char* data;
   std::int64_t numel;
-  DType dtype;
+  std::int64_t bytes;
+};
 
-  std::int64_t bytes() const { return numel * size_bytes(dtype); }
+// A dense host tensor of floating-point elements.
+struct HostTensor : HostMemory {
+  DType dtype;
 };
 
 inline const char* dtype_name(DType dtype) {
@@ -47,8 +50,12 @@ struct Argument {
   std::string text() const { return std::string(role) + " of tensor " + std::to_string(index); }
 };
 
-inline HostTensor host_tensor(const torch::stable::Tensor& tensor, const Argument& argument) {
-  using torch::headeronly::ScalarType;
+inline std::string type_name(const torch::stable::Tensor& tensor) {
+  return torch::headeronly::toString(tensor.scalar_type());
+}
+
+// The memory of `tensor`, whose elements are of `element_bytes`.
+inline HostMemory host_memory(const torch::stable::Tensor& tensor, const Argument& argument, std::int64_t element_bytes) {
   if (tensor.layout() != torch::headeronly::Layout::Strided) {
     refuse(argument.text() + " is sparse; a dense (strided) tensor is needed.", "Pass a dense tensor, for example x.to_dense().");
   }
@@ -58,27 +65,33 @@ inline HostTensor host_tensor(const torch::stable::Tensor& tensor, const Argumen
   if (!tensor.is_contiguous()) {
     refuse(argument.text() + " is not contiguous; contiguous memory is needed.", "Pass x.contiguous().");
   }
-  HostTensor result{nullptr, tensor.numel(), DType::float32};
+  const std::int64_t numel = tensor.numel();
+  return {static_cast<char*>(tensor.data_ptr()), numel, numel * element_bytes};
+}
+
+inline HostTensor host_tensor(const torch::stable::Tensor& tensor, const Argument& argument) {
+  using torch::headeronly::ScalarType;
+  DType dtype = DType::float32;
   switch (tensor.scalar_type()) {
     case ScalarType::Float:
       break;
     case ScalarType::BFloat16:
-      result.dtype = DType::bfloat16;
+      dtype = DType::bfloat16;
       break;
     case ScalarType::Half:
-      result.dtype = DType::float16;
+      dtype = DType::float16;
       break;
     default:
-      refuse(argument.text() + " is of type " + torch::headeronly::toString(tensor.scalar_type()) +
-                 "; float32, bfloat16 or float16 is needed.",
+      // Where it lies is told first: a sparse or foreign tensor may be of a foreign type besides.
+      host_memory(tensor, argument, 0);
+      refuse(argument.text() + " is of type " + type_name(tensor) + "; float32, bfloat16 or float16 is needed.",
              "Convert it, for example x.float().");
   }
-  result.data = static_cast<char*>(tensor.data_ptr());
-  return result;
+  return {host_memory(tensor, argument, size_bytes(dtype)), dtype};
 }
 
-inline bool overlap(const HostTensor& a, const HostTensor& b) {
-  return a.data < b.data + b.bytes() && b.data < a.data + a.bytes() && a.numel > 0 && b.numel > 0;
+inline bool overlap(const HostMemory& a, const HostMemory& b) {
+  return a.data < b.data + b.bytes && b.data < a.data + a.bytes;
 }
 
 }  // namespace accel

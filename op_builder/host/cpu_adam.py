@@ -24,6 +24,7 @@ class CPUAdamBuilder(NativeOpBuilder):
             "csrc/kernels/cpu/adam_neon.cpp",
             "csrc/kernels/cpu/adam_baseline.cpp",
             "csrc/kernels/cpu/adam.cpp",
+            "csrc/kernels/cpu/norm.cpp",
             "csrc/kernels/cpu/isa.cpp",
         ]
 

@@ -8,6 +8,7 @@
 // our kernels need; arithmetic is + - * / on F32):
 //   broadcast(x)  multiply_add(a, b, c) = a * b + c  square_root(v)
 //   load(pointer) store(pointer, v)   unaligned, float, BFloat16 or Float16 in memory
+//   load_bytes(pointer) store_bytes(pointer, v)   bytes as 32-bit integers, U32
 // Stores to 16-bit types round to nearest even; NaN stays NaN, infinity stays infinity.
 //
 // Compile with -ffp-contract=off: results must not depend on which products a compiler fuses.
@@ -51,6 +52,7 @@ ACCEL_PUSH_TARGET(ACCEL_TARGET_FEATURES)
 #endif
 
 #define ACCEL_INLINE inline __attribute__((always_inline))
+#define ACCEL_FORMULA_NAMESPACE accel::cpu::ACCEL_TARGET_NAMESPACE
 
 namespace accel::cpu::ACCEL_TARGET_NAMESPACE {
 namespace {
@@ -67,6 +69,7 @@ constexpr int kLanes = 4;
 typedef float F32 __attribute__((vector_size(kLanes * 4)));
 typedef std::uint32_t U32 __attribute__((vector_size(kLanes * 4)));
 typedef std::uint16_t U16 __attribute__((vector_size(kLanes * 2)));
+typedef std::uint8_t U8 __attribute__((vector_size(kLanes)));
 #if defined(ACCEL_TARGET_AVX512)
 typedef std::uint16_t U16x32 __attribute__((vector_size(64)));
 #endif
@@ -131,6 +134,23 @@ ACCEL_INLINE U16 narrow(U32 v) {
 template <class Vector>
 ACCEL_INLINE void store_bits(void* target, Vector v) {
   __builtin_memcpy(target, &v, sizeof(v));
+}
+
+ACCEL_INLINE U32 load_bytes(const std::uint8_t* source) {
+#if defined(ACCEL_TARGET_AVX512)
+  return (U32)_mm512_maskz_cvtepu8_epi32(0xffff, load_bits<__m128i>(source));
+#elif defined(ACCEL_TARGET_AVX2)
+  return (U32)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(source)));
+#else
+  return __builtin_convertvector(load_bits<U8>(source), U32);
+#endif
+}
+ACCEL_INLINE void store_bytes(std::uint8_t* target, U32 v) {
+#if defined(ACCEL_TARGET_AVX512)
+  store_bits(target, _mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)v));
+#else
+  store_bits(target, __builtin_convertvector(v, U8));
+#endif
 }
 
 ACCEL_INLINE F32 load(const float* source) { return load_bits<F32>(source); }

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, SupportsFloat
 
 import torch
@@ -59,26 +60,41 @@ def step_number(step: object) -> int:
     return number
 
 
-def call_op(op: Callable[..., Any], tensors: Mapping[str, Sequence[torch.Tensor]], *numbers: object) -> None:
-    """Call an in-place op with its tensor lists, by role, then ``numbers``. Empty lists do nothing.
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn what a binding refuses (csrc/bindings/tensor_checks.h) into an OpArgumentError."""
+    try:
+        yield
+    except ValueError as error:  # what was found, newline, remedy
+        found, _, remedy = str(error).partition("\n")
+        raise OpArgumentError(found, remedy) from None
+
+
+def call_op(
+    op: Callable[..., Any],
+    roles: Mapping[str, Sequence[torch.Tensor]],
+    tensors: Sequence[Any],
+    *numbers: object,
+) -> Any:
+    """Call an op with tensors, then ``numbers``. Empty lists do nothing.
+
+    Args:
+        roles: the same tensors by the names that messages give them.
 
     Raises:
         OpArgumentError: the op refused an argument; no tensor was changed.
     """
-    if not any(len(members) for members in tensors.values()):
-        return
+    if not any(len(members) for members in roles.values()):
+        return None
     # Asked here, because one tensor of another device decides which kernel torch's dispatcher takes:
     # a meta tensor would silently get the one that does nothing.
-    if not all(getattr(tensor, "is_cpu", False) for members in tensors.values() for tensor in members):
-        raise _unfit_tensor(tensors)
+    if not all(getattr(tensor, "is_cpu", False) for members in roles.values() for tensor in members):
+        raise _unfit_tensor(roles)
     try:
-        with torch.no_grad():
-            op(*tensors.values(), *numbers)
-    except ValueError as error:  # bindings/tensor_checks.h: what was found, newline, remedy
-        found, _, remedy = str(error).partition("\n")
-        raise OpArgumentError(found, remedy) from None
+        with explained(), torch.no_grad():
+            return op(*tensors, *numbers)
     except NotImplementedError:  # torch has no kernel for a tensor of this layout
-        raise _unfit_tensor(tensors) from None
+        raise _unfit_tensor(roles) from None
 
 
 def _unfit_tensor(tensors: Mapping[str, Sequence[torch.Tensor]]) -> OpArgumentError:

@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-import operator
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import torch
 
-from op_builder import env
-from op_builder.cpu_isa import best_isa
-from op_builder.errors import OpArgumentError
 from op_builder.ops.native.arguments import call_op, finite_number, fraction, step_number
+from op_builder.ops.native.host_optimizer import HostOptimizerModule, Pass, TensorLists
 
-logger = logging.getLogger(__name__)
 
-
-class CPUAdamModule:
+class CPUAdamModule(HostOptimizerModule):
     """Adam (Kingma & Ba, 2015) and AdamW (Loshchilov & Hutter, 2019) on CPU tensors.
 
-    Tensors are contiguous CPU tensors of equal length: a parameter of float32, bfloat16 or
-    float16, a gradient of any of the three, and two moments, both of float32 or both of the
-    parameter's type. Arithmetic is in float32, with torch.optim.AdamW's formula; results do not
-    depend on the number of threads. Every argument is checked before anything is written.
-
-    Args:
-        ops: the namespace of torch ops that the binding registered.
-
-    Attributes:
-        ops: the same namespace.
-        isa: instruction set in use, fixed when the module is made (``ACCEL_CPU_ISA`` caps it).
+    The formula is torch.optim.AdamW's. For the functions of one tensor these are contiguous CPU
+    tensors of equal length: a parameter of float32, bfloat16 or float16, a gradient of any of the
+    three, and two moments, both of float32 or both of the parameter's type.
     """
 
-    def __init__(self, ops: Any) -> None:
-        self.ops = ops
-        self._update = ops.adam_update.default
-        self._rollback = ops.adam_rollback.default
-        self.isa = best_isa(tuple(ops.supported_isas().split(",")), env.ACCEL_CPU_ISA.get())
-        self._adamw_modes: dict[int, bool] = {}
+    OPTIONS = ("lr", "beta1", "beta2", "eps", "weight_decay", "adamw_mode", "bias_correction")
+    STATES = ("exp_avg", "exp_avg_sq")
 
     def create_adam(
         self,
@@ -59,25 +38,9 @@ class CPUAdamModule:
         Raises:
             OpArgumentError: the id is no int or in use, or a value is out of range.
         """
-        optimizer_id = _identity(optimizer_id)
-        if optimizer_id in self._adamw_modes:
-            raise OpArgumentError(
-                f"Optimizer id {optimizer_id} is in use.", "Choose another, or call destroy_adam first."
-            )
-        _check_hyper_parameters(alpha, beta1, beta2, eps, weight_decay)
-        self._adamw_modes[optimizer_id] = bool(adamw_mode)
-        if should_log:
-            logger.info(
-                "Adam optimizer %s: %s arithmetic, lr=%g, betas=(%g, %g), eps=%g, weight_decay=%g, adamw_mode=%s",
-                optimizer_id,
-                self.isa,
-                alpha,
-                beta1,
-                beta2,
-                eps,
-                weight_decay,
-                bool(adamw_mode),
-            )
+        numbers = _checked(alpha, beta1, beta2, eps, weight_decay)
+        options = {**dict(zip(self.OPTIONS, numbers, strict=False)), "adamw_mode": bool(adamw_mode)}
+        self._register(optimizer_id, options, should_log)
 
     def adam_update(
         self,
@@ -99,36 +62,9 @@ class CPUAdamModule:
         Raises:
             OpArgumentError: an argument does not fit; no tensor was changed.
         """
-        adamw_mode = self._adamw_mode(optimizer_id)
-        tensors = _by_role([param], [grad], [exp_avg], [exp_avg_sq])
-        hyper_parameters = _check_hyper_parameters(lr, beta1, beta2, eps, weight_decay)
-        self._call(self._update, tensors, step, hyper_parameters, adamw_mode, bias_correction)
-
-    def adam_update_list(
-        self,
-        params: Sequence[torch.Tensor],
-        grads: Sequence[torch.Tensor],
-        exp_avgs: Sequence[torch.Tensor],
-        exp_avg_sqs: Sequence[torch.Tensor],
-        step: int,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        adamw_mode: bool,
-        bias_correction: bool,
-    ) -> None:
-        """The same for lists of tensors in one call; types may differ from parameter to parameter.
-
-        Threads get even shares of all elements together. No parameter may appear twice.
-
-        Raises:
-            OpArgumentError: an argument does not fit; no tensor was changed.
-        """
-        tensors = _by_role(params, grads, exp_avgs, exp_avg_sqs)
-        hyper_parameters = _check_hyper_parameters(lr, beta1, beta2, eps, weight_decay)
-        self._call(self._update, tensors, step, hyper_parameters, adamw_mode, bias_correction)
+        adamw_mode = self._options_of(optimizer_id)["adamw_mode"]
+        options = (*_checked(lr, beta1, beta2, eps, weight_decay), adamw_mode, bool(bias_correction))
+        self.update_list(TensorLists([param], [grad], [[exp_avg], [exp_avg_sq]]), step, options)
 
     def adam_rollback(
         self,
@@ -162,10 +98,13 @@ class CPUAdamModule:
             OpArgumentError: an argument does not fit, among them other dtypes, a beta of 0 and
                 lr * weight_decay = 1, where the old values are lost; no tensor was changed.
         """
-        adamw_mode = self._adamw_mode(optimizer_id)
-        tensors = _by_role([param], [grad], [exp_avg], [exp_avg_sq])
-        hyper_parameters = _check_hyper_parameters(lr, beta1, beta2, eps, weight_decay)
-        self._call(self._rollback, tensors, step, hyper_parameters, adamw_mode, bias_correction)
+        adamw_mode = self._options_of(optimizer_id)["adamw_mode"]
+        options = (*_checked(lr, beta1, beta2, eps, weight_decay), adamw_mode, bool(bias_correction))
+        tensors = TensorLists([param], [grad], [[exp_avg], [exp_avg_sq]])
+        params, grads, states, _, _ = tensors.positional()
+        numbers = (step_number(step), [float(value) for value in options], Pass().grad_scale, self.isa)
+        call_op(self.ops.rollback.default, tensors.by_role(self.STATES), (params, grads, states), *numbers)
+        torch.autograd.graph.increment_version(params)
 
     def destroy_adam(self, optimizer_id: int) -> None:
         """Forget an optimizer; its id is free again.
@@ -173,52 +112,10 @@ class CPUAdamModule:
         Raises:
             OpArgumentError: there is none with that id.
         """
-        self._adamw_mode(optimizer_id)
-        del self._adamw_modes[_identity(optimizer_id)]
-
-    def _call(
-        self,
-        op: Callable[..., None],
-        tensors: dict[str, Sequence[torch.Tensor]],
-        step: int,
-        hyper_parameters: tuple[float, ...],
-        adamw_mode: bool,
-        bias_correction: bool,
-    ) -> None:
-        options = (step_number(step), *hyper_parameters, bool(adamw_mode), bool(bias_correction), self.isa)
-        call_op(op, tensors, *options)
-        # autograd then notices a parameter that was changed between a forward and its backward.
-        torch.autograd.graph.increment_version(tensors["param"])
-
-    def _adamw_mode(self, optimizer_id: int) -> bool:
-        try:
-            return self._adamw_modes[_identity(optimizer_id)]
-        except KeyError:
-            raise OpArgumentError(
-                f"There is no Adam optimizer with id {optimizer_id}: it was never created or is destroyed.",
-                "Call create_adam with this id first.",
-            ) from None
+        self._forget(optimizer_id)
 
 
-def _identity(optimizer_id: int) -> int:
-    try:
-        if not isinstance(optimizer_id, bool):
-            return operator.index(optimizer_id)
-    except TypeError:
-        pass
-    raise OpArgumentError(f"optimizer_id is {optimizer_id!r}, which is not an int.", "Pass an int.")
-
-
-def _by_role(
-    params: Sequence[torch.Tensor],
-    grads: Sequence[torch.Tensor],
-    exp_avgs: Sequence[torch.Tensor],
-    exp_avg_sqs: Sequence[torch.Tensor],
-) -> dict[str, Sequence[torch.Tensor]]:
-    return {"param": params, "grad": grads, "exp_avg": exp_avgs, "exp_avg_sq": exp_avg_sqs}
-
-
-def _check_hyper_parameters(
+def _checked(
     lr: float, beta1: float, beta2: float, eps: float, weight_decay: float
 ) -> tuple[float, float, float, float, float]:
     return (

@@ -1,0 +1,579 @@
+// The ops of an optimizer on host tensors, made of its declaration: schemas, checks, threads.
+//
+// A declaration is a class with
+//   static constexpr std::array kStates = {"exp_avg", ...};   // roles, for messages
+//   static constexpr std::size_t kOptions;                    // how many numbers it takes
+//   using Coefficients = ...;                                 // what its kernels are given
+//   static Coefficients coefficients(const double* options, std::int64_t step);
+//   static OptimizerKernel find(Isa isa, const StoredTypes& types);
+//
+// All tensors of a call are checked before the first is written, so a refused call changes nothing.
+//
+// Two forms do the same: `update` takes all tensors with every call, as torch's tracing wants it.
+// `prepare` keeps them: passing a tensor through torch's dispatcher costs half a microsecond, more than
+// updating a small one. A prepared list holds the tensors, not their addresses; each call looks at
+// them anew.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cmath>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include "bindings/stable_library.h"
+#include "bindings/tensor_checks.h"
+#include "common/partition.h"
+#include "kernels/cpu/norm.h"
+#include "kernels/cpu/optimizer.h"
+
+namespace accel {
+
+using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+
+// Threads take whole blocks, so that their borders fall on cache lines; a thread is worth waking for
+// some ten thousand elements.
+constexpr std::int64_t kBlockElements = 1024;
+constexpr std::int64_t kGrainBlocks = 16;
+constexpr std::int64_t kGrainTensors = 512;
+static_assert(kBlockElements % cpu::kQuantBlock == 0, "kernels want ranges of whole quantisation blocks");
+
+// Gradients are added up in pieces of this length, whatever the threads.
+constexpr std::int64_t kNormElements = 1 << 16;
+
+inline cpu::Isa checked_isa(const std::string& name) {
+  cpu::Isa isa;
+  if (cpu::parse_isa(name.c_str(), &isa) && cpu::isa_supported(isa)) {
+    return isa;
+  }
+  std::string allowed;
+  for (const cpu::Isa candidate : cpu::kAllIsas) {
+    if (cpu::isa_supported(candidate)) {
+      allowed += std::string(allowed.empty() ? "" : ", ") + cpu::isa_name(candidate);
+    }
+  }
+  refuse("Instruction set '" + name + "' is not supported here.", "Choose one of: " + allowed + ".");
+}
+
+// The supported instruction sets, best last, with commas between.
+inline std::string supported_isas() {
+  std::string names;
+  for (const cpu::Isa isa : cpu::kAllIsas) {
+    if (cpu::isa_supported(isa)) {
+      names += std::string(names.empty() ? "" : ",") + cpu::isa_name(isa);
+    }
+  }
+  return names;
+}
+
+// The tensors of one update. `states` and `scales` hold all of the first state, then all of the second;
+// `scales` and `copies` may be empty.
+struct TensorLists {
+  Tensors params;
+  Tensors grads;
+  Tensors states;
+  Tensors scales;
+  Tensors copies;
+
+  void require_length(const Tensors& others, std::size_t per_param, const char* role) const {
+    if (others.size() != params.size() * per_param) {
+      refuse(std::to_string(params.size()) + " parameters came with " + std::to_string(others.size()) + " " + role +
+                 " tensors.",
+             "Pass " + std::to_string(per_param) + " for each parameter.");
+    }
+  }
+};
+
+// One parameter, all checks done.
+struct UpdateItem {
+  cpu::OptimizerTensors tensors;
+  cpu::StoredTypes types;
+  std::int64_t numel;
+  cpu::OptimizerKernel kernel;
+};
+
+// All parameters of an update, and where each begins in their concatenation.
+struct CheckedList {
+  std::vector<UpdateItem> items;
+  std::vector<std::int64_t> starts;
+};
+
+// Checks one parameter's tensors; see TensorLists.
+template <std::size_t kStates>
+UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::array<const char*, kStates>& roles,
+                        bool stochastic) {
+  const std::size_t count = lists.params.size();
+  constexpr std::size_t kMost = 3 + 2 * kStates;
+  HostMemory memory[kMost];
+  const char* names[kMost];
+  std::size_t used = 0;
+  const auto add = [&](const HostMemory& one, const char* role, std::int64_t numel) {
+    if (one.numel != numel) {
+      refuse(Argument{role, index}.text() + " has " + std::to_string(one.numel) + " elements; " +
+                 std::to_string(numel) + " are needed for a parameter of " + std::to_string(memory[0].numel) + ".",
+             "Pass tensors of equal length.");
+    }
+    for (std::size_t i = 0; i < used; ++i) {
+      if (overlap(one, memory[i])) {
+        refuse(Argument{role, index}.text() + " shares memory with its " + names[i] + ".",
+               "Pass tensors with memory of their own.");
+      }
+    }
+    memory[used] = one;
+    names[used++] = role;
+  };
+
+  const HostTensor param = host_tensor(lists.params[index], {"param", index});
+  memory[0] = param;
+  add(param, "param", param.numel);
+  const HostTensor grad = host_tensor(lists.grads[index], {"grad", index});
+  add(grad, "grad", param.numel);
+  UpdateItem item{};
+  item.numel = param.numel;
+  item.types = {param.dtype, grad.dtype, cpu::StateStorage::float32};
+  item.tensors.param = param.data;
+  item.tensors.grad = grad.data;
+  item.tensors.grad_type = grad.dtype;
+  for (std::size_t k = 0; k < kStates; ++k) {
+    const Tensor& tensor = lists.states[k * count + index];
+    const Argument argument{roles[k], index};
+    cpu::StateStorage storage = cpu::StateStorage::float32;
+    HostMemory state;
+    if (!lists.scales.empty()) {
+      if (tensor.scalar_type() != torch::headeronly::ScalarType::Byte) {
+        refuse(argument.text() + " is of type " + type_name(tensor) + "; states with scales are bytes.",
+               "Pass uint8 tensors, or no scales.");
+      }
+      storage = cpu::StateStorage::blockwise_8bit;
+      state = host_memory(tensor, argument, 1);
+    } else {
+      const HostTensor values = host_tensor(tensor, argument);
+      state = values;
+      if (stochastic && values.dtype == DType::bfloat16) {
+        storage = cpu::StateStorage::stochastic_bfloat16;
+      } else if (stochastic) {
+        refuse(argument.text() + " is of type " + dtype_name(values.dtype) + "; only bfloat16 is rounded at random.",
+               "Pass bfloat16 states, or stochastic=False.");
+      } else if (values.dtype == param.dtype) {
+        storage = cpu::StateStorage::as_param;
+      } else if (values.dtype != DType::float32) {
+        refuse(argument.text() + " is of type " + dtype_name(values.dtype) + ", its parameter of type " +
+                   dtype_name(param.dtype) + "; a state is of float32 or of its parameter's type.",
+               "Convert it, for example x.float().");
+      }
+    }
+    if (k > 0 && storage != item.types.state) {
+      refuse(std::string("The states ") + roles[0] + " and " + roles[k] + " of tensor " + std::to_string(index) +
+                 " are of different types; they must be of one.",
+             "Convert one of them.");
+    }
+    item.types.state = storage;
+    item.tensors.states[k] = state.data;
+    add(state, roles[k], param.numel);
+    if (!lists.scales.empty()) {
+      const HostTensor scale = host_tensor(lists.scales[k * count + index], {"scale", index});
+      if (scale.dtype != DType::float32) {
+        refuse(Argument{"scale", index}.text() + " is of type " + dtype_name(scale.dtype) + "; float32 is needed.",
+               "Convert it, for example x.float().");
+      }
+      item.tensors.scales[k] = reinterpret_cast<float*>(scale.data);
+      add(scale, "scale", (param.numel + cpu::kQuantBlock - 1) / cpu::kQuantBlock);
+    }
+  }
+  if (!lists.copies.empty()) {
+    const HostTensor copy = host_tensor(lists.copies[index], {"copy", index});
+    item.tensors.copy = copy.data;
+    item.tensors.copy_type = copy.dtype;
+    add(copy, "copy", param.numel);
+  }
+  return item;
+}
+
+// The sum of the squares of all elements; the same for any number of threads.
+inline double sum_of_squares(const Tensors& tensors, const char* role, cpu::Isa isa) {
+  struct Piece {
+    const char* data;
+    std::int64_t count;
+    cpu::SumOfSquares sum;
+  };
+  std::vector<Piece> pieces;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const HostTensor tensor = host_tensor(tensors[i], {role, i});
+    const cpu::SumOfSquares sum = cpu::find_sum_of_squares(isa, tensor.dtype);
+    for (std::int64_t at = 0; at < tensor.numel; at += kNormElements) {
+      const std::int64_t count = tensor.numel - at < kNormElements ? tensor.numel - at : kNormElements;
+      pieces.push_back({tensor.data + at * size_bytes(tensor.dtype), count, sum});
+    }
+  }
+  std::vector<double> sums(pieces.size());
+  torch::stable::parallel_for(0, static_cast<std::int64_t>(pieces.size()), 1, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t i = first; i < last; ++i) {
+      sums[i] = pieces[i].sum(pieces[i].data, pieces[i].count);
+    }
+  });
+  double total = 0.0;
+  for (const double sum : sums) {
+    total += sum;
+  }
+  return total;
+}
+
+// A step counter in a tensor of one element, as torch's optimizers keep it.
+class StepCounter {
+ public:
+  StepCounter(const Tensor& tensor, std::size_t index) : type_(tensor.scalar_type()) {
+    using torch::headeronly::ScalarType;
+    const bool is_known = type_ == ScalarType::Float || type_ == ScalarType::Double || type_ == ScalarType::Long;
+    if (!is_known || tensor.numel() != 1 || !tensor.is_cpu()) {
+      refuse(Argument{"step", index}.text() + " is no CPU tensor of one float32, float64 or int64.",
+             "Pass, for example, torch.tensor(0.0).");
+    }
+    data_ = tensor.data_ptr();
+  }
+  double read() const {
+    switch (type_) {
+      case torch::headeronly::ScalarType::Float:
+        return *static_cast<const float*>(data_);
+      case torch::headeronly::ScalarType::Double:
+        return *static_cast<const double*>(data_);
+      default:
+        return static_cast<double>(*static_cast<const std::int64_t*>(data_));
+    }
+  }
+  void write(double value) const {
+    switch (type_) {
+      case torch::headeronly::ScalarType::Float:
+        *static_cast<float*>(data_) = static_cast<float>(value);
+        break;
+      case torch::headeronly::ScalarType::Double:
+        *static_cast<double*>(data_) = value;
+        break;
+      default:
+        *static_cast<std::int64_t*>(data_) = static_cast<std::int64_t>(value);
+    }
+  }
+
+ private:
+  torch::headeronly::ScalarType type_;
+  void* data_;
+};
+
+// What a call does beside the formula, as the ops take it.
+struct PassArguments {
+  double grad_scale;
+  bool zero_grads;
+  bool stochastic;
+  std::int64_t seed;
+  cpu::Isa isa;
+};
+
+template <class Optimizer>
+class HostOptimizer {
+ public:
+  using Coefficients = typename Optimizer::Coefficients;
+  static constexpr std::size_t kStates = Optimizer::kStates.size();
+
+  static void define(Library& library) {
+    library.def(
+        "update(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] states, Tensor(d!)[] scales, "
+        "Tensor(e!)[] copies, int step, float[] options, float grad_scale, bool zero_grads, bool stochastic, "
+        "int seed, str isa) -> ()");
+    library.def("sum_of_squares(Tensor[] tensors, Tensor(a!) sum, str isa) -> ()");
+    library.def(
+        "prepare(Tensor[] params, Tensor[] grads, Tensor[] states, Tensor[] scales, Tensor[] copies, "
+        "Tensor[] steps) -> int");
+    library.def("replace_grads(int list, Tensor[] grads) -> ()");
+    library.def(
+        "update_prepared(int list, float[] options, float grad_scale, bool zero_grads, bool stochastic, int seed, "
+        "str isa) -> ()");
+    library.def("grad_sum_of_squares(int list, str isa) -> float");
+    library.def("forget(int list) -> ()");
+    library.def("supported_isas() -> str");
+  }
+
+  static void implement(Library& library) {
+    library.impl("update", TORCH_BOX(&update));
+    library.impl("sum_of_squares", TORCH_BOX(&sum_of_squares_op));
+    library.impl("prepare", TORCH_BOX(&prepare));
+    library.impl("replace_grads", TORCH_BOX(&replace_grads));
+  }
+
+  static void implement_meta(Library& library) {
+    library.impl("update", TORCH_BOX(&update_meta));
+    library.impl("sum_of_squares", TORCH_BOX(&sum_of_squares_meta));
+    library.impl("prepare", TORCH_BOX(&prepare_meta));
+    library.impl("replace_grads", TORCH_BOX(&replace_grads_meta));
+  }
+
+  static void implement_without_tensors(Library& library) {
+    library.impl("update_prepared", TORCH_BOX(&update_prepared));
+    library.impl("grad_sum_of_squares", TORCH_BOX(&grad_sum_of_squares));
+    library.impl("forget", TORCH_BOX(&forget));
+    library.impl("supported_isas", TORCH_BOX(&supported_isas));
+  }
+
+  // Checks all tensors and chooses the kernels, by `find(isa, types)`.
+  template <class Find>
+  static CheckedList check(const TensorLists& lists, const PassArguments& arguments, const Find& find) {
+    lists.require_length(lists.grads, 1, "grad");
+    lists.require_length(lists.states, kStates, "state");
+    if (!lists.scales.empty()) {
+      lists.require_length(lists.scales, kStates, "scale");
+    }
+    if (!lists.copies.empty()) {
+      lists.require_length(lists.copies, 1, "copy");
+    }
+    const std::size_t count = lists.params.size();
+    CheckedList checked{{}, {0}};
+    checked.items.reserve(count);
+    checked.starts.reserve(count + 1);
+    for (std::size_t i = 0; i < count; ++i) {
+      UpdateItem item = checked_item(lists, i, Optimizer::kStates, arguments.stochastic);
+      item.kernel = find(arguments.isa, item.types);
+      checked.items.push_back(item);
+      // Padded, so that a share begins at a whole block of its tensor.
+      const std::int64_t blocks = (item.numel + cpu::kQuantBlock - 1) / cpu::kQuantBlock;
+      checked.starts.push_back(checked.starts.back() + blocks * cpu::kQuantBlock);
+    }
+    return checked;
+  }
+
+  // The update itself, cut into even shares for torch's threads. `steps` count from 1: one for each
+  // parameter, or one for all.
+  static void run(const CheckedList& checked, const std::vector<double>& options, const std::vector<double>& steps,
+                  const PassArguments& arguments) {
+    require_options(options);
+    // Tensors differ in their step only when some had no gradient at times.
+    const std::size_t count = checked.items.size();
+    std::vector<Coefficients> coefficients;
+    std::vector<std::uint32_t> which(count);
+    double last_step = 0.0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const double step = steps.size() == 1 ? steps[0] : steps[i];
+      if (step != last_step) {
+        coefficients.push_back(Optimizer::coefficients(options.data(), step));
+        last_step = step;
+      }
+      which[i] = static_cast<std::uint32_t>(coefficients.size() - 1);
+    }
+    const std::int64_t total = checked.starts.back();
+    const std::int64_t blocks = (total + kBlockElements - 1) / kBlockElements;
+    torch::stable::parallel_for(0, blocks, kGrainBlocks, [&](std::int64_t first, std::int64_t last) {
+      const std::int64_t end = last * kBlockElements < total ? last * kBlockElements : total;
+      for_each_piece(checked.starts.data(), static_cast<std::int64_t>(count), first * kBlockElements, end,
+                     [&](std::int64_t i, std::int64_t from, std::int64_t to) {
+                       const UpdateItem& item = checked.items[i];
+                       const double step = steps.size() == 1 ? steps[0] : steps[i];
+                       const cpu::Pass pass{static_cast<float>(arguments.grad_scale), arguments.zero_grads,
+                                            cpu::random_key(arguments.seed, static_cast<std::uint64_t>(step), i)};
+                       item.kernel(item.tensors, from, to < item.numel ? to : item.numel, &coefficients[which[i]],
+                                   pass);
+                     });
+    });
+  }
+
+  static void require_options(const std::vector<double>& options) {
+    if (options.size() != Optimizer::kOptions) {
+      refuse(std::to_string(options.size()) + " options were given.",
+             "Pass " + std::to_string(Optimizer::kOptions) + " numbers.");
+    }
+  }
+
+ private:
+  // A tensor, and what of it a kernel's arguments were made from.
+  struct Watched {
+    AtenTensorHandle tensor;
+    void* data;
+    std::int64_t numel;
+    std::int32_t dtype;
+    bool is_contiguous;
+
+    // What cannot be asked of it, such as the memory of a sparse tensor, differs from everything.
+    explicit Watched(AtenTensorHandle of) : tensor(of), data(nullptr), numel(-1), dtype(-1), is_contiguous(false) {
+      const bool is_known = aoti_torch_get_data_ptr(tensor, &data) == 0 && aoti_torch_get_numel(tensor, &numel) == 0 &&
+                            aoti_torch_get_dtype(tensor, &dtype) == 0 &&
+                            aoti_torch_is_contiguous(tensor, &is_contiguous) == 0;
+      numel = is_known ? numel : -1;
+    }
+    bool is_unchanged() const {
+      const Watched now(tensor);
+      return now.numel >= 0 && now.data == data && now.numel == numel && now.dtype == dtype &&
+             now.is_contiguous == is_contiguous;
+    }
+  };
+
+  struct Prepared {
+    TensorLists lists;
+    Tensors steps;
+    // What was found when the tensors were last checked, and for which settings.
+    CheckedList checked;
+    std::vector<StepCounter> counters;
+    std::vector<Watched> watched;
+    cpu::Isa isa;
+    bool stochastic;
+
+    // Looking at a small tensor takes longer than updating it, mostly waiting for memory, so the threads
+    // share that, and only what can have changed is looked at.
+    bool is_unchanged() const {
+      std::atomic<bool> unchanged{!watched.empty()};
+      torch::stable::parallel_for(
+          0, static_cast<std::int64_t>(watched.size()), kGrainTensors, [&](std::int64_t first, std::int64_t last) {
+            for (std::int64_t i = first; i < last; ++i) {
+              if (!watched[i].is_unchanged()) {
+                unchanged.store(false, std::memory_order_relaxed);
+                return;
+              }
+            }
+          });
+      return unchanged;
+    }
+
+    void check_again(const PassArguments& arguments) {
+      if (arguments.isa == isa && arguments.stochastic == stochastic && is_unchanged()) {
+        return;
+      }
+      watched.clear();  // a refusal leaves nothing half checked
+      checked = check(lists, arguments, Optimizer::find);
+      counters.clear();
+      for (std::size_t i = 0; i < steps.size(); ++i) {
+        counters.emplace_back(steps[i], i);
+      }
+      isa = arguments.isa;
+      stochastic = arguments.stochastic;
+      const Tensors* const all[] = {&lists.params, &lists.grads, &lists.states, &lists.scales, &lists.copies, &steps};
+      for (const Tensors* const tensors : all) {
+        for (const Tensor& tensor : *tensors) {
+          watched.emplace_back(tensor.get());
+        }
+      }
+    }
+  };
+
+  static void require_step(double step, std::size_t index) {
+    if (!(step >= 0 && step <= 9007199254740992.0 && std::floor(step) == step)) {
+      refuse(Argument{"step", index}.text() + " is " + std::to_string(step) + "; steps are whole numbers from 0 on.",
+             "Load an intact state.");
+    }
+  }
+
+  static void update(Tensors params, Tensors grads, Tensors states, Tensors scales, Tensors copies, std::int64_t step,
+                     std::vector<double> options, double grad_scale, bool zero_grads, bool stochastic,
+                     std::int64_t seed, std::string isa) {
+    if (step < 1) {
+      refuse("step is " + std::to_string(step) + "; steps count from 1.", "Pass the number of this update.");
+    }
+    const TensorLists lists{std::move(params), std::move(grads), std::move(states), std::move(scales),
+                            std::move(copies)};
+    const PassArguments arguments{grad_scale, zero_grads, stochastic, seed, checked_isa(isa)};
+    run(check(lists, arguments, Optimizer::find), options, {static_cast<double>(step)}, arguments);
+  }
+
+  static void sum_of_squares_op(Tensors tensors, Tensor sum, std::string isa) {
+    if (sum.scalar_type() != torch::headeronly::ScalarType::Double || sum.numel() != 1) {
+      refuse("sum is no tensor of one float64.", "Pass torch.zeros(1, dtype=torch.float64).");
+    }
+    *reinterpret_cast<double*>(host_memory(sum, {"sum", 0}, 8).data) = sum_of_squares(tensors, "tensor", checked_isa(isa));
+  }
+
+  // For tracing: the ops return nothing and fake tensors have no memory, so there is nothing to do;
+  // the checks run with the real tensors.
+  static void update_meta(Tensors, Tensors, Tensors, Tensors, Tensors, std::int64_t, std::vector<double>, double, bool,
+                          bool, std::int64_t, std::string) {}
+  static void sum_of_squares_meta(Tensors, Tensor, std::string) {}
+  static std::int64_t prepare_meta(Tensors, Tensors, Tensors, Tensors, Tensors, Tensors) { return 0; }
+  static void replace_grads_meta(std::int64_t, Tensors) {}
+
+  static std::int64_t prepare(Tensors params, Tensors grads, Tensors states, Tensors scales, Tensors copies,
+                              Tensors steps) {
+    auto prepared = std::make_shared<Prepared>();
+    prepared->lists = {std::move(params), std::move(grads), std::move(states), std::move(scales), std::move(copies)};
+    prepared->lists.require_length(steps, 1, "step");
+    prepared->steps = std::move(steps);
+    const std::lock_guard<std::mutex> lock(mutex());
+    const std::int64_t list = ++last_list();
+    lists()[list] = std::move(prepared);
+    return list;
+  }
+
+  static void replace_grads(std::int64_t list, Tensors grads) {
+    const auto prepared = find_list(list);
+    prepared->lists.require_length(grads, 1, "grad");
+    prepared->lists.grads = std::move(grads);
+    prepared->watched.clear();
+  }
+
+  static void update_prepared(std::int64_t list, std::vector<double> options, double grad_scale, bool zero_grads,
+                              bool stochastic, std::int64_t seed, std::string isa) {
+    const auto prepared = find_list(list);
+    const PassArguments arguments{grad_scale, zero_grads, stochastic, seed, checked_isa(isa)};
+    require_options(options);
+    prepared->check_again(arguments);
+    std::vector<double> steps;
+    steps.reserve(prepared->counters.size());
+    for (std::size_t i = 0; i < prepared->counters.size(); ++i) {
+      const double done = prepared->counters[i].read();
+      require_step(done, i);
+      steps.push_back(done + 1);
+    }
+    run(prepared->checked, options, steps, arguments);
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      prepared->counters[i].write(steps[i]);
+    }
+  }
+
+  static double grad_sum_of_squares(std::int64_t list, std::string isa) {
+    return sum_of_squares(find_list(list)->lists.grads, "grad", checked_isa(isa));
+  }
+
+  static void forget(std::int64_t list) {
+    std::shared_ptr<Prepared> last;  // its tensors are let go after the lock
+    const std::lock_guard<std::mutex> lock(mutex());
+    const auto found = lists().find(list);
+    if (found != lists().end()) {
+      last = std::move(found->second);
+      lists().erase(found);
+    }
+  }
+
+  static std::shared_ptr<Prepared> find_list(std::int64_t list) {
+    const std::lock_guard<std::mutex> lock(mutex());
+    const auto found = lists().find(list);
+    if (found == lists().end()) {
+      refuse("There is no prepared list " + std::to_string(list) + ".", "Call prepare first.");
+    }
+    return found->second;
+  }
+
+  // Never destroyed: tensors must not be let go after torch's own statics are gone.
+  static std::mutex& mutex() {
+    static auto* const one = new std::mutex;
+    return *one;
+  }
+  static std::unordered_map<std::int64_t, std::shared_ptr<Prepared>>& lists() {
+    static auto* const all = new std::unordered_map<std::int64_t, std::shared_ptr<Prepared>>;
+    return *all;
+  }
+  static std::int64_t& last_list() {
+    static std::int64_t last = 0;
+    return last;
+  }
+};
+
+}  // namespace accel
+
+// At namespace scope of a binding: all ops of one optimizer.
+#define ACCEL_HOST_OPTIMIZER(Optimizer)                                                              \
+  ACCEL_OP_LIBRARY({nullptr, ::accel::HostOptimizer<Optimizer>::define},                             \
+                   {"CPU", ::accel::HostOptimizer<Optimizer>::implement},                            \
+                   {"Meta", ::accel::HostOptimizer<Optimizer>::implement_meta},                      \
+                   {"CompositeExplicitAutograd", ::accel::HostOptimizer<Optimizer>::implement_without_tensors})

@@ -1,0 +1,70 @@
+// What the element-wise optimizers on CPU have in common: the memory they work on, what can ride
+// along in their one pass, and how states are stored. optimizer_inl.h is the pass itself.
+#pragma once
+
+#include <cstdint>
+
+#include "common/dtype.h"
+#include "kernels/cpu/isa.h"
+
+namespace accel::cpu {
+
+constexpr int kMaxStates = 2;
+
+// How a state lies in memory. Arithmetic is always in float32.
+//   float32, as_param     plain values, rounded to nearest even when stored
+//   stochastic_bfloat16   bfloat16, rounded up or down at random so that the mean is exact
+//   blockwise_8bit        one byte an element, a float32 scale for each kQuantBlock elements (Dettmers
+//                         et al., 2022, arXiv:2110.02861, with stochastic rounding); see codecs_inl.h
+enum class StateStorage : std::uint8_t { float32, as_param, stochastic_bfloat16, blockwise_8bit };
+
+// Elements that share a scale. Also the alignment of the ranges that kernels are given.
+constexpr std::int64_t kQuantBlock = 256;
+
+struct StoredTypes {
+  DType param;
+  DType grad;
+  StateStorage state;
+};
+
+// One parameter's memory, borrowed; arrays of equal length that do not overlap, in any alignment that
+// the element types have.
+struct OptimizerTensors {
+  void* param;
+  void* grad;  // written only where gradients are zeroed
+  void* states[kMaxStates];
+  float* scales[kMaxStates];  // one for each kQuantBlock elements begun; only for blockwise_8bit
+  void* copy;                 // null, or where the new parameter goes as well, as `copy_type`
+  DType grad_type;
+  DType copy_type;
+};
+
+// What one call may do beside the formula.
+struct Pass {
+  float grad_scale;          // every gradient is multiplied by it first; negative to maximise
+  bool zero_grads;           // leave zeros where the gradients were
+  std::uint64_t random_key;  // for stochastic rounding: a key and an element's index give its random bits
+};
+
+// Works on the elements [begin, end) of all arrays and touches no other; `begin` is a multiple of
+// kQuantBlock, `end` too or the arrays' length. `coefficients` points to the formula's. Elements (for
+// blockwise_8bit: blocks) do not influence each other: a range may be cut anywhere else and its pieces
+// run in any order or thread, with the same bits as result.
+using OptimizerKernel = void (*)(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end,
+                                 const void* coefficients, const Pass& pass);
+
+// Independent random bits for each update of each tensor.
+inline std::uint64_t random_key(std::uint64_t seed, std::uint64_t step, std::uint64_t tensor) {
+  // The finaliser of SplitMix64 (Steele, Lea & Flood, 2014), once for each number that goes in.
+  const std::uint64_t numbers[] = {step, tensor};
+  std::uint64_t key = seed;
+  for (const std::uint64_t number : numbers) {
+    key += number * 0x9e3779b97f4a7c15u + 0x9e3779b97f4a7c15u;
+    key = (key ^ (key >> 30)) * 0xbf58476d1ce4e5b9u;
+    key = (key ^ (key >> 27)) * 0x94d049bb133111ebu;
+    key ^= key >> 31;
+  }
+  return key;
+}
+
+}  // namespace accel::cpu

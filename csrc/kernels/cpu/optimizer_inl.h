@@ -1,0 +1,293 @@
+// The loop that every element-wise optimizer shares: one pass over a parameter, its gradient and
+// its states, each read and written once. An optimizer is a formula; this is everything else.
+// Included between simd_begin.h and simd_end.h, after codecs_inl.h.
+
+namespace accel::cpu::ACCEL_TARGET_NAMESPACE {
+namespace {
+
+// Elements per step of the main loop: a cache line of floats.
+constexpr int kBlock = 16;
+
+// How far ahead of the loads to prefetch: 2 KiB of a float stream. The hardware prefetchers stop at
+// page ends; with three to four streams per thread this keeps the next page on its way. The distance
+// was measured (benchmarks/RESULTS.md); from 1 to 4 KiB it matters little, without it 5 to 10 % more.
+constexpr std::int64_t kPrefetchElements = 512;
+
+// What is done to parameters or gradients after their update is done while they are in the first cache.
+constexpr std::int64_t kFollowElements = 2048;
+
+// A formula is a class with
+//   using Coefficients = ...;
+//   static constexpr int kStates;
+//   static constexpr bool kNonNegative[kStates];  // whether a state is never negative
+//   explicit Formula(const Coefficients&);
+//   void operator()(F32& param, F32 grad, F32 (&state)[kStates]) const;  // one vector of each
+//
+// Updates `count` elements, a multiple of kBlock. Not inlined: whole tensors and rests run the very
+// same instructions.
+template <class Formula, class P, class G, class S>
+__attribute__((noinline)) void update_blocks(const Formula& formula, F32 grad_scale, P* param, const G* grad,
+                                             S* const (&state)[Formula::kStates], std::int64_t count) {
+  constexpr int kStates = Formula::kStates;
+  const Formula in_registers = formula;
+  S* states[kStates];  // a copy: the compiler must assume that a store changes the caller's array
+  for (int k = 0; k < kStates; ++k) {
+    states[k] = state[k];
+  }
+  for (std::int64_t i = 0; i < count; i += kBlock) {
+    __builtin_prefetch(param + i + kPrefetchElements, 1);
+    __builtin_prefetch(grad + i + kPrefetchElements, 0);
+    for (int k = 0; k < kStates; ++k) {
+      __builtin_prefetch(states[k] + i + kPrefetchElements, 1);
+    }
+    for (std::int64_t j = i; j < i + kBlock; j += kLanes) {
+      F32 param_value = load(param + j);
+      F32 state_value[kStates];
+      for (int k = 0; k < kStates; ++k) {
+        state_value[k] = load(states[k] + j);
+      }
+      in_registers(param_value, grad_scale * load(grad + j), state_value);
+      store(param + j, param_value);
+      for (int k = 0; k < kStates; ++k) {
+        store(states[k] + j, state_value[k]);
+      }
+    }
+  }
+}
+
+// Updates the elements [begin, end). A rest shorter than a block goes through padded copies, so no
+// result depends on an element's position and no byte outside the range is touched.
+template <class Formula, class P, class G, class S>
+void update_range(const Formula& formula, F32 grad_scale, P* param, const G* grad,
+                  S* const (&state)[Formula::kStates], std::int64_t begin, std::int64_t end) {
+  constexpr int kStates = Formula::kStates;
+  const std::int64_t rest = (end - begin) % kBlock;
+  const std::int64_t middle = end - rest;
+  S* state_at[kStates];
+  for (int k = 0; k < kStates; ++k) {
+    state_at[k] = state[k] + begin;
+  }
+  update_blocks(formula, grad_scale, param + begin, grad + begin, state_at, middle - begin);
+  if (rest == 0) {
+    return;
+  }
+  P param_copy[kBlock] = {};
+  G grad_copy[kBlock] = {};
+  S state_copy[kStates][kBlock] = {};
+  __builtin_memcpy(param_copy, param + middle, rest * sizeof(P));
+  __builtin_memcpy(grad_copy, grad + middle, rest * sizeof(G));
+  for (int k = 0; k < kStates; ++k) {
+    __builtin_memcpy(state_copy[k], state[k] + middle, rest * sizeof(S));
+    state_at[k] = state_copy[k];
+  }
+  update_blocks(formula, grad_scale, param_copy, grad_copy, state_at, kBlock);
+  __builtin_memcpy(param + middle, param_copy, rest * sizeof(P));
+  for (int k = 0; k < kStates; ++k) {
+    __builtin_memcpy(state[k] + middle, state_copy[k], rest * sizeof(S));
+  }
+}
+
+template <class From, class To>
+__attribute__((noinline)) void convert(const From* from, To* to, std::int64_t count) {
+  const std::int64_t rest = count % kLanes;
+  for (std::int64_t i = 0; i < count - rest; i += kLanes) {
+    store(to + i, load(from + i));
+  }
+  if (rest != 0) {
+    From from_copy[kLanes] = {};
+    To to_copy[kLanes];
+    __builtin_memcpy(from_copy, from + count - rest, rest * sizeof(From));
+    store(to_copy, load(from_copy));
+    __builtin_memcpy(to + count - rest, to_copy, rest * sizeof(To));
+  }
+}
+
+// What rides along: the copy of the new parameters in another type, zeros for the gradients.
+template <class P>
+void follow_up(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end, const Pass& pass) {
+  const P* const param = static_cast<const P*>(tensors.param) + begin;
+  if (tensors.copy != nullptr) {
+    switch (tensors.copy_type) {
+      case DType::float32:
+        convert(param, static_cast<float*>(tensors.copy) + begin, end - begin);
+        break;
+      case DType::bfloat16:
+        convert(param, static_cast<BFloat16*>(tensors.copy) + begin, end - begin);
+        break;
+      case DType::float16:
+        convert(param, static_cast<Float16*>(tensors.copy) + begin, end - begin);
+        break;
+    }
+  }
+  if (pass.zero_grads) {
+    const std::int64_t size = size_bytes(tensors.grad_type);
+    __builtin_memset(static_cast<char*>(tensors.grad) + begin * size, 0, (end - begin) * size);
+  }
+}
+
+// States that lie in memory as plain values.
+template <class Formula, class P, class G, class S>
+void update_plain(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end, const void* coefficients,
+                  const Pass& pass) {
+  const Formula formula(*static_cast<const typename Formula::Coefficients*>(coefficients));
+  const F32 grad_scale = broadcast(pass.grad_scale);
+  P* const param = static_cast<P*>(tensors.param);
+  const G* const grad = static_cast<const G*>(tensors.grad);
+  S* states[Formula::kStates];
+  for (int k = 0; k < Formula::kStates; ++k) {
+    states[k] = static_cast<S*>(tensors.states[k]);
+  }
+  if (tensors.copy == nullptr && !pass.zero_grads) {
+    update_range(formula, grad_scale, param, grad, states, begin, end);
+    return;
+  }
+  for (std::int64_t at = begin; at < end; at += kFollowElements) {
+    const std::int64_t stop = at + kFollowElements < end ? at + kFollowElements : end;
+    update_range(formula, grad_scale, param, grad, states, at, stop);
+    follow_up<P>(tensors, at, stop, pass);
+  }
+}
+
+// One state's block of codes as floats, and back.
+template <class Codec, bool kNonNegative>
+struct StateBlock {
+  using Element = typename Codec::Element;
+
+  Element* codes;
+  float* scale;
+  std::int64_t count;
+  typename Codec::template Block<kNonNegative> block;
+
+  StateBlock(void* state, float* scales, std::int64_t begin, std::int64_t end)
+      : codes(static_cast<Element*>(state) + begin),
+        scale(scales == nullptr ? nullptr : scales + begin / kQuantBlock),
+        count(end - begin),
+        block(scale == nullptr ? 0.0f : *scale) {}
+
+  void read(float* values) const {
+    Element padded[kQuantBlock];
+    const Element* from = codes;
+    if (count < kQuantBlock) {
+      __builtin_memset(padded, 0, sizeof(padded));
+      __builtin_memcpy(padded, codes, count * sizeof(Element));
+      from = padded;
+    }
+    __builtin_prefetch(codes + kPrefetchElements, 1);
+    for (int i = 0; i < kQuantBlock; i += kLanes) {
+      store(values + i, block.decode(from + i));
+    }
+  }
+
+  // Elements from `count` on must be zero.
+  void write(const float* values, const RandomBits& random, int shift) {
+    for (int i = 0; i < kQuantBlock; i += kLanes) {
+      block.see(load(values + i));
+    }
+    const float new_scale = block.finish();
+    if (scale != nullptr) {
+      *scale = new_scale;
+    }
+    Element padded[kQuantBlock];
+    Element* const to = count < kQuantBlock ? padded : codes;
+    for (int i = 0; i < kQuantBlock; i += kLanes) {
+      block.encode(to + i, load(values + i), (random(i) >> shift) & 0xffffu);
+    }
+    if (count < kQuantBlock) {
+      __builtin_memcpy(codes, padded, count * sizeof(Element));
+    }
+  }
+};
+
+// The gradients of one block as floats: where they lie, or converted into `values`.
+inline const float* float_grads(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end, float* values) {
+  switch (tensors.grad_type) {
+    case DType::float32:
+      return static_cast<const float*>(tensors.grad) + begin;
+    case DType::bfloat16:
+      convert(static_cast<const BFloat16*>(tensors.grad) + begin, values, end - begin);
+      break;
+    case DType::float16:
+      convert(static_cast<const Float16*>(tensors.grad) + begin, values, end - begin);
+      break;
+  }
+  return values;
+}
+
+// States that a codec packs, block by block through the first cache. One function for all types of
+// gradients: these kernels take most of the time that compiling takes.
+template <class Formula, class P, class Codec>
+void update_packed(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end, const void* coefficients,
+                   const Pass& pass) {
+  static_assert(Formula::kStates <= 2, "random bits are 32 an element, 16 for each state");
+  const Formula formula(*static_cast<const typename Formula::Coefficients*>(coefficients));
+  const F32 grad_scale = broadcast(pass.grad_scale);
+  P* const param = static_cast<P*>(tensors.param);
+  alignas(64) float values[Formula::kStates][kQuantBlock];
+  alignas(64) float grad_values[kQuantBlock];
+  for (std::int64_t at = begin; at < end; at += kQuantBlock) {
+    const std::int64_t stop = at + kQuantBlock < end ? at + kQuantBlock : end;
+    const RandomBits random(pass.random_key, at);
+    const float* const grad = float_grads(tensors, at, stop, grad_values);
+    float* state_at[Formula::kStates];
+    for (int k = 0; k < Formula::kStates; ++k) {
+      state_at[k] = values[k];
+    }
+    StateBlock<Codec, Formula::kNonNegative[0]> first(tensors.states[0], tensors.scales[0], at, stop);
+    first.read(values[0]);
+    if constexpr (Formula::kStates == 2) {
+      StateBlock<Codec, Formula::kNonNegative[1]> second(tensors.states[1], tensors.scales[1], at, stop);
+      second.read(values[1]);
+      update_range(formula, grad_scale, param + at, grad, state_at, 0, stop - at);
+      second.write(values[1], random, 16);
+    } else {
+      update_range(formula, grad_scale, param + at, grad, state_at, 0, stop - at);
+    }
+    first.write(values[0], random, 0);
+    follow_up<P>(tensors, at, stop, pass);
+  }
+}
+
+template <class Formula, class P, class G>
+OptimizerKernel kernel_for_state(const StoredTypes& types) {
+  switch (types.state) {
+    case StateStorage::float32:
+      return update_plain<Formula, P, G, float>;
+    case StateStorage::as_param:
+      return update_plain<Formula, P, G, P>;
+    case StateStorage::stochastic_bfloat16:
+      return update_packed<Formula, P, StochasticBFloat16>;
+    case StateStorage::blockwise_8bit:
+      return update_packed<Formula, P, Blockwise8Bit>;
+  }
+  return nullptr;
+}
+
+template <class Formula, class P>
+OptimizerKernel kernel_for_grad(const StoredTypes& types) {
+  switch (types.grad) {
+    case DType::float32:
+      return kernel_for_state<Formula, P, float>(types);
+    case DType::bfloat16:
+      return kernel_for_state<Formula, P, BFloat16>(types);
+    case DType::float16:
+      return kernel_for_state<Formula, P, Float16>(types);
+  }
+  return nullptr;
+}
+
+// The formula's kernel for these types.
+template <class Formula>
+OptimizerKernel optimizer_kernel(const StoredTypes& types) {
+  switch (types.param) {
+    case DType::float32:
+      return kernel_for_grad<Formula, float>(types);
+    case DType::bfloat16:
+      return kernel_for_grad<Formula, BFloat16>(types);
+    case DType::float16:
+      return kernel_for_grad<Formula, Float16>(types);
+  }
+  return nullptr;
+}
+
+}  // namespace
+}  // namespace accel::cpu::ACCEL_TARGET_NAMESPACE
