@@ -1,35 +1,11 @@
-// All instruction sets in one file: there is little to compile.
 #include "kernels/cpu/norm.h"
 
 #include <cstddef>
 
 #include "kernels/cpu/targets.h"
 
-#define ACCEL_TARGET_BASELINE
-#include "kernels/cpu/simd_begin.h"
-// The order matters.
-#include "kernels/cpu/norm_inl.h"
-#include "kernels/cpu/simd_end.h"
-
-#if defined(__x86_64__)
-#define ACCEL_TARGET_AVX2
-#include "kernels/cpu/simd_begin.h"
-// The order matters.
-#include "kernels/cpu/norm_inl.h"
-#include "kernels/cpu/simd_end.h"
-
-#define ACCEL_TARGET_AVX512
-#include "kernels/cpu/simd_begin.h"
-// The order matters.
-#include "kernels/cpu/norm_inl.h"
-#include "kernels/cpu/simd_end.h"
-#elif defined(__aarch64__)
-#define ACCEL_TARGET_NEON
-#include "kernels/cpu/simd_begin.h"
-// The order matters.
-#include "kernels/cpu/norm_inl.h"
-#include "kernels/cpu/simd_end.h"
-#endif
+#define ACCEL_KERNEL "kernels/cpu/norm_inl.h"
+#include "kernels/cpu/each_isa.h"
 
 namespace accel::cpu {
 

@@ -7,6 +7,7 @@
 // Provided, for F32, a vector of kLanes floats (the technique of Google Highway, reduced to what
 // our kernels need; arithmetic is + - * / on F32):
 //   broadcast(x)  multiply_add(a, b, c) = a * b + c  square_root(v)
+//   sign_of(v)   -1, 0 or 1; NaN stays NaN
 //   load(pointer) store(pointer, v)   unaligned, float, BFloat16 or Float16 in memory
 //   load_bytes(pointer) store_bytes(pointer, v)   bytes as 32-bit integers, U32
 // Stores to 16-bit types round to nearest even; NaN stays NaN, infinity stays infinity.
@@ -104,6 +105,11 @@ ACCEL_INLINE F32 square_root(F32 v) {
   }
   return v;
 #endif
+}
+
+ACCEL_INLINE F32 sign_of(F32 v) {
+  const F32 one = (F32)(((U32)v & 0x80000000u) | 0x3f800000u);
+  return v != v ? v : (v == 0.0f ? F32{} : one);
 }
 
 template <class Vector>
