@@ -6,9 +6,12 @@ error of one float32 operation. It holds with and without fused multiply-add (wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+from op_builder.ops.native.host_optimizer import TensorLists
 
 U = 2.0**-24
 # Absolute error of an operation whose result is subnormal, for the few that a value goes through.
@@ -30,6 +33,13 @@ class Options:
     def positional(self) -> tuple[float, ...]:
         """The arguments of ``adam_update`` after the optimizer id."""
         return (self.step, self.lr, self.beta1, self.beta2, self.eps, self.weight_decay, self.bias_correction)
+
+    def listed(self) -> tuple[float, ...]:
+        """The options of ``update_list``."""
+        return (
+            *(self.lr, self.beta1, self.beta2, self.eps, self.weight_decay),
+            *(self.adamw_mode, self.bias_correction),
+        )
 
     @property
     def decay(self) -> float:
@@ -79,6 +89,12 @@ def random_tensors(
     exp_avg_sq = make(1e-2, moment)
     exp_avg_sq.abs_()
     return Tensors(make(1.0, param), make(0.1, grad), make(0.1, moment), exp_avg_sq)
+
+
+def as_lists(members: Sequence[Tensors]) -> TensorLists:
+    """The tensors of several parameters as ``update_list`` takes them."""
+    params, grads, exp_avgs, exp_avg_sqs = map(list, zip(*members, strict=True)) if members else ([], [], [], [])
+    return TensorLists(params, grads, [exp_avgs, exp_avg_sqs])
 
 
 def unit_roundoff(dtype: torch.dtype) -> tuple[float, float]:

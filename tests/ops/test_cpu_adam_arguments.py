@@ -11,6 +11,7 @@ from adam_reference import Options, random_tensors
 from op_builder import env
 from op_builder.errors import AccelError, EnvironmentValueError, OpArgumentError
 from op_builder.ops.native.cpu_adam import CPUAdamModule
+from op_builder.ops.native.host_optimizer import TensorLists
 
 NAN = math.nan
 SETTINGS = {
@@ -24,6 +25,7 @@ SETTINGS = {
     "bias_correction": True,
 }
 ROLES = ("param", "grad", "exp_avg", "exp_avg_sq")
+OPTIONS = (1e-3, 0.9, 0.999, 1e-8, 0.0, True, True)
 
 
 @pytest.fixture
@@ -35,6 +37,10 @@ def adam(cpu_adam):
 
 def good_tensors() -> dict[str, torch.Tensor]:
     return dict(zip(ROLES, random_tensors(24), strict=True))
+
+
+def as_lists(params, grads, exp_avgs, exp_avg_sqs) -> TensorLists:
+    return TensorLists(params, grads, [exp_avgs, exp_avg_sqs])
 
 
 BAD_SETTINGS = [
@@ -71,10 +77,10 @@ BAD_TENSORS = [
     *((role, lambda x: x.to(torch.int32), f"{role} of tensor 0 is of type Int") for role in ROLES),
     *((role, lambda x: x.tolist(), f"{role} of tensor 0 is of type list") for role in ROLES),
     *((role, lambda x: None, f"{role} of tensor 0 is of type NoneType") for role in ROLES),  # noqa: ARG005
-    *((role, lambda x: x[:-1].clone(), "has 23 elements, its parameter has 24") for role in ROLES[1:]),
-    ("param", lambda x: x[:-1].clone(), "its parameter has 23"),
-    ("exp_avg", lambda x: x.bfloat16(), "a moment is of float32 or of its parameter's type"),
-    ("exp_avg_sq", lambda x: x.half(), "a moment is of float32 or of its parameter's type"),
+    *((role, lambda x: x[:-1].clone(), f"{role} of tensor 0 has 23 elements; 24 are needed") for role in ROLES[1:]),
+    ("param", lambda x: x[:-1].clone(), "grad of tensor 0 has 24 elements; 23 are needed for a parameter of 23"),
+    ("exp_avg", lambda x: x.bfloat16(), "a state is of float32 or of its parameter's type"),
+    ("exp_avg_sq", lambda x: x.half(), "a state is of float32 or of its parameter's type"),
 ]
 
 
@@ -126,32 +132,65 @@ def test_moments_of_two_types_are_refused(adam):
     tensors = good_tensors()
     tensors["param"] = tensors["param"].bfloat16()
     tensors["exp_avg"] = tensors["exp_avg"].bfloat16()
-    with pytest.raises(OpArgumentError, match="two moments must be of one type"):
+    with pytest.raises(OpArgumentError, match="exp_avg and exp_avg_sq of tensor 0 are of different types"):
         adam.adam_update(**SETTINGS, **tensors)
 
 
 def test_one_bad_tensor_in_a_list_leaves_all_others_untouched(adam):
-    lists = {role: [] for role in ROLES}
-    for _ in range(5):
-        for role, tensor in good_tensors().items():
-            lists[role].append(tensor)
+    lists = {role: [good_tensors()[role] for _ in range(5)] for role in ROLES}
     lists["exp_avg"][4] = lists["exp_avg"][4].double()
     before = {role: [tensor.clone() for tensor in members] for role, members in lists.items()}
     with pytest.raises(OpArgumentError, match="exp_avg of tensor 4"):
-        adam.adam_update_list(*lists.values(), 1, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, True)
+        adam.update_list(as_lists(*lists.values()), 1, OPTIONS)
     for role in ROLES:
         assert all(torch.equal(now, then) for now, then in zip(lists[role], before[role], strict=True))
 
 
-def test_lists_of_unequal_length_are_refused(adam):
-    lists = [[tensor] for tensor in good_tensors().values()]
-    lists[2] = []
-    with pytest.raises(OpArgumentError, match="1 parameters came with 0 exp_avg tensors"):
-        adam.adam_update_list(*lists, 1, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, True)
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("count", [0, 2])
+def test_lists_of_unequal_length_are_refused(adam, role, count):
+    lists = {name: [tensor] for name, tensor in good_tensors().items()}
+    lists[role] = [good_tensors()[role] for _ in range(count)]
+    with pytest.raises(OpArgumentError, match=r"\d parameters came with \d \w+ tensors"):
+        adam.update_list(as_lists(*lists.values()), 1, OPTIONS)
+
+
+def test_one_state_too_many_does_not_stand_in_for_another(adam):
+    tensors = good_tensors()
+    spare = torch.ones(24)
+    lists = TensorLists([tensors["param"]], [tensors["grad"]], [[tensors["exp_avg"], spare], []])
+    before = tensors["param"].clone()
+    with pytest.raises(OpArgumentError, match="1 parameters came with 2 exp_avg tensors"):
+        adam.update_list(lists, 1, OPTIONS)
+    assert torch.equal(tensors["param"], before)
+    assert (spare == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("lists", "text"),
+    [
+        (TensorLists([], [], [[]]), "1 lists of states were given"),
+        (TensorLists([], [], []), "0 lists of states were given"),
+        (TensorLists([], [], [[], []], scales=[[]]), "1 lists of scales were given"),
+    ],
+)
+def test_every_state_has_a_list(adam, lists, text):
+    with pytest.raises(OpArgumentError, match=text) as caught:
+        adam.update_list(lists, 1, OPTIONS)
+    assert caught.value.remedy == "Pass 2: exp_avg, exp_avg_sq."
+
+
+@pytest.mark.parametrize("count", [6, 8])
+def test_an_option_too_few_or_too_many_is_refused(adam, count):
+    tensors = good_tensors()
+    before = tensors["param"].clone()
+    with pytest.raises(OpArgumentError, match=f"{count} options were given"):
+        adam.update_list(as_lists(*([tensor] for tensor in tensors.values())), 1, (*OPTIONS, 0.0)[:count])
+    assert torch.equal(tensors["param"], before)
 
 
 def test_empty_lists_and_empty_tensors_do_nothing(adam):
-    adam.adam_update_list([], [], [], [], 1, 1e-3, 0.9, 0.999, 1e-8, 0.0, True, True)
+    adam.update_list(as_lists([], [], [], []), 1, OPTIONS)
     adam.adam_update(**SETTINGS, **{role: torch.empty(0) for role in ROLES})
 
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from adam_reference import Options, Tensors, U, assert_within, expect_update, random_tensors
+from adam_reference import Options, Tensors, U, as_lists, assert_within, expect_update, random_tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -124,9 +124,7 @@ def test_the_number_of_threads_does_not_change_a_bit(adam_of_isa):
 def test_a_list_gives_the_bits_of_single_updates(cpu_adam, lengths, seed):
     tensors = [random_tensors(numel, *DTYPES[i % len(DTYPES)], seed=seed + i) for i, numel in enumerate(lengths)]
     expected = [update(cpu_adam, each, Options()) for each in tensors]
-    lists = [list(column) for column in zip(*tensors, strict=True)] or [[], [], [], []]
-    step, lr, beta1, beta2, eps, weight_decay, bias_correction = Options().positional()
-    cpu_adam.adam_update_list(*lists, step, lr, beta1, beta2, eps, weight_decay, True, bias_correction)
+    cpu_adam.update_list(as_lists(tensors), Options().step, Options().listed())
     for actual, single in zip(tensors, expected, strict=True):
         assert_same_bits(actual, single)
 

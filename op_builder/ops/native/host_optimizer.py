@@ -69,7 +69,8 @@ class TensorLists:
         """All lists under the names that messages give them.
 
         Raises:
-            OpArgumentError: there are not as many lists of states, or of scales, as ``names``.
+            OpArgumentError: there are not as many lists of states, or of scales, as ``names``, or a
+                list is not as long as ``params``.
         """
         for what, lists in (("states", self.states), ("scales", self.scales or names)):
             if len(lists) != len(names):
@@ -78,7 +79,19 @@ class TensorLists:
                 )
         scales = {f"scale of {name}": scale for name, scale in zip(names, self.scales, strict=False)}
         states = dict(zip(names, self.states, strict=True))
-        return {"param": self.params, "grad": self.grads, **states, **scales, "copy": self.copies}
+        roles = {"param": self.params, "grad": self.grads, **states, **scales, "copy": self.copies}
+        # Not left to the op, which gets all states end to end: lists of 2 and 0 would look like 1 and 1.
+        for role, members in roles.items():
+            if len(members) != len(self.params) and (role != "copy" or len(members)):
+                raise OpArgumentError(
+                    f"{len(self.params)} parameters came with {len(members)} {role} tensors.",
+                    "Pass one for each parameter.",
+                )
+        return roles
+
+    def changed(self, also: Pass) -> list[torch.Tensor]:
+        """What an update changes of the tensors that autograd may have kept."""
+        return [*self.params, *self.copies, *(self.grads if also.zero_grads else ())]
 
     def positional(self) -> tuple[Sequence[torch.Tensor], ...]:
         """The lists as the ops take them: those of all states end to end."""
@@ -111,9 +124,7 @@ class HostOptimizerModule:
         self.isa = best_isa(tuple(ops.supported_isas().split(",")), env.ACCEL_CPU_ISA.get())
         self._registered: dict[int, Mapping[str, Any]] = {}
 
-    def update_list(
-        self, tensors: TensorLists, step: int, options: Sequence[float], also: Pass | None = None
-    ) -> None:
+    def update_list(self, tensors: TensorLists, step: int, options: Sequence[float], also: Pass | None = None) -> None:
         """Update all parameters and their states in place.
 
         Args:
@@ -128,8 +139,8 @@ class HostOptimizerModule:
         also = also or Pass()
         arguments = (step_number(step), [float(value) for value in options], *also.positional(), self.isa)
         call_op(self.ops.update.default, roles, tensors.positional(), *arguments)
-        # autograd then notices a parameter that was changed between a forward and its backward.
-        torch.autograd.graph.increment_version(tensors.params)
+        # autograd then notices what was changed between a forward and its backward.
+        torch.autograd.graph.increment_version(tensors.changed(also))
 
     def prepare(self, tensors: TensorLists, steps: Sequence[torch.Tensor]) -> PreparedList:
         """Keep tensors for many updates, each of which then costs 0.1 microseconds a tensor.
@@ -143,7 +154,7 @@ class HostOptimizerModule:
         """
         roles = {**tensors.by_role(self.STATES), "step": steps}
         number = call_op(self.ops.prepare.default, roles, (*tensors.positional(), steps))
-        return PreparedList(self, 0 if number is None else number, tensors.params)
+        return PreparedList(self, 0 if number is None else number, tensors)
 
     def norm(self, tensors: Sequence[torch.Tensor]) -> float:
         """The Euclidean norm of all elements together, added up in float64; inf or NaN if one is.
@@ -155,12 +166,16 @@ class HostOptimizerModule:
         call_op(self.ops.sum_of_squares.default, {"tensor": tensors}, (tensors, total), self.isa)
         return math.sqrt(total.item())
 
+    @property
+    def _kind(self) -> str:
+        return type(self).__name__.removeprefix("CPU").removesuffix("Module")
+
     def _register(self, optimizer_id: int, options: Mapping[str, Any], should_log: bool) -> None:
         """Keep the options of an optimizer under an id of the caller's choice."""
         number = _identity(optimizer_id)
         if number in self._registered:
-            name = type(self).__name__.removeprefix("CPU").removesuffix("Module").lower()
-            raise OpArgumentError(f"Optimizer id {number} is in use.", f"Choose another, or call destroy_{name} first.")
+            destroy = f"destroy_{self._kind.lower()}"
+            raise OpArgumentError(f"Optimizer id {number} is in use.", f"Choose another, or call {destroy} first.")
         self._registered[number] = options
         if should_log:
             told = ", ".join(f"{name}={value}" for name, value in options.items())
@@ -171,7 +186,7 @@ class HostOptimizerModule:
             return self._registered[_identity(optimizer_id)]
         except KeyError:
             raise OpArgumentError(
-                f"There is no optimizer with id {optimizer_id}: it was never created or is destroyed.",
+                f"There is no {self._kind} optimizer with id {optimizer_id}: it was never created or is destroyed.",
                 "Create it with this id first.",
             ) from None
 
@@ -188,9 +203,10 @@ class PreparedList:
     not noticed: the list must be made anew, or :meth:`replace_grads` called.
     """
 
-    def __init__(self, module: HostOptimizerModule, number: int, params: Sequence[torch.Tensor]) -> None:
+    def __init__(self, module: HostOptimizerModule, number: int, tensors: TensorLists) -> None:
         self._number = number
-        self._params = params
+        self._changed = (*tensors.params, *tensors.copies)
+        self._grads = tuple(tensors.grads)
         self._isa = module.isa
         ops = module.ops
         self._update = ops.update_prepared.default
@@ -208,13 +224,23 @@ class PreparedList:
         if self._number:
             with explained():
                 self._update(self._number, list(options), *also.positional(), self._isa)
-            torch.autograd.graph.increment_version(self._params)
+            torch.autograd.graph.increment_version(self._changed)
+            if also.zero_grads:
+                torch.autograd.graph.increment_version(self._grads)
 
     def replace_grads(self, grads: Sequence[torch.Tensor]) -> None:
-        """Take other gradients from now on."""
-        if self._number:
-            with explained():
-                self._replace_grads(self._number, grads)
+        """Take other gradients from now on.
+
+        Raises:
+            OpArgumentError: one is no tensor, or not on the CPU, or there are not as many as parameters.
+                All else is checked by the updates.
+        """
+        if len(grads) != len(self._grads):
+            raise OpArgumentError(
+                f"{len(self._grads)} parameters came with {len(grads)} grad tensors.", "Pass one for each parameter."
+            )
+        call_op(self._replace_grads, {"grad": grads}, (self._number, grads))
+        self._grads = tuple(grads)
 
     def grad_norm(self) -> float:
         """The Euclidean norm of all gradients together; inf or NaN if an element is."""
