@@ -1,21 +1,9 @@
-// Included between simd_begin.h and simd_end.h.
+// Sums of squares. Included between simd_begin.h and simd_end.h.
+
+#include "kernels/cpu/double_inl.h"
 
 namespace accel::cpu::ACCEL_TARGET_NAMESPACE {
 namespace {
-
-#if defined(ACCEL_TARGET_AVX512)
-typedef double F64 __attribute__((vector_size(64)));
-ACCEL_INLINE F64 low_half(F32 v) { return (F64)_mm512_maskz_cvtps_pd(0xff, _mm512_maskz_extractf32x8_ps(0xff, (__m512)v, 0)); }
-ACCEL_INLINE F64 high_half(F32 v) { return (F64)_mm512_maskz_cvtps_pd(0xff, _mm512_maskz_extractf32x8_ps(0xff, (__m512)v, 1)); }
-#elif defined(ACCEL_TARGET_AVX2)
-typedef double F64 __attribute__((vector_size(32)));
-ACCEL_INLINE F64 low_half(F32 v) { return (F64)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)v)); }
-ACCEL_INLINE F64 high_half(F32 v) { return (F64)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)v, 1)); }
-#else
-typedef double F64 __attribute__((vector_size(16)));
-ACCEL_INLINE F64 low_half(F32 v) { return F64{v[0], v[1]}; }
-ACCEL_INLINE F64 high_half(F32 v) { return F64{v[2], v[3]}; }
-#endif
 
 template <class T>
 double sum_of_squares(const void* values, std::int64_t count) {
@@ -42,12 +30,7 @@ double sum_of_squares(const void* values, std::int64_t count) {
     __builtin_memcpy(padded, source + count - rest, rest * sizeof(T));
     add(padded);
   }
-  const F64 sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-  double total = 0.0;
-  for (std::size_t i = 0; i < sizeof(F64) / sizeof(double); ++i) {
-    total += sum[i];
-  }
-  return total;
+  return sum_of_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
 }  // namespace

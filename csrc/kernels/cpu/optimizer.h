@@ -53,6 +53,21 @@ struct Pass {
 using OptimizerKernel = void (*)(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end,
                                  const void* coefficients, const Pass& pass);
 
+// The kernels of an optimizer whose step depends on norms over whole tensors; both are called as an
+// OptimizerKernel is. The first updates the states and zeroes the gradients if asked. Between the two the
+// caller adds up a tensor's sums, whose last bits depend on where it was cut, and makes the factor of them.
+// The second updates the parameter and writes the copy.
+struct SquareSums {
+  double param;      // of the old parameter
+  double direction;  // of what the factor times lr is to be taken away from it
+};
+struct TwoPassKernels {
+  SquareSums (*measure)(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end,
+                        const void* coefficients, const Pass& pass);
+  void (*apply)(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end, const void* coefficients,
+                float factor);
+};
+
 // Independent random bits for each update of each tensor.
 inline std::uint64_t random_key(std::uint64_t seed, std::uint64_t step, std::uint64_t tensor) {
   // The finaliser of SplitMix64 (Steele, Lea & Flood, 2014), once for each number that goes in.

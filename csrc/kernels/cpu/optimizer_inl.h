@@ -16,6 +16,19 @@ constexpr std::int64_t kPrefetchElements = 512;
 // What is done to parameters or gradients after their update is done while they are in the first cache.
 constexpr std::int64_t kFollowElements = 2048;
 
+// visit(element), with an element of the C++ type that `type` names.
+template <class Visit>
+auto with_element(DType type, const Visit& visit) {
+  switch (type) {
+    case DType::bfloat16:
+      return visit(BFloat16{});
+    case DType::float16:
+      return visit(Float16{});
+    default:
+      return visit(float{});
+  }
+}
+
 // A formula is a class with
 //   using Coefficients = ...;
 //   static constexpr int kStates;
@@ -55,8 +68,17 @@ __attribute__((noinline)) void update_blocks(const Formula& formula, F32 grad_sc
   }
 }
 
-// Updates the elements [begin, end). A rest shorter than a block goes through padded copies, so no
-// result depends on an element's position and no byte outside the range is touched.
+// A rest shorter than a block as a whole one, its other elements zero: so no result depends on an element's
+// position and no byte outside the range is touched.
+template <class T>
+struct PaddedRest {
+  T values[kBlock] = {};
+
+  void read(const T* from, std::int64_t count) { __builtin_memcpy(values, from, count * sizeof(T)); }
+  void write(T* to, std::int64_t count) const { __builtin_memcpy(to, values, count * sizeof(T)); }
+};
+
+// Updates the elements [begin, end).
 template <class Formula, class P, class G, class S>
 void update_range(const Formula& formula, F32 grad_scale, P* param, const G* grad,
                   S* const (&state)[Formula::kStates], std::int64_t begin, std::int64_t end) {
@@ -71,19 +93,19 @@ void update_range(const Formula& formula, F32 grad_scale, P* param, const G* gra
   if (rest == 0) {
     return;
   }
-  P param_copy[kBlock] = {};
-  G grad_copy[kBlock] = {};
-  S state_copy[kStates][kBlock] = {};
-  __builtin_memcpy(param_copy, param + middle, rest * sizeof(P));
-  __builtin_memcpy(grad_copy, grad + middle, rest * sizeof(G));
+  PaddedRest<P> param_rest;
+  PaddedRest<G> grad_rest;
+  PaddedRest<S> state_rest[kStates];
+  param_rest.read(param + middle, rest);
+  grad_rest.read(grad + middle, rest);
   for (int k = 0; k < kStates; ++k) {
-    __builtin_memcpy(state_copy[k], state[k] + middle, rest * sizeof(S));
-    state_at[k] = state_copy[k];
+    state_rest[k].read(state[k] + middle, rest);
+    state_at[k] = state_rest[k].values;
   }
-  update_blocks(formula, grad_scale, param_copy, grad_copy, state_at, kBlock);
-  __builtin_memcpy(param + middle, param_copy, rest * sizeof(P));
+  update_blocks(formula, grad_scale, param_rest.values, grad_rest.values, state_at, kBlock);
+  param_rest.write(param + middle, rest);
   for (int k = 0; k < kStates; ++k) {
-    __builtin_memcpy(state[k] + middle, state_copy[k], rest * sizeof(S));
+    state_rest[k].write(state[k] + middle, rest);
   }
 }
 
@@ -102,26 +124,29 @@ __attribute__((noinline)) void convert(const From* from, To* to, std::int64_t co
   }
 }
 
-// What rides along: the copy of the new parameters in another type, zeros for the gradients.
+// The new parameters once more, in the type of the copy, if there is one.
+template <class P>
+void write_copy(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end) {
+  if (tensors.copy == nullptr) {
+    return;
+  }
+  const P* const param = static_cast<const P*>(tensors.param) + begin;
+  with_element(tensors.copy_type, [&](auto element) {
+    convert(param, static_cast<decltype(element)*>(tensors.copy) + begin, end - begin);
+  });
+}
+
+inline void clear_grads(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end) {
+  const std::int64_t size = size_bytes(tensors.grad_type);
+  __builtin_memset(static_cast<char*>(tensors.grad) + begin * size, 0, (end - begin) * size);
+}
+
+// What rides along.
 template <class P>
 void follow_up(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end, const Pass& pass) {
-  const P* const param = static_cast<const P*>(tensors.param) + begin;
-  if (tensors.copy != nullptr) {
-    switch (tensors.copy_type) {
-      case DType::float32:
-        convert(param, static_cast<float*>(tensors.copy) + begin, end - begin);
-        break;
-      case DType::bfloat16:
-        convert(param, static_cast<BFloat16*>(tensors.copy) + begin, end - begin);
-        break;
-      case DType::float16:
-        convert(param, static_cast<Float16*>(tensors.copy) + begin, end - begin);
-        break;
-    }
-  }
+  write_copy<P>(tensors, begin, end);
   if (pass.zero_grads) {
-    const std::int64_t size = size_bytes(tensors.grad_type);
-    __builtin_memset(static_cast<char*>(tensors.grad) + begin * size, 0, (end - begin) * size);
+    clear_grads(tensors, begin, end);
   }
 }
 
@@ -247,46 +272,26 @@ void update_packed(const OptimizerTensors& tensors, std::int64_t begin, std::int
   }
 }
 
-template <class Formula, class P, class G>
-OptimizerKernel kernel_for_state(const StoredTypes& types) {
-  switch (types.state) {
-    case StateStorage::float32:
-      return update_plain<Formula, P, G, float>;
-    case StateStorage::as_param:
-      return update_plain<Formula, P, G, P>;
-    case StateStorage::stochastic_bfloat16:
-      return update_packed<Formula, P, StochasticBFloat16>;
-    case StateStorage::blockwise_8bit:
-      return update_packed<Formula, P, Blockwise8Bit>;
-  }
-  return nullptr;
-}
-
-template <class Formula, class P>
-OptimizerKernel kernel_for_grad(const StoredTypes& types) {
-  switch (types.grad) {
-    case DType::float32:
-      return kernel_for_state<Formula, P, float>(types);
-    case DType::bfloat16:
-      return kernel_for_state<Formula, P, BFloat16>(types);
-    case DType::float16:
-      return kernel_for_state<Formula, P, Float16>(types);
-  }
-  return nullptr;
-}
-
 // The formula's kernel for these types.
 template <class Formula>
 OptimizerKernel optimizer_kernel(const StoredTypes& types) {
-  switch (types.param) {
-    case DType::float32:
-      return kernel_for_grad<Formula, float>(types);
-    case DType::bfloat16:
-      return kernel_for_grad<Formula, BFloat16>(types);
-    case DType::float16:
-      return kernel_for_grad<Formula, Float16>(types);
-  }
-  return nullptr;
+  return with_element(types.param, [&](auto param) {
+    return with_element(types.grad, [&](auto grad) -> OptimizerKernel {
+      using P = decltype(param);
+      using G = decltype(grad);
+      switch (types.state) {
+        case StateStorage::float32:
+          return update_plain<Formula, P, G, float>;
+        case StateStorage::as_param:
+          return update_plain<Formula, P, G, P>;
+        case StateStorage::stochastic_bfloat16:
+          return update_packed<Formula, P, StochasticBFloat16>;
+        case StateStorage::blockwise_8bit:
+          return update_packed<Formula, P, Blockwise8Bit>;
+      }
+      return nullptr;
+    });
+  });
 }
 
 }  // namespace
