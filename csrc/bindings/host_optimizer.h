@@ -293,6 +293,7 @@ class HostOptimizer {
         "prepare(Tensor[] params, Tensor[] grads, Tensor[] states, Tensor[] scales, Tensor[] copies, "
         "Tensor[] steps) -> int");
     library.def("replace_grads(int list, Tensor[] grads) -> ()");
+    library.def("release_grads(int list) -> ()");
     library.def(
         "update_prepared(int list, float[] options, float grad_scale, bool zero_grads, bool stochastic, int seed, "
         "str isa) -> ()");
@@ -316,6 +317,7 @@ class HostOptimizer {
   }
 
   static void implement_without_tensors(Library& library) {
+    library.impl("release_grads", TORCH_BOX(&release_grads));
     library.impl("update_prepared", TORCH_BOX(&update_prepared));
     library.impl("grad_sum_of_squares", TORCH_BOX(&grad_sum_of_squares));
     library.impl("forget", TORCH_BOX(&forget));
@@ -510,6 +512,13 @@ class HostOptimizer {
     prepared->lists.require_length(grads, 1, "grad");
     prepared->lists.grads = std::move(grads);
     prepared->watched.clear();
+  }
+
+  // Until the next replace_grads there is nothing to update with.
+  static void release_grads(std::int64_t list) {
+    const auto prepared = find_list(list);
+    prepared->watched.clear();
+    prepared->lists.grads.clear();
   }
 
   static void update_prepared(std::int64_t list, std::vector<double> options, double grad_scale, bool zero_grads,

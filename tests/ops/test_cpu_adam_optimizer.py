@@ -60,7 +60,7 @@ def test_constructor_takes_the_seed_order_of_arguments():
         "weight_decay": 0.1,
         "amsgrad": False,
         "decoupled_weight_decay": False,
-        "fp32_optimizer_states": False,
+        "states": "param",
     }
     assert {name: group[name] for name in expected} == expected
 
@@ -324,9 +324,9 @@ def test_sparse_gradients_are_refused_and_nothing_is_changed():
 def test_an_option_spoiled_later_is_refused_at_the_step():
     model = make_model()
     optimizer = CPUAdam(model.parameters())
-    optimizer.param_groups[0]["maximize"] = True
+    optimizer.param_groups[0]["amsgrad"] = True
     before = model[0].weight.detach().clone()
-    with pytest.raises(OpArgumentError, match="maximize=True"):
+    with pytest.raises(OpArgumentError, match="amsgrad=True"):
         train(model, optimizer)
     assert torch.equal(model[0].weight, before)
 

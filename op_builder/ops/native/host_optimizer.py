@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch._compile import _disable_dynamo
 
 from op_builder import env
 from op_builder.cpu_isa import best_isa
@@ -100,6 +101,12 @@ class TensorLists:
         return (self.params, self.grads, states, scales, self.copies)
 
 
+# For methods of prepared lists: torch.compile then calls them outside its graph, as it does torch's own
+# optimizers. What they change is known to the native side alone: tracing would run an op for real, and
+# the graph would drop it as one that does nothing.
+_untraced = _disable_dynamo
+
+
 class HostOptimizerModule:
     """The list form of an optimizer on host tensors: all parameters of a group in one native call.
 
@@ -142,6 +149,7 @@ class HostOptimizerModule:
         # autograd then notices what was changed between a forward and its backward.
         torch.autograd.graph.increment_version(tensors.changed(also))
 
+    @_untraced
     def prepare(self, tensors: TensorLists, steps: Sequence[torch.Tensor]) -> PreparedList:
         """Keep tensors for many updates, each of which then costs 0.1 microseconds a tensor.
 
@@ -211,10 +219,12 @@ class PreparedList:
         ops = module.ops
         self._update = ops.update_prepared.default
         self._replace_grads = ops.replace_grads.default
+        self._release_grads = ops.release_grads.default
         self._sum_of_squares = ops.grad_sum_of_squares.default
         if number:
             weakref.finalize(self, ops.forget.default, number).atexit = False
 
+    @_untraced
     def update(self, options: Sequence[float], also: Pass) -> None:
         """Update all parameters and states in place and count their steps up.
 
@@ -228,6 +238,7 @@ class PreparedList:
             if also.zero_grads:
                 torch.autograd.graph.increment_version(self._grads)
 
+    @_untraced
     def replace_grads(self, grads: Sequence[torch.Tensor]) -> None:
         """Take other gradients from now on.
 
@@ -241,6 +252,13 @@ class PreparedList:
             )
         call_op(self._replace_grads, {"grad": grads}, (self._number, grads))
         self._grads = tuple(grads)
+
+    @_untraced
+    def release_grads(self) -> None:
+        """Hold the gradients no longer; updates are refused until :meth:`replace_grads`."""
+        if self._number:
+            self._release_grads(self._number)
+            self._grads = ()
 
     def grad_norm(self) -> float:
         """The Euclidean norm of all gradients together; inf or NaN if an element is."""

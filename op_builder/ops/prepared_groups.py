@@ -1,0 +1,205 @@
+"""The parameters of an optimizer as its native op keeps them, from step to step.
+
+Handing ten thousand small tensors to a native op costs more than updating them, so they are handed
+over once. Each step asks whether they still are the same tensors, in loops that run in C; whether a
+tensor's own memory moved, the native op asks.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from operator import attrgetter, is_, is_not, itemgetter
+from typing import Any, Protocol
+
+import torch
+
+from op_builder.ops.native.host_optimizer import HostOptimizerModule, PreparedList, TensorLists
+
+_grad_of = attrgetter("grad")
+
+
+class Owner(Protocol):
+    """What the optimizer knows of its parameters."""
+
+    def check_grad(self, grad: torch.Tensor, index: int) -> None:
+        """Refuse a gradient that does not fit."""
+
+    def check_state(self, state: Mapping[str, Any], index: int, group: Mapping[str, Any]) -> None:
+        """Refuse a parameter's state that does not fit."""
+
+    def state_of(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        """A parameter's state, whatever was missing of it made."""
+
+    def names_of(self, group: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        """The names of the states in the native op's order, and of their scales."""
+
+
+@dataclass
+class Batch:
+    """The parameters of a group that one native call updates, as they were when it was prepared.
+
+    Attributes:
+        indices: their places in the group.
+        states: their entries in the optimizer's state.
+        named: of these, all tensors by name.
+        grads: their gradients; empty between steps unless ``PreparedGroups.keeps_grads``.
+        copied: the gradients that are not contiguous, of which the op gets copies, made for each step.
+    """
+
+    group: dict[str, Any]
+    group_index: int
+    indices: list[int] = field(default_factory=list)
+    params: list[torch.Tensor] = field(default_factory=list)
+    states: list[dict[str, Any]] = field(default_factory=list)
+    named: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    grads: list[torch.Tensor] = field(default_factory=list)
+    copied: list[torch.Tensor] = field(default_factory=list)
+    prepared: PreparedList = field(init=False)
+
+    def has_its_states(self) -> bool:
+        """Whether the optimizer's state still holds the tensors that were prepared."""
+        try:
+            return all(
+                all(map(is_, map(itemgetter(name), self.states), tensors)) for name, tensors in self.named.items()
+            )
+        except KeyError:
+            return False
+
+    def contiguous(self, grads: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The gradients from now on, as the op takes them."""
+        self.grads = grads
+        self.copied = [grad for grad in grads if not grad.is_contiguous()]
+        return [grad.contiguous() for grad in grads] if self.copied else grads
+
+
+class PreparedGroups:
+    """Prepared lists for all groups of an optimizer.
+
+    Attributes:
+        keeps_grads: whether gradients are held from one step to the next. Only when they were found to
+            be the same tensors: else their memory is the training loop's to free (``zero_grad()``).
+    """
+
+    def __init__(self, owner: Owner, module: HostOptimizerModule) -> None:
+        self._owner = owner
+        self._module = module
+        self._copies: dict[int, torch.Tensor] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Prepare everything anew in the next step."""
+        self._batches: list[Batch] | None = None
+        self._seen_grads: list[list[torch.Tensor | None]] = []
+        self._seen_refs: list[list[weakref.ref[torch.Tensor] | None]] = []
+        self.keeps_grads = False
+
+    def write_copies(self, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        """Have each new parameter written to another tensor, too."""
+        self._copies = {id(param): copy for param, copy in copies.items()}
+        self.forget()
+
+    def current(self, groups: Sequence[dict[str, Any]], state: Mapping[torch.Tensor, dict[str, Any]]) -> list[Batch]:
+        """The lists for this step, of the parameters that have a gradient.
+
+        Raises:
+            OpArgumentError: a gradient or a state does not fit; nothing was changed.
+        """
+        grads = [list(map(_grad_of, group["params"])) for group in groups]
+        batches = self._batches
+        if batches is None or not self._fits(batches, groups, state):
+            return self._prepare(groups, grads, state)
+        if self.keeps_grads and all(map(_same, grads, self._seen_grads)) and not any(b.copied for b in batches):
+            return batches
+        if [_present(group) for group in grads] != self._seen_present:
+            return self._prepare(groups, grads, state)
+        refs = self._seen_refs
+        self.keeps_grads = bool(refs) and all(map(_same, grads, ([ref and ref() for ref in group] for group in refs)))
+        for batch in batches:
+            present = [grad for grad in map(grads[batch.group_index].__getitem__, batch.indices) if grad is not None]
+            for index, grad in zip(batch.indices, present, strict=True):
+                self._owner.check_grad(grad, index)
+            batch.prepared.replace_grads(batch.contiguous(present))
+        self._seen_grads = grads
+        return batches
+
+    def step_done(self) -> None:
+        """Let gradients go that the training loop may want to free."""
+        if self.keeps_grads or self._batches is None:
+            return
+        self._seen_refs = [
+            [None if grad is None else weakref.ref(grad) for grad in group] for group in self._seen_grads
+        ]
+        self._seen_grads = []
+        for batch in self._batches:
+            batch.grads, batch.copied = [], []
+            batch.prepared.release_grads()
+
+    def _fits(
+        self,
+        batches: Sequence[Batch],
+        groups: Sequence[Mapping[str, Any]],
+        state: Mapping[torch.Tensor, dict[str, Any]],
+    ) -> bool:
+        """Whether the lists hold the present parameters and states."""
+        return (
+            len(groups) == len(self._seen_params)
+            and [group["states"] for group in groups] == self._seen_storages
+            and all(map(_same, [group["params"] for group in groups], self._seen_params))
+            and _same(list(state.values()), self._seen_states)
+            and all(batch.has_its_states() for batch in batches)
+        )
+
+    def _prepare(
+        self,
+        groups: Sequence[dict[str, Any]],
+        grads: list[list[torch.Tensor | None]],
+        state: Mapping[torch.Tensor, dict[str, Any]],
+    ) -> list[Batch]:
+        """Check everything, have the states made that are missing, and the prepared lists."""
+        self.forget()
+        batches: list[Batch] = []
+        for group_index, group in enumerate(groups):
+            by_copy: dict[bool, Batch] = {}
+            for index, (param, grad) in enumerate(zip(group["params"], grads[group_index], strict=True)):
+                if grad is None:
+                    continue
+                self._owner.check_grad(grad, index)
+                if state.get(param):
+                    self._owner.check_state(state[param], index, group)
+                batch = by_copy.setdefault(id(param) in self._copies, Batch(group, group_index))
+                batch.indices.append(index)
+                batch.params.append(param)
+                batch.grads.append(grad)
+            batches += by_copy.values()
+        for batch in batches:  # nothing is made before all was checked
+            names, scale_names = self._owner.names_of(batch.group)
+            batch.states = [self._owner.state_of(param, batch.group) for param in batch.params]
+            batch.named = {name: [state[name] for state in batch.states] for name in ("step", *names, *scale_names)}
+            tensors = TensorLists(
+                batch.params,
+                batch.contiguous(batch.grads),
+                [batch.named[name] for name in names],
+                [batch.named[name] for name in scale_names],
+                [self._copies[id(param)] for param in batch.params if id(param) in self._copies],
+            )
+            batch.prepared = self._module.prepare(tensors, batch.named["step"])
+        self._batches = batches
+        self._seen_params = [tuple(group["params"]) for group in groups]
+        self._seen_storages = [group["states"] for group in groups]
+        self._seen_states = list(state.values())
+        self._seen_present = [_present(group) for group in grads]
+        self._seen_grads = grads
+        return batches
+
+
+def _same(present: Sequence[Any], seen: Sequence[Any]) -> bool:
+    """Whether both hold the very same objects in the same order."""
+    return len(present) == len(seen) and all(map(is_, present, seen))
+
+
+def _present(grads: Sequence[torch.Tensor | None]) -> list[bool]:
+    """Which parameters have a gradient; not by ``==``, which tensors answer at length."""
+    return list(map(is_not, grads, repeat(None)))
