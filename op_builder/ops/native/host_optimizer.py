@@ -213,6 +213,7 @@ class PreparedList:
 
     def __init__(self, module: HostOptimizerModule, number: int, tensors: TensorLists) -> None:
         self._number = number
+        self._count = len(tensors.params)
         self._changed = (*tensors.params, *tensors.copies)
         self._grads = tuple(tensors.grads)
         self._isa = module.isa
@@ -246,9 +247,9 @@ class PreparedList:
             OpArgumentError: one is no tensor, or not on the CPU, or there are not as many as parameters.
                 All else is checked by the updates.
         """
-        if len(grads) != len(self._grads):
+        if len(grads) != self._count:
             raise OpArgumentError(
-                f"{len(self._grads)} parameters came with {len(grads)} grad tensors.", "Pass one for each parameter."
+                f"{self._count} parameters came with {len(grads)} grad tensors.", "Pass one for each parameter."
             )
         call_op(self._replace_grads, {"grad": grads}, (self._number, grads))
         self._grads = tuple(grads)
