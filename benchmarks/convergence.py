@@ -16,6 +16,7 @@ import dataclasses
 import json
 import statistics
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +122,13 @@ class Result:
 
 
 def run_storage(
-    storage: Storage,
-    corpus: Corpus,
-    steps: int,
-    seeds: Iterable[int],
-    on_step: Callable[[float], None] = lambda _: None,
+    storage: Storage, corpus: Corpus, steps: int, seeds: Iterable[int], advance: Callable[[], None]
 ) -> Result:
-    """Train once for each seed."""
+    """Train once for each seed.
+
+    Args:
+        advance: called after every step, to show progress.
+    """
     result = Result(storage, [], [], [])
     for seed in seeds:
         recipe = Recipe(steps=steps, seed=seed, host_masters=False, betas=BETAS)
@@ -135,7 +136,7 @@ def run_storage(
         def make(params: Iterable[nn.Parameter], recipe: Recipe = recipe) -> Optimizer:
             return ListAdam(params, storage, recipe.learning_rate, recipe.weight_decay, recipe.seed)
 
-        run = train(make, corpus, recipe, get_accelerator(), on_step)
+        run = train(make, corpus, recipe, get_accelerator(), lambda _: advance())
         result.losses.append(run.losses)
         result.final.append(statistics.mean(run.losses[-SMOOTHED_STEPS:]))
         result.validation.append(run.validation_loss)
@@ -218,9 +219,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3, help="runs of each contender (default 3)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
     parser.add_argument("--json", action="store_true", help="print figures as JSON")
-    parser.add_argument(
-        "--write", action="store_true", help="draw the picture, put the table into benchmarks/RESULTS.md"
-    )
+    parser.add_argument("--write", action="store_true", help="draw the picture, put the table into RESULTS.md")
     arguments = parser.parse_args()
     for name in ("steps", "seeds", "threads"):
         if getattr(arguments, name) < 1:
@@ -237,12 +236,8 @@ def main() -> None:
     with _measure.make_progress() as progress:
         for storage in STORAGES:
             task = progress.add_task(storage.name, total=arguments.steps * arguments.seeds)
-            advance = progress.advance
-            results.append(
-                run_storage(
-                    storage, corpus, arguments.steps, range(arguments.seeds), lambda _, task=task: advance(task)
-                )
-            )
+            seeds = range(arguments.seeds)
+            results.append(run_storage(storage, corpus, arguments.steps, seeds, partial(progress.advance, task)))
     if arguments.json:
         print(as_json(machine, results))
     else:
