@@ -6,6 +6,9 @@
 //   using Coefficients = ...;                                 // what its kernels are given
 //   static Coefficients coefficients(const double* options, std::int64_t step);
 //   static OptimizerKernel find(Isa isa, const StoredTypes& types);
+// or, where the step depends on norms over whole tensors,
+//   static TwoPassKernels find(Isa isa, const StoredTypes& types);
+//   static float factor(const SquareSums& sums);              // of one tensor
 //
 // All tensors of a call are checked before the first is written, so a refused call changes nothing.
 //
@@ -23,6 +26,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -30,9 +34,9 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include "bindings/optimizer_passes.h"
 #include "bindings/stable_library.h"
 #include "bindings/tensor_checks.h"
-#include "common/partition.h"
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/optimizer.h"
 
@@ -41,12 +45,8 @@ namespace accel {
 using torch::stable::Tensor;
 using Tensors = std::vector<Tensor>;
 
-// Threads take whole blocks, so that their borders fall on cache lines; a thread is worth waking for
-// some ten thousand elements.
-constexpr std::int64_t kBlockElements = 1024;
-constexpr std::int64_t kGrainBlocks = 16;
+// A thread is worth waking for looking at some hundred tensors.
 constexpr std::int64_t kGrainTensors = 512;
-static_assert(kBlockElements % cpu::kQuantBlock == 0, "kernels want ranges of whole quantisation blocks");
 
 // Gradients are added up in pieces of this length, whatever the threads.
 constexpr std::int64_t kNormElements = 1 << 16;
@@ -92,20 +92,6 @@ struct TensorLists {
              "Pass " + std::to_string(per_param) + " for each parameter.");
     }
   }
-};
-
-// One parameter, all checks done.
-struct UpdateItem {
-  cpu::OptimizerTensors tensors;
-  cpu::StoredTypes types;
-  std::int64_t numel;
-  cpu::OptimizerKernel kernel;
-};
-
-// All parameters of an update, and where each begins in their concatenation.
-struct CheckedList {
-  std::vector<UpdateItem> items;
-  std::vector<std::int64_t> starts;
 };
 
 // Checks one parameter's tensors; see TensorLists.
@@ -281,6 +267,7 @@ template <class Optimizer>
 class HostOptimizer {
  public:
   using Coefficients = typename Optimizer::Coefficients;
+  using Kernel = decltype(Optimizer::find(cpu::Isa{}, cpu::StoredTypes{}));
   static constexpr std::size_t kStates = Optimizer::kStates.size();
 
   static void define(Library& library) {
@@ -326,7 +313,7 @@ class HostOptimizer {
 
   // Checks all tensors and chooses the kernels, by `find(isa, types)`.
   template <class Find>
-  static CheckedList check(const TensorLists& lists, const PassArguments& arguments, const Find& find) {
+  static CheckedList<Kernel> check(const TensorLists& lists, const PassArguments& arguments, const Find& find) {
     lists.require_length(lists.grads, 1, "grad");
     lists.require_length(lists.states, kStates, "state");
     if (!lists.scales.empty()) {
@@ -336,24 +323,20 @@ class HostOptimizer {
       lists.require_length(lists.copies, 1, "copy");
     }
     const std::size_t count = lists.params.size();
-    CheckedList checked{{}, {0}};
+    CheckedList<Kernel> checked;
     checked.items.reserve(count);
     checked.starts.reserve(count + 1);
     for (std::size_t i = 0; i < count; ++i) {
-      UpdateItem item = checked_item(lists, i, Optimizer::kStates, arguments.stochastic);
-      item.kernel = find(arguments.isa, item.types);
-      checked.items.push_back(item);
-      // Padded, so that a share begins at a whole block of its tensor.
-      const std::int64_t blocks = (item.numel + cpu::kQuantBlock - 1) / cpu::kQuantBlock;
-      checked.starts.push_back(checked.starts.back() + blocks * cpu::kQuantBlock);
+      const UpdateItem item = checked_item(lists, i, Optimizer::kStates, arguments.stochastic);
+      checked.add(item, find(arguments.isa, item.types));
     }
     return checked;
   }
 
   // The update itself, cut into even shares for torch's threads. `steps` count from 1: one for each
   // parameter, or one for all.
-  static void run(const CheckedList& checked, const std::vector<double>& options, const std::vector<double>& steps,
-                  const PassArguments& arguments) {
+  static void run(const CheckedList<Kernel>& checked, const std::vector<double>& options,
+                  const std::vector<double>& steps, const PassArguments& arguments) {
     require_options(options);
     // Tensors differ in their step only when some had no gradient at times.
     const std::size_t count = checked.items.size();
@@ -368,20 +351,17 @@ class HostOptimizer {
       }
       which[i] = static_cast<std::uint32_t>(coefficients.size() - 1);
     }
-    const std::int64_t total = checked.starts.back();
-    const std::int64_t blocks = (total + kBlockElements - 1) / kBlockElements;
-    torch::stable::parallel_for(0, blocks, kGrainBlocks, [&](std::int64_t first, std::int64_t last) {
-      const std::int64_t end = last * kBlockElements < total ? last * kBlockElements : total;
-      for_each_piece(checked.starts.data(), static_cast<std::int64_t>(count), first * kBlockElements, end,
-                     [&](std::int64_t i, std::int64_t from, std::int64_t to) {
-                       const UpdateItem& item = checked.items[i];
-                       const double step = steps.size() == 1 ? steps[0] : steps[i];
-                       const cpu::Pass pass{static_cast<float>(arguments.grad_scale), arguments.zero_grads,
-                                            cpu::random_key(arguments.seed, static_cast<std::uint64_t>(step), i)};
-                       item.kernel(item.tensors, from, to < item.numel ? to : item.numel, &coefficients[which[i]],
-                                   pass);
-                     });
-    });
+    const auto arguments_of = [&](std::int64_t i) {
+      const double step = steps.size() == 1 ? steps[0] : steps[i];
+      const cpu::Pass pass{static_cast<float>(arguments.grad_scale), arguments.zero_grads,
+                           cpu::random_key(arguments.seed, static_cast<std::uint64_t>(step), i)};
+      return KernelArguments{&coefficients[which[i]], pass};
+    };
+    if constexpr (std::is_same_v<Kernel, cpu::TwoPassKernels>) {
+      run_kernels(checked, arguments_of, Optimizer::factor);
+    } else {
+      run_kernels(checked, arguments_of);
+    }
   }
 
   static void require_options(const std::vector<double>& options) {
@@ -418,7 +398,7 @@ class HostOptimizer {
     TensorLists lists;
     Tensors steps;
     // What was found when the tensors were last checked, and for which settings.
-    CheckedList checked;
+    CheckedList<Kernel> checked;
     std::vector<StepCounter> counters;
     std::vector<Watched> watched;
     cpu::Isa isa;
