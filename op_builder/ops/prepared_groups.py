@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from op_builder.errors import OpArgumentError
 from op_builder.ops.native.host_optimizer import HostOptimizerModule, PreparedList, TensorLists
 
 _grad_of = attrgetter("grad")
@@ -163,6 +164,10 @@ class PreparedGroups:
         batches: list[Batch] = []
         for group_index, group in enumerate(groups):
             by_copy: dict[bool, Batch] = {}
+            if len(set(map(id, group["params"]))) < len(group["params"]):  # two threads would update it at once
+                raise OpArgumentError(
+                    f"Group {group_index} holds a parameter twice.", "Give each parameter to one group, once."
+                )
             for index, (param, grad) in enumerate(zip(group["params"], grads[group_index], strict=True)):
                 if grad is None:
                     continue

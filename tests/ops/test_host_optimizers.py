@@ -1,0 +1,517 @@
+"""What all front ends on host tensors do beside their formula."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_optimizers import optim_db
+
+from op_builder import ops
+from op_builder.errors import OpArgumentError
+from op_builder.ops import CPUSGD, CPUAdagrad, CPUAdam, CPULamb, CPULion
+from op_builder.ops.host_optimizer import HostOptimizer
+
+ALL = [CPUAdam, CPUAdagrad, CPULion, CPULamb, CPUSGD]
+PACKING = [CPUAdam, CPUAdagrad, CPULion, CPUSGD]
+
+#: Ours, and torch's of the same formula with what makes it so.
+PAIRS = {
+    "Adam": lambda params, **kwargs: CPUAdam(params, adamw_mode=False, **kwargs),
+    "AdamW": lambda params, **kwargs: CPUAdam(params, **{"weight_decay": 1e-2, **kwargs}),
+    "Adagrad": CPUAdagrad,
+    "SGD": CPUSGD,
+}
+
+
+def make_params(dtype: torch.dtype = torch.float32, seed: int = 0) -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(5, 7), (300,), (), (1,), (16, 33)]
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
+
+
+def set_grads(params: list[torch.nn.Parameter], seed: int, scale: float = 1.0) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for param in params:
+        param.grad = (torch.randn(param.shape, generator=generator) * scale).to(param.dtype)
+
+
+def run(optimizer: Any, params: list[torch.nn.Parameter], steps: int = 4, first: int = 1, **kwargs: Any) -> None:
+    for seed in range(first, first + steps):
+        set_grads(params, seed)
+        optimizer.step(**kwargs)
+
+
+def assert_equal(one: list[torch.nn.Parameter], other: list[torch.nn.Parameter]) -> None:
+    for mine, theirs in zip(one, other, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def assert_close(one: list[torch.nn.Parameter], other: list[torch.nn.Parameter], tolerance: float = 2e-6) -> None:
+    for mine, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+# torch.optim's own inputs ---------------------------------------------------------------------
+
+
+def supported_inputs() -> list[Any]:
+    cases = []
+    for info in optim_db:
+        name = info.optim_cls.__name__
+        if name not in PAIRS:
+            continue
+        for given in info.optim_inputs_func(device="cpu"):
+            if given.kwargs.get("amsgrad"):
+                continue  # refused, see test_an_option_that_is_not_supported_is_refused
+            cases.append(pytest.param(info.optim_cls, PAIRS[name], given.kwargs, id=f"{name}-{given.desc}"))
+    return cases
+
+
+@pytest.mark.parametrize(("theirs", "ours", "kwargs"), supported_inputs())
+def test_torchs_inputs_give_torchs_results(theirs: Callable[..., Any], ours: Callable[..., Any], kwargs: Any) -> None:
+    mine, expected = make_params(), make_params()
+    run(ours(mine, **copy.deepcopy(kwargs)), mine, 10)
+    run(theirs(expected, **copy.deepcopy(kwargs)), expected, 10)
+    assert_close(mine, expected)
+
+
+@pytest.mark.parametrize(("theirs", "ours", "kwargs"), supported_inputs())
+def test_each_loads_the_others_state(theirs: Callable[..., Any], ours: Callable[..., Any], kwargs: Any) -> None:
+    for source, target in ((theirs, ours), (ours, theirs)):
+        params, expected = make_params(), make_params()
+        before = source(params, **copy.deepcopy(kwargs))
+        run(before, params, 3)
+        saved = copy.deepcopy(before.state_dict())
+        with torch.no_grad():
+            for param, other in zip(params, expected, strict=True):
+                other.copy_(param)
+        after = target(expected, **copy.deepcopy(kwargs))
+        after.load_state_dict(saved)
+        run(before, params, 3, first=4)
+        run(after, expected, 3, first=4)
+        assert_close(expected, params)
+
+
+@pytest.mark.parametrize("name", sorted(PAIRS))
+def test_torchs_bad_inputs_are_refused(name: str) -> None:
+    info = next(info for info in optim_db if info.optim_cls.__name__ == name)
+    refused = 0
+    for error in info.optim_error_inputs_func(device="cpu", dtype=torch.float32):
+        given = error.optimizer_error_input
+        if "foreach" in given.kwargs or "fused" in given.kwargs:
+            continue  # which of torch's implementations runs is of no effect here
+        expected = pytest.warns if issubclass(error.error_type, Warning) else pytest.raises
+        with expected(error.error_type):
+            PAIRS[name](given.params, **given.kwargs)
+        refused += 1
+    assert refused >= 6
+
+
+@pytest.mark.parametrize("optimizer", ALL)
+@pytest.mark.parametrize("option", ["capturable", "differentiable", "amsgrad"])
+def test_an_option_that_is_not_supported_is_refused(optimizer: type[HostOptimizer], option: str) -> None:
+    if option not in optimizer.FIXED:
+        pytest.skip("the formula has no such option")
+    made = optimizer(make_params())
+    state = made.state_dict()
+    state["param_groups"][0][option] = True
+    with pytest.raises(OpArgumentError, match=f"{option}=True is not supported by {optimizer.__name__}"):
+        made.load_state_dict(state)
+
+
+# What every optimizer of torch does -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ALL)
+def test_groups_have_options_of_their_own(optimizer: type[HostOptimizer]) -> None:
+    params, alone, other = make_params(), make_params(), make_params()
+    both = optimizer([{"params": params[:2]}, {"params": params[2:4], "lr": 0.5}])
+    both.add_param_group({"params": params[4:], "weight_decay": 0.3})
+    run(both, params)
+    run(optimizer(alone), alone)
+    assert_equal(params[:2], alone[:2])
+    run(optimizer(other, lr=0.5), other)
+    assert_equal(params[2:4], other[2:4])
+    assert not torch.equal(params[4], alone[4])
+
+
+@pytest.mark.parametrize("optimizer", ALL)
+def test_hooks_run_and_lr_may_be_a_tensor(optimizer: type[HostOptimizer]) -> None:
+    params, expected = make_params(), make_params()
+    made = optimizer(params, lr=torch.tensor(0.01))
+    called: list[str] = []
+    made.register_step_pre_hook(lambda *_: called.append("before"))
+    made.register_step_post_hook(lambda *_: called.append("after"))
+    run(made, params, 2)
+    run(optimizer(expected, lr=float(torch.tensor(0.01))), expected, 2)
+    assert_equal(params, expected)
+    assert called == ["before", "after"] * 2
+
+
+@pytest.mark.parametrize("optimizer", ALL)
+def test_a_scheduler_sets_the_rate(optimizer: type[HostOptimizer]) -> None:
+    params, expected = make_params(), make_params()
+    made = optimizer(params, lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(made, step_size=1, gamma=0.5)
+    plain = optimizer(expected, lr=0.1)
+    for seed in range(3):
+        set_grads(params, seed)
+        set_grads(expected, seed)
+        made.step()
+        plain.step()
+        scheduler.step()
+        plain.param_groups[0]["lr"] *= 0.5
+    assert_equal(params, expected)
+
+
+@pytest.mark.parametrize("optimizer", ALL)
+def test_pickled_and_copied_optimizers_go_on(optimizer: type[HostOptimizer]) -> None:
+    params = make_params()
+    made = optimizer(params, max_grad_norm=1.0, zero_grads=True)
+    run(made, params, 2)
+    again = pickle.loads(pickle.dumps((params, made)))
+    copied = copy.deepcopy((params, made))
+    for other_params, other in (again, copied):
+        run(other, other_params, 2, first=3)
+        assert other.max_grad_norm == 1.0
+        assert not any(param.grad.any() for param in other_params)
+    run(made, params, 2, first=3)
+    assert_equal(again[0], params)
+    assert_equal(copied[0], params)
+
+
+@pytest.mark.parametrize("optimizer", ALL)
+def test_a_sparse_gradient_is_refused(optimizer: type[HostOptimizer]) -> None:
+    embedding = torch.nn.Embedding(5, 3, sparse=True)
+    before = embedding.weight.detach().clone()
+    made = optimizer(embedding.parameters())
+    embedding(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(OpArgumentError, match="gradient of parameter 0 is sparse"):
+        made.step()
+    assert torch.equal(embedding.weight, before)
+
+
+@pytest.mark.parametrize("optimizer", ALL)
+def test_maximize_climbs(optimizer: type[HostOptimizer]) -> None:
+    params, expected = make_params(), make_params()
+    made, other = optimizer(params, maximize=True), optimizer(expected)
+    for seed in range(3):
+        set_grads(params, seed)
+        set_grads(expected, seed, scale=-1.0)
+        made.step()
+        other.step()
+    assert_equal(params, expected)
+
+
+@pytest.mark.parametrize("optimizer", ALL)
+def test_parameters_without_a_gradient_are_left_alone(optimizer: type[HostOptimizer]) -> None:
+    params, expected = make_params(), make_params()
+    made, other = optimizer(params), optimizer([param for i, param in enumerate(expected) if i != 1])
+    before = params[1].detach().clone()
+    for seed in range(3):
+        set_grads(params, seed)
+        set_grads(expected, seed)
+        params[1].grad = None
+        made.step()
+        other.step()
+    assert torch.equal(params[1], before)
+    assert_equal([*params[:1], *params[2:]], [*expected[:1], *expected[2:]])
+    set_grads(params, 9)  # the one without joins later, with steps of its own
+    made.step()
+    assert not torch.equal(params[1], before)
+    assert made.state[params[1]]["step"].item() == 1
+    assert made.state[params[0]]["step"].item() == 4
+
+
+# Tensors that change between steps ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_gradients_may_be_new_tensors_or_the_same(keeps: bool) -> None:
+    params, expected = make_params(), make_params()
+    made = CPUAdam(params)
+    for seed in range(5):
+        fresh = [param.grad for param in params]
+        set_grads(params, seed)
+        if keeps and seed:
+            for param, old in zip(params, fresh, strict=True):
+                old.copy_(param.grad)
+                param.grad = old
+        made.step()
+    run(CPUAdam(expected), expected, 5, first=0)
+    assert_equal(params, expected)
+
+
+def test_gradients_that_the_loop_lets_go_are_freed() -> None:
+    params = make_params()
+    made = CPUAdam(params)
+    for seed in range(3):
+        set_grads(params, seed)
+        made.step()
+        held = [weakref.ref(param.grad) for param in params]
+        made.zero_grad(set_to_none=True)
+        gc.collect()
+        assert [ref() for ref in held] == [None] * len(params)
+
+
+def test_a_gradient_that_is_not_contiguous_is_used_as_it_is_in_each_step() -> None:
+    params, expected = make_params(), make_params()
+    made, other = CPUAdam(params, zero_grads=True), CPUAdam(expected, zero_grads=True)
+    base = torch.zeros(7, 5)
+    for seed in range(4):
+        set_grads(params, seed)
+        set_grads(expected, seed)
+        base.copy_(expected[0].grad.t())
+        params[0].grad = base.t()
+        assert not params[0].grad.is_contiguous()
+        made.step()
+        other.step()
+        assert not base.any()
+    assert_equal(params, expected)
+
+
+def test_states_and_parameters_replaced_by_hand_are_noticed() -> None:
+    params, expected = make_params(), make_params()
+    made, other = CPUAdam(params), CPUAdam(expected)
+    run(made, params, 2)
+    run(other, expected, 2)
+    made.state[params[0]]["exp_avg"] = made.state[params[0]]["exp_avg"].clone()
+    made.state[params[1]] = {name: value.clone() for name, value in made.state[params[1]].items()}
+    params[4].data = params[4].data.clone()
+    old_step = made.state[params[2]]["step"]
+    made.state[params[2]]["step"] = old_step.clone()
+    run(made, params, 2, first=3)
+    run(other, expected, 2, first=3)
+    assert_equal(params, expected)
+    assert old_step.item() == 2
+    replaced = torch.nn.Parameter(params[3].detach().clone())
+    made.param_groups[0]["params"][3] = replaced
+    set_grads([replaced], 7)
+    made.step()
+    assert made.state[replaced]["step"].item() == 1
+
+
+def test_a_parameter_that_appears_twice_is_refused_at_the_step() -> None:
+    params = make_params()
+    with pytest.warns(UserWarning, match="duplicate parameters"):
+        made = CPUAdam([*params, params[0]])
+    set_grads(params, 0)
+    with pytest.raises(OpArgumentError, match="Group 0 holds a parameter twice"):
+        made.step()
+    assert_equal(params, make_params())
+
+
+def test_a_state_of_another_length_is_refused_with_nothing_changed() -> None:
+    params = make_params()
+    made = CPUAdam(params)
+    run(made, params, 2)
+    before = [param.detach().clone() for param in params]
+    made.state[params[4]]["exp_avg"].data = torch.zeros(3)
+    set_grads(params, 5)
+    with pytest.raises(OpArgumentError, match="exp_avg of tensor 4 has 3 elements"):
+        made.step()
+    assert_equal(params, before)
+    assert made.state[params[0]]["step"].item() == 2
+
+
+# What rides along -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ALL)
+def test_clipping_is_torchs(optimizer: type[HostOptimizer]) -> None:
+    params, expected = make_params(), make_params()
+    made, other = optimizer(params, max_grad_norm=0.5), optimizer(expected)
+    for seed in range(4):
+        set_grads(params, seed)
+        set_grads(expected, seed)
+        norm = torch.nn.utils.clip_grad_norm_(expected, 0.5)
+        made.step()
+        other.step()
+        assert made.grad_norm == pytest.approx(norm.item(), rel=1e-5)
+    if optimizer is not CPULion:  # a sign near zero may turn on the last bit
+        assert_close(params, expected, 1e-5)
+
+
+def test_a_norm_below_the_limit_changes_nothing() -> None:
+    params, expected = make_params(), make_params()
+    run(CPUAdam(params, max_grad_norm=1e6), params)
+    run(CPUAdam(expected), expected)
+    assert_equal(params, expected)
+
+
+@pytest.mark.parametrize("optimizer", ALL)
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_scaled_step_with_an_infinite_gradient_changes_nothing(optimizer: type[HostOptimizer], bad: float) -> None:
+    params, expected = make_params(), make_params()
+    made, other = optimizer(params), optimizer(expected)
+    for seed in range(4):
+        set_grads(params, seed, scale=1024.0)
+        set_grads(expected, seed)
+        if seed == 2:
+            params[4].grad[3, 3] = bad
+            before = copy.deepcopy(made.state_dict())
+            made.step(grad_scale=torch.tensor(1024.0))
+            assert made.skipped
+            after = made.state_dict()
+            assert str(after) == str(before)
+            continue
+        made.step(grad_scale=1024.0)
+        other.step()
+        assert not made.skipped
+    assert_equal(params, expected)
+
+
+@pytest.mark.parametrize("optimizer", ALL)
+def test_torchs_grad_scaler_drives_it(optimizer: type[HostOptimizer]) -> None:
+    params, expected = make_params(), make_params()
+    made, other = optimizer(params), optimizer(expected)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=1000)
+    scaler.scale(torch.zeros(()))  # makes its tensors
+    for seed in range(4):
+        set_grads(params, seed, scale=scaler.get_scale())
+        set_grads(expected, seed)
+        if seed == 1:
+            params[1].grad[0] = float("inf")
+        scaler.step(made)
+        scaler.update()
+        assert made.skipped == (seed == 1)
+        if seed != 1:
+            other.step()
+    assert scaler.get_scale() == 128.0
+    assert_equal(params, expected)
+
+
+@pytest.mark.parametrize("optimizer", ALL)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_copies_of_the_new_parameters_are_written(optimizer: type[HostOptimizer], dtype: torch.dtype) -> None:
+    params, expected = make_params(), make_params()
+    copies = {param: torch.zeros_like(param, dtype=dtype, requires_grad=False) for param in params[:4]}
+    made = optimizer(params)
+    made.write_copies(copies)
+    run(made, params)
+    run(optimizer(expected), expected)
+    assert_equal(params, expected)
+    for param, written in copies.items():
+        assert torch.equal(written, param.detach().to(dtype))
+    made.write_copies({})
+    old = [written.clone() for written in copies.values()]
+    run(made, params)
+    assert_equal(list(copies.values()), old)
+
+
+def test_copies_of_foreign_tensors_are_refused() -> None:
+    made = CPUAdam(make_params())
+    with pytest.raises(OpArgumentError, match=r"shape \(3,\) is no parameter"):
+        made.write_copies({torch.zeros(3): torch.zeros(3)})
+
+
+@pytest.mark.parametrize("optimizer", ALL)
+def test_everything_at_once_is_what_each_is_alone(optimizer: type[HostOptimizer]) -> None:
+    params, expected = make_params(), make_params()
+    made, other = optimizer(params, max_grad_norm=2.0, zero_grads=True, maximize=True), optimizer(expected)
+    copies = {param: torch.zeros_like(param, dtype=torch.bfloat16, requires_grad=False) for param in params}
+    made.write_copies(copies)
+    for seed in range(3):
+        set_grads(params, seed, scale=64.0)
+        set_grads(expected, seed)
+        made.step(grad_scale=64.0)
+        assert made.grad_norm is not None
+        factor = -min(1.0, 2.0 / (made.grad_norm + 1e-6))
+        for param in expected:
+            param.grad.mul_(torch.tensor(factor, dtype=torch.float32))
+        other.step()
+        assert not any(param.grad.any() for param in params)
+        assert [torch.equal(written, param.detach().bfloat16()) for param, written in copies.items()] == [True] * 5
+    assert_equal(params, expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_grad_norm": 0}, "max_grad_norm is 0"),
+        ({"max_grad_norm": -1}, "max_grad_norm"),
+        ({"states": "4bit"}, "4bit"),
+    ],
+)
+def test_bad_settings_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(OpArgumentError, match=message):
+        CPUAdam(make_params(), **arguments)
+
+
+@pytest.mark.parametrize("scale", [0, float("nan"), -1.0, "big"])
+def test_a_bad_scale_is_refused(scale: Any) -> None:
+    params = make_params()
+    before = [param.detach().clone() for param in params]
+    made = CPUAdam(params)
+    set_grads(params, 0)
+    with pytest.raises(OpArgumentError, match="grad_scale"):
+        made.step(grad_scale=scale)
+    assert_equal(params, before)
+
+
+# Packed states --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", PACKING)
+@pytest.mark.parametrize("states", ["bfloat16", "8bit"])
+def test_packed_states_stay_near_and_are_reproducible(optimizer: type[HostOptimizer], states: str) -> None:
+    params, expected, again = make_params(), make_params(), make_params()
+    run(optimizer(params, lr=1e-3, states=states, seed=3), params, 20)
+    run(optimizer(again, lr=1e-3, states=states, seed=3), again, 20)
+    run(optimizer(expected, lr=1e-3), expected, 20)
+    assert_equal(params, again)
+    # Each step moves a parameter by about lr; random rounding changes it by a fraction of that.
+    for mine, exact, start in zip(params, expected, make_params(), strict=True):
+        moved = (exact - start).abs().max()
+        assert (mine - exact).abs().max() <= 0.5 * moved + 1e-6
+        assert not torch.equal(mine, start)
+
+
+@pytest.mark.parametrize("optimizer", PACKING)
+@pytest.mark.parametrize("states", ["bfloat16", "8bit"])
+def test_a_packed_state_is_saved_and_goes_on(optimizer: type[HostOptimizer], states: str) -> None:
+    params = make_params()
+    made = optimizer(params, states=states)
+    run(made, params, 3)
+    others = copy.deepcopy(params)
+    other = optimizer(others, states=states)
+    other.load_state_dict(pickle.loads(pickle.dumps(made.state_dict())))
+    run(made, params, 3, first=4)
+    run(other, others, 3, first=4)
+    assert_equal(params, others)
+
+
+@pytest.mark.parametrize(("source", "target"), [("float32", "8bit"), ("8bit", "float32"), ("8bit", "bfloat16")])
+def test_a_state_is_converted_to_how_it_is_kept(source: str, target: str) -> None:
+    params = make_params()
+    made = CPUAdam(params, states=source)
+    run(made, params, 5)
+    others = copy.deepcopy(params)
+    other = CPUAdam(others)
+    state = made.state_dict()
+    for group in state["param_groups"]:
+        group["states"] = target
+    other.load_state_dict(state)
+    run(made, params, 2, first=6)
+    run(other, others, 2, first=6)
+    kept = other.state[others[0]]["exp_avg"].dtype
+    assert kept == {"8bit": torch.uint8, "float32": torch.float32, "bfloat16": torch.bfloat16}[target]
+    for mine, theirs in zip(params, others, strict=True):
+        assert (mine - theirs).abs().max() <= 1e-3  # half of what two steps move
+
+
+def test_lamb_says_how_it_keeps_states() -> None:
+    with pytest.raises(OpArgumentError, match="states is '8bit'"):
+        CPULamb(make_params(), states="8bit")
+
+
+def test_all_front_ends_are_found_by_name() -> None:
+    assert {optimizer.__name__ for optimizer in ALL} <= set(ops.__all__)
+    assert set(ops.__all__) <= set(dir(ops))
