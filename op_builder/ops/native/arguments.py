@@ -44,6 +44,17 @@ def fraction(name: str, value: SupportsFloat) -> float:
     return number
 
 
+def checked_numbers(**numbers: SupportsFloat) -> dict[str, float]:
+    """An optimizer's numbers, by the names they came with: betas in [0, 1), all others finite and at least 0.
+
+    Raises:
+        OpArgumentError: one is not.
+    """
+    return {
+        name: (fraction if name.startswith("beta") else finite_number)(name, value) for name, value in numbers.items()
+    }
+
+
 def step_number(step: object) -> int:
     """``step`` as an int of at least 1.
 

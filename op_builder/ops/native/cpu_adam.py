@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from op_builder.ops.native.arguments import call_op, finite_number, fraction, step_number
+from op_builder.ops.native.arguments import call_op, checked_numbers, step_number
 from op_builder.ops.native.host_optimizer import HostOptimizerModule, Pass, TensorLists
 
 
@@ -38,9 +38,8 @@ class CPUAdamModule(HostOptimizerModule):
         Raises:
             OpArgumentError: the id is no int or in use, or a value is out of range.
         """
-        numbers = _checked(alpha, beta1, beta2, eps, weight_decay)
-        options = {**dict(zip(self.OPTIONS, numbers, strict=False)), "adamw_mode": bool(adamw_mode)}
-        self._register(optimizer_id, options, should_log)
+        numbers = checked_numbers(lr=alpha, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
+        self._register(optimizer_id, {**numbers, "adamw_mode": bool(adamw_mode)}, should_log)
 
     def adam_update(
         self,
@@ -63,7 +62,8 @@ class CPUAdamModule(HostOptimizerModule):
             OpArgumentError: an argument does not fit; no tensor was changed.
         """
         adamw_mode = self._options_of(optimizer_id)["adamw_mode"]
-        options = (*_checked(lr, beta1, beta2, eps, weight_decay), adamw_mode, bool(bias_correction))
+        numbers = checked_numbers(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
+        options = (*numbers.values(), adamw_mode, bool(bias_correction))
         self.update_list(TensorLists([param], [grad], [[exp_avg], [exp_avg_sq]]), step, options)
 
     def adam_rollback(
@@ -99,11 +99,12 @@ class CPUAdamModule(HostOptimizerModule):
                 lr * weight_decay = 1, where the old values are lost; no tensor was changed.
         """
         adamw_mode = self._options_of(optimizer_id)["adamw_mode"]
-        options = (*_checked(lr, beta1, beta2, eps, weight_decay), adamw_mode, bool(bias_correction))
+        numbers = checked_numbers(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
+        options = (*numbers.values(), adamw_mode, bool(bias_correction))
         tensors = TensorLists([param], [grad], [[exp_avg], [exp_avg_sq]])
         params, grads, states, _, _ = tensors.positional()
-        numbers = (step_number(step), [float(value) for value in options], Pass().grad_scale, self.isa)
-        call_op(self.ops.rollback.default, tensors.by_role(self.STATES), (params, grads, states), *numbers)
+        arguments = (step_number(step), [float(value) for value in options], Pass().grad_scale, self.isa)
+        call_op(self.ops.rollback.default, tensors.by_role(self.STATES), (params, grads, states), *arguments)
         torch.autograd.graph.increment_version(params)
 
     def destroy_adam(self, optimizer_id: int) -> None:
@@ -113,15 +114,3 @@ class CPUAdamModule(HostOptimizerModule):
             OpArgumentError: there is none with that id.
         """
         self._forget(optimizer_id)
-
-
-def _checked(
-    lr: float, beta1: float, beta2: float, eps: float, weight_decay: float
-) -> tuple[float, float, float, float, float]:
-    return (
-        finite_number("lr", lr),
-        fraction("beta1", beta1),
-        fraction("beta2", beta2),
-        finite_number("eps", eps),
-        finite_number("weight_decay", weight_decay),
-    )
