@@ -261,6 +261,7 @@ class PreparedList:
             self._release_grads(self._number)
             self._grads = ()
 
+    @_untraced
     def grad_norm(self) -> float:
         """The Euclidean norm of all gradients together; inf or NaN if an element is."""
         if not self._number:
