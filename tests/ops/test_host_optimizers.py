@@ -107,9 +107,12 @@ def test_torchs_bad_inputs_are_refused(name: str) -> None:
         given = error.optimizer_error_input
         if "foreach" in given.kwargs or "fused" in given.kwargs:
             continue  # which of torch's implementations runs is of no effect here
+        if any(isinstance(beta, torch.Tensor) for beta in given.kwargs.get("betas", ())):
+            continue  # taken as the number that it holds
+        params = make_params() if given.params is None else given.params
         expected = pytest.warns if issubclass(error.error_type, Warning) else pytest.raises
         with expected(error.error_type):
-            PAIRS[name](given.params, **given.kwargs)
+            PAIRS[name](params, **given.kwargs)
         refused += 1
     assert refused >= 6
 
