@@ -8,9 +8,19 @@ from op_builder.host.cpu_adam import CPUAdamBuilder
 from op_builder.host.cpu_lamb import CPULambBuilder
 from op_builder.host.cpu_lion import CPULionBuilder
 from op_builder.host.cpu_sgd import CPUSGDBuilder
+from op_builder.host.fused import FusedAdamBuilder, FusedLambBuilder, FusedLionBuilder
 from op_builder.registry import find_builder
 
-__all__ = ["CPUAdagradBuilder", "CPUAdamBuilder", "CPULambBuilder", "CPULionBuilder", "CPUSGDBuilder"]
+__all__ = [
+    "CPUAdagradBuilder",
+    "CPUAdamBuilder",
+    "CPULambBuilder",
+    "CPULionBuilder",
+    "CPUSGDBuilder",
+    "FusedAdamBuilder",
+    "FusedLambBuilder",
+    "FusedLionBuilder",
+]
 
 
 def __getattr__(name: str) -> type[OpBuilder]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from op_builder.base import OpBuilder
+from op_builder.cuda.fused import FusedAdamBuilder, FusedLambBuilder, FusedLionBuilder
 from op_builder.host.cpu_adagrad import CPUAdagradBuilder
 from op_builder.host.cpu_adam import CPUAdamBuilder
 from op_builder.host.cpu_lamb import CPULambBuilder
@@ -10,7 +11,16 @@ from op_builder.host.cpu_lion import CPULionBuilder
 from op_builder.host.cpu_sgd import CPUSGDBuilder
 from op_builder.registry import find_builder
 
-__all__ = ["CPUAdagradBuilder", "CPUAdamBuilder", "CPULambBuilder", "CPULionBuilder", "CPUSGDBuilder"]
+__all__ = [
+    "CPUAdagradBuilder",
+    "CPUAdamBuilder",
+    "CPULambBuilder",
+    "CPULionBuilder",
+    "CPUSGDBuilder",
+    "FusedAdamBuilder",
+    "FusedLambBuilder",
+    "FusedLionBuilder",
+]
 
 
 def __getattr__(name: str) -> type[OpBuilder]:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from op_builder.ops.cpu_lamb import CPULamb as CPULamb
     from op_builder.ops.cpu_lion import CPULion as CPULion
     from op_builder.ops.cpu_sgd import CPUSGD as CPUSGD
+    from op_builder.ops.fused_adam import FusedAdam as FusedAdam
+    from op_builder.ops.fused_lamb import FusedLamb as FusedLamb
+    from op_builder.ops.fused_lion import FusedLion as FusedLion
 
 _HOMES = {
     "CPUAdagrad": "op_builder.ops.cpu_adagrad",
@@ -21,9 +24,12 @@ _HOMES = {
     "CPULamb": "op_builder.ops.cpu_lamb",
     "CPULion": "op_builder.ops.cpu_lion",
     "CPUSGD": "op_builder.ops.cpu_sgd",
+    "FusedAdam": "op_builder.ops.fused_adam",
+    "FusedLamb": "op_builder.ops.fused_lamb",
+    "FusedLion": "op_builder.ops.fused_lion",
 }
 
-__all__ = ["CPUSGD", "CPUAdagrad", "CPUAdam", "CPULamb", "CPULion"]
+__all__ = ["CPUSGD", "CPUAdagrad", "CPUAdam", "CPULamb", "CPULion", "FusedAdam", "FusedLamb", "FusedLion"]
 
 
 def __getattr__(name: str) -> Any:

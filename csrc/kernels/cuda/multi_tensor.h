@@ -1,0 +1,33 @@
+// What the fused optimizers on CUDA devices have in common, for their callers. No torch, no CUDA header.
+//
+// All functions only queue work on a stream of the current device: they allocate nothing, wait for nothing and
+// read no device memory, so they may be called while the stream is captured into a graph. They return a
+// cudaError_t, 0 when all went well.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/multi_tensor_plan.h"
+
+namespace accel::cuda {
+
+// What is decided on the device, when the kernels run. Any pointer may be null.
+struct Controls {
+  const int* noop_flag;     // not 0: change nothing
+  const float* found_inf;   // not 0: change nothing
+  const float* grad_scale;  // gradients are divided by it first
+  const float* lr;          // in place of the options' lr
+  bool maximize;            // follow the gradient, not its opposite
+};
+
+// Adds 1 to each of `count` counters, which are all different, unless `controls` say to change nothing.
+int advance_steps(float* const* steps, std::size_t count, const Controls& controls, void* stream) noexcept;
+
+// Makes `device` the CUDA runtime's current device in this thread, if it is not.
+int use_device(int device) noexcept;
+
+// The runtime's words for an error; static storage.
+const char* error_text(int error) noexcept;
+
+}  // namespace accel::cuda
