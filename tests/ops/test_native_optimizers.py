@@ -1,0 +1,494 @@
+"""The arithmetic of all optimizers on host tensors: against float64, on every type, length and instruction set."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+import torch
+from adam_reference import U
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optimizer_reference import (
+    ADAGRAD,
+    ADAM,
+    FLOATS,
+    KINDS,
+    LAMB,
+    LION,
+    SGD,
+    Kind,
+    Reference,
+    Rounded,
+    Tensors,
+    as_lists,
+    assert_same_bits,
+    load,
+    make_tensors,
+    update,
+)
+
+from op_builder.cpu_isa import supported_isas
+from op_builder.errors import OpArgumentError
+from op_builder.ops.native.host_optimizer import QUANT_BLOCK, HostOptimizerModule, Pass, TensorLists
+from op_builder.ops.packed_states import decoded
+
+ISAS = supported_isas()
+LENGTHS = (0, 1, 3, 15, 16, 17, 31, 1000, 4097)
+NORM_PIECE = 1 << 15  # csrc/bindings/optimizer_passes.h: longer tensors of LAMB wait for each other's norms
+DTYPES = [
+    (param, grad, state)
+    for param, grad in itertools.product(FLOATS, FLOATS)
+    for state in dict.fromkeys((torch.float32, param))
+]
+PACKING = [kind for kind in KINDS if kind.packs]
+STOCHASTIC = Pass(stochastic=True, seed=11)
+
+# Adam's kernels have files of tests of their own; here it shows that the reference is right.
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
+every_isa = pytest.mark.parametrize("isa", ISAS)
+
+
+def expect(
+    kind: Kind, tensors: Tensors, options: dict, actual: Tensors, step: int = 3, scale: float = 1.0
+) -> Reference:
+    reference = Reference.of(kind, options, tensors)
+    reference.step(tensors.grad, step, actual, scale)
+    return reference
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@every_kind
+@every_isa
+@pytest.mark.parametrize("dtypes", DTYPES, ids=lambda dtypes: "-".join(str(dtype)[6:] for dtype in dtypes))
+def test_update_is_within_the_bound_of_float64(kind, isa, dtypes):
+    for numel in LENGTHS:
+        tensors = make_tensors(kind, numel, *dtypes, seed=numel)
+        actual = update(load(kind, isa), tensors, kind.options)
+        expect(kind, tensors, kind.options, actual).check(actual)
+
+
+@every_isa
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [(kind, change) for kind in KINDS for change in ({}, *kind.variants)],
+    ids=lambda value: str(value).replace(" ", ""),
+)
+@pytest.mark.parametrize("step", [1, 2, 100_000])
+def test_options_and_steps_are_applied_as_in_float64(kind, isa, change, step):
+    tensors = make_tensors(kind, 257)
+    options = {**kind.options, **change}
+    actual = update(load(kind, isa), tensors, options, step)
+    expect(kind, tensors, options, actual, step).check(actual)
+
+
+@every_isa
+@pytest.mark.parametrize("numel", [NORM_PIECE, NORM_PIECE + 1, 3 * NORM_PIECE - 5])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_norms_reach_over_the_whole_of_a_long_tensor(isa, numel, dtype):
+    tensors = make_tensors(LAMB, numel, dtype, dtype, dtype)
+    actual = update(load(LAMB, isa), tensors, LAMB.options)
+    expect(LAMB, tensors, LAMB.options, actual).check(actual)
+
+
+@every_kind
+@every_isa
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("offset", [1, 2, 3, 7])
+def test_alignment_does_not_change_a_bit(kind, isa, dtype, offset):
+    aligned = make_tensors(kind, 1000, dtype, dtype, dtype)
+    shifted = make_tensors(kind, 1000, dtype, dtype, dtype, offset=offset)
+    load(kind, isa).update_list(as_lists([shifted]), 3, list(kind.options.values()))
+    assert_same_bits(shifted, update(load(kind, isa), aligned, kind.options))
+
+
+@every_kind
+@every_isa
+@pytest.mark.parametrize("numel", [1, 15, 17, 63, 1000])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_nothing_outside_the_tensors_is_written(kind, isa, numel, dtype):
+    guard = 64
+    storages = [torch.full((numel + 2 * guard,), 0.5, dtype=dtype) for _ in range(len(kind.roles) + 1)]
+    views = [storage[guard:-guard] for storage in storages]
+    lists = TensorLists([views[0]], [views[1]], [[state] for state in views[2:-1]], (), [views[-1]])
+    load(kind, isa).update_list(lists, 3, list(kind.options.values()), Pass(zero_grads=True))
+    for storage in storages:
+        assert (storage[:guard] == 0.5).all()
+        assert (storage[-guard:] == 0.5).all()
+    assert (views[0] != 0.5).all()
+    assert (views[1] == 0).all()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not LAMB], ids=str)
+@every_isa
+def test_an_element_does_not_depend_on_its_position(kind, isa):
+    tensors = make_tensors(kind, 100)
+    whole = update(load(kind, isa), tensors, kind.options)
+    for i in (0, 1, 15, 16, 50, 99):
+        alone = update(load(kind, isa), tensors.map(lambda tensor, i=i: tensor[i : i + 1]), kind.options)
+        assert_same_bits(alone, whole.map(lambda tensor, i=i: tensor[i : i + 1]))
+
+
+def packed_lists(kind: Kind, members: Sequence[Tensors]) -> TensorLists:
+    """The same parameters and gradients with 8-bit states of zero."""
+    plain = as_lists(members)
+    codes = [[torch.zeros(one.param.numel(), dtype=torch.uint8) for one in members] for _ in kind.states]
+    scales = [[torch.zeros(-(-one.param.numel() // QUANT_BLOCK)) for one in members] for _ in kind.states]
+    return TensorLists(plain.params, plain.grads, codes, scales)
+
+
+def contents(lists: TensorLists) -> list[torch.Tensor]:
+    return [tensor.clone() for part in lists.positional() for tensor in part]
+
+
+def assert_equal_contents(lists: TensorLists, expected: Sequence[torch.Tensor]) -> None:
+    for one, other in zip(contents(lists), expected, strict=True):
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+@every_isa
+@pytest.mark.parametrize(
+    ("kind", "form"),
+    [
+        *((kind, "plain") for kind in KINDS),
+        *((kind, form) for kind in PACKING for form in ("stochastic", "8-bit")),
+    ],
+    ids=str,
+)
+def test_the_number_of_threads_does_not_change_a_bit(kind, isa, form):
+    lengths = (100_017, 5, 3 * NORM_PIECE + 1, 0, 20_000, 1)
+    dtype = torch.bfloat16 if form == "stochastic" else torch.float32
+    results = []
+    for count in (1, 2, 3, 4):
+        members = [make_tensors(kind, numel, torch.float32, torch.float32, dtype, seed=numel) for numel in lengths]
+        lists = packed_lists(kind, members) if form == "8-bit" else as_lists(members)
+        with threads(count):
+            for step in (1, 2):
+                also = STOCHASTIC if form == "stochastic" else Pass(seed=11)
+                load(kind, isa).update_list(lists, step, list(kind.options.values()), also)
+        results.append(contents(lists))
+    for result in results[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(result, results[0], strict=True))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from(KINDS), st.lists(st.integers(0, 40_000), min_size=1, max_size=8), st.integers(0, 2**30))
+def test_a_list_gives_the_bits_of_single_updates(kind, lengths, seed):
+    members = [
+        make_tensors(kind, numel, *DTYPES[(seed + i) % len(DTYPES)], seed=seed + i) for i, numel in enumerate(lengths)
+    ]
+    expected = [update(load(kind), one, kind.options) for one in members]
+    load(kind).update_list(as_lists(members), 3, list(kind.options.values()))
+    for actual, single in zip(members, expected, strict=True):
+        assert_same_bits(actual, single)
+
+
+@every_kind
+def test_a_prepared_list_gives_the_same_bits_and_counts_the_steps(kind):
+    one, other = ([make_tensors(kind, numel, seed=numel) for numel in (40_000, 3, 0)] for _ in range(2))
+    steps = [torch.tensor(0.0), torch.tensor(0.0, dtype=torch.float64), torch.tensor(0)]
+    numbers = [float(value) for value in kind.options.values()]
+    prepared = load(kind).prepare(as_lists(one), steps)
+    for step in (1, 2, 3):
+        prepared.update(numbers, Pass())
+        load(kind).update_list(as_lists(other), step, numbers)
+    assert [float(step) for step in steps] == [3, 3, 3]
+    for actual, expected in zip(one, other, strict=True):
+        assert_same_bits(actual, expected)
+
+
+@every_kind
+@every_isa
+@pytest.mark.parametrize("dtypes", [*itertools.product(FLOATS, FLOATS)], ids=str)
+def test_what_rides_along_is_what_it_would_be_apart(kind, isa, dtypes):
+    for numel in (5, 5000, NORM_PIECE + 300):
+        tensors = make_tensors(kind, numel, *dtypes)
+        # A power of two, so that scaling the gradient before is exact, too.
+        alone = update(load(kind, isa), Tensors(tensors.param, tensors.grad * -2, tensors.states), kind.options)
+        for copy_dtype in FLOATS:
+            result = tensors.clone()
+            copy = torch.empty(numel, dtype=copy_dtype)
+            also = Pass(grad_scale=-2.0, zero_grads=True)
+            load(kind, isa).update_list(as_lists([result], [copy]), 3, list(kind.options.values()), also)
+            assert torch.equal(result.param, alone.param)
+            assert all(map(torch.equal, result.states, alone.states))
+            assert torch.equal(copy, result.param.to(copy_dtype))
+            assert (result.grad == 0).all()
+
+
+@every_kind
+@every_isa
+def test_gradients_are_scaled_as_in_float64(kind, isa):
+    tensors = make_tensors(kind, 1000)
+    actual = update(load(kind, isa), tensors, kind.options, grad_scale=-0.3)
+    expect(kind, tensors, kind.options, actual, scale=-0.3).check(actual)
+    assert torch.equal(actual.grad, tensors.grad)
+
+
+@every_kind
+@every_isa
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("role", range(4))
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_nan_and_infinity_go_where_arithmetic_sends_them(kind, isa, dtype, role, value):
+    tensors = make_tensors(kind, 33, dtype, dtype, dtype)
+    if role >= len(list(tensors)):
+        pytest.skip("it has one state")
+    list(tensors)[role][::5] = value
+    actual = update(load(kind, isa), tensors, kind.options)
+    reference = expect(kind, tensors, kind.options, actual)
+    for found, expected in zip(actual, (reference.param, Rounded.exact(tensors.grad), *reference.states), strict=True):
+        assert torch.equal(found.isnan(), expected.value.isnan())
+        assert torch.equal(found.isinf(), expected.value.isinf())
+
+
+@every_kind
+@every_isa
+def test_without_weight_decay_an_infinite_parameter_leaves_the_states_finite(kind, isa):
+    tensors = make_tensors(kind, 16)
+    tensors.param[3] = math.inf
+    options = {**kind.options, "weight_decay": 0}
+    actual = update(load(kind, isa), tensors, options)
+    assert all(state.isfinite().all() for state in actual.states)
+
+
+@every_kind
+@every_isa
+@pytest.mark.parametrize("magnitude", [1e-38, 1e-40, 1e-45])
+def test_subnormal_values_are_not_flushed(kind, isa, magnitude):
+    tensors = make_tensors(kind, 100)
+    tensors.grad.copy_(torch.linspace(-magnitude, magnitude, 100))
+    for name, state in zip(kind.states, tensors.states, strict=True):
+        state.copy_(torch.linspace(magnitude, magnitude / 3, 100) * (1 if name.endswith("sq") else -1))
+    actual = update(load(kind, isa), tensors, kind.options)
+    expect(kind, tensors, kind.options, actual).check(actual)
+    assert all((state != 0).any() for state in actual.states)
+
+
+@every_kind
+@every_isa
+def test_extreme_magnitudes_stay_within_the_bound(kind, isa):
+    tensors = make_tensors(kind, 1000)
+    tensors.grad.mul_(1e15)
+    tensors.states[-1].mul_(1e20)
+    actual = update(load(kind, isa), tensors, kind.options)
+    expect(kind, tensors, kind.options, actual).check(actual)
+
+
+numbers = st.floats(-1e6, 1e6, width=32)
+small = st.floats(0, 1, exclude_max=True)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data(), st.sampled_from(KINDS), st.sampled_from(ISAS), st.sampled_from(DTYPES))
+def test_any_numbers_and_options_stay_within_the_bound(data, kind, isa, dtypes):
+    numel = data.draw(st.integers(1, 40))
+    columns = [data.draw(st.lists(numbers, min_size=numel, max_size=numel)) for _ in kind.roles]
+    param, grad, *states = (torch.tensor(column) for column in columns)
+    states = [state.abs() if name.endswith("sq") else state for name, state in zip(kind.states, states, strict=True)]
+    tensors = Tensors(param.to(dtypes[0]), grad.to(dtypes[1]), tuple(state.to(dtypes[2]) for state in states))
+    drawn = {name: data.draw(small) for name in kind.options if isinstance(kind.options[name], float)}
+    options = {**kind.options, **drawn}
+    if kind is SGD:
+        options["nesterov"] = data.draw(st.booleans())
+    step = data.draw(st.integers(1, 1000))
+    actual = update(load(kind, isa), tensors, options, step)
+    expect(kind, tensors, options, actual, step).check(actual)
+
+
+@every_isa
+@pytest.mark.parametrize("change", [{}, {"nesterov": True}, {"dampening": 0.5}])
+def test_the_first_step_of_sgd_takes_the_gradient_for_the_buffer(isa, change):
+    tensors = make_tensors(SGD, 100)
+    tensors.states[0].fill_(math.nan)
+    actual = update(load(SGD, isa), tensors, {**SGD.options, **change, "weight_decay": 0}, step=1)
+    assert torch.equal(actual.states[0], tensors.grad)
+    assert actual.param.isfinite().all()
+
+
+@every_isa
+def test_the_sign_of_zero_is_zero_and_nan_stays(isa):
+    numbers = torch.tensor([0.0, -0.0, math.nan, 1e-45, -1e-45, math.inf, -math.inf])
+    tensors = Tensors(torch.zeros(7), numbers, (torch.zeros(7),))
+    actual = update(load(LION, isa), tensors, {"lr": 1.0, "beta1": 0.0, "beta2": 0.0, "weight_decay": 0.0})
+    assert actual.param[[0, 1, 3, 4, 5, 6]].tolist() == [0, 0, -1, 1, -1, 1]
+    assert actual.param[2].isnan()
+
+
+@every_isa
+@pytest.mark.parametrize("zero", ["param", "direction"])
+def test_without_a_norm_the_trust_ratio_is_one(isa, zero):
+    tensors = make_tensors(LAMB, 50)
+    for tensor in [tensors.param] if zero == "param" else [tensors.grad, *tensors.states]:
+        tensor.zero_()
+    options = {**LAMB.options, "weight_decay": 0}
+    actual = update(load(LAMB, isa), tensors, options)
+    expect(LAMB, tensors, options, actual).check(actual)
+    assert torch.equal(actual.param, tensors.param) == (zero == "direction")
+
+
+@every_isa
+def test_zeros_beyond_the_end_do_not_count_without_an_eps(isa):
+    tensors = make_tensors(LAMB, 33)
+    options = {**LAMB.options, "eps": 0.0, "beta2": 0.0}
+    actual = update(load(LAMB, isa), tensors, options)
+    assert actual.param.isfinite().all()
+    expect(LAMB, tensors, options, actual).check(actual)
+
+
+def grads_of(numel: int, steps: int) -> Iterator[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        yield torch.randn(numel, generator=generator)
+
+
+def run_steps(kind: Kind, options: dict, numel: int, steps: int) -> tuple[Tensors, Reference]:
+    """Many updates from states of zero, by the op and by the reference."""
+    tensors = make_tensors(kind, numel)
+    for state in tensors.states:
+        state.zero_()
+    reference = Reference.of(kind, options, tensors)
+    for step, grad in enumerate(grads_of(numel, steps), start=1):
+        tensors.grad.copy_(grad)
+        load(kind).update_list(as_lists([tensors]), step, list(options.values()))
+        reference.step(grad, step)
+    return tensors, reference
+
+
+PEERS = {
+    "Adam": (ADAM, {"adamw_mode": False}),
+    "AdamW": (ADAM, {}),
+    "Adagrad": (ADAGRAD, {"lr_decay": 0.01}),
+    "SGD": (SGD, {}),
+    "SGD, Nesterov": (SGD, {"nesterov": True}),
+    "SGD, dampening": (SGD, {"dampening": 0.3}),
+    "SGD, no momentum": (SGD, {"momentum": 0}),
+}
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_1000_steps_stay_beside_torch_in_float64(peer):
+    """Within the running error bound, and that is small: ten roundings of the largest parameter in every step."""
+    kind, change = PEERS[peer]
+    options = {**kind.options, **change}
+    tensors, reference = run_steps(kind, options, 511, 1000)
+    theirs = torch.nn.Parameter(make_tensors(kind, 511).param.double())
+    given = {name: value for name, value in options.items() if name not in ("adamw_mode", "bias_correction")}
+    if "beta1" in given:
+        given["betas"] = (given.pop("beta1"), given.pop("beta2"))
+    optimizer = getattr(torch.optim, peer.partition(",")[0])([theirs], **given)
+    for grad in grads_of(511, 1000):
+        theirs.grad = grad.double()
+        optimizer.step()
+    torch.testing.assert_close(reference.param.value, theirs.detach(), rtol=1e-10, atol=1e-12)
+    reference.check(tensors)
+    bound = 10 * U * 1000 * float(make_tensors(kind, 511).param.abs().max())
+    assert reference.param.error.max() < bound
+    assert (tensors.param.double() - theirs.detach()).abs().max() < bound
+
+
+@pytest.mark.parametrize("kind", [LION, LAMB], ids=str)
+def test_1000_steps_stay_beside_the_float64_formula(kind):
+    tensors, reference = run_steps(kind, kind.options, 511, 1000)
+    reference.check(tensors)
+    assert (tensors.param.double() - reference.param.value).abs().max() < 1e-3
+
+
+def train(module: HostOptimizerModule, kind: Kind, form: str) -> tuple[float, list[torch.Tensor]]:
+    """The loss of a least-squares fit after 300 steps of that optimizer, and its states as floats."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(64, 300, generator=generator)
+    targets = inputs @ torch.randn(300, generator=generator) / 10
+    param = torch.zeros(300)
+    dtype = {"plain": torch.float32, "stochastic": torch.bfloat16, "8-bit": torch.uint8}[form]
+    states = [[torch.zeros(300, dtype=dtype)] for _ in kind.states]
+    scales = [[torch.zeros(2)] for _ in kind.states] if form == "8-bit" else ()
+    options = {**kind.options, "weight_decay": 0.0}
+    if kind is ADAGRAD:
+        options["lr"] = 0.1
+    for step in range(1, 301):
+        grad = inputs.T @ (inputs @ param - targets) / 64
+        lists = TensorLists([param], [grad], states, scales)
+        module.update_list(lists, step, list(options.values()), Pass(stochastic=form == "stochastic", seed=1))
+    values = [state.float() for (state,) in states]
+    if form == "8-bit":
+        values = [
+            decoded(state, scale, name.endswith("sq"))
+            for name, (state,), (scale,) in zip(kind.states, states, scales, strict=True)
+        ]
+    return float(((inputs @ param - targets) ** 2).mean()), values
+
+
+@pytest.mark.parametrize("kind", PACKING, ids=str)
+@pytest.mark.parametrize("form", ["stochastic", "8-bit"])
+def test_packed_states_train_as_plain_ones_do(kind, form):
+    loss, states = train(load(kind), kind, form)
+    plain_loss, plain_states = train(load(kind), kind, "plain")
+    assert loss < 1.2 * plain_loss + 1e-3
+    for name, state, plain in zip(kind.states, states, plain_states, strict=True):
+        if name.endswith("sq"):  # what one rounding has lost another has won
+            assert (state - plain).norm() < (0.25 if form == "8-bit" else 0.05) * plain.norm()
+
+
+@pytest.mark.parametrize("kind", PACKING, ids=str)
+@every_isa
+def test_one_update_of_packed_states_is_off_by_one_code_at_most(kind, isa):
+    tensors = make_tensors(kind, 1000)
+    for state in tensors.states:
+        state.zero_()
+    exact = update(load(kind, isa), tensors, kind.options, step=1)
+    packed = packed_lists(kind, [tensors.clone()])
+    load(kind, isa).update_list(packed, 1, list(kind.options.values()))
+    assert torch.equal(packed.params[0], exact.param)
+    for name, (codes,), (scale,), plain in zip(kind.states, packed.states, packed.scales, exact.states, strict=True):
+        found = decoded(codes, scale, name.endswith("sq"))
+        # Three bits of fraction: codes lie at most 1/8 apart. The smallest is above 2**-31 or 2**-15 of the scale.
+        floor = scale.repeat_interleave(QUANT_BLOCK)[:1000] * (2.0**-30 if name.endswith("sq") else 2.0**-14)
+        assert ((found - plain).abs() <= 0.126 * plain.abs() + floor).all()
+    rounded = [state.bfloat16() for state in tensors.states]
+    lists = as_lists([Tensors(tensors.param.clone(), tensors.grad, tuple(rounded))])
+    load(kind, isa).update_list(lists, 1, list(kind.options.values()), STOCHASTIC)
+    for state, plain in zip(rounded, exact.states, strict=True):
+        assert ((state.float() - plain).abs() <= 2.0**-7 * plain.abs()).all()
+
+
+@pytest.mark.parametrize("kind", PACKING, ids=str)
+def test_rounding_at_random_is_right_on_average_and_depends_on_the_seed(kind):
+    # One value many times, so that the mean of what is stored shows the bias.
+    numel = 1 << 16
+    tensors = Tensors(torch.zeros(numel), torch.full((numel,), 0.7), tuple(torch.zeros(numel) for _ in kind.states))
+    exact = update(load(kind), tensors, kind.options, step=1)
+    results = []
+    for seed in (1, 1, 2):
+        states = tuple(torch.zeros(numel, dtype=torch.bfloat16) for _ in kind.states)
+        lists = as_lists([Tensors(tensors.param.clone(), tensors.grad, states)])
+        load(kind).update_list(lists, 1, list(kind.options.values()), Pass(stochastic=True, seed=seed))
+        results.append(states)
+    for first, same, other, plain in zip(*results, exact.states, strict=True):
+        assert torch.equal(first, same)
+        assert not torch.equal(first, other)
+        # The spread of one is below half of 2**-7 of the value, that of the mean 256 times smaller.
+        assert abs(first.double().mean() - plain[0].double()) < 5 * 2.0**-8 / 256 * plain[0].abs()
+
+
+@pytest.mark.parametrize("form", ["stochastic", "8-bit"])
+def test_lamb_refuses_packed_states_and_says_what_to_pass(form):
+    tensors = make_tensors(LAMB, 300, torch.float32, torch.float32, torch.bfloat16)
+    lists = as_lists([tensors]) if form == "stochastic" else packed_lists(LAMB, [tensors])
+    before = contents(lists)
+    with pytest.raises(OpArgumentError, match="plain states only") as caught:
+        load(LAMB).update_list(lists, 1, list(LAMB.options.values()), Pass(stochastic=form == "stochastic"))
+    assert "stochastic=False" in caught.value.remedy
+    assert_equal_contents(lists, before)
