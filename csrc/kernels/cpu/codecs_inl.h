@@ -2,8 +2,15 @@
 // relative changes would be lost by rounding to nearest, every time. Included between simd_begin.h and
 // simd_end.h.
 //
-// A codec works on one block of kQuantBlock elements; its vectors go through decode, the update in
-// float, encode. kNonNegative says that a state is never negative.
+// A codec is a class with
+//   using Element = ...;               // of the codes
+//   static constexpr bool kScaled;     // whether a block has a scale
+//   template <bool kNonNegative>       // whether the state is never negative
+//   static F32 decode(const Element*, F32 scale);
+//   static void encode(Element*, F32 value, F32 factor, U32 random);   // 16 random bits, at the bottom
+// and, with a scale,
+//   static void see(U32& largest, F32 value);                          // of all values of a block, then
+//   static F32 factor(U32 largest, float* scale);                      // the scale to keep, and encode's factor
 
 namespace accel::cpu::ACCEL_TARGET_NAMESPACE {
 namespace {
@@ -41,81 +48,92 @@ struct RandomBits {
 // bfloat16: the dropped 16 bits are the probability of rounding away from zero.
 struct StochasticBFloat16 {
   using Element = BFloat16;
+  static constexpr bool kScaled = false;
 
   template <bool kNonNegative>
-  struct Block {
-    ACCEL_INLINE explicit Block(float) {}
-    ACCEL_INLINE F32 decode(const BFloat16* codes) const { return load(codes); }
-    ACCEL_INLINE void see(F32) {}
-    ACCEL_INLINE float finish() { return 0.0f; }
-    ACCEL_INLINE void encode(BFloat16* codes, F32 value, U32 random16) const {
-      const U32 bits = (U32)value;
-      const U32 quiet = bits | 0x00400000u;
-      store_bits(codes, narrow((value != value ? quiet : bits + random16) >> 16));
-    }
-  };
+  static ACCEL_INLINE F32 decode(const BFloat16* codes, F32) {
+    return load(codes);
+  }
+  template <bool kNonNegative>
+  static ACCEL_INLINE void encode(BFloat16* codes, F32 value, F32, U32 random) {
+    const U32 bits = (U32)value;
+    const U32 quiet = bits | 0x00400000u;
+    store_bits(codes, narrow((value != value ? quiet : bits + (random & 0xffffu)) >> 16));
+  }
 };
 
-// 8 bits: a small floating-point number times the block's scale, without subnormals. With a sign:
-// 1 + 4 + 3 bits (sign, exponent, fraction), magnitudes from 2^-15 * 9/8 to 15/8. Without: 5 + 3 bits,
-// from 2^-31 * 9/8. Code 0 is zero. Between two codes the distance is the probability. The scale maps
-// the block's largest magnitude to 15/8. A non-negative state that is not zero never becomes zero: it
-// is a divisor, and a moment over a lost divisor would be a leap. Values that are not finite make the
-// whole block NaN; magnitudes below 2^-126 count as zero.
+// 8 bits: the upper bits of an IEEE half, times the block's scale. With a sign a code is sign, 4 bits of
+// exponent and 3 of fraction, magnitudes from 2^-17 (the half's subnormals, 2^-17 apart) to 15/8; without,
+// 5 bits of exponent and 3 of fraction, from 2^-17 to 15/8 * 2^15. Code 0 is zero. A value between two codes
+// becomes the upper one with the probability of its distance from the lower one: in two steps, to the half
+// and from there to the code, by 9 and 7 random bits. The scale maps the block's largest magnitude to the
+// largest code. A non-negative state never becomes code 0: it is a divisor, and a moment over a lost divisor
+// would be a leap. A value that is not finite makes the whole block NaN; a block whose largest magnitude is
+// below 2^-126 times the largest code's counts as zero.
 struct Blockwise8Bit {
   using Element = std::uint8_t;
+  static constexpr bool kScaled = true;
 
   template <bool kNonNegative>
-  struct Block {
-    static constexpr std::uint32_t kLowest = (kNonNegative ? 127 - 31 : 127 - 15) << 3;  // float's bits from 20 up
+  static constexpr float kLargest = kNonNegative ? 61440.0f : 1.875f;
 
-    F32 scale;    // of the codes read
-    F32 largest;  // magnitude seen, then the factor for writing
-    F32 tainted;  // 0, or NaN once a value was not finite
+  template <bool kNonNegative>
+  static ACCEL_INLINE F32 decode(const std::uint8_t* codes, F32 scale) {
+    const U16 code = load_bytes(codes);
+    const U16 sign = (code << 8) & static_cast<std::uint16_t>(0x8000);
+    const U16 magnitude = code << 7;
+    return from_half(kNonNegative ? magnitude : (magnitude & static_cast<std::uint16_t>(0x3f80)) | sign) * scale;
+  }
 
-    ACCEL_INLINE explicit Block(float old_scale) : scale(broadcast(old_scale)), largest(F32{}), tainted(F32{}) {}
+  template <bool kNonNegative>
+  static ACCEL_INLINE void see(U32& largest, F32 value) {
+    // As integers, so that NaN is larger than all else.
+    const U32 magnitude = kNonNegative ? (U32)value : (U32)value & 0x7fffffffu;
+    largest = magnitude > largest ? magnitude : largest;
+  }
 
-    ACCEL_INLINE F32 decode(const std::uint8_t* codes) const {
-      const U32 code = load_bytes(codes);
-      const U32 magnitude = kNonNegative ? code : code & 0x7fu;
-      const U32 bits = magnitude == 0u ? magnitude : (magnitude + kLowest) << 20;
-      const U32 sign = kNonNegative ? U32{} : (code & 0x80u) << 24;
-      return (F32)(bits | sign) * scale;
+  template <bool kNonNegative>
+  static ACCEL_INLINE F32 factor(U32 largest, float* scale) {
+    std::uint32_t bits = 0;
+    for (int i = 0; i < kLanes; ++i) {
+      bits = largest[i] > bits ? largest[i] : bits;
     }
-    ACCEL_INLINE void see(F32 value) {
-      const F32 magnitude = (F32)((U32)value & 0x7fffffffu);
-      largest = magnitude > largest ? magnitude : largest;
-      tainted += value * 0.0f;
+    float most;
+    __builtin_memcpy(&most, &bits, sizeof(most));
+    if (bits >= 0x7f800000u) {
+      *scale = __builtin_nanf("");
+      return F32{};
     }
-    // After the last see(): the scale to keep; makes ready for encode().
-    ACCEL_INLINE float finish() {
-      float most = 0.0f;
-      float taint = 0.0f;
-      for (int i = 0; i < kLanes; ++i) {
-        most = largest[i] > most ? largest[i] : most;
-        taint += tainted[i];
-      }
-      const bool is_zero = most < 1.17549435e-38f;
-      // Taken as a quotient, not a product, so that 15/8 times the scale is not below the largest.
-      const float kept = is_zero ? 0.0f : most / 1.875f;
-      largest = broadcast(is_zero ? 0.0f : 1.875f / most);
-      return kept + taint;
+    if (most < 1.17549435e-38f * kLargest<kNonNegative>) {
+      *scale = 0.0f;
+      return F32{};
     }
-    ACCEL_INLINE void encode(std::uint8_t* codes, F32 value, U32 random16) const {
-      const F32 scaled = value * largest;
-      const U32 sign = ((U32)scaled >> 24) & 0x80u;
-      U32 bits = (U32)scaled & 0x7fffffffu;
-      bits = bits > 0x3ff00000u ? broadcast_bits(0x3ff00000u) : bits;  // 15/8
-      const U32 rounded = ((bits + (random16 << 4)) >> 20) - kLowest;
-      // Below the smallest code, whose neighbour is zero, magnitude over smallest is the probability.
-      const F32 smallest = broadcast(kNonNegative ? 5.23868948e-10f : 3.43322754e-5f);
-      const F32 threshold = ((F32)((random16 << 7) | 0x3f800000u) - 1.0f) * smallest;
-      const U32 few = kNonNegative ? (bits == 0u ? U32{} : U32{} + 1u)
-                                   : ((F32)bits > threshold ? U32{} + 1u : U32{});
-      const U32 code = (F32)bits < smallest ? few : rounded;
-      store_bytes(codes, kNonNegative ? code : code | sign);
+    *scale = most / kLargest<kNonNegative>;
+    return broadcast(kLargest<kNonNegative> / most);
+  }
+
+  template <bool kNonNegative>
+  static ACCEL_INLINE void encode(std::uint8_t* codes, F32 value, F32 factor, U32 random) {
+    const F32 scaled = value * factor;
+    const U32 bits = (U32)scaled;
+    U32 magnitude = kNonNegative ? bits : bits & 0x7fffffffu;
+    // A half drops 13 bits and rounds to nearest: noise of just that width around zero.
+    const U32 least = broadcast_bits(0x1000u);
+    magnitude = magnitude > least ? magnitude : least;
+    magnitude += ((random & 0x1ffu) << 4) - 0x0ff8u;
+    U16 half = to_half((F32)magnitude);
+    const U16 most = U16{} + static_cast<std::uint16_t>(kNonNegative ? 0x7b80 : 0x3f80);
+    half += narrow((random >> 9) & 0x7fu);
+    half = half < most ? half : most;
+    U16 code = half >> 7;
+    if (kNonNegative) {
+      const U16 one = U16{} + static_cast<std::uint16_t>(1);
+      code = code > one ? code : one;
+    } else {
+      code |= narrow((bits >> 24) & 0x80u);
     }
-  };
+    store_bytes(codes, code);
+  }
 };
 
 }  // namespace

@@ -173,69 +173,105 @@ void update_plain(const OptimizerTensors& tensors, std::int64_t begin, std::int6
   }
 }
 
-// One state's block of codes as floats, and back.
-template <class Codec, bool kNonNegative>
-struct StateBlock {
-  using Element = typename Codec::Element;
-
-  Element* codes;
-  float* scale;
-  std::int64_t count;
-  typename Codec::template Block<kNonNegative> block;
-
-  StateBlock(void* state, float* scales, std::int64_t begin, std::int64_t end)
-      : codes(static_cast<Element*>(state) + begin),
-        scale(scales == nullptr ? nullptr : scales + begin / kQuantBlock),
-        count(end - begin),
-        block(scale == nullptr ? 0.0f : *scale) {}
-
-  void read(float* values) const {
-    Element padded[kQuantBlock];
-    const Element* from = codes;
-    if (count < kQuantBlock) {
-      __builtin_memset(padded, 0, sizeof(padded));
-      __builtin_memcpy(padded, codes, count * sizeof(Element));
-      from = padded;
-    }
-    __builtin_prefetch(codes + kPrefetchElements, 1);
-    for (int i = 0; i < kQuantBlock; i += kLanes) {
-      store(values + i, block.decode(from + i));
-    }
-  }
-
-  // Elements from `count` on must be zero.
-  void write(const float* values, const RandomBits& random, int shift) {
-    for (int i = 0; i < kQuantBlock; i += kLanes) {
-      block.see(load(values + i));
-    }
-    const float new_scale = block.finish();
-    if (scale != nullptr) {
-      *scale = new_scale;
-    }
-    Element padded[kQuantBlock];
-    Element* const to = count < kQuantBlock ? padded : codes;
-    for (int i = 0; i < kQuantBlock; i += kLanes) {
-      block.encode(to + i, load(values + i), (random(i) >> shift) & 0xffffu);
-    }
-    if (count < kQuantBlock) {
-      __builtin_memcpy(codes, padded, count * sizeof(Element));
-    }
-  }
+template <int k>
+struct Index {
+  static constexpr int value = k;
 };
 
-// The gradients of one block as floats: where they lie, or converted into `values`.
-inline const float* float_grads(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end, float* values) {
-  switch (tensors.grad_type) {
-    case DType::float32:
-      return static_cast<const float*>(tensors.grad) + begin;
-    case DType::bfloat16:
-      convert(static_cast<const BFloat16*>(tensors.grad) + begin, values, end - begin);
-      break;
-    case DType::float16:
-      convert(static_cast<const Float16*>(tensors.grad) + begin, values, end - begin);
-      break;
+// Calls visit(Index<k>{}) for each state.
+template <int kStates, class Visit>
+ACCEL_INLINE void for_each_state(const Visit& visit) {
+  static_assert(kStates == 1 || kStates == 2, "random bits are 32 an element, 16 for each state");
+  visit(Index<0>{});
+  if constexpr (kStates == 2) {
+    visit(Index<1>{});
   }
-  return values;
+}
+
+// Updates one whole block whose states are packed.
+template <class Formula, class Codec, class P>
+__attribute__((noinline)) void update_packed_block(const Formula& formula, F32 grad_scale, P* param, const float* grad,
+                                                   typename Codec::Element* const (&codes)[Formula::kStates],
+                                                   float* const (&scales)[Formula::kStates],
+                                                   const RandomBits& random_bits) {
+  constexpr int kStates = Formula::kStates;
+  const Formula in_registers = formula;
+  const RandomBits random = random_bits;
+  alignas(64) float values[kStates][Codec::kScaled ? kQuantBlock : 1];
+  F32 scale[kStates] = {};
+  U32 largest[kStates] = {};
+  if constexpr (Codec::kScaled) {
+    for_each_state<kStates>([&](auto k) ACCEL_LAMBDA { scale[k.value] = broadcast(*scales[k.value]); });
+  }
+  for (int i = 0; i < kQuantBlock; i += kLanes) {
+    if (i % kBlock == 0) {
+      __builtin_prefetch(param + i + kPrefetchElements, 1);
+      __builtin_prefetch(grad + i + kPrefetchElements, 0);
+      for_each_state<kStates>(
+          [&](auto k) ACCEL_LAMBDA { __builtin_prefetch(codes[k.value] + i + kPrefetchElements, 1); });
+    }
+    F32 param_value = load(param + i);
+    F32 state[kStates];
+    for_each_state<kStates>([&](auto k) ACCEL_LAMBDA {
+      state[k.value] =
+          Codec::template decode<Formula::kNonNegative[k.value]>(codes[k.value] + i, scale[k.value]);
+    });
+    in_registers(param_value, grad_scale * load(grad + i), state);
+    store(param + i, param_value);
+    if constexpr (Codec::kScaled) {
+      for_each_state<kStates>([&](auto k) ACCEL_LAMBDA {
+        Codec::template see<Formula::kNonNegative[k.value]>(largest[k.value], state[k.value]);
+        store(&values[k.value][i], state[k.value]);
+      });
+    } else {
+      const U32 bits = random(i);
+      for_each_state<kStates>([&](auto k) ACCEL_LAMBDA {
+        Codec::template encode<Formula::kNonNegative[k.value]>(codes[k.value] + i, state[k.value], F32{},
+                                                               bits >> (16 * k.value));
+      });
+    }
+  }
+  if constexpr (Codec::kScaled) {
+    F32 factor[kStates];
+    for_each_state<kStates>([&](auto k) ACCEL_LAMBDA {
+      factor[k.value] = Codec::template factor<Formula::kNonNegative[k.value]>(largest[k.value], scales[k.value]);
+    });
+    for (int i = 0; i < kQuantBlock; i += kLanes) {
+      const U32 bits = random(i);
+      for_each_state<kStates>([&](auto k) ACCEL_LAMBDA {
+        Codec::template encode<Formula::kNonNegative[k.value]>(codes[k.value] + i, load(&values[k.value][i]),
+                                                               factor[k.value], bits >> (16 * k.value));
+      });
+    }
+  }
+}
+
+// One block whose gradients lie elsewhere in another type, or that is shorter than the others, as a whole block
+// of floats, and back.
+template <class Formula, class Codec, class P>
+void update_padded_block(const Formula& formula, F32 grad_scale, P* param, const OptimizerTensors& tensors,
+                         std::int64_t begin, std::int64_t count,
+                         typename Codec::Element* const (&codes)[Formula::kStates],
+                         float* const (&scales)[Formula::kStates], const RandomBits& random) {
+  using Element = typename Codec::Element;
+  constexpr int kStates = Formula::kStates;
+  alignas(64) float grads[kQuantBlock] = {};
+  with_element(tensors.grad_type, [&](auto element) {
+    convert(static_cast<const decltype(element)*>(tensors.grad) + begin, grads, count);
+  });
+  P params[kQuantBlock] = {};
+  Element code_copies[kStates][kQuantBlock] = {};
+  Element* padded[kStates];
+  __builtin_memcpy(params, param, count * sizeof(P));
+  for (int k = 0; k < kStates; ++k) {
+    padded[k] = code_copies[k];
+    __builtin_memcpy(padded[k], codes[k], count * sizeof(Element));
+  }
+  update_packed_block<Formula, Codec>(formula, grad_scale, params, grads, padded, scales, random);
+  __builtin_memcpy(param, params, count * sizeof(P));
+  for (int k = 0; k < kStates; ++k) {
+    __builtin_memcpy(codes[k], padded[k], count * sizeof(Element));
+  }
 }
 
 // States that a codec packs, block by block through the first cache. One function for all types of
@@ -243,31 +279,26 @@ inline const float* float_grads(const OptimizerTensors& tensors, std::int64_t be
 template <class Formula, class P, class Codec>
 void update_packed(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end, const void* coefficients,
                    const Pass& pass) {
-  static_assert(Formula::kStates <= 2, "random bits are 32 an element, 16 for each state");
+  constexpr int kStates = Formula::kStates;
   const Formula formula(*static_cast<const typename Formula::Coefficients*>(coefficients));
   const F32 grad_scale = broadcast(pass.grad_scale);
-  P* const param = static_cast<P*>(tensors.param);
-  alignas(64) float values[Formula::kStates][kQuantBlock];
-  alignas(64) float grad_values[kQuantBlock];
+  const bool has_floats = tensors.grad_type == DType::float32;
   for (std::int64_t at = begin; at < end; at += kQuantBlock) {
     const std::int64_t stop = at + kQuantBlock < end ? at + kQuantBlock : end;
     const RandomBits random(pass.random_key, at);
-    const float* const grad = float_grads(tensors, at, stop, grad_values);
-    float* state_at[Formula::kStates];
-    for (int k = 0; k < Formula::kStates; ++k) {
-      state_at[k] = values[k];
+    P* const param = static_cast<P*>(tensors.param) + at;
+    typename Codec::Element* codes[kStates];
+    float* scales[kStates];
+    for (int k = 0; k < kStates; ++k) {
+      codes[k] = static_cast<typename Codec::Element*>(tensors.states[k]) + at;
+      scales[k] = Codec::kScaled ? tensors.scales[k] + at / kQuantBlock : nullptr;
     }
-    StateBlock<Codec, Formula::kNonNegative[0]> first(tensors.states[0], tensors.scales[0], at, stop);
-    first.read(values[0]);
-    if constexpr (Formula::kStates == 2) {
-      StateBlock<Codec, Formula::kNonNegative[1]> second(tensors.states[1], tensors.scales[1], at, stop);
-      second.read(values[1]);
-      update_range(formula, grad_scale, param + at, grad, state_at, 0, stop - at);
-      second.write(values[1], random, 16);
+    if (has_floats && stop - at == kQuantBlock) {
+      update_packed_block<Formula, Codec>(formula, grad_scale, param, static_cast<const float*>(tensors.grad) + at,
+                                          codes, scales, random);
     } else {
-      update_range(formula, grad_scale, param + at, grad, state_at, 0, stop - at);
+      update_padded_block<Formula, Codec>(formula, grad_scale, param, tensors, at, stop - at, codes, scales, random);
     }
-    first.write(values[0], random, 0);
     follow_up<P>(tensors, at, stop, pass);
   }
 }

@@ -9,7 +9,8 @@
 //   broadcast(x)  multiply_add(a, b, c) = a * b + c  square_root(v)
 //   sign_of(v)   -1, 0 or 1; NaN stays NaN
 //   load(pointer) store(pointer, v)   unaligned, float, BFloat16 or Float16 in memory
-//   load_bytes(pointer) store_bytes(pointer, v)   bytes as 32-bit integers, U32
+//   load_bytes(pointer) store_bytes(pointer, v)   bytes as 16-bit integers, U16
+//   from_half(U16) to_half(v)         the bits of IEEE binary16
 // Stores to 16-bit types round to nearest even; NaN stays NaN, infinity stays infinity.
 //
 // Compile with -ffp-contract=off: results must not depend on which products a compiler fuses.
@@ -53,6 +54,7 @@ ACCEL_PUSH_TARGET(ACCEL_TARGET_FEATURES)
 #endif
 
 #define ACCEL_INLINE inline __attribute__((always_inline))
+#define ACCEL_LAMBDA __attribute__((always_inline))
 #define ACCEL_FORMULA_NAMESPACE accel::cpu::ACCEL_TARGET_NAMESPACE
 
 namespace accel::cpu::ACCEL_TARGET_NAMESPACE {
@@ -142,18 +144,21 @@ ACCEL_INLINE void store_bits(void* target, Vector v) {
   __builtin_memcpy(target, &v, sizeof(v));
 }
 
-ACCEL_INLINE U32 load_bytes(const std::uint8_t* source) {
+// Bytes as words, and words below 256 as bytes.
+ACCEL_INLINE U16 load_bytes(const std::uint8_t* source) {
 #if defined(ACCEL_TARGET_AVX512)
-  return (U32)_mm512_maskz_cvtepu8_epi32(0xffff, load_bits<__m128i>(source));
+  return (U16)_mm256_cvtepu8_epi16(load_bits<__m128i>(source));
 #elif defined(ACCEL_TARGET_AVX2)
-  return (U32)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(source)));
+  return (U16)_mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(source)));
 #else
-  return __builtin_convertvector(load_bits<U8>(source), U32);
+  return __builtin_convertvector(load_bits<U8>(source), U16);
 #endif
 }
-ACCEL_INLINE void store_bytes(std::uint8_t* target, U32 v) {
+ACCEL_INLINE void store_bytes(std::uint8_t* target, U16 v) {
 #if defined(ACCEL_TARGET_AVX512)
-  store_bits(target, _mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)v));
+  store_bits(target, _mm256_maskz_cvtepi16_epi8(0xffff, (__m256i)v));
+#elif defined(ACCEL_TARGET_AVX2)
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(target), _mm_packus_epi16((__m128i)v, (__m128i)v));
 #else
   store_bits(target, __builtin_convertvector(v, U8));
 #endif
@@ -192,28 +197,18 @@ ACCEL_INLINE void store(BFloat16* target, F32 v) {
 }
 
 #if defined(ACCEL_TARGET_AVX512)
-ACCEL_INLINE F32 load(const Float16* source) {
-  return (F32)_mm512_maskz_cvtph_ps(0xffff, load_bits<__m256i>(source));
-}
-ACCEL_INLINE void store(Float16* target, F32 v) {
-  store_bits(target, _mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT));
-}
+ACCEL_INLINE F32 from_half(U16 bits) { return (F32)_mm512_maskz_cvtph_ps(0xffff, (__m256i)bits); }
+ACCEL_INLINE U16 to_half(F32 v) { return (U16)_mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT); }
 #elif defined(ACCEL_TARGET_AVX2)
-ACCEL_INLINE F32 load(const Float16* source) { return (F32)_mm256_cvtph_ps(load_bits<__m128i>(source)); }
-ACCEL_INLINE void store(Float16* target, F32 v) {
-  store_bits(target, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
-}
+ACCEL_INLINE F32 from_half(U16 bits) { return (F32)_mm256_cvtph_ps((__m128i)bits); }
+ACCEL_INLINE U16 to_half(F32 v) { return (U16)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT); }
 #elif defined(ACCEL_TARGET_NEON)
-ACCEL_INLINE F32 load(const Float16* source) {
-  return (F32)vcvt_f32_f16(vreinterpret_f16_u16(load_bits<uint16x4_t>(source)));
-}
-ACCEL_INLINE void store(Float16* target, F32 v) {
-  store_bits(target, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v)));
-}
+ACCEL_INLINE F32 from_half(U16 bits) { return (F32)vcvt_f32_f16(vreinterpret_f16_u16((uint16x4_t)bits)); }
+ACCEL_INLINE U16 to_half(F32 v) { return (U16)vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v)); }
 #else
 // IEEE binary16 by integer and float arithmetic, for CPUs without the instruction.
-ACCEL_INLINE F32 load(const Float16* source) {
-  const U32 half = widen(load_bits<U16>(source));
+ACCEL_INLINE F32 from_half(U16 narrow_bits) {
+  const U32 half = widen(narrow_bits);
   const U32 sign = (half & 0x8000u) << 16;
   const U32 magnitude = half & 0x7fffu;
   // Normal numbers move up by the difference of the exponent biases (127 - 15), infinity and NaN
@@ -225,7 +220,7 @@ ACCEL_INLINE F32 load(const Float16* source) {
   const F32 subnormal = (F32)(magnitude | 0x3f000000u) - 0.5f;
   return (F32)(sign | (magnitude < 0x0400u ? (U32)subnormal : normal));
 }
-ACCEL_INLINE void store(Float16* target, F32 v) {
+ACCEL_INLINE U16 to_half(F32 v) {
   const U32 bits = (U32)v;
   const U32 sign = (bits >> 16) & 0x8000u;
   const U32 magnitude = bits & 0x7fffffffu;
@@ -238,9 +233,11 @@ ACCEL_INLINE void store(Float16* target, F32 v) {
   U32 half = magnitude < 0x38800000u ? subnormal : normal;
   half = magnitude >= 0x477ff000u ? infinity : half;  // 65520 and above round to it
   half = magnitude > 0x7f800000u ? quiet_nan : half;
-  store_bits(target, narrow(half | sign));
+  return narrow(half | sign);
 }
 #endif
+ACCEL_INLINE F32 load(const Float16* source) { return from_half(load_bits<U16>(source)); }
+ACCEL_INLINE void store(Float16* target, F32 v) { store_bits(target, to_half(v)); }
 
 }  // namespace
 }  // namespace accel::cpu::ACCEL_TARGET_NAMESPACE
