@@ -253,7 +253,7 @@ def test_lists_that_do_not_fit_are_refused_before_anything_is_written(cpu_adam, 
 def test_a_copy_or_scale_too_few_is_refused(cpu_adam, role):
     lists = make(Case(storage=PACKED, copy=torch.bfloat16, lengths=(300, 20))).lists
     (lists.copies if role == "copies" else lists.scales[0]).pop()
-    with pytest.raises(OpArgumentError, match="2 parameters came with 1 (copy|scale of exp_avg) tensors"):
+    with pytest.raises(OpArgumentError, match=r"2 parameters came with 1 (copy|scale of exp_avg) tensors"):
         cpu_adam.update_list(lists, STEP, OPTIONS)
 
 
