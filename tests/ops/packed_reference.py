@@ -13,8 +13,8 @@ from op_builder.ops.native.host_optimizer import QUANT_BLOCK
 GOLDEN = 0x9E3779B97F4A7C15
 U64 = 2**64 - 1
 U32 = 2**32 - 1
-LARGEST = 1.875  # of an 8-bit code, before its scale
-SMALLEST = {False: 2.0**-15 * 1.125, True: 2.0**-31 * 1.125}  # by whether the state is non-negative
+LARGEST = {False: 1.875, True: 61440.0}  # 8-bit codes before their scale, by whether the state is non-negative
+SMALLEST = 2.0**-17
 SMALLEST_NORMAL = 2.0**-126
 
 
@@ -57,42 +57,42 @@ def blocks_of(values: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(values, (0, count * QUANT_BLOCK - values.numel())).view(count, QUANT_BLOCK)
 
 
-def block_scales(values: torch.Tensor) -> torch.Tensor:
-    """The float32 scale of each block of float32 values."""
+def largest_of_blocks(values: torch.Tensor) -> torch.Tensor:
     blocks = blocks_of(values)
-    magnitudes = blocks.abs()
-    largest = torch.where(magnitudes.isnan(), 0, magnitudes).amax(dim=1) if len(blocks) else blocks.new_zeros(0)
-    scales = torch.where(largest < SMALLEST_NORMAL, 0, largest / torch.tensor(LARGEST))
-    return torch.where(blocks.isfinite().all(dim=1), scales, torch.nan)
+    return blocks.abs().amax(dim=1) if len(blocks) else values.new_zeros(0)
 
 
 def encode_8bit(values: torch.Tensor, random: torch.Tensor, non_negative: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes (uint8) and scales (float32) of finite float32 values of one dimension."""
-    scales = block_scales(values)
-    largest = blocks_of(values).abs().amax(dim=1) if len(scales) else scales
+    top = torch.tensor(LARGEST[non_negative])
+    largest = largest_of_blocks(values)
+    is_zero = largest < SMALLEST_NORMAL * top
+    scales = torch.where(is_zero, 0, largest / top)
     # Tensor over tensor: torch makes a number over a tensor a product with the reciprocal.
-    factors = torch.where(scales == 0, 0, torch.tensor(LARGEST) / largest).repeat_interleave(QUANT_BLOCK)[
-        : values.numel()
-    ]
-    scaled = values * factors
-    bits = float_bits(scaled.abs()).clamp(max=float_bits(torch.tensor([LARGEST])).item())
-    lowest = (127 - 31 if non_negative else 127 - 15) << 3
-    codes = ((bits + (random << 4)) >> 20) - lowest
-    magnitude = scaled.abs()
-    least = 0.0 if non_negative else (random / 65536).float() * SMALLEST[False]
-    few = magnitude > least
-    codes = torch.where(magnitude < SMALLEST[non_negative], few.to(torch.int64), codes)
-    if not non_negative:
-        codes |= scaled.signbit().to(torch.int64) << 7
+    factors = torch.where(is_zero, 0, top / largest)
+    scaled = values * factors.repeat_interleave(QUANT_BLOCK)[: values.numel()]
+    bits = float_bits(scaled.abs()).clamp(min=0x1000) + ((random & 0x1FF) << 4) - 0x0FF8
+    half = bits.to(torch.int32).view(torch.float32).half().view(torch.int16).to(torch.int64)
+    half = (half + (random >> 9)).clamp(max=float_to_half_bits(top))
+    codes = half >> 7
+    codes = codes.clamp(min=1) if non_negative else codes | scaled.signbit().to(torch.int64) << 7
     return codes.to(torch.uint8), scales
+
+
+def float_to_half_bits(value: torch.Tensor) -> int:
+    return int(value.half().view(torch.int16).item())
 
 
 def decode_8bit(codes: torch.Tensor, scales: torch.Tensor, non_negative: bool) -> torch.Tensor:
     """The float32 values of codes of one dimension."""
+    return code_values(codes, non_negative) * scales.repeat_interleave(QUANT_BLOCK)[: codes.numel()]
+
+
+def code_values(codes: torch.Tensor, non_negative: bool) -> torch.Tensor:
+    """What codes stand for before their scale, by the arithmetic of exponents and fractions."""
     code = codes.to(torch.int64)
     magnitude = code if non_negative else code & 0x7F
-    fraction, exponent = magnitude & 7, (magnitude >> 3) - (31 if non_negative else 15)
-    values = torch.where(magnitude == 0, 0.0, torch.ldexp(1 + fraction / 8, exponent)).float()
-    if not non_negative:
-        values = torch.where(code >= 0x80, -values, values)
-    return values * scales.repeat_interleave(QUANT_BLOCK)[: codes.numel()]
+    fraction, exponent = magnitude & 7, magnitude >> 3
+    normal = torch.ldexp(1 + fraction / 8, exponent - 15)
+    values = torch.where(exponent == 0, fraction * SMALLEST, normal).float()
+    return values if non_negative else torch.where(code >= 0x80, -values, values)

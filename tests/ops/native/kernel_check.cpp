@@ -208,12 +208,11 @@ bool check_stochastic(Isa isa, DType p, std::int64_t numel) {
   return true;
 }
 
-// A code of Blockwise8Bit, written down a second time.
+// A code of Blockwise8Bit: the upper bits of a half, times the scale.
 double decoded(std::uint8_t code, double scale, bool non_negative) {
-  const int magnitude = non_negative ? code : code & 0x7f;
-  const int exponent = (magnitude >> 3) - (non_negative ? 31 : 15);
-  const double value = magnitude == 0 ? 0 : std::ldexp(8 + (magnitude & 7), exponent - 3) * scale;
-  return !non_negative && (code & 0x80) ? -value : value;
+  const std::uint16_t sign = !non_negative && (code & 0x80) ? 0x8000 : 0;
+  const std::uint16_t half = sign | ((non_negative ? code : code & 0x7f) << 7);
+  return to_double(&half, DType::float16, 0) * scale;
 }
 
 struct Packed {
@@ -262,7 +261,7 @@ bool check_packed(Isa isa, DType p, DType g, std::int64_t numel) {
       }
       for (int k = 0; k < 2; ++k) {
         // Neighbouring codes are an eighth apart at most, and the smallest one is all below it.
-        const double smallest = packed.scales[k][i / kQuantBlock] * std::ldexp(1.125, k == 1 ? -31 : -15);
+        const double smallest = packed.scales[k][i / kQuantBlock] * std::ldexp(1, -17);
         const double bound =
             0.125 * std::fabs(expected.values[1 + k]) + smallest + bound_of(expected, 1 + k, DType::float32);
         if (!is_within(isa, kValueNames[1 + k], i, packed.value(k, i), expected.values[1 + k], bound)) {

@@ -1,0 +1,156 @@
+"""Norms: against float64, without overflow, the same for any number of threads."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from adam_reference import Options
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from op_builder.errors import OpArgumentError
+from op_builder.ops.native.host_optimizer import Pass, TensorLists
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+LENGTHS = (0, 1, 3, 15, 16, 31, 32, 33, 1000, 65_535, 65_536, 65_537, 200_003)
+
+
+def bound_of(numel: int) -> float:
+    """The relative error of a norm of ``numel`` elements.
+
+    Squares of float32 are exact in float64. Pieces of 2**16 elements are added up in at least 8 sums (4
+    vectors of 2), so a square goes through at most 2**13 additions there, some ten when sums are put
+    together, and one for each piece: each errs by 2**-53 at most, all squares being positive. The root
+    halves that and errs by 2**-53 itself.
+    """
+    additions = min(numel, 2**13) + 16 + numel / 2**16
+    return (additions / 2 + 1) * 2.0**-53 * 1.01
+
+
+def exact_norm(tensors: list[torch.Tensor]) -> float:
+    return math.sqrt(math.fsum(value * value for tensor in tensors for value in tensor.tolist()))
+
+
+def random_values(numel: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(numel, generator=generator) * 10 ** (-4 * torch.rand(numel, generator=generator))).to(dtype)
+
+
+def prepared_with_grads(module, grads):
+    def zeros():
+        return [torch.zeros(grad.numel()) for grad in grads]
+
+    return module.prepare(TensorLists(zeros(), grads, [zeros(), zeros()]), [torch.tensor(0.0) for _ in grads])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_norm_is_within_the_bound_of_float64(adam_of_isa, dtype):
+    for numel in LENGTHS:
+        values = [random_values(numel, dtype)]
+        expected = exact_norm(values)
+        assert abs(adam_of_isa.norm(values) - expected) <= bound_of(numel) * expected
+
+
+def test_the_norm_of_many_tensors_is_that_of_all_their_elements(adam_of_isa):
+    tensors = [random_values(numel, FLOATS[i % 3], i) for i, numel in enumerate(LENGTHS)]
+    expected = exact_norm(tensors)
+    bound = bound_of(sum(LENGTHS) + 2**16 * len(LENGTHS))  # a piece for each tensor besides
+    assert abs(adam_of_isa.norm(tensors) - expected) <= bound * expected
+    assert prepared_with_grads(adam_of_isa, tensors).grad_norm() == adam_of_isa.norm(tensors)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.sampled_from(FLOATS), st.integers(0, 3)), max_size=6),
+    st.integers(-30, 30),
+)
+def test_any_tensors_anywhere_in_memory(cpu_adam, shapes, exponent):
+    tensors = []
+    for seed, (numel, dtype, offset) in enumerate(shapes):
+        scale = 2.0**exponent if dtype != torch.float16 else 1.0
+        storage = torch.full((numel + offset + 5,), float("nan"), dtype=dtype)  # what lies around does not count
+        storage[offset : offset + numel] = random_values(numel, torch.float32, seed).mul(scale).to(dtype)
+        tensors.append(storage[offset : offset + numel])
+    expected = exact_norm(tensors)
+    bound = bound_of(sum(tensor.numel() for tensor in tensors) + 2**16 * len(tensors))
+    assert abs(cpu_adam.norm(tensors) - expected) <= bound * expected
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(torch.float32, 3e38), (torch.bfloat16, 3e38), (torch.float16, 65504.0)])
+@pytest.mark.parametrize("numel", [1, 37, 100_000])
+def test_the_largest_values_do_not_overflow(adam_of_isa, dtype, value, numel):
+    values = torch.full((numel,), value, dtype=dtype)
+    expected = values[0].item() * math.sqrt(numel)
+    assert adam_of_isa.norm([values]) == pytest.approx(expected, rel=bound_of(numel) + 2.0**-51)
+
+
+def test_subnormal_values_count(adam_of_isa):
+    values = torch.full((100,), 1e-45)
+    assert adam_of_isa.norm([values]) == pytest.approx(values[0].item() * 10, rel=1e-14)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("place", [0, 17, 65_535, 65_536, 70_000])
+def test_one_value_that_is_not_finite_shows(adam_of_isa, dtype, value, place):
+    tensors = [random_values(100, dtype), random_values(70_001, dtype)]
+    tensors[1][place] = value
+    expected = math.nan if math.isnan(value) else math.inf
+    for norm in (adam_of_isa.norm(tensors), prepared_with_grads(adam_of_isa, tensors).grad_norm()):
+        assert norm == expected or (math.isnan(norm) and math.isnan(expected))
+
+
+def test_the_number_of_threads_does_not_change_a_bit(adam_of_isa):
+    tensors = [random_values(numel, torch.float32, numel) for numel in (300_001, 5, 0, 70_000, 65_536)]
+    prepared = prepared_with_grads(adam_of_isa, tensors)
+    before = torch.get_num_threads()
+    try:
+        norms = set()
+        for threads in (1, 2, 3, 4):
+            torch.set_num_threads(threads)
+            norms |= {adam_of_isa.norm(tensors), prepared.grad_norm()}
+    finally:
+        torch.set_num_threads(before)
+    assert len(norms) == 1
+
+
+@pytest.mark.parametrize("tensors", [[], [torch.zeros(0)], [torch.zeros(5), torch.zeros(0)]], ids=str)
+def test_the_norm_of_nothing_is_zero(cpu_adam, tensors):
+    assert cpu_adam.norm(tensors) == 0.0
+    assert prepared_with_grads(cpu_adam, tensors).grad_norm() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("tensor", "text"),
+    [
+        (torch.zeros(3).double(), "tensor of tensor 1 is of type Double"),
+        (torch.zeros(3, device="meta"), "tensor of tensor 1 is on device meta"),
+        (torch.zeros(3).to_sparse(), "tensor of tensor 1 has layout torch.sparse_coo"),
+        (torch.zeros(6)[::2], "tensor of tensor 1 is not contiguous"),
+        (None, "tensor of tensor 1 is of type NoneType"),
+    ],
+)
+def test_what_is_no_dense_float_tensor_is_refused(cpu_adam, tensor, text):
+    with pytest.raises(OpArgumentError, match=text) as caught:
+        cpu_adam.norm([torch.ones(2), tensor])
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("total", [torch.zeros(1), torch.zeros(2, dtype=torch.float64), torch.zeros(0).double()])
+def test_the_raw_op_refuses_a_place_for_the_sum_that_does_not_fit(cpu_adam, total):
+    with pytest.raises(ValueError, match="sum is no tensor of one float64"):
+        cpu_adam.ops.sum_of_squares([torch.ones(2)], total, cpu_adam.isa)
+
+
+def test_the_norm_of_a_prepared_list_is_that_of_its_gradients_now(cpu_adam):
+    grads = [torch.full((3,), 2.0), torch.full((1,), 2.0)]
+    prepared = prepared_with_grads(cpu_adam, grads)
+    assert prepared.grad_norm() == 4.0
+    grads[0].zero_()
+    assert prepared.grad_norm() == 2.0
+    prepared.replace_grads([torch.full((3,), 4.0), torch.full((1,), 4.0)])
+    assert prepared.grad_norm() == 8.0
+    prepared.update(Options().listed(), Pass(zero_grads=True))
+    assert prepared.grad_norm() == 0.0
