@@ -32,7 +32,8 @@ class FusedAdam(FusedOptimizer):
         amsgrad: must be False.
         maximize: climb instead of descend.
         capturable: kept for :class:`torch.optim.AdamW`, which may load the state; of no effect here.
-        states: how the moments are kept: ``float32`` or ``param`` (the parameter's type).
+        states: how the moments are kept: ``float32`` or ``param`` (the parameter's type; float16 holds
+            no second moment below 6e-8).
 
     Raises:
         OpArgumentError: an option is out of range or a parameter does not fit.

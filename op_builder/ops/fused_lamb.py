@@ -26,7 +26,8 @@ class FusedLamb(FusedOptimizer):
         eps: added to the denominator.
         weight_decay: added to the direction, times the parameter, before its norm is taken.
         maximize: climb instead of descend.
-        states: how the moments are kept: ``float32`` or ``param`` (the parameter's type).
+        states: how the moments are kept: ``float32`` or ``param`` (the parameter's type; float16 holds
+            no second moment below 6e-8).
 
     Raises:
         OpArgumentError: an option is out of range or a parameter does not fit.

@@ -248,7 +248,6 @@ int fused_lamb(const DeviceTensor* tensors, std::size_t count, const LambOptions
   Workspace workspace;
   workspace.squares = static_cast<Squares*>(workspace_memory);
   workspace.ratios = reinterpret_cast<float*>(workspace.squares + chunks_of(tensors, count, chunk_elements));
-  const auto cuda_stream = static_cast<cudaStream_t>(stream);
   return for_each_code(tensors, count, [&](int code) {
     return with_types(code, [&](auto p, auto g, auto s) -> int {
       using P = decltype(p);
@@ -266,18 +265,15 @@ int fused_lamb(const DeviceTensor* tensors, std::size_t count, const LambOptions
       return for_each_table<kPointers>(
           tensors, count, code, fill_pointers<LambUpdate>, [&](std::int64_t) { return chunk_elements; },
           [&](const TensorTable<kPointers>& table) -> int {
-            moments<<<grid_for(table.chunks(), moments_resident), kThreads, 0, cuda_stream>>>(table, numbers, controls,
-                                                                                             workspace);
-            if (const cudaError_t error = cudaGetLastError()) {
+            const std::uint32_t chunks = table.chunks();
+            if (const int error =
+                    launch(moments, grid_for(chunks, moments_resident), stream, table, numbers, controls, workspace)) {
               return error;
             }
-            ratios_kernel<<<table.count, kThreads, 0, cuda_stream>>>(table, controls, workspace);
-            if (const cudaError_t error = cudaGetLastError()) {
+            if (const int error = launch(ratios_kernel, table.count, stream, table, controls, workspace)) {
               return error;
             }
-            apply<<<grid_for(table.chunks(), apply_resident), kThreads, 0, cuda_stream>>>(table, numbers, controls,
-                                                                                         workspace);
-            return cudaGetLastError();
+            return launch(apply, grid_for(chunks, apply_resident), stream, table, numbers, controls, workspace);
           });
     });
   });

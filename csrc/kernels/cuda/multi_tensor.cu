@@ -27,8 +27,7 @@ int advance_steps(float* const* steps, std::size_t count, const Controls& contro
     table.count = static_cast<int>(count - first < kStepsPerLaunch ? count - first : kStepsPerLaunch);
     std::memcpy(table.steps, steps + first, table.count * sizeof(float*));
     const unsigned blocks = static_cast<unsigned>(ceil_divide(table.count, kThreads));
-    advance_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(table, controls);
-    if (const cudaError_t error = cudaGetLastError()) {
+    if (const int error = launch(advance_kernel, blocks, stream, table, controls)) {
       return error;
     }
   }

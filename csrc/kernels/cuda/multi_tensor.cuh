@@ -344,6 +344,17 @@ int resident_blocks(int* blocks) {
   return 0;
 }
 
+// By a function of the runtime, not by <<<>>>: so a test can run this code on a host, with a stand-in for CUDA's
+// headers (tests/ops/native/cuda_on_host).
+template <class... Parameters, class... Arguments>
+int launch(void (*kernel)(Parameters...), unsigned blocks, void* stream, const Arguments&... arguments) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(kThreads);
+  config.stream = static_cast<cudaStream_t>(stream);
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
 inline unsigned grid_for(std::uint32_t chunks, int resident) {
   return chunks < static_cast<std::uint32_t>(resident) ? chunks : static_cast<unsigned>(resident);
 }
@@ -419,10 +430,8 @@ int run_elementwise(const DeviceTensor* tensors, std::size_t count, const typena
       return for_each_table<kPointers>(
           tensors, count, code, fill_pointers<Update>,
           [&](std::int64_t total) { return balanced_chunk(total, resident, chunk_size); },
-          [&](const TensorTable<kPointers>& table) -> int {
-            kernel<<<grid_for(table.chunks(), resident), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-                table, numbers, controls);
-            return cudaGetLastError();
+          [&](const TensorTable<kPointers>& table) {
+            return launch(kernel, grid_for(table.chunks(), resident), stream, table, numbers, controls);
           });
     });
   });

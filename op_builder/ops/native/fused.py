@@ -456,7 +456,7 @@ def _learning_rate(lr: float | torch.Tensor) -> tuple[float, torch.Tensor | None
 
 
 def _steps(step: torch.Tensor | Tensors) -> Tensors:
-    steps: Tensors = [step] if isinstance(step, torch.Tensor) else step
-    if not len(steps):
+    steps = step if isinstance(step, (list, tuple)) else [step]
+    if not steps:
         raise OpArgumentError("step is an empty list.", "Pass one tensor for each parameter, or one for all.")
     return [_tensor("step", one) for one in steps]

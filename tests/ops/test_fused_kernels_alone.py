@@ -1,0 +1,71 @@
+"""The CUDA kernels of the fused optimizers, without a device.
+
+They are run on the host, through a stand-in for CUDA's headers, beside plain loops over the same
+formulas; and they are compiled by nvcc, where it is.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from op_builder import cuda, env, resolver
+
+ROOT = Path(__file__).parents[2]
+CHECK = ROOT / "tests/ops/native/fused_kernel_check.cpp"
+FLAGS = (
+    *("-std=c++17", "-O1", "-g", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
+    *("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Icsrc", "-Itests/ops/native/cuda_on_host"),
+)
+
+
+@pytest.mark.slow
+def test_kernels_run_on_the_host_update_as_plain_loops_do_and_touch_nothing_else(tmp_path):
+    program = tmp_path / "fused_kernel_check"
+    kernels = sorted(map(str, (ROOT / "csrc/kernels/cuda").glob("*.cu")))
+    command = ["g++", *FLAGS, str(CHECK), "-x", "c++", *kernels, "-o", str(program)]
+    subprocess.run(command, check=True, cwd=ROOT)
+    run = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "work: every element once" in run.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
+@pytest.mark.parametrize("name", ["FusedAdamBuilder", "FusedLionBuilder", "FusedLambBuilder"])
+def test_nvcc_compiles_them_without_a_warning_for_each_architecture(name):
+    builder = getattr(cuda, name)()
+    with env.scope(TORCH_CUDA_ARCH_LIST="8.0;9.0"):
+        entry = resolver.compile_now(resolver.Request.of(builder))
+    log = (entry.artifact.parent / "build.log").read_text()
+    assert "warning" not in log, log
+    binary = entry.artifact.read_bytes()
+    assert {found.decode() for found in re.findall(rb"-arch (sm_\d+)", binary)} == {"sm_80", "sm_90"}
+    if torch.version.cuda is None:
+        assert entry.manifest.check.startswith("undefined symbols only")
+    symbols = subprocess.run(["nm", "-D", "-u", str(entry.artifact)], capture_output=True, text=True, check=True).stdout
+    assert "aoti_torch_get_current_cuda_stream" in symbols
+    assert "_ZN2at" not in symbols
+    assert "_ZN3c10" not in symbols
+
+
+@pytest.mark.parametrize("name", ["FusedAdamBuilder", "FusedLionBuilder", "FusedLambBuilder"])
+def test_the_binary_for_cuda_is_the_declaration_of_the_cpu_with_kernels_added(name):
+    from op_builder import cpu
+
+    host, device = getattr(cpu, name)(), getattr(cuda, name)()
+    assert device.NAME == host.NAME
+    assert device.BUILD_VAR == host.BUILD_VAR == f"ACCEL_BUILD_{host.NAME.upper()}"
+    assert [*host.sources(), *host.CUDA_SOURCES] == device.sources()
+    assert not any(source.endswith(".cu") for source in host.sources())
+    assert host.plan().uses_cuda is False
+
+
+def test_architectures_that_are_too_old_are_left_out():
+    builder = cuda.FusedAdamBuilder()
+    assert list(builder.filter_ccs(["6.1", "7.0", "9.0a+PTX"])) == ["7.0", "9.0a+PTX"]

@@ -1,0 +1,177 @@
+"""The fused optimizers as torch ops: schema, tracing, autograd, prepared lists."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from adam_reference import Options, random_tensors
+from fused_cases import CHUNK, assert_same, lists_of, mixed_cases, positional
+
+from op_builder.cpu import FusedAdamBuilder, FusedLambBuilder, FusedLionBuilder
+from op_builder.errors import OpArgumentError
+from op_builder.ops.native.fused import Control
+from op_builder.ops.native.host_optimizer import TensorLists
+
+OPTIONS = {
+    "fused_adam": [1e-2, 0.9, 0.999, 1e-8, 0.01, 1.0, 1.0],
+    "fused_lion": [1e-2, 0.9, 0.99, 0.01],
+    "fused_lamb": [1e-2, 0.9, 0.999, 1e-6, 0.01, 1.0],
+}
+
+
+@pytest.fixture(scope="module", params=[FusedAdamBuilder, FusedLionBuilder, FusedLambBuilder], ids=lambda b: b.NAME)
+def fused(request: pytest.FixtureRequest):
+    """(module, options) of each op."""
+    return request.param().load(), OPTIONS[request.param.NAME]
+
+
+@pytest.fixture(scope="module")
+def adam():
+    return FusedAdamBuilder().load()
+
+
+def arguments(module, options, lengths=(17, 0, 64), steps: bool = False, control: bool = False):
+    """Everything that the raw op ``update`` takes."""
+    cases = [random_tensors(n, seed=n) for n in lengths]
+    states = [list(column) for column in ([c.exp_avg for c in cases], [c.exp_avg_sq for c in cases])]
+    flat = [tensor for column in states[: len(module.STATES)] for tensor in column]
+    counters = [torch.tensor(1.0) for _ in cases] if steps else []
+    tensors = [torch.tensor(1e-2), torch.zeros(1, dtype=torch.int32), torch.ones(()), torch.zeros(1)]
+    given = tensors if control else [None] * 4
+    return (
+        *([c.param for c in cases], [c.grad for c in cases], flat, counters, *given),
+        *(options, 3, False, CHUNK, module.isa),
+    )
+
+
+@pytest.mark.parametrize("steps", [False, True])
+@pytest.mark.parametrize("control", [False, True])
+def test_opcheck(fused, steps, control):
+    module, options = fused
+    torch.library.opcheck(module.ops.update.default, arguments(module, options, steps=steps, control=control))
+
+
+def test_ops_return_nothing_and_mark_what_they_change(fused):
+    schema = fused[0].ops.update.default._schema
+    assert not schema.returns
+    changed = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    assert changed == ["params", "states", "steps"]
+
+
+def test_a_function_that_calls_the_op_compiles_as_one_graph(adam):
+    def train_step(param, grad, exp_avg, exp_avg_sq, flag):
+        adam.multi_tensor_adam(
+            *(CHUNK, flag, [[grad * 2], [param], [exp_avg], [exp_avg_sq]]),
+            *(1e-2, 0.9, 0.999, 1e-8, 3, 1, True, 0.01),
+        )
+        return param + 1
+
+    flag = torch.zeros(1, dtype=torch.int32)
+    eager, compiled = random_tensors(1000), random_tensors(1000)
+    expected = train_step(*eager, flag)
+    result = torch.compile(train_step, fullgraph=True)(*compiled, flag)
+    assert torch.equal(result, expected)
+    assert_same(list(compiled), list(eager))
+
+
+def test_the_capturable_form_compiles_as_one_graph(adam):
+    def train_step(param, grad, exp_avg, exp_avg_sq, lr, step):
+        adam.multi_tensor_adam_capturable(
+            CHUNK, None, [[grad * 2], [param], [exp_avg], [exp_avg_sq]], lr, 0.9, 0.999, 1e-8, step, 1, True, 0.01
+        )
+        return param + step
+
+    lr = torch.tensor(1e-2)
+    eager, compiled = random_tensors(1000), random_tensors(1000)
+    steps = torch.tensor(2.0), torch.tensor(2.0)
+    expected = train_step(*eager, lr, steps[0])
+    assert torch.equal(torch.compile(train_step, fullgraph=True)(*compiled, lr, steps[1]), expected)
+    assert steps[1] == 3
+    assert_same(list(compiled), list(eager))
+
+
+def test_autograd_notices_an_update_between_forward_and_backward(adam):
+    leaf = torch.nn.Parameter(torch.rand(8))
+    loss = (leaf * leaf).sum()
+    lists = [[torch.ones(8)], [leaf], [torch.zeros(8)], [torch.zeros(8)]]
+    adam.multi_tensor_adam(CHUNK, None, lists, *positional(Options()))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def prepared_case(module, lengths=(5, 1000, 0)):
+    cases = [random_tensors(n, seed=n) for n in lengths]
+    states = [[c.exp_avg for c in cases], [c.exp_avg_sq for c in cases]][: len(module.STATES)]
+    tensors = TensorLists([c.param for c in cases], [c.grad for c in cases], states)
+    steps = [torch.tensor(2.0) for _ in cases]
+    return cases, tensors, steps
+
+
+def test_a_prepared_list_does_what_a_call_with_all_tensors_does(fused):
+    module, options = fused
+    (cases, tensors, steps), (same, twins, counters) = prepared_case(module), prepared_case(module)
+    prepared = module.prepare(tensors, steps)
+    for _ in range(3):
+        prepared.update(options, Control())
+        module.update_list(twins, options, counters)
+    assert_same(steps, counters)
+    for case, twin in zip(cases, same, strict=True):
+        assert_same(list(case), list(twin))
+
+
+def test_a_prepared_list_follows_tensors_that_are_given_other_memory(adam):
+    cases, tensors, steps = prepared_case(adam)
+    prepared = adam.prepare(tensors, steps)
+    prepared.update(OPTIONS["fused_adam"], Control())
+    before = cases[1].param.data
+    kept = before.clone()
+    cases[1].param.data = kept.clone()
+    prepared.update(OPTIONS["fused_adam"], Control())
+    assert torch.equal(before, kept)
+    assert not torch.equal(cases[1].param, kept)
+
+
+def test_gradients_of_a_prepared_list_are_replaced_and_let_go(adam):
+    _, tensors, steps = prepared_case(adam)
+    prepared = adam.prepare(tensors, steps)
+    prepared.release_grads()
+    with pytest.raises(OpArgumentError, match="3 parameters came with 0 grad tensors"):
+        prepared.update(OPTIONS["fused_adam"], Control())
+    with pytest.raises(OpArgumentError, match="3 parameters came with 1 grad tensors"):
+        prepared.replace_grads([torch.ones(5)])
+    prepared.replace_grads([torch.ones_like(param) for param in tensors.params])
+    prepared.update(OPTIONS["fused_adam"], Control())
+    assert all(step == 3 for step in steps)
+
+
+def test_a_prepared_list_that_does_not_fit_any_more_is_refused_and_nothing_changed(adam):
+    cases, tensors, steps = prepared_case(adam)
+    prepared = adam.prepare(tensors, steps)
+    cases[1].exp_avg.data = cases[1].exp_avg.double()
+    before = [case.clone() for case in cases]
+    with pytest.raises(OpArgumentError, match="exp_avg of tensor 1 is of type Double"):
+        prepared.update(OPTIONS["fused_adam"], Control())
+    for case, then in zip(cases, before, strict=True):
+        assert_same(list(case), list(then))
+    assert all(step == 2 for step in steps)
+
+
+def test_a_forgotten_list_lets_its_tensors_go(adam):
+    cases, tensors, steps = prepared_case(adam)
+    use = cases[1].param._use_count()
+    prepared = adam.prepare(tensors, steps)
+    assert cases[1].param._use_count() > use
+    del prepared
+    gc.collect()
+    assert cases[1].param._use_count() == use
+
+
+def test_an_op_built_for_the_cpu_has_no_cuda_in_it(fused):
+    assert fused[0].supports_cuda is False
+
+
+def test_lists_of_nothing_do_nothing(adam):
+    adam.multi_tensor_adam(CHUNK, None, [[], [], [], []], *positional(Options()))
+    adam.multi_tensor_adam(CHUNK, None, lists_of(mixed_cases(lengths=(0,))), *positional(Options()))
