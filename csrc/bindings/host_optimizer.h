@@ -19,7 +19,6 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cmath>
@@ -34,156 +33,17 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include "bindings/host_tensors.h"
 #include "bindings/optimizer_passes.h"
 #include "bindings/stable_library.h"
-#include "bindings/tensor_checks.h"
+#include "bindings/watched_tensors.h"
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/optimizer.h"
 
 namespace accel {
 
-using torch::stable::Tensor;
-using Tensors = std::vector<Tensor>;
-
-// A thread is worth waking for looking at some hundred tensors.
-constexpr std::int64_t kGrainTensors = 512;
-
 // Gradients are added up in pieces of this length, whatever the threads.
 constexpr std::int64_t kNormElements = 1 << 16;
-
-inline cpu::Isa checked_isa(const std::string& name) {
-  cpu::Isa isa;
-  if (cpu::parse_isa(name.c_str(), &isa) && cpu::isa_supported(isa)) {
-    return isa;
-  }
-  std::string allowed;
-  for (const cpu::Isa candidate : cpu::kAllIsas) {
-    if (cpu::isa_supported(candidate)) {
-      allowed += std::string(allowed.empty() ? "" : ", ") + cpu::isa_name(candidate);
-    }
-  }
-  refuse("Instruction set '" + name + "' is not supported here.", "Choose one of: " + allowed + ".");
-}
-
-// The supported instruction sets, best last, with commas between.
-inline std::string supported_isas() {
-  std::string names;
-  for (const cpu::Isa isa : cpu::kAllIsas) {
-    if (cpu::isa_supported(isa)) {
-      names += std::string(names.empty() ? "" : ",") + cpu::isa_name(isa);
-    }
-  }
-  return names;
-}
-
-// The tensors of one update. `states` and `scales` hold all of the first state, then all of the second;
-// `scales` and `copies` may be empty.
-struct TensorLists {
-  Tensors params;
-  Tensors grads;
-  Tensors states;
-  Tensors scales;
-  Tensors copies;
-
-  void require_length(const Tensors& others, std::size_t per_param, const char* role) const {
-    if (others.size() != params.size() * per_param) {
-      refuse(std::to_string(params.size()) + " parameters came with " + std::to_string(others.size()) + " " + role +
-                 " tensors.",
-             "Pass " + std::to_string(per_param) + " for each parameter.");
-    }
-  }
-};
-
-// Checks one parameter's tensors; see TensorLists.
-template <std::size_t kStates>
-UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::array<const char*, kStates>& roles,
-                        bool stochastic) {
-  const std::size_t count = lists.params.size();
-  constexpr std::size_t kMost = 3 + 2 * kStates;
-  HostMemory memory[kMost];
-  const char* names[kMost];
-  std::size_t used = 0;
-  const auto add = [&](const HostMemory& one, const char* role, std::int64_t numel) {
-    if (one.numel != numel) {
-      refuse(Argument{role, index}.text() + " has " + std::to_string(one.numel) + " elements; " +
-                 std::to_string(numel) + " are needed for a parameter of " + std::to_string(memory[0].numel) + ".",
-             "Pass tensors of equal length.");
-    }
-    for (std::size_t i = 0; i < used; ++i) {
-      if (overlap(one, memory[i])) {
-        refuse(Argument{role, index}.text() + " shares memory with its " + names[i] + ".",
-               "Pass tensors with memory of their own.");
-      }
-    }
-    memory[used] = one;
-    names[used++] = role;
-  };
-
-  const HostTensor param = host_tensor(lists.params[index], {"param", index});
-  memory[0] = param;
-  add(param, "param", param.numel);
-  const HostTensor grad = host_tensor(lists.grads[index], {"grad", index});
-  add(grad, "grad", param.numel);
-  UpdateItem item{};
-  item.numel = param.numel;
-  item.types = {param.dtype, grad.dtype, cpu::StateStorage::float32};
-  item.tensors.param = param.data;
-  item.tensors.grad = grad.data;
-  item.tensors.grad_type = grad.dtype;
-  for (std::size_t k = 0; k < kStates; ++k) {
-    const Tensor& tensor = lists.states[k * count + index];
-    const Argument argument{roles[k], index};
-    cpu::StateStorage storage = cpu::StateStorage::float32;
-    HostMemory state;
-    if (!lists.scales.empty()) {
-      if (tensor.scalar_type() != torch::headeronly::ScalarType::Byte) {
-        refuse(argument.text() + " is of type " + type_name(tensor) + "; states with scales are bytes.",
-               "Pass uint8 tensors, or no scales.");
-      }
-      storage = cpu::StateStorage::blockwise_8bit;
-      state = host_memory(tensor, argument, 1);
-    } else {
-      const HostTensor values = host_tensor(tensor, argument);
-      state = values;
-      if (stochastic && values.dtype == DType::bfloat16) {
-        storage = cpu::StateStorage::stochastic_bfloat16;
-      } else if (stochastic) {
-        refuse(argument.text() + " is of type " + dtype_name(values.dtype) + "; only bfloat16 is rounded at random.",
-               "Pass bfloat16 states, or stochastic=False.");
-      } else if (values.dtype == param.dtype) {
-        storage = cpu::StateStorage::as_param;
-      } else if (values.dtype != DType::float32) {
-        refuse(argument.text() + " is of type " + dtype_name(values.dtype) + ", its parameter of type " +
-                   dtype_name(param.dtype) + "; a state is of float32 or of its parameter's type.",
-               "Convert it, for example x.float().");
-      }
-    }
-    if (k > 0 && storage != item.types.state) {
-      refuse(std::string("The states ") + roles[0] + " and " + roles[k] + " of tensor " + std::to_string(index) +
-                 " are of different types; they must be of one.",
-             "Convert one of them.");
-    }
-    item.types.state = storage;
-    item.tensors.states[k] = state.data;
-    add(state, roles[k], param.numel);
-    if (!lists.scales.empty()) {
-      const HostTensor scale = host_tensor(lists.scales[k * count + index], {"scale", index});
-      if (scale.dtype != DType::float32) {
-        refuse(Argument{"scale", index}.text() + " is of type " + dtype_name(scale.dtype) + "; float32 is needed.",
-               "Convert it, for example x.float().");
-      }
-      item.tensors.scales[k] = reinterpret_cast<float*>(scale.data);
-      add(scale, "scale", (param.numel + cpu::kQuantBlock - 1) / cpu::kQuantBlock);
-    }
-  }
-  if (!lists.copies.empty()) {
-    const HostTensor copy = host_tensor(lists.copies[index], {"copy", index});
-    item.tensors.copy = copy.data;
-    item.tensors.copy_type = copy.dtype;
-    add(copy, "copy", param.numel);
-  }
-  return item;
-}
 
 // The sum of the squares of all elements; the same for any number of threads.
 inline double sum_of_squares(const Tensors& tensors, const char* role, cpu::Isa isa) {
@@ -213,46 +73,6 @@ inline double sum_of_squares(const Tensors& tensors, const char* role, cpu::Isa 
   }
   return total;
 }
-
-// A step counter in a tensor of one element, as torch's optimizers keep it.
-class StepCounter {
- public:
-  StepCounter(const Tensor& tensor, std::size_t index) : type_(tensor.scalar_type()) {
-    using torch::headeronly::ScalarType;
-    const bool is_known = type_ == ScalarType::Float || type_ == ScalarType::Double || type_ == ScalarType::Long;
-    if (!is_known || tensor.numel() != 1 || !tensor.is_cpu()) {
-      refuse(Argument{"step", index}.text() + " is no CPU tensor of one float32, float64 or int64.",
-             "Pass, for example, torch.tensor(0.0).");
-    }
-    data_ = tensor.data_ptr();
-  }
-  double read() const {
-    switch (type_) {
-      case torch::headeronly::ScalarType::Float:
-        return *static_cast<const float*>(data_);
-      case torch::headeronly::ScalarType::Double:
-        return *static_cast<const double*>(data_);
-      default:
-        return static_cast<double>(*static_cast<const std::int64_t*>(data_));
-    }
-  }
-  void write(double value) const {
-    switch (type_) {
-      case torch::headeronly::ScalarType::Float:
-        *static_cast<float*>(data_) = static_cast<float>(value);
-        break;
-      case torch::headeronly::ScalarType::Double:
-        *static_cast<double*>(data_) = value;
-        break;
-      default:
-        *static_cast<std::int64_t*>(data_) = static_cast<std::int64_t>(value);
-    }
-  }
-
- private:
-  torch::headeronly::ScalarType type_;
-  void* data_;
-};
 
 // What a call does beside the formula, as the ops take it.
 struct PassArguments {
@@ -372,56 +192,18 @@ class HostOptimizer {
   }
 
  private:
-  // A tensor, and what of it a kernel's arguments were made from.
-  struct Watched {
-    AtenTensorHandle tensor;
-    void* data;
-    std::int64_t numel;
-    std::int32_t dtype;
-    bool is_contiguous;
-
-    // What cannot be asked of it, such as the memory of a sparse tensor, differs from everything.
-    explicit Watched(AtenTensorHandle of) : tensor(of), data(nullptr), numel(-1), dtype(-1), is_contiguous(false) {
-      const bool is_known = aoti_torch_get_data_ptr(tensor, &data) == 0 && aoti_torch_get_numel(tensor, &numel) == 0 &&
-                            aoti_torch_get_dtype(tensor, &dtype) == 0 &&
-                            aoti_torch_is_contiguous(tensor, &is_contiguous) == 0;
-      numel = is_known ? numel : -1;
-    }
-    bool is_unchanged() const {
-      const Watched now(tensor);
-      return now.numel >= 0 && now.data == data && now.numel == numel && now.dtype == dtype &&
-             now.is_contiguous == is_contiguous;
-    }
-  };
-
   struct Prepared {
     TensorLists lists;
     Tensors steps;
     // What was found when the tensors were last checked, and for which settings.
     CheckedList<Kernel> checked;
     std::vector<StepCounter> counters;
-    std::vector<Watched> watched;
-    cpu::Isa isa;
-    bool stochastic;
-
-    // Looking at a small tensor takes longer than updating it, mostly waiting for memory, so the threads
-    // share that, and only what can have changed is looked at.
-    bool is_unchanged() const {
-      std::atomic<bool> unchanged{!watched.empty()};
-      torch::stable::parallel_for(
-          0, static_cast<std::int64_t>(watched.size()), kGrainTensors, [&](std::int64_t first, std::int64_t last) {
-            for (std::int64_t i = first; i < last; ++i) {
-              if (!watched[i].is_unchanged()) {
-                unchanged.store(false, std::memory_order_relaxed);
-                return;
-              }
-            }
-          });
-      return unchanged;
-    }
+    WatchedTensors watched;
+    cpu::Isa isa = cpu::Isa::baseline;
+    bool stochastic = false;
 
     void check_again(const PassArguments& arguments) {
-      if (arguments.isa == isa && arguments.stochastic == stochastic && is_unchanged()) {
+      if (arguments.isa == isa && arguments.stochastic == stochastic && watched.are_unchanged()) {
         return;
       }
       watched.clear();  // a refusal leaves nothing half checked
@@ -434,9 +216,7 @@ class HostOptimizer {
       stochastic = arguments.stochastic;
       const Tensors* const all[] = {&lists.params, &lists.grads, &lists.states, &lists.scales, &lists.copies, &steps};
       for (const Tensors* const tensors : all) {
-        for (const Tensor& tensor : *tensors) {
-          watched.emplace_back(tensor.get());
-        }
+        watched.watch(*tensors);
       }
     }
   };

@@ -1,0 +1,195 @@
+// The tensors of an update on the host: lists of them, checked before anything is written.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/stable/tensor.h>
+
+#include "bindings/optimizer_passes.h"
+#include "bindings/tensor_checks.h"
+#include "kernels/cpu/optimizer.h"
+
+namespace accel {
+
+using torch::stable::Tensor;
+using Tensors = std::vector<Tensor>;
+
+inline cpu::Isa checked_isa(const std::string& name) {
+  cpu::Isa isa;
+  if (cpu::parse_isa(name.c_str(), &isa) && cpu::isa_supported(isa)) {
+    return isa;
+  }
+  std::string allowed;
+  for (const cpu::Isa candidate : cpu::kAllIsas) {
+    if (cpu::isa_supported(candidate)) {
+      allowed += std::string(allowed.empty() ? "" : ", ") + cpu::isa_name(candidate);
+    }
+  }
+  refuse("Instruction set '" + name + "' is not supported here.", "Choose one of: " + allowed + ".");
+}
+
+// The supported instruction sets, best last, with commas between.
+inline std::string supported_isas() {
+  std::string names;
+  for (const cpu::Isa isa : cpu::kAllIsas) {
+    if (cpu::isa_supported(isa)) {
+      names += std::string(names.empty() ? "" : ",") + cpu::isa_name(isa);
+    }
+  }
+  return names;
+}
+
+// The tensors of one update. `states` and `scales` hold all of the first state, then all of the second;
+// `scales` and `copies` may be empty.
+struct TensorLists {
+  Tensors params;
+  Tensors grads;
+  Tensors states;
+  Tensors scales;
+  Tensors copies;
+
+  void require_length(const Tensors& others, std::size_t per_param, const char* role) const {
+    if (others.size() != params.size() * per_param) {
+      refuse(std::to_string(params.size()) + " parameters came with " + std::to_string(others.size()) + " " + role +
+                 " tensors.",
+             "Pass " + std::to_string(per_param) + " for each parameter.");
+    }
+  }
+};
+
+// Checks one parameter's tensors; see TensorLists.
+template <std::size_t kStates>
+UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::array<const char*, kStates>& roles,
+                        bool stochastic) {
+  const std::size_t count = lists.params.size();
+  constexpr std::size_t kMost = 3 + 2 * kStates;
+  HostMemory memory[kMost];
+  const char* names[kMost];
+  std::size_t used = 0;
+  const auto add = [&](const HostMemory& one, const char* role, std::int64_t numel) {
+    if (one.numel != numel) {
+      refuse(Argument{role, index}.text() + " has " + std::to_string(one.numel) + " elements; " +
+                 std::to_string(numel) + " are needed for a parameter of " + std::to_string(memory[0].numel) + ".",
+             "Pass tensors of equal length.");
+    }
+    for (std::size_t i = 0; i < used; ++i) {
+      if (overlap(one, memory[i])) {
+        refuse(Argument{role, index}.text() + " shares memory with its " + names[i] + ".",
+               "Pass tensors with memory of their own.");
+      }
+    }
+    memory[used] = one;
+    names[used++] = role;
+  };
+
+  const HostTensor param = host_tensor(lists.params[index], {"param", index});
+  memory[0] = param;
+  add(param, "param", param.numel);
+  const HostTensor grad = host_tensor(lists.grads[index], {"grad", index});
+  add(grad, "grad", param.numel);
+  UpdateItem item{};
+  item.numel = param.numel;
+  item.types = {param.dtype, grad.dtype, cpu::StateStorage::float32};
+  item.tensors.param = param.data;
+  item.tensors.grad = grad.data;
+  item.tensors.grad_type = grad.dtype;
+  for (std::size_t k = 0; k < kStates; ++k) {
+    const Tensor& tensor = lists.states[k * count + index];
+    const Argument argument{roles[k], index};
+    cpu::StateStorage storage = cpu::StateStorage::float32;
+    HostMemory state;
+    if (!lists.scales.empty()) {
+      if (tensor.scalar_type() != torch::headeronly::ScalarType::Byte) {
+        refuse(argument.text() + " is of type " + type_name(tensor) + "; states with scales are bytes.",
+               "Pass uint8 tensors, or no scales.");
+      }
+      storage = cpu::StateStorage::blockwise_8bit;
+      state = host_memory(tensor, argument, 1);
+    } else {
+      const HostTensor values = host_tensor(tensor, argument);
+      state = values;
+      if (stochastic && values.dtype == DType::bfloat16) {
+        storage = cpu::StateStorage::stochastic_bfloat16;
+      } else if (stochastic) {
+        refuse(argument.text() + " is of type " + dtype_name(values.dtype) + "; only bfloat16 is rounded at random.",
+               "Pass bfloat16 states, or stochastic=False.");
+      } else if (values.dtype == param.dtype) {
+        storage = cpu::StateStorage::as_param;
+      } else if (values.dtype != DType::float32) {
+        refuse(argument.text() + " is of type " + dtype_name(values.dtype) + ", its parameter of type " +
+                   dtype_name(param.dtype) + "; a state is of float32 or of its parameter's type.",
+               "Convert it, for example x.float().");
+      }
+    }
+    if (k > 0 && storage != item.types.state) {
+      refuse(std::string("The states ") + roles[0] + " and " + roles[k] + " of tensor " + std::to_string(index) +
+                 " are of different types; they must be of one.",
+             "Convert one of them.");
+    }
+    item.types.state = storage;
+    item.tensors.states[k] = state.data;
+    add(state, roles[k], param.numel);
+    if (!lists.scales.empty()) {
+      const HostTensor scale = host_tensor(lists.scales[k * count + index], {"scale", index});
+      if (scale.dtype != DType::float32) {
+        refuse(Argument{"scale", index}.text() + " is of type " + dtype_name(scale.dtype) + "; float32 is needed.",
+               "Convert it, for example x.float().");
+      }
+      item.tensors.scales[k] = reinterpret_cast<float*>(scale.data);
+      add(scale, "scale", (param.numel + cpu::kQuantBlock - 1) / cpu::kQuantBlock);
+    }
+  }
+  if (!lists.copies.empty()) {
+    const HostTensor copy = host_tensor(lists.copies[index], {"copy", index});
+    item.tensors.copy = copy.data;
+    item.tensors.copy_type = copy.dtype;
+    add(copy, "copy", param.numel);
+  }
+  return item;
+}
+
+// A step counter in a tensor of one element, as torch's optimizers keep it.
+class StepCounter {
+ public:
+  StepCounter(const Tensor& tensor, std::size_t index) : type_(tensor.scalar_type()) {
+    using torch::headeronly::ScalarType;
+    const bool is_known = type_ == ScalarType::Float || type_ == ScalarType::Double || type_ == ScalarType::Long;
+    if (!is_known || tensor.numel() != 1 || !tensor.is_cpu()) {
+      refuse(Argument{"step", index}.text() + " is no CPU tensor of one float32, float64 or int64.",
+             "Pass, for example, torch.tensor(0.0).");
+    }
+    data_ = tensor.data_ptr();
+  }
+  double read() const {
+    switch (type_) {
+      case torch::headeronly::ScalarType::Float:
+        return *static_cast<const float*>(data_);
+      case torch::headeronly::ScalarType::Double:
+        return *static_cast<const double*>(data_);
+      default:
+        return static_cast<double>(*static_cast<const std::int64_t*>(data_));
+    }
+  }
+  void write(double value) const {
+    switch (type_) {
+      case torch::headeronly::ScalarType::Float:
+        *static_cast<float*>(data_) = static_cast<float>(value);
+        break;
+      case torch::headeronly::ScalarType::Double:
+        *static_cast<double*>(data_) = value;
+        break;
+      default:
+        *static_cast<std::int64_t*>(data_) = static_cast<std::int64_t>(value);
+    }
+  }
+
+ private:
+  torch::headeronly::ScalarType type_;
+  void* data_;
+};
+
+}  // namespace accel

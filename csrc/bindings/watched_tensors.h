@@ -1,0 +1,69 @@
+// Noticing that a tensor which is kept from call to call has changed.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+namespace accel {
+
+// A thread is worth waking for looking at some hundred tensors.
+constexpr std::int64_t kGrainTensors = 512;
+
+// What kernels' arguments were made from: the memory, length, type and density of tensors, which the owner
+// keeps alive. Looking at a small tensor takes longer than updating it, mostly waiting for memory, so the
+// threads share that, and only what can have changed is looked at.
+class WatchedTensors {
+ public:
+  void watch(const std::vector<torch::stable::Tensor>& tensors) {
+    for (const torch::stable::Tensor& tensor : tensors) {
+      watched_.emplace_back(tensor.get());
+    }
+  }
+
+  void clear() { watched_.clear(); }
+
+  // False where nothing is watched.
+  bool are_unchanged() const {
+    std::atomic<bool> unchanged{!watched_.empty()};
+    torch::stable::parallel_for(
+        0, static_cast<std::int64_t>(watched_.size()), kGrainTensors, [&](std::int64_t first, std::int64_t last) {
+          for (std::int64_t i = first; i < last; ++i) {
+            if (!watched_[i].is_unchanged()) {
+              unchanged.store(false, std::memory_order_relaxed);
+              return;
+            }
+          }
+        });
+    return unchanged;
+  }
+
+ private:
+  struct Watched {
+    AtenTensorHandle tensor;
+    void* data = nullptr;
+    std::int64_t numel = -1;
+    std::int32_t dtype = -1;
+    bool is_contiguous = false;
+
+    // What cannot be asked of it, such as the memory of a sparse tensor, differs from everything.
+    explicit Watched(AtenTensorHandle of) : tensor(of) {
+      const bool is_known = aoti_torch_get_data_ptr(tensor, &data) == 0 && aoti_torch_get_numel(tensor, &numel) == 0 &&
+                            aoti_torch_get_dtype(tensor, &dtype) == 0 &&
+                            aoti_torch_is_contiguous(tensor, &is_contiguous) == 0;
+      numel = is_known ? numel : -1;
+    }
+    bool is_unchanged() const {
+      const Watched now(tensor);
+      return now.numel >= 0 && now.data == data && now.numel == numel && now.dtype == dtype &&
+             now.is_contiguous == is_contiguous;
+    }
+  };
+
+  std::vector<Watched> watched_;
+};
+
+}  // namespace accel
