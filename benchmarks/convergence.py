@@ -1,10 +1,11 @@
-"""Whether moments in fewer bytes train as well as float32 ones: one model, one text, one Adam.
+"""Whether moments in fewer bytes train as well as float32 ones: two tasks, one Adam.
 
-The model is the character-level transformer of examples/train_characters, the text Python's own
-standard library. Every contender starts from the same parameters and sees the same batches, for
-several seeds; what differs is how the two moments lie in memory. beta2 is 0.999, where a step changes
-the second moment by a thousandth: less than half of bfloat16's last place, so that rounding to nearest
-loses it.
+The first task is the character-level transformer of examples/train_characters on Python's own standard
+library, the second a small network fitted to a smooth function, whose gradients fall by orders of
+magnitude. Every contender starts from the same parameters and sees the same batches, for several seeds;
+what differs is how the two moments lie in memory. beta2 is 0.999, where a step changes the second moment
+by a thousandth: less than half of bfloat16's last place, so that rounding to nearest keeps it where it
+was, and a learning rate that was made for large gradients.
 
     python -m benchmarks.convergence [--steps N] [--seeds N] [--json] [--write]
 """
@@ -26,7 +27,7 @@ from torch.optim import Optimizer
 
 from accelerator import get_accelerator
 from benchmarks import _measure
-from examples.characters.text import Corpus, standard_library
+from examples.characters.text import standard_library
 from examples.characters.training import Recipe, train
 from op_builder.ops.native.cpu_adam import CPUAdamModule
 from op_builder.ops.native.host_optimizer import QUANT_BLOCK, Pass, TensorLists
@@ -106,60 +107,108 @@ class ListAdam(Optimizer):
                     moment.copy_(moment.to(self._storage.nearest))
 
 
+Advance = Callable[[], None]
+
+
+def train_characters(storage: Storage, steps: int, seed: int, advance: Advance) -> list[float]:
+    """Losses of each step, in nats per character."""
+    recipe = Recipe(steps=steps, seed=seed, host_masters=False, betas=BETAS)
+
+    def make(params: Iterable[nn.Parameter]) -> Optimizer:
+        return ListAdam(params, storage, recipe.learning_rate, recipe.weight_decay, seed)
+
+    return train(make, standard_library(), recipe, get_accelerator(), lambda _: advance()).losses
+
+
+def fit_function(storage: Storage, steps: int, seed: int, advance: Advance) -> list[float]:
+    """Losses of each step: mean squared errors of a network of 64 hidden units, batches of 64 of 512 points."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(512, 32, generator=generator)
+    targets = torch.tanh(inputs @ torch.randn(32, 8, generator=generator) / 3)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8))
+    learning_rate = 3e-3
+    optimizer = ListAdam(model.parameters(), storage, learning_rate, 0.0, seed)
+    losses = []
+    for step in range(steps):
+        # Down to nothing in the last third: what is left is the distance from the minimum, not noise around it.
+        optimizer.param_groups[0]["lr"] = learning_rate * min(1.0, 3 * (1 - step / steps))
+        chosen = torch.randint(512, (64,), generator=generator)
+        loss = ((model(inputs[chosen]) - targets[chosen]) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        advance()
+    return losses
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Something to train; ``run`` gives the loss of each step."""
+
+    name: str
+    loss: str
+    run: Callable[[Storage, int, int, Advance], list[float]]
+    steps: int
+
+
+TASKS = (
+    Task("characters", "nats per character", train_characters, 600),
+    Task("function", "mean squared error", fit_function, 1500),
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The runs of one contender, one for each seed; losses are in nats per character."""
+    """The runs of one contender in one task: the losses of each step, for each seed."""
 
+    task: Task
     storage: Storage
     losses: list[list[float]]
-    final: list[float]
-    """Mean training loss of the last SMOOTHED_STEPS steps."""
-    validation: list[float]
 
-    def behind(self, reference: Result) -> list[float]:
-        """How much higher the final loss is, seed by seed."""
-        return [mine - theirs for mine, theirs in zip(self.final, reference.final, strict=True)]
+    @property
+    def final(self) -> list[float]:
+        """For each seed, the mean loss of the last SMOOTHED_STEPS steps."""
+        return [statistics.mean(losses[-SMOOTHED_STEPS:]) for losses in self.losses]
+
+    def above(self, reference: Result) -> list[float]:
+        """How much higher the final loss is than the reference's, as a fraction of it, seed by seed."""
+        return [mine / theirs - 1 for mine, theirs in zip(self.final, reference.final, strict=True)]
 
 
-def run_storage(
-    storage: Storage, corpus: Corpus, steps: int, seeds: Iterable[int], advance: Callable[[], None]
-) -> Result:
+def run_task(task: Task, storage: Storage, steps: int, seeds: Iterable[int], advance: Advance) -> Result:
     """Train once for each seed.
 
     Args:
         advance: called after every step, to show progress.
     """
-    result = Result(storage, [], [], [])
-    for seed in seeds:
-        recipe = Recipe(steps=steps, seed=seed, host_masters=False, betas=BETAS)
-
-        def make(params: Iterable[nn.Parameter], recipe: Recipe = recipe) -> Optimizer:
-            return ListAdam(params, storage, recipe.learning_rate, recipe.weight_decay, recipe.seed)
-
-        run = train(make, corpus, recipe, get_accelerator(), lambda _: advance())
-        result.losses.append(run.losses)
-        result.final.append(statistics.mean(run.losses[-SMOOTHED_STEPS:]))
-        result.validation.append(run.validation_loss)
-    return result
+    return Result(task, storage, [task.run(storage, steps, seed, advance) for seed in seeds])
 
 
-COLUMNS = ("moments", "bits a moment", "training loss", "behind float32", "validation loss")
+COLUMNS = ("task", "moments", "bits a moment", "final loss", "above float32", "seed by seed")
+
+
+def references(results: list[Result]) -> dict[str, Result]:
+    """By task, the result with float32 moments."""
+    return {result.task.name: result for result in results if result.storage is STORAGES[0]}
 
 
 def rows_of(results: list[Result]) -> list[list[str]]:
     """The table's rows; losses are means over the seeds."""
-    reference = results[0]
     rows = []
     for result in results:
-        behind = result.behind(reference)
-        spread = f" ({min(behind):+.4f} to {max(behind):+.4f})" if len(behind) > 1 else ""
+        reference = references(results)[result.task.name]
+        above = result.above(reference)
+        is_reference = result is reference
         rows.append(
             [
+                result.task.name,
                 result.storage.name,
                 f"{result.storage.bits:g}",
-                f"{statistics.mean(result.final):.4f}",
-                "" if result is reference else f"{statistics.mean(behind):+.4f}{spread}",
-                f"{statistics.mean(result.validation):.4f}",
+                f"{statistics.mean(result.final):.4g}",
+                "" if is_reference else f"{statistics.mean(above):+.2%}",
+                "" if is_reference else f"{min(above):+.2%} to {max(above):+.2%}",
             ]
         )
     return rows
@@ -171,28 +220,36 @@ def smoothed(losses: list[float]) -> list[float]:
 
 
 def draw(path: Path, results: list[Result]) -> None:
-    """The loss curves of the first seed, and how far each seed's are from float32's, as a PNG."""
+    """For each task the loss curves of the first seed, and how far each seed's are above float32's, as a PNG."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
 
-    figure = Figure(figsize=(9, 6.5), dpi=130, layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    figure.suptitle("Adam's moments in fewer bytes: a character-level transformer, beta2 = 0.999")
-    for result in results:
-        curves = [smoothed(losses) for losses in result.losses]
-        label = f"{result.storage.name} ({result.storage.bits:g} bits)"
-        steps = range(1, len(curves[0]) + 1)
-        above.plot(steps, curves[0], color=result.storage.color, linewidth=1.2, label=label)
-        for curve, losses in zip(curves, results[0].losses, strict=True):
-            apart = [mine - theirs for mine, theirs in zip(curve, smoothed(losses), strict=True)]
-            below.plot(steps, apart, color=result.storage.color, linewidth=0.9)
-    above.set_yscale("log")
-    above.set_ylabel("training loss (nats per character)")
-    above.legend(frameon=False)
-    below.set_ylabel("above float32, each seed")
-    below.set_xlabel("step")
-    for axes in (above, below):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
+    figure = Figure(figsize=(12, 6.5), dpi=130, layout="constrained")
+    panels = figure.subplots(2, len(TASKS), sharex="col", height_ratios=(3, 2))
+    figure.suptitle("Adam's moments in fewer bytes, beta2 = 0.999")
+    for column, task in enumerate(TASKS):
+        above, below = panels[0][column], panels[1][column]
+        reference = references(results)[task.name]
+        for result in results:
+            if result.task is not task:
+                continue
+            curves = [smoothed(losses) for losses in result.losses]
+            steps = range(1, len(curves[0]) + 1)
+            label = f"{result.storage.name} ({result.storage.bits:g} bits)"
+            above.plot(steps, curves[0], color=result.storage.color, linewidth=1.2, label=label)
+            for curve, losses in zip(curves, reference.losses, strict=True):
+                apart = [mine / theirs - 1 for mine, theirs in zip(curve, smoothed(losses), strict=True)]
+                below.plot(steps, apart, color=result.storage.color, linewidth=0.9)
+        above.set_title(task.name)
+        above.set_yscale("log")
+        above.set_ylabel(f"training loss ({task.loss})")
+        below.set_ylabel("above float32, each seed")
+        below.yaxis.set_major_formatter(PercentFormatter(1.0))
+        below.set_xlabel("step")
+        for axes in (above, below):
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(alpha=0.25)
+    panels[0][0].legend(frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
@@ -201,11 +258,11 @@ def as_json(machine: _measure.Machine, results: list[Result]) -> str:
     """All figures, for programs."""
     entries: list[dict[str, Any]] = [
         {
+            "task": result.task.name,
             "moments": result.storage.name,
             "bits": result.storage.bits,
             "final": result.final,
-            "behind": result.behind(results[0]),
-            "validation": result.validation,
+            "above": result.above(references(results)[result.task.name]),
             "losses": result.losses,
         }
         for result in results
@@ -215,14 +272,15 @@ def as_json(machine: _measure.Machine, results: list[Result]) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.convergence", description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=1000, help="training steps of each run (default 1000)")
+    defaults = ", ".join(f"{task.steps} of {task.name}" for task in TASKS)
+    parser.add_argument("--steps", type=int, help=f"training steps of each run (default {defaults})")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each contender (default 3)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
     parser.add_argument("--json", action="store_true", help="print figures as JSON")
     parser.add_argument("--write", action="store_true", help="draw the picture, put the table into RESULTS.md")
     arguments = parser.parse_args()
     for name in ("steps", "seeds", "threads"):
-        if getattr(arguments, name) < 1:
+        if (getattr(arguments, name) or 1) < 1:
             parser.error(f"--{name} must be at least 1")
     return arguments
 
@@ -231,25 +289,24 @@ def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     machine = _measure.describe_machine()
-    corpus = standard_library()
     results: list[Result] = []
+    seeds = range(arguments.seeds)
     with _measure.make_progress() as progress:
-        for storage in STORAGES:
-            task = progress.add_task(storage.name, total=arguments.steps * arguments.seeds)
-            seeds = range(arguments.seeds)
-            results.append(run_storage(storage, corpus, arguments.steps, seeds, partial(progress.advance, task)))
+        for task in TASKS:
+            steps = arguments.steps or task.steps
+            for storage in STORAGES:
+                bar = progress.add_task(f"{task.name}: {storage.name}", total=steps * arguments.seeds)
+                results.append(run_task(task, storage, steps, seeds, partial(progress.advance, bar)))
     if arguments.json:
         print(as_json(machine, results))
     else:
-        title = f"Adam's moments in fewer bytes, {arguments.steps} steps, {arguments.seeds} seeds"
+        title = f"Adam's moments in fewer bytes, {arguments.seeds} seeds"
         _measure.console.print(_measure.table(title, COLUMNS, rows_of(results)))
         _measure.console.print(str(machine))
     if arguments.write:
         draw(PICTURE, results)
         _measure.write_results(
-            "convergence",
-            f"{machine}, {arguments.steps} steps, {arguments.seeds} seeds\n\n"
-            + _measure.markdown(COLUMNS, rows_of(results)),
+            "convergence", f"{machine}, {arguments.seeds} seeds\n\n{_measure.markdown(COLUMNS, rows_of(results))}"
         )
 
 
