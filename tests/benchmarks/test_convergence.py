@@ -1,0 +1,65 @@
+"""Moments in fewer bytes train as well as float32 ones: short versions of benchmarks/convergence.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import convergence
+
+FLOAT32, STOCHASTIC, PACKED, NEAREST = convergence.STORAGES
+SEEDS = range(3)
+TRANSFORMER_STEPS = 150
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # so that losses are the same on every machine with this instruction set
+    yield
+    torch.set_num_threads(before)
+
+
+def final_losses(task: convergence.Task, storage: convergence.Storage, steps: int) -> convergence.Result:
+    return convergence.run_task(task, storage, steps, SEEDS, lambda: None)
+
+
+@pytest.fixture(scope="module")
+def function_results() -> dict[str, convergence.Result]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    task = convergence.TASKS[1]
+    results = {storage.name: final_losses(task, storage, task.steps) for storage in convergence.STORAGES}
+    torch.set_num_threads(before)
+    return results
+
+
+@pytest.mark.parametrize("storage", [STOCHASTIC, PACKED], ids=lambda storage: storage.name)
+def test_a_function_is_fitted_as_well_as_with_float32_moments(function_results, storage):
+    reference = function_results[FLOAT32.name]
+    assert max(reference.final) < 2e-3 * min(losses[0] for losses in reference.losses)
+    # Measured: within 1 % with bfloat16, 3 to 8 % below with 8 bits.
+    assert max(function_results[storage.name].above(reference)) <= 0.05
+
+
+def test_bfloat16_moments_rounded_to_nearest_fit_it_worse(function_results):
+    """What the random rounding is for. Measured: a third higher, for each seed."""
+    assert min(function_results[NEAREST.name].above(function_results[FLOAT32.name])) >= 0.15
+
+
+@pytest.fixture(scope="module")
+def transformer_reference() -> convergence.Result:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    result = final_losses(convergence.TASKS[0], FLOAT32, TRANSFORMER_STEPS)
+    torch.set_num_threads(before)
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", [STOCHASTIC, PACKED], ids=lambda storage: storage.name)
+def test_a_transformer_trains_as_well_as_with_float32_moments(transformer_reference, storage):
+    assert max(transformer_reference.final) < 0.7 * min(losses[0] for losses in transformer_reference.losses)
+    # Measured: within 1 % either way; seeds differ by 1 %.
+    result = final_losses(convergence.TASKS[0], storage, TRANSFORMER_STEPS)
+    assert max(result.above(transformer_reference)) <= 0.02
