@@ -163,7 +163,10 @@ def test_memory_that_moved_is_noticed(adam_of_isa):
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [
-        (lambda lists: setattr(lists.params[2], "data", torch.zeros(16)), "grad of tensor 2 has 17 elements; 16 are needed"),
+        (
+            lambda lists: setattr(lists.params[2], "data", torch.zeros(16)),
+            "grad of tensor 2 has 17 elements; 16 are needed",
+        ),
         (lambda lists: setattr(lists.grads[2], "data", torch.zeros(16)), "grad of tensor 2 has 16 elements"),
         (
             lambda lists: setattr(lists.params[2], "data", torch.zeros(17).double()),
