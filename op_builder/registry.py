@@ -40,8 +40,6 @@ KNOWN_OPS = (
     KnownOp("cpu_adagrad", "CPUAdagradBuilder", "Adagrad with state in host memory"),
     KnownOp("cpu_lion", "CPULionBuilder", "Lion with state in host memory"),
     KnownOp("fused_adam", "FusedAdamBuilder", "Adam over many tensors in one kernel on the device"),
-    KnownOp("fused_lion", "FusedLionBuilder", "Lion over many tensors in one kernel on the device"),
-    KnownOp("fused_lamb", "FusedLambBuilder", "LAMB over many tensors in a few kernels on the device"),
     KnownOp("async_io", "AsyncIOBuilder", "tensors to and from storage, asynchronously"),
     KnownOp("pin_memory", "PinMemoryBuilder", "page-locked host memory"),
     KnownOp("shm_comm", "ShareMemCommBuilder", "collectives between CPU ranks of one host"),

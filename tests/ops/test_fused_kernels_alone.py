@@ -19,7 +19,7 @@ from op_builder import cuda, env, resolver
 ROOT = Path(__file__).parents[2]
 CHECK = ROOT / "tests/ops/native/fused_kernel_check.cpp"
 FLAGS = (
-    *("-std=c++17", "-O1", "-g", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
+    *("-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Icsrc", "-Itests/ops/native/cuda_on_host"),
 )
 

@@ -249,7 +249,7 @@ def test_step_runs_the_closure_and_hooks():
         return loss
 
     first = optimizer.step(closure)
-    assert float(optimizer.step(closure)) < float(first)
+    assert optimizer.step(closure).item() < first.item()
     assert seen == ["before", "after"] * 2
 
 

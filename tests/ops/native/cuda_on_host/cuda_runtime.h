@@ -53,17 +53,21 @@ inline void run_thread() {
 
 inline void meet_barrier() { swapcontext(&threads[threadIdx.x], &scheduler); }
 
+__attribute__((noinline)) inline void make_thread(unsigned i) {
+  if (stacks[i] == nullptr) {
+    stacks[i] = std::make_unique<char[]>(kStackBytes);
+  }
+  getcontext(&threads[i]);
+  threads[i].uc_stack.ss_sp = stacks[i].get();
+  threads[i].uc_stack.ss_size = kStackBytes;
+  threads[i].uc_link = &scheduler;
+  makecontext(&threads[i], run_thread, 0);
+  has_ended[i] = false;
+}
+
 inline void run_block(unsigned count) {
   for (unsigned i = 0; i < count; ++i) {
-    if (stacks[i] == nullptr) {
-      stacks[i] = std::make_unique<char[]>(kStackBytes);
-    }
-    getcontext(&threads[i]);
-    threads[i].uc_stack.ss_sp = stacks[i].get();
-    threads[i].uc_stack.ss_size = kStackBytes;
-    threads[i].uc_link = &scheduler;
-    makecontext(&threads[i], run_thread, 0);
-    has_ended[i] = false;
+    make_thread(i);
   }
   for (unsigned ended = 0; ended < count;) {
     ended = 0;
