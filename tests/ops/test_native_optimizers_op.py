@@ -138,11 +138,9 @@ def test_numbers_out_of_range_are_refused(kind, value, text):
     single.create(1)
 
 
-@every_kind
+@pytest.mark.parametrize("kind", [kind for kind in OTHERS if "beta1" in kind.options], ids=str)
 @pytest.mark.parametrize("beta", ["beta1", "beta2"])
 def test_a_beta_is_below_one(kind, beta):
-    if beta not in kind.options:
-        pytest.skip("it has no betas")
     Single(kind).refuses(f"{beta} is 1.0", **{beta: 1.0})
 
 
@@ -224,6 +222,21 @@ def test_an_id_is_used_once_and_free_after_destroy(kind):
             call()
     single.create(0)
     single.update(**single.arguments())
+
+
+@every_kind
+def test_a_prepared_list_that_is_refused_counts_no_step(kind):
+    tensors = make_tensors(kind, 24)
+    before, steps = tensors.clone(), [torch.tensor(4.0)]
+    prepared = load(kind).prepare(as_lists([tensors]), steps)
+    options = [float(value) for value in kind.options.values()]
+    for numbers, also in ((options, Pass(stochastic=True)), (options[1:], Pass())):
+        with pytest.raises(OpArgumentError):
+            prepared.update(numbers, also)
+    assert steps[0] == 4
+    assert all(map(torch.equal, tensors, before))
+    prepared.update(options, Pass())
+    assert steps[0] == 5
 
 
 @every_kind
