@@ -326,6 +326,8 @@ def test_released_gradients_are_let_go_and_missed(cpu_adam):
     params = [param.clone() for param in lists.params]
     with pytest.raises(OpArgumentError, match="4 parameters came with 0 grad tensors"):
         prepared.update(OPTIONS, Pass(zero_grads=True))
+    with pytest.raises(OpArgumentError, match="gradients were released"):
+        prepared.grad_norm()
     assert all(torch.equal(now, then) for now, then in zip(lists.params, params, strict=True))
     assert all(step == 1 for step in steps)
     prepared.replace_grads([torch.ones(numel) for numel in SMALL])

@@ -263,9 +263,15 @@ class PreparedList:
 
     @_untraced
     def grad_norm(self) -> float:
-        """The Euclidean norm of all gradients together; inf or NaN if an element is."""
+        """The Euclidean norm of all gradients together; inf or NaN if an element is.
+
+        Raises:
+            OpArgumentError: a gradient does not fit, or they were released.
+        """
         if not self._number:
             return 0.0
+        if not self._grads:
+            raise OpArgumentError("The gradients were released.", "Call replace_grads first.")
         with explained():
             return math.sqrt(self._sum_of_squares(self._number, self._isa))
 
