@@ -72,7 +72,8 @@ const T* control_data(const std::optional<Tensor>& tensor, const char* role, std
            is_float ? "Pass, for example, torch.ones(1)." : "Pass, for example, torch.zeros(1, dtype=torch.int32).");
   }
   if (device_of(*tensor) != device) {
-    refuse(std::string(role) + " is not on the device of the parameters.", "Move it there, for example x.to(param.device).");
+    refuse(std::string(role) + " is not on the device of the parameters.",
+           "Move it there, for example x.to(param.device).");
   }
   return static_cast<const T*>(tensor->data_ptr());
 }
@@ -141,7 +142,8 @@ class FusedOptimizer {
       refuse("step is " + std::to_string(arguments.step) + "; steps count from 1.", "Pass the number of this update.");
     }
     if (arguments.chunk_size < 1) {
-      refuse("chunk_size is " + std::to_string(arguments.chunk_size) + ".", "Pass a number of elements, for example 65536.");
+      refuse("chunk_size is " + std::to_string(arguments.chunk_size) + ".",
+             "Pass a number of elements, for example 65536.");
     }
   }
 
@@ -197,7 +199,8 @@ class FusedOptimizer {
     const double factor = grad_scale != nullptr ? 1.0 / *grad_scale : 1.0;
     const PassArguments pass{arguments.maximize ? -factor : factor, false, false, 0, checked_isa(arguments.isa)};
     if (steps.empty()) {
-      Host::run(checked.host, arguments.options, {Optimizer::kHasStep ? static_cast<double>(arguments.step) : 1.0}, pass);
+      const double step = Optimizer::kHasStep ? static_cast<double>(arguments.step) : 1.0;
+      Host::run(checked.host, arguments.options, {step}, pass);
       return;
     }
     Host::run(checked.host, arguments.options, steps, pass);
@@ -339,7 +342,8 @@ class FusedOptimizer {
     require_success(cuda::use_device(device));
     require_success(
         cuda::advance_steps(checked.device_steps.data(), checked.device_steps.size(), controls, stream));
-    require_success(Optimizer::launch(checked.device.data(), checked.device.size(), arguments, controls, device, stream));
+    require_success(
+        Optimizer::launch(checked.device.data(), checked.device.size(), arguments, controls, device, stream));
   }
 #else
   [[noreturn]] static void refuse_device() {

@@ -6,9 +6,11 @@ formulas; and they are compiled by nvcc, where it is.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,12 @@ from op_builder import cuda, env, resolver
 
 ROOT = Path(__file__).parents[2]
 CHECK = ROOT / "tests/ops/native/fused_kernel_check.cpp"
+# Bytes of a parameter's, a gradient's and a state's elements, for each combination that has a kernel.
+TYPES = [
+    (param, grad, state)
+    for param, grad in itertools.product((4, 2, 2), repeat=2)
+    for state in dict.fromkeys((4, param))
+]
 FLAGS = (
     *("-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Icsrc", "-Itests/ops/native/cuda_on_host"),
@@ -52,6 +60,27 @@ def test_nvcc_compiles_them_without_a_warning_for_each_architecture(name):
     assert "aoti_torch_get_current_cuda_stream" in symbols
     assert "_ZN2at" not in symbols
     assert "_ZN3c10" not in symbols
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
+def test_aligned_elements_are_loaded_and_stored_four_or_eight_at_a_time(tmp_path):
+    text = tmp_path / "fused_adam.ptx"
+    source = "csrc/kernels/cuda/fused_adam.cu"
+    command = ["nvcc", "-std=c++17", "-O3", "-fmad=false", "-Icsrc", "-arch=sm_90", "-ptx", source, "-o", str(text)]
+    subprocess.run(command, check=True, cwd=ROOT)
+    moved = Counter(re.findall(r"\b((?:ld|st)\.global\.v4\.\w+)", text.read_text()))
+    expected: Counter[str] = Counter()
+    for param, grad, state in TYPES:
+        arrays = (param, grad, state, state)
+        if max(arrays) == 2:  # eight elements in 16 bytes, one vector of each array under way
+            expected.update({"ld.global.v4.u32": 4, "st.global.v4.u32": 3})
+            continue
+        for role, size in enumerate(arrays):  # four elements, two vectors
+            kind = "v4.f32" if size == 4 else "v4.u16"
+            expected[f"ld.global.{kind}"] += 2
+            expected[f"st.global.{kind}"] += 2 * (role != 1)
+    assert moved == expected
 
 
 @pytest.mark.parametrize("name", ["FusedAdamBuilder", "FusedLionBuilder", "FusedLambBuilder"])

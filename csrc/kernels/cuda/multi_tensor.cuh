@@ -147,7 +147,12 @@ class CoefficientSource {
   using Coefficients = typename Update::Coefficients;
 
   __device__ CoefficientSource(const Numbers<Update>& numbers, const Controls& controls, Coefficients& shared)
-      : numbers_(numbers), lr_(controls.lr), shared_(shared), current_(numbers.coefficients), made_(false), step_(0.0f) {}
+      : numbers_(numbers),
+        lr_(controls.lr),
+        shared_(shared),
+        current_(numbers.coefficients),
+        made_(false),
+        step_(0.0f) {}
 
   // To be called by all threads of the block; `step` is the same for all.
   ACCEL_INLINE const Coefficients& of(const float* step) {

@@ -42,7 +42,8 @@ constexpr std::int64_t kLargestChunk = std::int64_t{1} << 24;
 // What a launch may be given; kPointers arrays of addresses for each tensor.
 template <int kPointers>
 struct TensorTable {
-  static constexpr std::size_t kBytesPerTensor = kPointers * sizeof(void*) + sizeof(std::int64_t) + sizeof(std::uint32_t);
+  static constexpr std::size_t kBytesPerTensor =
+      kPointers * sizeof(void*) + sizeof(std::int64_t) + sizeof(std::uint32_t);
   static constexpr int kCapacity = static_cast<int>((kParameterBytes - kControlBytes) / kBytesPerTensor);
 
   void* pointers[kPointers][kCapacity];

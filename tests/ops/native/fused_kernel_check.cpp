@@ -327,7 +327,8 @@ void require_like_plain_lamb(Case& one, const LambCoefficients& c) {
                                                               : std::ldexp(1, -7);
   for (std::int64_t i = 0; i < one.numel; ++i) {
     const double expected = multiply_add(minus_step, directions[i], one.plain[0].get(i));
-    const double bound = roundoff * std::fabs(expected) + 1e-6 * std::fabs(minus_step * directions[i]) + std::ldexp(1, -24);
+    const double bound =
+        roundoff * std::fabs(expected) + 1e-6 * std::fabs(minus_step * directions[i]) + std::ldexp(1, -24);
     require(std::fabs(one.arrays[0].get(i) - expected) <= bound, "lamb's parameter", one.numel, i);
     one.plain[0].set(i, one.arrays[0].get(i));
   }
@@ -345,7 +346,8 @@ void check_lamb() {
       const std::size_t bytes = lamb_workspace_bytes(tensors.data(), tensors.size(), 2048);
       // A memory of just that size, so that a sanitizer sees what goes beyond.
       const std::unique_ptr<void, void (*)(void*)> workspace(std::malloc(bytes), std::free);
-      require(fused_lamb(tensors.data(), tensors.size(), options, 3.0, {}, 2048, workspace.get(), nullptr) == 0, "status");
+      require(fused_lamb(tensors.data(), tensors.size(), options, 3.0, {}, 2048, workspace.get(), nullptr) == 0,
+              "status");
     }
     for (std::size_t i = 0; i < cases.size(); ++i) {
       for (int k = 0; k < 4; ++k) {
@@ -436,7 +438,8 @@ void check_tables() {
   };
   require(for_each_table<5>(tensors.data(), tensors.size(), code, fill, chunk, see) == 0, "status");
   const std::int64_t expected = 667 - 96;  // every third, without those of no elements
-  require(count == expected && launches == ceil_divide(expected, TensorTable<5>::kCapacity), "all tables", count, launches);
+  require(count == expected && launches == ceil_divide(expected, TensorTable<5>::kCapacity), "all tables", count,
+          launches);
   const auto refuse = [](const TensorTable<5>&) { return 7; };
   require(for_each_table<5>(tensors.data(), tensors.size(), code, fill, chunk, refuse) == 7, "an error ends it");
   std::printf("work: every element once\n");
