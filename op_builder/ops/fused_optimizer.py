@@ -211,7 +211,8 @@ class FusedOptimizer(Optimizer):
         from accelerator import get_accelerator
 
         self._native: FusedOptimizerModule = get_accelerator().create_op_builder(self.NATIVE).load()
-        self._groups = PreparedGroups(self, self._native)
+        # It asks of a module no more than prepare(), and of a list what PreparedFused has, too.
+        self._groups = PreparedGroups(self, cast(Any, self._native))
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         lr = group["lr"]

@@ -47,7 +47,9 @@ class Control:
     def tensors(self, device: torch.device) -> tuple[torch.Tensor | None, ...]:
         """The tensors as the ops take them, moved to ``device`` where they are elsewhere."""
         given = (self.lr, self.noop_flag, self.grad_scale, self.found_inf)
-        return tuple(None if tensor is None else tensor.to(device, non_blocking=True) for tensor in given)
+        # Not to the CPU: the value would be read before it has come.
+        asynchronous = device.type != "cpu"
+        return tuple(None if tensor is None else tensor.to(device, non_blocking=asynchronous) for tensor in given)
 
 
 class FusedOptimizerModule:
