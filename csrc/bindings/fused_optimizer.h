@@ -12,17 +12,14 @@
 // milliseconds, where the update takes one.
 #pragma once
 
-#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -385,51 +382,16 @@ class FusedOptimizer {
   static std::int64_t prepare_meta(Tensors, Tensors, Tensors, Tensors) { return 0; }
   static void replace_grads_meta(std::int64_t, Tensors) {}
 
-  // A tensor, and what of it was looked at when it was checked. Tensors may be given other memory in place.
-  struct Watched {
-    AtenTensorHandle tensor;
-    void* data = nullptr;
-    std::int64_t numel = -1;
-    std::int32_t dtype = -1;
-    bool is_contiguous = false;
-
-    explicit Watched(AtenTensorHandle of) : tensor(of) {
-      const bool is_known = aoti_torch_get_data_ptr(tensor, &data) == 0 && aoti_torch_get_numel(tensor, &numel) == 0 &&
-                            aoti_torch_get_dtype(tensor, &dtype) == 0 &&
-                            aoti_torch_is_contiguous(tensor, &is_contiguous) == 0;
-      numel = is_known ? numel : -1;
-    }
-    bool is_unchanged() const {
-      const Watched now(tensor);
-      return now.numel >= 0 && now.data == data && now.numel == numel && now.dtype == dtype &&
-             now.is_contiguous == is_contiguous;
-    }
-  };
-
   struct Prepared {
     TensorLists lists;
     Tensors steps;
-    std::int32_t device;
+    std::int32_t device = -1;
     Checked checked;
-    std::vector<Watched> watched;
+    WatchedTensors watched;  // they may be given other memory in place
     std::string isa;
 
-    bool is_unchanged() const {
-      std::atomic<bool> unchanged{!watched.empty()};
-      torch::stable::parallel_for(0, static_cast<std::int64_t>(watched.size()), kGrainTensors,
-                                  [&](std::int64_t first, std::int64_t last) {
-                                    for (std::int64_t i = first; i < last; ++i) {
-                                      if (!watched[i].is_unchanged()) {
-                                        unchanged.store(false, std::memory_order_relaxed);
-                                        return;
-                                      }
-                                    }
-                                  });
-      return unchanged;
-    }
-
     void check_again(const std::string& isa_now) {
-      if (isa_now == isa && is_unchanged()) {
+      if (isa_now == isa && watched.are_unchanged()) {
         return;
       }
       watched.clear();  // a refusal leaves nothing half checked
@@ -437,12 +399,12 @@ class FusedOptimizer {
       checked = check(lists, steps, isa_now);
       isa = isa_now;
       for (const Tensors* const tensors : {&lists.params, &lists.grads, &lists.states, &steps}) {
-        for (const Tensor& tensor : *tensors) {
-          watched.emplace_back(tensor.get());
-        }
+        watched.watch(*tensors);
       }
     }
   };
+
+  using Lists = KeptLists<Prepared>;
 
   static std::int64_t prepare(Tensors params, Tensors grads, Tensors states, Tensors steps) {
     if (params.empty()) {
@@ -451,21 +413,18 @@ class FusedOptimizer {
     auto prepared = std::make_shared<Prepared>();
     prepared->lists = {std::move(params), std::move(grads), std::move(states), {}, {}};
     prepared->steps = std::move(steps);
-    const std::lock_guard<std::mutex> lock(mutex());
-    const std::int64_t list = ++last_list();
-    lists()[list] = std::move(prepared);
-    return list;
+    return Lists::add(std::move(prepared));
   }
 
   static void replace_grads(std::int64_t list, Tensors grads) {
-    const auto prepared = find_list(list);
+    const auto prepared = Lists::find(list);
     prepared->lists.require_length(grads, 1, "grad");
     prepared->lists.grads = std::move(grads);
     prepared->watched.clear();
   }
 
   static void release_grads(std::int64_t list) {
-    const auto prepared = find_list(list);
+    const auto prepared = Lists::find(list);
     prepared->watched.clear();
     prepared->lists.grads.clear();
   }
@@ -474,44 +433,13 @@ class FusedOptimizer {
                               std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf,
                               std::vector<double> options, std::int64_t step, bool maximize, std::int64_t chunk_size,
                               std::string isa) {
-    const auto prepared = find_list(list);
+    const auto prepared = Lists::find(list);
     prepared->check_again(isa);
     run(prepared->checked, {lr, noop_flag, grad_scale, found_inf}, prepared->device,
         {std::move(options), step, maximize, chunk_size, std::move(isa)});
   }
 
-  static void forget(std::int64_t list) {
-    std::shared_ptr<Prepared> last;  // its tensors are let go after the lock
-    const std::lock_guard<std::mutex> lock(mutex());
-    const auto found = lists().find(list);
-    if (found != lists().end()) {
-      last = std::move(found->second);
-      lists().erase(found);
-    }
-  }
-
-  static std::shared_ptr<Prepared> find_list(std::int64_t list) {
-    const std::lock_guard<std::mutex> lock(mutex());
-    const auto found = lists().find(list);
-    if (found == lists().end()) {
-      refuse("There is no prepared list " + std::to_string(list) + ".", "Call prepare first.");
-    }
-    return found->second;
-  }
-
-  // Never destroyed: tensors must not be let go after torch's own statics are gone.
-  static std::mutex& mutex() {
-    static auto* const one = new std::mutex;
-    return *one;
-  }
-  static std::unordered_map<std::int64_t, std::shared_ptr<Prepared>>& lists() {
-    static auto* const all = new std::unordered_map<std::int64_t, std::shared_ptr<Prepared>>;
-    return *all;
-  }
-  static std::int64_t& last_list() {
-    static std::int64_t last = 0;
-    return last;
-  }
+  static void forget(std::int64_t list) { Lists::forget(list); }
 };
 
 }  // namespace accel

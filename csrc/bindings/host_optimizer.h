@@ -4,7 +4,7 @@
 //   static constexpr std::array kStates = {"exp_avg", ...};   // roles, for messages
 //   static constexpr std::size_t kOptions;                    // how many numbers it takes
 //   using Coefficients = ...;                                 // what its kernels are given
-//   static Coefficients coefficients(const double* options, std::int64_t step);
+//   static Coefficients coefficients(const double* options, double step);
 //   static OptimizerKernel find(Isa isa, const StoredTypes& types);
 // or, where the step depends on norms over whole tensors,
 //   static TwoPassKernels find(Isa isa, const StoredTypes& types);
@@ -23,10 +23,8 @@
 #include <cstdint>
 #include <cmath>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <type_traits>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -34,6 +32,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include "bindings/host_tensors.h"
+#include "bindings/kept_lists.h"
 #include "bindings/optimizer_passes.h"
 #include "bindings/stable_library.h"
 #include "bindings/watched_tensors.h"
@@ -221,6 +220,8 @@ class HostOptimizer {
     }
   };
 
+  using Lists = KeptLists<Prepared>;
+
   static void require_step(double step, std::size_t index) {
     if (!(step >= 0 && step <= 9007199254740992.0 && std::floor(step) == step)) {
       refuse(Argument{"step", index}.text() + " is " + std::to_string(step) + "; steps are whole numbers from 0 on.",
@@ -261,14 +262,11 @@ class HostOptimizer {
     prepared->lists = {std::move(params), std::move(grads), std::move(states), std::move(scales), std::move(copies)};
     prepared->lists.require_length(steps, 1, "step");
     prepared->steps = std::move(steps);
-    const std::lock_guard<std::mutex> lock(mutex());
-    const std::int64_t list = ++last_list();
-    lists()[list] = std::move(prepared);
-    return list;
+    return Lists::add(std::move(prepared));
   }
 
   static void replace_grads(std::int64_t list, Tensors grads) {
-    const auto prepared = find_list(list);
+    const auto prepared = Lists::find(list);
     prepared->lists.require_length(grads, 1, "grad");
     prepared->lists.grads = std::move(grads);
     prepared->watched.clear();
@@ -276,14 +274,14 @@ class HostOptimizer {
 
   // Until the next replace_grads there is nothing to update with.
   static void release_grads(std::int64_t list) {
-    const auto prepared = find_list(list);
+    const auto prepared = Lists::find(list);
     prepared->watched.clear();
     prepared->lists.grads.clear();
   }
 
   static void update_prepared(std::int64_t list, std::vector<double> options, double grad_scale, bool zero_grads,
                               bool stochastic, std::int64_t seed, std::string isa) {
-    const auto prepared = find_list(list);
+    const auto prepared = Lists::find(list);
     const PassArguments arguments{grad_scale, zero_grads, stochastic, seed, checked_isa(isa)};
     require_options(options);
     prepared->check_again(arguments);
@@ -301,41 +299,10 @@ class HostOptimizer {
   }
 
   static double grad_sum_of_squares(std::int64_t list, std::string isa) {
-    return sum_of_squares(find_list(list)->lists.grads, "grad", checked_isa(isa));
+    return sum_of_squares(Lists::find(list)->lists.grads, "grad", checked_isa(isa));
   }
 
-  static void forget(std::int64_t list) {
-    std::shared_ptr<Prepared> last;  // its tensors are let go after the lock
-    const std::lock_guard<std::mutex> lock(mutex());
-    const auto found = lists().find(list);
-    if (found != lists().end()) {
-      last = std::move(found->second);
-      lists().erase(found);
-    }
-  }
-
-  static std::shared_ptr<Prepared> find_list(std::int64_t list) {
-    const std::lock_guard<std::mutex> lock(mutex());
-    const auto found = lists().find(list);
-    if (found == lists().end()) {
-      refuse("There is no prepared list " + std::to_string(list) + ".", "Call prepare first.");
-    }
-    return found->second;
-  }
-
-  // Never destroyed: tensors must not be let go after torch's own statics are gone.
-  static std::mutex& mutex() {
-    static auto* const one = new std::mutex;
-    return *one;
-  }
-  static std::unordered_map<std::int64_t, std::shared_ptr<Prepared>>& lists() {
-    static auto* const all = new std::unordered_map<std::int64_t, std::shared_ptr<Prepared>>;
-    return *all;
-  }
-  static std::int64_t& last_list() {
-    static std::int64_t last = 0;
-    return last;
-  }
+  static void forget(std::int64_t list) { Lists::forget(list); }
 };
 
 }  // namespace accel

@@ -7,7 +7,7 @@ device, so a step waits for nothing and may be captured into a graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, cast, overload
+from typing import Any, ClassVar, overload
 
 import torch
 from torch.optim import Optimizer
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from op_builder.errors import OpArgumentError
 from op_builder.ops.host_optimizer import check_betas
 from op_builder.ops.native.arguments import finite_number
-from op_builder.ops.native.fused import Control, FusedOptimizerModule, PreparedFused
+from op_builder.ops.native.fused import Control, FusedOptimizerModule
 from op_builder.ops.prepared_groups import PreparedGroups
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -159,8 +159,7 @@ class FusedOptimizer(Optimizer):
                     maximize=group["maximize"],
                     chunk_size=self.CHUNK_SIZE,
                 )
-                prepared = cast(PreparedFused, batch.prepared)
-                prepared.update([float(numbers[name]) for name in self._native.OPTIONS], control)
+                batch.prepared.update([float(numbers[name]) for name in self._native.OPTIONS], control)
         finally:
             self._groups.step_done()
         return loss
@@ -211,8 +210,7 @@ class FusedOptimizer(Optimizer):
         from accelerator import get_accelerator
 
         self._native: FusedOptimizerModule = get_accelerator().create_op_builder(self.NATIVE).load()
-        # It asks of a module no more than prepare(), and of a list what PreparedFused has, too.
-        self._groups = PreparedGroups(self, cast(Any, self._native))
+        self._groups = PreparedGroups(self, self._native)
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         lr = group["lr"]

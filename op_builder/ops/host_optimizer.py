@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from op_builder.errors import OpArgumentError
 from op_builder.ops import packed_states
 from op_builder.ops.native.arguments import finite_number, fraction
-from op_builder.ops.native.host_optimizer import HostOptimizerModule, Pass
+from op_builder.ops.native.host_optimizer import HostOptimizerModule, Pass, PreparedList
 from op_builder.ops.prepared_groups import Batch, PreparedGroups
 
 _PARAM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -203,7 +203,7 @@ class HostOptimizer(Optimizer):
             self._groups.step_done()
         return loss
 
-    def _update(self, batches: Sequence[Batch], factor: float) -> None:
+    def _update(self, batches: Sequence[Batch[PreparedList]], factor: float) -> None:
         for index, batch in enumerate(batches):
             group = batch.group
             numbers = self._numbers(group)
@@ -243,7 +243,9 @@ class HostOptimizer(Optimizer):
 
     # The parts of a step ----------------------------------------------------------------------
 
-    def _grad_factor(self, grad_scale: float | torch.Tensor | None, batches: Sequence[Batch]) -> float | None:
+    def _grad_factor(
+        self, grad_scale: float | torch.Tensor | None, batches: Sequence[Batch[PreparedList]]
+    ) -> float | None:
         """What every gradient is multiplied by; None if the step is to be skipped."""
         self.grad_norm = None
         found_inf = getattr(self, "found_inf", None)

@@ -12,14 +12,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import attrgetter, is_, is_not, itemgetter
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.host_optimizer import HostOptimizerModule, PreparedList, TensorLists
+from op_builder.ops.native.host_optimizer import TensorLists
 
 _grad_of = attrgetter("grad")
+
+
+class KeptTensors(Protocol):
+    """What a native op keeps of a group from step to step."""
+
+    def replace_grads(self, grads: Sequence[torch.Tensor]) -> None:
+        """Take other gradients from now on."""
+
+    def release_grads(self) -> None:
+        """Hold the gradients no longer."""
+
+
+Kept = TypeVar("Kept", bound=KeptTensors)
+Kept_co = TypeVar("Kept_co", bound=KeptTensors, covariant=True)
+
+
+class Module(Protocol[Kept_co]):
+    """A native op that can keep tensors."""
+
+    def prepare(self, tensors: TensorLists, steps: Sequence[torch.Tensor]) -> Kept_co:
+        """Keep tensors for many updates."""
 
 
 class Owner(Protocol):
@@ -39,7 +60,7 @@ class Owner(Protocol):
 
 
 @dataclass
-class Batch:
+class Batch(Generic[Kept]):
     """The parameters of a group that one native call updates, as they were when it was prepared.
 
     Attributes:
@@ -58,7 +79,7 @@ class Batch:
     named: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     grads: list[torch.Tensor] = field(default_factory=list)
     copied: list[torch.Tensor] = field(default_factory=list)
-    prepared: PreparedList = field(init=False)
+    prepared: Kept = field(init=False)
 
     def has_its_states(self) -> bool:
         """Whether the optimizer's state still holds the tensors that were prepared."""
@@ -76,7 +97,7 @@ class Batch:
         return [grad.contiguous() for grad in grads] if self.copied else grads
 
 
-class PreparedGroups:
+class PreparedGroups(Generic[Kept]):
     """Prepared lists for all groups of an optimizer.
 
     Attributes:
@@ -84,7 +105,7 @@ class PreparedGroups:
             be the same tensors: else their memory is the training loop's to free (``zero_grad()``).
     """
 
-    def __init__(self, owner: Owner, module: HostOptimizerModule) -> None:
+    def __init__(self, owner: Owner, module: Module[Kept]) -> None:
         self._owner = owner
         self._module = module
         self._copies: dict[int, torch.Tensor] = {}
@@ -92,7 +113,7 @@ class PreparedGroups:
 
     def forget(self) -> None:
         """Prepare everything anew in the next step."""
-        self._batches: list[Batch] | None = None
+        self._batches: list[Batch[Kept]] | None = None
         self._seen_grads: list[list[torch.Tensor | None]] = []
         self._seen_refs: list[list[weakref.ref[torch.Tensor] | None]] = []
         self.keeps_grads = False
@@ -102,7 +123,9 @@ class PreparedGroups:
         self._copies = {id(param): copy for param, copy in copies.items()}
         self.forget()
 
-    def current(self, groups: Sequence[dict[str, Any]], state: Mapping[torch.Tensor, dict[str, Any]]) -> list[Batch]:
+    def current(
+        self, groups: Sequence[dict[str, Any]], state: Mapping[torch.Tensor, dict[str, Any]]
+    ) -> list[Batch[Kept]]:
         """The lists for this step, of the parameters that have a gradient.
 
         Raises:
@@ -140,7 +163,7 @@ class PreparedGroups:
 
     def _fits(
         self,
-        batches: Sequence[Batch],
+        batches: Sequence[Batch[Kept]],
         groups: Sequence[Mapping[str, Any]],
         state: Mapping[torch.Tensor, dict[str, Any]],
     ) -> bool:
@@ -158,12 +181,12 @@ class PreparedGroups:
         groups: Sequence[dict[str, Any]],
         grads: list[list[torch.Tensor | None]],
         state: Mapping[torch.Tensor, dict[str, Any]],
-    ) -> list[Batch]:
+    ) -> list[Batch[Kept]]:
         """Check everything, have the states made that are missing, and the prepared lists."""
         self.forget()
-        batches: list[Batch] = []
+        batches: list[Batch[Kept]] = []
         for group_index, group in enumerate(groups):
-            by_copy: dict[bool, Batch] = {}
+            by_copy: dict[bool, Batch[Kept]] = {}
             if len(set(map(id, group["params"]))) < len(group["params"]):  # two threads would update it at once
                 raise OpArgumentError(
                     f"Group {group_index} holds a parameter twice.", "Give each parameter to one group, once."

@@ -97,7 +97,15 @@ def test_ops_with_the_same_compiler_flags_share_it() -> None:
 
 def test_flags_that_the_compiler_insists_on_have_their_own() -> None:
     plain = header_plan(plan_with("-std=c++20", "-O2"))
-    for flags in (["-fopenmp"], ["-march=haswell"], ["-g"], ["-O0"], ["-O3", "-Os"], ["-DNDEBUG"], ["-D", "AT_PARALLEL_OPENMP=1"]):
+    for flags in (
+        ["-fopenmp"],
+        ["-march=haswell"],
+        ["-g"],
+        ["-O0"],
+        ["-O3", "-Os"],
+        ["-DNDEBUG"],
+        ["-D", "AT_PARALLEL_OPENMP=1"],
+    ):
         other = header_plan(plan_with("-std=c++20", "-O2", *flags))
         assert other is not None
         assert other != plain
