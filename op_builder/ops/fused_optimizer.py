@@ -16,7 +16,7 @@ from op_builder.errors import OpArgumentError
 from op_builder.ops.host_optimizer import check_betas
 from op_builder.ops.native.arguments import finite_number
 from op_builder.ops.native.fused import Control, FusedOptimizerModule
-from op_builder.ops.prepared_groups import PreparedGroups
+from op_builder.ops.prepared_groups import PreparedGroups, with_plain_entries
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -80,6 +80,10 @@ class FusedOptimizer(Optimizer):
         except OpArgumentError:
             self.param_groups.pop()
             raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state and the options, as every torch optimizer has them."""
+        return with_plain_entries(super().state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load this optimizer's own state or that of an optimizer of the same formula, torch.optim's among them.

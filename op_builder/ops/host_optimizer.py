@@ -17,7 +17,7 @@ from op_builder.errors import OpArgumentError
 from op_builder.ops import packed_states
 from op_builder.ops.native.arguments import finite_number, fraction
 from op_builder.ops.native.host_optimizer import HostOptimizerModule, Pass, PreparedList
-from op_builder.ops.prepared_groups import Batch, PreparedGroups
+from op_builder.ops.prepared_groups import Batch, PreparedGroups, with_plain_entries
 
 _PARAM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LAST_STEP = 2**53  # floats hold every whole number up to here
@@ -117,6 +117,10 @@ class HostOptimizer(Optimizer):
         except OpArgumentError:
             self.param_groups.pop()
             raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state and the options, as every torch optimizer has them."""
+        return with_plain_entries(super().state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load this optimizer's own state or that of torch.optim's optimizer of the same formula.

@@ -8,10 +8,10 @@ tensor's own memory moved, the native op asks.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from operator import attrgetter, is_, is_not, itemgetter
+from operator import attrgetter, is_, is_not
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -59,14 +59,76 @@ class Owner(Protocol):
         """The names of the states in the native op's order, and of their scales."""
 
 
+class Changes:
+    """Whether anything was set in any of some dictionaries."""
+
+    __slots__ = ("any",)
+
+    def __init__(self) -> None:
+        self.any = False
+
+
+class StateEntry(dict[str, Any]):
+    """A parameter's state, which says when it is changed.
+
+    Asking each of ten thousand entries whether it still holds the same tensors would take a sixth of
+    a step. Copied and saved as a plain dictionary.
+    """
+
+    __slots__ = ("_changes",)
+
+    def __init__(self, entries: Mapping[str, Any], changes: Changes) -> None:
+        super().__init__(entries)
+        self._changes = changes
+
+    def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._changes.any = True
+        super().__setitem__(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        self._changes.any = True
+        super().__delitem__(name)
+
+    def __ior__(self, other: Any) -> StateEntry:  # type: ignore[override,misc]
+        self.update(other)
+        return self
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """As of a dictionary."""
+        self._changes.any = True
+        super().update(*args, **kwargs)
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        """As of a dictionary."""
+        self._changes.any = True
+        return super().setdefault(name, default)
+
+    def pop(self, *args: Any) -> Any:
+        """As of a dictionary."""
+        self._changes.any = True
+        return super().pop(*args)
+
+    def popitem(self) -> tuple[str, Any]:
+        """As of a dictionary."""
+        self._changes.any = True
+        return super().popitem()
+
+    def clear(self) -> None:
+        """As of a dictionary."""
+        self._changes.any = True
+        super().clear()
+
+
 @dataclass
 class Batch(Generic[Kept]):
     """The parameters of a group that one native call updates, as they were when it was prepared.
 
     Attributes:
         indices: their places in the group.
-        states: their entries in the optimizer's state.
-        named: of these, all tensors by name.
+        named: the tensors of their states, by name.
         grads: their gradients; empty between steps unless ``PreparedGroups.keeps_grads``.
         copied: the gradients that are not contiguous, of which the op gets copies, made for each step.
     """
@@ -75,20 +137,10 @@ class Batch(Generic[Kept]):
     group_index: int
     indices: list[int] = field(default_factory=list)
     params: list[torch.Tensor] = field(default_factory=list)
-    states: list[dict[str, Any]] = field(default_factory=list)
     named: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     grads: list[torch.Tensor] = field(default_factory=list)
     copied: list[torch.Tensor] = field(default_factory=list)
     prepared: Kept = field(init=False)
-
-    def has_its_states(self) -> bool:
-        """Whether the optimizer's state still holds the tensors that were prepared."""
-        try:
-            return all(
-                all(map(is_, map(itemgetter(name), self.states), tensors)) for name, tensors in self.named.items()
-            )
-        except KeyError:
-            return False
 
     def contiguous(self, grads: list[torch.Tensor]) -> list[torch.Tensor]:
         """The gradients from now on, as the op takes them."""
@@ -114,6 +166,7 @@ class PreparedGroups(Generic[Kept]):
     def forget(self) -> None:
         """Prepare everything anew in the next step."""
         self._batches: list[Batch[Kept]] | None = None
+        self._changes = Changes()
         self._seen_grads: list[list[torch.Tensor | None]] = []
         self._seen_refs: list[list[weakref.ref[torch.Tensor] | None]] = []
         self.keeps_grads = False
@@ -124,7 +177,7 @@ class PreparedGroups(Generic[Kept]):
         self.forget()
 
     def current(
-        self, groups: Sequence[dict[str, Any]], state: Mapping[torch.Tensor, dict[str, Any]]
+        self, groups: Sequence[dict[str, Any]], state: MutableMapping[torch.Tensor, dict[str, Any]]
     ) -> list[Batch[Kept]]:
         """The lists for this step, of the parameters that have a gradient.
 
@@ -133,7 +186,7 @@ class PreparedGroups(Generic[Kept]):
         """
         grads = [list(map(_grad_of, group["params"])) for group in groups]
         batches = self._batches
-        if batches is None or not self._fits(batches, groups, state):
+        if batches is None or not self._fits(groups, state):
             return self._prepare(groups, grads, state)
         if self.keeps_grads and all(map(_same, grads, self._seen_grads)) and not any(b.copied for b in batches):
             return batches
@@ -163,9 +216,8 @@ class PreparedGroups(Generic[Kept]):
 
     def _fits(
         self,
-        batches: Sequence[Batch[Kept]],
         groups: Sequence[Mapping[str, Any]],
-        state: Mapping[torch.Tensor, dict[str, Any]],
+        state: MutableMapping[torch.Tensor, dict[str, Any]],
     ) -> bool:
         """Whether the lists hold the present parameters and states."""
         return (
@@ -173,14 +225,14 @@ class PreparedGroups(Generic[Kept]):
             and [group["states"] for group in groups] == self._seen_storages
             and all(map(_same, [group["params"] for group in groups], self._seen_params))
             and _same(list(state.values()), self._seen_states)
-            and all(batch.has_its_states() for batch in batches)
+            and not self._changes.any
         )
 
     def _prepare(
         self,
         groups: Sequence[dict[str, Any]],
         grads: list[list[torch.Tensor | None]],
-        state: Mapping[torch.Tensor, dict[str, Any]],
+        state: MutableMapping[torch.Tensor, dict[str, Any]],
     ) -> list[Batch[Kept]]:
         """Check everything, have the states made that are missing, and the prepared lists."""
         self.forget()
@@ -204,8 +256,9 @@ class PreparedGroups(Generic[Kept]):
             batches += by_copy.values()
         for batch in batches:  # nothing is made before all was checked
             names, scale_names = self._owner.names_of(batch.group)
-            batch.states = [self._owner.state_of(param, batch.group) for param in batch.params]
-            batch.named = {name: [state[name] for state in batch.states] for name in ("step", *names, *scale_names)}
+            entries = [StateEntry(self._owner.state_of(param, batch.group), self._changes) for param in batch.params]
+            state.update(zip(batch.params, entries, strict=True))
+            batch.named = {name: [entry[name] for entry in entries] for name in ("step", *names, *scale_names)}
             tensors = TensorLists(
                 batch.params,
                 batch.contiguous(batch.grads),
@@ -221,6 +274,11 @@ class PreparedGroups(Generic[Kept]):
         self._seen_present = [_present(group) for group in grads]
         self._seen_grads = grads
         return batches
+
+
+def with_plain_entries(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's ``state_dict()`` with plain dictionaries, as torch.load() takes them with ``weights_only``."""
+    return {**state_dict, "state": {key: dict(entry) for key, entry in state_dict["state"].items()}}
 
 
 def _same(present: Sequence[Any], seen: Sequence[Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import pickle
 import weakref
 from collections.abc import Callable
@@ -299,6 +300,45 @@ def test_states_and_parameters_replaced_by_hand_are_noticed() -> None:
     set_grads([replaced], 7)
     made.step()
     assert made.state[replaced]["step"].item() == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entry, new: entry.__setitem__("exp_avg", new),
+        lambda entry, new: entry.update(exp_avg=new),
+        lambda entry, new: entry.__ior__({"exp_avg": new}),
+        lambda entry, new: (entry.pop("exp_avg"), entry.setdefault("exp_avg", new)),
+        lambda entry, new: (entry.__delitem__("exp_avg"), entry.update({"exp_avg": new})),
+        lambda entry, new: (old := dict(entry), entry.clear(), entry.update({**old, "exp_avg": new})),
+        lambda entry, new: (old := dict(entry), entry.popitem(), entry.update({**old, "exp_avg": new})),
+    ],
+)
+def test_whatever_way_a_state_is_replaced_it_is_the_new_one_that_is_updated(change: Callable[..., Any]) -> None:
+    params = make_params()
+    made = CPUAdam(params)
+    run(made, params, 3)
+    entry = made.state[params[0]]
+    old, new = entry["exp_avg"], entry["exp_avg"].clone()
+    change(entry, new)
+    kept = old.clone()
+    run(made, params, 1, first=4)
+    assert torch.equal(old, kept)
+    assert not torch.equal(new, kept)
+    assert made.state[params[0]]["exp_avg"] is new
+
+
+def test_a_saved_state_is_of_plain_dictionaries() -> None:
+    params = make_params()
+    made = CPUAdam(params)
+    run(made, params, 2)
+    saved = io.BytesIO()
+    torch.save(made.state_dict(), saved)
+    saved.seek(0)
+    loaded = torch.load(saved, weights_only=True)
+    assert {type(entry) for entry in loaded["state"].values()} == {dict}
+    assert {type(entry) for entry in copy.deepcopy(made).state.values()} == {dict}
+    CPUAdam(make_params()).load_state_dict(loaded)
 
 
 def test_a_parameter_that_appears_twice_is_refused_at_the_step() -> None:
