@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from op_builder.ops.host_optimizer import FIXED_OPTIONS, HostOptimizer, check_betas
+from op_builder.ops.host_optimizer import FIXED_OPTIONS, HostOptimizer
 from op_builder.ops.native.arguments import finite_number
+from op_builder.ops.native_optimizer import check_betas
 
 
 class CPUAdam(HostOptimizer):

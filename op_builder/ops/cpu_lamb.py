@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from op_builder.ops.host_optimizer import HostOptimizer, check_betas
+from op_builder.ops.host_optimizer import HostOptimizer
 from op_builder.ops.native.arguments import finite_number
+from op_builder.ops.native_optimizer import check_betas
 
 
 class CPULamb(HostOptimizer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,13 +10,16 @@ import torch
 from op_builder.errors import OpArgumentError
 from op_builder.ops.host_optimizer import HostOptimizer
 from op_builder.ops.native.arguments import finite_number
+from op_builder.ops.native.host_optimizer import PreparedList
+from op_builder.ops.prepared_groups import Batch
 
 
 class CPUSGD(HostOptimizer):
     """SGD with momentum (Sutskever et al., 2013) on CPU tensors, in one native pass.
 
     A drop-in for :class:`torch.optim.SGD`: the same formula, state (``momentum_buffer``) and group
-    options, so that either loads the other's ``state_dict``; it keeps a ``step`` beside. Parameters
+    options, so that either loads the other's ``state_dict``; it keeps a ``step`` beside, the steps since
+    there is a momentum. Parameters
     are dense contiguous CPU tensors of float32, bfloat16 or float16, with gradients of any of the
     three. The buffer is kept also without momentum.
 
@@ -81,9 +84,14 @@ class CPUSGD(HostOptimizer):
     def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
         return group
 
-    @property
-    def _required(self) -> tuple[str, ...]:
-        return ()  # torch.optim.SGD's state has a buffer at most
+    def _check_saved(self, what: str, entry: Mapping[str, Any]) -> None:
+        """Nothing: torch.optim.SGD's state has a buffer at most."""
+
+    def _update(self, batches: Sequence[Batch[PreparedList]], factor: float) -> None:
+        super()._update(batches, factor)
+        for batch in batches:
+            if batch.group["momentum"] == 0:  # a later momentum begins with a buffer of its own, as torch's
+                torch._foreach_zero_(batch.named["step"])
 
     def _steps_unsaid(self, state: Mapping[str, Any]) -> float:
         # A buffer says that there was a first step; how many more does not matter to the formula.

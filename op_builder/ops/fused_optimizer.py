@@ -10,44 +10,28 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, overload
 
 import torch
-from torch.optim import Optimizer
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.host_optimizer import check_betas
 from op_builder.ops.native.arguments import finite_number
 from op_builder.ops.native.fused import Control, FusedOptimizerModule
-from op_builder.ops.prepared_groups import PreparedGroups, with_plain_entries
-
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+from op_builder.ops.native_optimizer import NativeOptimizer, check_betas
+from op_builder.ops.prepared_groups import PreparedGroups
 
 # Options of torch.optim's optimizers that choose between implementations of one result; kept so that
 # theirs can load our state, of no effect here. Every step of ours can be captured.
 _IGNORED: dict[str, Any] = {"foreach": None, "fused": None, "capturable": False}
 
-#: How states are kept: ``float32``, or in the parameter's type.
-STORAGES = ("float32", "param")
 
-
-class FusedOptimizer(Optimizer):
+class FusedOptimizer(NativeOptimizer):
     """Base of the fused optimizers; a subclass declares its options and its formula's numbers.
 
     Attributes:
-        NATIVE: the builder of its native op.
-        STATES: names of the states beside ``step``, in the native op's order.
-        FIXED: group options that take one value only.
         CHUNK_SIZE: the most elements that a block of threads works on at once.
     """
 
-    NATIVE: ClassVar[str]
-    STATES: ClassVar[tuple[str, ...]]
+    STORAGES: ClassVar[tuple[str, ...]] = ("float32", "param")
     FIXED: ClassVar[Mapping[str, Any]] = {"differentiable": False}
     CHUNK_SIZE: ClassVar[int] = 65536
-
-    # torch.amp.GradScaler then gives grad_scale and found_inf to the step, as attributes.
-    _step_supports_amp_scaling = True
-
-    grad_scale: torch.Tensor | None
-    found_inf: torch.Tensor | None
 
     def __init__(self, params: Iterable[Any], options: dict[str, Any]) -> None:
         """
@@ -68,59 +52,6 @@ class FusedOptimizer(Optimizer):
         return {**group, "beta1": beta1, "beta2": beta2}
 
     # torch.optim.Optimizer's interface --------------------------------------------------------
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its parameters and options are checked as in the constructor."""
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        try:
-            self._check_group(group)
-            for index, param in enumerate(group["params"]):
-                self._check_param(param, index)
-        except OpArgumentError:
-            self.param_groups.pop()
-            raise
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state and the options, as every torch optimizer has them."""
-        return with_plain_entries(super().state_dict())
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load this optimizer's own state or that of an optimizer of the same formula, torch.optim's among them.
-
-        As in torch, options come from ``state_dict``; those it lacks keep their present values. States
-        are converted to the way this optimizer keeps them, and moved to their parameter's device.
-
-        Raises:
-            OpArgumentError: the state lacks a part, or uses an option that this optimizer does not have.
-        """
-        self._require("The state", state_dict, ("state", "param_groups"))
-        for index, group in enumerate(state_dict["param_groups"]):
-            self._require(f"Group {index} of the state", group, ("params",))
-            self._check_group({**self.defaults, **group})
-            for number in group["params"]:
-                saved = state_dict["state"].get(number)
-                if saved:
-                    self._require(f"The state of parameter {number}", saved, ("step", *self.STATES))
-        super().load_state_dict(state_dict)
-        # The base class has converted all state to the parameter's type. What is kept in another comes
-        # from the given state instead, which may hold more bits; and each step needs memory of its own.
-        saved_ids = [index for group in state_dict["param_groups"] for index in group["params"]]
-        pairs = [(param, group) for group in self.param_groups for param in group["params"]]
-        for saved_id, (param, group) in zip(saved_ids, pairs, strict=True):
-            saved = state_dict["state"].get(saved_id)
-            if saved:
-                self.state[param]["step"] = _step_tensor(saved["step"], param)
-                for name in self.STATES:
-                    self.state[param][name] = saved[name].to(param.device, _state_dtype(param, group), copy=True)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # Reached from load_state_dict, copy and pickle; torch saves no other attributes.
-        super().__setstate__(state)
-        for group in self.param_groups:
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)
-        self._start()
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -170,17 +101,19 @@ class FusedOptimizer(Optimizer):
 
     # What PreparedGroups asks -----------------------------------------------------------------
 
-    def check_grad(self, grad: torch.Tensor, index: int) -> None:
-        """Refuse a gradient that does not fit."""
-        if grad.layout != torch.strided:
-            raise OpArgumentError(
-                f"The gradient of parameter {index} is sparse ({grad.layout}); {type(self).__name__} takes dense ones.",
-                "Use torch.optim.SparseAdam or SGD for these parameters, or sparse=False in the embedding.",
-            )
-
     def check_state(self, state: Mapping[str, Any], index: int, group: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Refuse a parameter's state that does not fit."""
-        self._require(f"The state of parameter {index}", state, ("step", *self.STATES))
+        self._check_saved(f"The state of parameter {index}", state)
+
+    def _check_saved(self, what: str, entry: Mapping[str, Any]) -> None:
+        self._require(what, entry, ("step", *self.STATES))
+
+    def _loaded(self, saved: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        # Each step needs memory of its own.
+        loaded = {**saved, "step": _step_tensor(saved["step"], param)}
+        for name in self.STATES:
+            loaded[name] = saved[name].to(param.device, _state_dtype(param, group), copy=True)
+        return loaded
 
     def state_of(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
         """A parameter's state, whatever was missing of it made."""
@@ -216,7 +149,7 @@ class FusedOptimizer(Optimizer):
         self._native: FusedOptimizerModule = get_accelerator().create_op_builder(self.NATIVE).load()
         self._groups = PreparedGroups(self, self._native)
 
-    def _check_group(self, group: Mapping[str, Any]) -> None:
+    def _check_options(self, group: Mapping[str, Any]) -> None:
         lr = group["lr"]
         if not _is_on_device(lr):
             finite_number("lr", lr)
@@ -224,41 +157,12 @@ class FusedOptimizer(Optimizer):
             raise OpArgumentError(f"lr is a tensor of {lr.numel()} elements.", "Pass a tensor of one element.")
         check_betas(group["betas"])
         finite_number("eps", group.get("eps", 0.0))
-        finite_number("weight_decay", group["weight_decay"])
-        if group["states"] not in STORAGES:
-            raise OpArgumentError(f"states is {group['states']!r}.", f"Choose one of: {', '.join(STORAGES)}.")
-        for name, value in self.FIXED.items():
-            if group[name] != value:
-                raise OpArgumentError(
-                    f"{name}={group[name]!r} is not supported by {type(self).__name__}.",
-                    f"Leave {name} at {value!r}, or use torch.optim's optimizer.",
-                )
 
-    def _check_param(self, param: torch.Tensor, index: int) -> None:
-        what = f"Parameter {index} of the group"
-        has_kernels = param.is_cpu or (param.is_cuda and self._native.supports_cuda)
-        if not has_kernels:
+    def _check_device(self, param: torch.Tensor, what: str) -> None:
+        if not (param.is_cpu or (param.is_cuda and self._native.supports_cuda)):
             raise OpArgumentError(
                 f"{what} is on device {param.device}, for which the loaded op has no kernels.",
                 "Move the model to the CPU, or, for a CUDA device, set ACCEL_ACCELERATOR=cuda.",
-            )
-        if param.dtype not in _DTYPES:
-            raise OpArgumentError(
-                f"{what} is of type {param.dtype}; float32, bfloat16 or float16 is needed.",
-                "Convert the model, for example model.float().",
-            )
-        if param.layout != torch.strided or not param.is_contiguous():
-            raise OpArgumentError(
-                f"{what} is not a contiguous dense tensor (layout {param.layout}).",
-                "Give it contiguous parameters, for example p.data = p.data.contiguous().",
-            )
-
-    def _require(self, what: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
-        missing = [name for name in names if name not in given]
-        if missing:
-            raise OpArgumentError(
-                f"{what} lacks {' and '.join(map(repr, missing))}.",
-                f"Give what the state_dict() of {type(self).__name__}, or of an optimizer of its formula, returned.",
             )
 
 

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, overload
 
 import torch
-from torch.optim import Optimizer
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops import packed_states
-from op_builder.ops.native.arguments import finite_number, fraction
+from op_builder.ops.native.arguments import finite_number
 from op_builder.ops.native.host_optimizer import HostOptimizerModule, Pass, PreparedList
-from op_builder.ops.prepared_groups import Batch, PreparedGroups, with_plain_entries
+from op_builder.ops.native_optimizer import NativeOptimizer
+from op_builder.ops.prepared_groups import Batch, PreparedGroups
 
-_PARAM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LAST_STEP = 2**53  # floats hold every whole number up to here
+_LARGEST_FLOAT = torch.finfo(torch.float32).max
 _CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s
 
 #: How states are kept: ``float32``, in the parameter's type (``param``), in bfloat16 with stochastic
@@ -34,33 +34,26 @@ IGNORED_OPTIONS: dict[str, Any] = {"foreach": None, "fused": None}
 FIXED_OPTIONS: dict[str, Any] = {"capturable": False, "differentiable": False}
 
 
-class HostOptimizer(Optimizer):
+# What is no group's option, and what it is where an old pickle lacks it.
+_SAVED: dict[str, Any] = {"max_grad_norm": None, "zero_grads": False, "seed": 0}
+
+
+class HostOptimizer(NativeOptimizer):
     """Base of :class:`CPUAdam` and its like; a subclass declares its options and its formula's numbers.
 
     Attributes:
-        NATIVE: the builder of its native op.
-        STATES: names of the states beside ``step``, in the native op's order.
-        NON_NEGATIVE: of these, the ones without a sign.
-        STORAGES: the ways in which states can be kept.
-        FIXED: group options that take one value only.
+        NON_NEGATIVE: of the states, the ones without a sign.
         grad_norm: the Euclidean norm of all gradients in the last step, before clipping; None where it
             was not asked for (``max_grad_norm``, ``grad_scale``).
         skipped: whether the last step changed nothing because a gradient was infinite or NaN.
     """
 
-    NATIVE: ClassVar[str]
-    STATES: ClassVar[tuple[str, ...]]
     NON_NEGATIVE: ClassVar[frozenset[str]] = frozenset()
     STORAGES: ClassVar[tuple[str, ...]] = STORAGES
     FIXED: ClassVar[Mapping[str, Any]] = FIXED_OPTIONS
 
-    # torch.amp.GradScaler then gives grad_scale and found_inf to the step, as attributes.
-    _step_supports_amp_scaling = True
-
     grad_norm: float | None
     skipped: bool
-    grad_scale: torch.Tensor | None
-    found_inf: torch.Tensor | None
 
     def __init__(
         self,
@@ -92,77 +85,19 @@ class HostOptimizer(Optimizer):
 
     # What a subclass says ---------------------------------------------------------------------
 
-    def _check_options(self, group: Mapping[str, Any]) -> None:
-        """Refuse the group's options where they do not fit.
-
-        Raises:
-            OpArgumentError: one does not.
-        """
-        raise NotImplementedError
-
     def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
         """The options by the names that the native op has for them (``HostOptimizerModule.OPTIONS``)."""
         raise NotImplementedError
 
     # torch.optim.Optimizer's interface --------------------------------------------------------
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its parameters and options are checked as in the constructor."""
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        try:
-            self._check_group(group)
-            for index, param in enumerate(group["params"]):
-                self._check_param(param, index)
-        except OpArgumentError:
-            self.param_groups.pop()
-            raise
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state and the options, as every torch optimizer has them."""
-        return with_plain_entries(super().state_dict())
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load this optimizer's own state or that of torch.optim's optimizer of the same formula.
-
-        As in torch, options come from ``state_dict``; those it lacks keep their present values.
-        States are converted to the way this optimizer keeps them.
-
-        Raises:
-            OpArgumentError: the state lacks a part, or uses an option that this optimizer does not have.
-        """
-        self._require("The state", state_dict, ("state", "param_groups"))
-        for index, group in enumerate(state_dict["param_groups"]):
-            self._require(f"Group {index} of the state", group, ("params",))
-            self._check_group({**self.defaults, **group})
-        super().load_state_dict(state_dict)
-        # The base class has converted all state to the parameter's type. What is kept in another comes
-        # from the given state instead, which may hold more bits.
-        saved_ids = [index for group in state_dict["param_groups"] for index in group["params"]]
-        pairs = [(param, group) for group in self.param_groups for param in group["params"]]
-        for saved_id, (param, group) in zip(saved_ids, pairs, strict=True):
-            saved = state_dict["state"].get(saved_id, {})
-            for name in self.STATES:
-                if saved.get(name) is None:
-                    continue
-                kept = self._converted(name, saved, param, group)
-                self.state[param].pop(_scale_name(name), None)
-                self.state[param].update(kept)
-
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Reached from load_state_dict, copy and pickle; torch saves no other attributes.
+        for name, value in _SAVED.items():
+            self.__dict__.setdefault(name, value)
         super().__setstate__(state)
-        for group in self.param_groups:
-            for name, value in self.defaults.items():
-                group.setdefault(name, value)
-        self.__dict__.setdefault("max_grad_norm", None)
-        self.__dict__.setdefault("zero_grads", False)
-        self.__dict__.setdefault("seed", 0)
-        self._start()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("max_grad_norm", "zero_grads", "seed")
-        return {**super().__getstate__(), **{name: self.__dict__[name] for name in kept}}
+        return {**super().__getstate__(), **{name: self.__dict__[name] for name in _SAVED}}
 
     @overload
     def step(self, closure: None = None, *, grad_scale: float | torch.Tensor | None = None) -> None: ...
@@ -178,8 +113,8 @@ class HostOptimizer(Optimizer):
 
         With ``grad_scale`` or ``max_grad_norm`` the gradients are read once more beforehand, for their
         norm; dividing by the scale, clipping, the copies of :meth:`write_copies` and zeroing are then
-        part of the one pass that updates. If a gradient is infinite or NaN, nothing is changed and
-        ``skipped`` is True.
+        part of the one pass that updates. If a gradient is infinite or NaN, parameters and states stay
+        as they are and ``skipped`` is True.
 
         Args:
             closure: reevaluates the model and returns the loss.
@@ -203,6 +138,8 @@ class HostOptimizer(Optimizer):
             self.skipped = factor is None
             if factor is not None:
                 self._update(batches, factor)
+            elif self.zero_grads:  # what is infinite would stay so in the sum with the next gradients
+                torch._foreach_zero_([grad for batch in batches for grad in batch.grads])
         finally:
             self._groups.step_done()
         return loss
@@ -264,8 +201,10 @@ class HostOptimizer(Optimizer):
         scale = 1.0
         if grad_scale is not None:
             scale = finite_number("grad_scale", grad_scale)
-            if scale == 0:
-                raise OpArgumentError("grad_scale is 0.", "Pass what the loss was multiplied by.")
+            if scale == 0 or 1 / scale > _LARGEST_FLOAT:
+                raise OpArgumentError(
+                    f"grad_scale is {scale:g}, and one over it is no float32.", "Pass what the loss was multiplied by."
+                )
         if self.max_grad_norm is None and (grad_scale is None or found_inf is not None):
             return 1 / scale
         norm = math.hypot(*(batch.prepared.grad_norm() for batch in batches)) / scale
@@ -275,24 +214,26 @@ class HostOptimizer(Optimizer):
         clip = 1.0 if self.max_grad_norm is None else min(1.0, self.max_grad_norm / (norm + _CLIP_EPSILON))
         return clip / scale
 
+    # What PreparedGroups asks, and loading ----------------------------------------------------
+
     def state_of(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        """A parameter's state as the group keeps it; what is missing of it is made."""
         state: dict[str, Any] = self.state[param]
-        if "step" not in state:
-            state["step"] = torch.tensor(self._steps_unsaid(state))
-        elif not isinstance(state["step"], torch.Tensor):
+        names, scales = self.names_of(group)
+        if "step" not in state or any(state.get(name) is None for name in (*names, *scales)):
+            state = self.state[param] = self._loaded(state, param, group)
+        if not isinstance(state["step"], torch.Tensor):
             state["step"] = torch.tensor(float(state["step"]))  # as old checkpoints have it
-        for name in self.STATES:
-            if state.get(name) is None:
-                state[name] = torch.full_like(
-                    param, self._first_value(name, group), dtype=_state_dtype(param, group), requires_grad=False
-                )
-                if group["states"] == "8bit":
-                    state.update(packed_states.encoded(name, state[name], name in self.NON_NEGATIVE))
         return state
 
     def names_of(self, group: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """The names of the states in the native op's order, and of their scales."""
-        return list(self.STATES), list(map(_scale_name, self.STATES)) if group["states"] == "8bit" else []
+        """The names of the states in the native op's order, and of their scales.
+
+        Bytes go by another name than values, so that an optimizer which does not know them says so.
+        """
+        if group["states"] == "8bit":
+            return list(map(_codes_name, self.STATES)), list(map(_scale_name, self.STATES))
+        return list(self.STATES), []
 
     def _steps_unsaid(self, _state: Mapping[str, Any]) -> float:
         """The updates that a state without ``step`` has seen."""
@@ -302,19 +243,33 @@ class HostOptimizer(Optimizer):
         """What a state begins with."""
         return 0.0
 
-    def _converted(
+    def _loaded(self, saved: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        of_states = {name for state in self.STATES for name in (state, _codes_name(state), _scale_name(state))}
+        loaded = {name: value for name, value in saved.items() if name not in of_states}
+        step = saved["step"] if "step" in saved else self._steps_unsaid(saved)
+        loaded["step"] = step.detach().clone() if isinstance(step, torch.Tensor) else step
+        for name in self.STATES:
+            loaded.update(self._loaded_state(name, saved, param, group))
+        return loaded
+
+    def _loaded_state(
         self, name: str, saved: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]
     ) -> dict[str, torch.Tensor]:
-        """A saved state as this optimizer keeps it: the entries to put into the parameter's state."""
-        value = saved[name].to(param.device)
-        scale = saved.get(_scale_name(name))
-        if group["states"] == "8bit" and scale is not None:
-            return {name: value.clone(), _scale_name(name): scale.to(param.device).clone()}
-        if scale is not None:
-            value = packed_states.decoded(value, scale, name in self.NON_NEGATIVE)
+        """The entries of one state, from saved values, from saved bytes, or from the beginning."""
+        non_negative = name in self.NON_NEGATIVE
+        value, codes, scale = (saved.get(key) for key in (name, _codes_name(name), _scale_name(name)))
+        if codes is not None and scale is not None:
+            if group["states"] == "8bit":
+                return {_codes_name(name): codes.detach().clone(), _scale_name(name): scale.detach().clone()}
+            value = packed_states.decoded(codes, scale, non_negative)
+        if value is None:
+            value = torch.full_like(param, self._first_value(name, group), dtype=torch.float32, requires_grad=False)
         if group["states"] == "8bit":
-            return packed_states.encoded(name, value.float(), name in self.NON_NEGATIVE)
-        return {name: value.to(_state_dtype(param, group), copy=True)}
+            packed = packed_states.encoded(name, value, non_negative)
+            return {_codes_name(name): packed[name], _scale_name(name): packed[_scale_name(name)]}
+        # Contiguous as the parameter is, on the CPU, with memory of its own.
+        dtype = _state_dtype(param, group)
+        return {name: value.detach().to("cpu", dtype, copy=True, memory_format=torch.contiguous_format)}
 
     def _start(self) -> None:
         """What is not part of a saved optimizer."""
@@ -334,49 +289,26 @@ class HostOptimizer(Optimizer):
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         finite_number("lr", group["lr"])
-        finite_number("weight_decay", group["weight_decay"])
-        if group["states"] not in self.STORAGES:
-            raise OpArgumentError(f"states is {group['states']!r}.", f"Choose one of: {', '.join(self.STORAGES)}.")
-        for name, value in self.FIXED.items():
-            if group[name] != value:
-                raise OpArgumentError(
-                    f"{name}={group[name]!r} is not supported by {type(self).__name__}.",
-                    f"Leave {name} at {value!r}, or use torch.optim's optimizer.",
-                )
-        self._check_options(group)
+        super()._check_group(group)
 
-    def _check_param(self, param: torch.Tensor, index: int) -> None:
-        what = f"Parameter {index} of the group"
+    def _check_device(self, param: torch.Tensor, what: str) -> None:
         if param.device.type != "cpu":
             raise OpArgumentError(
                 f"{what} is on device {param.device}; {type(self).__name__} works on CPU tensors.",
                 "Give it copies in host memory, for example p.detach().float().cpu().",
             )
-        if param.dtype not in _PARAM_DTYPES:
-            raise OpArgumentError(
-                f"{what} is of type {param.dtype}; float32, bfloat16 or float16 is needed.",
-                "Convert the model, for example model.float().",
-            )
-        if param.layout != torch.strided or not param.is_contiguous():
-            raise OpArgumentError(
-                f"{what} is not a contiguous dense tensor (layout {param.layout}).",
-                "Give it contiguous parameters, for example p.data = p.data.contiguous().",
-            )
 
-    def check_grad(self, grad: torch.Tensor, index: int) -> None:
-        if grad.layout != torch.strided:
-            raise OpArgumentError(
-                f"The gradient of parameter {index} is sparse ({grad.layout}); {type(self).__name__} takes dense ones.",
-                "Use torch.optim.SparseAdam or SGD for these parameters, or sparse=False in the embedding.",
-            )
+    def _check_saved(self, what: str, entry: Mapping[str, Any]) -> None:
+        self._require(what, entry, ("step",))
+        for name in self.STATES:
+            if _codes_name(name) in entry:
+                self._require(what, entry, (_scale_name(name),))
+            else:
+                self._require(what, entry, (name,))
 
-    @property
-    def _required(self) -> tuple[str, ...]:
-        """What a parameter's state cannot be without."""
-        return ("step", *self.STATES)
-
-    def check_state(self, state: Mapping[str, Any], index: int, group: Mapping[str, Any]) -> None:
-        self._require(f"The state of parameter {index}", state, self._required)
+    def check_state(self, state: Mapping[str, Any], index: int, group: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Refuse a parameter's state that does not fit."""
+        self._check_saved(f"The state of parameter {index}", state)
         try:
             number = float(state.get("step", 0))
         except (TypeError, ValueError, RuntimeError):  # no number, or a tensor of several
@@ -386,31 +318,10 @@ class HostOptimizer(Optimizer):
                 f"The state of parameter {index} has step {state.get('step')!r}; it must be a whole number from 0 on.",
                 "Load an intact state.",
             )
-        if group["states"] == "8bit":
-            self._require(f"The 8-bit state of parameter {index}", state, map(_scale_name, self.STATES))
-
-    def _require(self, what: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
-        missing = [name for name in names if name not in given]
-        if missing:
-            raise OpArgumentError(
-                f"{what} lacks {' and '.join(map(repr, missing))}.",
-                f"Give what the state_dict() of {type(self).__name__}, or of torch.optim's optimizer of its formula, "
-                "returned.",
-            )
 
 
-def check_betas(betas: Any) -> None:
-    """Refuse what is no pair of numbers in [0, 1).
-
-    Raises:
-        OpArgumentError: it is not one.
-    """
-    try:
-        beta1, beta2 = betas
-    except (TypeError, ValueError):
-        raise OpArgumentError(f"betas is {betas!r}; it must be two numbers.", "Correct betas.") from None
-    fraction("betas[0]", beta1)
-    fraction("betas[1]", beta2)
+def _codes_name(state: str) -> str:
+    return f"{state}_codes"
 
 
 def _scale_name(state: str) -> str:

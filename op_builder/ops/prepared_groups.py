@@ -20,6 +20,7 @@ from op_builder.errors import OpArgumentError
 from op_builder.ops.native.host_optimizer import TensorLists
 
 _grad_of = attrgetter("grad")
+_layout_of = attrgetter("layout")
 
 
 class KeptTensors(Protocol):
@@ -145,7 +146,9 @@ class Batch(Generic[Kept]):
     def contiguous(self, grads: list[torch.Tensor]) -> list[torch.Tensor]:
         """The gradients from now on, as the op takes them."""
         self.grads = grads
-        self.copied = [grad for grad in grads if not grad.is_contiguous()]
+        self.copied = []
+        if not all(map(torch.Tensor.is_contiguous, grads)):
+            self.copied = [grad for grad in grads if not grad.is_contiguous()]
         return [grad.contiguous() for grad in grads] if self.copied else grads
 
 
@@ -196,8 +199,9 @@ class PreparedGroups(Generic[Kept]):
         self.keeps_grads = bool(refs) and all(map(_same, grads, ([ref and ref() for ref in group] for group in refs)))
         for batch in batches:
             present = [grad for grad in map(grads[batch.group_index].__getitem__, batch.indices) if grad is not None]
-            for index, grad in zip(batch.indices, present, strict=True):
-                self._owner.check_grad(grad, index)
+            if not set(map(_layout_of, present)) <= {torch.strided}:
+                for index, grad in zip(batch.indices, present, strict=True):
+                    self._owner.check_grad(grad, index)
             batch.prepared.replace_grads(batch.contiguous(present))
         self._seen_grads = grads
         return batches
@@ -209,8 +213,17 @@ class PreparedGroups(Generic[Kept]):
         self._seen_refs = [
             [None if grad is None else weakref.ref(grad) for grad in group] for group in self._seen_grads
         ]
+        self._drop_grads()
+
+    def release_grads(self) -> None:
+        """Let gradients go now."""
+        self.keeps_grads = False
+        self._seen_refs = []
+        self._drop_grads()
+
+    def _drop_grads(self) -> None:
         self._seen_grads = []
-        for batch in self._batches:
+        for batch in self._batches or ():
             batch.grads, batch.copied = [], []
             batch.prepared.release_grads()
 
