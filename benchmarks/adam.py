@@ -19,11 +19,12 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import _measure
+from benchmarks import _measure, _temporaries
 from op_builder.ops import CPUAdam
 
 OURS, LIMIT = "accel-ops", "limit"
 APART = "accel-ops, apart"
+PLAIN = "accel-ops, fp32 moments"
 PEERS = ("torch", "deepspeed")
 MILLION = 2**20
 QUICK_NUMEL = 16 * MILLION
@@ -37,7 +38,8 @@ class Case:
 
     Attributes:
         states: ``CPUAdam``'s way of keeping the moments.
-        least_of_limit: the share of the limit that is asked for, None where nothing is.
+        least_of_limit: the share of the limit that is asked for, None where nothing is. With packed
+            moments it is asked of the ratio of the bytes to those with float32 moments instead.
         least_ratio: how many times as fast as the best peer it is to be.
         rides_along: gradients are unscaled and clipped, and a bfloat16 copy of the parameters written.
     """
@@ -65,6 +67,10 @@ class Case:
         return self.states in ("float32", "param") and not self.rides_along
 
     @property
+    def is_packed(self) -> bool:
+        return self.states in ("bfloat16", "8bit")
+
+    @property
     def bytes_per_element(self) -> float:
         """Parameter and two moments read and written, gradient read; beside it the gradient again, a copy written."""
         beside = self.dtype.itemsize + 2 if self.rides_along else 0
@@ -73,7 +79,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One contender in one case; ``limit_s`` is the time that moving the bytes alone would take."""
+    """One contender in one case; ``limit_s`` is the time that moving its bytes alone would take."""
 
     case: Case
     contender: str
@@ -94,7 +100,7 @@ def make_cases(numel: int) -> list[Case]:
         Case(f"{size} fp32, bf16 moments", 1, numel, f32, "bfloat16", 0.9),
         Case(f"{size} fp32, 8-bit moments", 1, numel, f32, "8bit", 0.9),
         Case(f"{size} bf16, fp32 moments", 1, numel, bf16, "float32", 0.95, 1.0),
-        Case(f"{size} bf16, bf16 moments", 1, numel, bf16, "param", None, 1.0),
+        Case(f"{size} bf16, bf16 moments", 1, numel, bf16, "param", 0.95, 1.0),
         Case(f"{size} fp32, unscale, clip, bf16 copy", 1, numel, f32, "float32", None, 1.5, rides_along=True),
         Case("1,000 x 65,536 fp32", 1000, 65536, f32, "float32", 0.9, 1.0),
         Case("10,000 x 1,024 fp32", 10_000, 1024, f32, "float32", None, 4.0),
@@ -113,17 +119,17 @@ def timed(work: Callable[[], object]) -> Callable[[], float]:
 
 
 def local_contenders(case: Case, peers: list[str]) -> dict[str, Callable[[], float]]:
-    """Ours, torch's and the streaming limit, on the same tensors."""
+    """Ours, with packed moments also ours with plain ones, torch's, and the streaming limit, on the same tensors."""
     params = [torch.nn.Parameter(torch.zeros(case.numel, dtype=case.dtype)) for _ in range(case.count)]
     for param in params:
         param.grad = torch.full_like(param, 1e-3)
-    ours = CPUAdam(params, weight_decay=0.01, states=case.states)
-    ours.step()
-    ours.step()  # in the second it learns that the gradients stay the same tensors
+    ours = warmed_up(CPUAdam(params, weight_decay=0.01, states=case.states))
     stream = torch.zeros(STREAM_NUMEL if case.total >= QUICK_NUMEL else STREAM_NUMEL // 4)
     contenders = {LIMIT: timed(lambda: stream.add_(1))}
     if case.rides_along:
-        copies = {param: torch.zeros_like(param, dtype=torch.bfloat16, requires_grad=False) for param in params}
+        copies: dict[torch.Tensor, torch.Tensor] = {
+            param: torch.zeros_like(param, dtype=torch.bfloat16, requires_grad=False) for param in params
+        }
         contenders[APART] = timed(lambda: step_apart(ours, params, copies))
         fused = CPUAdam(params, weight_decay=0.01, max_grad_norm=1.0)
         fused.state.update(ours.state)
@@ -131,6 +137,8 @@ def local_contenders(case: Case, peers: list[str]) -> dict[str, Callable[[], flo
         contenders[OURS] = timed(lambda: fused.step(grad_scale=1.0))
     else:
         contenders[OURS] = timed(ours.step)
+    if case.is_packed:  # beside it, because the memory's speed is not the same in every case
+        contenders[PLAIN] = timed(warmed_up(CPUAdam(params, weight_decay=0.01, states="float32")).step)
     if "torch" in peers and case.moment == case.dtype:  # its moments have the parameter's type
         theirs = torch.optim.AdamW(params, weight_decay=0.01, fused=True)
         theirs.state.update({param: {**state, "step": state["step"].clone()} for param, state in ours.state.items()})
@@ -139,6 +147,12 @@ def local_contenders(case: Case, peers: list[str]) -> dict[str, Callable[[], flo
         else:
             contenders["torch"] = timed(theirs.step)
     return contenders
+
+
+def warmed_up(optimizer: CPUAdam) -> CPUAdam:
+    optimizer.step()
+    optimizer.step()  # in the second it learns that the gradients stay the same tensors
+    return optimizer
 
 
 def step_apart(
@@ -173,11 +187,20 @@ def run_case(case: Case, peers: list[str], rounds: int, peer: _measure.PeerProce
         seconds = _measure.interleave(contenders, rounds, lambda: progress.advance(task))
     stream_numel = STREAM_NUMEL if case.total >= QUICK_NUMEL else STREAM_NUMEL // 4
     stream_s_per_byte = min(seconds.pop(LIMIT)) / (8 * stream_numel)
-    limit_s = stream_s_per_byte * case.total * case.bytes_per_element
-    return [Result(case, contender, taken, limit_s) for contender, taken in seconds.items()]
+    limit_s = stream_s_per_byte * case.total
+    return [
+        Result(case, contender, taken, limit_s * (plain(case) if contender == PLAIN else case).bytes_per_element)
+        for contender, taken in seconds.items()
+    ]
 
 
-COLUMNS = ("case", "contender", "best ms", "median ms", "limit ms", "of the limit", "accel-ops is faster by", "asked")
+def plain(case: Case) -> Case:
+    """The same with float32 moments."""
+    return dataclasses.replace(case, states="float32")
+
+
+COLUMNS = ("case", "contender", "best ms", "median", "limit", "of limit", "ours faster")
+ASKED_COLUMNS = ("case", "asked of accel-ops", "verdict", "figure", "at least")
 
 
 def rows_of(results: list[Result]) -> list[list[str]]:
@@ -192,53 +215,51 @@ def rows_of(results: list[Result]) -> list[list[str]]:
             f"{result.limit_s * 1e3:.1f}",
             f"{result.limit_s / result.best_s:.2f}",
             "" if result.contender == OURS else f"{result.best_s / ours[result.case]:.2f} x",
-            asked_of(result, results),
         ]
         for result in results
     ]
 
 
-def asked_of(result: Result, results: list[Result]) -> str:
-    """What is asked of our figure, and whether it is met."""
-    case = result.case
-    if result.contender != OURS:
-        return ""
-    words = []
-    if case.least_of_limit is not None:
-        if case.states in ("bfloat16", "8bit"):
-            plain = next(r for r in results if r.contender == OURS and r.case.states == "float32" and r.case.is_plain)
-            share = plain.best_s / result.best_s / (plain.case.bytes_per_element / case.bytes_per_element)
-            what = "of the bytes' ratio to fp32"
-        else:
-            share, what = result.limit_s / result.best_s, "of the limit"
-        words.append(f"{verdict(share >= case.least_of_limit)}: {share:.2f} {what} (>= {case.least_of_limit})")
-    others = [other.best_s for other in results if other.case == case and other.contender != OURS]
-    if case.least_ratio is not None and others:
-        ratio = min(others) / result.best_s
-        words.append(f"{verdict(ratio >= case.least_ratio)}: {ratio:.2f} x the next best (>= {case.least_ratio})")
-    return "; ".join(words)
+def asked_rows(results: list[Result]) -> list[list[str]]:
+    """What is asked of our figures and whether it is met, a verdict a row."""
+    rows = []
+    for result in results:
+        if result.contender != OURS:
+            continue
+        case = result.case
+        others = {other.contender: other.best_s for other in results if other.case == case and other is not result}
+        if case.least_of_limit is not None:
+            if case.is_packed:
+                what = "share of the bytes' ratio to fp32 moments"
+                share = others[PLAIN] / result.best_s / (plain(case).bytes_per_element / case.bytes_per_element)
+            else:
+                what, share = "share of the limit", result.limit_s / result.best_s
+            rows.append(asked_row(case, what, share, case.least_of_limit))
+        if case.least_ratio is not None and others:
+            best = min(others, key=others.__getitem__)
+            rows.append(asked_row(case, f"times as fast as {best}", others[best] / result.best_s, case.least_ratio))
+    return rows
+
+
+def asked_row(case: Case, what: str, figure: float, least: float) -> list[str]:
+    return [case.name, what, verdict(figure >= least), f"{figure:.2f}", f"{least:g}"]
 
 
 def verdict(is_met: bool) -> str:
     return "ok" if is_met else "miss"
 
 
-def temporary_bytes(numel: int) -> int:
-    """How much the process grows at most while a step of ``numel`` elements in 8-bit moments runs, clipping too."""
-    param = torch.nn.Parameter(torch.zeros(numel))
-    param.grad = torch.full_like(param, 1e-3)
-    optimizer = CPUAdam([param], states="8bit", max_grad_norm=1.0)
-    optimizer.step()
-    optimizer.step()
-    Path("/proc/self/clear_refs").write_text("5")  # forget the highest resident size
-    before = resident_bytes("VmRSS")
-    optimizer.step()
-    return max(0, resident_bytes("VmHWM") - before)
-
-
-def resident_bytes(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
+def temporaries_text(threads: int) -> str:
+    """How far a step makes the process grow, each case's verdict on a line."""
+    limit_kib = threads << 10
+    kib = _temporaries.measure(threads)
+    if kib is None:
+        return "Temporaries of a step: not measured."
+    lines = [f"Temporaries of a step with {threads} threads, at most {limit_kib} KiB asked for:", ""]
+    for case, grown in kib.items():
+        found = "not measured" if grown is None else f"{verdict(grown <= limit_kib)}, {grown} KiB"
+        lines.append(f"- {case}: {found}")
+    return "\n".join(lines)
 
 
 def as_json(machine: _measure.Machine, results: list[Result]) -> str:
@@ -293,16 +314,19 @@ def main() -> None:
         results += run_case(case, arguments.peers, rounds, peer)
     if peer is not None:
         peer.close()
-    grown = temporary_bytes(numel // 4)
-    memory = f"Temporaries: a step of {numel // 4 // MILLION}M parameters grew the process by {grown >> 10} KiB"
-    memory += f", {torch.get_num_threads()} threads (at most 1 MiB each is asked for)."
     if arguments.json:
         print(as_json(machine, results))
     else:
         _measure.console.print(_measure.table("CPU Adam, one step", COLUMNS, rows_of(results)))
-        _measure.console.print(f"{memory}\n{machine}")
+        _measure.console.print(_measure.table("What is asked", ASKED_COLUMNS, asked_rows(results)))
+        _measure.console.print(str(machine))
+    if arguments.write or not arguments.json:
+        temporaries = temporaries_text(torch.get_num_threads())
+    if not arguments.json:
+        _measure.console.print(temporaries)
     if arguments.write:
-        _measure.write_results("adam", f"{machine}\n\n{_measure.markdown(COLUMNS, rows_of(results))}\n{memory}\n")
+        tables = [_measure.markdown(COLUMNS, rows_of(results)), _measure.markdown(ASKED_COLUMNS, asked_rows(results))]
+        _measure.write_results("adam", "\n\n".join([str(machine), *tables, temporaries]))
         from benchmarks import _roofline
 
         _roofline.draw([result for result in results if result.contender != APART and result.case.is_plain])

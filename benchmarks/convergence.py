@@ -3,9 +3,10 @@
 The first task is the character-level transformer of examples/train_characters on Python's own standard
 library, the second a small network fitted to a smooth function, whose gradients fall by orders of
 magnitude. Every contender starts from the same parameters and sees the same batches, for several seeds;
-what differs is how the two moments lie in memory. beta2 is 0.999, where a step changes the second moment
-by a thousandth: less than half of bfloat16's last place, so that rounding to nearest keeps it where it
-was, and a learning rate that was made for large gradients.
+what differs is how the two moments lie in memory: the ways of ``CPUAdam(states=...)`` and, as a control,
+bfloat16 rounded to nearest. beta2 is 0.999, where a step changes the second moment by a thousandth: less
+than half of bfloat16's last place, so that rounding to nearest keeps it where it was, and with it a
+learning rate that was made for large gradients.
 
     python -m benchmarks.convergence [--steps N] [--seeds N] [--json] [--write]
 """
@@ -29,12 +30,29 @@ from accelerator import get_accelerator
 from benchmarks import _measure
 from examples.characters.text import standard_library
 from examples.characters.training import Recipe, train
-from op_builder.ops.native.cpu_adam import CPUAdamModule
-from op_builder.ops.native.host_optimizer import QUANT_BLOCK, Pass, TensorLists
+from op_builder.ops import CPUAdam
+from op_builder.ops.native.host_optimizer import QUANT_BLOCK
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "convergence.png"
 BETAS = (0.9, 0.999)
 SMOOTHED_STEPS = 25
+
+
+class NearestAdam(CPUAdam):
+    """The control: moments in bfloat16, rounded to nearest.
+
+    float32 ones that are rounded after every step: what the op does with ``states="param"`` where
+    parameters are of bfloat16, too.
+    """
+
+    @torch.no_grad()
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """Update all parameters that have gradients, then round."""
+        loss = super().step(*args, **kwargs)
+        for state in self.state.values():
+            for name in self.STATES:
+                state[name].copy_(state[name].bfloat16())
+        return loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,68 +61,28 @@ class Storage:
 
     Attributes:
         bits: of one moment of one parameter, a block's scale shared out.
-        dtype: of the moments' elements.
-        stochastic: bfloat16 is rounded at random.
-        nearest: the moments are rounded to this type after every step, to nearest.
+        states: what ``optimizer`` is told.
     """
 
     name: str
     bits: float
-    dtype: torch.dtype
+    states: str
     color: str
-    stochastic: bool = False
-    nearest: torch.dtype | None = None
+    optimizer: type[CPUAdam] = CPUAdam
+
+    def make_optimizer(
+        self, params: Iterable[nn.Parameter], *, lr: float, weight_decay: float = 0.0, seed: int
+    ) -> CPUAdam:
+        """The optimizer that keeps its moments so; ``seed`` is of the random rounding."""
+        return self.optimizer(params, lr, betas=BETAS, weight_decay=weight_decay, states=self.states, seed=seed)
 
 
 STORAGES = (
-    Storage("float32", 32, torch.float32, "#1f3a5f"),
-    Storage("bfloat16, stochastic rounding", 16, torch.bfloat16, "#3d7068", stochastic=True),
-    Storage("8 bits in blocks", 8 + 32 / QUANT_BLOCK, torch.uint8, "#f2a65a"),
-    Storage("bfloat16, to nearest", 16, torch.float32, "#c0392b", nearest=torch.bfloat16),
+    Storage("float32", 32, "float32", "#1f3a5f"),
+    Storage("bfloat16, stochastic rounding", 16, "bfloat16", "#3d7068"),
+    Storage("8 bits in blocks", 8 + 32 / QUANT_BLOCK, "8bit", "#f2a65a"),
+    Storage("bfloat16, to nearest", 16, "float32", "#c0392b", NearestAdam),
 )
-
-
-class ListAdam(Optimizer):
-    """AdamW on float32 parameters through the list form of the native op.
-
-    Args:
-        seed: of the random rounding.
-    """
-
-    def __init__(
-        self, params: Iterable[nn.Parameter], storage: Storage, lr: float, weight_decay: float, seed: int
-    ) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
-        self._storage = storage
-        self._seed = seed
-        self._native: CPUAdamModule = get_accelerator().create_op_builder("CPUAdamBuilder").load()
-        params = self.param_groups[0]["params"]
-        self._moments = [[torch.zeros_like(param, dtype=storage.dtype) for param in params] for _ in range(2)]
-        self._scales: list[list[torch.Tensor]] = []
-        if storage.dtype == torch.uint8:
-            blocks = [-(-param.numel() // QUANT_BLOCK) for param in params]
-            self._scales = [[torch.zeros(count) for count in blocks] for _ in range(2)]
-        self._step = 0
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update all parameters, which must have gradients."""
-        if closure is not None:
-            raise NotImplementedError("ListAdam takes no closure.")
-        group = self.param_groups[0]
-        params = group["params"]
-        self._step += 1
-        self._native.update_list(
-            TensorLists(params, [param.grad for param in params], self._moments, self._scales),
-            self._step,
-            (float(group["lr"]), *BETAS, 1e-8, group["weight_decay"], True, True),
-            Pass(stochastic=self._storage.stochastic, seed=self._seed),
-        )
-        if self._storage.nearest is not None:
-            # What the op does where parameters are of that type too: float arithmetic, rounded when stored.
-            for moments in self._moments:
-                for moment in moments:
-                    moment.copy_(moment.to(self._storage.nearest))
 
 
 Advance = Callable[[], None]
@@ -115,7 +93,7 @@ def train_characters(storage: Storage, steps: int, seed: int, advance: Advance) 
     recipe = Recipe(steps=steps, seed=seed, host_masters=False, betas=BETAS)
 
     def make(params: Iterable[nn.Parameter]) -> Optimizer:
-        return ListAdam(params, storage, recipe.learning_rate, recipe.weight_decay, seed)
+        return storage.make_optimizer(params, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, seed=seed)
 
     return train(make, standard_library(), recipe, get_accelerator(), lambda _: advance()).losses
 
@@ -128,7 +106,7 @@ def fit_function(storage: Storage, steps: int, seed: int, advance: Advance) -> l
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8))
     learning_rate = 3e-3
-    optimizer = ListAdam(model.parameters(), storage, learning_rate, 0.0, seed)
+    optimizer = storage.make_optimizer(model.parameters(), lr=learning_rate, seed=seed)
     losses = []
     for step in range(steps):
         # Down to nothing in the last third: what is left is the distance from the minimum, not noise around it.

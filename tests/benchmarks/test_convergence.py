@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks import convergence
+from op_builder.ops import CPUAdam
 
 FLOAT32, STOCHASTIC, PACKED, NEAREST = convergence.STORAGES
 SEEDS = range(3)
@@ -32,6 +33,25 @@ def function_results() -> dict[str, convergence.Result]:
     results = {storage.name: final_losses(task, storage, task.steps) for storage in convergence.STORAGES}
     torch.set_num_threads(before)
     return results
+
+
+def test_every_storage_of_fewer_bits_is_the_front_ends_own() -> None:
+    """So that what is shown here is shown of ``CPUAdam(states=...)``; the control alone has a class of its own."""
+    assert [(one.optimizer, one.states) for one in convergence.STORAGES if one is not NEAREST] == [
+        (CPUAdam, "float32"),
+        (CPUAdam, "bfloat16"),
+        (CPUAdam, "8bit"),
+    ]
+    param = torch.nn.Parameter(torch.ones(300))
+    kept = []
+    for storage in convergence.STORAGES:
+        optimizer = storage.make_optimizer([param], lr=0.1, seed=0)
+        param.grad = torch.rand(300)
+        optimizer.step()
+        kept.append([entry for name, entry in optimizer.state[param].items() if name.startswith("exp_avg")])
+    float32, scaled = {torch.float32}, {torch.uint8, torch.float32}
+    assert [{entry.dtype for entry in entries} for entries in kept] == [float32, {torch.bfloat16}, scaled, float32]
+    assert all(torch.equal(entry, entry.bfloat16().float()) for entry in kept[-1])
 
 
 @pytest.mark.parametrize("storage", [STOCHASTIC, PACKED], ids=lambda storage: storage.name)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -33,8 +34,8 @@ from optimizer_reference import (
 
 from op_builder.cpu_isa import supported_isas
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.host_optimizer import QUANT_BLOCK, HostOptimizerModule, Pass, TensorLists
-from op_builder.ops.packed_states import decoded
+from op_builder.ops.native.host_optimizer import QUANT_BLOCK, Pass, TensorLists
+from op_builder.ops.packed_states import decoded, encoded
 
 ISAS = supported_isas()
 LENGTHS = (0, 1, 3, 15, 16, 17, 31, 1000, 4097)
@@ -403,40 +404,92 @@ def test_1000_steps_stay_beside_the_float64_formula(kind):
     assert (tensors.param.double() - reference.param.value).abs().max() < 1e-3
 
 
-def train(module: HostOptimizerModule, kind: Kind, form: str) -> tuple[float, list[torch.Tensor]]:
-    """The loss of a least-squares fit after 300 steps of that optimizer, and its states as floats."""
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(64, 300, generator=generator)
-    targets = inputs @ torch.randn(300, generator=generator) / 10
-    param = torch.zeros(300)
-    dtype = {"plain": torch.float32, "stochastic": torch.bfloat16, "8-bit": torch.uint8}[form]
-    states = [[torch.zeros(300, dtype=dtype)] for _ in kind.states]
-    scales = [[torch.zeros(2)] for _ in kind.states] if form == "8-bit" else ()
-    options = {**kind.options, "weight_decay": 0.0}
-    if kind is ADAGRAD:
-        options["lr"] = 0.1
-    for step in range(1, 301):
-        grad = inputs.T @ (inputs @ param - targets) / 64
-        lists = TensorLists([param], [grad], states, scales)
-        module.update_list(lists, step, list(options.values()), Pass(stochastic=form == "stochastic", seed=1))
-    values = [state.float() for (state,) in states]
-    if form == "8-bit":
-        values = [
-            decoded(state, scale, name.endswith("sq"))
-            for name, (state,), (scale,) in zip(kind.states, states, scales, strict=True)
-        ]
-    return float(((inputs @ param - targets) ** 2).mean()), values
+@dataclass(frozen=True)
+class Descent:
+    """Noisy gradients of a quadratic that fall by orders of magnitude, and an optimizer of packed states for it.
+
+    Attributes:
+        far: how far from the minimum it starts; the noise is 0.01 to 0.3.
+    """
+
+    kind: Kind
+    form: str
+    lr: float
+    noise: float
+    far: float = 10.0
+    change: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.form}"
+
+    def run(self, form: str) -> tuple[float, list[torch.Tensor]]:
+        """The loss after 1500 steps, and the states as floats.
+
+        Args:
+            form: ``plain``, ``bfloat16`` or ``8-bit``; with `` to nearest`` plain ones that are rounded
+                after every step: what packed ones were if they were not rounded at random.
+        """
+        steps, numel = 1500, 300
+        generator = torch.Generator().manual_seed(0)
+        curvature = torch.logspace(-1, 0, numel)
+        minimum = self.far * torch.randn(numel, generator=generator)
+        param = torch.zeros(numel)
+        dtype = {"bfloat16": torch.bfloat16, "8-bit": torch.uint8}.get(form, torch.float32)
+        states = [[torch.zeros(numel, dtype=dtype)] for _ in self.kind.states]
+        scales = [[torch.zeros(2)] for _ in self.kind.states] if form == "8-bit" else ()
+        options = {**self.kind.options, "weight_decay": 0.0, **self.change}
+        also = Pass(stochastic=form == "bfloat16", seed=1)
+        signs = [not name.endswith("sq") for name in self.kind.states]
+        for step in range(1, steps + 1):
+            grad = curvature * (param - minimum) + self.noise * torch.randn(numel, generator=generator)
+            options["lr"] = self.lr * min(1.0, 3 * (1 - (step - 1) / steps))
+            load(self.kind).update_list(TensorLists([param], [grad], states, scales), step, [*options.values()], also)
+            for (state,), has_sign in zip(states, signs, strict=True):
+                if form == "bfloat16 to nearest":
+                    state.copy_(state.bfloat16())
+                elif form == "8-bit to nearest":
+                    codes = encoded("state", state, not has_sign)
+                    state.copy_(decoded(codes["state"], codes["state_scale"], not has_sign))
+        if form == "8-bit":
+            triples = zip(states, scales, signs, strict=True)
+            return self.loss(curvature, param, minimum), [decoded(q, s, not sign) for (q,), (s,), sign in triples]
+        return self.loss(curvature, param, minimum), [state.float() for (state,) in states]
+
+    @staticmethod
+    def loss(curvature: torch.Tensor, param: torch.Tensor, minimum: torch.Tensor) -> float:
+        return float((curvature * (param - minimum) ** 2).mean())
+
+    def apart(self, form: str) -> float:
+        """How far the loss, or a sum of squares in the states, is from plain states', as a fraction of that."""
+        loss, states = self.run(form)
+        plain_loss, plain_states = self.run("plain")
+        ratios = [loss / plain_loss]
+        for name, state, plain in zip(self.kind.states, states, plain_states, strict=True):
+            if name.endswith("sq"):
+                ratios.append(float(state.sum() / plain.sum()))
+        return max(abs(ratio - 1) for ratio in ratios)
 
 
-@pytest.mark.parametrize("kind", PACKING, ids=str)
-@pytest.mark.parametrize("form", ["stochastic", "8-bit"])
-def test_packed_states_train_as_plain_ones_do(kind, form):
-    loss, states = train(load(kind), kind, form)
-    plain_loss, plain_states = train(load(kind), kind, "plain")
-    assert loss < 1.2 * plain_loss + 1e-3
-    for name, state, plain in zip(kind.states, states, plain_states, strict=True):
-        if name.endswith("sq"):  # what one rounding has lost another has won
-            assert (state - plain).norm() < (0.25 if form == "8-bit" else 0.05) * plain.norm()
+# Only where rounding to nearest shows, which is where a step changes a state by less than half of its last
+# place: sums of squares, and in 8 bits Lion's average of a hundred gradients. SGD's momentum of 0.9
+# changes by more in every step, and its losses with plain, packed and nearest states are within 3 %.
+DESCENTS = [
+    Descent(ADAM, "bfloat16", 0.03, 0.01),
+    Descent(ADAM, "8-bit", 0.03, 0.01),
+    Descent(ADAGRAD, "bfloat16", 0.3, 0.3),
+    Descent(ADAGRAD, "8-bit", 0.3, 0.3),
+    Descent(LION, "8-bit", 0.01, 0.3, far=3.0, change={"beta2": 0.99}),
+]
+
+
+@pytest.mark.parametrize("descent", DESCENTS, ids=str)
+def test_packed_states_train_as_plain_ones_do(descent):
+    assert descent.apart(descent.form) < 0.1
+
+
+@pytest.mark.parametrize("descent", DESCENTS, ids=str)
+def test_that_would_fail_if_they_were_rounded_to_nearest(descent):
+    assert descent.apart(f"{descent.form} to nearest") > 0.2
 
 
 @pytest.mark.parametrize("kind", PACKING, ids=str)
