@@ -58,8 +58,11 @@ def test_every_storage_of_fewer_bits_is_the_front_ends_own() -> None:
 def test_a_function_is_fitted_as_well_as_with_float32_moments(function_results, storage):
     reference = function_results[FLOAT32.name]
     assert max(reference.final) < 2e-3 * min(losses[0] for losses in reference.losses)
-    # Measured: within 1 % with bfloat16, 3 to 8 % below with 8 bits.
-    assert max(function_results[storage.name].above(reference)) <= 0.05
+    # Measured: within 1 % with bfloat16, 3 to 8 % below with 8 bits. A kernel that rounds to nearest ends a
+    # third higher with bfloat16, and with 8 bits, by larger steps than were asked for, at half the loss.
+    above = function_results[storage.name].above(reference)
+    assert max(above) <= 0.05
+    assert min(above) >= (-0.15 if storage is PACKED else -0.05)
 
 
 def test_bfloat16_moments_rounded_to_nearest_fit_it_worse(function_results):
