@@ -72,7 +72,7 @@ const T* control_data(const std::optional<Tensor>& tensor, const char* role, std
     refuse(std::string(role) + " is not on the device of the parameters.",
            "Move it there, for example x.to(param.device).");
   }
-  return static_cast<const T*>(tensor->data_ptr());
+  return static_cast<const T*>(memory_of(*tensor, {role, Argument::kNoList}, sizeof(T), sizeof(T)));
 }
 
 template <class Optimizer>
@@ -154,9 +154,7 @@ class FusedOptimizer {
     const std::int32_t device = lists.params.empty() ? -1 : device_of(lists.params[0]);
     if (device < 0) {
       checked.host = Host::check(lists, {1.0, false, false, 0, checked_isa(isa)}, Optimizer::find);
-      for (std::size_t i = 0; i < steps.size(); ++i) {
-        checked.counters.emplace_back(steps[i], i);
-      }
+      checked.counters = step_counters(steps);
     } else {
       check_on_device(lists, steps, device, checked);
     }
@@ -247,7 +245,8 @@ class FusedOptimizer {
         refuse(argument.text() + " is of type " + type_name(tensor) + "; float32, bfloat16 or float16 is needed.",
                "Convert it, for example x.float().");
     }
-    array.data = tensor.data_ptr();
+    const std::int64_t element_bytes = size_bytes(array.dtype);
+    array.data = memory_of(tensor, argument, array.numel * element_bytes, element_bytes);
     return array;
   }
 
@@ -309,7 +308,8 @@ class FusedOptimizer {
         refuse(Argument{"step", i}.text() + " is no tensor of one float32 on the device of its parameter.",
                "Pass, for example, torch.zeros((), device=param.device).");
       }
-      checked.device_steps.push_back(static_cast<float*>(step.data_ptr()));
+      constexpr std::int64_t kBytes = sizeof(float);
+      checked.device_steps.push_back(static_cast<float*>(memory_of(step, {"step", i}, kBytes, kBytes)));
     }
     checked.device.reserve(lists.params.size());
     for (std::size_t i = 0; i < lists.params.size(); ++i) {
@@ -398,9 +398,7 @@ class FusedOptimizer {
       device = device_of(lists.params[0]);
       checked = check(lists, steps, isa_now);
       isa = isa_now;
-      for (const Tensors* const tensors : {&lists.params, &lists.grads, &lists.states, &steps}) {
-        watched.watch(*tensors);
-      }
+      watched.watch({&lists.params, &lists.grads, &lists.states, &steps});
     }
   };
 

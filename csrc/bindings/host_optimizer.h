@@ -93,11 +93,11 @@ class HostOptimizer {
     library.def(
         "update(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] states, Tensor(d!)[] scales, "
         "Tensor(e!)[] copies, int step, float[] options, float grad_scale, bool zero_grads, bool stochastic, "
-        "int seed, str isa) -> ()");
+        "int seed, str isa, int[] places=[]) -> ()");
     library.def("sum_of_squares(Tensor[] tensors, Tensor(a!) sum, str isa) -> ()");
     library.def(
         "prepare(Tensor[] params, Tensor[] grads, Tensor[] states, Tensor[] scales, Tensor[] copies, "
-        "Tensor[] steps) -> int");
+        "Tensor[] steps, int[] places=[]) -> int");
     library.def("replace_grads(int list, Tensor[] grads) -> ()");
     library.def("release_grads(int list) -> ()");
     library.def(
@@ -141,14 +141,15 @@ class HostOptimizer {
     if (!lists.copies.empty()) {
       lists.require_length(lists.copies, 1, "copy");
     }
-    const std::size_t count = lists.params.size();
+    lists.require_places();
     CheckedList<Kernel> checked;
-    checked.items.reserve(count);
-    checked.starts.reserve(count + 1);
-    for (std::size_t i = 0; i < count; ++i) {
+    checked.items.resize(lists.params.size());
+    check_each(checked.items.size(), [&](std::size_t i) {
       const UpdateItem item = checked_item(lists, i, Optimizer::kStates, arguments.stochastic);
-      checked.add(item, find(arguments.isa, item.types));
-    }
+      checked.items[i] = {item, find(arguments.isa, item.types)};
+    });
+    require_disjoint(checked.items, arguments.zero_grads);
+    checked.make_starts();
     return checked;
   }
 
@@ -173,7 +174,7 @@ class HostOptimizer {
     const auto arguments_of = [&](std::int64_t i) {
       const double step = steps.size() == 1 ? steps[0] : steps[i];
       const cpu::Pass pass{static_cast<float>(arguments.grad_scale), arguments.zero_grads,
-                           cpu::random_key(arguments.seed, static_cast<std::uint64_t>(step), i)};
+                           cpu::random_key(arguments.seed, static_cast<std::uint64_t>(step), checked.items[i].place)};
       return KernelArguments{&coefficients[which[i]], pass};
     };
     if constexpr (std::is_same_v<Kernel, cpu::TwoPassKernels>) {
@@ -200,23 +201,20 @@ class HostOptimizer {
     WatchedTensors watched;
     cpu::Isa isa = cpu::Isa::baseline;
     bool stochastic = false;
+    bool zero_grads = false;
 
     void check_again(const PassArguments& arguments) {
-      if (arguments.isa == isa && arguments.stochastic == stochastic && watched.are_unchanged()) {
+      if (arguments.isa == isa && arguments.stochastic == stochastic && (zero_grads || !arguments.zero_grads) &&
+          watched.are_unchanged()) {
         return;
       }
       watched.clear();  // a refusal leaves nothing half checked
       checked = check(lists, arguments, Optimizer::find);
-      counters.clear();
-      for (std::size_t i = 0; i < steps.size(); ++i) {
-        counters.emplace_back(steps[i], i);
-      }
+      counters = step_counters(steps);
       isa = arguments.isa;
       stochastic = arguments.stochastic;
-      const Tensors* const all[] = {&lists.params, &lists.grads, &lists.states, &lists.scales, &lists.copies, &steps};
-      for (const Tensors* const tensors : all) {
-        watched.watch(*tensors);
-      }
+      zero_grads = arguments.zero_grads;
+      watched.watch({&lists.params, &lists.grads, &lists.states, &lists.scales, &lists.copies, &steps});
     }
   };
 
@@ -231,12 +229,12 @@ class HostOptimizer {
 
   static void update(Tensors params, Tensors grads, Tensors states, Tensors scales, Tensors copies, std::int64_t step,
                      std::vector<double> options, double grad_scale, bool zero_grads, bool stochastic,
-                     std::int64_t seed, std::string isa) {
+                     std::int64_t seed, std::string isa, std::vector<std::int64_t> places) {
     if (step < 1) {
       refuse("step is " + std::to_string(step) + "; steps count from 1.", "Pass the number of this update.");
     }
-    const TensorLists lists{std::move(params), std::move(grads), std::move(states), std::move(scales),
-                            std::move(copies)};
+    const TensorLists lists{std::move(params), std::move(grads),  std::move(states),
+                            std::move(scales), std::move(copies), std::move(places)};
     const PassArguments arguments{grad_scale, zero_grads, stochastic, seed, checked_isa(isa)};
     run(check(lists, arguments, Optimizer::find), options, {static_cast<double>(step)}, arguments);
   }
@@ -251,15 +249,19 @@ class HostOptimizer {
   // For tracing: the ops return nothing and fake tensors have no memory, so there is nothing to do;
   // the checks run with the real tensors.
   static void update_meta(Tensors, Tensors, Tensors, Tensors, Tensors, std::int64_t, std::vector<double>, double, bool,
-                          bool, std::int64_t, std::string) {}
+                          bool, std::int64_t, std::string, std::vector<std::int64_t>) {}
   static void sum_of_squares_meta(Tensors, Tensor, std::string) {}
-  static std::int64_t prepare_meta(Tensors, Tensors, Tensors, Tensors, Tensors, Tensors) { return 0; }
+  static std::int64_t prepare_meta(Tensors, Tensors, Tensors, Tensors, Tensors, Tensors, std::vector<std::int64_t>) {
+    return 0;
+  }
   static void replace_grads_meta(std::int64_t, Tensors) {}
 
   static std::int64_t prepare(Tensors params, Tensors grads, Tensors states, Tensors scales, Tensors copies,
-                              Tensors steps) {
+                              Tensors steps, std::vector<std::int64_t> places) {
     auto prepared = std::make_shared<Prepared>();
-    prepared->lists = {std::move(params), std::move(grads), std::move(states), std::move(scales), std::move(copies)};
+    prepared->lists = {std::move(params), std::move(grads),  std::move(states),
+                       std::move(scales), std::move(copies), std::move(places)};
+    prepared->lists.require_places();
     prepared->lists.require_length(steps, 1, "step");
     prepared->steps = std::move(steps);
     return Lists::add(std::move(prepared));

@@ -1,12 +1,18 @@
 // The tensors of an update on the host: lists of them, checked before anything is written.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <mutex>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
+#include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include "bindings/optimizer_passes.h"
@@ -43,15 +49,53 @@ inline std::string supported_isas() {
   return names;
 }
 
+// Checking a parameter's tensors takes most of a microsecond: a thread is worth waking for some hundred.
+constexpr std::int64_t kGrainChecks = 256;
+
+// Calls check(i) for all i below `count`, on torch's threads. What it throws for the lowest i is thrown, as a loop
+// would; for others it may have been called or not.
+template <class Check>
+void check_each(std::size_t count, const Check& check) {
+  std::mutex mutex;
+  std::exception_ptr refusal;
+  std::int64_t refused = 0;
+  torch::stable::parallel_for(
+      0, static_cast<std::int64_t>(count), kGrainChecks, [&](std::int64_t first, std::int64_t last) {
+        std::int64_t i = first;
+        try {
+          for (; i < last; ++i) {
+            check(static_cast<std::size_t>(i));
+          }
+        } catch (...) {  // not through torch, which would put it into other words
+          const std::lock_guard<std::mutex> lock(mutex);
+          if (!refusal || i < refused) {
+            refusal = std::current_exception();
+            refused = i;
+          }
+        }
+      });
+  if (refusal) {
+    std::rethrow_exception(refusal);
+  }
+}
+
 // The tensors of one update. `states` and `scales` hold all of the first state, then all of the second;
-// `scales` and `copies` may be empty.
+// `scales` and `copies` may be empty. `places` are those of the parameters' random bits: numbers that stay when other
+// parameters come and go; where it is empty, the indices.
 struct TensorLists {
   Tensors params;
   Tensors grads;
   Tensors states;
   Tensors scales;
   Tensors copies;
+  std::vector<std::int64_t> places = {};
 
+  void require_places() const {
+    if (!places.empty() && places.size() != params.size()) {
+      refuse(std::to_string(params.size()) + " parameters came with " + std::to_string(places.size()) + " places.",
+             "Pass one for each parameter, or none.");
+    }
+  }
   void require_length(const Tensors& others, std::size_t per_param, const char* role) const {
     if (others.size() != params.size() * per_param) {
       refuse(std::to_string(params.size()) + " parameters came with " + std::to_string(others.size()) + " " + role +
@@ -93,6 +137,7 @@ UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::
   add(grad, "grad", param.numel);
   UpdateItem item{};
   item.numel = param.numel;
+  item.place = lists.places.empty() ? index : static_cast<std::uint64_t>(lists.places[index]);
   item.types = {param.dtype, grad.dtype, cpu::StateStorage::float32};
   item.tensors.param = param.data;
   item.tensors.grad = grad.data;
@@ -152,9 +197,49 @@ UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::
   return item;
 }
 
+// Refuses parameters, copies or, where they are zeroed, gradients that share memory with those of another parameter:
+// two threads would write it, and what is left there would be chance. `items` have each passed checked_item.
+template <class Items>
+void require_disjoint(const Items& items, bool zero_grads) {
+  static constexpr const char* kRoles[] = {"param", "copy", "grad"};
+  struct Written {
+    const char* begin;
+    std::uint32_t role;
+    std::uint32_t index;
+  };
+  std::vector<Written> written;
+  written.reserve(items.size());
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const cpu::OptimizerTensors& tensors = items[i].tensors;
+    const void* const begins[] = {tensors.param, tensors.copy, zero_grads ? tensors.grad : nullptr};
+    for (std::uint32_t role = 0; role < 3; ++role) {
+      if (items[i].numel > 0 && begins[role] != nullptr) {
+        written.push_back({static_cast<const char*>(begins[role]), role, static_cast<std::uint32_t>(i)});
+      }
+    }
+  }
+  const auto key = [](const Written& one) { return std::make_tuple(one.begin, one.role, one.index); };
+  std::sort(written.begin(), written.end(), [&](const Written& a, const Written& b) { return key(a) < key(b); });
+  for (std::size_t k = 1; k < written.size(); ++k) {
+    const Written& first = written[k - 1];
+    const auto& item = items[first.index];
+    const DType types[] = {item.types.param, item.tensors.copy_type, item.tensors.grad_type};
+    if (written[k].begin < first.begin + item.numel * size_bytes(types[first.role])) {
+      Argument one{kRoles[first.role], first.index};
+      Argument other{kRoles[written[k].role], written[k].index};
+      if (one.index > other.index) {
+        std::swap(one, other);
+      }
+      refuse(other.text() + " shares memory with " + one.text() + "; both are written.",
+             "Pass each tensor once, and tensors with memory of their own.");
+    }
+  }
+}
+
 // A step counter in a tensor of one element, as torch's optimizers keep it.
 class StepCounter {
  public:
+  StepCounter() = default;
   StepCounter(const Tensor& tensor, std::size_t index) : type_(tensor.scalar_type()) {
     using torch::headeronly::ScalarType;
     const bool is_known = type_ == ScalarType::Float || type_ == ScalarType::Double || type_ == ScalarType::Long;
@@ -162,7 +247,8 @@ class StepCounter {
       refuse(Argument{"step", index}.text() + " is no CPU tensor of one float32, float64 or int64.",
              "Pass, for example, torch.tensor(0.0).");
     }
-    data_ = tensor.data_ptr();
+    const std::int64_t bytes = type_ == ScalarType::Float ? 4 : 8;
+    data_ = memory_of(tensor, {"step", index}, bytes, bytes);
   }
   double read() const {
     switch (type_) {
@@ -188,8 +274,14 @@ class StepCounter {
   }
 
  private:
-  torch::headeronly::ScalarType type_;
-  void* data_;
+  torch::headeronly::ScalarType type_ = torch::headeronly::ScalarType::Float;
+  void* data_ = nullptr;
 };
+
+inline std::vector<StepCounter> step_counters(const Tensors& steps) {
+  std::vector<StepCounter> counters(steps.size());
+  check_each(steps.size(), [&](std::size_t i) { counters[i] = StepCounter(steps[i], i); });
+  return counters;
+}
 
 }  // namespace accel

@@ -28,6 +28,7 @@ struct UpdateItem {
   cpu::OptimizerTensors tensors;
   cpu::StoredTypes types;
   std::int64_t numel;
+  std::uint64_t place;  // of its random bits
 };
 
 // All parameters of an update, and where each begins in their concatenation.
@@ -39,11 +40,15 @@ struct CheckedList {
   std::vector<Item> items;
   std::vector<std::int64_t> starts = {0};
 
-  void add(const UpdateItem& item, Kernel kernel) {
-    items.push_back({item, kernel});
-    // Padded, so that a share begins at a whole block of its tensor.
-    const std::int64_t blocks = (item.numel + cpu::kQuantBlock - 1) / cpu::kQuantBlock;
-    starts.push_back(starts.back() + blocks * cpu::kQuantBlock);
+  // Once all items are there.
+  void make_starts() {
+    starts.assign(1, 0);
+    starts.reserve(items.size() + 1);
+    for (const Item& item : items) {
+      // Padded, so that a share begins at a whole block of its tensor.
+      const std::int64_t blocks = (item.numel + cpu::kQuantBlock - 1) / cpu::kQuantBlock;
+      starts.push_back(starts.back() + blocks * cpu::kQuantBlock);
+    }
   }
 };
 

@@ -44,14 +44,37 @@ inline const char* dtype_name(DType dtype) {
 
 // Which tensor of which list, for messages; put into words only when one is needed.
 struct Argument {
+  static constexpr std::size_t kNoList = static_cast<std::size_t>(-1);  // for an argument that is one tensor
+
   const char* role;
   std::size_t index;
 
-  std::string text() const { return std::string(role) + " of tensor " + std::to_string(index); }
+  std::string text() const {
+    return index == kNoList ? std::string(role) : std::string(role) + " of tensor " + std::to_string(index);
+  }
 };
 
 inline std::string type_name(const torch::stable::Tensor& tensor) {
   return torch::headeronly::toString(tensor.scalar_type());
+}
+
+// The address of the first of `bytes` bytes of a dense tensor, whose elements are of `element_bytes`. A storage can be
+// freed or shrunk in place, as x.untyped_storage().resize_(0) does to save memory; the sizes of its tensors stay, so
+// nothing else would tell that the elements are gone.
+inline void* memory_of(const torch::stable::Tensor& tensor, const Argument& argument, std::int64_t bytes,
+                       std::int64_t element_bytes) {
+  void* const data = tensor.data_ptr();
+  std::int64_t stored = 0;  // in bytes, where the offset is in elements
+  std::int64_t offset = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &stored));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(tensor.get(), &offset));
+  const std::int64_t end = offset * element_bytes + bytes;
+  if (bytes > 0 && (end > stored || data == nullptr)) {
+    refuse(argument.text() + " reaches to byte " + std::to_string(end) + " of its storage, which has " +
+               std::to_string(data == nullptr ? 0 : stored) + " bytes: it was freed or shrunk.",
+           "Allocate it again, for example by x.untyped_storage().resize_(" + std::to_string(end) + ").");
+  }
+  return data;
 }
 
 // The memory of `tensor`, whose elements are of `element_bytes`.
@@ -66,7 +89,8 @@ inline HostMemory host_memory(const torch::stable::Tensor& tensor, const Argumen
     refuse(argument.text() + " is not contiguous; contiguous memory is needed.", "Pass x.contiguous().");
   }
   const std::int64_t numel = tensor.numel();
-  return {static_cast<char*>(tensor.data_ptr()), numel, numel * element_bytes};
+  const std::int64_t bytes = numel * element_bytes;
+  return {static_cast<char*>(memory_of(tensor, argument, bytes, element_bytes)), numel, bytes};
 }
 
 inline HostTensor host_tensor(const torch::stable::Tensor& tensor, const Argument& argument) {

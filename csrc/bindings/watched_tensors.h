@@ -2,7 +2,9 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <vector>
 
 #include <torch/csrc/stable/ops.h>
@@ -14,14 +16,26 @@ namespace accel {
 constexpr std::int64_t kGrainTensors = 512;
 
 // What kernels' arguments were made from: the memory, length, type and density of tensors, which the owner
-// keeps alive. Looking at a small tensor takes longer than updating it, mostly waiting for memory, so the
-// threads share that, and only what can have changed is looked at.
+// keeps alive. The size of their storage belongs to it: one that was freed and allocated again, but smaller, often
+// lies where it was before. Looking at a small tensor takes longer than updating it, mostly waiting for memory, so
+// the threads share that, and only what can have changed is looked at.
 class WatchedTensors {
  public:
-  void watch(const std::vector<torch::stable::Tensor>& tensors) {
-    for (const torch::stable::Tensor& tensor : tensors) {
-      watched_.emplace_back(tensor.get());
+  // From now on these, and no others.
+  void watch(std::initializer_list<const std::vector<torch::stable::Tensor>*> lists) {
+    std::vector<AtenTensorHandle> handles;
+    for (const auto* const tensors : lists) {
+      for (const torch::stable::Tensor& tensor : *tensors) {
+        handles.push_back(tensor.get());
+      }
     }
+    watched_.assign(handles.size(), Watched());
+    torch::stable::parallel_for(0, static_cast<std::int64_t>(handles.size()), kGrainTensors,
+                                [&](std::int64_t first, std::int64_t last) {
+                                  for (std::int64_t i = first; i < last; ++i) {
+                                    watched_[i] = Watched(handles[i]);
+                                  }
+                                });
   }
 
   void clear() { watched_.clear(); }
@@ -43,23 +57,26 @@ class WatchedTensors {
 
  private:
   struct Watched {
-    AtenTensorHandle tensor;
+    AtenTensorHandle tensor = nullptr;
     void* data = nullptr;
+    std::int64_t stored_bytes = 0;
     std::int64_t numel = -1;
     std::int32_t dtype = -1;
     bool is_contiguous = false;
 
+    Watched() = default;
     // What cannot be asked of it, such as the memory of a sparse tensor, differs from everything.
     explicit Watched(AtenTensorHandle of) : tensor(of) {
-      const bool is_known = aoti_torch_get_data_ptr(tensor, &data) == 0 && aoti_torch_get_numel(tensor, &numel) == 0 &&
-                            aoti_torch_get_dtype(tensor, &dtype) == 0 &&
+      const bool is_known = aoti_torch_get_data_ptr(tensor, &data) == 0 &&
+                            aoti_torch_get_storage_size(tensor, &stored_bytes) == 0 &&
+                            aoti_torch_get_numel(tensor, &numel) == 0 && aoti_torch_get_dtype(tensor, &dtype) == 0 &&
                             aoti_torch_is_contiguous(tensor, &is_contiguous) == 0;
       numel = is_known ? numel : -1;
     }
     bool is_unchanged() const {
       const Watched now(tensor);
-      return now.numel >= 0 && now.data == data && now.numel == numel && now.dtype == dtype &&
-             now.is_contiguous == is_contiguous;
+      return now.numel >= 0 && now.data == data && now.stored_bytes == stored_bytes && now.numel == numel &&
+             now.dtype == dtype && now.is_contiguous == is_contiguous;
     }
   };
 

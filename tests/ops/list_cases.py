@@ -107,7 +107,7 @@ def update_apart(module: CPUAdamModule, case: Case, lists: TensorLists, step: in
         else:
             states = [state.float() for state in packed]
         module.update_list(TensorLists([param], [scaled], [[state] for state in states]), step, options)
-        key = random_key(also.seed, step, i)
+        key = random_key(also.seed, step, lists.places[i] if lists.places else i)
         for k, state in enumerate(states):
             random = random16(key, param.numel(), k)
             if case.storage == PACKED:

@@ -19,9 +19,9 @@ SMALLEST_NORMAL = 2.0**-126
 
 
 def random_key(seed: int, step: int, place: int) -> int:
-    """The 64-bit key of a tensor's random bits in one update."""
+    """The 64-bit key of a tensor's random bits in one update; ``place`` is the caller's number for it."""
     key = seed & U64
-    for number in (step, place):
+    for number in (step, place & U64):
         key = (key + number * GOLDEN + GOLDEN) & U64
         key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & U64
         key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & U64

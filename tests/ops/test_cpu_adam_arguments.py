@@ -259,3 +259,50 @@ def test_an_unknown_instruction_set_is_refused_with_the_allowed_ones(cpu_adam, n
         pytest.raises(EnvironmentValueError, match=r"ACCEL_CPU_ISA.*baseline"),
     ):
         CPUAdamModule(cpu_adam.ops)
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(("left", "begin"), [(0, 0), (0, 3), (95, 0), (11 * 4, 8), (4, 24)])
+def test_memory_that_was_freed_or_shrunk_is_refused(adam, role, left, begin):
+    """Sizes of tensors stay when their storage is resized."""
+    tensors = good_tensors()
+    whole = torch.cat([torch.zeros(begin), tensors[role]])
+    tensors[role] = whole[begin:]
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    whole.untyped_storage().resize_(left)
+    lists = as_lists(*([tensors[name]] for name in ROLES))
+    end = (begin + 24) * 4
+    for call in (
+        lambda: adam.adam_update(**SETTINGS, **tensors),
+        lambda: adam.adam_rollback(**SETTINGS, **tensors),
+        lambda: adam.update_list(lists, 1, OPTIONS),
+        lambda: adam.norm([tensors[role]]),
+    ):
+        with pytest.raises(OpArgumentError, match=f"reaches to byte {end} of its storage, which has {left} bytes") as e:
+            call()
+        assert "llocate it again" in e.value.remedy
+        assert f"resize_({end})" in e.value.remedy
+    whole.untyped_storage().resize_(end)
+    tensors[role].copy_(before[role])
+    assert all(torch.equal(tensors[name], before[name]) for name in ROLES)
+    adam.adam_update(**SETTINGS, **tensors)
+
+
+def test_what_is_behind_the_end_of_a_shrunk_storage_may_be_gone(adam):
+    """The tensor itself is whole."""
+    tensors = good_tensors()
+    whole = torch.cat([tensors["param"], torch.zeros(100)])
+    tensors["param"] = whole[:24]
+    whole.untyped_storage().resize_(24 * 4)
+    adam.adam_update(**SETTINGS, **tensors)
+    empty = {role: torch.zeros(9)[5:5] for role in ROLES}
+    for tensor in empty.values():
+        tensor.untyped_storage().resize_(0)
+    adam.adam_update(**SETTINGS, **empty)
+
+
+def test_a_sum_without_memory_is_refused(adam):
+    total = torch.zeros(1, dtype=torch.float64)
+    total.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="sum of tensor 0 reaches to byte 8"):
+        adam.ops.sum_of_squares([torch.ones(3)], total, adam.isa)

@@ -56,6 +56,8 @@ def with_copies(given: TensorLists) -> TensorLists:
 def test_opcheck_of_the_update(cpu_adam, given, also):
     arguments = (*given.positional(), 3, list(OPTIONS), *also.positional(), cpu_adam.isa)
     torch.library.opcheck(cpu_adam.ops.update.default, arguments)
+    places = [5 + (1 << 32) + i for i in range(len(given.params))]
+    torch.library.opcheck(cpu_adam.ops.update.default, (*arguments, places))
 
 
 def test_opcheck_of_the_rollback(cpu_adam):
@@ -79,7 +81,9 @@ UNTRACED = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 def test_opcheck_of_preparing(cpu_adam):
     steps = [torch.tensor(0.0), torch.tensor(0.0)]
-    torch.library.opcheck(cpu_adam.ops.prepare.default, (*lists(17, 64).positional(), steps), test_utils=UNTRACED[:2])
+    arguments = (*lists(17, 64).positional(), steps)
+    for places in ((), ([7, 1 << 32],)):
+        torch.library.opcheck(cpu_adam.ops.prepare.default, (*arguments, *places), test_utils=UNTRACED[:2])
 
 
 def test_opcheck_of_replacing_gradients(cpu_adam):
@@ -160,7 +164,8 @@ def test_a_whole_training_step_compiles_as_one_graph_and_equals_eager(cpu_adam):
 
     def train_step(state, step):
         grads, loss = torch.func.grad_and_value(loss_of)(state["params"])
-        tensors = TensorLists(state["params"], list(grads), [state["first"], state["second"]], (), state["copies"])
+        states = [state["first"], state["second"]]
+        tensors = TensorLists(state["params"], list(grads), states, (), state["copies"], [i << 32 for i in range(4)])
         cpu_adam.update_list(tensors, step, OPTIONS, Pass(grad_scale=0.5, stochastic=True, seed=7))
         return loss
 

@@ -11,6 +11,8 @@ from fused_cases import CHUNK, assert_same, lists_of, positional
 
 from op_builder.cpu import FusedAdamBuilder, FusedLambBuilder, FusedLionBuilder
 from op_builder.errors import OpArgumentError
+from op_builder.ops.native.fused import Control
+from op_builder.ops.native.host_optimizer import TensorLists
 
 ROLES = ("grad", "param", "exp_avg", "exp_avg_sq")
 NUMBERS = ("lr", "beta1", "beta2", "eps", "step", "mode", "bias_correction", "weight_decay")
@@ -88,6 +90,42 @@ def test_tensors_that_share_memory(adam):
     refused(adam, "exp_avg of tensor 2 shares memory with its param", lists)
 
 
+def test_two_parameters_that_share_memory(adam):
+    lists = good_lists()
+    lists[1][2] = lists[1][0]
+    refused(adam, "param of tensor 2 shares memory with param of tensor 0", lists)
+
+
+def without_memory(tensor, left=0):
+    tensor.untyped_storage().resize_(left)
+    return tensor
+
+
+@pytest.mark.parametrize("left", [0, 95])
+@pytest.mark.parametrize("role", ROLES)
+def test_memory_that_was_freed_or_shrunk(adam, role, left):
+    lists = good_lists()
+    one = lists[ROLES.index(role)][2] = torch.zeros(24)
+    steps = [torch.tensor(1.0) for _ in range(3)]
+    grads, params, *states = lists
+    prepared = adam.prepare(TensorLists(params, grads, states), steps)
+    options = Options().listed()
+    prepared.update(options, Control())
+    before = [tensor.clone() for tensor in flat(lists)]
+    without_memory(one, left)
+    text = f"{role} of tensor 2 reaches to byte 96 of its storage, which has {left} bytes"
+    with pytest.raises(OpArgumentError, match=text) as caught:
+        prepared.update(options, Control())
+    assert "llocate it again" in caught.value.remedy
+    with pytest.raises(OpArgumentError, match=text):
+        adam.multi_tensor_adam(CHUNK, None, lists, *positional(Options()))
+    one.untyped_storage().resize_(96)
+    one.copy_(before[ROLES.index(role) * 3 + 2])
+    assert_same(flat(lists), before)
+    assert all(step == 2 for step in steps)
+    prepared.update(options, Control())
+
+
 def test_moments_of_two_types(adam):
     lists = good_lists()
     lists[1][0], lists[2][0] = lists[1][0].bfloat16(), lists[2][0].bfloat16()
@@ -107,6 +145,7 @@ def test_lists_of_unequal_length_or_number(adam):
         (torch.zeros(2, dtype=torch.int32), "noop_flag is no tensor of one int32"),
         (torch.zeros(1, dtype=torch.int32, device="meta"), "noop_flag is on device meta"),
         (0, "noop_flag is of type int"),
+        (without_memory(torch.zeros(1, dtype=torch.int32)), "noop_flag reaches to byte 4 of its storage, which has 0"),
     ],
 )
 def test_bad_flags(adam, flag, text):
@@ -125,11 +164,15 @@ def test_bad_flags(adam, flag, text):
         ({"step": torch.zeros(2)}, "step of tensor 0"),
         ({"step": torch.tensor(-1.0)}, "steps are whole numbers from 0 on"),
         ({"step": torch.tensor(1.5)}, "steps are whole numbers from 0 on"),
+        ({"step": without_memory(torch.tensor(1.0))}, "step of tensor 0 reaches to byte 4"),
+        ({"lr": without_memory(torch.tensor(1e-2))}, "lr reaches to byte 4"),
+        ({"grad_scale": without_memory(torch.ones(1), 3)}, "grad_scale reaches to byte 4 of its storage, which has 3"),
+        ({"found_inf": without_memory(torch.ones(1))}, "found_inf reaches to byte 4"),
         ({"step": torch.tensor(math.nan)}, "steps are whole numbers from 0 on"),
         ({"grad_scale": torch.ones(3)}, "grad_scale is no tensor of one float32"),
         ({"found_inf": torch.ones(1, dtype=torch.int32)}, "found_inf is no tensor of one float32"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_bad_arguments_of_the_capturable_form(adam, changed, text):
     lists = good_lists()

@@ -198,7 +198,66 @@ def chosen(lists: TensorLists, places: list[int]) -> TensorLists:
         [of(state) for state in lists.states],
         [of(scale) for scale in lists.scales],
         of(lists.copies) if lists.copies else [],
+        of(lists.places) if lists.places else (),
     )
+
+
+PLACES = (7, 3 << 32, (3 << 32) + 1, 0, -1, 2**63 - 1)
+
+
+@pytest.mark.parametrize("storage", [STOCHASTIC, PACKED])
+def test_random_bits_are_those_of_the_given_places(adam_of_isa, storage):
+    case = Case(torch.bfloat16, storage=storage, lengths=(300, 5000, 17, 0, 700, 1))
+    also = pass_of(case, seed=5)
+    actual, expected = (dataclasses.replace(make(case).lists, places=PLACES) for _ in range(2))
+    adam_of_isa.update_list(actual, STEP, OPTIONS, also)
+    update_apart(adam_of_isa, case, expected, STEP, OPTIONS, also)
+    assert_same_bits(actual, expected)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data(), st.sampled_from((STOCHASTIC, PACKED)), st.booleans())
+def test_parameters_with_places_may_be_left_out_without_changing_the_others(cpu_adam, data, storage, is_prepared):
+    """As when some have no gradient: it is 8 bits and stochastic rounding that showed where a tensor lay."""
+    case = Case(torch.bfloat16, storage=storage, lengths=(300, 20, 700, 513))
+    remaining = data.draw(st.lists(st.integers(0, 3), unique=True, min_size=1))
+    places = data.draw(st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, min_size=4, max_size=4))
+    whole = dataclasses.replace(make(case).lists, places=places)
+    part = chosen(dataclasses.replace(make(case).lists, places=places), remaining)
+    also = pass_of(case, seed=8)
+    for lists in (whole, part):
+        if is_prepared:
+            steps = [torch.tensor(STEP - 1.0) for _ in lists.params]
+            cpu_adam.prepare(lists, steps).update(OPTIONS, also)
+        else:
+            cpu_adam.update_list(lists, STEP, OPTIONS, also)
+    assert_same_bits(part, chosen(whole, remaining))
+
+
+@pytest.mark.parametrize("storage", [STOCHASTIC, PACKED])
+def test_without_places_the_indices_are_taken(cpu_adam, storage):
+    case = Case(storage=storage, lengths=(300, 20))
+    given = dataclasses.replace(make(case).lists, places=[0, 1])
+    cpu_adam.update_list(given, STEP, OPTIONS, pass_of(case))
+    assert_same_bits(given, updated(cpu_adam, case, pass_of(case)))
+
+
+@pytest.mark.parametrize("places", [[0], [0, 1, 2]], ids=len)
+def test_a_place_for_each_parameter_is_needed(cpu_adam, places):
+    given = make(Case(lengths=(300, 20))).lists
+    before = make(Case(lengths=(300, 20))).lists
+    lists = dataclasses.replace(given, places=places)
+    steps = [torch.tensor(0.0) for _ in range(2)]
+    for call in (lambda: cpu_adam.update_list(lists, STEP, OPTIONS), lambda: cpu_adam.prepare(lists, steps)):
+        with pytest.raises(OpArgumentError, match=f"2 parameters came with {len(places)} places") as caught:
+            call()
+        assert caught.value.remedy
+    plain = (STEP, list(OPTIONS), *Pass().positional(), cpu_adam.isa)
+    with pytest.raises(ValueError, match=f"2 parameters came with {len(places)} places"):
+        cpu_adam.ops.update(*given.positional(), *plain, places)
+    with pytest.raises(ValueError, match=f"2 parameters came with {len(places)} places"):
+        cpu_adam.ops.prepare(*given.positional(), steps, places)
+    assert_same_bits(given, before)
 
 
 @pytest.mark.parametrize("storage", [STOCHASTIC, PACKED])
@@ -262,3 +321,97 @@ def test_only_bfloat16_states_are_rounded_at_random(cpu_adam, dtype):
     lists = make(Case(dtype, dtype, AS_PARAM)).lists
     with pytest.raises(OpArgumentError, match="only bfloat16 is rounded at random"):
         cpu_adam.update_list(lists, STEP, OPTIONS, Pass(stochastic=True))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("spoilt", [(0, 1500), (1500, 700), (255, 256), (1599,)], ids=str)
+def test_the_first_tensor_that_does_not_fit_is_named_whatever_the_threads(cpu_adam, threads, spoilt):
+    case = Case(lengths=(3, 20) * 800)
+    lists, before = make(case).lists, make(case).lists
+    for place in spoilt:
+        lists.states[1][place] = torch.zeros(5)
+    prepared = cpu_adam.prepare(lists, [torch.tensor(0.0) for _ in lists.params])
+    text = f"exp_avg_sq of tensor {min(spoilt)} has 5 elements"
+    with threads_of_torch(threads):
+        for call in (lambda: cpu_adam.update_list(lists, STEP, OPTIONS), lambda: prepared.update(OPTIONS, Pass())):
+            with pytest.raises(OpArgumentError, match=text) as caught:
+                call()
+            assert caught.value.remedy == "Pass tensors of equal length."
+    assert all(torch.equal(one, other) for one, other in zip(lists.params, before.params, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(lists.states[0], before.states[0], strict=True))
+
+
+# Memory that two parameters share: two threads would write it.
+
+SHARED = [
+    ("params", "params", 2, 0, "param of tensor 2 shares memory with param of tensor 0"),
+    ("copies", "copies", 2, 0, "copy of tensor 2 shares memory with copy of tensor 0"),
+    ("copies", "params", 0, 2, "param of tensor 2 shares memory with copy of tensor 0"),
+    ("grads", "grads", 2, 0, "grad of tensor 2 shares memory with grad of tensor 0"),
+    ("grads", "copies", 2, 0, "grad of tensor 2 shares memory with copy of tensor 0"),
+]
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+@pytest.mark.parametrize("shift", [0, 299, -299])
+@pytest.mark.parametrize(
+    ("role", "with_role", "place", "with_place", "text"), SHARED, ids=[case[-1] for case in SHARED]
+)
+def test_what_two_parameters_write_must_not_be_the_same(
+    cpu_adam, role, with_role, place, with_place, text, shift, is_prepared
+):
+    case = Case(copy=torch.float32, lengths=(300, 20, 300))
+    lists = make(case).lists
+    memory = torch.ones(900)
+    getattr(lists, role)[place] = memory[300:600]
+    getattr(lists, with_role)[with_place] = memory[300 + shift : 600 + shift]
+    before = [tensor.clone() for members in lists.positional() for tensor in members]
+
+    def update(also: Pass) -> None:
+        if is_prepared:
+            cpu_adam.prepare(lists, [torch.tensor(0.0) for _ in lists.params]).update(OPTIONS, also)
+        else:
+            cpu_adam.update_list(lists, STEP, OPTIONS, also)
+
+    with pytest.raises(OpArgumentError, match=text) as caught:
+        update(Pass(zero_grads=True))
+    assert caught.value.remedy
+    now = [tensor for members in lists.positional() for tensor in members]
+    assert all(torch.equal(one, other) for one, other in zip(now, before, strict=True))
+    getattr(lists, role)[place] = torch.ones(300)
+    update(Pass(zero_grads=True))
+
+
+def test_neighbours_in_memory_and_empty_tensors_share_nothing(cpu_adam):
+    case = Case(copy=torch.bfloat16, lengths=(300, 0, 20, 0, 300))
+    lists, expected = make(case).lists, make(case).lists
+    for role in ("params", "grads", "copies"):
+        members = getattr(lists, role)
+        flat = torch.cat(members)
+        members[:] = flat.split(case.lengths)
+    also = Pass(zero_grads=True)
+    cpu_adam.update_list(lists, STEP, OPTIONS, also)
+    cpu_adam.update_list(expected, STEP, OPTIONS, also)
+    assert_same_bits(lists, expected)
+
+
+def test_one_gradient_of_two_parameters_may_be_read_but_not_zeroed(cpu_adam):
+    case = Case(lengths=(300, 20, 300))
+    lists, expected = make(case).lists, make(case).lists
+    lists.grads[2] = lists.grads[0]
+    expected.grads[2] = expected.grads[0].clone()
+    steps = [torch.tensor(STEP - 1.0) for _ in lists.params]
+    prepared = cpu_adam.prepare(lists, steps)
+    prepared.update(OPTIONS, Pass())
+    cpu_adam.update_list(expected, STEP, OPTIONS)
+    assert_same_bits(lists, expected)
+    for call in (
+        lambda: prepared.update(OPTIONS, Pass(zero_grads=True)),
+        lambda: cpu_adam.update_list(lists, STEP + 1, OPTIONS, Pass(zero_grads=True)),
+    ):
+        with pytest.raises(OpArgumentError, match="grad of tensor 2 shares memory with grad of tensor 0"):
+            call()
+    assert_same_bits(lists, expected)
+    assert all(step == STEP for step in steps)
+    prepared.update(OPTIONS, Pass())
+    cpu_adam.update_list(lists, STEP + 2, OPTIONS)

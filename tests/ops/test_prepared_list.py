@@ -201,6 +201,51 @@ def test_a_tensor_that_does_not_fit_any_more_is_refused_before_anything_is_writt
         assert all(step == 2 for step in steps)
 
 
+ROLES = ("param", "grad", "exp_avg", "exp_avg_sq", "copy", "step")
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("sizes", [(0,), (1,), (0, -1), (0, 1, -1)], ids=str)
+@pytest.mark.parametrize("is_known", [False, True])
+def test_memory_that_was_freed_or_shrunk_is_noticed(cpu_adam, role, sizes, is_known):
+    """A storage that was freed and allocated again a little smaller often lies where it did."""
+    lists = make(Case(copy=torch.float32, lengths=SMALL)).lists
+    steps = steps_of(4)
+    place = ROLES.index(role)
+    tensor = (lists.params, lists.grads, *lists.states, lists.copies, steps)[place][3]
+    tensor.data = tensor.clone()  # in a storage of its own
+    prepared = cpu_adam.prepare(lists, steps)
+    if is_known:
+        prepared.update(OPTIONS, Pass())
+    values = tensor.clone()
+    size = tensor.untyped_storage().nbytes()
+    for left in sizes:
+        tensor.untyped_storage().resize_(left % size)
+    others = [one for one in (*lists.params, *lists.states[0], *steps) if one is not tensor]
+    before = [one.clone() for one in others]
+    for _ in range(2):
+        text = f"{role} of tensor 3 reaches to byte {size} of its storage, which has {sizes[-1] % size} bytes"
+        with pytest.raises(OpArgumentError, match=text):
+            prepared.update(OPTIONS, Pass())
+    if role == "grad":
+        with pytest.raises(OpArgumentError, match="grad of tensor 3 reaches"):
+            prepared.grad_norm()
+    assert all(map(torch.equal, others, before))
+    tensor.untyped_storage().resize_(size)
+    tensor.copy_(values)
+    prepared.update(OPTIONS, Pass())
+    assert all(step == 1 + is_known for step in steps)
+
+
+@pytest.mark.parametrize("step", [torch.zeros(2)[1:], torch.zeros(2, dtype=torch.float64)[1:], torch.arange(2)[:1]])
+def test_a_step_whose_memory_was_shrunk_is_refused(cpu_adam, step):
+    end = (step.storage_offset() + 1) * step.itemsize
+    step.untyped_storage().resize_(end - 1)
+    prepared = cpu_adam.prepare(make(Case(lengths=(3,))).lists, [step])
+    with pytest.raises(OpArgumentError, match=f"step of tensor 0 reaches to byte {end}"):
+        prepared.update(OPTIONS, Pass())
+
+
 def test_a_parameter_of_another_type_that_fits_is_updated_as_it_is_then(cpu_adam):
     lists = make(Case(lengths=SMALL)).lists
     prepared = cpu_adam.prepare(lists, steps_of(4))

@@ -68,10 +68,11 @@ struct TwoPassKernels {
                 float factor);
 };
 
-// Independent random bits for each update of each tensor.
-inline std::uint64_t random_key(std::uint64_t seed, std::uint64_t step, std::uint64_t tensor) {
+// Independent random bits for each update of each tensor, which is known by its `place`: a number that the caller
+// gives it, and that should not change when other tensors join an update or leave it.
+inline std::uint64_t random_key(std::uint64_t seed, std::uint64_t step, std::uint64_t place) {
   // The finaliser of SplitMix64 (Steele, Lea & Flood, 2014), once for each number that goes in.
-  const std::uint64_t numbers[] = {step, tensor};
+  const std::uint64_t numbers[] = {step, place};
   std::uint64_t key = seed;
   for (const std::uint64_t number : numbers) {
     key += number * 0x9e3779b97f4a7c15u + 0x9e3779b97f4a7c15u;

@@ -32,8 +32,8 @@ class Pass:
             clips the norm, a negative number to maximise.
         zero_grads: leave zeros in the gradients.
         stochastic: states of bfloat16 are rounded up or down at random, so that the mean is exact.
-        seed: of that rounding, and of 8-bit states'. The same seed, step and place of a tensor in
-            its list give the same bits, whatever the number of threads.
+        seed: of that rounding, and of 8-bit states'. The same seed, step and place of a
+            parameter (``TensorLists.places``) give the same bits, whatever the number of threads.
     """
 
     grad_scale: float = 1.0
@@ -58,6 +58,8 @@ class TensorLists:
         scales: a list for each state, of float32 tensors with one entry for each QUANT_BLOCK
             elements begun; empty unless states are uint8.
         copies: where the new parameters go as well, rounded to their own type; or empty.
+        places: an int for each parameter that its random bits depend on, of 64 bits; empty for its index. Numbers
+            that stay keep the bits of a parameter when others join the list or leave it.
     """
 
     params: Sequence[torch.Tensor]
@@ -65,6 +67,7 @@ class TensorLists:
     states: Sequence[Sequence[torch.Tensor]]
     scales: Sequence[Sequence[torch.Tensor]] = ()
     copies: Sequence[torch.Tensor] = ()
+    places: Sequence[int] = ()
 
     def by_role(self, names: Sequence[str]) -> dict[str, Sequence[torch.Tensor]]:
         """All lists under the names that messages give them.
@@ -88,6 +91,11 @@ class TensorLists:
                     f"{len(self.params)} parameters came with {len(members)} {role} tensors.",
                     "Pass one for each parameter.",
                 )
+        if len(self.places) not in (0, len(self.params)):
+            raise OpArgumentError(
+                f"{len(self.params)} parameters came with {len(self.places)} places.",
+                "Pass one for each parameter, or none.",
+            )
         return roles
 
     def changed(self, also: Pass) -> list[torch.Tensor]:
@@ -95,7 +103,7 @@ class TensorLists:
         return [*self.params, *self.copies, *(self.grads if also.zero_grads else ())]
 
     def positional(self) -> tuple[Sequence[torch.Tensor], ...]:
-        """The lists as the ops take them: those of all states end to end."""
+        """The lists of tensors as the ops take them: those of all states end to end."""
         states = [tensor for state in self.states for tensor in state]
         scales = [tensor for scale in self.scales for tensor in scale]
         return (self.params, self.grads, states, scales, self.copies)
@@ -144,7 +152,13 @@ class HostOptimizerModule:
         """
         roles = tensors.by_role(self.STATES)
         also = also or Pass()
-        arguments = (step_number(step), [float(value) for value in options], *also.positional(), self.isa)
+        arguments = (
+            step_number(step),
+            [float(value) for value in options],
+            *also.positional(),
+            self.isa,
+            tensors.places,
+        )
         call_op(self.ops.update.default, roles, tensors.positional(), *arguments)
         # autograd then notices what was changed between a forward and its backward.
         torch.autograd.graph.increment_version(tensors.changed(also))
@@ -158,10 +172,11 @@ class HostOptimizerModule:
                 int64, which every update counts up.
 
         Raises:
-            OpArgumentError: a tensor is none, or not on the CPU. All else is checked by the updates.
+            OpArgumentError: a tensor is none, or not on the CPU, or a list is not as long as the parameters' one.
+                All else is checked by the updates.
         """
         roles = {**tensors.by_role(self.STATES), "step": steps}
-        number = call_op(self.ops.prepare.default, roles, (*tensors.positional(), steps))
+        number = call_op(self.ops.prepare.default, roles, (*tensors.positional(), steps), tensors.places)
         return PreparedList(self, 0 if number is None else number, tensors)
 
     def norm(self, tensors: Sequence[torch.Tensor]) -> float:

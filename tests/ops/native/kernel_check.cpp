@@ -284,19 +284,20 @@ bool check_norm(Isa isa, DType type, std::int64_t numel) {
   return is_within(isa, "sum of squares", numel, sum, expected, 2.0 * numel * std::ldexp(expected, -53));
 }
 
-// Keys of neighbouring updates differ, and random bits are those of one index whatever block they come
-// from, on both sides of 2^32.
+// Keys of neighbouring updates and of places in neighbouring groups differ, and random bits are those of one index
+// whatever block they come from, on both sides of 2^32.
 bool check_random_bits() {
   std::set<std::uint64_t> keys;
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     for (std::uint64_t step = 0; step < 20; ++step) {
-      for (std::uint64_t tensor = 0; tensor < 20; ++tensor) {
-        keys.insert(random_key(seed, step, tensor));
+      for (std::uint64_t place = 0; place < 20; ++place) {
+        keys.insert(random_key(seed, step, place));
+        keys.insert(random_key(seed, step, place + (std::uint64_t{1} << 32)));
       }
     }
   }
-  if (keys.size() != 8000) {
-    std::printf("%d of 8000 keys are different\n", static_cast<int>(keys.size()));
+  if (keys.size() != 16000) {
+    std::printf("%d of 16000 keys are different\n", static_cast<int>(keys.size()));
     return false;
   }
   constexpr std::int64_t kTurn = std::int64_t{1} << 32;
