@@ -145,14 +145,14 @@ class HostOptimizer(NativeOptimizer):
         return loss
 
     def _update(self, batches: Sequence[Batch[PreparedList]], factor: float) -> None:
-        for index, batch in enumerate(batches):
+        for batch in batches:
             group = batch.group
             numbers = self._numbers(group)
             also = Pass(
                 grad_scale=-factor if group["maximize"] else factor,
                 zero_grads=self.zero_grads,
                 stochastic=group["states"] == "bfloat16",
-                seed=self.seed + index,
+                seed=self.seed,
             )
             batch.prepared.update([float(numbers[name]) for name in self._native.OPTIONS], also)
             if batch.copied and self.zero_grads:

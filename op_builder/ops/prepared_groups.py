@@ -278,6 +278,7 @@ class PreparedGroups(Generic[Kept]):
                 [batch.named[name] for name in names],
                 [batch.named[name] for name in scale_names],
                 [self._copies[id(param)] for param in batch.params if id(param) in self._copies],
+                places=[(batch.group_index << 32) + index for index in batch.indices],
             )
             batch.prepared = self._module.prepare(tensors, batch.named["step"])
         self._batches = batches

@@ -518,6 +518,25 @@ def test_packed_states_stay_near_and_are_reproducible(optimizer: type[HostOptimi
         assert not torch.equal(mine, start)
 
 
+@pytest.mark.parametrize("states", ["bfloat16", "8bit"])
+def test_random_rounding_does_not_depend_on_other_parameters(states: str) -> None:
+    """Neither on whether another has a gradient nor on whether it has a copy; but on the group."""
+    alone, together, copied, grouped = (make_params() for _ in range(4))
+    for params in (alone, together, copied, grouped):
+        groups = [{"params": params[:3]}, {"params": params[3:]}] if params is grouped else [{"params": params}]
+        made = CPUAdam(groups, states=states, lr=0.1)
+        if params is copied:
+            made.write_copies({params[0]: torch.zeros(5, 7)})
+        for seed in range(3):
+            set_grads(params, seed)
+            if params is alone:
+                params[0].grad = None
+            made.step()
+    assert_equal(alone[1:], together[1:])
+    assert_equal(copied, together)
+    assert not torch.equal(grouped[4], together[4])
+
+
 @pytest.mark.parametrize("optimizer", PACKING)
 @pytest.mark.parametrize("states", ["bfloat16", "8bit"])
 def test_a_packed_state_is_saved_and_goes_on(optimizer: type[HostOptimizer], states: str) -> None:
