@@ -263,7 +263,8 @@ class HostOptimizer(NativeOptimizer):
                 return {_codes_name(name): codes.detach().clone(), _scale_name(name): scale.detach().clone()}
             value = packed_states.decoded(codes, scale, non_negative)
         if value is None:
-            value = torch.full_like(param, self._first_value(name, group), dtype=torch.float32, requires_grad=False)
+            # One element in memory; what is made of it is filled as it is written.
+            value = torch.full((), self._first_value(name, group)).expand(param.shape)
         if group["states"] == "8bit":
             packed = packed_states.encoded(name, value, non_negative)
             return {_codes_name(name): packed[name], _scale_name(name): packed[_scale_name(name)]}

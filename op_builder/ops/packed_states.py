@@ -7,10 +7,13 @@ of fraction, without one 5 and 3. The scale maps the block's largest magnitude t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from op_builder.ops.native.host_optimizer import QUANT_BLOCK
 
+_PIECE = 1 << 18  # elements, whole blocks
 _DROPPED_BITS = 7  # of a half's fraction
 _SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 
@@ -26,12 +29,10 @@ def decoded(codes: torch.Tensor, scales: torch.Tensor, non_negative: bool) -> to
     Returns:
         float32, of the shape of ``codes``.
     """
-    code = codes.reshape(-1).to(torch.int16)
-    magnitude = code if non_negative else code & 0x7F
-    values = (magnitude << _DROPPED_BITS).view(torch.float16).float()
-    if not non_negative:
-        values = torch.where(code >= 0x80, -values, values)
-    return (values * scales.repeat_interleave(QUANT_BLOCK)[: values.numel()]).reshape(codes.shape)
+    values = torch.empty(codes.shape, dtype=torch.float32)
+    for at, (code, value) in _pieces(codes.reshape(-1), values.view(-1)):
+        value.copy_(_decoded_piece(code, scales[at // QUANT_BLOCK :], non_negative))
+    return values
 
 
 def encoded(name: str, values: torch.Tensor, non_negative: bool) -> dict[str, torch.Tensor]:
@@ -43,16 +44,40 @@ def encoded(name: str, values: torch.Tensor, non_negative: bool) -> dict[str, to
     Returns:
         ``name``: uint8 codes of the same shape; ``<name>_scale``: float32 scales.
     """
-    flat = values.detach().reshape(-1).float()
-    blocks = -(-flat.numel() // QUANT_BLOCK)
-    padded = torch.nn.functional.pad(flat, (0, blocks * QUANT_BLOCK - flat.numel())).reshape(blocks, QUANT_BLOCK)
+    codes = torch.empty(values.shape, dtype=torch.uint8)
+    scales = torch.empty(-(-values.numel() // QUANT_BLOCK))
+    for at, (value, code) in _pieces(values.detach().reshape(-1), codes.view(-1)):
+        packed, scale = _encoded_piece(value.float(), non_negative)
+        code.copy_(packed)
+        scales[at // QUANT_BLOCK :][: scale.numel()] = scale
+    return {name: codes, f"{name}_scale": scales}
+
+
+def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[int, list[torch.Tensor]]]:
+    """Where each piece begins, and the piece of each tensor: what is computed on the way is as large as a piece."""
+    for at in range(0, tensors[0].numel(), _PIECE):
+        yield at, [tensor[at : at + _PIECE] for tensor in tensors]
+
+
+def _decoded_piece(codes: torch.Tensor, scales: torch.Tensor, non_negative: bool) -> torch.Tensor:
+    code = codes.to(torch.int16)
+    magnitude = code if non_negative else code & 0x7F
+    values = (magnitude << _DROPPED_BITS).view(torch.float16).float()
+    if not non_negative:
+        values = torch.where(code >= 0x80, -values, values)
+    blocks = -(-codes.numel() // QUANT_BLOCK)
+    return values * scales[:blocks].repeat_interleave(QUANT_BLOCK)[: values.numel()]
+
+
+def _encoded_piece(values: torch.Tensor, non_negative: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    blocks = -(-values.numel() // QUANT_BLOCK)
+    padded = torch.nn.functional.pad(values, (0, blocks * QUANT_BLOCK - values.numel())).reshape(blocks, QUANT_BLOCK)
     top = 61440.0 if non_negative else 1.875
-    largest = padded.abs().amax(dim=1) if blocks else padded.new_zeros(0)
+    largest = padded.abs().amax(dim=1)
     largest = torch.where(largest < top * _SMALLEST_NORMAL, 0.0, largest)
     scaled = padded * torch.where(largest == 0, 0.0, top / largest)[:, None]
     half = scaled.abs().clamp(max=top).half().view(torch.int16).to(torch.int32)
     code = (half + (1 << (_DROPPED_BITS - 1))) >> _DROPPED_BITS
     # A divisor is not to be lost.
     code = code.clamp(min=1) if non_negative else code | torch.where(scaled < 0, 0x80, 0)
-    codes = code.to(torch.uint8).reshape(-1)[: flat.numel()].reshape(values.shape).contiguous()
-    return {name: codes, f"{name}_scale": largest / top}
+    return code.to(torch.uint8).reshape(-1)[: values.numel()], largest / top

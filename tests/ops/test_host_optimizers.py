@@ -16,7 +16,7 @@ from torch.testing._internal.common_optimizers import optim_db
 
 from op_builder import ops
 from op_builder.errors import OpArgumentError
-from op_builder.ops import CPUSGD, CPUAdagrad, CPUAdam, CPULamb, CPULion
+from op_builder.ops import CPUSGD, CPUAdagrad, CPUAdam, CPULamb, CPULion, packed_states
 from op_builder.ops.host_optimizer import HostOptimizer
 
 ALL = [CPUAdam, CPUAdagrad, CPULion, CPULamb, CPUSGD]
@@ -689,3 +689,18 @@ def test_lamb_says_how_it_keeps_states() -> None:
 def test_all_front_ends_are_found_by_name() -> None:
     assert {optimizer.__name__ for optimizer in ALL} <= set(ops.__all__)
     assert set(ops.__all__) <= set(dir(ops))
+
+
+@pytest.mark.parametrize("non_negative", [True, False])
+def test_long_states_are_packed_piece_by_piece(non_negative: bool) -> None:
+    values = torch.randn(3 * 2**18 + 300, generator=torch.Generator().manual_seed(0))
+    values = values.abs() if non_negative else values
+    whole = packed_states.encoded("x", values.reshape(3, -1), non_negative)
+    cut = 2**18 + 512
+    parts = [packed_states.encoded("x", part, non_negative) for part in (values[:cut], values[cut:])]
+    assert torch.equal(whole["x"].reshape(-1), torch.cat([part["x"] for part in parts]))
+    assert torch.equal(whole["x_scale"], torch.cat([part["x_scale"] for part in parts]))
+    decoded = packed_states.decoded(whole["x"], whole["x_scale"], non_negative)
+    assert decoded.shape == (3, values.numel() // 3)
+    # Three bits of fraction: half a step is a sixteenth; what is tiny beside its block has less.
+    assert torch.allclose(decoded.reshape(-1), values, rtol=1 / 16, atol=2**-17 * 4)
