@@ -188,9 +188,11 @@ ACCEL_INLINE void for_each_state(const Visit& visit) {
   }
 }
 
-// Updates one whole block whose states are packed.
-template <class Formula, class Codec, class P>
-__attribute__((noinline)) void update_packed_block(const Formula& formula, F32 grad_scale, P* param, const float* grad,
+// Updates one whole block whose states are packed. Of floats alone: what has another type goes through copies,
+// because compiling this function takes longest of all.
+template <class Formula, class Codec>
+__attribute__((noinline)) void update_packed_block(const Formula& formula, F32 grad_scale, float* param,
+                                                   const float* grad,
                                                    typename Codec::Element* const (&codes)[Formula::kStates],
                                                    float* const (&scales)[Formula::kStates],
                                                    const RandomBits& random_bits) {
@@ -246,8 +248,7 @@ __attribute__((noinline)) void update_packed_block(const Formula& formula, F32 g
   }
 }
 
-// One block whose gradients lie elsewhere in another type, or that is shorter than the others, as a whole block
-// of floats, and back.
+// One block of other types, or one that is shorter than the others, as a whole block of floats, and back.
 template <class Formula, class Codec, class P>
 void update_padded_block(const Formula& formula, F32 grad_scale, P* param, const OptimizerTensors& tensors,
                          std::int64_t begin, std::int64_t count,
@@ -255,34 +256,32 @@ void update_padded_block(const Formula& formula, F32 grad_scale, P* param, const
                          float* const (&scales)[Formula::kStates], const RandomBits& random) {
   using Element = typename Codec::Element;
   constexpr int kStates = Formula::kStates;
+  alignas(64) float params[kQuantBlock] = {};
   alignas(64) float grads[kQuantBlock] = {};
+  convert(param, params, count);
   with_element(tensors.grad_type, [&](auto element) {
     convert(static_cast<const decltype(element)*>(tensors.grad) + begin, grads, count);
   });
-  P params[kQuantBlock] = {};
   Element code_copies[kStates][kQuantBlock] = {};
   Element* padded[kStates];
-  __builtin_memcpy(params, param, count * sizeof(P));
   for (int k = 0; k < kStates; ++k) {
     padded[k] = code_copies[k];
     __builtin_memcpy(padded[k], codes[k], count * sizeof(Element));
   }
   update_packed_block<Formula, Codec>(formula, grad_scale, params, grads, padded, scales, random);
-  __builtin_memcpy(param, params, count * sizeof(P));
+  convert(params, param, count);
   for (int k = 0; k < kStates; ++k) {
     __builtin_memcpy(codes[k], padded[k], count * sizeof(Element));
   }
 }
 
-// States that a codec packs, block by block through the first cache. One function for all types of
-// gradients: these kernels take most of the time that compiling takes.
+// States that a codec packs, block by block through the first cache.
 template <class Formula, class P, class Codec>
 void update_packed(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end, const void* coefficients,
                    const Pass& pass) {
   constexpr int kStates = Formula::kStates;
   const Formula formula(*static_cast<const typename Formula::Coefficients*>(coefficients));
   const F32 grad_scale = broadcast(pass.grad_scale);
-  const bool has_floats = tensors.grad_type == DType::float32;
   for (std::int64_t at = begin; at < end; at += kQuantBlock) {
     const std::int64_t stop = at + kQuantBlock < end ? at + kQuantBlock : end;
     const RandomBits random(pass.random_key, at);
@@ -293,10 +292,15 @@ void update_packed(const OptimizerTensors& tensors, std::int64_t begin, std::int
       codes[k] = static_cast<typename Codec::Element*>(tensors.states[k]) + at;
       scales[k] = Codec::kScaled ? tensors.scales[k] + at / kQuantBlock : nullptr;
     }
-    if (has_floats && stop - at == kQuantBlock) {
-      update_packed_block<Formula, Codec>(formula, grad_scale, param, static_cast<const float*>(tensors.grad) + at,
-                                          codes, scales, random);
-    } else {
+    bool is_done = false;
+    if constexpr (sizeof(P) == sizeof(float)) {
+      if (tensors.grad_type == DType::float32 && stop - at == kQuantBlock) {
+        update_packed_block<Formula, Codec>(formula, grad_scale, param, static_cast<const float*>(tensors.grad) + at,
+                                            codes, scales, random);
+        is_done = true;
+      }
+    }
+    if (!is_done) {
       update_padded_block<Formula, Codec>(formula, grad_scale, param, tensors, at, stop - at, codes, scales, random);
     }
     follow_up<P>(tensors, at, stop, pass);
