@@ -209,7 +209,7 @@ PLACES = (7, 3 << 32, (3 << 32) + 1, 0, -1, 2**63 - 1)
 def test_random_bits_are_those_of_the_given_places(adam_of_isa, storage):
     case = Case(torch.bfloat16, storage=storage, lengths=(300, 5000, 17, 0, 700, 1))
     also = pass_of(case, seed=5)
-    actual, expected = (dataclasses.replace(make(case).lists, places=PLACES) for _ in range(2))
+    actual, expected = (make(case).lists._replace(places=PLACES) for _ in range(2))
     adam_of_isa.update_list(actual, STEP, OPTIONS, also)
     update_apart(adam_of_isa, case, expected, STEP, OPTIONS, also)
     assert_same_bits(actual, expected)
@@ -222,8 +222,8 @@ def test_parameters_with_places_may_be_left_out_without_changing_the_others(cpu_
     case = Case(torch.bfloat16, storage=storage, lengths=(300, 20, 700, 513))
     remaining = data.draw(st.lists(st.integers(0, 3), unique=True, min_size=1))
     places = data.draw(st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, min_size=4, max_size=4))
-    whole = dataclasses.replace(make(case).lists, places=places)
-    part = chosen(dataclasses.replace(make(case).lists, places=places), remaining)
+    whole = make(case).lists._replace(places=places)
+    part = chosen(make(case).lists._replace(places=places), remaining)
     also = pass_of(case, seed=8)
     for lists in (whole, part):
         if is_prepared:
@@ -237,7 +237,7 @@ def test_parameters_with_places_may_be_left_out_without_changing_the_others(cpu_
 @pytest.mark.parametrize("storage", [STOCHASTIC, PACKED])
 def test_without_places_the_indices_are_taken(cpu_adam, storage):
     case = Case(storage=storage, lengths=(300, 20))
-    given = dataclasses.replace(make(case).lists, places=[0, 1])
+    given = make(case).lists._replace(places=[0, 1])
     cpu_adam.update_list(given, STEP, OPTIONS, pass_of(case))
     assert_same_bits(given, updated(cpu_adam, case, pass_of(case)))
 
@@ -246,7 +246,7 @@ def test_without_places_the_indices_are_taken(cpu_adam, storage):
 def test_a_place_for_each_parameter_is_needed(cpu_adam, places):
     given = make(Case(lengths=(300, 20))).lists
     before = make(Case(lengths=(300, 20))).lists
-    lists = dataclasses.replace(given, places=places)
+    lists = given._replace(places=places)
     steps = [torch.tensor(0.0) for _ in range(2)]
     for call in (lambda: cpu_adam.update_list(lists, STEP, OPTIONS), lambda: cpu_adam.prepare(lists, steps)):
         with pytest.raises(OpArgumentError, match=f"2 parameters came with {len(places)} places") as caught:

@@ -7,8 +7,7 @@ import math
 import operator
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch._compile import _disable_dynamo
@@ -23,8 +22,7 @@ logger = logging.getLogger(__name__)
 QUANT_BLOCK = 256  # elements that share a scale where states are bytes; csrc/kernels/cpu/optimizer.h
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(NamedTuple):
     """What an update does beside its formula, in the same pass over memory.
 
     Attributes:
@@ -46,8 +44,7 @@ class Pass:
         return (float(self.grad_scale), bool(self.zero_grads), bool(self.stochastic), int(self.seed))
 
 
-@dataclass(frozen=True)
-class TensorLists:
+class TensorLists(NamedTuple):
     """The tensors of an update, a list entry for each parameter.
 
     Attributes:
