@@ -76,8 +76,5 @@ class CPUAdagrad(HostOptimizer):
         for name in ("lr_decay", "initial_accumulator_value", "eps"):
             finite_number(name, group[name])
 
-    def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
-        return group
-
     def _first_value(self, _name: str, group: Mapping[str, Any]) -> float:
         return float(group["initial_accumulator_value"])

@@ -87,6 +87,5 @@ class CPUAdam(HostOptimizer):
         check_betas(group["betas"])
         finite_number("eps", group["eps"])
 
-    def _numbers(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        beta1, beta2 = group["betas"]
-        return {**group, "beta1": beta1, "beta2": beta2, "adamw_mode": group["decoupled_weight_decay"]}
+    def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**super()._numbers(group), "adamw_mode": group["decoupled_weight_decay"]}

@@ -64,7 +64,3 @@ class CPULion(HostOptimizer):
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
         check_betas(group["betas"])
-
-    def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
-        beta1, beta2 = group["betas"]
-        return {**group, "beta1": beta1, "beta2": beta2}

@@ -81,9 +81,6 @@ class CPUSGD(HostOptimizer):
                 "Give a momentum above 0 and no dampening.",
             )
 
-    def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
-        return group
-
     def _check_saved(self, what: str, entry: Mapping[str, Any]) -> None:
         """Nothing: torch.optim.SGD's state has a buffer at most."""
 

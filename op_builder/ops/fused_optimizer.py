@@ -44,13 +44,6 @@ class FusedOptimizer(NativeOptimizer):
         self._start()
         super().__init__(params, options)
 
-    # What a subclass says ---------------------------------------------------------------------
-
-    def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The options by the names that the native op has for them (``FusedOptimizerModule.OPTIONS``)."""
-        beta1, beta2 = group["betas"]
-        return {**group, "beta1": beta1, "beta2": beta2}
-
     # torch.optim.Optimizer's interface --------------------------------------------------------
 
     @overload

@@ -83,12 +83,6 @@ class HostOptimizer(NativeOptimizer):
         self._start()
         super().__init__(params, options)
 
-    # What a subclass says ---------------------------------------------------------------------
-
-    def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The options by the names that the native op has for them (``HostOptimizerModule.OPTIONS``)."""
-        raise NotImplementedError
-
     # torch.optim.Optimizer's interface --------------------------------------------------------
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -247,7 +241,7 @@ class HostOptimizer(NativeOptimizer):
         of_states = {name for state in self.STATES for name in (state, _codes_name(state), _scale_name(state))}
         loaded = {name: value for name, value in saved.items() if name not in of_states}
         step = saved["step"] if "step" in saved else self._steps_unsaid(saved)
-        loaded["step"] = step.detach().clone() if isinstance(step, torch.Tensor) else step
+        loaded["step"] = _on_host(step) if isinstance(step, torch.Tensor) else step
         for name in self.STATES:
             loaded.update(self._loaded_state(name, saved, param, group))
         return loaded
@@ -260,7 +254,7 @@ class HostOptimizer(NativeOptimizer):
         value, codes, scale = (saved.get(key) for key in (name, _codes_name(name), _scale_name(name)))
         if codes is not None and scale is not None:
             if group["states"] == "8bit":
-                return {_codes_name(name): codes.detach().clone(), _scale_name(name): scale.detach().clone()}
+                return {_codes_name(name): _on_host(codes), _scale_name(name): _on_host(scale)}
             value = packed_states.decoded(codes, scale, non_negative)
         if value is None:
             # One element in memory; what is made of it is filled as it is written.
@@ -319,6 +313,11 @@ class HostOptimizer(NativeOptimizer):
                 f"The state of parameter {index} has step {state.get('step')!r}; it must be a whole number from 0 on.",
                 "Load an intact state.",
             )
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with memory of its own; a state may have been saved on another device."""
+    return tensor.detach().to("cpu", copy=True)
 
 
 def _codes_name(state: str) -> str:

@@ -53,6 +53,13 @@ class NativeOptimizer(Optimizer):
         """
         raise NotImplementedError
 
+    def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The group's options by the names that the native op has for them (its module's ``OPTIONS``)."""
+        if "betas" not in group:
+            return group
+        beta1, beta2 = group["betas"]
+        return {**group, "beta1": beta1, "beta2": beta2}
+
     def _check_device(self, param: torch.Tensor, what: str) -> None:
         """Refuse a parameter where the op cannot work.
 
