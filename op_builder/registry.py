@@ -2,8 +2,9 @@
 
 A device's builders are the ``*Builder`` classes of the modules in one package
 (``op_builder.cpu``, or a vendor's own). An op that is known but that the device lacks gives a
-real builder that is never compatible and says why; an unknown name is an error with near
-matches. Never None.
+real builder that is never compatible and says why. After these come the ops that other packages
+register (:mod:`op_builder.registered_ops`), for every device. A name that nobody has is an error
+with near matches. Never None.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ import pkgutil
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-from typing import ClassVar, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
+import op_builder
 from op_builder._version import __version__
 from op_builder.base import OpBuilder
 from op_builder.errors import UnknownOpError
 from op_builder.outcomes import CheckOutcome, Failed, require
+
+if TYPE_CHECKING:
+    from op_builder.registered_ops import RegisteredPackage
 
 logger = logging.getLogger(__name__)
 
@@ -99,10 +104,10 @@ class DevicePackage:
 
 
 def find_builder(class_name: str, package: str) -> type[OpBuilder]:
-    """The builder class of that name among the device's builders in ``package``.
+    """The builder class of that name: the device's in ``package``, a known op's, or one that another package registers.
 
     Raises:
-        UnknownOpError: no op has that builder; suggests near matches.
+        UnknownOpError: no op has that builder; suggests near matches, and says what is missing of other packages.
     """
     device = device_package(package)
     found = device.classes.get(class_name)
@@ -112,11 +117,16 @@ def find_builder(class_name: str, package: str) -> type[OpBuilder]:
         if op.builder == class_name:
             reason = f"Not in accel-ops {__version__} for this device. {device.complaint}".strip()
             return _unavailable(op, package, reason, _where_else(class_name))
-    names = sorted({*device.classes, *(op.builder for op in KNOWN_OPS)})
-    near = difflib.get_close_matches(class_name, names, n=3, cutoff=0.5)
+    registered = registered_packages(package)
+    for other in registered:
+        if class_name in other.classes:
+            return other.classes[class_name]
+    names = {*device.classes, *(op.builder for op in KNOWN_OPS)}.union(*(other.classes for other in registered))
+    near = difflib.get_close_matches(class_name, sorted(names), n=3, cutoff=0.5)
+    complaints = [device.complaint, *(other.complaint for other in registered)]
     raise UnknownOpError(
-        f"There is no op builder {class_name!r}. {device.complaint}".strip(),
-        f"Did you mean {' or '.join(near)}?" if near else f"Known builders: {', '.join(names)}.",
+        " ".join(filter(None, [f"There is no op builder {class_name!r}.", *complaints])),
+        f"Did you mean {' or '.join(near)}?" if near else f"Known builders: {', '.join(sorted(names))}.",
     )
 
 
@@ -129,40 +139,71 @@ def _where_else(class_name: str) -> str:
 @cache
 def device_package(package: str) -> DevicePackage:
     """The builders in the modules of ``package``: those it defines before those it only imports."""
-    root = importlib.import_module(package)
-    modules, broken = [root], {}
-    for item in pkgutil.iter_modules(vars(root).get("__path__", [])):
-        name = f"{package}.{item.name}"
-        if item.name == "__main__":
-            continue
-        try:
-            modules.append(importlib.import_module(name))
-        except Exception as error:  # it may need a driver that is not here; the others need not
-            broken[name] = f"{type(error).__name__}: {error}"
-            logger.warning("The op builders of %s are missing: %s", name, broken[name])
-    found = [item for module in modules for item in _builders_of(module)]
+    modules, broken = import_modules(package)
+    for name, error in broken.items():
+        logger.warning("The op builders of %s are missing: %s", name, error)
+    found = [item for module in modules for item in builders_of(module)]
     found.sort(key=lambda item: item[1].__module__.startswith(package))
     return DevicePackage(dict(found), broken)
 
 
+def import_modules(name: str) -> tuple[list[ModuleType], dict[str, str]]:
+    """A module and, of a package, the modules in it; and why one of those cannot be imported, by its name.
+
+    Raises:
+        Exception: whatever importing ``name`` itself raises.
+    """
+    root = importlib.import_module(name)
+    modules, broken = [root], {}
+    for item in pkgutil.iter_modules(vars(root).get("__path__", [])):
+        if item.name == "__main__":
+            continue
+        try:
+            modules.append(importlib.import_module(f"{name}.{item.name}"))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # it may need a driver that is not here; the others need not
+            broken[f"{name}.{item.name}"] = f"{type(error).__name__}: {error}"
+    return modules, broken
+
+
+def registered_packages(package: str) -> list[RegisteredPackage]:
+    """What other packages register, without what the device's ``package`` or this project has under the same name."""
+    from op_builder import registered_ops
+
+    taken: dict[str, type[OpBuilder] | None] = dict.fromkeys(op_builder.__all__)
+    taken.update((name, None) for op in KNOWN_OPS for name in (op.name, op.builder))
+    for having in (*_OWN_PACKAGES, package):
+        for class_name, cls in device_package(having).classes.items():
+            taken.update({class_name: cls, cls.NAME: cls})
+    return registered_ops.registered_packages(taken)
+
+
 def all_builders(package: str) -> dict[str, OpBuilder]:
-    """{op name: builder instance} of every op that the device has or is known, in a fixed order."""
+    """{op name: builder instance} of every op: known, the device's own, registered; in a fixed order."""
     classes = {op.name: find_builder(op.builder, package) for op in KNOWN_OPS}
     for cls in device_package(package).classes.values():
         classes.setdefault(cls.NAME, cls)
+    for other in registered_packages(package):
+        for cls in other.classes.values():
+            classes.setdefault(cls.NAME, cls)
     return {name: _make(cls, package) for name, cls in classes.items()}
 
 
 def _make(cls: type[OpBuilder], package: str) -> OpBuilder:
     try:
-        return cls()
+        builder = cls()
+        if not builder.name:  # or there is no such attribute, where it makes nothing of OpBuilder's __init__()
+            raise ValueError("it has no name")
+        return builder
     except Exception as error:  # another package's builder may raise anything; the report must survive it
         op = KnownOp(cls.NAME, cls.__name__, cls.SUMMARY)
         reason = f"Its builder cannot be made: {type(error).__name__}: {error}"
         return _unavailable(op, package, reason, f"Report this to the author of {cls.__module__}.")()
 
 
-def _builders_of(module: ModuleType) -> list[tuple[str, type[OpBuilder]]]:
+def builders_of(module: ModuleType) -> list[tuple[str, type[OpBuilder]]]:
+    """The concrete ``*Builder`` classes in a module, defined there or imported, by the names they have in it."""
     return [
         (name, value)
         for name, value in vars(module).items()

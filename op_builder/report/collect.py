@@ -26,7 +26,7 @@ from op_builder.errors import AccelError, UnknownOpError
 from op_builder.fingerprint import Roots
 from op_builder.outcomes import Failed, guarded_value
 from op_builder.prebuilt import Rejected
-from op_builder.registry import all_builders
+from op_builder.registry import all_builders, registered_packages
 from op_builder.toolchains.compiler import find_cxx
 from op_builder.toolchains.cuda import find_cuda
 from op_builder.torch_install import torch_install
@@ -48,7 +48,21 @@ class OpRow:
 
 def op_row(builder: OpBuilder) -> OpRow:
     """The report's line on one op."""
-    return _row(_looking(builder))
+    try:
+        return _row(_looking(builder))
+    except (
+        Exception
+    ) as error:  # a builder of another package may raise anything; the other ops are reported all the same
+        return OpRow(
+            name=builder.name,
+            builder=type(builder).__name__,
+            installed=False,
+            cached=False,
+            compatible=False,
+            reason=f"its builder fails: {type(error).__name__}: {error}",
+            remedy=f"Report this to the author of {type(builder).__module__}.",
+            summary=builder.SUMMARY,
+        )
 
 
 def _looking(builder: OpBuilder) -> OpBuilder:
@@ -87,7 +101,7 @@ def _row(builder: OpBuilder) -> OpRow:
 
 
 def report(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """The whole report for JSON: ``accelerator``, ``ops``, ``environment``. Sizes are bytes.
+    """The whole report for JSON: ``accelerator``, ``ops``, ``registered``, ``environment``. Sizes are bytes.
 
     Args:
         progress: called with the name of each thing before it is looked at.
@@ -99,7 +113,12 @@ def report(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
         progress(name)
         rows.append(asdict(op_row(builder)))
     progress("environment")
-    return {"accelerator": accelerator, "ops": rows, "environment": environment()}
+    return {
+        "accelerator": accelerator,
+        "ops": rows,
+        "registered": _registered(package),
+        "environment": environment(),
+    }
 
 
 def environment() -> dict[str, Any]:
@@ -144,8 +163,10 @@ def find_op(name: str) -> OpBuilder:
         if name in (builder.name, type(builder).__name__):
             return builder
     names = ", ".join(builder.name for builder in builders)
+    complaints = [package.complaint for package in registered_packages(_accelerator()[1])]
     raise UnknownOpError(
-        f"There is no op {name!r}.", f"The ops are: {names}. Another package's is named as package.module:Builder."
+        " ".join(filter(None, [f"There is no op {name!r}.", *complaints])),
+        f"The ops are: {names}. One that no package registers is named as package.module:Builder.",
     )
 
 
@@ -229,6 +250,19 @@ def _accelerator() -> tuple[dict[str, Any], str]:
         return {"name": None, "error": str(error)}, "op_builder.host"
     facts = accelerator_facts(accelerator)
     return {"name": accelerator.device_name(), "error": None, **facts}, accelerator.op_builder_dir()
+
+
+def _registered(package: str) -> list[dict[str, Any]]:
+    """What other packages register, and why something of it is not among the ops."""
+    return [
+        {
+            "label": other.label,
+            "module": other.module,
+            "ops": list(dict.fromkeys(cls.NAME for cls in other.classes.values())),
+            "problems": list(other.problems),
+        }
+        for other in registered_packages(package)
+    ]
 
 
 def _miss(request: resolver.Request, damaged: dict[Path, str]) -> dict[str, Any]:

@@ -16,6 +16,8 @@ _WIDE = 120  # columns from which reason and remedy stand side by side
 def print_report(data: dict[str, Any], console: Console) -> None:
     """Print the whole report."""
     console.print(_ops_table(data["ops"], wide=console.width >= _WIDE))
+    if data["registered"]:
+        console.print(_facts_table("Packages that register ops", _registered_rows(data["registered"])))
     console.print(_facts_table("Accelerator", _accelerator_rows(data["accelerator"])))
     console.print(_facts_table("Environment", _environment_rows(data["environment"])))
 
@@ -77,6 +79,16 @@ def _accelerator_rows(accelerator: dict[str, Any]) -> list[tuple[str, Any]]:
             rows.append((key.removesuffix("_bytes").replace("_", " "), _size(accelerator[key])))
     rows += [(key.replace("_", " "), f"not known: {why}") for key, why in accelerator.get("unavailable", {}).items()]
     rows.append(("why this one", "python -m accelerator.report"))
+    return rows
+
+
+def _registered_rows(packages: list[dict[str, Any]]) -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for package in packages:
+        said = Text(f"{package['module']}: {', '.join(package['ops']) or 'no ops'}")
+        for problem in package["problems"]:
+            said.append(f"\n{problem}", style="yellow")
+        rows.append((package["label"], said))
     return rows
 
 

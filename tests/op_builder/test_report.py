@@ -46,7 +46,7 @@ def report_json(*arguments: str, **variables: str | None) -> dict[str, Any]:
 
 def test_json_has_the_documented_shape() -> None:
     data = report_json(ACCEL_ACCELERATOR="cpu")
-    assert set(data) == {"accelerator", "ops", "environment"}
+    assert set(data) == {"accelerator", "ops", "registered", "environment"}
     assert data["accelerator"]["name"] == "cpu"
     for op in data["ops"]:
         assert {"name", "builder", "installed", "cached", "compatible", "reason", "remedy"} <= set(op)

@@ -1,0 +1,396 @@
+"""Ops of other packages, installed for real on a path of their own."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from foreign_package import run_python
+from rich.console import Console
+from small_ops import STABLE_SOURCE
+
+import op_builder
+from accelerator.cpu_accelerator import CPU_Accelerator
+from op_builder import build, env
+from op_builder.errors import UnknownOpError
+from op_builder.registered_ops import RegisteredPackage
+from op_builder.registry import all_builders, find_builder, registered_packages
+from op_builder.report import collect
+from op_builder.report.__main__ import main as report_main
+from op_builder.report.collect import find_op, op_row
+from op_builder.report.render import print_report
+
+CPU = "op_builder.cpu"
+
+SCALE = """
+from op_builder import Binding, CPUOpBuilder
+
+class AcmeScaleBuilder(CPUOpBuilder):
+    NAME = "acme_scale"
+    BUILD_VAR = "ACCEL_BUILD_ACME_SCALE"
+    BINDING = Binding.STABLE
+
+    def sources(self):
+        return ["kernels/scale.cpp"]
+
+    def include_paths(self):
+        return ["csrc", "kernels"]
+"""
+
+CUDA = """
+from op_builder import Binding, CUDAOpBuilder
+
+class AcmeCudaBuilder(CUDAOpBuilder):
+    NAME = "acme_cuda"
+    BINDING = Binding.STABLE
+
+    def sources(self):
+        return ["kernels/scale.cu"]
+"""
+
+
+def declared(class_name: str, op: object, members: str = "") -> str:
+    """A module that declares one op."""
+    return (
+        f"from op_builder import CPUOpBuilder\n\nclass {class_name}(CPUOpBuilder):\n    NAME = {op!r}\n\n"
+        f"    def sources(self):\n        return ['kernels/scale.cpp']\n{textwrap.indent(members, '    ')}\n\n"
+    )
+
+
+class Site:
+    """Installed packages that register ops, each in a directory of its own on the path."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def install(self, label: str, value: str, files: dict[str, str]) -> str:
+        """Install ``files`` under a module name of its own; ``{module}`` in ``value`` and the texts stands for it."""
+        module = f"acme_{uuid.uuid4().hex}"
+        for path, text in files.items():
+            target = self.directory(module) / path.format(module=module)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text.replace("{module}", module))
+        self.record(module, f"[op_builder.ops]\n{label} = {value.format(module=module)}\n".encode())
+        return module
+
+    def install_module(self, text: str, label: str = "acme") -> str:
+        return self.install(label, "{module}", {"{module}.py": text})
+
+    def record(self, module: str, entry_points: bytes) -> None:
+        record = self.directory(module) / f"{module}-1.0.dist-info"
+        record.mkdir(parents=True)
+        (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        (record / "entry_points.txt").write_bytes(entry_points)
+        sys.path.insert(0, str(self.directory(module)))
+
+    def directory(self, module: str) -> Path:
+        return self._root / f"site of {module}"
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu() -> Iterator[None]:
+    with env.scope(ACCEL_ACCELERATOR="cpu", DS_ACCELERATOR=None):
+        yield
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield Site(tmp_path)
+    for module in [module for module in sys.modules if module.startswith("acme_")]:
+        del sys.modules[module]
+
+
+@pytest.fixture
+def acme(site: Site) -> str:
+    """The installed package of an author: a CPU op and a CUDA op in the modules of one package."""
+    return site.install(
+        "acme",
+        "{module}.ops",
+        {
+            "{module}/__init__.py": "",
+            "{module}/ops/__init__.py": "",
+            "{module}/ops/host.py": SCALE,
+            "{module}/ops/device.py": CUDA,
+            "{module}/ops/__main__.py": "raise SystemExit('not to be imported')\n",
+            "{module}/kernels/scale.cpp": STABLE_SOURCE,
+            "{module}/kernels/scale.cu": "__global__ void nothing() {}\n",
+            "{module}/kernels/amount.h": "#define AMOUNT 2.0f\n",
+        },
+    )
+
+
+def package(label: str = "acme", device: str = CPU) -> RegisteredPackage:
+    (found,) = (one for one in registered_packages(device) if one.label == label)
+    return found
+
+
+def test_a_registered_op_is_found_by_its_builders_name_and_loads(acme: str) -> None:
+    cls = find_builder("AcmeScaleBuilder", CPU)
+    assert cls.__module__ == f"{acme}.ops.host"
+    assert op_builder.AcmeScaleBuilder is cls
+    builder = CPU_Accelerator().create_op_builder("AcmeScaleBuilder")
+    assert type(builder) is cls
+    x = torch.zeros(3)
+    builder.load().add_(x)
+    assert x.tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("device", [CPU, "op_builder.cuda", "op_builder.xpu"])
+def test_every_device_has_the_registered_ops_after_its_own(acme: str, device: str) -> None:
+    builders = all_builders(device)
+    assert list(builders)[-2:] == ["acme_cuda", "acme_scale"]
+    assert {type(builders[name]).__module__ for name in ("acme_cuda", "acme_scale")} == {
+        f"{acme}.ops.device",
+        f"{acme}.ops.host",
+    }
+
+
+def test_the_report_shows_the_ops_and_where_they_come_from(acme: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_main(["--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in data["ops"]}
+    assert rows["acme_scale"]["compatible"]
+    assert data["registered"] == [
+        {"label": "acme", "module": f"{acme}.ops", "ops": ["acme_cuda", "acme_scale"], "problems": []}
+    ]
+    print_report(data, Console())
+    said = capsys.readouterr().out
+    assert "Packages that register ops" in said
+    assert "acme_cuda, acme_scale" in said
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is a build with CUDA")
+@pytest.mark.usefixtures("acme")
+def test_a_cuda_op_where_there_is_no_cuda_is_shown_with_the_reason() -> None:
+    row = op_row(find_op("acme_cuda"))
+    assert not row.compatible
+    assert "build without CUDA" in row.reason
+    assert row.remedy
+
+
+@pytest.mark.parametrize("name", ["acme_scale", "AcmeScaleBuilder"])
+@pytest.mark.usefixtures("acme")
+def test_one_op_is_built_and_explained_by_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert build.main(["--json", "--force", name]) == 0
+    (built,) = json.loads(capsys.readouterr().out)["ops"]
+    assert (built["op"], built["status"]) == ("acme_scale", "built")
+    assert report_main(["--json", "--op", name]) == 0
+    assert json.loads(capsys.readouterr().out)["cached"]
+
+
+def test_nothing_is_looked_up_at_import_or_for_a_devices_own_op(acme: str, site: Site) -> None:
+    code = f"""
+import sys
+from op_builder import CPUAdamBuilder, CCLCommBuilder
+from accelerator import get_accelerator
+get_accelerator().create_op_builder("CPUAdamBuilder")
+assert "op_builder.registered_ops" not in sys.modules
+from op_builder.all_ops import ALL_OPS
+assert "acme_scale" in ALL_OPS and "{acme}.ops.host" in sys.modules
+"""
+    done = run_python(code, site.directory(acme), ACCEL_ACCELERATOR="cpu")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.usefixtures("acme")
+def test_an_unknown_name_suggests_a_registered_one() -> None:
+    with pytest.raises(UnknownOpError) as caught:
+        find_builder("AcmeScalesBuilder", CPU)
+    assert "AcmeScaleBuilder" in caught.value.remedy
+
+
+TAKEN = [
+    ("MyAdamBuilder", "cpu_adam", "'cpu_adam' belongs to op_builder.host.cpu_adam.CPUAdamBuilder"),
+    ("CPUAdamBuilder", "acme_adam", "'CPUAdamBuilder' belongs to op_builder.host.cpu_adam"),
+    ("AsyncIOBuilder", "acme_io", "'AsyncIOBuilder' belongs to accel-ops"),
+    ("MyPinBuilder", "pin_memory", "'pin_memory' belongs to accel-ops"),
+    ("TorchCPUOpBuilder", "acme_base", "'TorchCPUOpBuilder' belongs to accel-ops"),
+]
+
+
+@pytest.mark.parametrize(("class_name", "op", "reason"), TAKEN)
+def test_a_name_that_this_project_has_is_refused_with_the_reason(
+    site: Site, caplog: pytest.LogCaptureFixture, class_name: str, op: str, reason: str
+) -> None:
+    module = site.install_module(declared(class_name, op) + declared("AcmeGoodBuilder", "acme_good"))
+    (problem,) = package().problems
+    assert problem.startswith(f"{module}.{class_name} is left out: the name {reason}")
+    assert list(package().classes) == ["AcmeGoodBuilder"]
+    builders = all_builders(CPU)
+    assert op not in builders or not type(builders[op]).__module__.startswith("acme_")
+    assert find_builder("CPUAdamBuilder", CPU).__module__ == "op_builder.host.cpu_adam"
+    assert [record.getMessage() for record in caplog.records if problem in record.getMessage()] == [
+        f"acme ({module}) registers ops for op_builder: {problem}."
+    ]
+
+
+def test_of_two_packages_the_first_by_label_keeps_the_name(site: Site) -> None:
+    late = site.install_module(declared("SameBuilder", "late_op"), "b-late")
+    other = site.install_module(declared("OtherBuilder", "same_op") + declared("FreeBuilder", "free_op"), "c-later")
+    first = site.install_module(declared("SameBuilder", "same_op"), "a-first")
+    assert find_builder("SameBuilder", CPU).__module__ == first
+    assert f"{late}.SameBuilder is left out" in package("b-late").complaint
+    assert f"'SameBuilder' belongs to {first}.SameBuilder" in package("b-late").complaint
+    assert f"{other}.OtherBuilder is left out" in package("c-later").complaint
+    assert type(all_builders(CPU)["same_op"]).__module__ == first
+    assert type(all_builders(CPU)["free_op"]).__module__ == other
+    assert not package("a-first").problems
+
+
+def test_two_builders_of_one_package_cannot_share_an_op(site: Site) -> None:
+    module = site.install_module(
+        declared("FirstBuilder", "twice") + "\nclass SecondBuilder(FirstBuilder):\n    SUMMARY = 'as the first'\n"
+    )
+    (problem,) = package().problems
+    assert f"{module}.SecondBuilder is left out: the name 'twice' belongs to {module}.FirstBuilder" in problem
+
+
+def test_a_class_that_is_only_imported_is_not_registered(site: Site) -> None:
+    module = site.install_module(
+        "from op_builder.cpu import CPUAdamBuilder\n\nclass AcmeAdamBuilder(CPUAdamBuilder):\n    NAME = 'acme_adam'\n"
+    )
+    assert list(package().classes) == ["AcmeAdamBuilder"]
+    assert package().problems == ()
+    assert find_builder("AcmeAdamBuilder", CPU).__module__ == module
+
+
+def test_classes_from_elsewhere_in_the_authors_package_count_and_another_projects_do_not(site: Site) -> None:
+    other = site.install("other", "{module}", {"{module}.py": declared("OtherBuilder", "other_op")})
+    module = site.install(
+        "acme",
+        "{module}.registered",
+        {
+            "{module}/__init__.py": "",
+            "{module}/registered.py": f"from {{module}}.inner import InnerBuilder\nfrom {other} import OtherBuilder\n",
+            "{module}/inner.py": declared("InnerBuilder", "inner_op"),
+        },
+    )
+    assert {name: cls.__module__ for name, cls in package().classes.items()} == {"InnerBuilder": f"{module}.inner"}
+    assert package().problems == ()
+
+
+def test_a_namespace_that_projects_share_is_no_ones_own_package(site: Site) -> None:
+    files = {
+        "{module}/one/__init__.py": declared("OneBuilder", "one_op"),
+        "{module}/two/__init__.py": "from {module}.one import OneBuilder\n" + declared("TwoBuilder", "two_op"),
+    }
+    site.install("acme", "{module}.two", files)
+    assert list(package().classes) == ["TwoBuilder"]
+
+
+def test_a_devices_own_package_may_be_registered_for_the_other_devices(site: Site) -> None:
+    files = {"{module}/__init__.py": "", "{module}/ops/__init__.py": declared("GemmBuilder", "gemm_op")}
+    module = site.install("acme", "{module}.ops", files)
+    device = f"{module}.ops"
+    assert package(device=device).problems == ()
+    assert find_builder("GemmBuilder", CPU) is find_builder("GemmBuilder", device)
+    assert list(all_builders(device)).count("gemm_op") == 1
+
+
+ABSTRACT = "from op_builder import OpBuilder\nclass EmptyBuilder(OpBuilder):\n    NAME = 'empty'\n"
+BROKEN = {
+    "missing driver": ("import acme_driver_nobody_has\n", "{module} cannot be imported: ModuleNotFoundError"),
+    "exits": ("raise SystemExit('bye')\n", "{module} cannot be imported: SystemExit: bye"),
+    "does not parse": ("def\n", "{module} cannot be imported: SyntaxError"),
+    "no builder": ("x = 1\n", "{module} holds no op"),
+    "only imports": ("from op_builder.cpu import CPUAdamBuilder\n", "{module} holds no op"),
+    "abstract": (ABSTRACT, "{module}.EmptyBuilder is no op: it does not define sources()"),
+    "no name": (declared("NamelessBuilder", ""), "{module}.NamelessBuilder is no op: its NAME is ''"),
+    "no good name": (declared("PathBuilder", "../op"), "PathBuilder is no op: its NAME is '../op'"),
+    "a number": (declared("NumberBuilder", 3), "NumberBuilder is no op: its NAME is 3"),
+    "no suffix": (declared("AcmeScale", "op"), "{module}.AcmeScale is no op: its own name does not end in Builder"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_package_that_brings_no_op_is_told_and_harms_nobody(
+    acme: str, site: Site, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    text, told = BROKEN[case]
+    module = site.install_module(text, "a-broken")
+    told = told.format(module=module)
+    assert find_builder("AcmeScaleBuilder", CPU).__module__ == f"{acme}.ops.host"
+    assert {"cpu_adam", "acme_scale", "acme_cuda"} <= set(all_builders(CPU))
+    for unknown in (lambda: find_builder("NobodysBuilder", CPU), lambda: find_op("nobodys_op")):
+        with pytest.raises(UnknownOpError) as caught:
+            unknown()
+        assert f"Of the ops that a-broken ({module}) registers: " in caught.value.message
+        assert told in caught.value.message
+    assert [told in record.getMessage() for record in caplog.records].count(True) == 1
+
+
+def test_the_report_tells_why_a_package_has_no_ops(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    module = site.install_module("import acme_driver_nobody_has\n")
+    data = collect.report()
+    problem = f"{module} cannot be imported: ModuleNotFoundError: No module named 'acme_driver_nobody_has'"
+    assert data["registered"] == [{"label": "acme", "module": module, "ops": [], "problems": [problem]}]
+    print_report(data, Console())
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{module}: no ops" in said
+    assert "'acme_driver_nobody_has'" in said
+
+
+def test_an_entry_point_that_names_a_class_is_told_to_name_the_module(site: Site) -> None:
+    site.install("acme", "{module}:ScaleBuilder", {"{module}.py": declared("ScaleBuilder", "scale_op")})
+    assert "must name the module" in package().complaint
+
+
+def test_a_broken_module_of_a_package_costs_only_its_own_ops(acme: str, site: Site) -> None:
+    (site.directory(acme) / acme / "ops" / "broken.py").write_text("import acme_driver_nobody_has\n")
+    found = package()
+    assert list(found.classes) == ["AcmeCudaBuilder", "AcmeScaleBuilder"]
+    assert f"{acme}.ops.broken cannot be imported: ModuleNotFoundError" in found.complaint
+
+
+def test_a_base_class_that_others_extend_is_no_problem(site: Site) -> None:
+    base = (
+        "from op_builder import CPUOpBuilder\n"
+        "class BaseBuilder(CPUOpBuilder):\n    def sources(self):\n        return ['x.cpp']\n"
+        "class AbstractBuilder(CPUOpBuilder):\n    pass\n"
+        "class RealBuilder(BaseBuilder):\n    NAME = 'real_op'\n"
+    )
+    site.install_module(base)
+    assert list(package().classes) == ["RealBuilder"]
+    assert package().problems == ()
+
+
+def test_a_package_that_needs_anothers_builder_while_being_imported_does_not_end_in_a_circle(
+    site: Site, acme: str
+) -> None:
+    module = site.install_module("from op_builder import AcmeScaleBuilder\n", "a-early")
+    assert f"{module} cannot be imported: UnknownOpError" in package("a-early").complaint
+    assert find_builder("AcmeScaleBuilder", CPU).__module__ == f"{acme}.ops.host"
+
+
+FAILING = {
+    "its __init__()": ("def __init__(self):\n    raise OSError('no /dev/acme')", "no /dev/acme"),
+    "no OpBuilder.__init__()": ("def __init__(self):\n    pass", "has no attribute 'name'"),
+    "its load_checks()": ("def load_checks(self):\n    raise OSError('no /dev/acme')", "no /dev/acme"),
+    "its sources()": ("def sources(self):\n    return 1 / 0", "division by zero"),
+}
+
+
+@pytest.mark.parametrize("case", FAILING)
+@pytest.mark.usefixtures("acme")
+def test_a_registered_builder_that_fails_is_a_row_with_the_reason(site: Site, case: str) -> None:
+    members, reason = FAILING[case]
+    site.install_module(declared("FragileBuilder", "fragile", members), "fragile")
+    row = op_row(all_builders(CPU)["fragile"])
+    assert not row.compatible
+    assert reason in row.reason
+    assert row.remedy
+    assert find_op("acme_scale").name == "acme_scale"
+
+
+def test_a_damaged_record_of_an_installed_package_is_a_reason_not_a_crash(site: Site) -> None:
+    site.record("torn", b"[op_builder.ops]\n\xff = x\n")
+    assert "cpu_adam" in all_builders(CPU)
+    with pytest.raises(UnknownOpError, match="entry points of the installed packages cannot be read"):
+        find_builder("NobodysBuilder", CPU)
