@@ -39,6 +39,10 @@ class FusedAdamBuilder(_WithCudaKernels, fused.FusedAdamBuilder):
     """Builds ``fused_adam`` for CUDA devices and the CPU."""
 
 
+class FusedAmsgradBuilder(_WithCudaKernels, fused.FusedAmsgradBuilder):
+    """Builds ``fused_amsgrad`` for CUDA devices and the CPU."""
+
+
 class FusedLionBuilder(_WithCudaKernels, fused.FusedLionBuilder):
     """Builds ``fused_lion`` for CUDA devices and the CPU."""
 

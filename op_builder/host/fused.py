@@ -50,6 +50,22 @@ class FusedAdamBuilder(FusedOpBuilder):
         return FusedAdamModule(opened)
 
 
+class FusedAmsgradBuilder(FusedOpBuilder):
+    """Builds ``fused_amsgrad``; ``load()`` returns an
+    :class:`op_builder.ops.native.fused_amsgrad.FusedAmsgradModule`."""
+
+    NAME = "fused_amsgrad"
+    BUILD_VAR = "ACCEL_BUILD_FUSED_AMSGRAD"
+    SUMMARY = "Adam with amsgrad over many tensors in one kernel on the device"
+    HOST_SOURCES = ("csrc/kernels/cpu/amsgrad.cpp", "csrc/kernels/cpu/norm.cpp", "csrc/kernels/cpu/isa.cpp")
+    CUDA_SOURCES = ("csrc/kernels/cuda/fused_amsgrad.cu", "csrc/kernels/cuda/multi_tensor.cu")
+
+    def bind(self, opened: Any) -> Any:
+        from op_builder.ops.native.fused_amsgrad import FusedAmsgradModule
+
+        return FusedAmsgradModule(opened)
+
+
 class FusedLionBuilder(FusedOpBuilder):
     """Builds ``fused_lion``; ``load()`` returns a :class:`op_builder.ops.native.fused.FusedLionModule`."""
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 from op_builder.base import OpBuilder
 from op_builder.host.cpu_adagrad import CPUAdagradBuilder
 from op_builder.host.cpu_adam import CPUAdamBuilder
+from op_builder.host.cpu_amsgrad import CPUAmsgradBuilder
 from op_builder.host.cpu_lamb import CPULambBuilder
 from op_builder.host.cpu_lion import CPULionBuilder
 from op_builder.host.cpu_sgd import CPUSGDBuilder
 from op_builder.registry import find_builder
 
-__all__ = ["CPUAdagradBuilder", "CPUAdamBuilder", "CPULambBuilder", "CPULionBuilder", "CPUSGDBuilder"]
+__all__ = [
+    "CPUAdagradBuilder",
+    "CPUAdamBuilder",
+    "CPUAmsgradBuilder",
+    "CPULambBuilder",
+    "CPULionBuilder",
+    "CPUSGDBuilder",
+]
 
 
 def __getattr__(name: str) -> type[OpBuilder]:

@@ -66,6 +66,10 @@ class Rounded:
         sign = torch.where(self.value.isnan(), self.value, self.value.sign())
         return Rounded(sign, torch.where(self.value.abs() <= self.error, 2.0, 0.0).double())
 
+    def maximum(self, other: Rounded) -> Rounded:
+        """The larger of two, NaN where one is: chosen, not computed."""
+        return Rounded(torch.maximum(self.value, other.value), torch.maximum(self.error, other.error))
+
     def norm(self) -> Rounded:
         """The Euclidean norm, added up in double."""
         value = self.value.square().sum().sqrt()
@@ -117,9 +121,11 @@ def _adam(param, grad, states, options, step, _as_stored):
         grad = _with_l2(param, grad, options["weight_decay"])
     m = _average(states[0], grad, options["beta1"])
     v = _average_of_squares(states[1], grad, options["beta2"])
-    direction = m / (v.sqrt() * const(correction2**-0.5) + const(options["eps"]))
+    largest = tuple(before.maximum(v) for before in states[2:])  # AMSGrad's third state
+    (divisor,) = largest or (v,)
+    direction = m / (divisor.sqrt() * const(correction2**-0.5) + const(options["eps"]))
     decay = 1 - options["lr"] * options["weight_decay"] if options["adamw_mode"] else 1.0
-    return const(decay) * param + const(-options["lr"] / correction1) * direction, (m, v)
+    return const(decay) * param + const(-options["lr"] / correction1) * direction, (m, v, *largest)
 
 
 def _adagrad(param, grad, states, options, step, _as_stored):
@@ -201,6 +207,19 @@ ADAM = Kind(
     ("exp_avg", "exp_avg_sq"),
     fixed=("adamw_mode",),
 )
+AMSGRAD = Kind(
+    "amsgrad",
+    "CPUAmsgradBuilder",
+    _adam,
+    ADAM.options,
+    (
+        *({"adamw_mode": False}, {"bias_correction": False}, {"weight_decay": 0}, {"beta1": 0, "beta2": 0}),
+        *({"beta1": 0.999, "beta2": 0.99999}, {"eps": 0.1}, {"lr": 0}, {"lr": 10.0}),
+    ),
+    ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    fixed=("adamw_mode",),
+    packs=False,
+)
 ADAGRAD = Kind(
     "adagrad",
     "CPUAdagradBuilder",
@@ -241,7 +260,7 @@ SGD = Kind(
     ("momentum_buffer",),
     fixed=("nesterov",),
 )
-KINDS = (ADAM, ADAGRAD, LION, LAMB, SGD)
+KINDS = (ADAM, AMSGRAD, ADAGRAD, LION, LAMB, SGD)
 
 
 @cache
@@ -276,6 +295,8 @@ def make_tensors(kind: Kind, numel: int, *dtypes: torch.dtype, seed: int = 0, of
     """Tensors of a training run's magnitudes: ``dtypes`` of parameter, gradient and states, float32 if not given."""
     made = random_tensors(numel, *dtypes, seed=seed, offset=offset)
     of_role = {"exp_avg": made.exp_avg, "exp_avg_sq": made.exp_avg_sq, "momentum_buffer": made.exp_avg}
+    if "max_exp_avg_sq" in kind.states:  # larger than the new second moment as often as not
+        of_role["max_exp_avg_sq"] = random_tensors(numel, *dtypes, seed=seed + 1, offset=offset).exp_avg_sq
     return Tensors(made.param, made.grad, tuple(of_role[name] for name in kind.states))
 
 

@@ -26,6 +26,7 @@ TYPES = [
     for param, grad in itertools.product((4, 2, 2), repeat=2)
     for state in dict.fromkeys((4, param))
 ]
+BUILDERS = ("FusedAdamBuilder", "FusedAmsgradBuilder", "FusedLionBuilder", "FusedLambBuilder")
 FLAGS = (
     *("-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Icsrc", "-Itests/ops/native/cuda_on_host"),
@@ -45,7 +46,7 @@ def test_kernels_run_on_the_host_update_as_plain_loops_do_and_touch_nothing_else
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
-@pytest.mark.parametrize("name", ["FusedAdamBuilder", "FusedLionBuilder", "FusedLambBuilder"])
+@pytest.mark.parametrize("name", BUILDERS)
 def test_nvcc_compiles_them_without_a_warning_for_each_architecture(name):
     builder = getattr(cuda, name)()
     with env.scope(TORCH_CUDA_ARCH_LIST="8.0;9.0"):
@@ -64,17 +65,18 @@ def test_nvcc_compiles_them_without_a_warning_for_each_architecture(name):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
-def test_aligned_elements_are_loaded_and_stored_four_or_eight_at_a_time(tmp_path):
-    text = tmp_path / "fused_adam.ptx"
-    source = "csrc/kernels/cuda/fused_adam.cu"
+@pytest.mark.parametrize(("name", "states"), [("fused_adam", 2), ("fused_amsgrad", 3)])
+def test_aligned_elements_are_loaded_and_stored_four_or_eight_at_a_time(tmp_path, name, states):
+    text = tmp_path / f"{name}.ptx"
+    source = f"csrc/kernels/cuda/{name}.cu"
     command = ["nvcc", "-std=c++17", "-O3", "-fmad=false", "-Icsrc", "-arch=sm_90", "-ptx", source, "-o", str(text)]
     subprocess.run(command, check=True, cwd=ROOT)
     moved = Counter(re.findall(r"\b((?:ld|st)\.global\.v4\.\w+)", text.read_text()))
     expected: Counter[str] = Counter()
     for param, grad, state in TYPES:
-        arrays = (param, grad, state, state)
+        arrays = (param, grad, *[state] * states)
         if max(arrays) == 2:  # eight elements in 16 bytes, one vector of each array under way
-            expected.update({"ld.global.v4.u32": 4, "st.global.v4.u32": 3})
+            expected.update({"ld.global.v4.u32": 2 + states, "st.global.v4.u32": 1 + states})
             continue
         for role, size in enumerate(arrays):  # four elements, two vectors
             kind = "v4.f32" if size == 4 else "v4.u16"
@@ -83,7 +85,7 @@ def test_aligned_elements_are_loaded_and_stored_four_or_eight_at_a_time(tmp_path
     assert moved == expected
 
 
-@pytest.mark.parametrize("name", ["FusedAdamBuilder", "FusedLionBuilder", "FusedLambBuilder"])
+@pytest.mark.parametrize("name", BUILDERS)
 def test_the_binary_for_cuda_is_the_declaration_of_the_cpu_with_kernels_added(name):
     from op_builder import cpu
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from optimizer_reference import (
     ADAGRAD,
     ADAM,
+    AMSGRAD,
     FLOATS,
     KINDS,
     LAMB,
@@ -371,6 +372,8 @@ def run_steps(kind: Kind, options: dict, numel: int, steps: int) -> tuple[Tensor
 PEERS = {
     "Adam": (ADAM, {"adamw_mode": False}),
     "AdamW": (ADAM, {}),
+    "Adam, amsgrad": (AMSGRAD, {"beta2": 0.9, "adamw_mode": False}),
+    "AdamW, amsgrad": (AMSGRAD, {"beta2": 0.9}),
     "Adagrad": (ADAGRAD, {"lr_decay": 0.01}),
     "SGD": (SGD, {}),
     "SGD, Nesterov": (SGD, {"nesterov": True}),
@@ -389,6 +392,9 @@ def test_1000_steps_stay_beside_torch_in_float64(peer):
     given = {name: value for name, value in options.items() if name not in ("adamw_mode", "bias_correction")}
     if "beta1" in given:
         given["betas"] = (given.pop("beta1"), given.pop("beta2"))
+    if kind is AMSGRAD:
+        given["amsgrad"] = True
+        assert (tensors.states[2] > 1.5 * tensors.states[1]).double().mean() > 0.9  # the maximum matters
     optimizer = getattr(torch.optim, peer.partition(",")[0])([theirs], **given)
     for grad in grads_of(511, 1000):
         theirs.grad = grad.double()
@@ -536,12 +542,13 @@ def test_rounding_at_random_is_right_on_average_and_depends_on_the_seed(kind):
         assert abs(first.double().mean() - plain[0].double()) < 5 * 2.0**-8 / 256 * plain[0].abs()
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.packs], ids=str)
 @pytest.mark.parametrize("form", ["stochastic", "8-bit"])
-def test_lamb_refuses_packed_states_and_says_what_to_pass(form):
-    tensors = make_tensors(LAMB, 300, torch.float32, torch.float32, torch.bfloat16)
-    lists = as_lists([tensors]) if form == "stochastic" else packed_lists(LAMB, [tensors])
+def test_packed_states_are_refused_where_there_are_none_and_it_is_said_what_to_pass(kind, form):
+    tensors = make_tensors(kind, 300, torch.float32, torch.float32, torch.bfloat16)
+    lists = as_lists([tensors]) if form == "stochastic" else packed_lists(kind, [tensors])
     before = contents(lists)
     with pytest.raises(OpArgumentError, match="plain states only") as caught:
-        load(LAMB).update_list(lists, 1, list(LAMB.options.values()), Pass(stochastic=form == "stochastic"))
+        load(kind).update_list(lists, 1, list(kind.options.values()), Pass(stochastic=form == "stochastic"))
     assert "stochastic=False" in caught.value.remedy
     assert_equal_contents(lists, before)

@@ -21,6 +21,12 @@ every_kind = pytest.mark.parametrize("kind", OTHERS, ids=str)
 
 #: The functions of one tensor; those of Adagrad and Lion are fixed by the interface, the others are like them.
 SIGNATURES = {
+    "create_amsgrad": (
+        "optimizer_id alpha=0.001 beta1=0.9 beta2=0.999 eps=1e-08 weight_decay=0.0 adamw_mode=True should_log=False"
+    ),
+    "amsgrad_update": (
+        "optimizer_id step lr beta1 beta2 eps weight_decay bias_correction param grad exp_avg exp_avg_sq max_exp_avg_sq"
+    ),
     "create_adagrad": "optimizer_id alpha=0.01 eps=1e-08 weight_decay=0.0 should_log=False",
     "adagrad_update": "optimizer_id step lr eps weight_decay param grad exp_avg_sq",
     "create_lion": "optimizer_id alpha=0.001 beta1=0.9 beta2=0.999 weight_decay=0.0 should_log=False",

@@ -9,7 +9,7 @@
 
 namespace accel::cpu {
 
-constexpr int kMaxStates = 2;
+constexpr int kMaxStates = 3;
 
 // How a state lies in memory. Arithmetic is always in float32.
 //   float32, as_param     plain values, rounded to nearest even when stored

@@ -173,6 +173,10 @@ void update_plain(const OptimizerTensors& tensors, std::int64_t begin, std::int6
   }
 }
 
+// Whether a formula's states can be packed: random bits are 32 an element, 16 for each state.
+template <class Formula>
+constexpr bool kPacks = Formula::kStates <= 2;
+
 template <int k>
 struct Index {
   static constexpr int value = k;
@@ -181,7 +185,7 @@ struct Index {
 // Calls visit(Index<k>{}) for each state.
 template <int kStates, class Visit>
 ACCEL_INLINE void for_each_state(const Visit& visit) {
-  static_assert(kStates == 1 || kStates == 2, "random bits are 32 an element, 16 for each state");
+  static_assert(kStates == 1 || kStates == 2, "see kPacks");
   visit(Index<0>{});
   if constexpr (kStates == 2) {
     visit(Index<1>{});
@@ -307,7 +311,7 @@ void update_packed(const OptimizerTensors& tensors, std::int64_t begin, std::int
   }
 }
 
-// The formula's kernel for these types.
+// The formula's kernel for these types; null where its states cannot be packed as they are.
 template <class Formula>
 OptimizerKernel optimizer_kernel(const StoredTypes& types) {
   return with_element(types.param, [&](auto param) {
@@ -320,9 +324,15 @@ OptimizerKernel optimizer_kernel(const StoredTypes& types) {
         case StateStorage::as_param:
           return update_plain<Formula, P, G, P>;
         case StateStorage::stochastic_bfloat16:
-          return update_packed<Formula, P, StochasticBFloat16>;
+          if constexpr (kPacks<Formula>) {
+            return update_packed<Formula, P, StochasticBFloat16>;
+          }
+          break;
         case StateStorage::blockwise_8bit:
-          return update_packed<Formula, P, Blockwise8Bit>;
+          if constexpr (kPacks<Formula>) {
+            return update_packed<Formula, P, Blockwise8Bit>;
+          }
+          break;
       }
       return nullptr;
     });

@@ -145,7 +145,7 @@ inline int type_code(const StoredTypes& types) {
 
 // One tensor of a call: borrowed device memory, arrays of equal length that do not overlap, in any alignment that
 // the element types have.
-constexpr int kMaxStates = 2;
+constexpr int kMaxStates = 3;
 struct DeviceTensor {
   void* param;
   const void* grad;

@@ -13,10 +13,19 @@ from torch._compile import _disable_dynamo
 from op_builder import env
 from op_builder.cpu_isa import best_isa
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.arguments import explained, finite_number, fraction, step_number
+from op_builder.ops.native.arguments import explained, finite_number, step_number
+from op_builder.ops.native.fused_arguments import (
+    Tensors,
+    adam_options,
+    checked_betas,
+    checked_chunk,
+    learning_rate,
+    named_lists,
+    one_tensor,
+    step_or_tensors,
+    step_tensors,
+)
 from op_builder.ops.native.host_optimizer import TensorLists
-
-Tensors = Sequence[torch.Tensor]
 
 # For what keeps tensors on the native side; see host_optimizer.py.
 _untraced = _disable_dynamo
@@ -276,16 +285,9 @@ class FusedAdamModule(FusedOptimizerModule):
         Raises:
             OpArgumentError: an argument does not fit; no tensor was changed.
         """
-        options = (
-            finite_number("lr", lr),
-            *_betas(beta1, beta2),
-            finite_number("eps", eps),
-            finite_number("weight_decay", weight_decay),
-            _adamw_mode(mode),
-            bool(bias_correction),
-        )
-        tensors = _named_lists(tensor_lists, self.STATES)
-        control = Control(noop_flag=noop_flag, chunk_size=_chunk(chunk_size))
+        options = adam_options(finite_number("lr", lr), beta1, beta2, eps, weight_decay, mode, bias_correction)
+        tensors = named_lists(tensor_lists, self.STATES)
+        control = Control(noop_flag=noop_flag, chunk_size=checked_chunk(chunk_size))
         self.update_list(tensors, options, step_number(step), control)
 
     def multi_tensor_adam_capturable(
@@ -317,16 +319,9 @@ class FusedAdamModule(FusedOptimizerModule):
         Raises:
             OpArgumentError: an argument does not fit; no tensor was changed.
         """
-        options = (
-            0.0,
-            *_betas(beta1, beta2),
-            finite_number("eps", eps),
-            finite_number("weight_decay", weight_decay),
-            _adamw_mode(mode),
-            bool(bias_correction),
-        )
-        control = Control(_tensor("lr", lr), noop_flag, grad_scale, found_inf, chunk_size=_chunk(chunk_size))
-        self.update_list(_named_lists(tensor_lists, self.STATES), options, _steps(step), control)
+        options = adam_options(0.0, beta1, beta2, eps, weight_decay, mode, bias_correction)
+        control = Control(one_tensor("lr", lr), noop_flag, grad_scale, found_inf, chunk_size=checked_chunk(chunk_size))
+        self.update_list(named_lists(tensor_lists, self.STATES), options, step_tensors(step), control)
 
 
 class FusedLionModule(FusedOptimizerModule):
@@ -360,10 +355,10 @@ class FusedLionModule(FusedOptimizerModule):
         Raises:
             OpArgumentError: an argument does not fit; no tensor was changed.
         """
-        number, lr_tensor = _learning_rate(lr)
-        options = (number, *_betas(beta1, beta2), finite_number("weight_decay", weight_decay))
-        control = Control(lr_tensor, noop_flag, grad_scale, found_inf, chunk_size=_chunk(chunk_size))
-        self.update_list(_named_lists(tensor_lists, self.STATES), options, (), control)
+        number, lr_tensor = learning_rate(lr)
+        options = (number, *checked_betas(beta1, beta2), finite_number("weight_decay", weight_decay))
+        control = Control(lr_tensor, noop_flag, grad_scale, found_inf, chunk_size=checked_chunk(chunk_size))
+        self.update_list(named_lists(tensor_lists, self.STATES), options, (), control)
 
 
 class FusedLambModule(FusedOptimizerModule):
@@ -406,59 +401,13 @@ class FusedLambModule(FusedOptimizerModule):
         Raises:
             OpArgumentError: an argument does not fit; no tensor was changed.
         """
-        number, lr_tensor = _learning_rate(lr)
+        number, lr_tensor = learning_rate(lr)
         options = (
             number,
-            *_betas(beta1, beta2),
+            *checked_betas(beta1, beta2),
             finite_number("eps", eps),
             finite_number("weight_decay", weight_decay),
             bool(bias_correction),
         )
-        control = Control(lr_tensor, noop_flag, grad_scale, found_inf, chunk_size=_chunk(chunk_size))
-        steps = _steps(step) if isinstance(step, (torch.Tensor, list, tuple)) else step_number(step)
-        self.update_list(_named_lists(tensor_lists, self.STATES), options, steps, control)
-
-
-def _named_lists(tensor_lists: Sequence[Tensors], states: Sequence[str]) -> TensorLists:
-    names = ("grads", "params", *(f"{state}s" for state in states))
-    if len(tensor_lists) != len(names):
-        raise OpArgumentError(f"tensor_lists has {len(tensor_lists)} lists.", f"Pass {len(names)}: {', '.join(names)}.")
-    grads, params, *rest = tensor_lists
-    return TensorLists(params, grads, rest)
-
-
-def _betas(beta1: float, beta2: float) -> tuple[float, float]:
-    return fraction("beta1", beta1), fraction("beta2", beta2)
-
-
-def _adamw_mode(mode: int) -> bool:
-    if mode not in (0, 1):
-        raise OpArgumentError(f"mode is {mode!r}.", "Pass 0 for Adam with L2 penalty, 1 for AdamW.")
-    return mode == 1
-
-
-def _chunk(chunk_size: int) -> int:
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
-        raise OpArgumentError(f"chunk_size is {chunk_size!r}.", "Pass a number of elements, for example 65536.")
-    return chunk_size
-
-
-def _tensor(name: str, value: Any) -> torch.Tensor:
-    if not isinstance(value, torch.Tensor):
-        raise OpArgumentError(
-            f"{name} is of type {type(value).__name__}.",
-            "Pass a float32 tensor of one element, or use the function that takes numbers.",
-        )
-    return value
-
-
-def _learning_rate(lr: float | torch.Tensor) -> tuple[float, torch.Tensor | None]:
-    """The number to hand over, and the tensor that replaces it."""
-    return (0.0, lr) if isinstance(lr, torch.Tensor) else (finite_number("lr", lr), None)
-
-
-def _steps(step: torch.Tensor | Tensors) -> Tensors:
-    steps = step if isinstance(step, (list, tuple)) else [step]
-    if not steps:
-        raise OpArgumentError("step is an empty list.", "Pass one tensor for each parameter, or one for all.")
-    return [_tensor("step", one) for one in steps]
+        control = Control(lr_tensor, noop_flag, grad_scale, found_inf, chunk_size=checked_chunk(chunk_size))
+        self.update_list(named_lists(tensor_lists, self.STATES), options, step_or_tensors(step), control)

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/cuda/fused_adam.h"
+#include "kernels/cuda/fused_amsgrad.h"
 #include "kernels/cuda/fused_lamb.h"
 #include "kernels/cuda/fused_lion.h"
 #include "kernels/cuda/multi_tensor.cuh"
@@ -28,6 +29,7 @@ using F32 = float;
 using accel::AdamCoefficients, accel::LambCoefficients, accel::LionCoefficients;
 }  // namespace plain
 #include "kernels/formulas/adam_inl.h"
+#include "kernels/formulas/amsgrad_inl.h"
 #include "kernels/formulas/lamb_inl.h"
 #include "kernels/formulas/lion_inl.h"
 
@@ -114,10 +116,12 @@ class Array {
   std::vector<char> memory_;
 };
 
+constexpr int kArrays = 2 + kMaxStates;  // parameter, gradient, states; an optimizer may leave some states alone
+
 struct Shape {
   std::int64_t numel;
   StoredTypes types;
-  int offsets[4];  // of parameter, gradient, states
+  int offsets[kArrays];
 };
 
 // A parameter with all that belongs to it, twice: for the kernels, and for the plain loops.
@@ -130,23 +134,23 @@ struct Case {
 
   Case(const Shape& shape, Random& random) : numel(shape.numel), types(shape.types), step(0.0f) {
     const DType state = types.states_as_param ? types.param : DType::float32;
-    const DType all[] = {types.param, types.grad, state, state};
-    for (int k = 0; k < 4; ++k) {
+    const DType all[kArrays] = {types.param, types.grad, state, state, state};
+    for (int k = 0; k < kArrays; ++k) {
       arrays.emplace_back(all[k], numel, shape.offsets[k]);
       plain.emplace_back(all[k], numel, 0);
       for (std::int64_t i = 0; i < numel; ++i) {
         const float value = random();
-        arrays[k].set(i, k == 3 ? value * value : value);
+        arrays[k].set(i, k >= 3 ? value * value : value);
         plain[k].set(i, arrays[k].get(i));
       }
     }
   }
   DeviceTensor tensor(bool has_counter) {
-    return {arrays[0].data(), arrays[1].data(), {arrays[2].data(), arrays[3].data()},
+    return {arrays[0].data(), arrays[1].data(), {arrays[2].data(), arrays[3].data(), arrays[4].data()},
             has_counter ? &step : nullptr, numel, types};
   }
-  void require_same(int states, const char* what) const {
-    for (int k = 0; k < 2 + states; ++k) {
+  void require_same(const char* what) const {
+    for (int k = 0; k < kArrays; ++k) {
       require(arrays[k].guards_are_whole(), what, numel, k);
       require(arrays[k].same_bits(plain[k]), what, numel, k);
     }
@@ -162,19 +166,20 @@ std::vector<Case> make_cases(Random& random) {
     for (const DType grad : kTypes) {
       for (const bool as_param : {false, true}) {
         for (const std::int64_t numel : {1, 9, 2049}) {
-          cases.emplace_back(Shape{numel, {param, grad, as_param}, {0, 0, 0, 0}}, random);
+          cases.emplace_back(Shape{numel, {param, grad, as_param}, {0, 0, 0, 0, 0}}, random);
         }
       }
     }
   }
   // Every way to lie in memory.
-  const int offsets[][4] = {{0, 0, 0, 0}, {1, 1, 1, 1}, {3, 3, 3, 3}, {7, 7, 7, 7}, {1, 0, 0, 0}, {0, 5, 1, 2}};
+  const int offsets[][kArrays] = {{0, 0, 0, 0, 0}, {1, 1, 1, 1, 1}, {3, 3, 3, 3, 3}, {7, 7, 7, 7, 7},
+                                  {1, 0, 0, 0, 0}, {0, 5, 1, 2, 3}, {0, 0, 0, 0, 1}};
   for (const auto& each : offsets) {
     for (const std::int64_t numel : {0, 1, 3, 4, 2047, 2048, 5000}) {
       for (const StoredTypes types : {StoredTypes{DType::float32, DType::float32, false},
                                       StoredTypes{DType::bfloat16, DType::bfloat16, true},
                                       StoredTypes{DType::bfloat16, DType::float32, false}}) {
-        cases.emplace_back(Shape{numel, types, {each[0], each[1], each[2], each[3]}}, random);
+        cases.emplace_back(Shape{numel, types, {each[0], each[1], each[2], each[3], each[4]}}, random);
       }
     }
   }
@@ -184,9 +189,9 @@ std::vector<Case> make_cases(Random& random) {
 std::vector<Case> many_cases(Random& random) {  // more than a table holds, and one that is many chunks long
   std::vector<Case> cases;
   for (int i = 0; i < 1500; ++i) {
-    cases.emplace_back(Shape{i % 5, {DType::float32, DType::float32, false}, {0, 0, 0, 0}}, random);
+    cases.emplace_back(Shape{i % 5, {DType::float32, DType::float32, false}, {}}, random);
   }
-  cases.emplace_back(Shape{100001, {DType::float32, DType::float32, false}, {0, 0, 0, 0}}, random);
+  cases.emplace_back(Shape{100001, {DType::float32, DType::float32, false}, {}}, random);
   return cases;
 }
 
@@ -216,24 +221,27 @@ void run_plainly(Case& one, const Formula& formula, float grad_factor) {
 
 // The optimizers ---------------------------------------------------------------------------------------------------
 
-void check_adam() {
+// Adam or AMSGrad: they take the same.
+template <class Formula>
+void check_adam(decltype(fused_adam)* update, const char* name) {
   Random random;
   for (const bool adamw_mode : {true, false}) {
     const AdamOptions options{1e-2, 0.9, 0.99, 1e-6, 0.1, adamw_mode, true};
     for (const bool many : {false, true}) {
       std::vector<Case> cases = many ? many_cases(random) : make_cases(random);
       const auto tensors = tensors_of(cases, false);
-      require(fused_adam(tensors.data(), tensors.size(), options, 3.0, {}, 65536, nullptr) == 0, "status");
+      require(update(tensors.data(), tensors.size(), options, 3.0, {}, 65536, nullptr) == 0, "status");
       for (Case& one : cases) {
-        run_plainly(one, plain::AdamFormula(adam_coefficients(options, 3.0)), 1.0f);
-        one.require_same(2, "adam");
+        run_plainly(one, Formula(adam_coefficients(options, 3.0)), 1.0f);
+        one.require_same(name);
       }
     }
   }
-  std::printf("adam: as plain loops\n");
+  std::printf("%s: as plain loops\n", name);
 }
 
-void check_adam_on_device_numbers() {
+template <class Formula>
+void check_adam_on_device_numbers(decltype(fused_adam)* update, const char* name) {
   Random random;
   const AdamOptions options{123.0, 0.9, 0.99, 1e-6, 0.1, true, true};
   AdamOptions used = options;
@@ -250,15 +258,15 @@ void check_adam_on_device_numbers() {
   const auto tensors = tensors_of(cases, true);
   for (int round = 0; round < 2; ++round) {
     require(advance_steps(steps.data(), steps.size(), controls, nullptr) == 0, "status");
-    require(fused_adam(tensors.data(), tensors.size(), options, 0.0, controls, 2048, nullptr) == 0, "status");
+    require(update(tensors.data(), tensors.size(), options, 0.0, controls, 2048, nullptr) == 0, "status");
     for (std::size_t i = 0; i < cases.size(); ++i) {
       const float step = static_cast<float>(i % 3 + 1 + round);
       require(cases[i].step == step, "step", i);
-      run_plainly(cases[i], plain::AdamFormula(adam_coefficients(used, step)), -(1.0f / scale));
-      cases[i].require_same(2, "adam with numbers on the device");
+      run_plainly(cases[i], Formula(adam_coefficients(used, step)), -(1.0f / scale));
+      cases[i].require_same(name);
     }
   }
-  std::printf("adam: learning rate, steps, scale and direction from the device\n");
+  std::printf("%s: learning rate, steps, scale and direction from the device\n", name);
 }
 
 void check_skipping() {
@@ -277,13 +285,15 @@ void check_skipping() {
     const AdamOptions adam{1e-2, 0.9, 0.99, 1e-6, 0.1, true, true};
     const LambOptions lamb{1e-2, 0.9, 0.99, 1e-6, 0.1, true};
     require(advance_steps(steps.data(), steps.size(), controls, nullptr) == 0, "status");
-    require(fused_adam(tensors.data(), tensors.size(), adam, 0.0, controls, 2048, nullptr) == 0, "status");
+    for (const auto update : {fused_adam, fused_amsgrad}) {
+      require(update(tensors.data(), tensors.size(), adam, 0.0, controls, 2048, nullptr) == 0, "status");
+    }
     require(fused_lion(tensors.data(), tensors.size(), {1e-2, 0.9, 0.99, 0.1}, controls, 2048, nullptr) == 0, "status");
     require(fused_lamb(tensors.data(), tensors.size(), lamb, 0.0, controls, 2048, workspace.data(), nullptr) == 0,
             "status");
     for (const Case& one : cases) {
       require(one.step == 0.0f, "a skipped step");
-      one.require_same(2, "skipped");
+      one.require_same("skipped");
     }
   }
   std::printf("skipping: nothing is changed\n");
@@ -298,7 +308,7 @@ void check_lion() {
     require(fused_lion(tensors.data(), tensors.size(), options, {}, 4096, nullptr) == 0, "status");
     for (Case& one : cases) {
       run_plainly(one, plain::LionFormula(lion_coefficients(options)), 1.0f);
-      one.require_same(1, "lion");
+      one.require_same("lion");
     }
   }
   std::printf("lion: as plain loops\n");
@@ -332,7 +342,7 @@ void require_like_plain_lamb(Case& one, const LambCoefficients& c) {
     require(std::fabs(one.arrays[0].get(i) - expected) <= bound, "lamb's parameter", one.numel, i);
     one.plain[0].set(i, one.arrays[0].get(i));
   }
-  one.require_same(2, "lamb");
+  one.require_same("lamb");
 }
 
 void check_lamb() {
@@ -350,7 +360,7 @@ void check_lamb() {
               "status");
     }
     for (std::size_t i = 0; i < cases.size(); ++i) {
-      for (int k = 0; k < 4; ++k) {
+      for (int k = 0; k < kArrays; ++k) {
         require(cases[i].arrays[k].same_bits(again[i].arrays[k]), "two runs of lamb", cases[i].numel, k);
       }
       require_like_plain_lamb(cases[i], lamb_coefficients(options, 3.0));
@@ -450,8 +460,10 @@ void check_tables() {
 int main() {
   check_parts();
   check_tables();
-  check_adam();
-  check_adam_on_device_numbers();
+  check_adam<plain::AdamFormula>(fused_adam, "adam");
+  check_adam<plain::AmsgradFormula>(fused_amsgrad, "amsgrad");
+  check_adam_on_device_numbers<plain::AdamFormula>(fused_adam, "adam");
+  check_adam_on_device_numbers<plain::AmsgradFormula>(fused_amsgrad, "amsgrad");
   check_lion();
   check_lamb();
   check_skipping();
