@@ -14,11 +14,13 @@ NATIVE = {f"op_builder._native.{name}": name for name in ("csrc", "kernels_sycl"
 asked = sorted(
     name
     for name, value in os.environ.items()
-    if name.startswith("ACCEL_BUILD_") and value.lower() not in ("", "0", "off", "false")
+    if name.startswith("ACCEL_BUILD_")
+    and name != "ACCEL_BUILD_TORCH"
+    and value.lower() not in ("", "0", "off", "false")
 )
 if asked:
-    # Better no wheel than one that lacks what was asked for.
-    sys.exit(f"{', '.join(asked)}: this version cannot prebuild ops. Unset it; ops are compiled when first loaded.")
+    # The build backend builds ops and hides these variables from here. Better no wheel than one without them.
+    sys.exit(f"{', '.join(asked)}: setup.py builds no ops by itself. Use: {asked[0]}=1 pip install .")
 
 setup(
     packages=[*find_packages(include=["accelerator*", "op_builder*"]), *NATIVE],

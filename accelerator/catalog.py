@@ -29,6 +29,16 @@ def built_in_candidates() -> list[Candidate]:
     ]
 
 
+def declared_package(name: str) -> str | None:
+    """The package of a built-in accelerator's op builders, from its class alone; None where another package has it."""
+    return None if name == "xpu.external" else str(_device_class(name).builder_package)
+
+
+def _device_class(name: str) -> Any:
+    """``<NAME>_Accelerator`` of ``accelerator.<name>_accelerator``."""
+    return getattr(importlib.import_module(f"accelerator.{name}_accelerator"), f"{name.upper()}_Accelerator")
+
+
 def _declared(
     name: str,
     priority: int,
@@ -40,16 +50,13 @@ def _declared(
 ) -> Candidate:
     """The candidate for ``<NAME>_Accelerator`` of ``accelerator.<name>_accelerator``."""
 
-    def device_class() -> Any:
-        return getattr(importlib.import_module(f"accelerator.{name}_accelerator"), f"{name.upper()}_Accelerator")
-
     candidate = Candidate(
         name=name,
         label=label or name,
         priority=priority,
-        probe=lambda: getattr(device_class(), question)(),
-        create=lambda: device_class()(),
-        needs=lambda reason: device_class().missing_message(reason),
+        probe=lambda: getattr(_device_class(name), question)(),
+        create=lambda: _device_class(name)(),
+        needs=lambda reason: _device_class(name).missing_message(reason),
         without_device=without_device,
     )
     return candidate if objection is None else replace(candidate, objection=objection)

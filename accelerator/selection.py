@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from accelerator.catalog import SUPPORTED_ACCELERATOR_LIST, built_in_candidates
+from accelerator.catalog import SUPPORTED_ACCELERATOR_LIST, built_in_candidates, declared_package
 from accelerator.detection import Chosen, Refused, detect, select_named
 from accelerator.errors import AcceleratorSelectionError
 from accelerator.plugins import plugin_candidates, registered_entry_points
@@ -22,6 +22,25 @@ def requested_name() -> str | None:
             "Unset one of them.",
         )
     return name if name is not None else older_name
+
+
+def builder_package() -> tuple[str, str]:
+    """The accelerator that is named or detected, and the package of its op builders.
+
+    For a prebuild, which needs no device: a built-in accelerator that is named is not probed.
+
+    Raises:
+        AcceleratorSelectionError: the name is unknown, or belongs to a package that cannot be used here.
+    """
+    name = requested_name()
+    if name in SUPPORTED_ACCELERATOR_LIST:
+        declared = declared_package(name)
+        if declared is not None:
+            return name, declared
+    choice = choose()
+    if isinstance(choice, Refused):
+        raise choice.error
+    return choice.name, choice.accelerator.op_builder_dir()
 
 
 def choose() -> Chosen | Refused:

@@ -44,6 +44,7 @@ class OpBuilder(ABC):
         build_for_cpu: whether host code alone is built.
         enable_bf16: whether all CUDA architectures compiled for know bfloat16.
         error_log: the last message given to :meth:`warning`.
+        given_archs: CUDA architectures to plan for, those of a binary that is there; None to find them out.
     """
 
     NAME: ClassVar[str] = ""
@@ -57,6 +58,7 @@ class OpBuilder(ABC):
         self.build_for_cpu = False
         self.enable_bf16 = False
         self.error_log: str | None = None
+        self.given_archs: list[str] | None = None
 
     # What an author overrides -------------------------------------------------------------
 
@@ -132,6 +134,15 @@ class OpBuilder(ABC):
             if verbose:
                 logger.warning("Op '%s' is not available here. %s", self.name, self.error_log)
         return not failed
+
+    def own_objection(self) -> str | None:
+        """What an overriding :meth:`is_compatible` has against this machine, None when nothing.
+
+        A builder written for the seed's class explains itself by :meth:`warning`.
+        """
+        if type(self).is_compatible is OpBuilder.is_compatible or self.is_compatible(verbose=True):
+            return None
+        return self.error_log or "Its builder gives no reason."
 
     def builder(self) -> Any:
         """The setuptools extension of the same plan, for a ``setup.py`` with torch's ``BuildExtension``."""

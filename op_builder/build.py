@@ -8,7 +8,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -41,11 +41,11 @@ class Outcome:
     path: str = ""
 
 
-def build_all(builders: Sequence[OpBuilder], *, required: bool, force: bool, report: Report) -> list[Outcome]:
+def build_all(builders: Sequence[OpBuilder], *, required: Container[str], force: bool, report: Report) -> list[Outcome]:
     """Build each op into the cache, side by side; one that fails keeps none of the others back.
 
     Args:
-        required: an op that is not possible here has failed; else it is skipped.
+        required: names of the ops that have failed if they are not possible here; others are then skipped.
         force: compile again what the cache has.
         report: told of every step, from several threads.
     """
@@ -72,7 +72,7 @@ def build_all(builders: Sequence[OpBuilder], *, required: bool, force: bool, rep
 class _Batch:
     """Builds that share the machine."""
 
-    required: bool
+    required: Container[str]
     force: bool
     report: Report
     cancel: threading.Event = field(default_factory=threading.Event)
@@ -95,9 +95,10 @@ class _Batch:
 
         def settle() -> tuple[str, str, str] | Request:
             missing = failures(builder.build_checks())
-            if missing:
-                reasons = "; ".join(f"{failure.reason} {failure.remedy}" for failure in missing)
-                return "failed" if self.required else "skipped", reasons, ""
+            reasons = "; ".join(f"{failure.reason} {failure.remedy}" for failure in missing)
+            reasons = reasons or builder.own_objection() or ""
+            if reasons:
+                return "failed" if builder.name in self.required else "skipped", reasons, ""
             request = resolver.Request.of(builder)
             cached = None if self.force else request.find_cached()
             return request if cached is None else ("cached", "", str(cached.artifact))
@@ -164,7 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     with _display([builder.name for builder in builders]) as report:
-        outcomes = build_all(builders, required=not options.all, force=options.force, report=report)
+        required = [] if options.all else [builder.name for builder in builders]
+        outcomes = build_all(builders, required=required, force=options.force, report=report)
     failed = any(outcome.status == "failed" for outcome in outcomes)
     if options.json:
         print(json.dumps({"ok": not failed, "ops": [asdict(outcome) for outcome in outcomes]}, indent=2))

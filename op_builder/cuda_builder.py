@@ -35,9 +35,7 @@ class CUDAOpBuilder(OpBuilder):
         return ccs
 
     def cuda_archs(self) -> list[str]:
-        if self.names_own_archs():
-            return []
-        return self._filtered(target_archs(find_cuda(self.cache.memo).version, _visible_capabilities()))
+        return [] if self.names_own_archs() else self._target_archs()
 
     def names_own_archs(self) -> bool:
         """Whether :meth:`nvcc_args` holds architecture flags already, which then stand alone."""
@@ -49,11 +47,9 @@ class CUDAOpBuilder(OpBuilder):
         Args:
             cross_compile_archs: a list as in ``TORCH_CUDA_ARCH_LIST``, in place of that variable.
         """
-        if cross_compile_archs:
-            archs = self._filtered(parse_arch_list(cross_compile_archs))
-        else:
-            archs = self._filtered(target_archs(find_cuda(self.cache.memo).version, _visible_capabilities()))
-        return gencode_flags(archs)
+        if cross_compile_archs and self.given_archs is None:
+            return gencode_flags(self._filtered(parse_arch_list(cross_compile_archs)))
+        return gencode_flags(self._target_archs())
 
     @cached_property
     def cuda_capability_major(self) -> int:
@@ -74,15 +70,25 @@ class CUDAOpBuilder(OpBuilder):
     def load_checks(self) -> list[CheckOutcome]:
         return [guarded("CUDA device", checks.torch_cuda_check)]
 
+    def _target_archs(self) -> list[str]:
+        if self.given_archs is not None:
+            self.enable_bf16 = _all_know_bf16(self.given_archs)
+            return self.given_archs
+        return self._filtered(target_archs(find_cuda(self.cache.memo).version, _visible_capabilities()))
+
     def _filtered(self, archs: list[str]) -> list[str]:
         kept = [cc if isinstance(cc, str) else ".".join(cc) for cc in self.filter_ccs(archs)]
-        self.enable_bf16 = bool(kept) and all(parse_release(arch) >= _BF16_SINCE for arch in kept)
+        self.enable_bf16 = _all_know_bf16(kept)
         if not kept:
             raise MissingCUDAException(
                 f"Op '{self.name}' supports none of the CUDA architectures asked for ({', '.join(archs)}).",
                 "Set TORCH_CUDA_ARCH_LIST to one it supports.",
             )
         return kept
+
+
+def _all_know_bf16(archs: list[str]) -> bool:
+    return bool(archs) and all(parse_release(arch) >= _BF16_SINCE for arch in archs)
 
 
 def installed_cuda_version(name: str = "") -> tuple[int, int]:

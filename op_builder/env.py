@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -169,6 +169,23 @@ ACCEL_CPU_ISA = _text(
     "Highest instruction set that CPU kernels use: baseline, avx2, avx512 or neon.",
     "best of the CPU",
 )
+ACCEL_BUILD_OPS: Variable[bool] = _declare(
+    "ACCEL_BUILD_OPS", _parse_flag, False, "1 builds every compatible op into the wheel that `pip install` makes."
+)
+ACCEL_BUILD_TORCH: Variable[Path | None] = _declare(
+    "ACCEL_BUILD_TORCH",
+    _parse_path,
+    None,
+    "Python, or directory of installed packages, whose torch a prebuild is made against.",
+    "the environment that is installed into",
+)
+ACCEL_BUILD_OP: Variable[bool | None] = _declare(
+    "ACCEL_BUILD_<OP>",
+    _parse_flag,
+    None,
+    "1 builds that op into the wheel or fails; 0 leaves it out: `ACCEL_BUILD_CPU_ADAM=1`.",
+    "as ACCEL_BUILD_OPS says",
+)
 CXX = _text("CXX", "C++ compiler.", "g++, c++ or clang++ on PATH")
 CUDA_HOME: Variable[Path | None] = _declare(
     "CUDA_HOME", _parse_path, None, "CUDA toolkit to compile with.", "asked of nvcc on PATH"
@@ -199,6 +216,19 @@ def read_by_compilers(*, cuda: bool) -> dict[str, str]:
     """The variables that change what the compilers make, of those that are set; ``cuda``: nvcc's too."""
     names = (*_READ_BY_CXX, *_READ_BY_NVCC) if cuda else _READ_BY_CXX
     return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
+def build_switches() -> dict[str, bool]:
+    """The variables ``ACCEL_BUILD_<OP>`` that are set, by their names.
+
+    Raises:
+        EnvironmentValueError: one of them is neither 0 nor 1.
+    """
+    prefix = ACCEL_BUILD_OP.name.partition("<")[0]
+    general = {variable.name for variable in (ACCEL_BUILD_OPS, ACCEL_BUILD_TORCH)}
+    names = sorted(name for name in os.environ if name.startswith(prefix) and name not in general)
+    values = {name: replace(ACCEL_BUILD_OP, name=name).get() for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 @contextmanager

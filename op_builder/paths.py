@@ -88,5 +88,19 @@ def _bases(owner: type | None) -> list[Path]:
     return [*dict.fromkeys(bases), native_root()]
 
 
+def outermost_package(cls: type) -> Path | None:
+    """The directory of the outermost package around the module that defines ``cls``; None for a module alone."""
+    if cls.__module__.partition(".")[0] in ("builtins", "abc"):
+        return None
+    try:
+        directory = Path(inspect.getfile(cls)).resolve().parent
+    except (TypeError, OSError):  # defined in a notebook or at a prompt
+        return None
+    outermost = None
+    while (directory / "__init__.py").exists() and directory.parent != directory:
+        outermost, directory = directory, directory.parent
+    return outermost
+
+
 def _class_name(owner: type | None) -> str:
     return owner.__qualname__ if owner is not None else "the plan"

@@ -1,11 +1,14 @@
-"""Ops that were built into the installed wheel.
+"""Ops that were built into an installed wheel, ours or another package's.
 
-They lie below ``op_builder/_prebuilt``, laid out as in the cache: a binary beside its manifest.
-What does not fit is passed over with a reason, never an error while another way is left.
+They lie below ``_prebuilt`` in the package whose class declares the op, laid out as in the cache: a
+binary beside its manifest. What does not fit is passed over with a reason, never an error while
+another way is left.
 """
 
 from __future__ import annotations
 
+import copy
+import os
 import platform
 import sys
 import sysconfig
@@ -16,11 +19,14 @@ from typing import TYPE_CHECKING
 from op_builder.cache.store import Cache, Entry
 from op_builder.errors import AccelError
 from op_builder.fingerprint import recipe_parts
+from op_builder.paths import outermost_package
 from op_builder.plan import make_plan
 from op_builder.torch_install import MINIMUM_TORCH, parse_release, torch_install
 
 if TYPE_CHECKING:
     from op_builder.base import OpBuilder
+
+DIRECTORY = "_prebuilt"
 
 
 @dataclass(frozen=True)
@@ -31,49 +37,101 @@ class Rejected:
     reason: str
 
 
-def prebuilt_root() -> Path:
-    """Where a wheel holds its prebuilt ops."""
-    return Path(__file__).resolve().parent / "_prebuilt"
+def prebuilt_roots(builder: OpBuilder) -> list[Path]:
+    """Where the binary of an op may lie: in the package of its class, then of the classes that extends."""
+    packages = (outermost_package(cls) for cls in type(builder).__mro__)
+    return [package / DIRECTORY for package in dict.fromkeys(packages) if package is not None]
 
 
-def find_prebuilt(builder: OpBuilder, root: Path | None = None) -> Entry | Rejected | None:
+def find_prebuilt(builder: OpBuilder) -> Entry | Rejected | None:
     """The prebuilt binary of an op; one that does not fit, with the reason; None when there is none."""
-    rejected: Rejected | None = None
-    for entry in Cache(root or prebuilt_root(), is_ours=False).entries(builder.name):
-        reason = _misfit(entry) or _other_recipe(entry, builder)
-        if reason is None:
-            return entry
-        rejected = Rejected(entry, reason)
-    return rejected
+    others: list[Rejected] = []
+    own: list[Rejected] = []
+    for root in prebuilt_roots(builder):
+        for entry in Cache(root, is_ours=False).entries(builder.name):
+            reason = _other_recipe(entry, builder)
+            if reason is not None:
+                others.append(Rejected(entry, reason))
+                continue
+            reason = _misfit(entry)
+            if reason is None:
+                return entry
+            own.append(Rejected(entry, reason))
+    # A wheel may hold an op for several devices: that of another device is no news.
+    return next(iter([*own, *others]), None)
 
 
 def _other_recipe(entry: Entry, builder: OpBuilder) -> str | None:
-    """Why ``entry`` is not this builder's op as it is now: another of the same name, or edited since."""
+    """Why ``entry`` is not this builder's op as it is now: for another device, or edited since."""
+    asking = copy.copy(builder)
+    asking.given_archs = entry.manifest.cuda_archs
     try:
-        plan = make_plan(builder)
+        recipe = recipe_parts(make_plan(asking))
     except AccelError:
         return None  # a wheel may carry binaries without their sources
-    recipe = recipe_parts(plan)
-    other = sorted(name for name in recipe if entry.manifest.key_parts.get(name) != recipe[name])
+    built = entry.manifest.key_parts
+    names = {*recipe, *(name for name in built if name.startswith(("source ", "linked ")))}
+    other = sorted(name for name in names if built.get(name) != recipe.get(name))
     return f"it was built from another recipe ({', '.join(other)})" if other else None
 
 
 def _misfit(entry: Entry) -> str | None:
-    manifest = entry.manifest
+    checks = (_other_platform, _other_torch, _other_devices, _damaged)
+    return next((reason for check in checks if (reason := check(entry)) is not None), None)
+
+
+def _other_platform(entry: Entry) -> str | None:
     here = f"{sys.platform} {platform.machine()}"
-    built_for = manifest.key_parts.get("platform")
+    built_for = entry.manifest.key_parts.get("platform")
     if built_for != here:
         return f"it was built for {built_for}, this is {here}"
-    install = torch_install()
+    needed, found = entry.manifest.needs.get("GLIBC"), _glibc()
+    if needed and found and parse_release(found) < parse_release(needed):
+        return f"it needs glibc {needed}, this is {found}"
+    return None
+
+
+def _glibc() -> str:
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2]
+    except (AttributeError, OSError, ValueError):  # another C library
+        return ""
+
+
+def _other_torch(entry: Entry) -> str | None:
+    manifest, install = entry.manifest, torch_install()
     if manifest.kind == "accel":
         if install.release < MINIMUM_TORCH:
             return f"it needs torch >= {'.'.join(map(str, MINIMUM_TORCH))}, this is {install.version}"
-    else:
-        if parse_release(manifest.torch) != install.release:
-            return f"it was built with torch {manifest.torch}, this is {install.version}"
-        python_abi = str(sysconfig.get_config_var("EXT_SUFFIX"))
-        if manifest.key_parts.get("python abi") != python_abi:
-            return f"it was built for Python ABI {manifest.key_parts.get('python abi')}, this is {python_abi}"
-    if not entry.is_intact():
-        return "its binary does not match its manifest (altered or truncated)"
+        return None
+    if parse_release(manifest.torch) != install.release:
+        return f"it was built with torch {manifest.torch}, this is {install.version}"
+    python_abi = str(sysconfig.get_config_var("EXT_SUFFIX"))
+    if manifest.key_parts.get("python abi") != python_abi:
+        return f"it was built for Python ABI {manifest.key_parts.get('python abi')}, this is {python_abi}"
     return None
+
+
+def _other_devices(entry: Entry) -> str | None:
+    """Whether a visible CUDA device is of an architecture that the binary has no code for."""
+    archs = entry.manifest.cuda_archs
+    if not archs or torch_install().cuda is None:
+        return None
+    import torch
+
+    from op_builder.toolchains.cuda_archs import serves
+
+    for index in range(torch.cuda.device_count()):
+        capability = torch.cuda.get_device_capability(index)
+        if not serves(archs, capability):
+            found = ".".join(map(str, capability))
+            return f"it was built for CUDA architectures {';'.join(archs)}, device {index} is {found}"
+    return None
+
+
+def _damaged(entry: Entry) -> str | None:
+    if entry.is_intact():
+        return None
+    if not entry.artifact.exists():
+        return f"its binary {entry.manifest.artifact} is missing; reinstall the package"
+    return "its binary does not match its manifest (altered or truncated); reinstall the package"

@@ -180,16 +180,12 @@ def _forbidden(request: Request) -> IncompatibleOpError:
 
 def require_compatible(builder: OpBuilder) -> None:
     """Raise with reason and remedy unless ``builder`` can be built and loaded here."""
-    from op_builder.base import OpBuilder
     from op_builder.outcomes import require
 
     require(builder.name, builder.check())
-    # A builder written for the seed's class overrides is_compatible(), and explains by warning().
-    overrides = type(builder).is_compatible is not OpBuilder.is_compatible
-    if overrides and not builder.is_compatible(verbose=True):
-        raise IncompatibleOpError(
-            f"Op '{builder.name}' is not available here. {builder.error_log or 'Its builder gives no reason.'}"
-        )
+    objection = builder.own_objection()
+    if objection is not None:
+        raise IncompatibleOpError(f"Op '{builder.name}' is not available here. {objection}")
 
 
 def compile_now(request: Request, options: BuildOptions | None = None) -> Entry:

@@ -43,7 +43,7 @@ from op_builder.memo import Memo
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-_MANIFEST_FORMAT = 3
+_MANIFEST_FORMAT = 4
 _NOTE_EVERY_S = 3600.0
 _ATTEMPTS = 5
 # Hashing more than this takes a second and is done again only when the file's status changes.
@@ -79,6 +79,7 @@ class Manifest:
         check: how the binary was tried before it was published.
         built_at: UTC, ISO 8601. ``build_s``: seconds the build took.
         torch: version it was built against.
+        needs: of the system's libraries, the newest version asked for: ``{"GLIBC": "2.32"}``.
     """
 
     op: str
@@ -96,10 +97,16 @@ class Manifest:
     built_at: str
     build_s: float
     torch: str
+    needs: dict[str, str]
 
     @property
     def key(self) -> BuildKey:
         return BuildKey(PlanKey(self.key_parts), self.headers, self.system_headers)
+
+    @property
+    def cuda_archs(self) -> list[str]:
+        """CUDA architectures it holds code for, as ``9.0a+PTX``; empty without CUDA sources."""
+        return [arch for arch in self.key_parts.get("cuda archs", "").split(";") if arch]
 
     def to_json(self) -> str:
         return json.dumps({"format": _MANIFEST_FORMAT, **asdict(self)}, indent=1)
@@ -112,7 +119,8 @@ class Manifest:
             raise ValueError("the manifest is no JSON object")
         if data.pop("format") != _MANIFEST_FORMAT:
             raise OtherFormatError("the manifest is of another version of accel-ops")
-        data["key_parts"] = dict(data["key_parts"])
+        for name in ("key_parts", "needs"):
+            data[name] = dict(data[name])
         for name in ("namespaces", "defined_namespaces", "operators"):
             data[name] = tuple(data[name])
         data["headers"] = tuple(

@@ -50,6 +50,7 @@ def publish(
         built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         build_s=round(build_s, 3),
         torch=torch_install().version,
+        needs=dict(inspection.needs),
     )
     result = directory / "result"
     result.mkdir()

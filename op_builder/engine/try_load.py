@@ -14,7 +14,8 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from op_builder.engine.remedies import load_remedy
@@ -60,9 +61,9 @@ print({_LOADED!r})
 # The path is this process's, because a module's init function may import what was put there.
 _TORCH_CHILD = f"""{_START}
 import json
-import torch
 module, artifact, path = sys.argv[1:]
 sys.path[:] = json.loads(path)
+import torch
 from op_builder import loader
 def namespaces(operators):
     return {{name.partition("::")[0] for name in operators}}
@@ -113,6 +114,7 @@ class Inspection:
         check: how it was tried, for the manifest.
         defined_namespaces: those of them that are its own (``TORCH_LIBRARY``, not ``TORCH_LIBRARY_FRAGMENT``).
         operators: the torch ops that opening it defines, by their whole names.
+        needs: of the system's libraries, the newest version asked for: ``{"GLIBC": "2.32"}``.
     """
 
     kind: str
@@ -120,6 +122,7 @@ class Inspection:
     check: str
     defined_namespaces: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
+    needs: Mapping[str, str] = field(default_factory=dict)
 
 
 def inspect(artifact: Path, plan: BuildPlan, compiler: Compiler) -> Inspection:
@@ -128,8 +131,12 @@ def inspect(artifact: Path, plan: BuildPlan, compiler: Compiler) -> Inspection:
     Raises:
         LoadError: it does not load, or a Stable-ABI binary uses torch's C++ symbols.
     """
-    torch = torch_install()
     defined, undefined = _symbols(artifact, compiler)
+    return replace(_tried(artifact, plan, compiler, defined, undefined), needs=_newest_versions(undefined))
+
+
+def _tried(artifact: Path, plan: BuildPlan, compiler: Compiler, defined: set[str], undefined: set[str]) -> Inspection:
+    torch = torch_install()
     if plan.binding is Binding.STABLE:
         _refuse_torch_cxx(artifact, undefined)
     kind = _kind(defined, plan)
@@ -157,6 +164,14 @@ def inspect(artifact: Path, plan: BuildPlan, compiler: Compiler) -> Inspection:
     # Its init function may want what importing torch sets up. That takes a second or two, which most
     # modules need not wait for.
     return _try_with_torch(artifact, kind, module, compiler)
+
+
+def _newest_versions(undefined: Iterable[str]) -> dict[str, str]:
+    """The newest version of each family among symbols like ``memcpy@GLIBC_2.14``."""
+    newest: dict[str, str] = {}
+    for family, version in re.findall(r"@([A-Z]+)_([\d.]+)$", "\n".join(sorted(undefined)), re.MULTILINE):
+        newest[family] = max(newest.get(family, "0"), version, key=lambda text: [int(part) for part in text.split(".")])
+    return newest
 
 
 def _kind(defined: set[str], plan: BuildPlan) -> str:

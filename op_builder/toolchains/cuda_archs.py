@@ -89,6 +89,25 @@ def target_archs(cuda_version: tuple[int, int], capabilities: Iterable[tuple[int
     return [*archs[:-1], archs[-1] + "+PTX"]
 
 
+def serves(archs: Iterable[str], capability: tuple[int, int]) -> bool:
+    """Whether code for ``archs`` runs on a device.
+
+    Device code runs on its own compute capability and later ones of the same major version (``a``: on its
+    own alone), PTX on every later one.
+
+    >>> serves(["8.0"], (8, 6)), serves(["8.0"], (9, 0)), serves(["8.0+PTX"], (9, 0)), serves(["9.0a"], (9, 1))
+    (True, False, True, False)
+    """
+    for arch in archs:
+        number = _number(arch)
+        if "a" in arch:
+            if number == capability:
+                return True
+        elif number <= capability and (number[0] == capability[0] or arch.endswith("+PTX")):
+            return True
+    return False
+
+
 def gencode_flags(archs: Iterable[str]) -> list[str]:
     """nvcc's ``-gencode`` flags of parsed entries: device code each, PTX where asked."""
     flags = []

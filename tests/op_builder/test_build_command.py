@@ -27,6 +27,14 @@ from op_builder.outcomes import CheckOutcome, Failed
 ROOT = Path(__file__).resolve().parents[2]
 
 
+class _Every:
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+EVERY = _Every()
+
+
 def named(name: str, directory: Path, cache: Cache, source: str = STABLE_SOURCE) -> SmallBuilder:
     make_small(directory, cache, source=source)
     return type(f"{name}Builder", (SmallBuilder,), {"NAME": name})(directory, cache)
@@ -36,7 +44,7 @@ def test_ops_are_built_side_by_side_and_one_that_fails_keeps_none_back(tmp_path:
     good, other = named("good", tmp_path / "a", cache), named("other", tmp_path / "c", cache)
     broken = named("broken", tmp_path / "b", cache, "#error on purpose\n")
     steps: list[tuple[str, int, int, str]] = []
-    outcomes = build_all([good, broken, other], required=True, force=False, report=lambda *step: steps.append(step))
+    outcomes = build_all([good, broken, other], required=EVERY, force=False, report=lambda *step: steps.append(step))
     assert [(outcome.op, outcome.status) for outcome in outcomes] == [
         ("good", "built"),
         ("broken", "failed"),
@@ -44,7 +52,7 @@ def test_ops_are_built_side_by_side_and_one_that_fails_keeps_none_back(tmp_path:
     ]
     assert "on purpose" in outcomes[1].message
     assert ("good", 2, 2, "link good.so") in steps
-    again = build_all([good, other], required=True, force=False, report=lambda *_: None)
+    again = build_all([good, other], required=EVERY, force=False, report=lambda *_: None)
     assert {outcome.status for outcome in again} == {"cached"}
     assert all(Path(outcome.path).is_file() for outcome in again)
 
@@ -78,7 +86,7 @@ def test_all_ops_together_run_no_more_compilers_than_allowed(
     compiler.write_text(f'#!/bin/sh\ncase "$*" in *-MD*) {counted};; *) exec g++ "$@";; esac\n')
     compiler.chmod(0o755)
     with env.scope(CXX=str(compiler), **variables):
-        build_all(ops, required=True, force=False, report=lambda *_: None)
+        build_all(ops, required=EVERY, force=False, report=lambda *_: None)
     signs = [1 if sign == "+" else -1 for sign in log.read_text().split()]
     assert signs.count(1) == signs.count(-1) == 1 + 2 + 3 + 4
     assert max(itertools.accumulate(signs)) <= most
@@ -96,7 +104,7 @@ def test_all_ops_are_shown_before_the_first_is_checked_and_checked_side_by_side(
             return [Failed("meeting", "There was one.", "")]
 
     ops = [type(name, (Meets,), {"NAME": name})(tmp_path, cache) for name in ("one", "two")]
-    outcomes = build_all(ops, required=False, force=False, report=lambda *step: steps.append(step))
+    outcomes = build_all(ops, required=[], force=False, report=lambda *step: steps.append(step))
     assert steps[:2] == [("one", 0, 0, "checking"), ("two", 0, 0, "checking")]
     assert [outcome.message for outcome in outcomes] == ["There was one. "] * 2
 
@@ -114,7 +122,7 @@ def test_an_op_is_shown_while_it_is_checked(terminal: bool, capsys: pytest.Captu
 
 def test_force_compiles_again_what_the_cache_has(small: SmallBuilder) -> None:
     for _ in range(2):
-        (outcome,) = build_all([small], required=True, force=True, report=lambda *_: None)
+        (outcome,) = build_all([small], required=EVERY, force=True, report=lambda *_: None)
         assert outcome.status == "built"
     assert len(small.cache.entries()) == 1
 
@@ -124,7 +132,7 @@ def test_what_is_not_possible_here_fails_only_if_it_was_asked_for(
     small: SmallBuilder, tmp_path: Path, required: bool, status: str
 ) -> None:
     with env.scope(PATH=str(tmp_path), CXX=None):
-        (outcome,) = build_all([small], required=required, force=False, report=lambda *_: None)
+        (outcome,) = build_all([small], required=EVERY if required else [], force=False, report=lambda *_: None)
     assert outcome.status == status
     assert "No C++ compiler" in outcome.message
 
@@ -135,7 +143,7 @@ def test_a_builder_that_raises_is_a_failure_of_its_own(small: SmallBuilder) -> N
             raise KeyError("odd")
 
     odd = Odd(small.directory, small.cache)
-    outcomes = build_all([odd, small], required=True, force=False, report=lambda *_: None)
+    outcomes = build_all([odd, small], required=EVERY, force=False, report=lambda *_: None)
     assert [outcome.status for outcome in outcomes] == ["failed", "built"]
 
 
@@ -232,7 +240,7 @@ def test_the_compilers_end_with_the_command_however_it_is_ended(tmp_path: Path, 
 def test_the_compilers_end_when_the_time_is_up(small: SmallBuilder, tmp_path: Path) -> None:
     compiler = EndlessCompiler.make(tmp_path)
     with env.scope(CXX=str(compiler.path), ACCEL_COMPILE_TIMEOUT_S="2"):
-        (outcome,) = build_all([small], required=True, force=False, report=lambda *_: None)
+        (outcome,) = build_all([small], required=EVERY, force=False, report=lambda *_: None)
     assert "did not end within 2 s" in outcome.message
     assert compiler.ended()
     assert list((small.cache.root / "staging").iterdir()) == []
@@ -248,7 +256,7 @@ def test_the_compilers_end_when_ninja_is_killed(small: SmallBuilder, tmp_path: P
     killer = threading.Thread(target=kill_ninja)
     killer.start()
     with env.scope(CXX=str(compiler.path)):
-        (outcome,) = build_all([small], required=True, force=False, report=lambda *_: None)
+        (outcome,) = build_all([small], required=EVERY, force=False, report=lambda *_: None)
     killer.join()
     assert outcome.status == "failed"
     assert compiler.ended()

@@ -47,6 +47,7 @@ def manifest(content: bytes = b"binary", **changes: str) -> Manifest:
         built_at="2026-01-01T00:00:00+00:00",
         build_s=1.0,
         torch="2.13.0",
+        needs={},
     )
 
 
@@ -112,7 +113,7 @@ def test_publishing_over_a_damaged_entry_replaces_it(cache: Cache) -> None:
     assert find(cache) is not None
 
 
-DAMAGED = ["", "{", "[]", "{}", "null", "3", '{"format": 3}', "{\xff"]
+DAMAGED = ["", "{", "[]", "{}", "null", "3", '{"format": 4}', "{\xff"]
 
 
 @pytest.mark.parametrize("text", DAMAGED, ids=["empty", "torn", "list", "bare", "null", "number", "format", "no utf-8"])

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import faulthandler
 import importlib
-import json
 import os
-import platform
 import shutil
 import threading
 from collections.abc import Callable
@@ -19,10 +17,9 @@ import torch
 from foreign_package import run_python
 from small_ops import STABLE_SOURCE, SmallBuilder, make_small, replace_content
 
-from op_builder import Binding, env, loader, prebuilt
+from op_builder import Binding, loader
 from op_builder.cache.store import Cache, Entry
-from op_builder.errors import IncompatibleOpError, LoadError
-from op_builder.report.collect import op_row
+from op_builder.errors import LoadError
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
@@ -276,120 +273,6 @@ def test_a_binary_that_cannot_be_opened_is_a_load_error_with_a_remedy(small: Sma
     with pytest.raises(LoadError, match="cannot be opened") as caught:
         loader.open_entry(torn, small)
     assert caught.value.remedy
-
-
-# Prebuilt -----------------------------------------------------------------------------------
-
-Edit = Callable[[dict[str, Any]], None]
-
-
-@pytest.fixture
-def wheel(small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
-    """``small``, as a wheel would hold it."""
-    root = tmp_path / "site-packages" / "op_builder" / "_prebuilt"
-    shutil.copytree(small.cache.root / "ops", root / "ops")
-    monkeypatch.setattr(prebuilt, "prebuilt_root", lambda: root)
-    (entry,) = Cache(root).entries("small")
-    return entry
-
-
-def rewrite(entry: Entry, edit: Edit) -> None:
-    path = entry.directory / "manifest.json"
-    manifest = json.loads(path.read_text())
-    edit(manifest)
-    path.write_text(json.dumps(manifest))
-
-
-def empty(cache: Cache) -> None:
-    shutil.rmtree(cache.root / "ops")
-
-
-def test_a_prebuilt_op_that_fits_comes_first(small: SmallBuilder, wheel: Entry) -> None:
-    empty(small.cache)
-    with env.scope(ACCEL_JIT="0"):
-        assert added(small.load()) == 1.0
-    row = op_row(small)
-    assert (row.installed, row.cached, row.compatible) == (True, False, True)
-    assert small.cache.entries() == []
-    assert wheel.is_intact()
-
-
-def test_a_prebuilt_op_loads_where_no_compiler_is(small: SmallBuilder, wheel: Entry, tmp_path: Path) -> None:  # noqa: ARG001
-    empty(small.cache)
-    with env.scope(PATH=str(tmp_path), CXX=None, ACCEL_CACHE_DIR=str(tmp_path / "absent")):
-        assert small.is_compatible()
-        assert added(small.load()) == 1.0
-
-
-@pytest.mark.usefixtures("new_process")
-def test_jit_load_does_not_look_at_the_prebuilt(small: SmallBuilder, wheel: Entry) -> None:  # noqa: ARG001
-    empty(small.cache)
-    with env.scope(ACCEL_JIT="0"), pytest.raises(IncompatibleOpError, match="neither prebuilt nor in the cache"):
-        small.jit_load()
-    assert small.jit_mode
-
-
-def foreign_platform(manifest: dict[str, Any]) -> None:
-    manifest["key_parts"]["platform"] = "linux riscv128"
-
-
-def torchs_cxx_abi_of_another_release(manifest: dict[str, Any]) -> None:
-    manifest["kind"], manifest["torch"] = "torch_library", "2.9.1+cpu"
-
-
-def another_pythons_module(manifest: dict[str, Any]) -> None:
-    manifest["kind"] = "python"
-    manifest["key_parts"]["python abi"] = ".cpython-307-somewhere.so"
-
-
-def altered(manifest: dict[str, Any]) -> None:
-    manifest["sha256"] = "0" * 64
-
-
-@pytest.mark.parametrize(
-    ("edit", "reason"),
-    [
-        (foreign_platform, f"it was built for linux riscv128, this is linux {platform.machine()}"),
-        (torchs_cxx_abi_of_another_release, "it was built with torch 2.9.1+cpu, this is"),
-        (another_pythons_module, "it was built for Python ABI .cpython-307-somewhere.so"),
-        (altered, "its binary does not match its manifest"),
-    ],
-)
-def test_a_prebuilt_op_that_does_not_fit_is_passed_over_with_the_reason(
-    small: SmallBuilder, wheel: Entry, caplog: pytest.LogCaptureFixture, edit: Edit, reason: str
-) -> None:
-    rewrite(wheel, edit)
-    row = op_row(small)
-    assert not row.installed
-    assert row.compatible
-    assert reason in row.reason
-    assert added(small.load()) == 1.0
-    assert f"The prebuilt 'small' is passed over: {reason}" in caplog.text
-    assert wheel.directory.is_dir(), "an installed package is not rearranged"
-
-
-@pytest.mark.usefixtures("new_process")
-def test_behind_a_prebuilt_op_that_does_not_fit_the_op_is_compiled(small: SmallBuilder, wheel: Entry) -> None:
-    empty(small.cache)
-    rewrite(wheel, altered)
-    assert added(small.load()) == 1.0
-    assert len(small.cache.entries()) == 1
-
-
-@pytest.mark.usefixtures("new_process")
-def test_where_compiling_is_forbidden_too_the_error_stands(small: SmallBuilder, wheel: Entry) -> None:
-    empty(small.cache)
-    rewrite(wheel, altered)
-    with env.scope(ACCEL_JIT="0"), pytest.raises(IncompatibleOpError, match="ACCEL_JIT=0"):
-        small.load()
-
-
-def test_another_fitting_prebuilt_is_found_behind_one_that_does_not_fit(small: SmallBuilder, wheel: Entry) -> None:
-    empty(small.cache)
-    shutil.copytree(wheel.directory, wheel.directory.with_name("0"))
-    rewrite(Entry(wheel.directory.with_name("0"), wheel.manifest), foreign_platform)
-    with env.scope(ACCEL_JIT="0"):
-        assert added(small.load()) == 1.0
 
 
 def test_binding_styles_are_named_in_the_manifest(small: SmallBuilder) -> None:

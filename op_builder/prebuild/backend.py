@@ -1,0 +1,189 @@
+"""The hooks of PEP 517 and PEP 660: setuptools', with ops built into the wheel where the environment asks.
+
+They run in the frontend's build environment, which has setuptools and little else: no torch is imported
+here. A project finds this module through ``build_tools/accel_build_backend.py``, a file to be copied.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from setuptools import build_meta  # type: ignore[import-untyped]
+
+from op_builder import env
+from op_builder.errors import AccelError
+from op_builder.prebuild import wheel
+from op_builder.prebuild.order import Order
+from op_builder.prebuild.target import PATH_PROGRAM, Target, find_target
+from op_builder.prebuilt import DIRECTORY
+from op_builder.torch_install import MINIMUM_TORCH
+
+Settings = Mapping[str, Any] | None
+
+# What compiling and packing need, besides a compiler and torch.
+_TOOLS = ["ninja>=1.11", "packaging>=22", "psutil>=5.9", "wheel>=0.40"]
+_TORCH = f"torch>={'.'.join(map(str, MINIMUM_TORCH))}"
+
+_WORKER = f"""{PATH_PROGRAM}
+from op_builder.prebuild import worker
+sys.exit(worker.main(sys.argv[1:]))
+"""
+
+
+def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
+    """What the build environment must have: nothing but setuptools, unless ops are asked for."""
+    with _told_clearly():
+        return _requirements(build_meta.get_requires_for_build_wheel, config_settings)
+
+
+def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
+    """The same for an editable install."""
+    with _told_clearly():
+        return _requirements(build_meta.get_requires_for_build_editable, config_settings)
+
+
+def get_requires_for_build_sdist(config_settings: Settings = None) -> list[str]:
+    """What an sdist needs: no op is built into it."""
+    with _told_clearly(), _without_switches(Order.of_environment()):
+        return list(build_meta.get_requires_for_build_sdist(config_settings))
+
+
+def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
+    """setuptools' sdist."""
+    with _told_clearly(), _without_switches(Order.of_environment()):
+        return str(build_meta.build_sdist(sdist_directory, config_settings))
+
+
+def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Settings = None) -> str:
+    """setuptools' metadata, which are the same with and without ops."""
+    with _told_clearly(), _without_switches(Order.of_environment()):
+        return str(build_meta.prepare_metadata_for_build_wheel(metadata_directory, config_settings))
+
+
+def prepare_metadata_for_build_editable(metadata_directory: str, config_settings: Settings = None) -> str:
+    """The same for an editable install."""
+    with _told_clearly(), _without_switches(Order.of_environment()):
+        return str(build_meta.prepare_metadata_for_build_editable(metadata_directory, config_settings))
+
+
+def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
+    """setuptools' wheel; with the ops in it that the environment asks for."""
+    with _told_clearly():
+        order = Order.of_environment()
+        with _without_switches(order):
+            if order.is_empty:
+                return str(build_meta.build_wheel(wheel_directory, config_settings, metadata_directory))
+            target = _target()
+            with _unpacked(config_settings, metadata_directory) as tree:
+                tag = _prebuild(tree, order, target)
+                return wheel.pack(tree, Path(wheel_directory), tag)
+
+
+def build_editable(
+    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
+) -> str:
+    """setuptools' editable wheel; the ops asked for are put into the project's own packages."""
+    with _told_clearly():
+        order = Order.of_environment()
+        with _without_switches(order):
+            if not order.is_empty:
+                target = _target()
+                with _unpacked(config_settings, None) as tree:
+                    _prebuild(tree, order, target)
+                    for built in list(tree.rglob(DIRECTORY)):
+                        _put(built, _source_package(built.parent.relative_to(tree)) / DIRECTORY)
+            return str(build_meta.build_editable(wheel_directory, config_settings, metadata_directory))
+
+
+def _say(text: str) -> None:
+    print(f"op_builder: {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _told_clearly() -> Iterator[None]:
+    """An error of ours ends the hook with its message alone: the frontend shows that, and no traceback."""
+    try:
+        yield
+    except AccelError as error:
+        sys.exit(f"op_builder: error: {error}")
+
+
+@contextmanager
+def _without_switches(order: Order) -> Iterator[None]:
+    """Without the variables that ask for ops: a setup.py of its own may act on them, too."""
+    with env.scope(**dict.fromkeys(order.variables)):
+        yield
+
+
+def _requirements(of_setuptools: Callable[[Any], list[str]], config_settings: Settings) -> list[str]:
+    order = Order.of_environment()
+    with _without_switches(order):
+        needed = list(of_setuptools(config_settings))
+        if order.is_empty:
+            return needed
+        target = find_target()
+    if target is None:
+        _say(
+            f"no torch in {sys.prefix}, so {_TORCH} is requested for this build. "
+            f"{env.ACCEL_BUILD_TORCH.name}=<python or site-packages> builds against one that is there."
+        )
+        return [*needed, *_TOOLS, _TORCH]
+    return [*needed, *_TOOLS]
+
+
+def _target() -> Target:
+    target = find_target()
+    if target is None:
+        raise AccelError(
+            f"There is no torch to build ops against in {sys.prefix}.",
+            f"Install {_TORCH}, or set {env.ACCEL_BUILD_TORCH.name} to a Python, or a site-packages, that has it.",
+        )
+    _say(f"building against torch {target.torch_version} in {target.torch_dir}, that of {target.reason}")
+    return target
+
+
+@contextmanager
+def _unpacked(config_settings: Settings, metadata_directory: str | None) -> Iterator[Path]:
+    """setuptools' wheel, unpacked into a directory that goes at the end."""
+    with tempfile.TemporaryDirectory(prefix="accel-ops-wheel-") as scratch:
+        plain, tree = Path(scratch, "plain"), Path(scratch, "tree")
+        plain.mkdir()
+        name = build_meta.build_wheel(str(plain), config_settings, metadata_directory)
+        wheel.unpack(plain / name, tree)
+        yield tree
+
+
+def _prebuild(tree: Path, order: Order, target: Target) -> str:
+    """Have the target's Python build the ops of ``tree``; returns the wheel's tag."""
+    answer = tree.with_name("tag")
+    what = json.dumps([order.everything, dict(order.ops)])
+    command = target.command(_WORKER, [str(tree)], str(tree), what, str(answer))
+    status = subprocess.run(command, env=env.child_environment(PYTHONPATH=None), check=False).returncode
+    if status == 0 and answer.is_file():
+        return answer.read_text(encoding="utf-8")
+    # It has told the reason itself, where it could.
+    raise AccelError(f"The ops were not built (status {status}); nothing was made.")
+
+
+def _put(built: Path, place: Path) -> None:
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(built, place)
+    _say(f"the ops of {place.parent.name} lie in {place}")
+
+
+def _source_package(name: Path) -> Path:
+    for parent in (Path.cwd(), Path.cwd() / "src"):
+        if (parent / name / "__init__.py").is_file():
+            return parent / name
+    raise AccelError(
+        f"The package {name} is neither in {Path.cwd()} nor in its src/, so its ops have no place to go.",
+        "Install without -e, or build the ops into the cache: python -m op_builder.build.",
+    )

@@ -1,0 +1,42 @@
+"""Taking a wheel apart, and packing it again with binaries in it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import zipfile
+from pathlib import Path
+
+from op_builder.errors import AccelError
+from op_builder.prebuilt import DIRECTORY
+
+
+def unpack(wheel: Path, tree: Path) -> None:
+    """Unpack ``wheel`` into ``tree``, without binaries that an earlier build left in its packages."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tree)
+    for left in list(tree.rglob(DIRECTORY)):
+        shutil.rmtree(left)
+
+
+def pack(tree: Path, directory: Path, tag: str) -> str:
+    """Make the wheel of an unpacked ``tree`` in ``directory``, for the platform of ``tag``; returns its file name.
+
+    Raises:
+        AccelError: the package ``wheel`` is missing.
+    """
+    try:
+        from wheel.wheelfile import WheelFile
+    except ImportError as error:
+        raise AccelError(f"The wheel cannot be packed: {error}.", "Install it: pip install wheel.") from error
+    (information,) = tree.glob("*.dist-info")
+    facts = information / "WHEEL"
+    text = re.sub(r"^Tag: .*\n", "", facts.read_text(encoding="utf-8"), flags=re.MULTILINE).strip()
+    text = text.replace("Root-Is-Purelib: true", "Root-Is-Purelib: false")
+    facts.write_text(f"{text}\nTag: {tag}\n", encoding="utf-8")
+    name = f"{information.name.removesuffix('.dist-info')}-{tag}.whl"
+    (information / "RECORD").unlink(missing_ok=True)  # written anew
+    directory.mkdir(parents=True, exist_ok=True)
+    with WheelFile(directory / name, "w") as packed:
+        packed.write_files(tree)
+    return name

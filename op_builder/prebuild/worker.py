@@ -1,0 +1,233 @@
+"""The part of a prebuild that runs in the Python whose torch it is made against.
+
+It gets an unpacked wheel, builds the ops of the packages in it, and leaves each binary with its manifest
+below ``_prebuilt`` in the package that declares it, beside ``wheel.json``, which says what was built, by
+what, for what, and what was left out and why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from op_builder import env
+from op_builder._version import __version__
+from op_builder.build import Outcome, build_all
+from op_builder.cache.store import MANIFEST, Cache, Manifest
+from op_builder.errors import AccelError, IncompatibleOpError
+from op_builder.paths import outermost_package
+from op_builder.prebuild.order import Order, variable_of
+from op_builder.prebuild.tags import wheel_tag
+from op_builder.prebuilt import DIRECTORY
+from op_builder.registry import UnavailableOpBuilder, all_builders
+from op_builder.torch_install import MINIMUM_TORCH, torch_install
+
+if TYPE_CHECKING:
+    from op_builder.base import OpBuilder
+
+INDEX = "wheel.json"
+_INDEX_FORMAT = 1
+_HOST_OPS = "op_builder.cpu"
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """An op that is not in the wheel, and why."""
+
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Built:
+    """One binary of the wheel.
+
+    Attributes:
+        op: the op's name.
+        package: directory of the package that declares it, in the unpacked wheel.
+        directory: where the cache has it.
+        manifest: what the cache knows of it.
+    """
+
+    op: str
+    package: Path
+    directory: Path
+    manifest: Manifest
+
+    @property
+    def place(self) -> str:
+        """Its directory below ``_prebuilt``, laid out as in the cache."""
+        key = self.manifest.key
+        return f"ops/{self.op}/{key.plan.digest}/{key.digest}"
+
+
+def say(text: str) -> None:
+    """Tell the person who waits: ``pip -v`` and the other frontends show it as it comes."""
+    print(f"op_builder: {text}", file=sys.stderr, flush=True)
+
+
+def prebuild(tree: Path, order: Order) -> str:
+    """Build what ``order`` wants of the packages in ``tree`` and put it there; returns the wheel's tag.
+
+    Raises:
+        IncompatibleOpError: an op that it insists on cannot be built here, or nothing can.
+        AccelError: compiling one failed, or a variable is wrong.
+    """
+    started = time.monotonic()
+    from accelerator.selection import builder_package, requested_name
+
+    accelerator, package = builder_package()
+    candidates = [*all_builders(package).values(), *all_builders(_HOST_OPS).values()]
+    order.refuse_unknown(candidates)
+    own = [builder for builder in candidates if _is_in(tree, builder)]
+    how = (
+        "named" if requested_name() else f"detected; {env.ACCEL_ACCELERATOR.name} names another, which need not be here"
+    )
+    say(f"torch {torch_install().version}, Python {platform.python_version()}, accelerator {accelerator} ({how})")
+    chosen, left_out = _choose(own, order)
+    with _cache_that_can_be_written(), env.scope(**{env.ACCEL_PRECOMPILE.name: "0"}):
+        insisted = {builder.name for builder in chosen if order.insists_on(builder)}
+        outcomes = build_all(chosen, required=insisted, force=False, report=_print_step)
+        built, more = _settle(chosen, outcomes)
+        left_out += more
+        if not built:
+            reasons = "".join(f"\n  {left.op}: {left.reason}" for left in left_out)
+            raise IncompatibleOpError(
+                f"None of the ops asked for can be built here.{reasons}",
+                "Mend that, or unset ACCEL_BUILD_OPS: ops are then compiled when first loaded.",
+            )
+        tag = wheel_tag([item.manifest for item in built])
+        for package_dir in dict.fromkeys(item.package for item in built):
+            _place([item for item in built if item.package == package_dir], package_dir)
+            _write_index(package_dir, accelerator, tag, built, left_out)
+    names = ", ".join(dict.fromkeys(item.op for item in built))
+    say(f"{len(built)} ops in {time.monotonic() - started:.1f} s: {names}")
+    for left in left_out:
+        say(f"left out {left.op}: {left.reason}")
+    say(f"the wheel is tagged {tag}")
+    return tag
+
+
+def _is_in(tree: Path, builder: OpBuilder) -> bool:
+    """Whether the wheel holds the package of a builder, or, of an op that is not there yet, this very project."""
+    if isinstance(builder, UnavailableOpBuilder):
+        return Path(__file__).resolve().is_relative_to(tree)
+    package = outermost_package(type(builder))
+    return package is not None and package.is_relative_to(tree)
+
+
+def _choose(builders: Sequence[OpBuilder], order: Order) -> tuple[list[OpBuilder], list[LeftOut]]:
+    """The builders whose ops are to be built, each recipe once, and what is left out."""
+    chosen: dict[str, OpBuilder] = {}
+    left_out: dict[str, LeftOut] = {}
+    for builder in builders:
+        if not order.wants(builder):
+            said = f"{variable_of(builder)}=0" if variable_of(builder) in order.ops else "not asked for"
+            left_out[builder.name] = LeftOut(builder.name, said)
+        else:
+            chosen.setdefault(f"{type(builder).__module__}.{type(builder).__qualname__}", builder)
+    return list(chosen.values()), list(left_out.values())
+
+
+def _settle(builders: Sequence[OpBuilder], outcomes: Sequence[Outcome]) -> tuple[list[Built], list[LeftOut]]:
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    if failed:
+        raise AccelError(
+            "".join(f"\n{outcome.op} cannot be built: {outcome.message}" for outcome in failed).strip(),
+            f"Leave it out with {', '.join(f'ACCEL_BUILD_{outcome.op.upper()}=0' for outcome in failed)}, "
+            "or mend what is told above.",
+        )
+    built, left_out = [], []
+    for builder, outcome in zip(builders, outcomes, strict=True):
+        if outcome.status == "skipped":
+            left_out.append(LeftOut(outcome.op, outcome.message))
+            continue
+        package = outermost_package(type(builder))
+        assert package is not None, "chosen because its package is in the wheel"
+        directory = Path(outcome.path).parent
+        manifest = Manifest.from_json((directory / MANIFEST).read_text(encoding="utf-8"))
+        built.append(Built(outcome.op, package, directory, manifest))
+    return built, left_out
+
+
+def _place(built: Sequence[Built], package: Path) -> None:
+    for item in built:
+        place = package / DIRECTORY / item.place
+        place.mkdir(parents=True, exist_ok=True)
+        for name in (MANIFEST, item.manifest.artifact):
+            shutil.copyfile(item.directory / name, place / name)
+
+
+def _write_index(
+    package: Path, accelerator: str, tag: str, built: Sequence[Built], left_out: Sequence[LeftOut]
+) -> None:
+    index: dict[str, Any] = {
+        "format": _INDEX_FORMAT,
+        "built_by": f"accel-ops {__version__}",
+        "accelerator": accelerator,
+        "tag": tag,
+        "ops": [_facts(item) for item in built if item.package == package],
+        "left_out": [asdict(left) for left in left_out],
+    }
+    (package / DIRECTORY / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+
+
+def _facts(item: Built) -> dict[str, Any]:
+    manifest = item.manifest
+    stable = manifest.kind == "accel"
+    return {
+        "op": item.op,
+        "binary": f"{item.place}/{manifest.artifact}",
+        "sha256": manifest.sha256,
+        "size_bytes": manifest.size_bytes,
+        "platform": manifest.key_parts["platform"],
+        "torch": f">={'.'.join(map(str, MINIMUM_TORCH))}" if stable else manifest.torch,
+        "python": "any" if stable else manifest.key_parts["python abi"],
+        "cuda_archs": manifest.cuda_archs,
+        "compilers": [text for name, text in manifest.key_parts.items() if name.endswith("compiler")],
+        "needs": manifest.needs,
+        "check": manifest.check,
+        "built_at": manifest.built_at,
+    }
+
+
+@contextmanager
+def _cache_that_can_be_written() -> Iterator[None]:
+    """The user's cache of built ops, which makes a second wheel in no time; else one of this build alone."""
+    obstacle = Cache().writable_obstacle()
+    if not obstacle:
+        yield
+        return
+    say(f"the cache {Cache().root} cannot be written ({obstacle}); building without it")
+    with (
+        tempfile.TemporaryDirectory(prefix="accel-ops-") as scratch,
+        env.scope(**{env.ACCEL_CACHE_DIR.name: scratch}),
+    ):
+        yield
+
+
+def _print_step(op: str, done: int, total: int, step: str) -> None:
+    say(f"{op}: [{done}/{total}] {step}" if total else f"{op}: {step}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run by the backend: the unpacked wheel, the order and where the tag is to be written."""
+    tree, order, answer = arguments
+    everything, ops = json.loads(order)
+    try:
+        tag = prebuild(Path(os.path.realpath(tree)), Order(everything, ops))
+    except AccelError as error:
+        say(f"error: {error}")
+        return 1
+    Path(answer).write_text(tag, encoding="utf-8")
+    return 0

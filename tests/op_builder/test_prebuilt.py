@@ -1,0 +1,238 @@
+"""Ops that a wheel holds: what fits comes first, what does not is passed over with the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_ops import SmallBuilder, make_small, replace_content
+
+import op_builder
+from op_builder import env, prebuilt
+from op_builder.cache.store import Cache, Entry
+from op_builder.cpu import CPUAdamBuilder
+from op_builder.cuda import FusedAdamBuilder
+from op_builder.errors import IncompatibleOpError
+from op_builder.plan import make_plan
+from op_builder.report.collect import op_row
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the sources of ``small`` and a cache in which it is built."""
+    directory = tmp_path_factory.mktemp("built")
+    make_small(directory / "op", Cache(directory / "cache")).load()
+    return directory
+
+
+@pytest.fixture
+def small(built: Path, tmp_path: Path) -> SmallBuilder:
+    """``small`` in a place of its own, its cache filled."""
+    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
+    return SmallBuilder(tmp_path / "op", Cache(tmp_path / "cache"))
+
+
+def added(op: Any) -> float:
+    x = torch.zeros(3)
+    op.add_(x)
+    return x[0].item()
+
+
+Edit = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture
+def wheel(small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
+    """``small``, as a wheel would hold it."""
+    root = tmp_path / "site-packages" / "op_builder" / "_prebuilt"
+    shutil.copytree(small.cache.root / "ops", root / "ops")
+    monkeypatch.setattr(prebuilt, "prebuilt_roots", lambda _builder: [root])
+    (entry,) = Cache(root).entries("small")
+    return entry
+
+
+def rewrite(entry: Entry, edit: Edit) -> None:
+    path = entry.directory / "manifest.json"
+    manifest = json.loads(path.read_text())
+    edit(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def empty(cache: Cache) -> None:
+    shutil.rmtree(cache.root / "ops")
+
+
+def test_a_prebuilt_op_that_fits_comes_first(small: SmallBuilder, wheel: Entry) -> None:
+    empty(small.cache)
+    with env.scope(ACCEL_JIT="0"):
+        assert added(small.load()) == 1.0
+    row = op_row(small)
+    assert (row.installed, row.cached, row.compatible) == (True, False, True)
+    assert small.cache.entries() == []
+    assert wheel.is_intact()
+
+
+def test_a_prebuilt_op_loads_where_no_compiler_is(small: SmallBuilder, wheel: Entry, tmp_path: Path) -> None:  # noqa: ARG001
+    empty(small.cache)
+    with env.scope(PATH=str(tmp_path), CXX=None, ACCEL_CACHE_DIR=str(tmp_path / "absent")):
+        assert small.is_compatible()
+        assert added(small.load()) == 1.0
+
+
+@pytest.mark.usefixtures("new_process")
+def test_jit_load_does_not_look_at_the_prebuilt(small: SmallBuilder, wheel: Entry) -> None:  # noqa: ARG001
+    empty(small.cache)
+    with env.scope(ACCEL_JIT="0"), pytest.raises(IncompatibleOpError, match="neither prebuilt nor in the cache"):
+        small.jit_load()
+    assert small.jit_mode
+
+
+def foreign_platform(manifest: dict[str, Any]) -> None:
+    manifest["key_parts"]["platform"] = "linux riscv128"
+
+
+def torchs_cxx_abi_of_another_release(manifest: dict[str, Any]) -> None:
+    manifest["kind"], manifest["torch"] = "torch_library", "2.9.1+cpu"
+
+
+def another_pythons_module(manifest: dict[str, Any]) -> None:
+    manifest["kind"] = "python"
+    manifest["key_parts"]["python abi"] = ".cpython-307-somewhere.so"
+
+
+def altered(manifest: dict[str, Any]) -> None:
+    manifest["sha256"] = "0" * 64
+
+
+def newer_c_library(manifest: dict[str, Any]) -> None:
+    manifest["needs"]["GLIBC"] = "9.1"
+
+
+def other_sources(manifest: dict[str, Any]) -> None:
+    (name,) = [name for name in manifest["key_parts"] if name.startswith("source 0")]
+    manifest["key_parts"][name] = "0" * 64
+
+
+def more_sources(manifest: dict[str, Any]) -> None:
+    manifest["key_parts"]["source 1 more.cpp"] = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (foreign_platform, f"it was built for linux riscv128, this is linux {platform.machine()}"),
+        (torchs_cxx_abi_of_another_release, "it was built with torch 2.9.1+cpu, this is"),
+        (another_pythons_module, "it was built for Python ABI .cpython-307-somewhere.so"),
+        (altered, "its binary does not match its manifest"),
+        (newer_c_library, "it needs glibc 9.1, this is"),
+        (other_sources, "it was built from another recipe (source 0 small.cpp)"),
+        (more_sources, "it was built from another recipe (source 1 more.cpp)"),
+    ],
+)
+def test_a_prebuilt_op_that_does_not_fit_is_passed_over_with_the_reason(
+    small: SmallBuilder, wheel: Entry, caplog: pytest.LogCaptureFixture, edit: Edit, reason: str
+) -> None:
+    rewrite(wheel, edit)
+    row = op_row(small)
+    assert not row.installed
+    assert row.compatible
+    assert reason in row.reason
+    assert added(small.load()) == 1.0
+    assert f"The prebuilt 'small' is passed over: {reason}" in caplog.text
+    assert wheel.directory.is_dir(), "an installed package is not rearranged"
+
+
+@pytest.mark.usefixtures("new_process")
+def test_behind_a_prebuilt_op_that_does_not_fit_the_op_is_compiled(small: SmallBuilder, wheel: Entry) -> None:
+    empty(small.cache)
+    rewrite(wheel, altered)
+    assert added(small.load()) == 1.0
+    assert len(small.cache.entries()) == 1
+
+
+@pytest.mark.usefixtures("new_process")
+def test_where_compiling_is_forbidden_too_the_error_stands(small: SmallBuilder, wheel: Entry) -> None:
+    empty(small.cache)
+    rewrite(wheel, altered)
+    with env.scope(ACCEL_JIT="0"), pytest.raises(IncompatibleOpError, match="ACCEL_JIT=0"):
+        small.load()
+
+
+def test_another_fitting_prebuilt_is_found_behind_one_that_does_not_fit(small: SmallBuilder, wheel: Entry) -> None:
+    empty(small.cache)
+    shutil.copytree(wheel.directory, wheel.directory.with_name("0"))
+    rewrite(Entry(wheel.directory.with_name("0"), wheel.manifest), foreign_platform)
+    with env.scope(ACCEL_JIT="0"):
+        assert added(small.load()) == 1.0
+
+
+def test_a_binary_that_was_deleted_or_altered_on_disk_is_told_apart(small: SmallBuilder, wheel: Entry) -> None:
+    replace_content(wheel.artifact, b"\x7fELF, and then nothing")
+    assert "altered or truncated" in op_row(small).reason
+    wheel.artifact.unlink()
+    row = op_row(small)
+    assert "its binary small.so is missing; reinstall the package" in row.reason
+    assert not row.installed
+    assert added(small.load()) == 1.0
+
+
+def test_of_several_that_do_not_fit_the_one_of_this_recipe_gives_the_reason(small: SmallBuilder, wheel: Entry) -> None:
+    shutil.copytree(wheel.directory, wheel.directory.with_name("z"))
+    rewrite(Entry(wheel.directory.with_name("z"), wheel.manifest), other_sources)
+    rewrite(wheel, altered)
+    found = prebuilt.find_prebuilt(small)
+    assert isinstance(found, prebuilt.Rejected)
+    assert found.reason.startswith("its binary does not match")
+
+
+def test_binaries_are_looked_for_in_the_packages_of_the_class_and_of_those_it_extends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = Path(op_builder.__file__).parent / "_prebuilt"
+    assert prebuilt.prebuilt_roots(CPUAdamBuilder()) == [own]
+    (tmp_path / "vendor_ops" / "deep").mkdir(parents=True)
+    (tmp_path / "vendor_ops" / "__init__.py").touch()
+    (tmp_path / "vendor_ops" / "deep" / "__init__.py").write_text(
+        "from op_builder.cpu import CPUAdamBuilder\nclass OtherBuilder(CPUAdamBuilder): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import vendor_ops.deep  # type: ignore[import-not-found]
+
+    roots = prebuilt.prebuilt_roots(vendor_ops.deep.OtherBuilder())
+    assert roots == [tmp_path / "vendor_ops" / "_prebuilt", own]
+
+
+@pytest.mark.parametrize(
+    ("archs", "fits"),
+    [("7.5;8.0", True), ("9.0", False), ("8.6", False), ("7.5+PTX", True), ("8.0a", True), ("", True)],
+)
+def test_cuda_code_must_serve_every_visible_device(
+    small: SmallBuilder, wheel: Entry, monkeypatch: pytest.MonkeyPatch, archs: str, fits: bool
+) -> None:
+    # The device is made up at torch's boundary.
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _index: (8, 0))
+    install = prebuilt.torch_install()
+    monkeypatch.setattr(prebuilt, "torch_install", lambda: dataclasses.replace(install, cuda="13.0"))
+    rewrite(wheel, lambda manifest: manifest["key_parts"].update({"cuda archs": archs}))
+    found = prebuilt.find_prebuilt(small)
+    assert isinstance(found, Entry) == fits
+    if isinstance(found, prebuilt.Rejected):
+        assert found.reason == f"it was built for CUDA architectures {archs}, device 0 is 8.0"
+
+
+def test_the_recipe_of_a_cuda_op_is_known_where_no_toolkit_is(tmp_path: Path) -> None:
+    builder = FusedAdamBuilder()
+    with env.scope(PATH=str(tmp_path), CUDA_HOME=None, CUDA_PATH=None):
+        builder.given_archs = ["8.0", "9.0+PTX"]
+        plan = make_plan(builder)
+    assert plan.cuda_archs == ("8.0", "9.0+PTX")
+    assert plan.uses_cuda
+    assert builder.enable_bf16
