@@ -26,7 +26,7 @@ def pack(tree: Path, directory: Path, tag: str) -> str:
         AccelError: the package ``wheel`` is missing.
     """
     try:
-        from wheel.wheelfile import WheelFile
+        from wheel.wheelfile import WheelFile  # type: ignore[import-untyped]
     except ImportError as error:
         raise AccelError(f"The wheel cannot be packed: {error}.", "Install it: pip install wheel.") from error
     (information,) = tree.glob("*.dist-info")
