@@ -13,6 +13,7 @@ from op_builder.cuda_builder import (
     installed_cuda_version,
 )
 from op_builder.errors import CUDAMismatchException, MissingCUDAException
+from op_builder.kernel_paths import kernel_path_hooks, sycl_kernel_include, sycl_kernel_path
 from op_builder.plan import Binding
 from op_builder.sycl_builder import SYCLOpBuilder
 from op_builder.torch_install import torch_install
@@ -31,6 +32,9 @@ __all__ = [
     "assert_no_cuda_mismatch",
     "get_default_compute_capabilities",
     "installed_cuda_version",
+    "kernel_path_hooks",
+    "sycl_kernel_include",
+    "sycl_kernel_path",
 ]
 
 TORCH_MAJOR: int

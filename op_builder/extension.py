@@ -1,4 +1,10 @@
-"""The plan as a setuptools extension, for a ``setup.py`` that uses torch's ``BuildExtension``."""
+"""The plan as a setuptools extension, for a ``setup.py`` that uses torch's ``BuildExtension``.
+
+setuptools takes sources that are named relative to the current directory and lie below it. A source that lies
+elsewhere, as kernels in another installed package do, is reached through a symbolic link to its directory, below
+``build/``. So it is compiled as it stands: a quoted include finds what lies beside the original, an edit is noticed,
+and an sdist, which leaves ``build/`` out, names no path of this machine.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +18,19 @@ from op_builder.plan import Binding, BuildPlan
 from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.cuda_archs import gencode_flags
 
+# Below the current directory; what setuptools itself makes there has other names.
+_LINKS = Path("build", "accel_sources")
+
 
 def setuptools_extension(name: str, plan: BuildPlan) -> Any:
     """``CppExtension`` or ``CUDAExtension`` with the plan's sources and flags.
 
-    Flags for single sources are left out: setuptools knows only flags for all.
-
-    Sources below the current directory are named relative to it, as setuptools asks.
+    What setuptools has no place for is left out: flags for single sources, and the flags that keep this machine's
+    paths out of the binary. Sources given as text it cannot take at all.
 
     Raises:
         MissingCUDAException: the plan has CUDA sources and there is no toolkit.
-        AccelError: a source is given as text.
+        AccelError: a source is given as text, or one lies elsewhere and there can be no link to it.
     """
     from torch.utils import cpp_extension
 
@@ -34,7 +42,7 @@ def setuptools_extension(name: str, plan: BuildPlan) -> Any:
         )
     arguments: dict[str, Any] = {
         "name": name,
-        "sources": [_relative(source.path) for source in plan.sources],
+        "sources": _relative([source.path for source in plan.sources], _LINKS / name),
         "include_dirs": [str(path) for path in plan.include_dirs],
         "extra_compile_args": {
             "cxx": list(plan.cxx_flags),
@@ -53,8 +61,27 @@ def setuptools_extension(name: str, plan: BuildPlan) -> Any:
     return cpp_extension.CUDAExtension(**arguments)  # type: ignore[no-untyped-call]
 
 
-def _relative(path: Path) -> str:
+def _relative(sources: list[Path], links: Path) -> list[str]:
+    """The sources as paths below the current directory, through links in the directory ``links`` where they are not."""
+    here = Path.cwd()
+    elsewhere = dict.fromkeys(path.parent for path in sources if not path.is_relative_to(here))
+    linked = {directory: links / str(number) for number, directory in enumerate(elsewhere)}
+    for directory, link in linked.items():
+        _link(link, directory)
+    return [
+        str(linked[path.parent] / path.name if path.parent in linked else path.relative_to(here)) for path in sources
+    ]
+
+
+def _link(link: Path, directory: Path) -> None:
+    fresh = link.with_name(f"{link.name}.{os.getpid()}")
     try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(directory)
+        fresh.replace(link)  # whatever it led to before, and also while another process builds
+    except OSError as error:
+        raise AccelError(
+            f"The sources in {directory} lie outside the project, and {link} cannot lead to them: {error.strerror}.",
+            "Build in a directory that you may write, on a file system with symbolic links.",
+        ) from error

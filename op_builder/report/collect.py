@@ -50,9 +50,7 @@ def op_row(builder: OpBuilder) -> OpRow:
     """The report's line on one op."""
     try:
         return _row(_looking(builder))
-    except (
-        Exception
-    ) as error:  # a builder of another package may raise anything; the other ops are reported all the same
+    except Exception as error:  # another package's builder may raise anything; the report must survive it
         return OpRow(
             name=builder.name,
             builder=type(builder).__name__,

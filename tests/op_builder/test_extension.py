@@ -7,17 +7,21 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from foreign_package import ROOT
-from small_ops import SmallBuilder
+from foreign_package import ROOT, write_package
+from small_ops import STABLE_SOURCE, SmallBuilder, make_small
 
 from op_builder import env
+from op_builder.cache.store import Cache
+from op_builder.errors import AccelError
 from op_builder.plan import ENTRY_POINT
 
 
-def test_the_extension_is_the_plan(small: SmallBuilder) -> None:
+def test_the_extension_is_the_plan(small: SmallBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(small.directory)
     small.flags = ["-DSCALE=3"]
     small.link = ["-lm"]
     extension, plan = small.builder(), small.plan()
@@ -62,9 +66,109 @@ def test_setuptools_builds_an_extension_that_loads_and_works(small: SmallBuilder
     assert done.returncode == 0, done.stdout + done.stderr
     (binary,) = (small.directory / "built").rglob("*.so")
     assert binary.name == "small.abi3.so"
-    library = ctypes.CDLL(str(binary))
-    error = ctypes.create_string_buffer(4096)
-    assert getattr(library, ENTRY_POINT)(b"accel_test_setuptools", error, len(error)) == 0, error.value
     x = torch.zeros(3)
-    torch.ops.accel_test_setuptools.add_(x)
+    opened(binary, "accel_test_setuptools").add_(x)
     assert x.tolist() == [1.0] * 3
+
+
+def opened(binary: Path, namespace: str) -> Any:
+    """The ops of a Stable-ABI binary, as the loader opens it."""
+    error = ctypes.create_string_buffer(4096)
+    assert getattr(ctypes.CDLL(str(binary)), ENTRY_POINT)(namespace.encode(), error, len(error)) == 0, error.value
+    return getattr(torch.ops, namespace)
+
+
+# Sources of one base name in two directories, each with a header of one name beside it, and one above them.
+ELSEWHERE = {
+    "__init__.py": "",
+    "builders.py": """
+from op_builder import Binding, CPUOpBuilder
+from op_builder.builder import kernel_path_hooks
+
+acme_kernel_path, acme_kernel_include = kernel_path_hooks("acme")
+
+
+class AcmeBuilder(CPUOpBuilder):
+    NAME = "acme"
+    BINDING = Binding.STABLE
+
+    def absolute_name(self):
+        return "project.acme"
+
+    def sources(self):
+        return [acme_kernel_path(f"kernels/{name}/op.cpp") for name in ("binding", "ones", "twos")]
+
+    def include_paths(self):
+        return ["csrc", acme_kernel_include("kernels/include")]
+""",
+    "kernels/include/amount.h": "float ones();\nfloat twos();\n#define AMOUNT (ones() + twos())\n",
+    "kernels/binding/op.cpp": STABLE_SOURCE,
+    "kernels/ones/op.cpp": '#include "value.h"\n#include "../common.h"\nfloat ones() { return SCALE * VALUE; }\n',
+    "kernels/twos/op.cpp": '#include "value.h"\n#include "../common.h"\nfloat twos() { return SCALE * VALUE; }\n',
+    "kernels/ones/value.h": "#define VALUE 1.0f\n",
+    "kernels/twos/value.h": "#define VALUE 2.0f\n",
+    "kernels/common.h": "#define SCALE 10.0f\n",
+}
+
+# With include_package_data, setuptools refuses every path that is not relative.
+SETUP = """
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension
+from acme_elsewhere.builders import AcmeBuilder
+
+setup(name="project", packages=["project"], include_package_data=True,
+      ext_modules=[AcmeBuilder().builder()], cmdclass={"build_ext": BuildExtension})
+"""
+
+
+def test_setuptools_builds_kernels_that_lie_in_another_package(tmp_path: Path) -> None:
+    write_package(tmp_path / "site", "acme_elsewhere", ELSEWHERE)
+    project = tmp_path / "project"
+    write_package(project, "project", {"__init__.py": ""})
+    (project / "setup.py").write_text(SETUP)
+    done = subprocess.run(
+        [sys.executable, "setup.py", "build", "--build-lib", "built"],
+        cwd=project,
+        env=env.child_environment(PYTHONPATH=f"{ROOT}:{tmp_path / 'site'}"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (binary,) = (project / "built").rglob("*.so")
+    x = torch.zeros(2)
+    opened(binary, "accel_test_elsewhere").add_(x)
+    assert x.tolist() == [30.0] * 2, "each source was compiled with the header beside it"
+    objects = [path.relative_to(project) for path in tmp_path.rglob("*.o")]
+    assert len(objects) == 3
+    assert {path.parts[0] for path in objects} == {"build"}
+    manifest = (project / "project.egg-info" / "SOURCES.txt").read_text()
+    assert str(tmp_path) not in manifest
+
+
+def test_links_follow_sources_that_moved_and_files_of_one_name_stay_apart(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    for place in ("here", "there"):
+        small = make_small(tmp_path / place, cache)
+        (small.directory / "include" / "small.cpp").write_text(f"int {place};\n")
+        small.files.append("include/small.cpp")
+        names = small.builder().sources
+        assert names == ["build/accel_sources/op_builder.small/0/small.cpp", names[1]]
+        assert [Path(name).read_text() for name in names] == [
+            source.path.read_text() for source in small.plan().sources
+        ]
+        assert len(set(names)) == 2
+
+
+def test_where_no_link_can_be_made_the_error_says_so(
+    small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    Path("build").write_text("a file")
+    with pytest.raises(AccelError, match="cannot lead to them") as caught:
+        small.builder()
+    assert str(small.directory) in caught.value.message

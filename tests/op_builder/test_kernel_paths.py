@@ -1,0 +1,101 @@
+"""Hooks for kernels that lie beside the Python code that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from foreign_package import importable, load_module, run_python, write_package
+from small_ops import STABLE_SOURCE
+
+from op_builder.builder import kernel_path_hooks, sycl_kernel_include, sycl_kernel_path
+from op_builder.errors import SourceNotFoundError
+
+FILES = {
+    "ops/builders.py": """
+from op_builder import Binding, CPUOpBuilder
+from op_builder.builder import kernel_path_hooks, sycl_kernel_include, sycl_kernel_path
+
+acme_kernel_path, acme_kernel_include = kernel_path_hooks("acme")
+
+
+class AcmeBuilder(CPUOpBuilder):
+    NAME = "acme"
+    BINDING = Binding.STABLE
+
+    def sources(self):
+        return [acme_kernel_path("kernels/scale.cpp")]
+
+    def include_paths(self):
+        return ["csrc", acme_kernel_include("kernels/include")]
+
+
+def several(paths):
+    return list(map(sycl_kernel_path, paths))
+""",
+    "ops/kernels/scale.cpp": STABLE_SOURCE,
+    "ops/kernels/include/amount.h": "#define AMOUNT 4.0f\n",
+    "shared/other.cpp": "",
+}
+
+
+@pytest.fixture
+def acme(tmp_path: Path) -> Iterator[ModuleType]:
+    write_package(tmp_path, "acme_hooks", FILES)
+    with importable(tmp_path, "acme_hooks"):
+        yield load_module("acme_hooks.ops.builders")
+
+
+def test_paths_are_relative_to_the_module_that_calls(
+    acme: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    builder = acme.AcmeBuilder()
+    here = tmp_path / "acme_hooks" / "ops" / "kernels"
+    assert builder.sources() == [str(here / "scale.cpp")]
+    assert builder.include_paths() == ["csrc", str(here / "include")]
+    other = str(tmp_path / "acme_hooks" / "shared" / "other.cpp")
+    assert acme.several(["../shared/other.cpp", other]) == [other, other]
+
+
+def test_the_op_is_compiled_where_it_lies_and_named_relative_to_its_package(acme: ModuleType) -> None:
+    builder = acme.AcmeBuilder()
+    assert [source.label for source in builder.plan().sources] == ["kernels/scale.cpp"]
+    x = torch.zeros(2)
+    builder.load().add_(x)
+    assert x.tolist() == [4.0] * 2
+
+
+def test_the_functions_bear_the_prefix() -> None:
+    path, include = kernel_path_hooks("xyz")
+    assert (path.__name__, include.__name__) == ("xyz_kernel_path", "xyz_kernel_include")
+    assert (sycl_kernel_path.__name__, sycl_kernel_include.__name__) == ("sycl_kernel_path", "sycl_kernel_include")
+
+
+@pytest.mark.parametrize(
+    ("hook", "path", "found"),
+    [
+        (sycl_kernel_path, "kernels/absent.cpp", "does not exist"),
+        (sycl_kernel_path, "/absent.cpp", "/absent.cpp does not exist"),
+        (sycl_kernel_path, "native", "is no file"),
+        (sycl_kernel_include, "absent", "does not exist"),
+        (sycl_kernel_include, "test_kernel_paths.py", "is no directory"),
+    ],
+)
+def test_what_is_not_there_is_told_with_where_it_was_looked_for(hook: object, path: str, found: str) -> None:
+    path = "../ops/native" if path == "native" else path
+    with pytest.raises(SourceNotFoundError, match=found) as caught:
+        hook(path)  # type: ignore[operator]
+    message = str(caught.value)
+    assert f"_kernel_{'path' if hook is sycl_kernel_path else 'include'}({path!r})" in message
+    assert str((Path(__file__).parent / path).resolve()) in message
+    assert "package data" in message
+
+
+def test_at_a_prompt_paths_start_at_the_current_directory(tmp_path: Path) -> None:
+    code = "import os; os.chdir('/usr'); from op_builder.builder import sycl_kernel_include as i; print(i('lib'))"
+    done = run_python(code, tmp_path)
+    assert done.stdout == "/usr/lib\n", done.stderr
