@@ -6,10 +6,15 @@ A checkout keeps ``csrc/`` and ``kernels_sycl/`` beside the packages; a wheel ca
 
 import os
 import sys
+from pathlib import Path
 
 from setuptools import find_packages, setup
 
-NATIVE = {f"op_builder._native.{name}": name for name in ("csrc", "kernels_sycl")}
+NATIVE = {
+    f"op_builder._native.{'.'.join(directory.parts)}": directory.as_posix()
+    for name in ("csrc", "kernels_sycl")
+    for directory in (Path(name), *filter(Path.is_dir, sorted(Path(name).rglob("*"))))
+}
 
 asked = sorted(
     name
@@ -25,5 +30,5 @@ if asked:
 setup(
     packages=[*find_packages(include=["accelerator*", "op_builder*"]), *NATIVE],
     package_dir=NATIVE,
-    package_data={"accelerator": ["py.typed"], "op_builder": ["py.typed"], **{name: ["**/*"] for name in NATIVE}},
+    package_data={"accelerator": ["py.typed"], "op_builder": ["py.typed"], **{name: ["*"] for name in NATIVE}},
 )

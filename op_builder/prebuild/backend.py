@@ -166,7 +166,8 @@ def _prebuild(tree: Path, order: Order, target: Target) -> str:
     answer = tree.with_name("tag")
     what = json.dumps([order.everything, dict(order.ops)])
     command = target.command(_WORKER, [str(tree)], str(tree), what, str(answer))
-    status = subprocess.run(command, env=env.child_environment(PYTHONPATH=None), check=False).returncode
+    environment = env.child_environment(PYTHONPATH=None, PYTHONDONTWRITEBYTECODE="1")
+    status = subprocess.run(command, env=environment, check=False).returncode
     if status == 0 and answer.is_file():
         return answer.read_text(encoding="utf-8")
     # It has told the reason itself, where it could.

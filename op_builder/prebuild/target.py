@@ -134,5 +134,5 @@ def _ask(python: str, path: tuple[str, ...], reason: str) -> Target | None:
 def _command(
     python: str, program: str, first: Sequence[str], last: Sequence[str], arguments: Sequence[str]
 ) -> list[str]:
-    # -E: pip's variables hide the environment that is installed into.
-    return [python, "-E", "-c", program, json.dumps([list(first), list(last)]), *arguments]
+    # -E: pip's variables hide the environment that is installed into. -B: what is run may lie in the wheel.
+    return [python, "-E", "-B", "-c", program, json.dumps([list(first), list(last)]), *arguments]

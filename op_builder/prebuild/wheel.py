@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 import zipfile
@@ -29,6 +30,7 @@ def pack(tree: Path, directory: Path, tag: str) -> str:
         from wheel.wheelfile import WheelFile  # type: ignore[import-untyped]
     except ImportError as error:
         raise AccelError(f"The wheel cannot be packed: {error}.", "Install it: pip install wheel.") from error
+    logging.getLogger("wheel").setLevel(logging.WARNING)  # or it tells each file, which setuptools has just done
     (information,) = tree.glob("*.dist-info")
     facts = information / "WHEEL"
     text = re.sub(r"^Tag: .*\n", "", facts.read_text(encoding="utf-8"), flags=re.MULTILINE).strip()

@@ -131,7 +131,9 @@ def _choose(builders: Sequence[OpBuilder], order: Order) -> tuple[list[OpBuilder
     chosen: dict[str, OpBuilder] = {}
     left_out: dict[str, LeftOut] = {}
     for builder in builders:
-        if not order.wants(builder):
+        if isinstance(builder, UnavailableOpBuilder) and not order.insists_on(builder):
+            left_out[builder.name] = LeftOut(builder.name, builder.REASON)
+        elif not order.wants(builder):
             said = f"{variable_of(builder)}=0" if variable_of(builder) in order.ops else "not asked for"
             left_out[builder.name] = LeftOut(builder.name, said)
         else:
