@@ -7,6 +7,7 @@ here. A project finds this module through ``build_tools/accel_build_backend.py``
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from op_builder import env
 from op_builder.errors import AccelError
 from op_builder.prebuild import wheel
 from op_builder.prebuild.order import Order
-from op_builder.prebuild.target import PATH_PROGRAM, Target, find_target
+from op_builder.prebuild.target import PATH_PROGRAM, REFUSED, Target, find_target
 from op_builder.prebuilt import DIRECTORY
 from op_builder.torch_install import MINIMUM_TORCH
 
@@ -156,9 +157,21 @@ def _unpacked(config_settings: Settings, metadata_directory: str | None) -> Iter
     with tempfile.TemporaryDirectory(prefix="accel-ops-wheel-") as scratch:
         plain, tree = Path(scratch, "plain"), Path(scratch, "tree")
         plain.mkdir()
-        name = build_meta.build_wheel(str(plain), config_settings, metadata_directory)
+        with _quietly():
+            name = build_meta.build_wheel(str(plain), config_settings, metadata_directory)
         wheel.unpack(plain / name, tree)
         yield tree
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without setuptools' word on each file: hundreds of lines, behind which an op's error would be lost."""
+    before = logging.root.manager.disable
+    logging.disable(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _prebuild(tree: Path, order: Order, target: Target) -> str:
@@ -170,8 +183,9 @@ def _prebuild(tree: Path, order: Order, target: Target) -> str:
     status = subprocess.run(command, env=environment, check=False).returncode
     if status == 0 and answer.is_file():
         return answer.read_text(encoding="utf-8")
-    # It has told the reason itself, where it could.
-    raise AccelError(f"The ops were not built (status {status}); nothing was made.")
+    if status == REFUSED:
+        sys.exit(status)  # with the reason told
+    raise AccelError(f"{target.python} ended with status {status} while it built the ops; nothing was made.")
 
 
 def _put(built: Path, place: Path) -> None:

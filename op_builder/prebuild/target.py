@@ -40,6 +40,9 @@ print(json.dumps([spec.origin if spec is not None else "", version]))
 """
 _TIMEOUT_S = 120.0
 
+REFUSED = 3
+"""The status with which a program in a target ends when it has told why it did not do its work."""
+
 
 @dataclass(frozen=True)
 class Target:

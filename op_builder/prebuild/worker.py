@@ -28,6 +28,7 @@ from op_builder.errors import AccelError, IncompatibleOpError
 from op_builder.paths import outermost_package
 from op_builder.prebuild.order import Order, variable_of
 from op_builder.prebuild.tags import wheel_tag
+from op_builder.prebuild.target import REFUSED
 from op_builder.prebuilt import DIRECTORY
 from op_builder.registry import UnavailableOpBuilder, all_builders
 from op_builder.torch_install import MINIMUM_TORCH, torch_install
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 INDEX = "wheel.json"
 _INDEX_FORMAT = 1
 _HOST_OPS = "op_builder.cpu"
+_NOT_ASKED_FOR = "not asked for"
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,9 @@ def prebuild(tree: Path, order: Order) -> str:
         built, more = _settle(chosen, outcomes)
         left_out += more
         if not built:
-            reasons = "".join(f"\n  {left.op}: {left.reason}" for left in left_out)
+            told = "".join(f"\n  {line}" for line in _by_reason(left_out))
             raise IncompatibleOpError(
-                f"None of the ops asked for can be built here.{reasons}",
+                f"None of the ops asked for can be built here.{told}",
                 "Mend that, or unset ACCEL_BUILD_OPS: ops are then compiled when first loaded.",
             )
         tag = wheel_tag([item.manifest for item in built])
@@ -111,9 +113,9 @@ def prebuild(tree: Path, order: Order) -> str:
             _place([item for item in built if item.package == package_dir], package_dir)
             _write_index(package_dir, accelerator, tag, built, left_out)
     names = ", ".join(dict.fromkeys(item.op for item in built))
-    say(f"{len(built)} ops in {time.monotonic() - started:.1f} s: {names}")
-    for left in left_out:
-        say(f"left out {left.op}: {left.reason}")
+    say(f"built in {time.monotonic() - started:.1f} s: {names}")
+    for line in _by_reason([left for left in left_out if left.reason != _NOT_ASKED_FOR]):
+        say(f"left out {line}")
     say(f"the wheel is tagged {tag}")
     return tag
 
@@ -134,7 +136,7 @@ def _choose(builders: Sequence[OpBuilder], order: Order) -> tuple[list[OpBuilder
         if isinstance(builder, UnavailableOpBuilder) and not order.insists_on(builder):
             left_out[builder.name] = LeftOut(builder.name, builder.REASON)
         elif not order.wants(builder):
-            said = f"{variable_of(builder)}=0" if variable_of(builder) in order.ops else "not asked for"
+            said = f"{variable_of(builder)}=0" if variable_of(builder) in order.ops else _NOT_ASKED_FOR
             left_out[builder.name] = LeftOut(builder.name, said)
         else:
             chosen.setdefault(f"{type(builder).__module__}.{type(builder).__qualname__}", builder)
@@ -160,6 +162,14 @@ def _settle(builders: Sequence[OpBuilder], outcomes: Sequence[Outcome]) -> tuple
         manifest = Manifest.from_json((directory / MANIFEST).read_text(encoding="utf-8"))
         built.append(Built(outcome.op, package, directory, manifest))
     return built, left_out
+
+
+def _by_reason(left_out: Sequence[LeftOut]) -> list[str]:
+    """A line for each reason, with the ops that it keeps out."""
+    ops: dict[str, list[str]] = {}
+    for left in left_out:
+        ops.setdefault(left.reason, []).append(left.op)
+    return [f"{', '.join(names)}: {reason}" for reason, names in ops.items()]
 
 
 def _place(built: Sequence[Built], package: Path) -> None:
@@ -230,6 +240,6 @@ def main(arguments: Sequence[str]) -> int:
         tag = prebuild(Path(os.path.realpath(tree)), Order(everything, ops))
     except AccelError as error:
         say(f"error: {error}")
-        return 1
+        return REFUSED
     Path(answer).write_text(tag, encoding="utf-8")
     return 0
