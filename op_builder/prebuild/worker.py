@@ -133,11 +133,11 @@ def _choose(builders: Sequence[OpBuilder], order: Order) -> tuple[list[OpBuilder
     chosen: dict[str, OpBuilder] = {}
     left_out: dict[str, LeftOut] = {}
     for builder in builders:
-        if isinstance(builder, UnavailableOpBuilder) and not order.insists_on(builder):
-            left_out[builder.name] = LeftOut(builder.name, builder.REASON)
-        elif not order.wants(builder):
+        if not order.wants(builder):
             said = f"{variable_of(builder)}=0" if variable_of(builder) in order.ops else _NOT_ASKED_FOR
             left_out[builder.name] = LeftOut(builder.name, said)
+        elif isinstance(builder, UnavailableOpBuilder) and not order.insists_on(builder):
+            left_out[builder.name] = LeftOut(builder.name, builder.REASON)
         else:
             chosen.setdefault(f"{type(builder).__module__}.{type(builder).__qualname__}", builder)
     return list(chosen.values()), list(left_out.values())
