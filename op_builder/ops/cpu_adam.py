@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from op_builder.ops.host_optimizer import FIXED_OPTIONS, HostOptimizer
+from op_builder.errors import OpArgumentError
+from op_builder.ops.host_optimizer import HostOptimizer
 from op_builder.ops.native.arguments import finite_number
 from op_builder.ops.native_optimizer import check_betas
 
@@ -28,7 +29,10 @@ class CPUAdam(HostOptimizer):
         betas: decay rates of the two moments, each in [0, 1).
         eps: added to the denominator.
         weight_decay: decoupled weight decay, or L2 penalty without ``adamw_mode``.
-        amsgrad: must be False.
+        amsgrad: divide by the largest second moment so far (Reddi, Kale & Kumar, 2018), kept in the state
+            ``max_exp_avg_sq``. It is a group's option; such groups are updated by an op of their own,
+            loaded when the first of them comes. Only with ``states`` of float32 or param: the largest of
+            values that are rounded at random is the largest of the roundings.
         adamw_mode: decoupled weight decay (AdamW); False gives :class:`torch.optim.Adam`. It is the
             group option ``decoupled_weight_decay``.
         fp32_optimizer_states: keep the moments in float32 whatever the parameter's type; False
@@ -49,8 +53,7 @@ class CPUAdam(HostOptimizer):
 
     NATIVE = "CPUAdamBuilder"
     STATES = ("exp_avg", "exp_avg_sq")
-    NON_NEGATIVE = frozenset({"exp_avg_sq"})
-    FIXED: ClassVar[Mapping[str, Any]] = {"amsgrad": False, **FIXED_OPTIONS}
+    NON_NEGATIVE = frozenset({"exp_avg_sq", "max_exp_avg_sq"})
 
     def __init__(
         self,
@@ -86,6 +89,18 @@ class CPUAdam(HostOptimizer):
     def _check_options(self, group: Mapping[str, Any]) -> None:
         check_betas(group["betas"])
         finite_number("eps", group["eps"])
+        if group["amsgrad"] and group["states"] not in ("float32", "param"):
+            raise OpArgumentError(
+                f"amsgrad={group['amsgrad']!r} with states={group['states']!r} is not supported by "
+                f"{type(self).__name__}: the largest of values rounded at random is the largest of the roundings.",
+                "Keep the states in float32 or param, or leave amsgrad at False.",
+            )
+
+    def _builder_of(self, group: Mapping[str, Any]) -> str:
+        return "CPUAmsgradBuilder" if group["amsgrad"] else self.NATIVE
+
+    def _states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        return (*self.STATES, "max_exp_avg_sq") if group["amsgrad"] else self.STATES
 
     def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**super()._numbers(group), "adamw_mode": group["decoupled_weight_decay"]}

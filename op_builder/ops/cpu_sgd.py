@@ -81,7 +81,7 @@ class CPUSGD(HostOptimizer):
                 "Give a momentum above 0 and no dampening.",
             )
 
-    def _check_saved(self, what: str, entry: Mapping[str, Any]) -> None:
+    def _check_saved(self, what: str, entry: Mapping[str, Any], group: Mapping[str, Any]) -> None:
         """Nothing: torch.optim.SGD's state has a buffer at most."""
 
     def _update(self, batches: Sequence[Batch[PreparedList]], factor: float) -> None:

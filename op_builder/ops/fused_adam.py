@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -29,7 +29,9 @@ class FusedAdam(FusedOptimizer):
         adam_w_mode: decoupled weight decay (AdamW); False gives :class:`torch.optim.Adam`. It is the
             group option ``decoupled_weight_decay``.
         weight_decay: decoupled weight decay, or L2 penalty without ``adam_w_mode``.
-        amsgrad: must be False.
+        amsgrad: divide by the largest second moment so far (Reddi, Kale & Kumar, 2018), kept in the state
+            ``max_exp_avg_sq``. It is a group's option; such groups are updated by an op of their own,
+            loaded when the first of them comes.
         maximize: climb instead of descend.
         capturable: kept for :class:`torch.optim.AdamW`, which may load the state; of no effect here.
         states: how the moments are kept: ``float32`` or ``param`` (the parameter's type; float16 holds
@@ -42,7 +44,6 @@ class FusedAdam(FusedOptimizer):
 
     NATIVE = "FusedAdamBuilder"
     STATES = ("exp_avg", "exp_avg_sq")
-    FIXED: ClassVar[Mapping[str, Any]] = {"amsgrad": False, **FusedOptimizer.FIXED}
 
     def __init__(
         self,
@@ -72,6 +73,12 @@ class FusedAdam(FusedOptimizer):
             "states": states,
         }
         super().__init__(params, options)
+
+    def _builder_of(self, group: Mapping[str, Any]) -> str:
+        return "FusedAmsgradBuilder" if group["amsgrad"] else self.NATIVE
+
+    def _states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        return (*self.STATES, "max_exp_avg_sq") if group["amsgrad"] else self.STATES
 
     def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**super()._numbers(group), "adamw_mode": group["decoupled_weight_decay"]}

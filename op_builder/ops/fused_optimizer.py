@@ -13,9 +13,8 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.native.arguments import finite_number
-from op_builder.ops.native.fused import Control, FusedOptimizerModule
-from op_builder.ops.native_optimizer import NativeOptimizer, check_betas
-from op_builder.ops.prepared_groups import PreparedGroups
+from op_builder.ops.native.fused import Control
+from op_builder.ops.native_optimizer import NativeOptimizer, check_betas, state_dtype
 
 # Options of torch.optim's optimizers that choose between implementations of one result; kept so that
 # theirs can load our state, of no effect here. Every step of ours can be captured.
@@ -68,12 +67,7 @@ class FusedOptimizer(NativeOptimizer):
                 call for its group, which changes none of its tensors, but comes after those for
                 earlier groups.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            self._check_group(group)
+        loss = self._begin_step(closure)
         scaling = (getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         try:
             for batch in self._groups.current(self.param_groups, self.state):
@@ -87,31 +81,27 @@ class FusedOptimizer(NativeOptimizer):
                     maximize=group["maximize"],
                     chunk_size=self.CHUNK_SIZE,
                 )
-                batch.prepared.update([float(numbers[name]) for name in self._native.OPTIONS], control)
+                batch.prepared.update([float(numbers[name]) for name in batch.module.OPTIONS], control)
         finally:
             self._groups.step_done()
         return loss
 
     # What PreparedGroups asks -----------------------------------------------------------------
 
-    def check_state(self, state: Mapping[str, Any], index: int, group: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Refuse a parameter's state that does not fit."""
-        self._check_saved(f"The state of parameter {index}", state)
-
-    def _check_saved(self, what: str, entry: Mapping[str, Any]) -> None:
-        self._require(what, entry, ("step", *self.STATES))
+    def _check_saved(self, what: str, entry: Mapping[str, Any], group: Mapping[str, Any]) -> None:
+        self._require(what, entry, ("step", *self._states_of(group)))
 
     def _loaded(self, saved: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
         # Each step needs memory of its own.
         loaded = {**saved, "step": _step_tensor(saved["step"], param)}
-        for name in self.STATES:
-            loaded[name] = saved[name].to(param.device, _state_dtype(param, group), copy=True)
+        for name in self._states_of(group):
+            loaded[name] = saved[name].to(param.device, state_dtype(param, group), copy=True)
         return loaded
 
     def state_of(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
         """A parameter's state, whatever was missing of it made."""
         state: dict[str, Any] = self.state[param]
-        missing = [name for name in self.STATES if state.get(name) is None]
+        missing = [name for name in self._states_of(group) if state.get(name) is None]
         if missing and param.is_cuda and torch.cuda.is_current_stream_capturing():
             raise OpArgumentError(
                 "A parameter has no state yet, and making it would become part of the graph being captured.",
@@ -123,24 +113,13 @@ class FusedOptimizer(NativeOptimizer):
         for name in missing:
             state[name] = torch.zeros_like(
                 param,
-                dtype=_state_dtype(param, group),
+                dtype=state_dtype(param, group),
                 memory_format=torch.contiguous_format,
                 requires_grad=False,
             )
         return state
 
-    def names_of(self, group: Mapping[str, Any]) -> tuple[list[str], list[str]]:  # noqa: ARG002
-        """The names of the states in the native op's order; there are no scales."""
-        return list(self.STATES), []
-
     # Checks -----------------------------------------------------------------------------------
-
-    def _start(self) -> None:
-        """What is not part of a saved optimizer."""
-        from accelerator import get_accelerator
-
-        self._native: FusedOptimizerModule = get_accelerator().create_op_builder(self.NATIVE).load()
-        self._groups = PreparedGroups(self, self._native)
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
         lr = group["lr"]
@@ -151,8 +130,8 @@ class FusedOptimizer(NativeOptimizer):
         check_betas(group["betas"])
         finite_number("eps", group.get("eps", 0.0))
 
-    def _check_device(self, param: torch.Tensor, what: str) -> None:
-        if not (param.is_cpu or (param.is_cuda and self._native.supports_cuda)):
+    def _check_device(self, param: torch.Tensor, what: str, group: Mapping[str, Any]) -> None:
+        if not (param.is_cpu or (param.is_cuda and self.native_of(group).supports_cuda)):
             raise OpArgumentError(
                 f"{what} is on device {param.device}, for which the loaded op has no kernels.",
                 "Move the model to the CPU, or, for a CUDA device, set ACCEL_ACCELERATOR=cuda.",
@@ -168,7 +147,3 @@ def _step_tensor(step: Any, param: torch.Tensor) -> torch.Tensor:
     if isinstance(step, torch.Tensor):
         return step.detach().to(param.device, torch.float32, copy=True).reshape(())
     return torch.full((), float(step), dtype=torch.float32, device=param.device)
-
-
-def _state_dtype(param: torch.Tensor, group: Mapping[str, Any]) -> torch.dtype:
-    return param.dtype if group["states"] == "param" else torch.float32

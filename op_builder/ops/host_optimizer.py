@@ -15,9 +15,9 @@ import torch
 from op_builder.errors import OpArgumentError
 from op_builder.ops import packed_states
 from op_builder.ops.native.arguments import finite_number
-from op_builder.ops.native.host_optimizer import HostOptimizerModule, Pass, PreparedList
-from op_builder.ops.native_optimizer import NativeOptimizer
-from op_builder.ops.prepared_groups import Batch, PreparedGroups
+from op_builder.ops.native.host_optimizer import Pass, PreparedList
+from op_builder.ops.native_optimizer import NativeOptimizer, state_dtype
+from op_builder.ops.prepared_groups import Batch
 
 _LAST_STEP = 2**53  # floats hold every whole number up to here
 _LARGEST_FLOAT = torch.finfo(torch.float32).max
@@ -120,12 +120,7 @@ class HostOptimizer(NativeOptimizer):
                 only by the native call for its group, which changes none of its tensors, but comes
                 after those for earlier groups.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            self._check_group(group)
+        loss = self._begin_step(closure)
         batches = self._groups.current(self.param_groups, self.state)
         try:
             factor = self._grad_factor(grad_scale, batches)
@@ -148,7 +143,7 @@ class HostOptimizer(NativeOptimizer):
                 stochastic=group["states"] == "bfloat16",
                 seed=self.seed,
             )
-            batch.prepared.update([float(numbers[name]) for name in self._native.OPTIONS], also)
+            batch.prepared.update([float(numbers[name]) for name in batch.module.OPTIONS], also)
             if batch.copied and self.zero_grads:
                 torch._foreach_zero_(batch.copied)
 
@@ -225,9 +220,10 @@ class HostOptimizer(NativeOptimizer):
 
         Bytes go by another name than values, so that an optimizer which does not know them says so.
         """
-        if group["states"] == "8bit":
-            return list(map(_codes_name, self.STATES)), list(map(_scale_name, self.STATES))
-        return list(self.STATES), []
+        if group["states"] != "8bit":
+            return super().names_of(group)
+        states = self._states_of(group)
+        return list(map(_codes_name, states)), list(map(_scale_name, states))
 
     def _steps_unsaid(self, _state: Mapping[str, Any]) -> float:
         """The updates that a state without ``step`` has seen."""
@@ -238,11 +234,12 @@ class HostOptimizer(NativeOptimizer):
         return 0.0
 
     def _loaded(self, saved: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-        of_states = {name for state in self.STATES for name in (state, _codes_name(state), _scale_name(state))}
+        states = self._states_of(group)
+        of_states = {name for state in states for name in (state, _codes_name(state), _scale_name(state))}
         loaded = {name: value for name, value in saved.items() if name not in of_states}
         step = saved["step"] if "step" in saved else self._steps_unsaid(saved)
         loaded["step"] = _on_host(step) if isinstance(step, torch.Tensor) else step
-        for name in self.STATES:
+        for name in states:
             loaded.update(self._loaded_state(name, saved, param, group))
         return loaded
 
@@ -263,22 +260,13 @@ class HostOptimizer(NativeOptimizer):
             packed = packed_states.encoded(name, value, non_negative)
             return {_codes_name(name): packed[name], _scale_name(name): packed[_scale_name(name)]}
         # Contiguous as the parameter is, on the CPU, with memory of its own.
-        dtype = _state_dtype(param, group)
+        dtype = state_dtype(param, group)
         return {name: value.detach().to("cpu", dtype, copy=True, memory_format=torch.contiguous_format)}
 
     def _start(self) -> None:
-        """What is not part of a saved optimizer."""
-        self._native = self._load_native()
-        self._groups = PreparedGroups(self, self._native)
+        super()._start()
         self.grad_norm = None
         self.skipped = False
-
-    @classmethod
-    def _load_native(cls) -> HostOptimizerModule:
-        from accelerator import get_accelerator
-
-        module: HostOptimizerModule = get_accelerator().create_op_builder(cls.NATIVE).load()
-        return module
 
     # Checks -----------------------------------------------------------------------------------
 
@@ -286,24 +274,24 @@ class HostOptimizer(NativeOptimizer):
         finite_number("lr", group["lr"])
         super()._check_group(group)
 
-    def _check_device(self, param: torch.Tensor, what: str) -> None:
+    def _check_device(self, param: torch.Tensor, what: str, group: Mapping[str, Any]) -> None:  # noqa: ARG002
         if param.device.type != "cpu":
             raise OpArgumentError(
                 f"{what} is on device {param.device}; {type(self).__name__} works on CPU tensors.",
                 "Give it copies in host memory, for example p.detach().float().cpu().",
             )
 
-    def _check_saved(self, what: str, entry: Mapping[str, Any]) -> None:
+    def _check_saved(self, what: str, entry: Mapping[str, Any], group: Mapping[str, Any]) -> None:
         self._require(what, entry, ("step",))
-        for name in self.STATES:
+        for name in self._states_of(group):
             if _codes_name(name) in entry:
                 self._require(what, entry, (_scale_name(name),))
             else:
                 self._require(what, entry, (name,))
 
-    def check_state(self, state: Mapping[str, Any], index: int, group: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Refuse a parameter's state that does not fit."""
-        self._check_saved(f"The state of parameter {index}", state)
+    def check_state(self, state: Mapping[str, Any], index: int, group: Mapping[str, Any]) -> None:
+        """Refuse a parameter's state that does not fit, its number of steps too."""
+        super().check_state(state, index, group)
         try:
             number = float(state.get("step", 0))
         except (TypeError, ValueError, RuntimeError):  # no number, or a tensor of several
@@ -326,8 +314,3 @@ def _codes_name(state: str) -> str:
 
 def _scale_name(state: str) -> str:
     return f"{state}_scale"
-
-
-def _state_dtype(param: torch.Tensor, group: Mapping[str, Any]) -> torch.dtype:
-    """The type of a state; of an 8-bit one before it is packed."""
-    return {"param": param.dtype, "bfloat16": torch.bfloat16}.get(group["states"], torch.float32)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch.optim import Optimizer
 
-from op_builder.errors import OpArgumentError
+from op_builder.errors import AccelError, OpArgumentError
 from op_builder.ops.native.arguments import finite_number, fraction
 from op_builder.ops.prepared_groups import PreparedGroups, with_plain_entries
 
@@ -19,8 +19,8 @@ class NativeOptimizer(Optimizer):
     """Base of :class:`HostOptimizer` and :class:`FusedOptimizer`.
 
     Attributes:
-        NATIVE: the builder of the native op.
-        STATES: names of the states beside ``step``, in the native op's order.
+        NATIVE: the builder of the native op, if a group's options ask for no other.
+        STATES: names of the states beside ``step``, in that op's order.
         STORAGES: the ways in which states can be kept, values of the group option ``states``.
         FIXED: group options that take one value only.
     """
@@ -36,14 +36,24 @@ class NativeOptimizer(Optimizer):
     grad_scale: torch.Tensor | None
     found_inf: torch.Tensor | None
 
+    _natives: dict[str, Any]
     _groups: PreparedGroups[Any]
     _loading: Mapping[str, Any] | None = None
 
     # What a base of optimizers says -----------------------------------------------------------
 
     def _start(self) -> None:
-        """Make what is not part of a saved optimizer: the native op, the prepared groups."""
-        raise NotImplementedError
+        """Make what is not part of a saved optimizer."""
+        self._natives = {}
+        self._groups = PreparedGroups(self)
+
+    def _builder_of(self, group: Mapping[str, Any]) -> str:  # noqa: ARG002
+        """The builder of the native op that updates a group."""
+        return self.NATIVE
+
+    def _states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+        """The names of a group's states beside ``step``, in its op's order."""
+        return self.STATES
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
         """Refuse the group's own options where they do not fit.
@@ -60,7 +70,7 @@ class NativeOptimizer(Optimizer):
         beta1, beta2 = group["betas"]
         return {**group, "beta1": beta1, "beta2": beta2}
 
-    def _check_device(self, param: torch.Tensor, what: str) -> None:
+    def _check_device(self, param: torch.Tensor, what: str, group: Mapping[str, Any]) -> None:
         """Refuse a parameter where the op cannot work.
 
         Raises:
@@ -68,7 +78,7 @@ class NativeOptimizer(Optimizer):
         """
         raise NotImplementedError
 
-    def _check_saved(self, what: str, entry: Mapping[str, Any]) -> None:
+    def _check_saved(self, what: str, entry: Mapping[str, Any], group: Mapping[str, Any]) -> None:
         """Refuse a parameter's saved state that lacks a part."""
 
     def _loaded(self, saved: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,9 +93,10 @@ class NativeOptimizer(Optimizer):
         group = self.param_groups[-1]
         try:
             self._check_group(group)
+            self.native_of(group)
             for index, param in enumerate(group["params"]):
-                self._check_param(param, index)
-        except OpArgumentError:
+                self._check_param(param, index, group)
+        except AccelError:
             self.param_groups.pop()
             raise
 
@@ -107,6 +118,7 @@ class NativeOptimizer(Optimizer):
 
         Raises:
             OpArgumentError: the state lacks a part, or uses an option that this optimizer does not have.
+            IncompatibleOpError: the native op for an option of the state cannot be built or loaded here.
         """
         # The last of the hooks before, so that it sees what the others made of it.
         last = self.register_load_state_dict_pre_hook(lambda _, given: self._check_state_dict(given))
@@ -125,10 +137,11 @@ class NativeOptimizer(Optimizer):
             present = self.param_groups[index] if index < len(self.param_groups) else self.defaults
             groups.append({**present, **saved})
             self._check_group(groups[-1])
+            self.native_of(groups[-1])
             for number in saved["params"]:
                 entry = state_dict["state"].get(number)
                 if entry:
-                    self._check_saved(f"The state of parameter {number}", entry)
+                    self._check_saved(f"The state of parameter {number}", entry, groups[-1])
         self._loading = {**state_dict, "param_groups": groups}
         return {**self._loading}
 
@@ -140,6 +153,8 @@ class NativeOptimizer(Optimizer):
                 group.setdefault(name, value)
         if self._loading is None:
             self._start()
+            for group in self.param_groups:
+                self.native_of(group)
             return
         # The base class has converted all state to the parameter's type. What is kept in another comes
         # from the given state instead, which may hold more bits.
@@ -150,6 +165,53 @@ class NativeOptimizer(Optimizer):
             if saved:
                 self.state[param] = self._loaded(saved, param, group)
         self._groups.forget()
+
+    # The parts of a step ----------------------------------------------------------------------
+
+    def _begin_step(self, closure: Callable[[], float] | None) -> float | None:
+        """Run the closure and check the options of all groups; the closure's loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self._check_group(group)
+        return loss
+
+    # What PreparedGroups asks -----------------------------------------------------------------
+
+    def native_of(self, group: Mapping[str, Any]) -> Any:
+        """The module of the native op that updates a group; loaded when first asked for.
+
+        Raises:
+            IncompatibleOpError: it cannot be built or loaded here.
+        """
+        builder = self._builder_of(group)
+        if builder not in self._natives:
+            from accelerator import get_accelerator
+
+            self._natives[builder] = get_accelerator().create_op_builder(builder).load()
+        return self._natives[builder]
+
+    def names_of(self, group: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        """The names of the states in the native op's order, and of their scales."""
+        return list(self._states_of(group)), []
+
+    def state_of(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        """A parameter's state, whatever was missing of it made."""
+        raise NotImplementedError
+
+    def check_state(self, state: Mapping[str, Any], index: int, group: Mapping[str, Any]) -> None:
+        """Refuse a parameter's state that does not fit."""
+        self._check_saved(f"The state of parameter {index}", state, group)
+
+    def check_grad(self, grad: torch.Tensor, index: int) -> None:
+        """Refuse a gradient that does not fit."""
+        if grad.layout != torch.strided:
+            raise OpArgumentError(
+                f"The gradient of parameter {index} is sparse ({grad.layout}); {type(self).__name__} takes dense ones.",
+                "Use torch.optim.SparseAdam or SGD for these parameters, or sparse=False in the embedding.",
+            )
 
     # Checks -----------------------------------------------------------------------------------
 
@@ -165,9 +227,9 @@ class NativeOptimizer(Optimizer):
                 )
         self._check_options(group)
 
-    def _check_param(self, param: torch.Tensor, index: int) -> None:
+    def _check_param(self, param: torch.Tensor, index: int, group: Mapping[str, Any]) -> None:
         what = f"Parameter {index} of the group"
-        self._check_device(param, what)
+        self._check_device(param, what, group)
         if param.dtype not in _PARAM_DTYPES:
             raise OpArgumentError(
                 f"{what} is of type {param.dtype}; float32, bfloat16 or float16 is needed.",
@@ -179,14 +241,6 @@ class NativeOptimizer(Optimizer):
                 "Give it contiguous parameters, for example p.data = p.data.contiguous().",
             )
 
-    def check_grad(self, grad: torch.Tensor, index: int) -> None:
-        """Refuse a gradient that does not fit."""
-        if grad.layout != torch.strided:
-            raise OpArgumentError(
-                f"The gradient of parameter {index} is sparse ({grad.layout}); {type(self).__name__} takes dense ones.",
-                "Use torch.optim.SparseAdam or SGD for these parameters, or sparse=False in the embedding.",
-            )
-
     def _require(self, what: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
         missing = [name for name in names if name not in given]
         if missing:
@@ -195,6 +249,11 @@ class NativeOptimizer(Optimizer):
                 f"Give what the state_dict() of {type(self).__name__}, or of torch.optim's optimizer of its formula, "
                 "returned.",
             )
+
+
+def state_dtype(param: torch.Tensor, group: Mapping[str, Any]) -> torch.dtype:
+    """The type of a state; of an 8-bit one before it is packed."""
+    return {"param": param.dtype, "bfloat16": torch.bfloat16}.get(group["states"], torch.float32)
 
 
 def check_betas(betas: Any) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import attrgetter, is_, is_not
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
@@ -38,14 +38,23 @@ Kept_co = TypeVar("Kept_co", bound=KeptTensors, covariant=True)
 
 
 class Module(Protocol[Kept_co]):
-    """A native op that can keep tensors."""
+    """A native op that can keep tensors.
+
+    Attributes:
+        OPTIONS: the numbers that every update takes, in their order.
+    """
+
+    OPTIONS: ClassVar[tuple[str, ...]]
 
     def prepare(self, tensors: TensorLists, steps: Sequence[torch.Tensor]) -> Kept_co:
         """Keep tensors for many updates."""
 
 
-class Owner(Protocol):
+class Owner(Protocol[Kept_co]):
     """What the optimizer knows of its parameters."""
+
+    def native_of(self, group: Mapping[str, Any]) -> Module[Kept_co]:
+        """The native op that updates a group: the same object each time."""
 
     def check_grad(self, grad: torch.Tensor, index: int) -> None:
         """Refuse a gradient that does not fit."""
@@ -128,6 +137,7 @@ class Batch(Generic[Kept]):
     """The parameters of a group that one native call updates, as they were when it was prepared.
 
     Attributes:
+        module: the op.
         indices: their places in the group.
         named: the tensors of their states, by name.
         grads: their gradients; empty between steps unless ``PreparedGroups.keeps_grads``.
@@ -136,6 +146,7 @@ class Batch(Generic[Kept]):
 
     group: dict[str, Any]
     group_index: int
+    module: Module[Kept]
     indices: list[int] = field(default_factory=list)
     params: list[torch.Tensor] = field(default_factory=list)
     named: dict[str, list[torch.Tensor]] = field(default_factory=dict)
@@ -160,9 +171,8 @@ class PreparedGroups(Generic[Kept]):
             be the same tensors: else their memory is the training loop's to free (``zero_grad()``).
     """
 
-    def __init__(self, owner: Owner, module: Module[Kept]) -> None:
+    def __init__(self, owner: Owner[Kept]) -> None:
         self._owner = owner
-        self._module = module
         self._copies: dict[int, torch.Tensor] = {}
         self.forget()
 
@@ -235,11 +245,15 @@ class PreparedGroups(Generic[Kept]):
         """Whether the lists hold the present parameters and states."""
         return (
             len(groups) == len(self._seen_params)
-            and [group["states"] for group in groups] == self._seen_storages
+            and self._ways_of(groups) == self._seen_ways
             and all(map(_same, [group["params"] for group in groups], self._seen_params))
             and _same(list(state.values()), self._seen_states)
             and not self._changes.any
         )
+
+    def _ways_of(self, groups: Sequence[Mapping[str, Any]]) -> list[tuple[str, Module[Kept]]]:
+        """How the states of each group are kept, and by which op they are updated."""
+        return [(group["states"], self._owner.native_of(group)) for group in groups]
 
     def _prepare(
         self,
@@ -249,8 +263,9 @@ class PreparedGroups(Generic[Kept]):
     ) -> list[Batch[Kept]]:
         """Check everything, have the states made that are missing, and the prepared lists."""
         self.forget()
+        ways = self._ways_of(groups)
         batches: list[Batch[Kept]] = []
-        for group_index, group in enumerate(groups):
+        for group_index, (group, (_, module)) in enumerate(zip(groups, ways, strict=True)):
             by_copy: dict[bool, Batch[Kept]] = {}
             if len(set(map(id, group["params"]))) < len(group["params"]):  # two threads would update it at once
                 raise OpArgumentError(
@@ -262,7 +277,7 @@ class PreparedGroups(Generic[Kept]):
                 self._owner.check_grad(grad, index)
                 if state.get(param):
                     self._owner.check_state(state[param], index, group)
-                batch = by_copy.setdefault(id(param) in self._copies, Batch(group, group_index))
+                batch = by_copy.setdefault(id(param) in self._copies, Batch(group, group_index, module))
                 batch.indices.append(index)
                 batch.params.append(param)
                 batch.grads.append(grad)
@@ -280,10 +295,10 @@ class PreparedGroups(Generic[Kept]):
                 [self._copies[id(param)] for param in batch.params if id(param) in self._copies],
                 places=[(batch.group_index << 32) + index for index in batch.indices],
             )
-            batch.prepared = self._module.prepare(tensors, batch.named["step"])
+            batch.prepared = batch.module.prepare(tensors, batch.named["step"])
         self._batches = batches
         self._seen_params = [tuple(group["params"]) for group in groups]
-        self._seen_storages = [group["states"] for group in groups]
+        self._seen_ways = ways
         self._seen_states = list(state.values())
         self._seen_present = [_present(group) for group in grads]
         self._seen_grads = grads

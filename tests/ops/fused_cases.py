@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from adam_reference import Options, Tensors, random_tensors
+from optimizer_reference import Tensors as AnyTensors
 
 CHUNK = 65536
 
@@ -18,6 +19,12 @@ def lists_of(cases: Sequence[Tensors]) -> list[list[torch.Tensor]]:
         [case.exp_avg for case in cases],
         [case.exp_avg_sq for case in cases],
     ]
+
+
+def amsgrad_lists_of(cases: Sequence[AnyTensors]) -> list[list[torch.Tensor]]:
+    """``[grads, params, exp_avgs, exp_avg_sqs, max_exp_avg_sqs]``."""
+    states = zip(*(case.states for case in cases), strict=True)
+    return [[case.grad for case in cases], [case.param for case in cases], *map(list, states)]
 
 
 def positional(options: Options) -> tuple[float, ...]:

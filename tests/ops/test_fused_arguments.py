@@ -9,7 +9,7 @@ import torch
 from adam_reference import Options, random_tensors
 from fused_cases import CHUNK, assert_same, lists_of, positional
 
-from op_builder.cpu import FusedAdamBuilder, FusedLambBuilder, FusedLionBuilder
+from op_builder.cpu import FusedAdamBuilder, FusedAmsgradBuilder, FusedLambBuilder, FusedLionBuilder
 from op_builder.errors import OpArgumentError
 from op_builder.ops.native.fused import Control
 from op_builder.ops.native.host_optimizer import TensorLists
@@ -130,6 +130,48 @@ def test_moments_of_two_types(adam):
     lists = good_lists()
     lists[1][0], lists[2][0] = lists[1][0].bfloat16(), lists[2][0].bfloat16()
     refused(adam, "exp_avg and exp_avg_sq of tensor 0 are of different types", lists)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"tensor_lists": lambda lists: lists[:4]}, "tensor_lists has 4 lists"),
+        ({"tensor_lists": lambda lists: [*lists[:4], lists[4][:2]]}, "3 parameters came with 2 max_exp_avg_sq tensors"),
+        ({"tensor_lists": lambda lists: [*lists[:4], lists[3]]}, "max_exp_avg_sq of tensor 0 shares memory with its"),
+        (
+            {"tensor_lists": lambda lists: [*lists[:4], [x.double() for x in lists[4]]]},
+            "max_exp_avg_sq of tensor 0 is of type Double",
+        ),
+        (
+            {"tensor_lists": lambda lists: [*lists[:4], [x[1:].clone() for x in lists[4]]]},
+            "max_exp_avg_sq of tensor 0 has 23 elements; 24 are needed",
+        ),
+        ({"lr": math.nan}, "lr is nan"),
+        ({"lr": torch.ones(2)}, "lr is no tensor of one float32"),
+        ({"beta2": 1.0}, "beta2 is 1.0"),
+        ({"eps": -1.0}, "eps is -1.0"),
+        ({"weight_decay": math.inf}, "weight_decay is inf"),
+        ({"mode": 2}, "mode is 2"),
+        ({"step": 0}, "step is 0"),
+        ({"step": []}, "step is an empty list"),
+        ({"step": torch.tensor(1.5)}, "steps are whole numbers from 0 on"),
+        ({"chunk_size": 0}, "chunk_size is 0"),
+        ({"noop_flag": torch.zeros(1)}, "noop_flag is no tensor of one int32"),
+        ({"found_inf": torch.ones(1, dtype=torch.int32)}, "found_inf is no tensor of one float32"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_bad_arguments_of_amsgrad(changed, text):
+    amsgrad = FusedAmsgradBuilder().load()
+    good = {"chunk_size": CHUNK, "noop_flag": None, **dict(zip(NUMBERS, positional(Options()), strict=True))}
+    lists = [*good_lists(), [torch.rand(24) for _ in range(3)]]
+    before = [tensor.clone() for tensor in flat(lists)]
+    given = {**changed, "tensor_lists": changed.get("tensor_lists", lambda lists: lists)(lists)}
+    with pytest.raises(OpArgumentError, match=text) as caught:
+        amsgrad.multi_tensor_amsgrad(**{**good, **given})
+    assert caught.value.remedy
+    assert_same(flat(lists), before)
+    amsgrad.multi_tensor_amsgrad(**{**good, "tensor_lists": lists})
 
 
 def test_lists_of_unequal_length_or_number(adam):

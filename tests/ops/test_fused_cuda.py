@@ -6,11 +6,13 @@ No machine of this project has had one so far: these tests were never run.
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
 from adam_reference import Options, Tensors, random_tensors
-from fused_cases import CHUNK, lists_of, mixed_cases, positional
+from fused_cases import CHUNK, amsgrad_lists_of, lists_of, mixed_cases, positional
+from optimizer_reference import AMSGRAD, make_tensors
 
 from accelerator import get_accelerator, set_accelerator
 from accelerator.cuda_accelerator import CUDA_Accelerator
@@ -88,6 +90,19 @@ def test_adam_gives_the_bits_of_the_cpu(adam, offset, mode):
     assert_near(device, cases, HAS_FMA)
 
 
+@pytest.mark.parametrize("mode", [0, 1])
+def test_amsgrad_gives_the_bits_of_the_cpu(mode):
+    types = [(torch.float32,) * 3, (torch.bfloat16, torch.bfloat16, torch.float32), (torch.bfloat16,) * 3]
+    cases = [make_tensors(AMSGRAD, n, *each, seed=n) for n in (0, 1, 17, 4097, 3_000_001) for each in types]
+    device = [case.map(torch.Tensor.cuda) for case in cases]
+    options = positional(Options(adamw_mode=bool(mode)))
+    cuda.FusedAmsgradBuilder().load().multi_tensor_amsgrad(CHUNK, None, amsgrad_lists_of(device), *options)
+    cpu.FusedAmsgradBuilder().load().multi_tensor_amsgrad(CHUNK, None, amsgrad_lists_of(cases), *options)
+    for case, wanted in zip(device, cases, strict=True):
+        for one, other in zip(case, wanted, strict=True):
+            assert torch.equal(one.cpu(), other) or (not HAS_FMA and torch.allclose(one.cpu(), other))
+
+
 def test_lion_gives_the_bits_of_the_cpu(lion):
     cases = [*mixed_cases(), *many_cases()]
     device = on_device(cases)
@@ -142,7 +157,7 @@ def test_the_capturable_form_works_in_a_graph(adam):
     assert_near(device, cases, exact=False)
 
 
-@pytest.mark.parametrize("optimizer", [FusedAdam, FusedLion, FusedLamb])
+@pytest.mark.parametrize("optimizer", [FusedAdam, functools.partial(FusedAdam, amsgrad=True), FusedLion, FusedLamb])
 def test_a_whole_step_is_captured_and_replayed(optimizer):
     torch.manual_seed(0)
     model = torch.nn.Linear(64, 64, device="cuda")

@@ -8,12 +8,22 @@ import pickle
 
 import pytest
 import torch
+from torch.testing._internal.common_optimizers import optim_db
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops import CPULamb, CPULion, FusedAdam, FusedLamb, FusedLion
 
 OPTIONS = {"lr": 1e-2, "betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.05}
-ALL = [FusedAdam, FusedLion, FusedLamb]
+
+
+class AmsgradAdam(FusedAdam):
+    """With another default, so that a third state is in all of these tests, and another op."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **{"amsgrad": True, **kwargs})
+
+
+ALL = [FusedAdam, AmsgradAdam, FusedLion, FusedLamb]
 
 
 def make_model(dtype: torch.dtype = torch.float32) -> torch.nn.Sequential:
@@ -49,6 +59,38 @@ def test_trains_as_torch_does(adam_w_mode, peer):
     train(mine, FusedAdam(mine.parameters(), adam_w_mode=adam_w_mode, **OPTIONS), 50)
     train(theirs, peer(theirs.parameters(), **OPTIONS), 50)
     assert_close(mine, theirs)
+
+
+def torchs_inputs():
+    """What torch.optim tests its Adam and AdamW with, on CUDA devices too."""
+    for info in optim_db:
+        if info.optim_cls in (torch.optim.Adam, torch.optim.AdamW):
+            for given in info.optim_inputs_func(device="cuda"):
+                yield pytest.param(info.optim_cls, given.kwargs, id=f"{info.optim_cls.__name__}-{given.desc}")
+
+
+@pytest.mark.parametrize(("peer", "kwargs"), list(torchs_inputs()))
+def test_torchs_inputs_give_torchs_results_and_states_go_both_ways(peer, kwargs):
+    def make(ours, model):
+        given = copy.deepcopy(kwargs)
+        if not ours:  # torch's can be captured on a device alone
+            return peer(model.parameters(), **{**given, "capturable": False})
+        defaults = {"weight_decay": 1e-2} if peer is torch.optim.AdamW else {}
+        return FusedAdam(model.parameters(), adam_w_mode=peer is torch.optim.AdamW, **{**defaults, **given})
+
+    whole = make_model()
+    train(whole, make(False, whole), 10)
+    for before, after in ((True, True), (True, False), (False, True)):
+        model = make_model()
+        first = make(before, model)
+        train(model, first, 5)
+        second = make(after, model)
+        saved = copy.deepcopy(first.state_dict())
+        for group in saved["param_groups"]:
+            group["capturable"] = after and group["capturable"]
+        second.load_state_dict(saved)
+        train(model, second, 5)
+        assert_close(model, whole)
 
 
 def test_a_thousand_steps_stay_beside_torch():
@@ -301,7 +343,6 @@ def test_gradients_are_not_held_from_step_to_step():
         ({"betas": 3}, "betas is 3"),
         ({"eps": math.nan}, "eps is nan"),
         ({"weight_decay": -1}, "weight_decay is -1"),
-        ({"amsgrad": True}, "amsgrad=True is not supported by FusedAdam"),
         ({"states": "8bit"}, "states is '8bit'"),
     ],
 )
@@ -309,6 +350,14 @@ def test_bad_options_are_refused(options, text):
     with pytest.raises(OpArgumentError, match=text) as caught:
         FusedAdam(make_model().parameters(), **options)
     assert caught.value.remedy
+
+
+def test_an_option_that_is_not_supported_is_refused_at_the_step():
+    model = make_model()
+    optimizer = FusedAdam(model.parameters())
+    optimizer.param_groups[0]["differentiable"] = True
+    with pytest.raises(OpArgumentError, match="differentiable=True is not supported by FusedAdam"):
+        train(model, optimizer)
 
 
 @pytest.mark.parametrize(

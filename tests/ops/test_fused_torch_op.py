@@ -9,19 +9,23 @@ import torch
 from adam_reference import Options, random_tensors
 from fused_cases import CHUNK, assert_same, lists_of, mixed_cases, positional
 
-from op_builder.cpu import FusedAdamBuilder, FusedLambBuilder, FusedLionBuilder
+from op_builder.cpu import FusedAdamBuilder, FusedAmsgradBuilder, FusedLambBuilder, FusedLionBuilder
 from op_builder.errors import OpArgumentError
 from op_builder.ops.native.fused import Control
 from op_builder.ops.native.host_optimizer import TensorLists
 
 OPTIONS = {
+    "fused_amsgrad": [1e-2, 0.9, 0.999, 1e-8, 0.01, 1.0, 1.0],
     "fused_adam": [1e-2, 0.9, 0.999, 1e-8, 0.01, 1.0, 1.0],
     "fused_lion": [1e-2, 0.9, 0.99, 0.01],
     "fused_lamb": [1e-2, 0.9, 0.999, 1e-6, 0.01, 1.0],
 }
 
 
-@pytest.fixture(scope="module", params=[FusedAdamBuilder, FusedLionBuilder, FusedLambBuilder], ids=lambda b: b.NAME)
+BUILDERS = [FusedAdamBuilder, FusedAmsgradBuilder, FusedLionBuilder, FusedLambBuilder]
+
+
+@pytest.fixture(scope="module", params=BUILDERS, ids=lambda b: b.NAME)
 def fused(request: pytest.FixtureRequest):
     """(module, options) of each op."""
     return request.param().load(), OPTIONS[request.param.NAME]
@@ -32,11 +36,17 @@ def adam():
     return FusedAdamBuilder().load()
 
 
+def states_of(module, cases):
+    """A list for each of the module's states."""
+    largest = [random_tensors(case.param.numel(), seed=100 + i).exp_avg_sq for i, case in enumerate(cases)]
+    states = [case.exp_avg for case in cases], [case.exp_avg_sq for case in cases], largest
+    return list(states[: len(module.STATES)])
+
+
 def arguments(module, options, lengths=(17, 0, 64), steps: bool = False, control: bool = False):
     """Everything that the raw op ``update`` takes."""
     cases = [random_tensors(n, seed=n) for n in lengths]
-    states = [list(column) for column in ([c.exp_avg for c in cases], [c.exp_avg_sq for c in cases])]
-    flat = [tensor for column in states[: len(module.STATES)] for tensor in column]
+    flat = [tensor for column in states_of(module, cases) for tensor in column]
     counters = [torch.tensor(1.0) for _ in cases] if steps else []
     tensors = [torch.tensor(1e-2), torch.zeros(1, dtype=torch.int32), torch.ones(()), torch.zeros(1)]
     given = tensors if control else [None] * 4
@@ -103,8 +113,7 @@ def test_autograd_notices_an_update_between_forward_and_backward(adam):
 
 def prepared_case(module, lengths=(5, 1000, 0)):
     cases = [random_tensors(n, seed=n) for n in lengths]
-    states = [[c.exp_avg for c in cases], [c.exp_avg_sq for c in cases]][: len(module.STATES)]
-    tensors = TensorLists([c.param for c in cases], [c.grad for c in cases], states)
+    tensors = TensorLists([c.param for c in cases], [c.grad for c in cases], states_of(module, cases))
     steps = [torch.tensor(2.0) for _ in cases]
     return cases, tensors, steps
 
@@ -119,6 +128,8 @@ def test_a_prepared_list_does_what_a_call_with_all_tensors_does(fused):
     assert_same(steps, counters)
     for case, twin in zip(cases, same, strict=True):
         assert_same(list(case), list(twin))
+    for one, other in zip(tensors.states, twins.states, strict=True):
+        assert_same(one, other)
 
 
 def test_a_prepared_list_follows_tensors_that_are_given_other_memory(adam):

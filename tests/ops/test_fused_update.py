@@ -7,12 +7,15 @@ import itertools
 import pytest
 import torch
 from adam_reference import Options, assert_within, expect_update, random_tensors
-from fused_cases import CHUNK, assert_same, lists_of, mixed_cases, positional
+from fused_cases import CHUNK, amsgrad_lists_of, assert_same, lists_of, mixed_cases, positional
+from optimizer_reference import AMSGRAD, Reference, as_lists, load, make_tensors
+from optimizer_reference import Tensors as AnyTensors
 
 from op_builder import env
-from op_builder.cpu import CPUAdamBuilder, FusedAdamBuilder, FusedLambBuilder, FusedLionBuilder
+from op_builder.cpu import CPUAdamBuilder, FusedAdamBuilder, FusedAmsgradBuilder, FusedLambBuilder, FusedLionBuilder
 from op_builder.cpu_isa import supported_isas
 from op_builder.ops.native.fused import FusedAdamModule, FusedLambModule, FusedLionModule
+from op_builder.ops.native.fused_amsgrad import FusedAmsgradModule
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = [
@@ -27,6 +30,11 @@ SKIP = torch.ones(1, dtype=torch.int32)
 @pytest.fixture(scope="module")
 def adam() -> FusedAdamModule:
     return FusedAdamBuilder().load()
+
+
+@pytest.fixture(scope="module")
+def amsgrad() -> FusedAmsgradModule:
+    return FusedAmsgradBuilder().load()
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +77,54 @@ def test_adam_gives_the_bits_of_cpu_adam(adam):
         other.adam_update(90, *Options().positional(), *twin)
         assert_same(list(case), list(twin))
     other.destroy_adam(90)
+
+
+def amsgrad_cases(offset: int = 0) -> list[AnyTensors]:
+    """One of each length and combination of types."""
+    lengths = (0, 1, 15, 17, 1000, 4097)
+    return [make_tensors(AMSGRAD, n, *types, seed=n, offset=offset) for n in lengths for types in DTYPES]
+
+
+@pytest.mark.parametrize("isa", supported_isas())
+@pytest.mark.parametrize("mode", [0, 1])
+def test_amsgrad_is_within_the_bound_of_float64(amsgrad, isa, mode):
+    with env.scope(ACCEL_CPU_ISA=isa):
+        module = FusedAmsgradModule(amsgrad.ops)
+    cases = amsgrad_cases()
+    references = [Reference.of(AMSGRAD, {**AMSGRAD.options, "adamw_mode": bool(mode)}, case) for case in cases]
+    module.multi_tensor_amsgrad(CHUNK, NOOP, amsgrad_lists_of(cases), *positional(Options(adamw_mode=bool(mode))))
+    for case, reference in zip(cases, references, strict=True):
+        reference.step(case.grad, 3)
+        reference.check(case)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3, 7])
+def test_amsgrad_gives_the_bits_of_cpu_amsgrad_wherever_it_is(amsgrad, offset):
+    cases, same = amsgrad_cases(offset), amsgrad_cases()
+    amsgrad.multi_tensor_amsgrad(CHUNK, None, amsgrad_lists_of(cases), *positional(Options()))
+    load(AMSGRAD).update_list(as_lists(same), 3, Options().listed())
+    for case, twin in zip(cases, same, strict=True):
+        assert_same(list(case), list(twin))
+
+
+def test_amsgrad_reads_what_is_in_tensors_and_changes_nothing_when_told_so(amsgrad):
+    cases, same = amsgrad_cases(), amsgrad_cases()
+    steps = [torch.tensor(float(i % 3)) for i in range(len(cases))]
+    lr, scale = torch.tensor(1e-2), torch.tensor(4.0)
+    for case in cases:
+        case.grad.mul_(4)
+    before = [case.clone() for case in cases]
+    numbers = (lr, 0.9, 0.999, 1e-8, steps, 1, True, 0.01, scale)
+    for flag, found_inf in ((SKIP, torch.zeros(1)), (NOOP, torch.ones(1))):
+        amsgrad.multi_tensor_amsgrad(CHUNK, flag, amsgrad_lists_of(cases), *numbers, found_inf)
+    for case, then in zip(cases, before, strict=True):
+        assert_same(list(case), list(then))
+    amsgrad.multi_tensor_amsgrad(CHUNK, NOOP, amsgrad_lists_of(cases), *numbers, torch.zeros(1))
+    assert [float(step) for step in steps] == [i % 3 + 1 for i in range(len(cases))]
+    for i, (case, twin) in enumerate(zip(cases, same, strict=True)):
+        options = Options(step=i % 3 + 1, lr=float(lr))
+        amsgrad.multi_tensor_amsgrad(CHUNK, None, amsgrad_lists_of([twin]), *positional(options))
+        assert_same([case.param, *case.states], [twin.param, *twin.states])
 
 
 @pytest.mark.parametrize("offset", [1, 3, 7])

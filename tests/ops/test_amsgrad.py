@@ -1,0 +1,358 @@
+"""``amsgrad=True`` of ``CPUAdam`` and ``FusedAdam``: a third state, and groups that differ in it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from accelerator import get_accelerator
+from op_builder.errors import IncompatibleOpError, OpArgumentError
+from op_builder.ops import CPUAdam, FusedAdam
+
+Params = list[torch.nn.Parameter]
+
+#: Ours, and torch's of the same formula.
+PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "CPUAdam": (CPUAdam, torch.optim.AdamW),
+    "CPUAdam, L2": (functools.partial(CPUAdam, adamw_mode=False), torch.optim.Adam),
+    "FusedAdam": (FusedAdam, torch.optim.AdamW),
+    "FusedAdam, L2": (functools.partial(FusedAdam, adam_w_mode=False), torch.optim.Adam),
+}
+OURS = [CPUAdam, FusedAdam]
+# A second moment that forgets half in each step, of gradients that fall: so it soon is far below its maximum.
+OPTIONS = {"lr": 0.05, "betas": (0.9, 0.5), "weight_decay": 0.1}
+
+every_pair = pytest.mark.parametrize(("ours", "theirs"), PAIRS.values(), ids=PAIRS)
+every_front_end = pytest.mark.parametrize("optimizer", OURS)
+
+
+def make_params(dtype: torch.dtype = torch.float32) -> Params:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(5, 7), (300,), (), (0,), (16, 33)]
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
+
+
+def set_grads(params: Params, step: int) -> None:
+    generator = torch.Generator().manual_seed(step)
+    for param in params:
+        param.grad = (torch.randn(param.shape, generator=generator) / 2**step).to(param.dtype)
+
+
+def run(optimizer: Any, params: Params, steps: int = 5, first: int = 0) -> None:
+    for step in range(first, first + steps):
+        set_grads(params, step)
+        optimizer.step()
+
+
+def assert_close(one: Params, other: Params, tolerance: float = 2e-6) -> None:
+    for mine, theirs in zip(one, other, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
+
+
+def contents(optimizer: Any, params: Params) -> list[torch.Tensor]:
+    held = [value for param in params for value in optimizer.state[param].values()]
+    return [tensor.detach().clone() for tensor in (*params, *held)]
+
+
+def assert_unchanged(optimizer: Any, params: Params, before: list[torch.Tensor]) -> None:
+    for now, then in zip(contents(optimizer, params), before, strict=True):
+        assert torch.equal(now, then)
+
+
+@every_pair
+@pytest.mark.parametrize("maximize", [False, True])
+def test_it_is_torchs_amsgrad_and_not_adam(
+    ours: Callable[..., Any], theirs: Callable[..., Any], maximize: bool
+) -> None:
+    mine, expected, plain = make_params(), make_params(), make_params()
+    optimizer = ours(mine, amsgrad=True, maximize=maximize, **OPTIONS)
+    peer = theirs(expected, amsgrad=True, maximize=maximize, **OPTIONS)
+    run(optimizer, mine, 8)
+    run(peer, expected, 8)
+    run(ours(plain, maximize=maximize, **OPTIONS), plain, 8)
+    assert_close(mine, expected)
+    for one, other in zip(mine, expected, strict=True):
+        assert set(optimizer.state[one]) == set(peer.state[other])
+        torch.testing.assert_close(optimizer.state[one]["max_exp_avg_sq"], peer.state[other]["max_exp_avg_sq"])
+    assert (mine[1] - plain[1]).abs().mean() > 0.01
+
+
+@every_pair
+@pytest.mark.parametrize("fused", [False, True], ids=["", "torch's fused"])
+def test_state_goes_both_ways_with_torch(ours: Callable[..., Any], theirs: Callable[..., Any], fused: bool) -> None:
+    theirs = functools.partial(theirs, fused=fused)
+    whole = make_params()
+    run(theirs(whole, amsgrad=True, **OPTIONS), whole, 8)
+    for source, target in ((ours, theirs), (theirs, ours), (ours, ours)):
+        params = make_params()
+        before = source(params, amsgrad=True, **OPTIONS)
+        run(before, params, 4)
+        after = target(params)  # amsgrad comes with the state
+        after.load_state_dict(pickle.loads(pickle.dumps(before.state_dict())))
+        assert after.param_groups[0]["amsgrad"] is True
+        run(after, params, 4, first=4)
+        assert_close(params, whole)
+
+
+@every_front_end
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("states", ["float32", "param"])
+def test_no_bit_of_a_state_is_lost_on_loading(optimizer: type[Any], dtype: torch.dtype, states: str) -> None:
+    params = make_params(dtype)
+    made = optimizer(params, amsgrad=True, eps=1e-4, states=states)
+    run(made, params, 3)
+    twins = copy.deepcopy(params)
+    loaded = optimizer(twins, states=states)
+    loaded.load_state_dict(made.state_dict())
+    assert made.state[params[0]]["max_exp_avg_sq"].dtype == (torch.float32 if states == "float32" else dtype)
+    assert_unchanged(loaded, twins, contents(made, params))
+    run(made, params, 2, first=3)
+    run(loaded, twins, 2, first=3)
+    assert_unchanged(loaded, twins, contents(made, params))
+
+
+@every_pair
+def test_groups_may_differ(ours: Callable[..., Any], theirs: Callable[..., Any]) -> None:
+    def groups(params: Params) -> list[dict[str, Any]]:
+        return [{"params": params[:2], "amsgrad": True}, {"params": params[2:4]}]
+
+    mine, expected = make_params(), make_params()
+    optimizer, peer = ours(groups(mine), **OPTIONS), theirs(groups(expected), **OPTIONS)
+    run(optimizer, mine)
+    run(peer, expected)
+    for made, params in ((optimizer, mine), (peer, expected)):
+        made.add_param_group({"params": params[4:], "amsgrad": True})
+        run(made, params, 4, first=5)
+    assert_close(mine, expected)
+    assert ["max_exp_avg_sq" in optimizer.state[param] for param in mine] == [True, True, False, False, True]
+    copied = copy.deepcopy((mine, optimizer))
+    run(optimizer, mine, 1, first=9)
+    run(copied[1], copied[0], 1, first=9)
+    assert_close(copied[0], mine, 0)
+
+
+def test_what_rides_along_reaches_over_groups_that_differ() -> None:
+    mine, expected = make_params(), make_params()
+    both = [{"params": mine[:2], "amsgrad": True}, {"params": mine[2:]}]
+    optimizer = CPUAdam(both, max_grad_norm=0.5, zero_grads=True, **OPTIONS)
+    peer = torch.optim.AdamW([{"params": expected[:2], "amsgrad": True}, {"params": expected[2:]}], **OPTIONS)
+    copies = {param: torch.zeros_like(param, dtype=torch.bfloat16, requires_grad=False) for param in mine}
+    optimizer.write_copies(copies)
+    for step in range(4):
+        set_grads(expected, step)
+        for param, other in zip(mine, expected, strict=True):
+            param.grad = other.grad * 256
+        norm = torch.nn.utils.clip_grad_norm_(expected, 0.5)
+        peer.step()
+        optimizer.step(grad_scale=256.0)
+        assert optimizer.grad_norm == pytest.approx(norm.item(), rel=1e-5)
+        assert not any(param.grad.any() for param in mine)
+    assert_close(mine, expected, 1e-5)
+    assert all(torch.equal(written, param.detach().bfloat16()) for param, written in copies.items())
+    before = contents(optimizer, mine)
+    set_grads(mine, 5)
+    mine[4].grad[0, 0] = float("inf")
+    optimizer.step(grad_scale=256.0)
+    assert optimizer.skipped
+    assert_unchanged(optimizer, mine, before)
+
+
+def test_a_grad_scaler_skips_groups_that_differ_together() -> None:
+    params = make_params()
+    optimizer = FusedAdam([{"params": params[:2], "amsgrad": True}, {"params": params[2:]}])
+    run(optimizer, params, 1)
+    before = contents(optimizer, params)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    scaler.scale(torch.zeros(()))  # makes its tensors
+    set_grads(params, 1)
+    params[4].grad[0, 0] = float("inf")
+    scaler.step(optimizer)
+    assert_unchanged(optimizer, params, before)
+
+
+@every_front_end
+def test_pickled_and_copied_optimizers_go_on(optimizer: type[Any]) -> None:
+    params = make_params()
+    made = optimizer(params, amsgrad=True, **OPTIONS)
+    run(made, params, 3)
+    for other_params, other in (pickle.loads(pickle.dumps((params, made))), copy.deepcopy((params, made))):
+        run(other, other_params, 2, first=3)
+        again = copy.deepcopy((params, made))
+        run(again[1], again[0], 2, first=3)
+        assert_close(other_params, again[0], 0)
+
+
+# The op of their own --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The builders that optimizers ask for, in their order."""
+    names: list[str] = []
+    accelerator = type(get_accelerator())
+    create = accelerator.create_op_builder
+
+    def recorded(self: Any, name: str) -> Any:
+        names.append(name)
+        return create(self, name)
+
+    monkeypatch.setattr(accelerator, "create_op_builder", recorded)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "plain", "amsgrad"),
+    [
+        (CPUAdam, "CPUAdamBuilder", "CPUAmsgradBuilder"),
+        (FusedAdam, "FusedAdamBuilder", "FusedAmsgradBuilder"),
+    ],
+)
+def test_each_op_is_loaded_once_and_when_the_first_group_asks_for_it(
+    optimizer: type[Any], plain: str, amsgrad: str, asked_for: list[str]
+) -> None:
+    params = make_params()
+    made = optimizer(params[:1])
+    run(made, params, 2)
+    assert asked_for == [plain]
+    made.add_param_group({"params": params[1:2], "amsgrad": True})
+    assert asked_for == [plain, amsgrad]
+    made.add_param_group({"params": params[2:], "amsgrad": True})
+    run(made, params, 2)
+    assert asked_for == [plain, amsgrad]
+    asked_for.clear()
+    optimizer(make_params(), amsgrad=True)
+    assert asked_for == [amsgrad]
+    asked_for.clear()
+    pickle.loads(pickle.dumps(made))
+    assert asked_for == [plain, amsgrad]
+    asked_for.clear()
+    other = optimizer(make_params())
+    state = other.state_dict()
+    state["param_groups"][0]["amsgrad"] = True
+    other.load_state_dict(state)
+    assert asked_for == [plain, amsgrad]
+
+
+@every_front_end
+def test_where_the_op_cannot_be_loaded_nothing_is_changed(
+    optimizer: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = make_params()
+    made = optimizer(params[:3])
+    run(made, params[:3], 2)
+    peer = torch.optim.AdamW(make_params()[:3], amsgrad=True)
+    run(peer, peer.param_groups[0]["params"], 2)
+    before = contents(made, params[:3])
+    accelerator = type(get_accelerator())
+    create = accelerator.create_op_builder
+
+    def refuse(self: Any, name: str) -> Any:
+        if "Amsgrad" in name:
+            raise IncompatibleOpError("There is no compiler.", "Install one.")
+        return create(self, name)
+
+    monkeypatch.setattr(accelerator, "create_op_builder", refuse)
+    with pytest.raises(IncompatibleOpError):
+        optimizer(make_params(), amsgrad=True)
+    with pytest.raises(IncompatibleOpError):
+        made.add_param_group({"params": params[3:], "amsgrad": True})
+    assert len(made.param_groups) == 1
+    with pytest.raises(IncompatibleOpError):
+        made.load_state_dict(peer.state_dict())
+    assert_unchanged(made, params[:3], before)
+    made.param_groups[0]["amsgrad"] = True
+    with pytest.raises(IncompatibleOpError):
+        run(made, params[:3], 1)
+    assert_unchanged(made, params[:3], before)
+    made.param_groups[0]["amsgrad"] = False
+    run(made, params[:3], 1)
+
+
+# Bad input ------------------------------------------------------------------------------------------
+
+
+@every_front_end
+def test_a_group_that_turns_to_amsgrad_without_a_maximum_is_refused(optimizer: type[Any]) -> None:
+    params = make_params()
+    made = optimizer([{"params": params[:2]}, {"params": params[2:]}])
+    run(made, params, 2)
+    before = contents(made, params)
+    made.param_groups[1]["amsgrad"] = True
+    set_grads(params, 2)
+    with pytest.raises(OpArgumentError, match="The state of parameter 0 lacks 'max_exp_avg_sq'"):
+        made.step()
+    assert_unchanged(made, params, before)
+    made.param_groups[1]["amsgrad"] = False
+    made.step()
+
+
+@every_pair
+def test_a_group_that_turns_from_amsgrad_and_back_keeps_its_maximum(
+    ours: Callable[..., Any], theirs: Callable[..., Any]
+) -> None:
+    mine, expected = make_params(), make_params()
+    for make, params in ((ours, mine), (theirs, expected)):
+        optimizer = make(params, amsgrad=True, **OPTIONS)
+        for amsgrad, first in ((True, 0), (False, 3), (True, 6)):
+            optimizer.param_groups[0]["amsgrad"] = amsgrad
+            run(optimizer, params, 3, first=first)
+    assert_close(mine, expected)
+
+
+@every_front_end
+def test_a_state_that_lacks_the_maximum_is_refused(optimizer: type[Any]) -> None:
+    params = make_params()
+    made = optimizer(params, amsgrad=True)
+    run(made, params, 2)
+    before = contents(made, params)
+    saved = copy.deepcopy(made.state_dict())
+    del saved["state"][1]["max_exp_avg_sq"]
+    with pytest.raises(OpArgumentError, match="The state of parameter 1 lacks 'max_exp_avg_sq'"):
+        made.load_state_dict(saved)
+    assert_unchanged(made, params, before)
+    run(made, params, 1)
+
+
+@every_front_end
+def test_a_maximum_of_another_type_or_length_is_refused(optimizer: type[Any]) -> None:
+    params = make_params()
+    made = optimizer(params, amsgrad=True)
+    run(made, params, 2)
+    for spoil, text in (
+        (lambda x: x.bfloat16(), "max_exp_avg_sq of tensor 4 is of type bfloat16"),
+        (lambda x: x[1:].clone(), "max_exp_avg_sq of tensor 4 has 495 elements; 528 are needed"),
+    ):
+        good = made.state[params[4]]["max_exp_avg_sq"]
+        made.state[params[4]]["max_exp_avg_sq"] = spoil(good)
+        before = contents(made, params)
+        set_grads(params, 2)
+        with pytest.raises(OpArgumentError, match=text):
+            made.step()
+        assert_unchanged(made, params, before)
+        made.state[params[4]]["max_exp_avg_sq"] = good
+    run(made, params, 1)
+
+
+@pytest.mark.parametrize("states", ["bfloat16", "8bit"])
+def test_packed_states_are_refused_wherever_they_come_from(states: str) -> None:
+    params = make_params()
+    made = CPUAdam(params, amsgrad=True)
+    run(made, params, 2)
+    before = contents(made, params)
+    text = f"amsgrad=True with states='{states}' is not supported by CPUAdam"
+    saved = made.state_dict()
+    saved["param_groups"][0]["states"] = states
+    with pytest.raises(OpArgumentError, match=text):
+        made.load_state_dict(saved)
+    made.param_groups[0]["states"] = states
+    set_grads(params, 2)
+    with pytest.raises(OpArgumentError, match=text) as caught:
+        made.step()
+    assert "float32 or param" in caught.value.remedy
+    assert_unchanged(made, params, before)
