@@ -55,7 +55,7 @@ def open_entry(entry: Entry, builder: OpBuilder) -> Any:
         IncompatibleOpError: a check of loading failed, as the report says it.
         LoadError: the binary cannot be opened, or what it defines is defined already.
     """
-    identity = f"{entry.manifest.op} {entry.manifest.key.digest}"
+    identity = f"{entry.manifest.op} {entry.digest}"
     shown = (identity, type(builder))
     with _lock:
         if shown not in _bound:
@@ -85,7 +85,7 @@ def _require_loadable(builder: OpBuilder) -> None:
 def _open_accel(entry: Entry) -> Any:
     import torch
 
-    namespace = f"accel_{entry.manifest.op}_{entry.manifest.key.digest}"
+    namespace = f"accel_{entry.manifest.op}_{entry.digest}"
     # Registering a namespace again ends the process. torch.ops remembers those it was asked for,
     # also where this module was reloaded and does not.
     if namespace in vars(torch.ops):
@@ -109,7 +109,7 @@ def _open_python(entry: Entry) -> Any:
     name = Path(entry.manifest.artifact).stem
     # pybind11 keeps modules by their whole name: another build of one would be given the first.
     if name in _module_names:
-        name = f"accel_{entry.manifest.key.digest}.{name}"
+        name = f"accel_{entry.digest}.{name}"
     finder = importlib.machinery.ExtensionFileLoader(name, str(entry.artifact))
     spec = importlib.util.spec_from_file_location(name, entry.artifact, loader=finder)
     assert spec is not None

@@ -8,6 +8,8 @@ place that knows.
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -90,16 +92,18 @@ def _bases(owner: type | None) -> list[Path]:
 
 def outermost_package(cls: type) -> Path | None:
     """The directory of the outermost package around the module that defines ``cls``; None for a module alone."""
-    if cls.__module__.partition(".")[0] in ("builtins", "abc"):
-        return None
-    try:
-        directory = Path(inspect.getfile(cls)).resolve().parent
-    except (TypeError, OSError):  # defined in a notebook or at a prompt
-        return None
-    outermost = None
-    while (directory / "__init__.py").exists() and directory.parent != directory:
-        outermost, directory = directory, directory.parent
-    return outermost
+    names = cls.__module__.split(".")
+    for depth in range(1, len(names) + 1):
+        package = sys.modules.get(".".join(names[:depth]))
+        file = getattr(package, "__file__", None)  # a namespace that several distributions share has none
+        if file is not None:
+            return _directory_of(file) if hasattr(package, "__path__") else None
+    return None
+
+
+@cache
+def _directory_of(file: str) -> Path:
+    return Path(os.path.realpath(os.path.dirname(file)))
 
 
 def _class_name(owner: type | None) -> str:

@@ -39,7 +39,7 @@ class Rejected:
 
 def prebuilt_roots(builder: OpBuilder) -> list[Path]:
     """Where the binary of an op may lie: in the package of its class, then of the classes that extends."""
-    packages = (outermost_package(cls) for cls in type(builder).__mro__)
+    packages = map(outermost_package, type(builder).__mro__)
     return [package / DIRECTORY for package in dict.fromkeys(packages) if package is not None]
 
 

@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 from op_builder import env
@@ -148,6 +149,11 @@ class Entry:
     @property
     def artifact(self) -> Path:
         return self.directory / self.manifest.artifact
+
+    @cached_property
+    def digest(self) -> str:
+        """The build key's digest, which tells this build from all others of its op."""
+        return self.manifest.key.digest
 
     def note_use(self) -> None:
         """Renew the time of last use, for pruning; at most once an hour, and not in a read-only cache."""
