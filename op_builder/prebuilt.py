@@ -8,13 +8,14 @@ another way is left.
 from __future__ import annotations
 
 import copy
+import json
 import os
 import platform
 import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from op_builder.cache.store import Cache, Entry
 from op_builder.errors import AccelError
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from op_builder.base import OpBuilder
 
 DIRECTORY = "_prebuilt"
+INDEX = "wheel.json"
+"""In that directory: what a wheel holds, by what it was built, what was left out and why. For people; ``load()``
+asks the manifest beside each binary."""
+INDEX_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,15 @@ def find_prebuilt(builder: OpBuilder) -> Entry | Rejected | None:
             own.append(Rejected(entry, reason))
     # A wheel may hold an op for several devices: that of another device is no news.
     return next(iter([*own, *others]), None)
+
+
+def read_index(root: Path) -> dict[str, Any] | None:
+    """What ``wheel.json`` below ``root`` says; None where there is none that can be read."""
+    try:
+        index = json.loads((root / INDEX).read_text(encoding="utf-8"))
+        return dict(index) if index["format"] == INDEX_FORMAT else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _other_recipe(entry: Entry, builder: OpBuilder) -> str | None:

@@ -40,6 +40,7 @@ from op_builder.fingerprint import (
     file_sha256,
 )
 from op_builder.memo import Memo
+from op_builder.torch_install import MINIMUM_TORCH
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +109,22 @@ class Manifest:
     def cuda_archs(self) -> list[str]:
         """CUDA architectures it holds code for, as ``9.0a+PTX``; empty without CUDA sources."""
         return [arch for arch in self.key_parts.get("cuda archs", "").split(";") if arch]
+
+    @property
+    def torch_needed(self) -> str:
+        """The torch it fits: ``>=2.10`` for the Stable ABI, else the version it was built against."""
+        return f">={'.'.join(map(str, MINIMUM_TORCH))}" if self.kind == "accel" else self.torch
+
+    @property
+    def python_needed(self) -> str:
+        """The Python it fits: ``any``, or the suffix of modules of one."""
+        return "any" if self.kind == "accel" else self.key_parts.get("python abi", "any")
+
+    @property
+    def compilers(self) -> list[str]:
+        """What it was compiled by, as ``g++ (Debian 12.2.0-14) 12.2.0``, without their places."""
+        names = (text for part, text in self.key_parts.items() if part.endswith(" compiler"))
+        return [" ".join(name.split(" | ")[1:2]) for name in names]
 
     def to_json(self) -> str:
         return json.dumps({"format": _MANIFEST_FORMAT, **asdict(self)}, indent=1)

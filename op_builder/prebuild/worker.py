@@ -29,15 +29,13 @@ from op_builder.paths import outermost_package
 from op_builder.prebuild.order import Order, variable_of
 from op_builder.prebuild.tags import wheel_tag
 from op_builder.prebuild.target import REFUSED
-from op_builder.prebuilt import DIRECTORY
+from op_builder.prebuilt import DIRECTORY, INDEX, INDEX_FORMAT
 from op_builder.registry import UnavailableOpBuilder, all_builders
-from op_builder.torch_install import MINIMUM_TORCH, torch_install
+from op_builder.torch_install import torch_install
 
 if TYPE_CHECKING:
     from op_builder.base import OpBuilder
 
-INDEX = "wheel.json"
-_INDEX_FORMAT = 1
 _HOST_OPS = "op_builder.cpu"
 _NOT_ASKED_FOR = "not asked for"
 
@@ -184,7 +182,7 @@ def _write_index(
     package: Path, accelerator: str, tag: str, built: Sequence[Built], left_out: Sequence[LeftOut]
 ) -> None:
     index: dict[str, Any] = {
-        "format": _INDEX_FORMAT,
+        "format": INDEX_FORMAT,
         "built_by": f"accel-ops {__version__}",
         "accelerator": accelerator,
         "tag": tag,
@@ -196,17 +194,16 @@ def _write_index(
 
 def _facts(item: Built) -> dict[str, Any]:
     manifest = item.manifest
-    stable = manifest.kind == "accel"
     return {
         "op": item.op,
         "binary": f"{item.place}/{manifest.artifact}",
         "sha256": manifest.sha256,
         "size_bytes": manifest.size_bytes,
         "platform": manifest.key_parts["platform"],
-        "torch": f">={'.'.join(map(str, MINIMUM_TORCH))}" if stable else manifest.torch,
-        "python": "any" if stable else manifest.key_parts["python abi"],
+        "torch": manifest.torch_needed,
+        "python": manifest.python_needed,
         "cuda_archs": manifest.cuda_archs,
-        "compilers": [text for name, text in manifest.key_parts.items() if name.endswith("compiler")],
+        "compilers": manifest.compilers,
         "needs": manifest.needs,
         "check": manifest.check,
         "built_at": manifest.built_at,

@@ -9,7 +9,7 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -25,7 +25,7 @@ from op_builder.engine.ninja import find_ninja
 from op_builder.errors import AccelError, UnknownOpError
 from op_builder.fingerprint import Roots
 from op_builder.outcomes import Failed, guarded_value
-from op_builder.prebuilt import Rejected
+from op_builder.prebuilt import Rejected, prebuilt_roots, read_index
 from op_builder.registry import all_builders, registered_packages
 from op_builder.toolchains.compiler import find_cxx
 from op_builder.toolchains.cuda import find_cuda
@@ -44,6 +44,7 @@ class OpRow:
     reason: str
     remedy: str
     summary: str
+    prebuilt: dict[str, Any] | None
 
 
 def op_row(builder: OpBuilder) -> OpRow:
@@ -60,6 +61,7 @@ def op_row(builder: OpBuilder) -> OpRow:
             reason=f"its builder fails: {type(error).__name__}: {error}",
             remedy=f"Report this to the author of {type(builder).__module__}.",
             summary=builder.SUMMARY,
+            prebuilt=None,
         )
 
 
@@ -76,13 +78,11 @@ def _row(builder: OpBuilder) -> OpRow:
     reasons = [f"{failure.name}: {failure.reason}" if several else failure.reason for failure in found.failed]
     remedies = list(dict.fromkeys(failure.remedy for failure in found.failed if failure.remedy))
     compatible = not found.failed
-    overrides = type(builder).is_compatible is not OpBuilder.is_compatible
     # A builder of another package may override is_compatible(); load() asks it, so the report does.
-    says = guarded_value("is_compatible()", builder.is_compatible) if compatible and overrides else True
-    if says is not True:
+    objection = guarded_value("is_compatible()", builder.own_objection) if compatible else None
+    if objection is not None:
         compatible = False
-        told = says.reason if isinstance(says, Failed) else builder.error_log
-        reasons.append(told or "its builder says no and gives no reason")
+        reasons.append(objection.reason if isinstance(objection, Failed) else objection)
         remedies.append("Ask the op's author: this is its own is_compatible().")
     if isinstance(found.prebuilt, Rejected):
         reasons.append(f"the prebuilt binary is passed over: {found.prebuilt.reason}")
@@ -95,11 +95,14 @@ def _row(builder: OpBuilder) -> OpRow:
         reason="; ".join(reasons),
         remedy=" ".join(remedies),
         summary=builder.SUMMARY,
+        prebuilt=_entry(found.prebuilt),
     )
 
 
 def report(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """The whole report for JSON: ``accelerator``, ``ops``, ``registered``, ``environment``. Sizes are bytes.
+    """The whole report for JSON: ``accelerator``, ``ops``, ``wheels``, ``registered``, ``environment``.
+
+    Sizes are bytes.
 
     Args:
         progress: called with the name of each thing before it is looked at.
@@ -107,13 +110,15 @@ def report(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     progress("accelerator")
     accelerator, package = _accelerator()
     rows = []
-    for name, builder in all_builders(package).items():
+    builders = all_builders(package)
+    for name, builder in builders.items():
         progress(name)
         rows.append(asdict(op_row(builder)))
     progress("environment")
     return {
         "accelerator": accelerator,
         "ops": rows,
+        "wheels": _wheels(builders.values()),
         "registered": _registered(package),
         "environment": environment(),
     }
@@ -208,7 +213,6 @@ def explain(builder: OpBuilder) -> dict[str, Any]:
     explained: dict[str, Any] = {
         **asdict(_row(builder)),
         "checks": [{"passed": not isinstance(outcome, Failed), **asdict(outcome)} for outcome in builder.check()],
-        "prebuilt": _entry(found.prebuilt),
         "cache_entry": _entry(found.cached),
     }
     request = guarded_value("plan", lambda: resolver.Request.of(builder))
@@ -276,6 +280,16 @@ def _miss(request: resolver.Request, damaged: dict[Path, str]) -> dict[str, Any]
     return {"nearest": str(miss.nearest.directory), "differences": list(miss.differences)}
 
 
+def _wheels(builders: Iterable[OpBuilder]) -> list[dict[str, Any]]:
+    """What each package with prebuilt ops says of its wheel: by what, for what, and what was left out."""
+    told = []
+    for root in dict.fromkeys(root for builder in builders for root in prebuilt_roots(builder)):
+        index = read_index(root)
+        if index is not None:
+            told.append({"package": root.parent.name, **index})
+    return told
+
+
 def _entry(found: Entry | Rejected | None) -> dict[str, Any] | None:
     if found is None:
         return None
@@ -288,6 +302,12 @@ def _entry(found: Entry | Rejected | None) -> dict[str, Any] | None:
         "built_at": manifest.built_at,
         "build_s": manifest.build_s,
         "torch": manifest.torch,
+        "torch_needed": manifest.torch_needed,
+        "python_needed": manifest.python_needed,
+        "platform": manifest.key_parts.get("platform"),
+        "cuda_archs": manifest.cuda_archs,
+        "compilers": manifest.compilers,
+        "sha256": manifest.sha256,
         "check": manifest.check,
         "headers": len(manifest.headers),
     }

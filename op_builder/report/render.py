@@ -16,6 +16,8 @@ _WIDE = 120  # columns from which reason and remedy stand side by side
 def print_report(data: dict[str, Any], console: Console) -> None:
     """Print the whole report."""
     console.print(_ops_table(data["ops"], wide=console.width >= _WIDE))
+    if data["wheels"]:
+        console.print(_facts_table("Prebuilt", _prebuilt_rows(data)))
     if data["registered"]:
         console.print(_facts_table("Packages that register ops", _registered_rows(data["registered"])))
     console.print(_facts_table("Accelerator", _accelerator_rows(data["accelerator"])))
@@ -80,6 +82,26 @@ def _accelerator_rows(accelerator: dict[str, Any]) -> list[tuple[str, Any]]:
     rows += [(key.replace("_", " "), f"not known: {why}") for key, why in accelerator.get("unavailable", {}).items()]
     rows.append(("why this one", "python -m accelerator.report"))
     return rows
+
+
+def _prebuilt_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for wheel in data["wheels"]:
+        rows.append(
+            (wheel["package"], f"{wheel['tag']}, for accelerator {wheel['accelerator']}, by {wheel['built_by']}")
+        )
+        rows += [(f"  no {left['op']}", left["reason"]) for left in wheel["left_out"]]
+    return rows + [(op["name"], _fits(op["prebuilt"])) for op in data["ops"] if op["installed"]]
+
+
+def _fits(entry: dict[str, Any]) -> str:
+    python = "any CPython >= 3.10" if entry["python_needed"] == "any" else f"Python ABI {entry['python_needed']}"
+    archs = f", CUDA {' '.join(entry['cuda_archs'])}" if entry["cuda_archs"] else ""
+    torch = entry["torch_needed"]
+    return (
+        f"torch {torch}, {python}, {entry['platform']}{archs}; {_size(entry['size_bytes'])}, "
+        f"built {entry['built_at'][:10]} by {' and '.join(entry['compilers'])}"
+    )
 
 
 def _registered_rows(packages: list[dict[str, Any]]) -> list[tuple[str, Any]]:
@@ -158,7 +180,8 @@ def _entry_text(entry: dict[str, Any] | None) -> str:
         return f"passed over: {entry['rejected']} ({entry['directory']})"
     return (
         f"yes: {entry['directory']}, {_size(entry['size_bytes'])}, built {entry['built_at']} in {entry['build_s']} s "
-        f"with torch {entry['torch']}, {entry['headers']} headers read; {entry['check']}"
+        f"with torch {entry['torch']} by {' and '.join(entry['compilers'])}, {entry['headers']} headers read; "
+        f"{entry['check']}; fits torch {entry['torch_needed']}"
     )
 
 

@@ -46,10 +46,10 @@ def report_json(*arguments: str, **variables: str | None) -> dict[str, Any]:
 
 def test_json_has_the_documented_shape() -> None:
     data = report_json(ACCEL_ACCELERATOR="cpu")
-    assert set(data) == {"accelerator", "ops", "registered", "environment"}
+    assert set(data) == {"accelerator", "ops", "wheels", "registered", "environment"}
     assert data["accelerator"]["name"] == "cpu"
     for op in data["ops"]:
-        assert {"name", "builder", "installed", "cached", "compatible", "reason", "remedy"} <= set(op)
+        assert {"name", "builder", "installed", "cached", "compatible", "reason", "remedy", "prebuilt"} <= set(op)
         assert op["compatible"] or (op["reason"] and op["remedy"])
     assert [op["builder"] for op in data["ops"] if op["name"] == "cpu_adam"] == ["CPUAdamBuilder"]
     assert data["environment"]["torch"]["version"] == torch_install().version
