@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from rich import box
@@ -90,16 +91,25 @@ def _prebuilt_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
         rows.append(
             (wheel["package"], f"{wheel['tag']}, for accelerator {wheel['accelerator']}, by {wheel['built_by']}")
         )
-        rows += [(f"  no {left['op']}", left["reason"]) for left in wheel["left_out"]]
-    return rows + [(op["name"], _fits(op["prebuilt"])) for op in data["ops"] if op["installed"]]
+        left_out = _grouped((left["reason"], left["op"]) for left in wheel["left_out"])
+        rows += [("  without", f"{ops}: {reason}") for reason, ops in left_out]
+    installed = _grouped((_fits(op["prebuilt"]), op["name"]) for op in data["ops"] if op["installed"])
+    return rows + [("  with", f"{ops}: {fits}") for fits, ops in installed]
+
+
+def _grouped(told: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """(what is said, of which ops) of (what is said, op) pairs."""
+    ops: dict[str, list[str]] = {}
+    for said, op in told:
+        ops.setdefault(said, []).append(op)
+    return [(said, ", ".join(names)) for said, names in ops.items()]
 
 
 def _fits(entry: dict[str, Any]) -> str:
     python = "any CPython >= 3.10" if entry["python_needed"] == "any" else f"Python ABI {entry['python_needed']}"
     archs = f", CUDA {' '.join(entry['cuda_archs'])}" if entry["cuda_archs"] else ""
-    torch = entry["torch_needed"]
     return (
-        f"torch {torch}, {python}, {entry['platform']}{archs}; {_size(entry['size_bytes'])}, "
+        f"for torch {entry['torch_needed']}, {python}, {entry['platform']}{archs}; "
         f"built {entry['built_at'][:10]} by {' and '.join(entry['compilers'])}"
     )
 
