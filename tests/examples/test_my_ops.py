@@ -1,0 +1,313 @@
+"""The template of a package of one's own: built as a wheel, put on the path, and used as its README says."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from op_builder import build, env
+from op_builder.registry import find_builder, registered_packages
+from op_builder.report.collect import find_op, op_row
+
+ROOT = Path(__file__).parents[2]
+TEMPLATE = ROOT / "examples" / "my_ops"
+DTYPES = [torch.float32, torch.bfloat16]
+# More rows than threads and more than one task's, long rows, one column, nothing at all, and odd lengths.
+SHAPES = [(1, 1), (7, 33), (2, 3, 129), (5000, 17), (3, 20001), (257,), (0, 5), (4, 0)]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as a plain wheel installs it: whatever the project leaves out is missing here."""
+    place = tmp_path_factory.mktemp("my_ops")
+    project = shutil.copytree(TEMPLATE, place / "project", ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    code = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, str(place)], cwd=project, check=True, capture_output=True)
+    (wheel,) = place.glob("my_ops-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(place / "site")
+    return place / "site"
+
+
+@pytest.fixture(scope="module")
+def my_ops(site: Path) -> Iterator[Any]:
+    """The imported package."""
+    sys.path.insert(0, str(site))
+    try:
+        import my_ops
+
+        yield my_ops
+    finally:
+        sys.path.remove(str(site))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "my_ops"]:
+            del sys.modules[name]
+
+
+def run_python(*arguments: str, path: list[Path], **variables: str | None) -> subprocess.CompletedProcess[str]:
+    environment = env.child_environment(PYTHONPATH=os.pathsep.join(map(str, path)), **variables)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=path[0],  # which comes first on the path
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+class Case:
+    """Arguments, and what is to come out of them."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, eps: float = 1e-6) -> None:
+        generator = torch.Generator().manual_seed(sum(shape))
+        self.x, self.residual = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+        self.weight = torch.randn(shape[-1], generator=generator).to(dtype)
+        self.eps = eps
+        self.sum = self.x + self.residual  # rounded as each of torch's ops rounds
+        exact = self.sum.double()
+        scale = (exact.square().mean(-1, keepdim=True) + eps).rsqrt()
+        self.out = exact * scale * self.weight.double()
+
+    def check(self, out: torch.Tensor, residual: torch.Tensor) -> None:
+        assert torch.equal(residual, self.sum)
+        # In units of float's rounding error: adding up n squares, all positive, costs n at most, of which the root
+        # leaves half; the other operations and eps some more. Rounding to bfloat16 comes on top.
+        columns = self.x.shape[-1]
+        rtol = (columns / 2 + 8) * 2.0**-24 + (2.0**-8 if out.dtype is torch.bfloat16 else 0)
+        torch.testing.assert_close(out.double(), self.out, rtol=rtol, atol=1e-30)
+
+
+def test_the_wheel_has_every_kernel_and_registers_the_ops(site: Path) -> None:
+    kernels = {path.name for path in (TEMPLATE / "my_ops" / "kernels").iterdir()}
+    assert len(kernels) == 6
+    assert {path.name for path in (site / "my_ops" / "kernels").iterdir()} == kernels
+    (record,) = site.glob("*.dist-info")
+    assert "[op_builder.ops]\nmy-ops = my_ops.builders\n" in (record / "entry_points.txt").read_text()
+    assert "accel-ops" in (record / "METADATA").read_text()
+    assert "License-Expression: Apache-2.0" in (record / "METADATA").read_text()
+
+
+def test_the_ops_are_registered_and_reported(my_ops: Any) -> None:
+    (package,) = (package for package in registered_packages("op_builder.cpu") if package.label == "my-ops")
+    assert list(package.classes) == ["MyAddRmsNormBuilder", "MyAddRmsNormCudaBuilder"]
+    assert package.problems == ()
+    assert find_builder("MyAddRmsNormBuilder", "op_builder.cuda") is my_ops.builders.MyAddRmsNormBuilder
+    row = op_row(find_op("my_add_rms_norm"))
+    assert row.compatible, row.reason
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is a build with CUDA")
+def test_without_cuda_the_cuda_op_says_so(my_ops: Any) -> None:
+    row = op_row(my_ops.builders.MyAddRmsNormCudaBuilder())
+    assert not row.compatible
+    assert "build without CUDA" in row.reason
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_are_those_of_a_float64_reference(my_ops: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    case = Case(shape, dtype)
+    x, residual, weight = case.x.clone(), case.residual.clone(), case.weight.clone()
+    case.check(my_ops.add_rms_norm(x, residual, weight), residual)
+    assert torch.equal(x, case.x)
+    assert torch.equal(weight, case.weight)
+
+
+def test_eps_counts(my_ops: Any) -> None:
+    case = Case((3, 8), torch.float32, eps=2.5)
+    case.check(my_ops.add_rms_norm(case.x, case.residual, case.weight, 2.5), case.residual)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_stays_in_its_row(my_ops: Any, dtype: torch.dtype, value: float) -> None:
+    case = Case((3, 40), dtype)
+    case.x[1, 7] = value
+    out = my_ops.add_rms_norm(case.x, case.residual, case.weight)
+    assert out[1, 7].isnan()
+    assert out[[0, 2]].isfinite().all()
+    assert case.residual[1, 7].isnan() if value != value else case.residual[1, 7] == value
+
+
+def test_the_result_does_not_depend_on_the_number_of_threads(my_ops: Any) -> None:
+    case, results, threads = Case((700, 500), torch.float32), [], torch.get_num_threads()
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            results.append(my_ops.add_rms_norm(case.x, case.residual.clone(), case.weight))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+X = torch.ones(2, 4)
+BAD = {
+    "weight of another length": ({"weight": torch.ones(5)}, "one element for each"),
+    "weight of two dimensions": ({"weight": torch.ones(2, 4)}, "one element for each"),
+    "weight of another dtype": ({"weight": torch.ones(4).double()}, "weight and x are of different dtypes"),
+    "residual of another dtype": ({"residual": X.bfloat16()}, "residual and x are of different dtypes"),
+    "residual of another shape": ({"residual": torch.ones(4, 2)}, "residual and x are of different shapes"),
+    "residual of more dimensions": ({"residual": torch.ones(1, 2, 4)}, "residual and x are of different shapes"),
+    "half": ({"x": X.half()}, "x is of dtype Half; float32 or bfloat16 is needed"),
+    "integers": ({"x": X.int()}, "x is of dtype Int"),
+    "no dimension": ({"x": torch.tensor(1.0), "residual": torch.tensor(1.0)}, "one element for each"),
+    "x not contiguous": ({"x": torch.ones(4, 2).t()}, "x is not contiguous"),
+    "residual not contiguous": ({"residual": torch.ones(4, 2).t()}, "residual is not contiguous"),
+    "weight not contiguous": ({"weight": torch.ones(8)[::2]}, "weight is not contiguous"),
+    "weight on another device": ({"weight": torch.ones(4, device="meta")}, "devices differ: cpu, cpu, meta"),
+    "a gradient wanted": ({"weight": torch.ones(4, requires_grad=True)}, "has no backward"),
+    "another device": ({name: X.to("meta") for name in ("x", "residual", "weight")}, "no kernels for 'meta'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_does_not_fit_is_refused_and_nothing_is_changed(my_ops: Any, case: str) -> None:
+    given: dict[str, torch.Tensor] = {"x": X, "residual": torch.full((2, 4), 3.0), "weight": torch.ones(4)}
+    changes, reason = BAD[case]
+    given.update(changes)
+    before = given["residual"].clone()
+    with pytest.raises(ValueError, match=reason):
+        my_ops.add_rms_norm(**given)
+    assert given["residual"].is_meta or torch.equal(given["residual"], before)
+
+
+def test_a_result_of_another_shape_is_refused_by_the_op_itself(my_ops: Any) -> None:
+    my_ops.load("cpu")
+    with pytest.raises(ValueError, match="out and x are of different shapes"):
+        my_ops._loaded["cpu"].add_rms_norm(torch.empty(2, 3), X.clone(), X, torch.ones(4), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch_accepts_the_op(my_ops: Any, dtype: torch.dtype) -> None:
+    my_ops.load("cpu")
+    case = Case((3, 33), dtype)
+    op = my_ops._loaded["cpu"].add_rms_norm.default
+    done = torch.library.opcheck(op, (torch.empty_like(case.x), case.residual, case.x, case.weight, case.eps))
+    assert set(done.values()) == {"SUCCESS"}
+
+
+def test_it_compiles_into_one_graph_also_before_the_op_is_loaded(my_ops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(my_ops, "_loaded", {})
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def block(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return my_ops.add_rms_norm(x * 1, residual, weight) * 1
+
+    for shape in [(3, 33), (5, 33), (5, 40)]:
+        case = Case(shape, torch.float32)
+        case.check(block(case.x, case.residual, case.weight), case.residual)
+    assert list(my_ops._loaded) == ["cpu"]
+
+
+def test_the_demonstration_shows_both(site: Path) -> None:
+    done = run_python("-m", "my_ops", path=[site, ROOT])
+    assert done.returncode == 0, done.stderr
+    lines = re.findall(r"^cpu, torch\.(\w+): my_ops [\d.]+ ms, off by (\S+) at most; torch", done.stdout, re.MULTILINE)
+    assert [name for name, _ in lines] == ["float32", "bfloat16"]
+    assert float(lines[0][1]) < 1e-4
+
+
+def test_the_op_compiles_with_the_sources_of_an_installed_accel_ops(site: Path, tmp_path: Path) -> None:
+    installed = tmp_path / "installed"
+    for package in ("accelerator", "op_builder"):
+        shutil.copytree(ROOT / package, installed / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for native in ("csrc", "kernels_sycl"):
+        shutil.copytree(ROOT / native, installed / "op_builder" / "_native" / native)
+    code = (
+        "import op_builder, my_ops, torch; print(op_builder.__file__)\n"
+        "print(my_ops.builders.MyAddRmsNormBuilder().plan().include_dirs[0])\n"
+        "print(my_ops.add_rms_norm(torch.ones(1, 2), torch.zeros(1, 2), torch.ones(2), 0.0).tolist())\n"
+    )
+    done = run_python("-c", code, path=[installed, site], ACCEL_CACHE_DIR=str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stderr
+    package = installed / "op_builder"
+    assert done.stdout.splitlines() == [str(package / "__init__.py"), str(package / "_native/csrc"), "[[1.0, 1.0]]"]
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
+def test_nvcc_compiles_the_cuda_op_for_each_architecture(my_ops: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with env.scope(TORCH_CUDA_ARCH_LIST="8.0;9.0"):
+        assert build.main(["my_add_rms_norm_cuda"]) == 0, capsys.readouterr().out
+        (entry,) = (
+            entry
+            for entry in my_ops.builders.MyAddRmsNormCudaBuilder().cache.entries("my_add_rms_norm_cuda")
+            if entry.manifest.key_parts["cuda archs"] == "8.0;9.0"
+        )
+    assert "warning" not in (entry.artifact.parent / "build.log").read_text()
+    binary = entry.artifact.read_bytes()
+    assert {found.decode() for found in re.findall(rb"-arch (sm_\d+)", binary)} == {"sm_80", "sm_90"}
+
+
+HOST_KERNEL = """
+#include "add_rms_norm.h"
+
+template <class T>
+static void run(void* out, void* residual, void* x, void* weight, long rows, long columns, float eps) {
+  auto of = [](void* array) { return static_cast<T*>(array); };
+  const my_ops::AddRmsNorm<T> norm{of(out), of(residual), of(x), of(weight), columns, eps};
+  my_ops::add_rms_norm_cuda(norm, rows, nullptr);
+}
+extern "C" void float32(void* o, void* r, void* x, void* w, long n, long c, float eps) {
+  run<float>(o, r, x, w, n, c, eps);
+}
+extern "C" void bfloat16(void* o, void* r, void* x, void* w, long n, long c, float eps) {
+  run<my_ops::BFloat16>(o, r, x, w, n, c, eps);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def cuda_kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+    """The CUDA kernel, compiled for the host through a stand-in for CUDA's headers: its arithmetic, not its speed."""
+    directory = tmp_path_factory.mktemp("cuda_on_host")
+    (directory / "run.cpp").write_text(HOST_KERNEL)
+    kernels = TEMPLATE / "my_ops" / "kernels"
+    includes = [f"-I{kernels}", f"-I{ROOT / 'tests/ops/native/cuda_on_host'}"]
+    sources = [str(directory / "run.cpp"), "-x", "c++", str(kernels / "add_rms_norm_cuda.cu")]
+    library = directory / "kernel.so"
+    subprocess.run(
+        ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", *includes, *sources, "-o", str(library)], check=True
+    )
+    opened = ctypes.CDLL(str(library))
+
+    def call(out: torch.Tensor, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (out, residual, x, weight)]
+        columns = x.shape[-1]
+        function = getattr(opened, str(x.dtype).removeprefix("torch."))
+        function(*pointers, ctypes.c_long(x.numel() // columns), ctypes.c_long(columns), ctypes.c_float(eps))
+
+    return call
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (5, 33), (3, 256), (2, 3, 1021)])
+def test_the_cuda_kernel_run_on_the_host_computes_the_same(
+    cuda_kernel: Callable[..., None], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    case = Case(shape, dtype)
+    out = torch.empty_like(case.x)
+    cuda_kernel(out, case.residual, case.x, case.weight, case.eps)
+    case.check(out, case.residual)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_on_a_cuda_device_values_are_the_same(my_ops: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    case = Case(shape, dtype)
+    residual = case.residual.cuda()
+    case.check(my_ops.add_rms_norm(case.x.cuda(), residual, case.weight.cuda()).cpu(), residual.cpu())
