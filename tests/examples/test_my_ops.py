@@ -33,7 +33,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("my_ops")
     project = shutil.copytree(TEMPLATE, place / "project", ignore=shutil.ignore_patterns("build", "*.egg-info"))
     code = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", code, str(place)], cwd=project, check=True, capture_output=True)
+    made = subprocess.run([sys.executable, "-c", code, str(place)], cwd=project, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    assert "is absent from the `packages`" not in made.stdout + made.stderr
     (wheel,) = place.glob("my_ops-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(place / "site")
