@@ -38,16 +38,18 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
     # The devices decide which kernel torch takes, so the binding sees only some of the mixtures.
     if not x.device == residual.device == weight.device:
         raise ValueError(f"add_rms_norm: the devices differ: {x.device}, {residual.device}, {weight.device}.")
-    load(x.device.type)
+    if x.device.type not in _loaded:
+        load(x.device.type)
     out = torch.empty_like(x)
     _loaded[x.device.type].add_rms_norm(out, residual, x, weight, eps)
     return out
 
 
-@torch.compiler.assume_constant_result  # so that torch.compile calls it, and does not trace into it
 def load(device_type: str) -> None:
-    """Have the op for tensors of a device loaded: prebuilt, from the cache, or compiled now."""
+    """Have the op for tensors of a device loaded: prebuilt, from the cache, or compiled now.
+
+    The first call of the op does it, too. Call this before ``torch.compile``, which cannot trace it.
+    """
     if device_type not in _BUILDERS:
         raise ValueError(f"add_rms_norm has no kernels for {device_type!r} tensors, only for {', '.join(_BUILDERS)}.")
-    if device_type not in _loaded:
-        _loaded[device_type] = _BUILDERS[device_type]().load()
+    _loaded[device_type] = _BUILDERS[device_type]().load()
