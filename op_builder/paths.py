@@ -15,6 +15,8 @@ from pathlib import Path
 
 from op_builder.errors import SourceNotFoundError
 
+NATIVE_DIRECTORIES = ("csrc", "kernels_sycl")
+
 
 @cache
 def native_root() -> Path:
@@ -75,19 +77,21 @@ def label(path: Path, owner: type | None = None) -> str:
 
 
 def _bases(owner: type | None) -> list[Path]:
-    bases: list[Path] = []
-    for cls in owner.__mro__ if owner is not None else ():
-        if cls.__module__.partition(".")[0] in ("builtins", "abc", "op_builder"):
-            continue
-        try:
-            directory = Path(inspect.getfile(cls)).resolve().parent
-        except (TypeError, OSError):  # defined in a notebook or at a prompt
-            directory = Path.cwd()
+    classes = owner.__mro__ if owner is not None else ()
+    others = (cls for cls in classes if cls.__module__.partition(".")[0] not in ("builtins", "abc", "op_builder"))
+    return [*dict.fromkeys(base for cls in others for base in _bases_of(cls)), native_root()]
+
+
+def _bases_of(cls: type) -> list[Path]:
+    try:
+        directory = Path(inspect.getfile(cls)).resolve().parent
+    except (TypeError, OSError):  # defined in a notebook or at a prompt
+        directory = Path.cwd()
+    bases = [directory]
+    while (directory / "__init__.py").exists() and directory.parent != directory:
+        directory = directory.parent
         bases.append(directory)
-        while (directory / "__init__.py").exists() and directory.parent != directory:
-            directory = directory.parent
-            bases.append(directory)
-    return [*dict.fromkeys(bases), native_root()]
+    return bases
 
 
 def outermost_package(cls: type) -> Path | None:

@@ -10,17 +10,16 @@ from __future__ import annotations
 import copy
 import json
 import os
-import platform
-import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from op_builder._version import __version__
 from op_builder.cache.store import Cache, Entry
 from op_builder.errors import AccelError
-from op_builder.fingerprint import recipe_parts
-from op_builder.paths import outermost_package
+from op_builder.fingerprint import Roots, platform_name, recipe_parts
+from op_builder.paths import NATIVE_DIRECTORIES, native_root, outermost_package
 from op_builder.plan import make_plan
 from op_builder.torch_install import MINIMUM_TORCH, parse_release, torch_install
 
@@ -32,6 +31,9 @@ INDEX = "wheel.json"
 """In that directory: what a wheel holds, by what it was built, what was left out and why. For people; ``load()``
 asks the manifest beside each binary."""
 INDEX_FORMAT = 1
+
+_OUR_PACKAGE = Path(__file__).resolve().parent
+_FLAGS = ("c++ flags", "nvcc flags")
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,39 @@ def _other_recipe(entry: Entry, builder: OpBuilder) -> str | None:
     asking = copy.copy(builder)
     asking.given_archs = entry.manifest.cuda_archs
     try:
-        recipe = recipe_parts(make_plan(asking))
+        plan = make_plan(asking)
+        recipe = recipe_parts(plan)
     except AccelError:
         return None  # a wheel may carry binaries without their sources
     built = entry.manifest.key_parts
-    names = {*recipe, *(name for name in built if name.startswith(("source ", "linked ")))}
-    other = sorted(name for name in names if built.get(name) != recipe.get(name))
+    names = {name for name in (*built, *recipe) if name.startswith(("source ", "linked "))}
+    if entry.manifest.accel_ops == __version__:
+        names.update(recipe)
+    other = [name for name in sorted(names) if built.get(name) != recipe.get(name)]
+    # Another version may have other flags for all ops; what ties the binary to a CPU counts all the same.
+    other += [name for name in _FLAGS if name not in names and _of_cpu(built[name]) != _of_cpu(recipe[name])]
+    other += _changed_headers(entry, Roots.of(plan))
     return f"it was built from another recipe ({', '.join(other)})" if other else None
+
+
+def _of_cpu(flags: str) -> list[str]:
+    return [flag for flag in json.loads(flags) if flag.startswith("-m")]
+
+
+def _changed_headers(entry: Entry, roots: Roots) -> list[str]:
+    """The op's own headers that are not as they were: somebody works on them.
+
+    Those of this project change with its version; an op of another package that includes them stays as good as
+    it was.
+    """
+    ours = tuple(f"{native_root() / name}{os.sep}" for name in NATIVE_DIRECTORIES)
+    is_ours = entry.directory.is_relative_to(_OUR_PACKAGE)
+    headers = (
+        header
+        for header in entry.manifest.headers
+        if is_ours or not roots.locate(header.root, header.path).startswith(ours)
+    )
+    return [f"header {header.path}" for header in headers if not header.is_unchanged(roots)]
 
 
 def _misfit(entry: Entry) -> str | None:
@@ -95,7 +123,7 @@ def _misfit(entry: Entry) -> str | None:
 
 
 def _other_platform(entry: Entry) -> str | None:
-    here = f"{sys.platform} {platform.machine()}"
+    here = platform_name()
     built_for = entry.manifest.key_parts.get("platform")
     if built_for != here:
         return f"it was built for {built_for}, this is {here}"

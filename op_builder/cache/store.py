@@ -23,7 +23,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 
 from op_builder import env
@@ -80,7 +79,7 @@ class Manifest:
         headers, system_headers: what the compiler read besides the sources.
         check: how the binary was tried before it was published.
         built_at: UTC, ISO 8601. ``build_s``: seconds the build took.
-        torch: version it was built against.
+        torch: version it was built against. ``accel_ops``: version of this project that built it.
         needs: of the system's libraries, the newest version asked for: ``{"GLIBC": "2.32"}``.
     """
 
@@ -99,6 +98,7 @@ class Manifest:
     built_at: str
     build_s: float
     torch: str
+    accel_ops: str
     needs: dict[str, str]
 
     @property
@@ -167,10 +167,10 @@ class Entry:
     def artifact(self) -> Path:
         return self.directory / self.manifest.artifact
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """The build key's digest, which tells this build from all others of its op."""
-        return self.manifest.key.digest
+        return self.directory.name
 
     def note_use(self) -> None:
         """Renew the time of last use, for pruning; at most once an hour, and not in a read-only cache."""

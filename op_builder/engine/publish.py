@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from op_builder._version import __version__
 from op_builder.cache.maintenance import keep_in_bounds
 from op_builder.cache.store import Cache, Entry, Manifest
 from op_builder.engine.try_load import Inspection
@@ -50,6 +51,7 @@ def publish(
         built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         build_s=round(build_s, 3),
         torch=torch_install().version,
+        accel_ops=__version__,
         needs=dict(inspection.needs),
     )
     result = directory / "result"

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from op_builder._version import __version__
 from op_builder.build import Outcome, build_all
 from op_builder.cache.store import MANIFEST, Cache, Manifest
 from op_builder.errors import AccelError, IncompatibleOpError
+from op_builder.fingerprint import SystemHeaders
 from op_builder.paths import outermost_package
 from op_builder.prebuild.order import Order, variable_of
 from op_builder.prebuild.tags import wheel_tag
@@ -174,8 +175,10 @@ def _place(built: Sequence[Built], package: Path) -> None:
     for item in built:
         place = package / DIRECTORY / item.place
         place.mkdir(parents=True, exist_ok=True)
-        for name in (MANIFEST, item.manifest.artifact):
-            shutil.copyfile(item.directory / name, place / name)
+        # Not what of the system was read: that is the building machine's, and nobody asks for it here.
+        manifest = replace(item.manifest, system_headers=SystemHeaders.of([]))
+        (place / MANIFEST).write_text(manifest.to_json() + "\n", encoding="utf-8")
+        shutil.copyfile(item.directory / item.manifest.artifact, place / item.manifest.artifact)
 
 
 def _write_index(

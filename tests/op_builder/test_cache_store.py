@@ -47,6 +47,7 @@ def manifest(content: bytes = b"binary", **changes: str) -> Manifest:
         built_at="2026-01-01T00:00:00+00:00",
         build_s=1.0,
         torch="2.13.0",
+        accel_ops="0.1.0",
         needs={},
     )
 

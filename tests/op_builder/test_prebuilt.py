@@ -236,3 +236,34 @@ def test_the_recipe_of_a_cuda_op_is_known_where_no_toolkit_is(tmp_path: Path) ->
     assert plan.cuda_archs == ("8.0", "9.0+PTX")
     assert plan.uses_cuda
     assert builder.enable_bf16
+
+
+def test_an_edited_header_of_the_op_is_noticed(small: SmallBuilder, wheel: Entry) -> None:
+    assert isinstance(prebuilt.find_prebuilt(small), Entry)
+    (small.directory / "include" / "nested.h").write_text("#define NESTED 5.0f\n")
+    found = prebuilt.find_prebuilt(small)
+    assert isinstance(found, prebuilt.Rejected)
+    assert found.reason == "it was built from another recipe (header nested.h)"
+    assert wheel.is_intact()
+
+
+def test_a_header_of_this_project_may_change_under_an_op_of_another_package(small: SmallBuilder, wheel: Entry) -> None:
+    def age(manifest: dict[str, Any]) -> None:
+        (header,) = [header for header in manifest["headers"] if header["path"].endswith("stable_library.h")]
+        header["sha256"], header["status"] = "0" * 64, []
+
+    rewrite(wheel, age)
+    assert isinstance(prebuilt.find_prebuilt(small), Entry)
+
+
+@pytest.mark.parametrize(("flag", "fits"), [("-O1", True), ("-march=armv9", False)])
+def test_what_another_version_built_may_have_other_flags_but_not_another_cpus(
+    small: SmallBuilder, wheel: Entry, flag: str, fits: bool
+) -> None:
+    def other_flags(manifest: dict[str, Any]) -> None:
+        manifest["key_parts"]["c++ flags"] = json.dumps([flag])
+
+    rewrite(wheel, other_flags)
+    assert isinstance(prebuilt.find_prebuilt(small), prebuilt.Rejected)
+    rewrite(wheel, lambda manifest: manifest.update(accel_ops="0.0.7"))
+    assert isinstance(prebuilt.find_prebuilt(small), Entry) == fits
