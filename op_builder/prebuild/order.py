@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from op_builder.base import OpBuilder
 
 
+_PREFIX = env.ACCEL_BUILD_OP.name.partition("<")[0]
+
+
 @dataclass(frozen=True)
 class Order:
     """What to build.
@@ -58,13 +61,16 @@ class Order:
         for name in self.ops:
             if name in known:
                 continue
-            near = difflib.get_close_matches(name, known, n=3)
+            # Without what they all begin with, which would make any two of them alike.
+            near = difflib.get_close_matches(name.removeprefix(_PREFIX), [each.removeprefix(_PREFIX) for each in known])
+            likely = " or ".join(f"{_PREFIX}{each}" for each in near)
             raise UnknownOpError(
                 f"{name} is set, and there is no op of that name.",
-                f"Did you mean {' or '.join(near)}?" if near else f"Unset it. The variables are: {', '.join(known)}.",
+                f"Did you mean {likely}?" if near else f"Unset it. The variables are: {', '.join(known)}.",
             )
 
 
 def variable_of(builder: OpBuilder) -> str:
-    """The variable that asks for ``builder``'s op."""
-    return builder.BUILD_VAR or env.ACCEL_BUILD_OP.name.replace("<OP>", builder.name.upper())
+    """The variable that asks for ``builder``'s op; a builder of elsewhere may have named another kind of variable."""
+    named = builder.BUILD_VAR or ""
+    return named if named.startswith(_PREFIX) else f"{_PREFIX}{builder.name.upper()}"

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from op_builder import env
@@ -50,6 +50,7 @@ class Target:
 
     Attributes:
         python: the program.
+        first: directories that are searched before its own.
         path: directories that are searched after its own.
         torch_version: of the torch that it finds, empty where the installation does not say.
         torch_dir: where that lies.
@@ -57,6 +58,7 @@ class Target:
     """
 
     python: str
+    first: tuple[str, ...]
     path: tuple[str, ...]
     torch_version: str
     torch_dir: str
@@ -64,7 +66,7 @@ class Target:
 
     def command(self, program: str, first: Sequence[str] = (), *arguments: str) -> list[str]:
         """The command that runs ``program``, which begins with PATH_PROGRAM; ``first`` is searched before all else."""
-        return _command(self.python, program, first, self.path, arguments)
+        return _command(self.python, program, (*first, *self.first), self.path, arguments)
 
 
 def find_target() -> Target | None:
@@ -78,7 +80,7 @@ def find_target() -> Target | None:
         # pip hides the environment that is installed into from this process, and not from a new one.
         hidden = importlib.util.find_spec("torch") is None
         kind = "the environment that is installed into" if hidden else "the environment of this build"
-        return _ask(sys.executable, _searched_here(), f"{kind}, {sys.prefix}")
+        return _ask(sys.executable, (), _searched_here(), f"{kind}, {sys.prefix}")
     reason = f"{env.ACCEL_BUILD_TORCH.name}={asked}"
     found = _named(asked.absolute(), reason)
     if found is None:
@@ -87,10 +89,12 @@ def find_target() -> Target | None:
 
 
 def _named(place: Path, reason: str) -> Target | None:
+    # A torch that this environment has besides is not the one that was named.
     tools = _searched_here()
     for python in (place, place / "bin" / "python"):  # a virtual environment may be named by its directory
         if python.is_file() and os.access(python, os.X_OK):
-            return _ask(str(python), tools, reason)
+            found = _ask(str(python), (), (), reason)
+            return found and replace(found, path=tools)
     if not place.is_dir():
         raise AccelError(
             f"{reason} is neither a Python that can be run nor a directory.",
@@ -105,17 +109,17 @@ def _named(place: Path, reason: str) -> Target | None:
             f"{reason} holds a torch for another Python: it has {modules[0]}, {sys.executable} needs _C{suffix}.",
             "Name the Python that this torch belongs to instead.",
         )
-    return _ask(sys.executable, (str(place), *tools), reason)
+    return _ask(sys.executable, (str(place),), tools, reason)
 
 
 def _searched_here() -> tuple[str, ...]:
     return tuple(os.path.abspath(path) for path in sys.path if os.path.isdir(path))
 
 
-def _ask(python: str, path: tuple[str, ...], reason: str) -> Target | None:
+def _ask(python: str, first: tuple[str, ...], path: tuple[str, ...], reason: str) -> Target | None:
     try:
         done = subprocess.run(
-            _command(python, _FIND_TORCH, (), path, ()),
+            _command(python, _FIND_TORCH, first, path, ()),
             env=env.child_environment(PYTHONPATH=None),
             capture_output=True,
             text=True,
@@ -131,7 +135,7 @@ def _ask(python: str, path: tuple[str, ...], reason: str) -> Target | None:
         raise AccelError(
             f"{python} does not answer as a Python does: {said!r}.", f"Correct {env.ACCEL_BUILD_TORCH.name}."
         ) from error
-    return Target(python, path, version, os.path.dirname(origin), reason) if origin else None
+    return Target(python, first, path, version, os.path.dirname(origin), reason) if origin else None
 
 
 def _command(
