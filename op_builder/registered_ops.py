@@ -142,7 +142,7 @@ def _admitted(found: FoundModules, owners: dict[str, type[OpBuilder] | None]) ->
     classes: dict[str, type[OpBuilder]] = {}
     problems = [*found.problems, *found.passed_over()]
     for class_name, cls in found.builders():
-        clashes = [name for name in (class_name, cls.NAME) if name in owners]
+        clashes = [name for name in (class_name, cls.NAME) if owners.get(name, cls) is not cls]
         if clashes:
             owner = owners[clashes[0]]
             whose = "accel-ops" if owner is None else f"{owner.__module__}.{owner.__qualname__}"
