@@ -251,6 +251,7 @@ class FusedOptimizer {
   }
 
   static cuda::DeviceTensor checked_tensor(const TensorLists& lists, std::size_t index, std::int32_t device) {
+    static_assert(kStates <= cuda::kMaxStates, "DeviceTensor has no room for them");
     constexpr std::size_t kArrays = 2 + kStates;
     const std::size_t count = lists.params.size();
     const char* roles[kArrays] = {"param", "grad"};

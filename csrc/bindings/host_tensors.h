@@ -109,6 +109,7 @@ struct TensorLists {
 template <std::size_t kStates>
 UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::array<const char*, kStates>& roles,
                         bool stochastic) {
+  static_assert(kStates <= cpu::kMaxStates, "OptimizerTensors has no room for them");
   const std::size_t count = lists.params.size();
   constexpr std::size_t kMost = 3 + 2 * kStates;
   HostMemory memory[kMost];
