@@ -66,14 +66,14 @@ class Header:
         path: relative to that place.
         sha256: of its content when it was read.
         status: size, times and inode then: unchanged status saves reading the file.
-        shadows: (root, path) pairs that come earlier in the search order and held no such file.
+        shadows: places, as ``root/path``, that come earlier in the search order and held no such file.
     """
 
     root: str
     path: str
     sha256: str
     status: tuple[int, ...]
-    shadows: tuple[tuple[str, str], ...] = ()
+    shadows: tuple[str, ...] = ()
 
     def is_unchanged(self, roots: Roots) -> bool:
         """Whether the file is there with the same content, and nothing has come before it."""
@@ -81,7 +81,7 @@ class Header:
         status = file_status(path)
         if status is None or (status != self.status and file_sha256(path) != self.sha256):
             return False
-        return not any(os.path.exists(roots.locate(root, name)) for root, name in self.shadows)
+        return not any(os.path.exists(roots.locate_place(place)) for place in self.shadows)
 
 
 @dataclass(frozen=True)
@@ -161,18 +161,23 @@ class Roots:
         # Beside the sources, above them: ../common/x.h of somebody's tree.
         return "source0", os.path.relpath(path, self.directories["source0"])
 
-    def earlier(self, root: str, path: str) -> tuple[tuple[str, str], ...]:
+    def locate_place(self, place: str) -> str:
+        """The absolute path of a place given as ``root/path``."""
+        root, _, path = place.partition("/")
+        return self.locate(root, path)
+
+    def earlier(self, root: str, path: str) -> tuple[str, ...]:
         """Places that come before the file in the search order, and hold no such file now."""
         found = self.locate(root, path)
         searched = [name for name in self.directories if name.startswith(_SEARCHED)]
         sources = [name for name in self.directories if name.startswith("source")]
-        places: list[tuple[str, str]] = []
+        places: list[str] = []
         for position, name in enumerate(searched):
             directory = self.directories[name] + os.sep
             if found.startswith(directory):  # it may be found through any of the directories that hold it
                 shorter = found.removeprefix(directory)
-                places += [(earlier, shorter) for earlier in (*searched[:position], *sources)]
-        return tuple(place for place in dict.fromkeys(places) if not os.path.exists(self.locate(*place)))
+                places += [f"{earlier}/{shorter}" for earlier in (*searched[:position], *sources)]
+        return tuple(place for place in dict.fromkeys(places) if not os.path.exists(self.locate_place(place)))
 
 
 _SEARCHED = ("before", "include", "after")
@@ -298,7 +303,7 @@ def build_key(plan_key: PlanKey, plan: BuildPlan, depfiles: Iterable[Path], stam
 _QUOTED = re.compile(rb'^[ \t]*#[ \t]*(?:include|import)[ \t]*"([^"\n]+)"', re.MULTILINE)
 
 
-def _not_beside(names: Iterable[str], roots: Roots) -> list[tuple[str, tuple[str, str]]]:
+def _not_beside(names: Iterable[str], roots: Roots) -> list[tuple[str, str]]:
     """(text, place) of each ``#include "text"`` in the op's own files that was not found beside the file.
 
     A file that is put at that place is read instead of the one that was found.
@@ -310,7 +315,7 @@ def _not_beside(names: Iterable[str], roots: Roots) -> list[tuple[str, tuple[str
         for text in map(os.fsdecode, _QUOTED.findall(Path(name).read_bytes())):
             beside = os.path.normpath(os.path.join(os.path.dirname(name), text))
             if not os.path.exists(beside):
-                found.append((text, roots.name(beside)))
+                found.append((text, "/".join(roots.name(beside))))
     return found
 
 

@@ -128,7 +128,7 @@ def _other_platform(entry: Entry) -> str | None:
     if built_for != here:
         return f"it was built for {built_for}, this is {here}"
     needed, found = entry.manifest.needs.get("GLIBC"), _glibc()
-    if needed and found and parse_release(found) < parse_release(needed):
+    if needed and found and _numbers(found) < _numbers(needed):
         return f"it needs glibc {needed}, this is {found}"
     return None
 
@@ -138,6 +138,10 @@ def _glibc() -> str:
         return (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2]
     except (AttributeError, OSError, ValueError):  # another C library
         return ""
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdigit()]
 
 
 def _other_torch(entry: Entry) -> str | None:

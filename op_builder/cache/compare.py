@@ -93,5 +93,5 @@ def _header_line(header: Header, roots: Roots) -> str:
     path = roots.locate(header.root, header.path)
     if not os.path.exists(path):
         return f"{name} is not there any more"
-    shadow = next((roots.locate(*place) for place in header.shadows if os.path.exists(roots.locate(*place))), None)
+    shadow = next(filter(os.path.exists, map(roots.locate_place, header.shadows)), None)
     return f"{shadow} now comes before {name}" if shadow else f"{name} changed"

@@ -147,7 +147,7 @@ class Manifest:
                 path=header["path"],
                 sha256=header["sha256"],
                 status=tuple(header["status"]),
-                shadows=tuple((root, path) for root, path in header["shadows"]),
+                shadows=tuple(header["shadows"]),
             )
             for header in data["headers"]
         )
