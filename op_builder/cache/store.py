@@ -44,7 +44,7 @@ from op_builder.torch_install import MINIMUM_TORCH
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-_MANIFEST_FORMAT = 4
+_MANIFEST_FORMAT = 5
 _NOTE_EVERY_S = 3600.0
 _ATTEMPTS = 5
 # Hashing more than this takes a second and is done again only when the file's status changes.

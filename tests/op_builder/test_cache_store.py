@@ -114,7 +114,7 @@ def test_publishing_over_a_damaged_entry_replaces_it(cache: Cache) -> None:
     assert find(cache) is not None
 
 
-DAMAGED = ["", "{", "[]", "{}", "null", "3", '{"format": 4}', "{\xff"]
+DAMAGED = ["", "{", "[]", "{}", "null", "3", '{"format": 5}', "{\xff"]
 
 
 @pytest.mark.parametrize("text", DAMAGED, ids=["empty", "torn", "list", "bare", "null", "number", "format", "no utf-8"])
