@@ -143,11 +143,11 @@ def _choose(builders: Sequence[OpBuilder], order: Order) -> tuple[list[OpBuilder
 
 
 def _settle(builders: Sequence[OpBuilder], outcomes: Sequence[Outcome]) -> tuple[list[Built], list[LeftOut]]:
-    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    failed = [(builder, told) for builder, told in zip(builders, outcomes, strict=True) if told.status == "failed"]
     if failed:
         raise AccelError(
-            "".join(f"\n{outcome.op} cannot be built: {outcome.message}" for outcome in failed).strip(),
-            f"Leave it out with {', '.join(f'ACCEL_BUILD_{outcome.op.upper()}=0' for outcome in failed)}, "
+            "".join(f"\n{outcome.op} cannot be built: {outcome.message}" for _, outcome in failed).strip(),
+            f"Leave it out with {', '.join(dict.fromkeys(f'{variable_of(builder)}=0' for builder, _ in failed))}, "
             "or mend what is told above.",
         )
     built, left_out = [], []
