@@ -55,8 +55,12 @@ class Order:
         """Whether it was asked for by its own variable, so that nothing may be made without it."""
         return self.ops.get(variable_of(builder), False)
 
-    def refuse_unknown(self, builders: Iterable[OpBuilder]) -> None:
-        """Raise an UnknownOpError if a variable names an op that none of ``builders`` builds."""
+    def refuse_unknown(self, builders: Iterable[OpBuilder], complaint: str = "") -> None:
+        """Raise an UnknownOpError if a variable names an op that none of ``builders`` builds.
+
+        Args:
+            complaint: why ops that may be meant are not among them.
+        """
         known = sorted({variable_of(builder) for builder in builders})
         for name in self.ops:
             if name in known:
@@ -65,7 +69,7 @@ class Order:
             near = difflib.get_close_matches(name.removeprefix(_PREFIX), [each.removeprefix(_PREFIX) for each in known])
             likely = " or ".join(f"{_PREFIX}{each}" for each in near)
             raise UnknownOpError(
-                f"{name} is set, and there is no op of that name.",
+                f"{name} is set, and there is no op of that name. {complaint}".strip(),
                 f"Did you mean {likely}?" if near else f"Unset it. The variables are: {', '.join(known)}.",
             )
 

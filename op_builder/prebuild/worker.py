@@ -24,6 +24,7 @@ from op_builder import env
 from op_builder._version import __version__
 from op_builder.build import Outcome, build_all
 from op_builder.cache.store import MANIFEST, Cache, Manifest
+from op_builder.cuda_builder import CUDAOpBuilder
 from op_builder.errors import AccelError, IncompatibleOpError
 from op_builder.fingerprint import SystemHeaders
 from op_builder.paths import outermost_package
@@ -31,7 +32,8 @@ from op_builder.prebuild.order import Order, variable_of
 from op_builder.prebuild.tags import wheel_tag
 from op_builder.prebuild.target import REFUSED
 from op_builder.prebuilt import DIRECTORY, INDEX, INDEX_FORMAT
-from op_builder.registry import UnavailableOpBuilder, all_builders
+from op_builder.registry import UnavailableOpBuilder, all_builders, registered_packages
+from op_builder.sycl_builder import SYCLOpBuilder
 from op_builder.torch_install import torch_install
 
 if TYPE_CHECKING:
@@ -89,13 +91,17 @@ def prebuild(tree: Path, order: Order) -> str:
 
     accelerator, package = builder_package()
     candidates = [*all_builders(package).values(), *all_builders(_HOST_OPS).values()]
-    order.refuse_unknown(candidates)
+    registered = [found for found in registered_packages(package) if found.complaint]
+    order.refuse_unknown(candidates, " ".join(found.complaint for found in registered))
+    for found in registered:
+        if (tree / found.module.partition(".")[0]).exists():
+            say(f"warning: {found.complaint}")
     own = [builder for builder in candidates if _is_in(tree, builder)]
     how = (
         "named" if requested_name() else f"detected; {env.ACCEL_ACCELERATOR.name} names another, which need not be here"
     )
     say(f"torch {torch_install().version}, Python {platform.python_version()}, accelerator {accelerator} ({how})")
-    chosen, left_out = _choose(own, order)
+    chosen, left_out = _choose(own, order, accelerator)
     with _cache_that_can_be_written(), env.scope(**{env.ACCEL_PRECOMPILE.name: "0"}):
         insisted = {builder.name for builder in chosen if order.insists_on(builder)}
         outcomes = build_all(chosen, required=insisted, force=False, report=_print_step)
@@ -127,7 +133,7 @@ def _is_in(tree: Path, builder: OpBuilder) -> bool:
     return package is not None and package.is_relative_to(tree)
 
 
-def _choose(builders: Sequence[OpBuilder], order: Order) -> tuple[list[OpBuilder], list[LeftOut]]:
+def _choose(builders: Sequence[OpBuilder], order: Order, accelerator: str) -> tuple[list[OpBuilder], list[LeftOut]]:
     """The builders whose ops are to be built, each recipe once, and what is left out."""
     chosen: dict[str, OpBuilder] = {}
     left_out: dict[str, LeftOut] = {}
@@ -137,9 +143,19 @@ def _choose(builders: Sequence[OpBuilder], order: Order) -> tuple[list[OpBuilder
             left_out[builder.name] = LeftOut(builder.name, said)
         elif isinstance(builder, UnavailableOpBuilder) and not order.insists_on(builder):
             left_out[builder.name] = LeftOut(builder.name, builder.REASON)
+        elif _device_of(builder) not in (None, accelerator) and not order.insists_on(builder):
+            reason = f"for {_device_of(builder)}, which {env.ACCEL_ACCELERATOR.name} can name without a device"
+            left_out[builder.name] = LeftOut(builder.name, reason)
         else:
             chosen.setdefault(f"{type(builder).__module__}.{type(builder).__qualname__}", builder)
     return list(chosen.values()), list(left_out.values())
+
+
+def _device_of(builder: OpBuilder) -> str | None:
+    """The accelerator that an op is for, None where it is for all."""
+    if isinstance(builder, CUDAOpBuilder):
+        return "cuda"
+    return "xpu" if isinstance(builder, SYCLOpBuilder) else None
 
 
 def _settle(builders: Sequence[OpBuilder], outcomes: Sequence[Outcome]) -> tuple[list[Built], list[LeftOut]]:
