@@ -144,7 +144,8 @@ def _choose(builders: Sequence[OpBuilder], order: Order, accelerator: str) -> tu
         elif isinstance(builder, UnavailableOpBuilder) and not order.insists_on(builder):
             left_out[builder.name] = LeftOut(builder.name, builder.REASON)
         elif _device_of(builder) not in (None, accelerator) and not order.insists_on(builder):
-            reason = f"for {_device_of(builder)}, which {env.ACCEL_ACCELERATOR.name} can name without a device"
+            device = _device_of(builder)
+            reason = f"it is for {device}; {env.ACCEL_ACCELERATOR.name}={device} builds it, with or without a device"
             left_out[builder.name] = LeftOut(builder.name, reason)
         else:
             chosen.setdefault(f"{type(builder).__module__}.{type(builder).__qualname__}", builder)
