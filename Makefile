@@ -48,4 +48,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.adam --quick $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist out op_builder/_prebuilt *.egg-info .pytest_cache .mypy_cache .ruff_cache
