@@ -1,72 +1,37 @@
-"""Wheel, sdist and editable install, each into a virtual environment of its own, with the torch of this one."""
+"""Wheel, sdist and editable install without ops, each into an environment of its own that has the torch of this one."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
-
-from op_builder import env
-
-ROOT = Path(__file__).resolve().parents[1]
+from environments import Environment, bare_environment, copy_sources, files_in, make_environment, run, shared, the_wheel
 
 pytestmark = pytest.mark.slow
 
 
-def run(*command: str | Path, cwd: Path, **variables: str) -> str:
-    """Run a command that sees nothing of the checkout but what is installed."""
-    environment = env.child_environment(PYTHONPATH=None, PIP_DISABLE_PIP_VERSION_CHECK="1", **variables)
-    done = subprocess.run(
-        list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=900
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-    return done.stdout
+@pytest.fixture
+def tree(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_sources(tmp_path_factory, tmp_path / "accel-ops")
 
 
-@pytest.fixture(scope="module")
-def source_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that a clone would have, so that neither build leaves anything in the checkout."""
-    directory = tmp_path_factory.mktemp("tree") / "accel-ops"
-    if (ROOT / ".git").exists():
-        listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
-        names = [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
-    else:  # an unpacked sdist
-        names = [str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file()]
-    for name in names:
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, directory / name)
-    return directory
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The plain wheel, made where neither torch nor a compiler is."""
 
+    def build(directory: Path) -> None:
+        tree = copy_sources(tmp_path_factory, directory / "accel-ops")
+        environment = bare_environment(directory / "environment")
+        log = environment.pip(
+            "wheel", "-v", "--no-deps", "-w", directory, tree, PATH=str(environment.programs), CXX=None
+        )
+        assert "op_builder:" not in log
 
-@pytest.fixture(scope="module")
-def wheel(source_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    built = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "pip", "wheel", source_tree, "--no-deps", "-w", built, cwd=built)
-    (found,) = built.glob("*.whl")
-    return found
-
-
-def new_environment(directory: Path) -> Path:
-    """A virtual environment that sees this interpreter's packages after its own; returns its Python."""
-    run(sys.executable, "-m", "venv", "--system-site-packages", directory, cwd=directory.parent)
-    python = directory / "bin" / "python"
-    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=directory).strip())
-    # A line of a .pth file adds a directory but none of the .pth files in it: an editable install
-    # of this very project in the running environment stays out.
-    torch_site = Path(__import__("torch").__file__).resolve().parents[1]
-    (site / "running_environment.pth").write_text(f"{torch_site}\n")
-    return python
-
-
-def names_in(wheel: Path) -> set[str]:
-    with zipfile.ZipFile(wheel) as archive:
-        return {name for name in archive.namelist() if not name.endswith("/")}
+    return the_wheel(shared(tmp_path_factory, "plain-wheel", build))
 
 
 USE = """
@@ -83,26 +48,25 @@ print(json.dumps({"file": op_builder.__file__, "value": p[0].item()}))
 """
 
 
-def works_installed(python: Path, directory: Path) -> Path:
-    """Load and run an op, and the report, from an empty directory; where ``op_builder`` was imported from."""
-    directory.mkdir()
-    variables = {"ACCEL_ACCELERATOR": "cpu", "ACCEL_CACHE_DIR": str(directory.with_name("cache"))}
-    used = json.loads(run(python, "-c", USE, cwd=directory, **variables).splitlines()[-1])
+def works_installed(environment: Environment) -> Path:
+    """Load and run an op, and the report; where ``op_builder`` was imported from."""
+    used = json.loads(environment.run("-c", USE).splitlines()[-1])
     assert used["value"] == pytest.approx(0.9)
-    report = json.loads(run(python, "-m", "op_builder.report", "--json", cwd=directory, **variables))
-    (row,) = [op for op in report["ops"] if op["name"] == "cpu_adam"]
+    row = environment.report()["cpu_adam"]
     assert row["compatible"]
     assert row["cached"]
+    assert not row["installed"]
     return Path(used["file"])
 
 
-def test_the_wheel_holds_packages_sources_and_licence_and_nothing_else(source_tree: Path, wheel: Path) -> None:
-    names = names_in(wheel)
+def test_the_wheel_holds_packages_sources_and_licence_and_nothing_else(tree: Path, wheel: Path) -> None:
+    names = set(files_in(wheel))
     assert wheel.name.startswith("accel_ops-")
+    assert wheel.name.endswith("-py3-none-any.whl")
     expected = {
-        f"op_builder/_native/{path.relative_to(source_tree).as_posix()}"
+        f"op_builder/_native/{path.relative_to(tree).as_posix()}"
         for directory in ("csrc", "kernels_sycl")
-        for path in (source_tree / directory).rglob("*")
+        for path in (tree / directory).rglob("*")
         if path.is_file()
     }
     assert expected, "the checkout has native sources"
@@ -127,34 +91,29 @@ def test_the_wheel_names_its_version_requirements_and_licence(wheel: Path) -> No
 
 
 def test_an_installed_wheel_loads_an_op_and_reports(wheel: Path, tmp_path: Path) -> None:
-    python = new_environment(tmp_path / "venv")
-    run(python, "-m", "pip", "install", "--no-deps", "--force-reinstall", wheel, cwd=tmp_path)
-    used = works_installed(python, tmp_path / "elsewhere")
-    assert used.is_relative_to(tmp_path / "venv")
+    environment = make_environment(tmp_path / "venv")
+    environment.pip("install", wheel)
+    used = works_installed(environment)
+    assert used.is_relative_to(environment.site)
 
 
-def test_an_editable_install_follows_the_tree(source_tree: Path, tmp_path: Path) -> None:
-    tree = tmp_path / "tree"
-    shutil.copytree(source_tree, tree)
-    python = new_environment(tmp_path / "venv")
-    run(python, "-m", "pip", "install", "--no-deps", "-e", tree, cwd=tmp_path)
-    assert works_installed(python, tmp_path / "elsewhere") == tree / "op_builder" / "__init__.py"
+def test_an_editable_install_follows_the_tree(tree: Path, tmp_path: Path) -> None:
+    environment = make_environment(tmp_path / "venv")
+    environment.pip("install", "-e", tree)
+    assert works_installed(environment) == tree / "op_builder" / "__init__.py"
     (tree / "op_builder" / "_version.py").write_text('__version__ = "77.0"\n')
-    told = run(python, "-c", "import op_builder; print(op_builder.__version__)", cwd=tmp_path)
+    told = environment.run("-c", "import op_builder; print(op_builder.__version__)")
     assert told.strip() == "77.0"
 
 
-def test_a_wheel_from_the_sdist_holds_the_same_files(source_tree: Path, wheel: Path, tmp_path: Path) -> None:
-    tree = tmp_path / "tree"
-    shutil.copytree(source_tree, tree)
-    make = "import setuptools.build_meta as backend, sys; print(backend.build_sdist(sys.argv[1]))"
-    run(sys.executable, "-c", make, tmp_path / "sdist", cwd=tree)
-    (archive,) = (tmp_path / "sdist").glob("*.tar.gz")
+def test_a_wheel_from_the_sdist_holds_the_same_files(tree: Path, wheel: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "build", "--sdist", "--outdir", tmp_path, tree, cwd=tmp_path)
+    (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
         packed.extractall(tmp_path / "unpacked", filter="data")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     assert (unpacked / "LICENSE").is_file()
-    built = tmp_path / "wheel"
-    run(sys.executable, "-m", "pip", "wheel", unpacked, "--no-deps", "-w", built, cwd=tmp_path)
-    (again,) = built.glob("*.whl")
-    assert names_in(again) == names_in(wheel)
+    run(sys.executable, "-m", "pip", "wheel", unpacked, "--no-deps", "-w", tmp_path, cwd=tmp_path)
+    again = the_wheel(tmp_path)
+    assert again.name == wheel.name
+    assert files_in(again) == files_in(wheel)

@@ -1,0 +1,241 @@
+"""Fresh virtual environments with the torch of this one, and what is installed into them, for real."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from packaging.requirements import Requirement
+
+from op_builder import env
+
+ROOT = Path(__file__).resolve().parents[2]
+OPS = "op_builder/_prebuilt/"
+
+# What accel-ops itself requires, and pip.
+_NEEDED = ("torch", "ninja", "setuptools", "pybind11", "packaging", "psutil", "rich", "pip")
+_TIMEOUT_S = 1800.0
+
+
+def environment_of(**variables: str | None) -> dict[str, str]:
+    """The variables of a command that is to see nothing of this checkout but what is installed where it runs.
+
+    Ops are compiled into the cache of this run of the suite, unless ``variables`` say otherwise.
+    """
+    ours = [name for name in os.environ if name.startswith(("ACCEL_", "DS_", "PYTHON", "VIRTUAL_ENV", "PYTEST"))]
+    foreign = ("TORCH_CUDA_ARCH_LIST", "CUDA_VISIBLE_DEVICES", "MAX_JOBS")
+    return env.child_environment(
+        **{
+            **dict.fromkeys((*ours, *foreign)),
+            "ACCEL_CACHE_DIR": os.environ["ACCEL_CACHE_DIR"],
+            "ACCEL_ACCELERATOR": "cpu",
+            "ACCEL_PRECOMPILE": "0",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            **variables,
+        }
+    )
+
+
+def run(*command: str | Path, cwd: Path, fails: bool = False, **variables: str | None) -> str:
+    """What a command printed, its two streams together; it must succeed, or fail if ``fails``."""
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=cwd,
+        env=environment_of(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=_TIMEOUT_S,
+    )
+    assert (done.returncode != 0) == fails, f"{command} ended with {done.returncode}\n{done.stdout[-8000:]}"
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment in ``directory``."""
+
+    directory: Path
+
+    @property
+    def programs(self) -> Path:
+        return self.directory / "bin"
+
+    @property
+    def python(self) -> Path:
+        return self.programs / "python"
+
+    @property
+    def site(self) -> Path:
+        """Its directory of installed packages."""
+        (site,) = self.directory.glob("lib/python*/site-packages")
+        return site
+
+    @property
+    def ops(self) -> Path:
+        """Where accel-ops keeps prebuilt ops in it."""
+        return self.site / OPS
+
+    def run(self, *arguments: str | Path, fails: bool = False, **variables: str | None) -> str:
+        """Run its Python, in its own directory, where nothing can be imported from."""
+        return run(self.python, *arguments, cwd=self.directory, fails=fails, **variables)
+
+    def pip(self, *arguments: str | Path, fails: bool = False, **variables: str | None) -> str:
+        return self.run("-m", "pip", *arguments, fails=fails, **variables)
+
+    def without_compilers(self, cache: Path) -> dict[str, str | None]:
+        """Variables of a machine that has no compiler and has compiled nothing into ``cache``."""
+        return {"PATH": str(self.programs), "CXX": None, "CUDA_HOME": None, "ACCEL_CACHE_DIR": str(cache)}
+
+    def report(self, **variables: str | None) -> dict[str, dict[str, Any]]:
+        """The report's rows on ops, by their names."""
+        program = (
+            "import json; from op_builder.report.collect import report; print('\\n' + json.dumps(report()['ops']))"
+        )
+        rows = json.loads(self.run("-c", program, **variables).rstrip().rpartition("\n")[2])
+        return {row["name"]: row for row in rows}
+
+
+def make_environment(directory: Path) -> Environment:
+    """A virtual environment that has torch and all else that accel-ops requires, and pip, but not accel-ops.
+
+    Installing a torch takes minutes, so packages are those of the running environment, each by a link: what
+    has no link, such as an editable install of this very project, is not there. Their records are copies,
+    because uv takes no record that is a link.
+    """
+    made = bare_environment(directory)
+    for distribution in _closure(_NEEDED):
+        _link(distribution, made)
+    return made
+
+
+def bare_environment(directory: Path) -> Environment:
+    """A virtual environment that has pip alone."""
+    run(sys.executable, "-m", "venv", "--without-pip", directory, cwd=directory.parent)
+    made = Environment(directory)
+    _link(importlib.metadata.distribution("pip"), made)
+    return made
+
+
+def _closure(names: Iterable[str]) -> list[importlib.metadata.Distribution]:
+    found: dict[str, importlib.metadata.Distribution] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop().lower().replace("_", "-")
+        if name in found:
+            continue
+        found[name] = importlib.metadata.distribution(name)
+        requirements = map(Requirement, found[name].requires or [])
+        waiting += [each.name for each in requirements if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return list(found.values())
+
+
+def _link(distribution: importlib.metadata.Distribution, environment: Environment) -> None:
+    for file in distribution.files or []:
+        if file.parts[0] == "..":  # a program; scripts name the Python they were installed for
+            program = Path(distribution.locate_file(file)).resolve()
+            if program.parent == Path(sysconfig.get_path("scripts")).resolve() and _is_binary(program):
+                _link_once(program, environment.programs / program.name)
+            continue
+        top = file.parts[0]
+        source = Path(distribution.locate_file(top))  # type: ignore[arg-type]
+        if top.endswith(".dist-info"):
+            if not (environment.site / top).exists():
+                shutil.copytree(source, environment.site / top)
+        elif top != "__pycache__":
+            _link_once(source, environment.site / top)
+
+
+def _is_binary(program: Path) -> bool:
+    with program.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
+def _link_once(source: Path, link: Path) -> None:
+    if not link.is_symlink():
+        link.symlink_to(source)
+
+
+def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A directory of this run of the suite, filled by ``make`` in the first process that needs it."""
+    base = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    directory, done = base / name, base / f"{name}.done"
+    with FileLock(base / f"{name}.lock"):
+        if not done.exists():
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir()
+            make(directory)
+            done.touch()
+    return directory
+
+
+def copy_sources(factory: pytest.TempPathFactory, directory: Path) -> Path:
+    """Copy the files that a clone of this checkout would have to ``directory``: builds leave things in there."""
+    return shutil.copytree(_sources(factory), directory)
+
+
+def _sources(factory: pytest.TempPathFactory) -> Path:
+    # Once in a run, so that all of its tests see the same even if somebody edits the checkout meanwhile.
+    def copy(directory: Path) -> None:
+        for name in _names_of_sources():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, directory / name)
+
+    return shared(factory, "accel-ops-tree", copy)
+
+
+def _names_of_sources() -> list[str]:
+    if (ROOT / ".git").exists():
+        listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
+        return [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+    return [str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file()]  # an unpacked sdist
+
+
+def ops_wheel(factory: pytest.TempPathFactory) -> Path:
+    """The wheel with all host ops, as ``pip wheel`` makes it in an environment that has torch."""
+
+    def build(directory: Path) -> None:
+        tree = copy_sources(factory, directory / "accel-ops")
+        environment = make_environment(directory / "environment")
+        log = environment.pip("wheel", "-v", "--no-deps", "-w", directory, tree, ACCEL_BUILD_OPS="1")
+        (directory / "log").write_text(log)
+
+    (wheel,) = shared(factory, "ops-wheel", build).glob("*.whl")
+    return wheel
+
+
+def files_in(wheel: Path) -> dict[str, bytes]:
+    """The files of a wheel and what they hold."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
+
+
+def binaries_in(wheel: Path) -> list[str]:
+    """The names of the ops in a wheel, one for each binary, sorted."""
+    return sorted(Path(name).stem for name in files_in(wheel) if name.endswith(".so"))
+
+
+def index_of(wheel: Path) -> dict[str, Any]:
+    """What ``wheel.json`` in it says."""
+    return dict(json.loads(files_in(wheel)[f"{OPS}wheel.json"]))
+
+
+def the_wheel(directory: Path) -> Path:
+    """The one wheel in a directory."""
+    (wheel,) = directory.glob("*.whl")
+    return wheel
