@@ -75,11 +75,17 @@ class Header:
     status: tuple[int, ...]
     shadows: tuple[str, ...] = ()
 
-    def is_unchanged(self, roots: Roots) -> bool:
-        """Whether the file is there with the same content, and nothing has come before it."""
+    def is_unchanged(self, roots: Roots, since_ns: int = 0) -> bool:
+        """Whether the file is there with the same content, and nothing has come before it.
+
+        Args:
+            since_ns: a file that was last touched before this time has the content it had.
+        """
         path = roots.locate(self.root, self.path)
         status = file_status(path)
-        if status is None or (status != self.status and file_sha256(path) != self.sha256):
+        if status is None:
+            return False
+        if status != self.status and last_touched_ns(status) >= since_ns and file_sha256(path) != self.sha256:
             return False
         return not any(os.path.exists(roots.locate_place(place)) for place in self.shadows)
 
@@ -218,8 +224,12 @@ class BuildKey:
         return system_unchanged and all(header.is_unchanged(roots) for header in self.headers)
 
 
-def recipe_parts(plan: BuildPlan) -> dict[str, str]:
-    """The parts of a key that come from the plan alone: contents of the sources, and flags."""
+def recipe_parts(plan: BuildPlan, recorded: Mapping[str, str] | None = None, since_ns: int = 0) -> dict[str, str]:
+    """The parts of a key that come from the plan alone: contents of the sources, and flags.
+
+    Args:
+        recorded: parts of an earlier build. A source that was last touched before ``since_ns`` has the content it had.
+    """
     parts = {
         "format": FORMAT,
         "op": plan.op,
@@ -232,8 +242,14 @@ def recipe_parts(plan: BuildPlan) -> dict[str, str]:
     for index, name in enumerate(linked_files(plan.link_flags)):
         parts[f"linked {index} {os.path.basename(name)}"] = file_sha256(name)
     for index, source in enumerate(plan.sources):
-        content = file_sha256(str(source.path)) if source.text is None else text_sha256(source.text)
-        parts[f"source {index} {source.label}"] = " ".join([content, *source.flags])
+        name = f"source {index} {source.label}"
+        if source.text is not None:
+            content = text_sha256(source.text)
+        elif recorded and name in recorded and last_touched_ns(file_status(str(source.path))) < since_ns:
+            content = recorded[name].partition(" ")[0]
+        else:
+            content = file_sha256(str(source.path))
+        parts[name] = " ".join([content, *source.flags])
     return parts
 
 
@@ -357,13 +373,21 @@ def file_status(path: str) -> tuple[int, ...] | None:
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
+def last_touched_ns(status: tuple[int, ...] | None) -> int:
+    """When a file was last written, moved or replaced, in nanoseconds; of no file, later than anything.
+
+    The time of writing alone is not enough: a file that is moved or copied may keep an old one.
+    """
+    return max(status[1], status[2]) if status is not None else sys.maxsize
+
+
 def settled_status(path: str) -> tuple[int, ...]:
     """The status that stands for a file's content; empty, which stands for none, if it just changed.
 
     Two writes within one tick of the file system's clock leave the same times.
     """
     status = file_status(path)
-    if status is None or time.time_ns() - max(status[1], status[2]) < _CLOCK_TICK_NS:
+    if status is None or time.time_ns() - last_touched_ns(status) < _CLOCK_TICK_NS:
         return ()
     return status
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from op_builder._version import __version__
-from op_builder.cache.store import Cache, Entry
+from op_builder.cache.store import MANIFEST, Cache, Entry
 from op_builder.errors import AccelError
-from op_builder.fingerprint import Roots, platform_name, recipe_parts
+from op_builder.fingerprint import Roots, file_status, last_touched_ns, platform_name, recipe_parts
 from op_builder.paths import NATIVE_DIRECTORIES, native_root, outermost_package
-from op_builder.plan import make_plan
+from op_builder.plan import BuildPlan, make_plan
 from op_builder.torch_install import MINIMUM_TORCH, parse_release, torch_install
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def find_prebuilt(builder: OpBuilder) -> Entry | Rejected | None:
     own: list[Rejected] = []
     for root in prebuilt_roots(builder):
         for entry in Cache(root, is_ours=False).entries(builder.name):
-            reason = _other_recipe(entry, builder)
+            reason = _other_recipe(entry, root.parent, builder)
             if reason is not None:
                 others.append(Rejected(entry, reason))
                 continue
@@ -77,44 +77,57 @@ def read_index(root: Path) -> dict[str, Any] | None:
         return None
 
 
-def _other_recipe(entry: Entry, builder: OpBuilder) -> str | None:
+def _other_recipe(entry: Entry, package: Path, builder: OpBuilder) -> str | None:
     """Why ``entry`` is not this builder's op as it is now: for another device, or edited since."""
     asking = copy.copy(builder)
     asking.given_archs = entry.manifest.cuda_archs
     try:
         plan = make_plan(asking)
-        recipe = recipe_parts(plan)
+        since_ns = _untouched_since_ns(entry, package, plan)
+        built = entry.manifest.key_parts
+        recipe = recipe_parts(plan, built, since_ns)
     except AccelError:
         return None  # a wheel may carry binaries without their sources
-    built = entry.manifest.key_parts
     names = {name for name in (*built, *recipe) if name.startswith(("source ", "linked "))}
     if entry.manifest.accel_ops == __version__:
         names.update(recipe)
     other = [name for name in sorted(names) if built.get(name) != recipe.get(name)]
     # Another version may have other flags for all ops; what ties the binary to a CPU counts all the same.
     other += [name for name in _FLAGS if name not in names and _of_cpu(built[name]) != _of_cpu(recipe[name])]
-    other += _changed_headers(entry, Roots.of(plan))
+    other += _changed_headers(entry, package, Roots.of(plan), since_ns)
     return f"it was built from another recipe ({', '.join(other)})" if other else None
+
+
+def _untouched_since_ns(entry: Entry, package: Path, plan: BuildPlan) -> int:
+    """The time before which the op's files must have come here to be surely those it was built from; 0: none is.
+
+    A wheel's files come here in their order: what came before the binary and was not touched since is what came with
+    it. The rest is read, and mostly found to be as it was. Files from elsewhere may have come at any time.
+    """
+    places = _places(package)
+    if not all(str(source.path).startswith(places) for source in plan.sources):
+        return 0
+    return last_touched_ns(file_status(str(entry.directory / MANIFEST)))
+
+
+def _places(package: Path) -> tuple[str, ...]:
+    """Where the files of a package's project lie: in it; those of this project in a checkout beside it, too."""
+    native = [native_root() / name for name in NATIVE_DIRECTORIES] if package == _OUR_PACKAGE else []
+    return tuple(f"{place}{os.sep}" for place in (package, *native))
 
 
 def _of_cpu(flags: str) -> list[str]:
     return [flag for flag in json.loads(flags) if flag.startswith("-m")]
 
 
-def _changed_headers(entry: Entry, roots: Roots) -> list[str]:
-    """The op's own headers that are not as they were: somebody works on them.
+def _changed_headers(entry: Entry, package: Path, roots: Roots, since_ns: int) -> list[str]:
+    """The headers of the op's own project that are not as they were: somebody works on them.
 
-    Those of this project change with its version; an op of another package that includes them stays as good as
-    it was.
+    Those of other packages, this one's among them, change with their versions; the binary stays as good as it was.
     """
-    ours = tuple(f"{native_root() / name}{os.sep}" for name in NATIVE_DIRECTORIES)
-    is_ours = entry.directory.is_relative_to(_OUR_PACKAGE)
-    headers = (
-        header
-        for header in entry.manifest.headers
-        if is_ours or not roots.locate(header.root, header.path).startswith(ours)
-    )
-    return [f"header {header.path}" for header in headers if not header.is_unchanged(roots)]
+    places = _places(package)
+    own = (header for header in entry.manifest.headers if roots.locate(header.root, header.path).startswith(places))
+    return [f"header {header.path}" for header in own if not header.is_unchanged(roots, since_ns)]
 
 
 def _misfit(entry: Entry) -> str | None:

@@ -28,7 +28,7 @@ from op_builder.engine.precompiled import Precompiled
 from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection, inspect
 from op_builder.errors import BuildCancelled, CacheError, CompileError, ToolchainError
-from op_builder.fingerprint import BuildKey, PlanKey, Roots, build_key, file_status, plan_key
+from op_builder.fingerprint import BuildKey, PlanKey, Roots, build_key, file_status, last_touched_ns, plan_key
 from op_builder.plan import BuildPlan
 from op_builder.toolchains.toolset import Toolset
 
@@ -160,8 +160,7 @@ def _saved_since(started_ns: int, plan: BuildPlan, key: BuildKey) -> bool:
     roots = Roots.of(plan)
     names = [str(source.path) for source in plan.sources if source.text is None]
     names += [roots.locate(header.root, header.path) for header in key.headers]
-    # The time of the last change of status too: a file that is moved or copied here may keep an old time of writing.
-    return any(status is None or max(status[1], status[2]) >= started_ns for status in map(file_status, names))
+    return any(last_touched_ns(status) >= started_ns for status in map(file_status, names))
 
 
 def _compile_error(plan: BuildPlan, cache: Cache, log_path: Path) -> CompileError | CacheError:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import platform
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from op_builder.cache.store import Cache, Entry
 from op_builder.cpu import CPUAdamBuilder
 from op_builder.cuda import FusedAdamBuilder
 from op_builder.errors import IncompatibleOpError
+from op_builder.fingerprint import file_status, last_touched_ns
 from op_builder.plan import make_plan
 from op_builder.report.collect import op_row
 
@@ -238,15 +241,6 @@ def test_the_recipe_of_a_cuda_op_is_known_where_no_toolkit_is(tmp_path: Path) ->
     assert builder.enable_bf16
 
 
-def test_an_edited_header_of_the_op_is_noticed(small: SmallBuilder, wheel: Entry) -> None:
-    assert isinstance(prebuilt.find_prebuilt(small), Entry)
-    (small.directory / "include" / "nested.h").write_text("#define NESTED 5.0f\n")
-    found = prebuilt.find_prebuilt(small)
-    assert isinstance(found, prebuilt.Rejected)
-    assert found.reason == "it was built from another recipe (header nested.h)"
-    assert wheel.is_intact()
-
-
 def test_a_header_of_this_project_may_change_under_an_op_of_another_package(small: SmallBuilder, wheel: Entry) -> None:
     def age(manifest: dict[str, Any]) -> None:
         (header,) = [header for header in manifest["headers"] if header["path"].endswith("stable_library.h")]
@@ -267,3 +261,55 @@ def test_what_another_version_built_may_have_other_flags_but_not_another_cpus(
     assert isinstance(prebuilt.find_prebuilt(small), prebuilt.Rejected)
     rewrite(wheel, lambda manifest: manifest.update(accel_ops="0.0.7"))
     assert isinstance(prebuilt.find_prebuilt(small), Entry) == fits
+
+
+@pytest.fixture
+def packaged(wheel: Entry, small: SmallBuilder, tmp_path: Path) -> SmallBuilder:
+    """``small`` with its sources in the package that holds its binary, as installed from a wheel."""
+    package = tmp_path / "site-packages" / "op_builder"
+    for path in small.directory.rglob("*"):
+        if path.is_file():
+            place = package / "op" / path.relative_to(small.directory)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
+    time.sleep(0.05)  # more than a tick of the file system's clock
+    (wheel.directory / "manifest.json").touch()
+    return SmallBuilder(package / "op", small.cache)
+
+
+def test_an_edited_header_of_the_op_is_noticed(packaged: SmallBuilder) -> None:
+    assert isinstance(prebuilt.find_prebuilt(packaged), Entry)
+    (packaged.directory / "include" / "nested.h").write_text("#define NESTED 5.0f\n")
+    found = prebuilt.find_prebuilt(packaged)
+    assert isinstance(found, prebuilt.Rejected)
+    assert found.reason == "it was built from another recipe (header nested.h)"
+
+
+def test_sources_that_came_before_the_binary_are_not_read(packaged: SmallBuilder, wheel: Entry) -> None:
+    rewritten = wheel.directory / "manifest.json"
+    manifest = json.loads(rewritten.read_text())
+    other_sources(manifest)
+    rewritten.write_text(json.dumps(manifest))
+    # Which shows only because no such manifest can come about: its source is not the one beside it.
+    assert isinstance(prebuilt.find_prebuilt(packaged), Entry)
+    (packaged.directory / "small.cpp").touch()
+    assert isinstance(prebuilt.find_prebuilt(packaged), prebuilt.Rejected)
+
+
+def test_a_source_with_an_old_time_of_writing_is_read_all_the_same(packaged: SmallBuilder) -> None:
+    assert isinstance(prebuilt.find_prebuilt(packaged), Entry)
+    source, other = packaged.directory / "small.cpp", packaged.directory / "other.cpp"
+    other.write_text(source.read_text() + "// edited\n")
+    os.utime(other, ns=(0, 0))
+    other.replace(source)
+    found = prebuilt.find_prebuilt(packaged)
+    assert isinstance(found, prebuilt.Rejected)
+    assert found.reason == "it was built from another recipe (source 0 small.cpp)"
+
+
+def test_sources_that_came_after_the_binary_are_read_and_found_the_same(packaged: SmallBuilder, wheel: Entry) -> None:
+    source = packaged.directory / "small.cpp"
+    source.touch()
+    after, before = (file_status(str(path)) for path in (source, wheel.directory / "manifest.json"))
+    assert last_touched_ns(after) >= last_touched_ns(before)
+    assert isinstance(prebuilt.find_prebuilt(packaged), Entry)
