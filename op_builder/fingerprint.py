@@ -75,8 +75,14 @@ class Header:
     status: tuple[int, ...]
     shadows: tuple[str, ...] = ()
 
-    def is_unchanged(self, roots: Roots, since_ns: int = 0) -> bool:
-        """Whether the file is there with the same content, and nothing has come before it.
+    def is_unchanged(self, roots: Roots) -> bool:
+        """Whether the file is there with the same content, and nothing has come before it."""
+        return self.has_same_content(roots) and not any(
+            os.path.exists(roots.locate_place(place)) for place in self.shadows
+        )
+
+    def has_same_content(self, roots: Roots, since_ns: int = 0) -> bool:
+        """Whether the file is there with the same content.
 
         Args:
             since_ns: a file that was last touched before this time has the content it had.
@@ -85,9 +91,7 @@ class Header:
         status = file_status(path)
         if status is None:
             return False
-        if status != self.status and last_touched_ns(status) >= since_ns and file_sha256(path) != self.sha256:
-            return False
-        return not any(os.path.exists(roots.locate_place(place)) for place in self.shadows)
+        return status == self.status or last_touched_ns(status) < since_ns or file_sha256(path) == self.sha256
 
 
 @dataclass(frozen=True)

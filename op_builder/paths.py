@@ -54,9 +54,9 @@ def resolve_all(name: str | Path, owner: type | None = None) -> list[Path]:
     Raises:
         SourceNotFoundError: it exists in none of those places; the message lists them.
     """
-    path = Path(name)
-    candidates = [path] if path.is_absolute() else [base / path for base in _bases(owner)]
-    found = [candidate for candidate in candidates if candidate.exists()]
+    # Joining an absolute name gives that name.
+    candidates = list(dict.fromkeys(os.path.join(base, name) for base in _bases(owner)))
+    found = [Path(candidate) for candidate in candidates if os.path.exists(candidate)]
     if found:
         return found
     places = "\n".join(f"    {candidate}" for candidate in candidates)
@@ -68,11 +68,10 @@ def resolve_all(name: str | Path, owner: type | None = None) -> list[Path]:
 
 def label(path: Path, owner: type | None = None) -> str:
     """A name for ``path`` that is the same on every machine: relative to where it was found."""
-    for base in _bases(owner):
-        try:
-            return path.relative_to(base).as_posix()
-        except ValueError:
-            continue
+    text = str(path)
+    for base in map(str, _bases(owner)):
+        if text.startswith(base + os.sep):
+            return text[len(base) + 1 :].replace(os.sep, "/")
     return path.name
 
 

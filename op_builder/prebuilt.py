@@ -127,7 +127,7 @@ def _changed_headers(entry: Entry, package: Path, roots: Roots, since_ns: int) -
     """
     places = _places(package)
     own = (header for header in entry.manifest.headers if roots.locate(header.root, header.path).startswith(places))
-    return [f"header {header.path}" for header in own if not header.is_unchanged(roots, since_ns)]
+    return [f"header {header.path}" for header in own if not header.has_same_content(roots, since_ns)]
 
 
 def _misfit(entry: Entry) -> str | None:
