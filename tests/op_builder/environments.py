@@ -49,19 +49,19 @@ def environment_of(**variables: str | None) -> dict[str, str]:
 
 
 def run(*command: str | Path, cwd: Path, fails: bool = False, **variables: str | None) -> str:
-    """What a command printed, its two streams together; it must succeed, or fail if ``fails``."""
+    """What a command printed, and after that what it printed to stderr; it must succeed, or fail if ``fails``."""
     done = subprocess.run(
         list(map(str, command)),
         cwd=cwd,
         env=environment_of(**variables),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        capture_output=True,
         text=True,
         check=False,
         timeout=_TIMEOUT_S,
     )
-    assert (done.returncode != 0) == fails, f"{command} ended with {done.returncode}\n{done.stdout[-8000:]}"
-    return done.stdout
+    told = done.stdout + done.stderr
+    assert (done.returncode != 0) == fails, f"{command} ended with {done.returncode}\n{told[-8000:]}"
+    return told
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,8 @@ class Environment:
 
     def report(self, **variables: str | None) -> dict[str, dict[str, Any]]:
         """The report's rows on ops, by their names."""
-        program = (
-            "import json; from op_builder.report.collect import report; print('\\n' + json.dumps(report()['ops']))"
-        )
-        rows = json.loads(self.run("-c", program, **variables).rstrip().rpartition("\n")[2])
-        return {row["name"]: row for row in rows}
+        told = self.run("-m", "op_builder.report", "--json", **variables)
+        return {row["name"]: row for row in json.JSONDecoder().raw_decode(told)[0]["ops"]}
 
 
 def make_environment(directory: Path) -> Environment:
