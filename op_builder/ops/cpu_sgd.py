@@ -10,7 +10,7 @@ import torch
 from op_builder.errors import OpArgumentError
 from op_builder.ops.host_optimizer import HostOptimizer
 from op_builder.ops.native.arguments import finite_number
-from op_builder.ops.native.host_optimizer import PreparedList
+from op_builder.ops.native.prepared_list import PreparedList
 from op_builder.ops.prepared_groups import Batch
 
 

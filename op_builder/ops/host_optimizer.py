@@ -15,7 +15,8 @@ import torch
 from op_builder.errors import OpArgumentError
 from op_builder.ops import packed_states
 from op_builder.ops.native.arguments import finite_number
-from op_builder.ops.native.host_optimizer import Pass, PreparedList
+from op_builder.ops.native.prepared_list import PreparedList
+from op_builder.ops.native.tensor_lists import Pass
 from op_builder.ops.native_optimizer import NativeOptimizer, state_dtype
 from op_builder.ops.prepared_groups import Batch
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from op_builder.ops.native.host_optimizer import QUANT_BLOCK
+from op_builder.ops.native.tensor_lists import QUANT_BLOCK
 
 _PIECE = 1 << 18  # elements, whole blocks
 _DROPPED_BITS = 7  # of a half's fraction

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.host_optimizer import TensorLists
+from op_builder.ops.native.tensor_lists import TensorLists
 
 _grad_of = attrgetter("grad")
 _layout_of = attrgetter("layout")

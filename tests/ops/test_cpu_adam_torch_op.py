@@ -13,7 +13,7 @@ from adam_reference import Options, Tensors, as_lists, random_tensors
 from op_builder import cpu_isa
 from op_builder.errors import OpArgumentError
 from op_builder.ops.native.cpu_adam import CPUAdamModule
-from op_builder.ops.native.host_optimizer import QUANT_BLOCK, Pass, TensorLists
+from op_builder.ops.native.tensor_lists import QUANT_BLOCK, Pass, TensorLists
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 OPTIONS = Options().listed()

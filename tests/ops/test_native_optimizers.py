@@ -35,7 +35,7 @@ from optimizer_reference import (
 
 from op_builder.cpu_isa import supported_isas
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.host_optimizer import QUANT_BLOCK, Pass, TensorLists
+from op_builder.ops.native.tensor_lists import QUANT_BLOCK, Pass, TensorLists
 from op_builder.ops.packed_states import decoded, encoded
 
 ISAS = supported_isas()

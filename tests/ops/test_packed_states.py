@@ -23,7 +23,7 @@ from packed_reference import (
 
 from op_builder.ops import packed_states
 from op_builder.ops.native.cpu_adam import CPUAdamModule
-from op_builder.ops.native.host_optimizer import QUANT_BLOCK, Pass, TensorLists
+from op_builder.ops.native.tensor_lists import QUANT_BLOCK, Pass, TensorLists
 
 NAMES = ("exp_avg", "exp_avg_sq")
 

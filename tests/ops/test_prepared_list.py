@@ -15,7 +15,7 @@ from list_cases import AS_PARAM, FLOAT32, FLOATS, PACKED, STOCHASTIC, STORAGES, 
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.native.cpu_adam import CPUAdamModule
-from op_builder.ops.native.host_optimizer import Pass, TensorLists
+from op_builder.ops.native.tensor_lists import Pass, TensorLists
 
 OPTIONS = Options().listed()
 SMALL = (0, 1, 17, 300)

@@ -13,8 +13,14 @@ from contextlib import contextmanager
 from typing import Any, SupportsFloat
 
 import torch
+from torch._compile import _disable_dynamo
 
 from op_builder.errors import OpArgumentError
+
+# For methods of prepared lists: torch.compile then calls them outside its graph, as it does torch's own
+# optimizers. What they change is known to the native side alone: tracing would run an op for real, and
+# the graph would drop it as one that does nothing.
+untraced = _disable_dynamo
 
 
 def finite_number(name: str, value: SupportsFloat) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from op_builder.ops.native.arguments import checked_numbers
-from op_builder.ops.native.host_optimizer import HostOptimizerModule, TensorLists
+from op_builder.ops.native.host_optimizer import HostOptimizerModule
 
 
 class CPUAdagradModule(HostOptimizerModule):
@@ -54,7 +54,7 @@ class CPUAdagradModule(HostOptimizerModule):
         """
         self._options_of(optimizer_id)
         options = checked_numbers(lr=lr, eps=eps, weight_decay=weight_decay, lr_decay=0.0)
-        self.update_list(TensorLists([param], [grad], [[exp_avg_sq]]), step, list(options.values()))
+        self.update_list(self._lists_of_one(param, grad, exp_avg_sq), step, list(options.values()))
 
     def destroy_adagrad(self, optimizer_id: int) -> None:
         """Forget an optimizer; its id is free again.

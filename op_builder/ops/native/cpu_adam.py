@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from op_builder.ops.native.arguments import call_op, checked_numbers, step_number
-from op_builder.ops.native.host_optimizer import HostOptimizerModule, Pass, TensorLists
+from op_builder.ops.native.host_optimizer import HostOptimizerModule
 
 
 class CPUAdamModule(HostOptimizerModule):
@@ -64,7 +64,7 @@ class CPUAdamModule(HostOptimizerModule):
         adamw_mode = self._options_of(optimizer_id)["adamw_mode"]
         numbers = checked_numbers(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
         options = (*numbers.values(), adamw_mode, bool(bias_correction))
-        self.update_list(TensorLists([param], [grad], [[exp_avg], [exp_avg_sq]]), step, options)
+        self.update_list(self._lists_of_one(param, grad, exp_avg, exp_avg_sq), step, options)
 
     def adam_rollback(
         self,
@@ -101,9 +101,10 @@ class CPUAdamModule(HostOptimizerModule):
         adamw_mode = self._options_of(optimizer_id)["adamw_mode"]
         numbers = checked_numbers(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
         options = (*numbers.values(), adamw_mode, bool(bias_correction))
-        tensors = TensorLists([param], [grad], [[exp_avg], [exp_avg_sq]])
+        tensors = self._lists_of_one(param, grad, exp_avg, exp_avg_sq)
         params, grads, states, _, _ = tensors.positional()
-        arguments = (step_number(step), [float(value) for value in options], Pass().grad_scale, self.isa)
+        grad_scale = 1.0  # the update of one tensor has none
+        arguments = (step_number(step), [float(value) for value in options], grad_scale, self.isa)
         call_op(self.ops.rollback.default, tensors.by_role(self.STATES), (params, grads, states), *arguments)
         torch.autograd.graph.increment_version(params)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from op_builder.ops.native.arguments import checked_numbers
-from op_builder.ops.native.host_optimizer import HostOptimizerModule, TensorLists
+from op_builder.ops.native.host_optimizer import HostOptimizerModule
 
 
 class CPUAmsgradModule(HostOptimizerModule):
@@ -66,8 +66,8 @@ class CPUAmsgradModule(HostOptimizerModule):
         adamw_mode = self._options_of(optimizer_id)["adamw_mode"]
         numbers = checked_numbers(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
         options = (*numbers.values(), adamw_mode, bool(bias_correction))
-        states = [[exp_avg], [exp_avg_sq], [max_exp_avg_sq]]
-        self.update_list(TensorLists([param], [grad], states), step, options)
+        tensors = self._lists_of_one(param, grad, exp_avg, exp_avg_sq, max_exp_avg_sq)
+        self.update_list(tensors, step, options)
 
     def destroy_amsgrad(self, optimizer_id: int) -> None:
         """Forget an optimizer; its id is free again.

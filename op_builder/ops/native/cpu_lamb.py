@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from op_builder.ops.native.arguments import checked_numbers
-from op_builder.ops.native.host_optimizer import HostOptimizerModule, TensorLists
+from op_builder.ops.native.host_optimizer import HostOptimizerModule
 
 
 class CPULambModule(HostOptimizerModule):
@@ -64,7 +64,7 @@ class CPULambModule(HostOptimizerModule):
         self._options_of(optimizer_id)
         numbers = checked_numbers(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
         options = [*numbers.values(), bool(bias_correction)]
-        self.update_list(TensorLists([param], [grad], [[exp_avg], [exp_avg_sq]]), step, options)
+        self.update_list(self._lists_of_one(param, grad, exp_avg, exp_avg_sq), step, options)
 
     def destroy_lamb(self, optimizer_id: int) -> None:
         """Forget an optimizer; its id is free again.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from op_builder.ops.native.arguments import checked_numbers
-from op_builder.ops.native.host_optimizer import HostOptimizerModule, TensorLists
+from op_builder.ops.native.host_optimizer import HostOptimizerModule
 
 
 class CPULionModule(HostOptimizerModule):
@@ -57,7 +57,7 @@ class CPULionModule(HostOptimizerModule):
         """
         self._options_of(optimizer_id)
         options = checked_numbers(lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay)
-        self.update_list(TensorLists([param], [grad], [[exp_avg]]), step, list(options.values()))
+        self.update_list(self._lists_of_one(param, grad, exp_avg), step, list(options.values()))
 
     def destroy_lion(self, optimizer_id: int) -> None:
         """Forget an optimizer; its id is free again.

@@ -6,7 +6,7 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.native.arguments import checked_numbers
-from op_builder.ops.native.host_optimizer import HostOptimizerModule, TensorLists
+from op_builder.ops.native.host_optimizer import HostOptimizerModule
 
 
 class CPUSGDModule(HostOptimizerModule):
@@ -61,7 +61,8 @@ class CPUSGDModule(HostOptimizerModule):
         """
         nesterov = self._options_of(optimizer_id)["nesterov"]
         options = _checked(lr, momentum, dampening, weight_decay, nesterov)
-        self.update_list(TensorLists([param], [grad], [[momentum_buffer]]), step, [*options.values(), nesterov])
+        tensors = self._lists_of_one(param, grad, momentum_buffer)
+        self.update_list(tensors, step, [*options.values(), nesterov])
 
     def destroy_sgd(self, optimizer_id: int) -> None:
         """Forget an optimizer; its id is free again.

@@ -25,7 +25,7 @@ from op_builder.ops.native.fused_arguments import (
     step_or_tensors,
     step_tensors,
 )
-from op_builder.ops.native.host_optimizer import TensorLists
+from op_builder.ops.native.tensor_lists import TensorLists
 
 # For what keeps tensors on the native side; see host_optimizer.py.
 _untraced = _disable_dynamo

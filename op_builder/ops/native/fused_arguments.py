@@ -12,7 +12,7 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.native.arguments import finite_number, fraction, step_number
-from op_builder.ops.native.host_optimizer import TensorLists
+from op_builder.ops.native.tensor_lists import TensorLists
 
 Tensors = Sequence[torch.Tensor]
 
