@@ -1,0 +1,108 @@
+"""The template, installed as its README says into a fresh environment beside an installed accel-ops."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from environments import ROOT, Environment, binaries_in, copy_sources, files_in, make_environment, the_wheel
+
+pytestmark = pytest.mark.slow
+
+OP, CUDA_OP = "my_add_rms_norm", "my_add_rms_norm_cuda"
+
+# By name, as any op of the device, and by the package's own function.
+USE = """
+import torch
+from accelerator import get_accelerator
+import my_ops
+opened = get_accelerator().create_op_builder("MyAddRmsNormBuilder").load()
+x, residual = torch.ones(2, 4), torch.ones(2, 4)
+normed = my_ops.add_rms_norm(x, residual, torch.ones(4))
+assert torch.equal(residual, torch.full((2, 4), 2.0)), residual
+torch.testing.assert_close(normed, torch.ones(2, 4))
+print("used", opened)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """The template, copied out of the checkout as an author would."""
+    ignored = shutil.ignore_patterns("build", "*.egg-info", "__pycache__", "_prebuilt")
+    return Path(shutil.copytree(ROOT / "examples" / "my_ops", tmp_path / "my_ops", ignore=ignored))
+
+
+@pytest.fixture
+def environment(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """It has torch and accel-ops, without ops."""
+    made = make_environment(tmp_path / "venv")
+    made.pip("install", "--no-deps", copy_sources(tmp_path_factory, tmp_path / "accel-ops"))
+    return made
+
+
+def test_the_templates_backend_is_this_projects() -> None:
+    name = Path("build_tools", "accel_build_backend.py")
+    assert filecmp.cmp(ROOT / name, ROOT / "examples" / "my_ops" / name, shallow=False)
+
+
+def test_a_plain_installation_compiles_nothing_and_its_op_when_it_is_used(
+    environment: Environment, project: Path, tmp_path: Path
+) -> None:
+    log = environment.pip("install", "-v", project, **environment.without_compilers(tmp_path / "none"))
+    assert "op_builder:" not in log
+    before = environment.report()
+    assert (before[OP]["installed"], before[OP]["cached"], before[OP]["compatible"]) == (False, False, True)
+    assert "used" in environment.run("-c", USE)
+    after = environment.report()
+    assert (after[OP]["installed"], after[OP]["cached"], after[OP]["compatible"]) == (False, True, True)
+    assert not after[CUDA_OP]["compatible"]
+    assert after[CUDA_OP]["reason"]
+    assert "my_ops" in environment.run("-m", "my_ops")
+
+
+def test_a_prebuilt_installation_needs_no_compiler(environment: Environment, project: Path, tmp_path: Path) -> None:
+    log = environment.pip("install", "-v", project, ACCEL_BUILD_OPS="1")
+    assert "op_builder: built in " in log
+    assert f"op_builder: left out {CUDA_OP}: it is for cuda; ACCEL_ACCELERATOR=cuda builds it" in log
+    assert not list(environment.ops.rglob("*.so")), "accel-ops itself was installed without"
+    variables = {**environment.without_compilers(tmp_path / "none"), "ACCEL_JIT": "0"}
+    assert "used" in environment.run("-c", USE, **variables)
+    row = environment.report(**variables)[OP]
+    assert (row["installed"], row["cached"], row["compatible"]) == (True, False, True)
+    assert (row["prebuilt"]["torch_needed"], row["prebuilt"]["python_needed"]) == (">=2.10", "any")
+    assert not (tmp_path / "none").exists()
+
+
+def test_its_own_variables_are_known_and_those_of_others_refused(environment: Environment, project: Path) -> None:
+    told = environment.pip("wheel", "--no-deps", project, fails=True, ACCEL_BUILD_MY_ADD_RMS_NRM="1")
+    assert "ACCEL_BUILD_MY_ADD_RMS_NRM is set, and there is no op of that name." in told
+    assert "Did you mean ACCEL_BUILD_MY_ADD_RMS_NORM" in told
+    # Another project's switch, exported for both, does not stand in the way.
+    variables = {"ACCEL_BUILD_CPU_ADAM": "0", "ACCEL_BUILD_MY_ADD_RMS_NORM": "1"}
+    environment.pip("wheel", "--no-deps", "-w", environment.directory / "made", project, **variables)
+    wheel = the_wheel(environment.directory / "made")
+    assert "-py3-none-" in wheel.name
+    assert binaries_in(wheel) == [OP]
+    index = json.loads(files_in(wheel)["my_ops/_prebuilt/wheel.json"])
+    assert [op["op"] for op in index["ops"]] == [OP]
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")
+def test_the_cuda_op_is_built_without_a_device(environment: Environment, project: Path) -> None:
+    variables = {"ACCEL_ACCELERATOR": "cuda", "TORCH_CUDA_ARCH_LIST": "9.0", "ACCEL_BUILD_OPS": "1"}
+    environment.pip("wheel", "--no-deps", "-w", environment.directory / "made", project, **variables)
+    wheel = the_wheel(environment.directory / "made")
+    assert binaries_in(wheel) == [OP, CUDA_OP]
+    index = json.loads(files_in(wheel)["my_ops/_prebuilt/wheel.json"])
+    assert {op["op"]: op["cuda_archs"] for op in index["ops"]} == {OP: [], CUDA_OP: ["9.0"]}
+
+
+def test_without_accel_ops_a_plain_wheel_is_still_made_and_an_order_is_refused(project: Path, tmp_path: Path) -> None:
+    alone = make_environment(tmp_path / "alone")
+    alone.pip("wheel", "--no-deps", "-w", tmp_path / "made", project)
+    assert the_wheel(tmp_path / "made").name.endswith("-py3-none-any.whl")
+    told = alone.pip("wheel", "--no-deps", "--no-build-isolation", project, fails=True, ACCEL_BUILD_OPS="1")
+    assert "accel-ops, which builds them, is not installed here" in told
