@@ -70,10 +70,10 @@ def test_a_prebuilt_installation_needs_no_compiler(environment: Environment, pro
     assert not list(environment.ops.rglob("*.so")), "accel-ops itself was installed without"
     variables = {**environment.without_compilers(tmp_path / "none"), "ACCEL_JIT": "0"}
     assert "used" in environment.run("-c", USE, **variables)
+    assert not (tmp_path / "none").exists()
     row = environment.report(**variables)[OP]
     assert (row["installed"], row["cached"], row["compatible"]) == (True, False, True)
     assert (row["prebuilt"]["torch_needed"], row["prebuilt"]["python_needed"]) == (">=2.10", "any")
-    assert not (tmp_path / "none").exists()
 
 
 def test_its_own_variables_are_known_and_those_of_others_refused(environment: Environment, project: Path) -> None:
