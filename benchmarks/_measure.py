@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import datetime
 import importlib.util
@@ -170,6 +171,17 @@ def peer_python(requirement: str, module: str, given: str | None = None) -> Path
         subprocess.run(install, check=True)
         (directory / "ready").touch()
     return python
+
+
+def parse_with_peers(parser: argparse.ArgumentParser, known: Sequence[str]) -> argparse.Namespace:
+    """The command line's arguments, ``peers`` among them: a list of names, of those that are ``known``."""
+    parser.add_argument("--peers", default=",".join(known), help=f"of {', '.join(known)}; empty for none")
+    arguments = parser.parse_args()
+    arguments.peers = [name for name in arguments.peers.split(",") if name]
+    for name in arguments.peers:
+        if name not in known:
+            parser.error(f"unknown peer {name!r}; choose from {', '.join(known)}")
+    return arguments
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

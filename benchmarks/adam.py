@@ -283,19 +283,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--numel", type=int, help="elements of the large cases (default 256M = 2**28)")
     parser.add_argument("--quick", action="store_true", help="16M elements and fewer turns")
     parser.add_argument("--rounds", type=int, help="turns of each contender")
-    parser.add_argument("--peers", default=",".join(PEERS), help="of torch, deepspeed; empty for none")
     parser.add_argument("--deepspeed-python", help="interpreter that has deepspeed (default: this one, or a made one)")
     parser.add_argument("--threads", type=int, help="torch threads of every contender")
     parser.add_argument("--json", action="store_true", help="print figures as JSON")
     parser.add_argument(
         "--write", action="store_true", help="put the table into benchmarks/RESULTS.md, a picture into docs"
     )
-    arguments = parser.parse_args()
-    arguments.peers = [name for name in arguments.peers.split(",") if name]
-    for name in arguments.peers:
-        if name not in PEERS:
-            parser.error(f"unknown peer {name!r}; choose from {', '.join(PEERS)}")
-    return arguments
+    return _measure.parse_with_peers(parser, PEERS)
 
 
 def main() -> None:

@@ -65,16 +65,10 @@ def as_json(machine: _measure.Machine, sections: list[Section]) -> str:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.jit", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer processes per figure")
-    parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}; empty for none")
     parser.add_argument("--deepspeed-python", help="interpreter that has deepspeed (default: this one, or a made one)")
     parser.add_argument("--json", action="store_true", help="print figures as JSON")
     parser.add_argument("--write", action="store_true", help="put the tables into benchmarks/RESULTS.md")
-    arguments = parser.parse_args()
-    arguments.peers = [name for name in arguments.peers.split(",") if name]
-    for name in arguments.peers:
-        if name not in PEERS:
-            parser.error(f"unknown peer {name!r}; choose from {', '.join(PEERS)}")
-    return arguments
+    return _measure.parse_with_peers(parser, PEERS)
 
 
 def main() -> None:

@@ -227,15 +227,9 @@ def measure_deepspeed(
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.prebuild", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer wheels and processes")
-    parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}; empty for none")
     parser.add_argument("--json", action="store_true", help="print figures as JSON")
     parser.add_argument("--write", action="store_true", help="put the table into benchmarks/RESULTS.md")
-    arguments = parser.parse_args()
-    arguments.peers = [name for name in arguments.peers.split(",") if name]
-    for name in arguments.peers:
-        if name not in PEERS:
-            parser.error(f"unknown peer {name!r}; choose from {', '.join(PEERS)}")
-    return arguments
+    return _measure.parse_with_peers(parser, PEERS)
 
 
 def main() -> None:

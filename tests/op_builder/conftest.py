@@ -15,6 +15,14 @@ def cache(tmp_path: Path) -> Cache:
     return Cache(tmp_path / "cache")
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the sources of ``small`` and a cache in which it is built."""
+    directory = tmp_path_factory.mktemp("built")
+    make_small(directory / "op", Cache(directory / "cache")).load()
+    return directory
+
+
 @pytest.fixture
 def small(tmp_path: Path, cache: Cache) -> SmallBuilder:
     """A builder of an op that adds 1 to a tensor, with a header that says how much."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from op_builder import Binding, OpBuilder
 from op_builder.cache.store import Cache
@@ -60,6 +64,19 @@ def make_small(directory: Path, cache: Cache, *, amount: str = "1.0f", source: s
     (directory / "include" / "amount.h").write_text(f'#include "nested.h"\n#define AMOUNT ({amount} + NESTED)\n')
     (directory / "include" / "nested.h").write_text("#define NESTED 0.0f\n")
     return SmallBuilder(directory, cache)
+
+
+def copied(built: Path, directory: Path) -> tuple[Path, Cache]:
+    """What a ``built`` directory holds, sources and cache, in a place of its own."""
+    shutil.copytree(built, directory, dirs_exist_ok=True)
+    return directory / "op", Cache(directory / "cache")
+
+
+def added(op: Any) -> float:
+    """What a small op adds to a tensor."""
+    x = torch.zeros(3)
+    op.add_(x)
+    return x[0].item()
 
 
 def replace_content(path: Path, content: bytes) -> None:

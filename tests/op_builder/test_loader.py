@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from foreign_package import run_python
-from small_ops import STABLE_SOURCE, SmallBuilder, make_small, replace_content
+from small_ops import STABLE_SOURCE, SmallBuilder, added, copied, make_small, replace_content
 
 from op_builder import Binding, loader
 from op_builder.cache.store import Cache, Entry
@@ -24,25 +24,10 @@ from op_builder.errors import LoadError
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the sources of ``small`` and a cache in which it is built."""
-    directory = tmp_path_factory.mktemp("built")
-    make_small(directory / "op", Cache(directory / "cache")).load()
-    return directory
-
-
 @pytest.fixture
 def small(built: Path, tmp_path: Path) -> SmallBuilder:
     """``small`` in a place of its own, its cache filled."""
-    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
-    return SmallBuilder(tmp_path / "op", Cache(tmp_path / "cache"))
-
-
-def added(op: Any) -> float:
-    x = torch.zeros(3)
-    op.add_(x)
-    return x[0].item()
+    return SmallBuilder(*copied(built, tmp_path))
 
 
 # One object per build -----------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_ops import SmallBuilder, make_small, replace_content
+from small_ops import SmallBuilder, added, copied, replace_content
 
 import op_builder
 from op_builder import env, prebuilt
@@ -27,25 +27,10 @@ from op_builder.plan import make_plan
 from op_builder.report.collect import op_row
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the sources of ``small`` and a cache in which it is built."""
-    directory = tmp_path_factory.mktemp("built")
-    make_small(directory / "op", Cache(directory / "cache")).load()
-    return directory
-
-
 @pytest.fixture
 def small(built: Path, tmp_path: Path) -> SmallBuilder:
     """``small`` in a place of its own, its cache filled."""
-    shutil.copytree(built, tmp_path, dirs_exist_ok=True)
-    return SmallBuilder(tmp_path / "op", Cache(tmp_path / "cache"))
-
-
-def added(op: Any) -> float:
-    x = torch.zeros(3)
-    op.add_(x)
-    return x[0].item()
+    return SmallBuilder(*copied(built, tmp_path))
 
 
 Edit = Callable[[dict[str, Any]], None]
