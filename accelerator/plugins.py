@@ -17,6 +17,9 @@ members of the class:
 ``probe() -> str | None``
     A class or static method: why the device cannot be used here, or None when it can. Without it
     an object is made and its ``is_available()`` asked.
+``builder_package: str``
+    The package of its op builders, what ``op_builder_dir()`` answers. With it a prebuild that names the
+    accelerator needs no device.
 
 A name that a built-in or an earlier plug-in has, a class that cannot be imported, and a probe that
 raises are each a rejection with that reason in the trace.
@@ -58,6 +61,21 @@ def plugin_candidates(entries: Iterable[EntryPoint], *, only: str | None = None)
             candidates.append(_unusable(entry, "it was not loaded"))
         taken.add(entry.name)
     return candidates
+
+
+def declared_package(name: str, entries: Iterable[EntryPoint]) -> str | None:
+    """The package of a plug-in's op builders, from its class alone; None where it declares none or cannot be had."""
+    for entry in entries:
+        if entry.name != name:
+            continue
+        try:
+            package = getattr(entry.load(), "builder_package", None)
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # whoever asks for the accelerator itself is told the reason
+            return None
+        return package if isinstance(package, str) else None
+    return None
 
 
 def _label(entry: EntryPoint) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from accelerator.catalog import SUPPORTED_ACCELERATOR_LIST, built_in_candidates, declared_package
+from accelerator import catalog, plugins
+from accelerator.catalog import SUPPORTED_ACCELERATOR_LIST, built_in_candidates
 from accelerator.detection import Chosen, Refused, detect, select_named
 from accelerator.errors import AcceleratorSelectionError
 from accelerator.plugins import plugin_candidates, registered_entry_points
@@ -27,14 +28,17 @@ def requested_name() -> str | None:
 def builder_package() -> tuple[str, str]:
     """The accelerator that is named or detected, and the package of its op builders.
 
-    For a prebuild, which needs no device: a built-in accelerator that is named is not probed.
+    For a prebuild, which needs no device: an accelerator that is named is not probed if its class says the package.
 
     Raises:
         AcceleratorSelectionError: the name is unknown, or belongs to a package that cannot be used here.
     """
     name = requested_name()
-    if name in SUPPORTED_ACCELERATOR_LIST:
-        declared = declared_package(name)
+    if name is not None:
+        if name in SUPPORTED_ACCELERATOR_LIST:
+            declared = catalog.declared_package(name)
+        else:
+            declared = plugins.declared_package(name, registered_entry_points())
         if declared is not None:
             return name, declared
     choice = choose()

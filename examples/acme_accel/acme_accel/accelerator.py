@@ -1,0 +1,38 @@
+"""The accelerator, declared: what accel-ops cannot ask the device module itself."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from accelerator.torch_accelerator import TorchAccelerator
+
+
+class AcmeAccelerator(TorchAccelerator):
+    """Acme cards, through :mod:`acme_accel.device_module`."""
+
+    device_type = "cpu"  # a demonstration; yours is the name that your package registers with torch
+    requirement = "the Acme driver"
+    has_index = False  # "cpu:1" would be no second card
+    communication_backend = "gloo"
+    visible_devices_variables = ("ACME_VISIBLE_DEVICES",)
+    exported_variables = ("ACME",)
+    builder_package = "acme_accel.ops"
+    synchronized = True  # what runs on the CPU is done when its call returns
+    bf16_supported = True
+
+    # Before CUDA's 200: a host with an Acme card may have a GPU for its screen.
+    detection_priority = 250
+
+    @classmethod
+    def device_module(cls) -> ModuleType:
+        # With a vendor_package and a device_type of your own this method goes: torch.acme is found by itself.
+        from acme_accel import device_module
+
+        return device_module
+
+    @classmethod
+    def probe(cls) -> str | None:
+        # By the driver's files: it is asked in every process, also in those that will use another device.
+        from acme_accel import device_module
+
+        return device_module.obstacle()

@@ -1,0 +1,142 @@
+"""What a vendor's ``torch.acme`` would be: a torch device module, here answered by the CPU.
+
+A card is a file ``acme0``, ``acme1`` ... in ``/dev``, where its driver would put it; ``ACME_DEVICE_DIR`` names
+another directory. ``ACME_VISIBLE_DEVICES`` chooses among them.
+"""
+
+# ruff: noqa: ARG001 - callers pass the arguments of torch's device modules, which the CPU has no use for
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import torch
+
+from accelerator.host_streams import HostEvent as Event
+from accelerator.host_streams import HostStream as Stream
+
+__all__ = ["Event", "Stream"]
+
+default_generators = (torch.default_generator,)
+_state = SimpleNamespace(device=0, stream=Stream(), peak=0)
+_default_stream = _state.stream
+
+
+def _directory() -> Path:
+    return Path(os.environ.get("ACME_DEVICE_DIR") or "/dev")
+
+
+def obstacle() -> str | None:
+    """Why no card can be used, or None."""
+    if not list(_directory().glob("acme[0-9]*")):
+        return f"there is no {_directory() / 'acme0'}: no card, or its driver is not loaded"
+    return None if device_count() else "ACME_VISIBLE_DEVICES names no card"
+
+
+def device_count() -> int:
+    cards = sorted(path.name.removeprefix("acme") for path in _directory().glob("acme[0-9]*"))
+    visible = os.environ.get("ACME_VISIBLE_DEVICES")
+    return len(cards if visible is None else set(cards).intersection(visible.split(",")))
+
+
+def is_available() -> bool:
+    return obstacle() is None
+
+
+def current_device() -> int:
+    return int(_state.device)
+
+
+def set_device(device: int) -> None:
+    if not 0 <= device < device_count():
+        raise ValueError(f"There is no Acme card {device}; there are {device_count()}.")
+    _state.device = device
+
+
+def synchronize(device: int | None = None) -> None:
+    """Does nothing: the work of the CPU is done."""
+
+
+def get_device_properties(device: int) -> Any:
+    return SimpleNamespace(name="Acme demonstration on the CPU", total_memory=psutil.virtual_memory().total)
+
+
+# Random numbers: torch.random's are the CPU's.
+
+
+def manual_seed(seed: int) -> None:
+    torch.manual_seed(seed)
+
+
+manual_seed_all = manual_seed
+initial_seed = torch.initial_seed
+
+
+def get_rng_state(device: int = 0) -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+def set_rng_state(new_state: torch.Tensor, device: int = 0) -> None:
+    torch.set_rng_state(new_state)
+
+
+# Streams: there is one queue, and it is always empty.
+
+
+def current_stream(device: int | None = None) -> Any:
+    return _state.stream
+
+
+def default_stream(device: int | None = None) -> Any:
+    return _default_stream
+
+
+@contextmanager
+def stream(stream: Any) -> Iterator[Any]:
+    before = _state.stream
+    _state.stream = before if stream is None else stream
+    try:
+        yield stream
+    finally:
+        _state.stream = before
+
+
+# Memory: the process's own. A peak between two questions is not seen; a real allocator counts.
+
+
+def memory_allocated(device: int | None = None) -> int:
+    size = int(psutil.Process().memory_info().rss)
+    _state.peak = max(_state.peak, size)
+    return size
+
+
+def max_memory_allocated(device: int | None = None) -> int:
+    memory_allocated()
+    return int(_state.peak)
+
+
+memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated
+
+
+def reset_peak_memory_stats(device: int | None = None) -> None:
+    _state.peak = 0
+
+
+def memory_stats(device: int | None = None) -> dict[str, int]:
+    current, peak = memory_allocated(), max_memory_allocated()
+    return {"allocated_bytes.all.current": current, "allocated_bytes.all.peak": peak}
+
+
+def mem_get_info(device: int | None = None) -> tuple[int, int]:
+    memory = psutil.virtual_memory()
+    return memory.available, memory.total
+
+
+def empty_cache() -> None:
+    """Does nothing: there is no cache."""

@@ -1,0 +1,25 @@
+"""The builders of Acme's ops: what ``get_accelerator().create_op_builder()`` finds on an Acme card.
+
+Every ``*Builder`` class in this package and its modules counts. Those of host code serve every device, so they are
+handed on; without these lines this device would have none of them.
+"""
+
+from __future__ import annotations
+
+from op_builder.cpu import (
+    CPUAdagradBuilder,
+    CPUAdamBuilder,
+    CPUAmsgradBuilder,
+    CPULambBuilder,
+    CPULionBuilder,
+    CPUSGDBuilder,
+)
+
+__all__ = [
+    "CPUAdagradBuilder",
+    "CPUAdamBuilder",
+    "CPUAmsgradBuilder",
+    "CPULambBuilder",
+    "CPULionBuilder",
+    "CPUSGDBuilder",
+]
