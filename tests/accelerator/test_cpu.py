@@ -41,7 +41,9 @@ def test_the_index_is_ignored(cpu: CPU_Accelerator) -> None:
     cpu.synchronize(5)
 
 
-@pytest.mark.parametrize(("local_size", "count"), [(None, 2), ("", 2), ("4", 4), ("1", 1), ("0", 2), ("-3", 2)])
+@pytest.mark.parametrize(
+    ("local_size", "count"), [(None, 2), ("", 2), ("4", 4), (" 4 ", 4), ("1", 1), ("0", 2), ("-3", 2)]
+)
 def test_device_count_is_local_size_else_numa_nodes(
     host_files: Callable[[dict[str, str]], HostFiles], local_size: str | None, count: int
 ) -> None:
@@ -56,9 +58,10 @@ def test_current_device_is_local_rank(cpu: CPU_Accelerator, local_rank: str | No
         assert cpu.current_device() == device
 
 
+@pytest.mark.parametrize("value", ["two", "1.5", "0x2", "1,2"])
 @pytest.mark.parametrize("variable", ["LOCAL_RANK", "LOCAL_SIZE"])
-def test_a_local_variable_that_is_no_number_is_a_clear_error(cpu: CPU_Accelerator, variable: str) -> None:
-    with env.scope(**{variable: "two"}), pytest.raises(AccelError, match=f"{variable}='two' is not valid"):
+def test_a_local_variable_that_is_no_number_is_a_clear_error(cpu: CPU_Accelerator, variable: str, value: str) -> None:
+    with env.scope(**{variable: value}), pytest.raises(AccelError, match=f"{variable}='{value}' is not valid"):
         cpu.current_device() if variable == "LOCAL_RANK" else cpu.device_count()
 
 
@@ -125,6 +128,21 @@ def test_memory_is_the_resident_set(cpu: CPU_Accelerator) -> None:
     assert cpu.memory_snapshot() == []
 
 
+@pytest.mark.usefixtures("fake_memory")
+def test_memory_totals_are_the_control_groups_where_it_has_less(
+    host_files: Callable[[dict[str, str]], HostFiles],
+) -> None:
+    limits = {"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/memory.max": str(8 << 30)}
+    cpu = CPU_Accelerator(host_files({**limits, "sys/fs/cgroup/job/memory.current": str(2 << 30)}))
+    assert (cpu.total_memory(), cpu.available_memory()) == (8 << 30, 6 << 30)
+
+
+def test_all_peaks_are_the_kernels_high_water_mark(host_files: Callable[[dict[str, str]], HostFiles]) -> None:
+    cpu = CPU_Accelerator(host_files({"proc/self/status": f"VmHWM:\t {1 << 30} kB\n"}))
+    assert cpu.max_memory_allocated() == cpu.max_memory_reserved() == cpu.max_memory_cached() == 1 << 40
+    assert cpu.memory_stats()["allocated_bytes.all.peak"] == 1 << 40
+
+
 @pytest.mark.parametrize("reset", ["reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"])
 def test_each_reset_restarts_the_peak(cpu: CPU_Accelerator, reset: str) -> None:
     block = torch.ones(32 << 20, dtype=torch.uint8)
@@ -149,6 +167,17 @@ def test_types(cpu: CPU_Accelerator) -> None:
 def test_fp16_is_what_onednn_says_as_a_bool(cpu: CPU_Accelerator, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: answer)
     assert cpu.is_fp16_supported() is bool(answer)
+
+
+@pytest.mark.parametrize("error", [AttributeError("no such op"), RuntimeError("built without oneDNN")])
+def test_a_torch_without_onednn_has_no_fp16(
+    cpu: CPU_Accelerator, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def ask() -> bool:
+        raise error
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", ask)
+    assert cpu.is_fp16_supported() is False
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,18 @@ V2 = {"proc/self/cgroup": "0::/job/step\n"}
 V2_ROOT = {"proc/self/cgroup": "0::/\n"}
 V1 = {"proc/self/cgroup": "5:cpuset,cpu:/docker/abc\n4:memory:/docker/abc\n0::/\n"}
 OUTSIDE = {"proc/self/cgroup": "0::/../../other.slice\n"}
+HYBRID = {"proc/self/cgroup": "9:cpuset:/pod\n8:memory:/pod\n1:name=systemd:/pod\n0::/pod\n"}
+COLON = {"proc/self/cgroup": "0::/a:b\n"}
 TWO_SOCKETS = numa_tree({0: "0-15", 1: "16-31"})
+THREE_NODES = numa_tree({0: "0-3", 1: "4-7", 2: "8-11"})
+FAKE = numa_tree({0: "0-7", 1: "0-7", 2: "8-15", 3: "8-15"})
+CPUSETS_V1 = {
+    "sys/fs/cgroup/cpuset/docker/abc/cpuset.cpus": "0-3",
+    "sys/fs/cgroup/cpuset/docker/cpuset.cpus": "0-31",
+    "sys/fs/cgroup/cpuset/cpuset.cpus": "0-31",
+}
+SOME_OF_TWO = {"sys/fs/cgroup/job/step/cpuset.cpus.effective": "3,8-9\n"}
+SOME_OF_ONE = {"sys/fs/cgroup/job/step/cpuset.cpus.effective": "2-3\n"}
 
 NUMA = [
     ("one node", numa_tree({0: "0-7"}), 1),
@@ -41,6 +52,9 @@ NUMA = [
     ("fake NUMA on two sockets, interleaved", numa_tree({0: "0-7", 1: "8-15", 2: "0-7", 3: "8-15"}), 2),
     ("an offline node", numa_tree({0: "0-7", 1: "8-15"}, online="0"), 1),
     ("numbers with gaps", numa_tree({0: "0-7", 8: "8-15"}, online="0,8"), 2),
+    ("memory between two sockets (CXL)", numa_tree({0: "0-7", 1: "", 2: "8-15"}), 2),
+    ("fake NUMA beside HBM", numa_tree({0: "0-7", 1: "0-7", 2: "", 3: ""}), 1),
+    ("an offline node beside HBM", numa_tree({0: "0-7", 1: "8-15", 2: ""}, online="0,2"), 1),
     ("all cores of a node offline", numa_tree({0: "0-7", 1: ""}), 1),
     ("no NUMA in the kernel", {"sys/devices/system/cpu/online": "0-3"}, 1),
     ("nothing at all", {}, 1),
@@ -51,6 +65,12 @@ NUMA = [
     ("cpuset v2 leaves both", {**TWO_SOCKETS, **V2, "sys/fs/cgroup/job/step/cpuset.cpus.effective": "15-16"}, 2),
     ("cpuset v1 hides a node", {**TWO_SOCKETS, **V1, "sys/fs/cgroup/cpuset/docker/abc/cpuset.effective_cpus": "0"}, 1),
     ("cpuset v1 in a container", {**TWO_SOCKETS, **V1, "sys/fs/cgroup/cpuset/cpuset.cpus": "31"}, 1),
+    ("cpuset v1, innermost of two", {**TWO_SOCKETS, **V1, **CPUSETS_V1}, 1),
+    ("cpuset of a hybrid", {**TWO_SOCKETS, **HYBRID, "sys/fs/cgroup/cpuset/pod/cpuset.cpus": "20-23"}, 1),
+    ("cpuset leaves some of each of two nodes of three", {**THREE_NODES, **V2, **SOME_OF_TWO}, 2),
+    ("cpuset hides half of the fake nodes' cores", {**FAKE, **V2, **SOME_OF_ONE}, 1),
+    ("cpuset of cores that no node lists", {**TWO_SOCKETS, **V2, "sys/fs/cgroup/cpuset.cpus.effective": "64-71"}, 1),
+    ("a group with a colon in its name", {**TWO_SOCKETS, **COLON, "sys/fs/cgroup/a:b/cpuset.cpus.effective": "0"}, 1),
     ("an empty cpuset file", {**TWO_SOCKETS, **V2, "sys/fs/cgroup/job/step/cpuset.cpus.effective": "\n"}, 2),
     ("no cgroup mount", {**TWO_SOCKETS, **V2}, 2),
 ]
@@ -78,6 +98,40 @@ LIMITS = [
     ("v2 from outside the namespace", {**OUTSIDE, "sys/fs/cgroup/memory.max": f"{GIB}"}, GIB),
     ("v1", {**V1, "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": f"{3 * GIB}"}, 3 * GIB),
     ("v1 in a container", {**V1, "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{3 * GIB}"}, 3 * GIB),
+    (
+        "v1, an ancestor is tighter",
+        {
+            **V1,
+            "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": f"{8 * GIB}",
+            "sys/fs/cgroup/memory/docker/memory.limit_in_bytes": f"{5 * GIB}",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+        },
+        5 * GIB,
+    ),
+    (
+        "v2, only the outermost has one",
+        {**V2, "sys/fs/cgroup/job/step/memory.max": "max", "sys/fs/cgroup/memory.max": f"{6 * GIB}"},
+        6 * GIB,
+    ),
+    (
+        "v2, throttled before the limit",
+        {
+            **V2,
+            "sys/fs/cgroup/job/memory.max": f"{8 * GIB}",
+            "sys/fs/cgroup/job/memory.high": f"{7 * GIB}",
+        },
+        7 * GIB,
+    ),
+    (
+        "hybrid, limits in both",
+        {
+            **HYBRID,
+            "sys/fs/cgroup/memory/pod/memory.limit_in_bytes": f"{4 * GIB}",
+            "sys/fs/cgroup/unified/pod/memory.max": f"{3 * GIB}",
+        },
+        3 * GIB,
+    ),
+    ("another job's limit", {**V2, "sys/fs/cgroup/other/memory.max": f"{GIB}"}, None),
     ("hybrid", {**V2, "sys/fs/cgroup/unified/job/memory.max": f"{GIB}"}, GIB),
     ("no cgroups", {}, None),
 ]
@@ -122,6 +176,29 @@ def test_available_memory_v1_counts_the_groups_descendants_and_is_never_negative
     assert memory_room_bytes(host_files({f"{group}/memory.usage_in_bytes": f"{9 * GIB}"})) == 0
 
 
+@pytest.mark.usefixtures("fake_memory")
+def test_available_memory_is_what_the_fullest_group_up_the_tree_leaves(host_files: Write) -> None:
+    """Siblings fill an ancestor whose own limit is the wider one."""
+    files = host_files(
+        {
+            **V2,
+            "sys/fs/cgroup/job/step/memory.max": f"{4 * GIB}",
+            "sys/fs/cgroup/job/step/memory.current": f"{GIB}",
+            "sys/fs/cgroup/job/memory.max": f"{16 * GIB}",
+            "sys/fs/cgroup/job/memory.current": f"{15 * GIB}",
+        }
+    )
+    assert cgroups.total_memory_bytes(files) == 4 * GIB
+    assert cgroups.available_memory_bytes(files) == GIB
+
+
+@pytest.mark.usefixtures("fake_memory")
+def test_a_limit_above_what_the_machine_has_left_changes_nothing(host_files: Write) -> None:
+    files = host_files({**V2, "sys/fs/cgroup/job/memory.max": f"{60 * GIB}", "sys/fs/cgroup/job/memory.current": "0"})
+    assert cgroups.total_memory_bytes(files) == 60 * GIB
+    assert cgroups.available_memory_bytes(files) == 48 * GIB
+
+
 def test_without_a_cpuset_all_cores_are_allowed(host_files: Write) -> None:
     assert allowed_cores(host_files({})) is None
 
@@ -144,6 +221,21 @@ def test_where_the_mark_cannot_be_restarted_the_peak_is_what_was_seen(host_files
     files = host_files({"proc/self/status": f"VmHWM:\t {1 << 30} kB\n"})
     memory = host.ResidentMemory(files)
     memory.reset()
+    assert 0 < memory.peak() < 1 << 40
+
+
+def test_where_the_kernel_refuses_the_restart_the_peak_is_what_was_seen(
+    host_files: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = host_files({"proc/self/status": f"VmHWM:\t {1 << 30} kB\n", "proc/self/clear_refs": ""})
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    memory = host.ResidentMemory(files)
+    with monkeypatch.context() as kernel:
+        kernel.setattr(os, "write", refuse)
+        memory.reset()
     assert 0 < memory.peak() < 1 << 40
 
 
