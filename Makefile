@@ -46,6 +46,7 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks.jit --quick $(ARGS)
 	$(BIN)/python -m benchmarks.adam --quick $(ARGS)
+	$(BIN)/python -m benchmarks.accelerator --quick $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist out op_builder/_prebuilt *.egg-info .pytest_cache .mypy_cache .ruff_cache
