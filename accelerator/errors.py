@@ -25,6 +25,10 @@ class UnsupportedBackendError(AccelError, ValueError):
     """Torch knows no ``torch.compile`` backend of that name."""
 
 
+class DeviceIndexError(AccelError, IndexError):
+    """There is no device of that index."""
+
+
 class EventNotRecordedError(AccelError, RuntimeError):
     """A time was asked of an event that was never recorded."""
 

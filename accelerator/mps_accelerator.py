@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from accelerator.errors import DeviceIndexError
 from accelerator.host_streams import HostStream, HostStreams
 from accelerator.torch_accelerator import TorchAccelerator
 
@@ -61,7 +62,13 @@ class MPS_Accelerator(HostStreams, TorchAccelerator):
         return 0
 
     def set_device(self, device_index: int) -> None:
-        """Does nothing: there is one device."""
+        """Does nothing: there is one device.
+
+        Raises:
+            DeviceIndexError: ``device_index`` is not 0.
+        """
+        if device_index != 0:
+            raise DeviceIndexError(f"There is one mps device, index 0, found index {device_index!r}.", "Use index 0.")
 
     def synchronize(self, device_index: int | None = None) -> None:
         torch.mps.synchronize()

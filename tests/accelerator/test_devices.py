@@ -10,7 +10,7 @@ import pytest
 import torch
 from simulated_machines import Machine
 
-from accelerator.errors import AcceleratorUnavailableError, UnsupportedFeatureError
+from accelerator.errors import AcceleratorUnavailableError, DeviceIndexError, UnsupportedFeatureError
 from accelerator.npu_accelerator import cann_version
 from op_builder import env
 
@@ -216,6 +216,14 @@ def test_mps_is_one_device_with_one_queue(machine: Machine, monkeypatch: pytest.
     assert accelerator.Event is torch.mps.Event
     with pytest.raises(UnsupportedFeatureError):
         accelerator.create_graph()
+
+
+def test_mps_refuses_a_second_device(machine: Machine) -> None:
+    machine.mps()
+    accelerator = device_class("mps")()
+    accelerator.set_device(0)
+    with pytest.raises(DeviceIndexError, match="There is one mps device, index 0, found index 1"):
+        accelerator.set_device(1)
 
 
 def test_hpu_current_device_carries_no_index(machine: Machine) -> None:
