@@ -6,7 +6,8 @@ import pytest
 from simulated_machines import PLUGIN_SOURCE, Machine, PluginSite, accepted_label, reasons
 
 from accelerator.detection import Chosen, Refused
-from accelerator.selection import choose
+from accelerator.errors import AcceleratorSelectionError
+from accelerator.selection import builder_package, choose
 from op_builder import env
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -98,3 +99,34 @@ def test_of_two_plugins_with_one_name_the_first_has_it(plugin_site: PluginSite) 
     with env.scope(ACCEL_ACCELERATOR="zeta"):
         selection = choose()
     assert accepted_label(selection) == "zeta (plugin_z:Plugin)"
+
+
+UNPLUGGED = "probe = staticmethod(lambda: 'card unplugged')"
+
+
+def test_a_prebuild_asks_the_class_of_a_named_plugin_and_not_its_device(plugin_site: PluginSite) -> None:
+    plugin_site.install("acme", "plugin_acme", source(f"{UNPLUGGED}; builder_package = 'acme.ops'"))
+    with env.scope(ACCEL_ACCELERATOR="acme"):
+        assert isinstance(choose(), Refused)
+        assert builder_package() == ("acme", "acme.ops")
+    assert builder_package() == ("cpu", "op_builder.cpu"), "not named, it is detected like any other"
+
+
+def test_a_plugin_without_a_declared_package_is_asked_for_it(plugin_site: PluginSite) -> None:
+    plugin_site.install(
+        "acme", "plugin_acme", source("builder_package = None; op_builder_dir = lambda self: 'late.ops'")
+    )
+    with env.scope(ACCEL_ACCELERATOR="acme"):
+        assert builder_package() == ("acme", "late.ops")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("raise OSError('no driver')", "OSError: no driver"), ("import sys; sys.exit('bye')", "SystemExit: bye")],
+)
+def test_a_prebuild_tells_why_a_named_plugin_cannot_be_had(plugin_site: PluginSite, text: str, reason: str) -> None:
+    plugin_site.install("acme", "plugin_acme", text)
+    with env.scope(ACCEL_ACCELERATOR="acme"), pytest.raises(AcceleratorSelectionError, match=reason):
+        builder_package()
+    with env.scope(ACCEL_ACCELERATOR="acmee"), pytest.raises(AcceleratorSelectionError, match="Unknown accelerator"):
+        builder_package()

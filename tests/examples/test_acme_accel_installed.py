@@ -80,6 +80,10 @@ def test_it_is_detected_named_and_its_op_compiled_when_it_is_used(
     trace = {entry["name"]: entry for entry in report["trace"]}
     assert trace["acme"]["reason"] == f"there is no {tmp_path / 'acme0'}: no card, or its driver is not loaded"
 
+    # It keeps the contract, and a ported script runs on it.
+    assert " 0 failed," in environment.run("-m", "accelerator.conformance", "acme", **card)
+    assert '{"losses": [' in environment.run(ROOT / "examples" / "porting" / "after.py", "--steps=2", **card)
+
     # Named, with a card and without.
     report = chosen(environment, **{**card, "ACCEL_ACCELERATOR": "acme"})
     assert (report["accelerator"]["name"], report["accelerator"]["requested"]) == ("acme", "acme")

@@ -1,8 +1,12 @@
 """The accelerator, declared: what accel-ops cannot ask the device module itself."""
 
+# ruff: noqa: ARG002 - pin_memory() takes the arguments of the contract
+
 from __future__ import annotations
 
 from types import ModuleType
+
+import torch
 
 from accelerator.torch_accelerator import TorchAccelerator
 
@@ -36,3 +40,13 @@ class AcmeAccelerator(TorchAccelerator):
         from acme_accel import device_module
 
         return device_module.obstacle()
+
+    # The CPU's memory is the host's. A card with memory of its own leaves these two to accel-ops.
+
+    def pin_memory(
+        self, tensor: torch.Tensor, align_bytes: int = 1, make_copy: bool = True, match_shape: bool = True
+    ) -> torch.Tensor:
+        return tensor
+
+    def get_rss(self) -> int:
+        return self.memory_allocated()
