@@ -78,20 +78,22 @@ def manual_seed_all_seeds_every_device(subject: Subject) -> None:
 def initial_seed_is_the_seed(subject: Subject) -> None:
     """initial_seed() is what manual_seed() was given."""
     with _kept_states(subject):
-        subject.accelerator.manual_seed(_SEED)
-        found = subject.accelerator.initial_seed()
-    expect_type("initial_seed()", found, int)
-    expect_equal("initial_seed()", found, _SEED)
+        for seed in (_SEED, _SEED + 1):  # one of them is not what an earlier check left
+            subject.accelerator.manual_seed(seed)
+            found = subject.accelerator.initial_seed()
+            expect_type("initial_seed()", found, int)
+            expect_equal("initial_seed()", found, seed)
 
 
 def default_generator_is_the_seeded_one(subject: Subject) -> None:
     """default_generator(i) is the torch.Generator of that device, which manual_seed_all() seeds."""
     with _kept_states(subject):
-        subject.accelerator.manual_seed_all(_SEED)
-        for index in subject.indices():
-            generator = subject.accelerator.default_generator(index)
-            expect_type(f"default_generator({index})", generator, torch.Generator)
-            expect_equal("seed of the generator", generator.initial_seed(), _SEED)
+        for seed in (_SEED, _SEED + 1):
+            subject.accelerator.manual_seed_all(seed)
+            for index in subject.indices():
+                generator = subject.accelerator.default_generator(index)
+                expect_type(f"default_generator({index})", generator, torch.Generator)
+                expect_equal(f"seed of default_generator({index})", generator.initial_seed(), seed)
 
 
 CHECKS = (
