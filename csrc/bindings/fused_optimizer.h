@@ -63,7 +63,7 @@ const T* control_data(const std::optional<Tensor>& tensor, const char* role, std
     return nullptr;
   }
   constexpr bool is_float = std::is_same_v<T, float>;
-  if (tensor->layout() != torch::headeronly::Layout::Strided || tensor->numel() != 1 ||
+  if (!is_strided(*tensor) || tensor->numel() != 1 ||
       tensor->scalar_type() != (is_float ? ScalarType::Float : ScalarType::Int)) {
     refuse(std::string(role) + " is no tensor of one " + (is_float ? "float32." : "int32."),
            is_float ? "Pass, for example, torch.ones(1)." : "Pass, for example, torch.zeros(1, dtype=torch.int32).");
@@ -220,7 +220,7 @@ class FusedOptimizer {
 
   static DeviceArray device_array(const Tensor& tensor, const Argument& argument, std::int32_t device) {
     using torch::headeronly::ScalarType;
-    if (tensor.layout() != torch::headeronly::Layout::Strided) {
+    if (!is_strided(tensor)) {
       refuse(argument.text() + " is sparse; a dense (strided) tensor is needed.",
              "Pass a dense tensor, for example x.to_dense().");
     }

@@ -77,9 +77,16 @@ inline void* memory_of(const torch::stable::Tensor& tensor, const Argument& argu
   return data;
 }
 
+// Whether `tensor` is dense. Tensor::layout() came with torch 2.11; the C functions are those of 2.10.
+inline bool is_strided(const torch::stable::Tensor& tensor) {
+  std::int32_t layout = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(tensor.get(), &layout));
+  return layout == aoti_torch_layout_strided();
+}
+
 // The memory of `tensor`, whose elements are of `element_bytes`.
 inline HostMemory host_memory(const torch::stable::Tensor& tensor, const Argument& argument, std::int64_t element_bytes) {
-  if (tensor.layout() != torch::headeronly::Layout::Strided) {
+  if (!is_strided(tensor)) {
     refuse(argument.text() + " is sparse; a dense (strided) tensor is needed.", "Pass a dense tensor, for example x.to_dense().");
   }
   if (!tensor.is_cpu()) {
