@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from op_builder._version import __version__
 from op_builder.cache.store import MANIFEST, Cache, Entry
 from op_builder.errors import AccelError
-from op_builder.fingerprint import Roots, file_status, last_touched_ns, platform_name, recipe_parts
+from op_builder.fingerprint import Roots, file_status, platform_name, recipe_parts
 from op_builder.paths import NATIVE_DIRECTORIES, native_root, outermost_package
 from op_builder.plan import BuildPlan, make_plan
 from op_builder.torch_install import MINIMUM_TORCH, parse_release, torch_install
@@ -38,10 +38,14 @@ _FLAGS = ("c++ flags", "nvcc flags")
 
 @dataclass(frozen=True)
 class Rejected:
-    """A prebuilt binary that does not fit this process, and why."""
+    """A prebuilt binary that does not fit this process, and why.
 
-    entry: Entry
+    ``entry`` is None where its manifest cannot be read.
+    """
+
+    directory: Path
     reason: str
+    entry: Entry | None
 
 
 def prebuilt_roots(builder: OpBuilder) -> list[Path]:
@@ -55,15 +59,19 @@ def find_prebuilt(builder: OpBuilder) -> Entry | Rejected | None:
     others: list[Rejected] = []
     own: list[Rejected] = []
     for root in prebuilt_roots(builder):
-        for entry in Cache(root, is_ours=False).entries(builder.name):
+        held = Cache(root, is_ours=False)
+        for entry in held.entries(builder.name):
             reason = _other_recipe(entry, root.parent, builder)
             if reason is not None:
-                others.append(Rejected(entry, reason))
+                others.append(Rejected(entry.directory, reason, entry))
                 continue
             reason = _misfit(entry)
             if reason is None:
                 return entry
-            own.append(Rejected(entry, reason))
+            own.append(Rejected(entry.directory, reason, entry))
+        own += [
+            Rejected(directory, f"{reason}; reinstall the package", None) for directory, reason in held.damaged.items()
+        ]
     # A wheel may hold an op for several devices: that of another device is no news.
     return next(iter([*own, *others]), None)
 
@@ -86,6 +94,9 @@ def _other_recipe(entry: Entry, package: Path, builder: OpBuilder) -> str | None
         since_ns = _untouched_since_ns(entry, package, plan)
         built = entry.manifest.key_parts
         recipe = recipe_parts(plan, built, since_ns)
+        flags = [name for name in _FLAGS if _of_cpu(built.get(name, "[]")) != _of_cpu(recipe[name])]
+    except json.JSONDecodeError:
+        return "its manifest cannot be read"
     except AccelError:
         return None  # a wheel may carry binaries without their sources
     names = {name for name in (*built, *recipe) if name.startswith(("source ", "linked "))}
@@ -93,7 +104,7 @@ def _other_recipe(entry: Entry, package: Path, builder: OpBuilder) -> str | None
         names.update(recipe)
     other = [name for name in sorted(names) if built.get(name) != recipe.get(name)]
     # Another version may have other flags for all ops; what ties the binary to a CPU counts all the same.
-    other += [name for name in _FLAGS if name not in names and _of_cpu(built[name]) != _of_cpu(recipe[name])]
+    other += [name for name in flags if name not in names]
     other += _changed_headers(entry, package, Roots.of(plan), since_ns)
     return f"it was built from another recipe ({', '.join(other)})" if other else None
 
@@ -102,12 +113,14 @@ def _untouched_since_ns(entry: Entry, package: Path, plan: BuildPlan) -> int:
     """The time before which the op's files must have come here to be surely those it was built from; 0: none is.
 
     A wheel's files come here in their order: what came before the binary and was not touched since is what came with
-    it. The rest is read, and mostly found to be as it was. Files from elsewhere may have come at any time.
+    it. The rest is read, and mostly found to be as it was. Files from elsewhere may have come at any time. The
+    manifest's time of writing counts: an editable install, whose sources are not those that came, sets it back.
     """
     places = _places(package)
     if not all(str(source.path).startswith(places) for source in plan.sources):
         return 0
-    return last_touched_ns(file_status(str(entry.directory / MANIFEST)))
+    status = file_status(str(entry.directory / MANIFEST))
+    return status[1] if status is not None else 0
 
 
 def _places(package: Path) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -20,11 +21,12 @@ from typing import Any
 from setuptools import build_meta  # type: ignore[import-untyped]
 
 from op_builder import env
+from op_builder.cache.store import MANIFEST
 from op_builder.errors import AccelError
 from op_builder.prebuild import wheel
 from op_builder.prebuild.order import Order
 from op_builder.prebuild.target import PATH_PROGRAM, REFUSED, Target, find_target
-from op_builder.prebuilt import DIRECTORY
+from op_builder.prebuilt import DIRECTORY, INDEX
 from op_builder.torch_install import MINIMUM_TORCH
 
 Settings = Mapping[str, Any] | None
@@ -32,6 +34,8 @@ Settings = Mapping[str, Any] | None
 # What compiling and packing need, besides a compiler and torch.
 _TOOLS = ["ninja>=1.11", "packaging>=22", "psutil>=5.9", "wheel>=0.40"]
 _TORCH = f"torch>={'.'.join(map(str, MINIMUM_TORCH))}"
+
+_SOURCE_ROOTS = ("", "src/")
 
 _WORKER = f"""{PATH_PROGRAM}
 from op_builder.prebuild import worker
@@ -65,7 +69,7 @@ def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
 
 def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Settings = None) -> str:
     """setuptools' metadata, which are the same with and without ops."""
-    with _told_clearly(), _without_switches(Order.of_environment()):
+    with _told_clearly(), _without_switches(Order.of_environment()), _private_directories():
         return str(build_meta.prepare_metadata_for_build_wheel(metadata_directory, config_settings))
 
 
@@ -79,13 +83,18 @@ def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata
     """setuptools' wheel; with the ops in it that the environment asks for."""
     with _told_clearly():
         order = Order.of_environment()
-        with _without_switches(order):
+        with _without_switches(order), _private_directories() as scratch:
             if order.is_empty:
-                return str(build_meta.build_wheel(wheel_directory, config_settings, metadata_directory))
+                name = str(build_meta.build_wheel(wheel_directory, config_settings, metadata_directory))
+                wheel.refuse_binaries(Path(wheel_directory, name))
+                return name
             target = _target()
-            with _unpacked(config_settings, metadata_directory) as tree:
-                tag = _prebuild(tree, order, target)
-                return wheel.pack(tree, Path(wheel_directory), tag)
+            plain, tree = _unpacked(scratch, config_settings, metadata_directory)
+            tag = _prebuild(tree, order, target)
+            if not tag:  # nothing of this project is asked for
+                shutil.copy(plain, wheel_directory)
+                return plain.name
+            return wheel.pack(tree, Path(wheel_directory), tag)
 
 
 def build_editable(
@@ -97,10 +106,14 @@ def build_editable(
         with _without_switches(order):
             if not order.is_empty:
                 target = _target()
-                with _unpacked(config_settings, None) as tree:
+                with _private_directories() as scratch:
+                    _, tree = _unpacked(scratch, config_settings, None)
                     _prebuild(tree, order, target)
+                    _take_away()
                     for built in list(tree.rglob(DIRECTORY)):
                         _put(built, _source_package(built.parent.relative_to(tree)) / DIRECTORY)
+            else:
+                _take_away()
             return str(build_meta.build_editable(wheel_directory, config_settings, metadata_directory))
 
 
@@ -127,7 +140,8 @@ def _without_switches(order: Order) -> Iterator[None]:
 def _requirements(of_setuptools: Callable[[Any], list[str]], config_settings: Settings) -> list[str]:
     order = Order.of_environment()
     with _without_switches(order):
-        needed = list(of_setuptools(config_settings))
+        with _private_directories():
+            needed = list(of_setuptools(config_settings))
         if order.is_empty:
             return needed
         target = find_target()
@@ -152,15 +166,28 @@ def _target() -> Target:
 
 
 @contextmanager
-def _unpacked(config_settings: Settings, metadata_directory: str | None) -> Iterator[Path]:
-    """setuptools' wheel, unpacked into a directory that goes at the end."""
+def _private_directories() -> Iterator[Path]:
+    """A directory that goes at the end, where setuptools does its work, too.
+
+    In the project's own ``build/`` it would find, and put into the wheel, what earlier builds left, and
+    builds at the same time would meet.
+    """
     with tempfile.TemporaryDirectory(prefix="accel-ops-wheel-") as scratch:
-        plain, tree = Path(scratch, "plain"), Path(scratch, "tree")
-        plain.mkdir()
-        with _quietly():
-            name = build_meta.build_wheel(str(plain), config_settings, metadata_directory)
-        wheel.unpack(plain / name, tree)
-        yield tree
+        config, information = Path(scratch, "setup.cfg"), Path(scratch, "information")
+        information.mkdir()
+        config.write_text(f"[build]\nbuild_base = {scratch}/build\n[egg_info]\negg_base = {information}\n")
+        with env.scope(DIST_EXTRA_CONFIG=str(config)):
+            yield Path(scratch)
+
+
+def _unpacked(scratch: Path, config_settings: Settings, metadata_directory: str | None) -> tuple[Path, Path]:
+    """setuptools' wheel, and the directory into which it is unpacked."""
+    plain, tree = scratch / "plain", scratch / "tree"
+    plain.mkdir()
+    with _quietly():
+        name = build_meta.build_wheel(str(plain), config_settings, metadata_directory)
+    wheel.unpack(plain / name, tree)
+    return plain / name, tree
 
 
 @contextmanager
@@ -188,16 +215,28 @@ def _prebuild(tree: Path, order: Order, target: Target) -> str:
     raise AccelError(f"{target.python} ended with status {status} while it built the ops; nothing was made.")
 
 
+def _take_away() -> None:
+    """Remove the ops that an earlier editable install put into the project."""
+    for parent in _SOURCE_ROOTS:
+        for index in Path.cwd().glob(f"{parent}**/{DIRECTORY}/{INDEX}"):
+            shutil.rmtree(index.parent)
+
+
 def _put(built: Path, place: Path) -> None:
-    shutil.rmtree(place, ignore_errors=True)
-    shutil.copytree(built, place)
+    beside = place.with_name(f"{place.name}-new")
+    shutil.rmtree(beside, ignore_errors=True)
+    shutil.copytree(built, beside)
+    for manifest in beside.rglob(MANIFEST):
+        # The project's sources may have been edited since they were copied: none is taken for what was built.
+        os.utime(manifest, ns=(0, 0))
+    beside.rename(place)
     _say(f"the ops of {place.parent.name} lie in {place}")
 
 
 def _source_package(name: Path) -> Path:
-    for parent in (Path.cwd(), Path.cwd() / "src"):
-        if (parent / name / "__init__.py").is_file():
-            return parent / name
+    for parent in _SOURCE_ROOTS:
+        if (Path.cwd() / parent / name / "__init__.py").is_file():
+            return Path.cwd() / parent / name
     raise AccelError(
         f"The package {name} is neither in {Path.cwd()} nor in its src/, so its ops have no place to go.",
         "Install without -e, or build the ops into the cache: python -m op_builder.build.",

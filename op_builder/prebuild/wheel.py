@@ -20,6 +20,18 @@ def unpack(wheel: Path, tree: Path) -> None:
         shutil.rmtree(left)
 
 
+def refuse_binaries(wheel: Path) -> None:
+    """Remove a plain ``wheel`` and raise an AccelError if a project's package data put prebuilt ops into it."""
+    with zipfile.ZipFile(wheel) as archive:
+        found = [name for name in archive.namelist() if f"/{DIRECTORY}/" in name]
+    if found:
+        wheel.unlink()
+        raise AccelError(
+            f"The project's package data takes in what an editable install left: {found[0]}.",
+            f"Exclude {DIRECTORY} from the package data, or remove it.",
+        )
+
+
 def pack(tree: Path, directory: Path, tag: str) -> str:
     """Make the wheel of an unpacked ``tree`` in ``directory``, for the platform of ``tag``; returns its file name.
 

@@ -80,7 +80,10 @@ def say(text: str) -> None:
 
 
 def prebuild(tree: Path, order: Order) -> str:
-    """Build what ``order`` wants of the packages in ``tree`` and put it there; returns the wheel's tag.
+    """Build what ``order`` wants of the packages in ``tree`` and put it there.
+
+    Returns:
+        the wheel's tag; empty where none of its ops is asked for.
 
     Raises:
         IncompatibleOpError: an op that it insists on cannot be built here, or nothing can.
@@ -102,11 +105,14 @@ def prebuild(tree: Path, order: Order) -> str:
     )
     say(f"torch {torch_install().version}, Python {platform.python_version()}, accelerator {accelerator} ({how})")
     chosen, left_out = _choose(own, order, accelerator)
+    if not chosen and not any(map(order.wants, own)):
+        say("none of this project's ops is asked for; the wheel holds none")
+        return ""
     with _cache_that_can_be_written(), env.scope(**{env.ACCEL_PRECOMPILE.name: "0"}):
         insisted = {builder.name for builder in chosen if order.insists_on(builder)}
-        outcomes = build_all(chosen, required=insisted, force=False, report=_print_step)
+        outcomes = build_all(chosen, required=insisted, force=False, report=_Progress(len(chosen)))
         built, more = _settle(chosen, outcomes)
-        left_out += more
+        left_out = [left for left in (*left_out, *more) if left.reason != _NOT_ASKED_FOR]
         if not built:
             told = "".join(f"\n  {line}" for line in _by_reason(left_out))
             raise IncompatibleOpError(
@@ -119,7 +125,7 @@ def prebuild(tree: Path, order: Order) -> str:
             _write_index(package_dir, accelerator, tag, built, left_out)
     names = ", ".join(dict.fromkeys(item.op for item in built))
     say(f"built in {time.monotonic() - started:.1f} s: {names}")
-    for line in _by_reason([left for left in left_out if left.reason != _NOT_ASKED_FOR]):
+    for line in _by_reason(left_out):
         say(f"left out {line}")
     say(f"the wheel is tagged {tag}")
     return tag
@@ -245,8 +251,19 @@ def _cache_that_can_be_written() -> Iterator[None]:
         yield
 
 
-def _print_step(op: str, done: int, total: int, step: str) -> None:
-    say(f"{op}: [{done}/{total}] {step}" if total else f"{op}: {step}")
+class _Progress:
+    """Tells each step of each op, and how many ops are done."""
+
+    def __init__(self, ops: int) -> None:
+        self._ops = ops
+        self._done: list[str] = []
+
+    def __call__(self, op: str, done: int, total: int, step: str) -> None:
+        if total:
+            say(f"{op}: [{done}/{total}] {step}")
+        elif step not in ("checking", "waiting"):
+            self._done.append(op)
+            say(f"{op}: {step} ({len(self._done)} of {self._ops} ops)")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -256,7 +273,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         tag = prebuild(Path(os.path.realpath(tree)), Order(everything, ops))
     except AccelError as error:
-        say(f"error: {error}")
+        # Places below the unpacked wheel, which is gone when this is read, are those in the wheel.
+        say(f"error: {error}".replace(f"{os.path.realpath(tree)}/", ""))
         return REFUSED
     Path(answer).write_text(tag, encoding="utf-8")
     return 0

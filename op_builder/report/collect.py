@@ -294,6 +294,8 @@ def _entry(found: Entry | Rejected | None) -> dict[str, Any] | None:
     if found is None:
         return None
     entry = found.entry if isinstance(found, Rejected) else found
+    if entry is None:
+        return {"directory": str(found.directory), "rejected": found.reason if isinstance(found, Rejected) else None}
     manifest = entry.manifest
     return {
         "directory": str(entry.directory),
