@@ -22,8 +22,8 @@ class Ability(str, Enum):
     STREAMS = "streams"
     EVENTS = "events"
     GRAPHS = "graphs"
-    PINNED_MEMORY = "pinned memory"
-    CHILD_PROCESSES = "child processes"
+    PINNED_MEMORY = "pinned-memory"
+    CHILD_PROCESSES = "child-processes"
 
 
 @dataclass(frozen=True)
@@ -268,4 +268,4 @@ def unless_unsupported(make: Callable[[], Any]) -> Any:
     try:
         return make()
     except UnsupportedFeatureError as refusal:
-        does_not_apply(str(refusal))
+        does_not_apply(refusal.message)

@@ -23,10 +23,10 @@ TOTAL_BYTES = 1 << 30
 
 # Page-locked memory of torch's own device types goes through hooks that are compiled into torch.
 LACKS = {
-    "xpu": {"pinned memory": "this torch is built without the hooks of XPU"},
+    "xpu": {"pinned-memory": "this torch is built without the hooks of XPU"},
     "mps": {
-        "pinned memory": "this torch is built without the hooks of MPS",
-        "child processes": "the fake torch.mps is made in this process alone",
+        "pinned-memory": "this torch is built without the hooks of MPS",
+        "child-processes": "the fake torch.mps is made in this process alone",
     },
 }
 """What a fake cannot do, by device and ability, with the reason."""
