@@ -126,3 +126,35 @@ def test_a_wheel_from_the_sdist_holds_the_same_files(tree: Path, wheel: Path, tm
     again = the_wheel(tmp_path)
     assert again.name == wheel.name
     assert files_in(again) == files_in(wheel)
+
+
+def files_of(tree: Path) -> set[str]:
+    """All but the bytecode of the backend, which the frontend imports before that can say no."""
+    names = {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
+    return {name for name in names if not name.startswith("build_tools/__pycache__/")}
+
+
+def test_a_build_leaves_nothing_in_the_checkout_and_takes_nothing_that_is_gone(tree: Path, tmp_path: Path) -> None:
+    environment = make_environment(tmp_path / "venv")
+    extra = tree / "op_builder" / "extra_module.py"
+    extra.touch()
+    before = files_of(tree)
+    environment.pip("wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path / "first", tree)
+    assert files_of(tree) == before
+    assert "op_builder/extra_module.py" in files_in(the_wheel(tmp_path / "first"))
+    extra.unlink()
+    environment.pip("wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path / "second", tree)
+    assert "op_builder/extra_module.py" not in files_in(the_wheel(tmp_path / "second"))
+
+
+def test_a_plain_wheel_never_takes_in_what_an_editable_install_left(tree: Path, tmp_path: Path) -> None:
+    environment = make_environment(tmp_path / "venv")
+    left = tree / "op_builder" / "_prebuilt" / "ops" / "left.so"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    environment.pip("wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path / "plain", tree)
+    assert not [name for name in files_in(the_wheel(tmp_path / "plain")) if "_prebuilt" in name]
+    setup = tree / "setup.py"
+    setup.write_text(setup.read_text().replace('"op_builder": ["py.typed"]', '"op_builder": ["py.typed", "**/*.so"]'))
+    told = environment.pip("wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path / "broad", tree, fails=True)
+    assert "package data takes in what an editable install left: op_builder/_prebuilt/ops/left.so" in told

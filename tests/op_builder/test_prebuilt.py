@@ -298,3 +298,40 @@ def test_sources_that_came_after_the_binary_are_read_and_found_the_same(packaged
     after, before = (file_status(str(path)) for path in (source, wheel.directory / "manifest.json"))
     assert last_touched_ns(after) >= last_touched_ns(before)
     assert isinstance(prebuilt.find_prebuilt(packaged), Entry)
+
+
+def test_an_editable_installs_sources_are_read_whatever_their_times(packaged: SmallBuilder, wheel: Entry) -> None:
+    # As build_editable leaves it: the checkout may have been edited while the ops were built from a copy.
+    source = packaged.directory / "small.cpp"
+    source.write_text(source.read_text() + "// edited meanwhile\n")
+    time.sleep(0.05)
+    (wheel.directory / "manifest.json").touch()
+    assert isinstance(prebuilt.find_prebuilt(packaged), Entry), "by its time it came before the binary"
+    os.utime(wheel.directory / "manifest.json", ns=(0, 0))
+    found = prebuilt.find_prebuilt(packaged)
+    assert isinstance(found, prebuilt.Rejected)
+    assert found.reason == "it was built from another recipe (source 0 small.cpp)"
+
+
+def test_a_manifest_that_cannot_be_read_is_a_reason_too(small: SmallBuilder, wheel: Entry) -> None:
+    (wheel.directory / "manifest.json").write_text("{")
+    row = op_row(small)
+    assert not row.installed
+    assert "the prebuilt binary is passed over: its manifest cannot be read; reinstall the package" in row.reason
+    assert row.prebuilt == {
+        "directory": str(wheel.directory),
+        "rejected": "its manifest cannot be read; reinstall the package",
+    }
+    assert added(small.load()) == 1.0
+
+
+@pytest.mark.parametrize("flags", [None, "{", "[]"])
+def test_an_odd_manifest_of_another_version_ends_no_load(small: SmallBuilder, wheel: Entry, flags: str | None) -> None:
+    def odd(manifest: dict[str, Any]) -> None:
+        manifest["accel_ops"] = "0.0.7"
+        manifest["key_parts"].pop("c++ flags")
+        if flags is not None:
+            manifest["key_parts"]["c++ flags"] = flags
+
+    rewrite(wheel, odd)
+    assert added(small.load()) == 1.0

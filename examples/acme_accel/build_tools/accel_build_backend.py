@@ -40,6 +40,7 @@ def _backend():
 
 def _imported(place):
     sys.path.insert(0, place)
+    sys.dont_write_bytecode = True  # a build leaves nothing in the project
     try:
         from op_builder.prebuild import backend
     finally:
@@ -76,14 +77,17 @@ def _requirements(hook, config_settings):
     backend = _backend()
     if backend is not None:
         return getattr(backend, hook)(config_settings)
-    print("ops are asked for, and accel-ops, which builds them, is not installed: requesting it", file=sys.stderr)
+    print("Ops are asked for, and accel-ops, which builds them, is not installed: it is requested.", file=sys.stderr)
     return [*getattr(build_meta, hook)(config_settings), "accel-ops", "wheel"]
 
 
 def _call(hook, *arguments):
     backend = _backend()
     if backend is None:
-        sys.exit("Ops are asked for (ACCEL_BUILD_*), and accel-ops, which builds them, is not installed here.")
+        sys.exit(
+            "Ops are asked for (ACCEL_BUILD_*), and accel-ops, which builds them, is not installed here. "
+            "Install it and torch first, and then this project."
+        )
     return getattr(backend, hook)(*arguments)
 
 
