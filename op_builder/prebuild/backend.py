@@ -109,9 +109,11 @@ def build_editable(
                 with _private_directories() as scratch:
                     _, tree = _unpacked(scratch, config_settings, None)
                     _prebuild(tree, order, target)
+                    found = list(tree.rglob(DIRECTORY))
+                    places = [_source_package(built.parent.relative_to(tree)) / DIRECTORY for built in found]
                     _take_away()
-                    for built in list(tree.rglob(DIRECTORY)):
-                        _put(built, _source_package(built.parent.relative_to(tree)) / DIRECTORY)
+                    for built, place in zip(found, places, strict=True):
+                        _put(built, place)
             else:
                 _take_away()
             return str(build_meta.build_editable(wheel_directory, config_settings, metadata_directory))
@@ -216,10 +218,11 @@ def _prebuild(tree: Path, order: Order, target: Target) -> str:
 
 
 def _take_away() -> None:
-    """Remove the ops that an earlier editable install put into the project."""
+    """Remove the ops that an earlier editable install put into the project's packages."""
     for parent in _SOURCE_ROOTS:
-        for index in Path.cwd().glob(f"{parent}**/{DIRECTORY}/{INDEX}"):
-            shutil.rmtree(index.parent)
+        for package in ("*", "*/*"):  # no deeper: an environment may lie in the checkout, with packages of its own
+            for index in Path.cwd().glob(f"{parent}{package}/{DIRECTORY}/{INDEX}"):
+                shutil.rmtree(index.parent)
 
 
 def _put(built: Path, place: Path) -> None:
