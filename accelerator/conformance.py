@@ -25,6 +25,7 @@ from op_builder.errors import AccelError
 
 _EPILOG = "Exit status: 0 when all checks passed or do not apply, 1 when one failed, 2 when there is nothing to check."
 _MARK = "conformance-result: "
+_REFUSED = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,7 +98,7 @@ def _work(first: int, lacks: Mapping[Ability, str]) -> int:
     selection = choose()
     if isinstance(selection, Refused):
         print(selection.error, file=sys.stderr)
-        return 2
+        return _REFUSED
     for check in CHECKS[first:]:
         result = check.run(selection.accelerator, lacks)
         # A device's library may print what it likes; a line of ours begins with the mark.
@@ -118,8 +119,11 @@ def run_isolated(name: str, lacks: Mapping[Ability, str], timeout_s: float) -> C
     outcomes: list[Passed | Failed | NotApplicable] = []
     while len(outcomes) < len(CHECKS):
         with _Worker(name, len(outcomes), lacks) as worker:
-            outcomes.extend(worker.outcomes(timeout_s))
-            if len(outcomes) < len(CHECKS):
+            told = list(worker.outcomes(timeout_s))
+            outcomes += told
+            if not told and worker.has_refused:
+                outcomes += [Failed(worker.end)] * (len(CHECKS) - len(outcomes))
+            elif len(outcomes) < len(CHECKS):
                 outcomes.append(Failed(worker.end))
     results = (
         CheckResult(check.name, check.group, check.proves, outcome)
@@ -148,6 +152,11 @@ class _Worker:
     def __exit__(self, *exception: object) -> None:
         self._process.kill()  # no matter when it has ended
         self._process.wait()
+
+    @property
+    def has_refused(self) -> bool:
+        """Whether it found no accelerator to check, as the next one would."""
+        return self._process.poll() == _REFUSED
 
     def _read(self) -> None:
         assert self._process.stdout is not None

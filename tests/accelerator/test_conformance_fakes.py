@@ -21,8 +21,12 @@ from op_builder import env
 FAKES = Path(__file__).parent / "fakes"
 ROOT = FAKES.parents[2]
 
+# For this import alone: where the path is longer, torch_npu and the others are installed.
 sys.path.append(str(FAKES))
-from mutations import MUTATIONS  # noqa: E402
+try:
+    from mutations import MUTATIONS
+finally:
+    sys.path.remove(str(FAKES))
 
 pytestmark = pytest.mark.slow  # the device is compiled first, with torch's C++ headers
 
