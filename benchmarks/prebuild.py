@@ -36,7 +36,7 @@ LOAD_EVERY_OP = """
 import json, time
 import torch
 from op_builder import cpu
-names = [name for name in cpu.__all__ if name.endswith("Builder")]
+names = sorted((name for name in cpu.__all__ if name.endswith("Builder")), key=lambda name: name != "CPUAdamBuilder")
 times = {}
 for name in names:
     builder = getattr(cpu, name)
