@@ -25,7 +25,7 @@ from op_builder.cache.store import MANIFEST
 from op_builder.errors import AccelError
 from op_builder.prebuild import wheel
 from op_builder.prebuild.order import Order
-from op_builder.prebuild.target import PATH_PROGRAM, REFUSED, Target, find_target
+from op_builder.prebuild.target import PATH_PROGRAM, REFUSED, Target, find_target, say
 from op_builder.prebuilt import DIRECTORY, INDEX
 from op_builder.torch_install import MINIMUM_TORCH
 
@@ -119,10 +119,6 @@ def build_editable(
             return str(build_meta.build_editable(wheel_directory, config_settings, metadata_directory))
 
 
-def _say(text: str) -> None:
-    print(f"op_builder: {text}", file=sys.stderr, flush=True)
-
-
 @contextmanager
 def _told_clearly() -> Iterator[None]:
     """An error of ours ends the hook with its message alone: the frontend shows that, and no traceback."""
@@ -148,7 +144,7 @@ def _requirements(of_setuptools: Callable[[Any], list[str]], config_settings: Se
             return needed
         target = find_target()
     if target is None:
-        _say(
+        say(
             f"no torch in {sys.prefix}, so {_TORCH} is requested for this build. "
             f"{env.ACCEL_BUILD_TORCH.name}=<python or site-packages> builds against one that is there."
         )
@@ -163,7 +159,7 @@ def _target() -> Target:
             f"There is no torch to build ops against in {sys.prefix}.",
             f"Install {_TORCH}, or set {env.ACCEL_BUILD_TORCH.name} to a Python, or a site-packages, that has it.",
         )
-    _say(f"building against torch {target.torch_version} in {target.torch_dir}, that of {target.reason}")
+    say(f"building against torch {target.torch_version} in {target.torch_dir}, that of {target.reason}")
     return target
 
 
@@ -233,7 +229,7 @@ def _put(built: Path, place: Path) -> None:
         # The project's sources may have been edited since they were copied: none is taken for what was built.
         os.utime(manifest, ns=(0, 0))
     beside.rename(place)
-    _say(f"the ops of {place.parent.name} lie in {place}")
+    say(f"the ops of {place.parent.name} lie in {place}")
 
 
 def _source_package(name: Path) -> Path:

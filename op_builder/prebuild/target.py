@@ -69,6 +69,11 @@ class Target:
         return _command(self.python, program, (*first, *self.first), self.path, arguments)
 
 
+def say(text: str) -> None:
+    """Tell the person who waits: ``pip -v`` and the other frontends show it as it comes."""
+    print(f"op_builder: {text}", file=sys.stderr, flush=True)
+
+
 def find_target() -> Target | None:
     """The Python and the torch to build against; None where no torch is found and none was named.
 

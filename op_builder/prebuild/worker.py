@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -30,7 +29,7 @@ from op_builder.fingerprint import SystemHeaders
 from op_builder.paths import outermost_package
 from op_builder.prebuild.order import Order, variable_of
 from op_builder.prebuild.tags import wheel_tag
-from op_builder.prebuild.target import REFUSED
+from op_builder.prebuild.target import REFUSED, say
 from op_builder.prebuilt import DIRECTORY, INDEX, INDEX_FORMAT
 from op_builder.registry import UnavailableOpBuilder, all_builders, registered_packages
 from op_builder.sycl_builder import SYCLOpBuilder
@@ -72,11 +71,6 @@ class Built:
         """Its directory below ``_prebuilt``, laid out as in the cache."""
         key = self.manifest.key
         return f"ops/{self.op}/{key.plan.digest}/{key.digest}"
-
-
-def say(text: str) -> None:
-    """Tell the person who waits: ``pip -v`` and the other frontends show it as it comes."""
-    print(f"op_builder: {text}", file=sys.stderr, flush=True)
 
 
 def prebuild(tree: Path, order: Order) -> str:
