@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import queue
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from accelerator.detection import Refused
 from accelerator.selection import choose
 from accelerator.testing import CHECKS, Ability, CheckResult, ConformanceReport, Failed, NotApplicable, Passed
 from accelerator.testing.run import require_device
+from accelerator.vendors import standard_output_kept
 from op_builder import env
 from op_builder.errors import AccelError
 
@@ -34,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with env.scope(ACCEL_ACCELERATOR=options.name, DS_ACCELERATOR=None):
         if options.worker is not None:
             return _work(options.worker, dict(options.without))
-        error = _cannot_run()
+        with standard_output_kept():
+            error = _cannot_run()
         if error is not None:
             print(error, file=sys.stderr)
             return 2
@@ -54,7 +57,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("name", metavar="NAME", help="cpu, cuda, ... or a plug-in's name, as in ACCEL_ACCELERATOR")
     parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
-    parser.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="for one check (default: 300)")
+    parser.add_argument("--timeout", type=_seconds, default=300, metavar="SECONDS", help="for one check (default: 300)")
     parser.add_argument(
         "--without",
         type=_ability_and_reason,
@@ -66,6 +69,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: expected a number of seconds above 0")
+    return seconds
 
 
 def _ability_and_reason(text: str) -> tuple[Ability, str]:
@@ -219,7 +232,7 @@ def _print_table(report: ConformanceReport) -> None:
     styles = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
     table = Table(title=f"Conformance of {report.accelerator}", title_justify="left", title_style="bold")
     for heading in ("check", "result", "what was seen, or why"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading == "check")  # a name is to be found by searching
     group = None
     for result in report.results:
         if result.group != group:

@@ -11,9 +11,9 @@ import torch
 
 from accelerator import host
 from accelerator.host_streams import HostGraphs, HostStreams
-from accelerator.oneccl import oneccl_imports
 from accelerator.torch_accelerator import TorchAccelerator
-from op_builder import cgroups
+from accelerator.vendors import optional_vendor
+from op_builder import cgroups, cpu_isa
 from op_builder import env as environment
 from op_builder.cgroups import HostFiles
 
@@ -31,6 +31,7 @@ class CPU_Accelerator(HostStreams, HostGraphs, TorchAccelerator):
     builder_package = "op_builder.cpu"
     synchronized = True
     bf16_supported = True
+    extra_facts = (("hardware", cpu_isa.cpu_model),)
 
     def __init__(self, files: HostFiles | None = None) -> None:
         super().__init__()
@@ -43,7 +44,7 @@ class CPU_Accelerator(HostStreams, HostGraphs, TorchAccelerator):
 
     @classmethod
     def choose_communication_backend(cls) -> str:
-        return "ccl" if oneccl_imports() else "gloo"
+        return "ccl" if optional_vendor("oneccl_bindings_for_pytorch") else "gloo"
 
     def device_count(self) -> int:
         """``LOCAL_SIZE`` when a launcher set it, else the number of NUMA nodes with cores."""

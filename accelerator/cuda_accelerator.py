@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 
 from accelerator import nvml
 from accelerator.torch_accelerator import TorchAccelerator
+from accelerator.vendors import optional_vendor
 from op_builder import env as environment
 
 
@@ -28,20 +28,11 @@ class CUDA_Accelerator(TorchAccelerator):
     graph_class = "CUDAGraph"
 
     @classmethod
-    def probe(cls) -> str | None:
-        # device_count() asks NVML; is_available() would start the driver, after which no forked
-        # child can use CUDA.
-        return None if torch.cuda.device_count() > 0 else "torch.cuda.device_count() is 0"
-
-    @classmethod
     def choose_communication_backend(cls) -> str:
         return "gloo" if sys.platform == "win32" else "nccl"
 
     def supports_nvtx_domain(self) -> bool:
         return True
-
-    def is_available(self) -> bool:
-        return self.device_count() > 0  # not torch.cuda.is_available(): see probe()
 
     def device_capability(self, device_index: int | None = None) -> Any:
         """(major, minor), or None without a device."""
@@ -54,7 +45,8 @@ class CUDA_Accelerator(TorchAccelerator):
     def available_memory(self, device_index: int | None = None) -> int:
         """Free bytes as NVML sees them when ``pynvml`` is there, else as the CUDA driver does."""
         if torch.version.hip is None:
-            free = nvml.free_memory_bytes(environment.CUDA_VISIBLE_DEVICES.get(), self._index(device_index))
+            index = self.current_device() if device_index is None else device_index
+            free = nvml.free_memory_bytes(environment.CUDA_VISIBLE_DEVICES.get(), index)
             if free is not None:
                 return free
         return super().available_memory(device_index)
@@ -89,9 +81,6 @@ class CUDA_Accelerator(TorchAccelerator):
         return torch.cuda.nvtx.range_pop() if torch.backends.cuda.is_built() else None
 
 
-@functools.cache
+@functools.cache  # ranges are many, and looking for a package that is not there takes long
 def _nvtx() -> Any:
-    try:
-        return importlib.import_module("nvtx")
-    except ImportError:
-        return None
+    return optional_vendor("nvtx")

@@ -36,6 +36,7 @@ class Candidate:
         needs: the full sentence for a person who asked for this one by name, from the reason.
         objection: why detection should not take it although it works; not asked in an override.
         without_device: whether an override takes it without probing.
+        fault: why it can never be chosen, whatever the devices; told even when nobody asks for it.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Candidate:
     needs: Callable[[str], str] = str
     objection: Callable[[], str | None] = _no_objection
     without_device: bool = False
+    fault: str | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def detect(candidates: Iterable[Candidate]) -> Chosen | Refused:
     trace: list[Verdict] = []
     chosen: Verdict | None = None
     for candidate in sorted(candidates, key=lambda candidate: -candidate.priority):
-        if chosen is None:
+        if chosen is None or candidate.fault is not None:
             verdict = Verdict(candidate.name, candidate.label, _ask(candidate, named=False))
             if isinstance(verdict.outcome, Accepted):
                 chosen = verdict
@@ -117,29 +119,44 @@ def select_named(name: str, candidates: Iterable[Candidate]) -> Chosen | Refused
     allowed: dict[str, None] = {}  # a set that keeps its order
     for candidate in candidates:
         allowed[candidate.name] = None
-        if candidate.name != name or chosen is not None:
+        if candidate.fault is None and (candidate.name != name or chosen is not None):
             verdict = Verdict(candidate.name, candidate.label, Rejected(f"not asked: the environment names {name!r}"))
         else:
             verdict = Verdict(candidate.name, candidate.label, _ask(candidate, named=True))
             if isinstance(verdict.outcome, Accepted):
                 chosen = verdict
-            else:
+            elif candidate.name == name:
                 refused.append((candidate, verdict.outcome))
         trace.append(verdict)
     complaint = f"Unknown accelerator {name!r}; allowed are {', '.join(allowed)}."
     if len(refused) == 1:
-        complaint = refused[0][0].needs(refused[0][1].reason)
+        complaint = _needs(refused[0][0], refused[0][1].reason)
     elif refused:
-        complaint = refused[0][0].needs(
-            "; ".join(f"{candidate.label}: {outcome.reason}" for candidate, outcome in refused)
+        complaint = _needs(
+            refused[0][0], "; ".join(f"{candidate.label}: {outcome.reason}" for candidate, outcome in refused)
         )
-    missing = dict.fromkeys(outcome.missing_package for _, outcome in refused if outcome.missing_package)
-    other = "set ACCEL_ACCELERATOR to another name, or unset ACCEL_ACCELERATOR and DS_ACCELERATOR to detect one."
-    remedy = f"Install {' or '.join(missing)}, {other}" if missing else other[0].upper() + other[1:]
+    missing = [outcome.missing_package for _, outcome in refused]
+    remedy = "set ACCEL_ACCELERATOR to another name, or unset ACCEL_ACCELERATOR and DS_ACCELERATOR to detect one."
+    if any(missing):  # of several ways, one may lack something else than a package
+        remedy = (
+            f"install {' or '.join(dict.fromkeys(map(str, missing))) if all(missing) else 'one of these'}, {remedy}"
+        )
+    remedy = remedy[0].upper() + remedy[1:]
     return _conclude(chosen, name, trace, complaint, remedy)
 
 
+def _needs(candidate: Candidate, reason: str) -> str:
+    try:
+        return candidate.needs(reason)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # where torch is broken, so is the class that has the sentence
+        return f"Accelerator {candidate.name!r} cannot be used: {reason}."
+
+
 def _ask(candidate: Candidate, *, named: bool) -> Accepted | Rejected:
+    if candidate.fault is not None:
+        return Rejected(candidate.fault)
     try:
         reason = None if named and candidate.without_device else candidate.probe()
         if reason is None and not named:

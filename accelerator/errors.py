@@ -13,6 +13,10 @@ class AcceleratorUnavailableError(AcceleratorSelectionError):
     """An accelerator class was asked for an object without the package it needs."""
 
 
+class BrokenPackageError(AccelError, ImportError):
+    """A vendor's package is there, and importing it failed; the message is what it raised."""
+
+
 class InvalidAcceleratorError(AccelError, TypeError):
     """The object given to ``set_accelerator`` is no accelerator; the message lists what is wrong."""
 
@@ -35,5 +39,7 @@ class EventNotRecordedError(AccelError, RuntimeError):
 
 def describe(error: BaseException) -> str:
     """An exception in one line."""
+    if isinstance(error, BrokenPackageError):
+        return error.message
     text = str(error).strip().partition("\n")[0].rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

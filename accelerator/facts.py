@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accelerator.errors import describe
 from op_builder import env as environment
@@ -27,7 +26,7 @@ def accelerator_facts(accelerator: DeepSpeedAccelerator) -> dict[str, Fact]:
         "class": lambda: f"{type(accelerator).__module__}.{type(accelerator).__qualname__}",
         "device_name": accelerator.device_name,
         "is_available": accelerator.is_available,
-        "hardware": lambda: _hardware(accelerator),
+        "hardware": lambda: _record(accelerator.get_device_properties()),
         "device_count": accelerator.device_count,
         "current_device": accelerator.current_device_name,
         "communication_backend": accelerator.communication_backend_name,
@@ -41,6 +40,7 @@ def accelerator_facts(accelerator: DeepSpeedAccelerator) -> dict[str, Fact]:
         "visible_devices": lambda: _values(accelerator.visible_devices_envs()),
         "export_envs": accelerator.export_envs,
         "op_builder_dir": accelerator.op_builder_dir,
+        **dict(getattr(accelerator, "extra_facts", ())),
     }
     facts: dict[str, Fact] = {}
     unavailable: dict[str, str | None] = {}
@@ -52,17 +52,11 @@ def accelerator_facts(accelerator: DeepSpeedAccelerator) -> dict[str, Fact]:
             facts[key] = question()
         except Exception as error:  # a report must come out whatever the device says
             unavailable[key] = describe(error)
-    if accelerator.device_name() == "npu":
-        from accelerator.npu_accelerator import cann_version
-
-        facts["cann_version"] = cann_version()
     return {**facts, "unavailable": unavailable}
 
 
-def _hardware(accelerator: DeepSpeedAccelerator) -> str | None:
-    if accelerator.device_name() == "cpu":
-        return platform.machine()
-    properties = accelerator.get_device_properties()
+def _record(properties: Any) -> str | None:
+    """A device's name in its record, or the record where that is a text."""
     return None if properties is None else str(getattr(properties, "name", properties))
 
 

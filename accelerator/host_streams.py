@@ -57,10 +57,16 @@ class HostEvent(_Context):
 
 
 class HostStream(_Context):
-    """A queue whose work is always done."""
+    """A queue whose work is always done. There is one, so all objects of a class are equal."""
 
     def __init__(self, device: object = None, priority: int = 0) -> None:
         self.priority = priority
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
 
     def record_event(self, event: Any = None) -> Any:
         """Record ``event``, or a new one, and return it."""
@@ -90,6 +96,9 @@ class HostGraph(_Context):
 
     def reset(self) -> None:
         """Do nothing."""
+
+    def pool(self) -> None:
+        """No memory is shared: None, which captures take for a pool of their own."""
 
 
 class HostStreams:

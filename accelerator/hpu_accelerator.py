@@ -1,19 +1,27 @@
 """Intel Gaudi (Habana)."""
 
+# ruff: noqa: ARG002 - the contract's signatures hold arguments that this device has no use for
+# mypy: disable-error-code="no-any-return"
+
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from accelerator.torch_accelerator import TorchAccelerator
+from accelerator.vendors import import_vendor
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import torch
 
 
 class HPU_Accelerator(TorchAccelerator):
     """``habana_frameworks.torch.hpu``. A process sees one device, so device strings carry no index."""
 
     device_type = "hpu"
-    vendor_package = "habana_frameworks.torch.hpu"
-    requirement = "habana_frameworks.torch.hpu"
+    vendor_package: ClassVar[str] = "habana_frameworks.torch.hpu"
     has_index = False
     communication_backend = "hccl"
     # The second is historical: launchers have always set it.
@@ -24,10 +32,32 @@ class HPU_Accelerator(TorchAccelerator):
 
     @classmethod
     def device_module(cls) -> ModuleType:
-        return importlib.import_module("habana_frameworks.torch.hpu")
+        return import_vendor(cls.vendor_package)  # the package is the module
 
     def resolves_data_dependency(self) -> bool:
         return True  # the graph compiler orders the work
 
     def handles_memory_backpressure(self) -> bool:
         return True
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        self._module.synchronize()  # knows no device but the process's own
+
+    def default_generator(self, device_index: int) -> torch.Generator:
+        return self._module.random.default_generators[device_index]  # the module itself has no name for them
+
+    def empty_cache(self) -> None:
+        getattr(self._module, "empty_cache", lambda: None)()  # the device's memory is held as a whole
+
+    def memory_stats(self, device_index: int | None = None) -> dict[str, Any]:
+        """The module's own counters, and those of torch's keys that they stand for."""
+        stats = self._module.memory_stats(device_index)
+        used = {"allocated_bytes.all.current": stats["InUse"], "allocated_bytes.all.peak": stats["MaxInUse"]}
+        held = dict.fromkeys(("reserved_bytes.all.current", "reserved_bytes.all.peak"), stats["Limit"])
+        return {**stats, **used, **held}
+
+    def total_memory(self, device_index: int | None = None) -> int:
+        return self._module.mem_get_info(device_index)[1]  # the device's record is a text
+
+    def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> AbstractContextManager[Any]:
+        return self._module.graph(graph, stream=stream)  # graphs share no memory, so there is no pool

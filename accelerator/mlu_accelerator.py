@@ -10,7 +10,6 @@ class MLU_Accelerator(TorchAccelerator):
 
     device_type = "mlu"
     vendor_package = "torch_mlu"
-    requirement = "torch_mlu"
     communication_backend = "cncl"
     visible_devices_variables = ("MLU_VISIBLE_DEVICES",)
     exported_variables = ("NEUWARE_HOME", "CNCL", "LD_LIBRARY", "PATH")

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from accelerator.errors import DeviceIndexError
 from accelerator.host_streams import HostStream, HostStreams
 from accelerator.torch_accelerator import TorchAccelerator
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 
 class MPSStream(HostStream):
@@ -44,9 +47,9 @@ class MPS_Accelerator(HostStreams, TorchAccelerator):
     fp16_supported = False
 
     @classmethod
-    def probe(cls) -> str | None:
-        torch.mps.current_allocated_memory()  # raises without the device
-        return None
+    def device_module(cls) -> ModuleType:
+        torch.mps.current_allocated_memory()  # raises without the device; the module itself is there everywhere
+        return torch.mps
 
     @property
     def Event(self) -> Any:
@@ -54,9 +57,6 @@ class MPS_Accelerator(HostStreams, TorchAccelerator):
 
     def use_host_timers(self) -> bool:
         return True
-
-    def device_count(self) -> int:
-        return 1
 
     def current_device(self) -> int:
         return 0
@@ -75,12 +75,6 @@ class MPS_Accelerator(HostStreams, TorchAccelerator):
 
     def get_device_properties(self, device_index: int | None = None) -> Any:
         return None
-
-    def set_rng_state(self, new_state: torch.Tensor, device_index: int | None = None) -> None:
-        torch.mps.set_rng_state(new_state)
-
-    def get_rng_state(self, device_index: int | None = None) -> torch.Tensor:
-        return torch.mps.get_rng_state()
 
     def manual_seed_all(self, seed: int) -> Any:
         return self.manual_seed(seed)

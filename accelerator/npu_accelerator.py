@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from accelerator.cann import cann_version
 from accelerator.torch_accelerator import TorchAccelerator
-from op_builder import env as environment
 
 
 class NPU_Accelerator(TorchAccelerator):
@@ -11,22 +11,9 @@ class NPU_Accelerator(TorchAccelerator):
 
     device_type = "npu"
     vendor_package = "torch_npu"
-    requirement = "torch_npu"
     communication_backend = "hccl"
     visible_devices_variables = ("ASCEND_RT_VISIBLE_DEVICES",)
     exported_variables = ("ASCEND", "HCCL", "LD_LIBRARY", "PATH")
     bf16_supported = True
     graph_class = "NPUGraph"
-
-
-def cann_version() -> str | None:
-    """Version of the CANN toolkit under ``ASCEND_HOME_PATH``, or None where it cannot be read."""
-    home = environment.ASCEND_HOME_PATH.get()
-    if home is None:
-        return None
-    for record in sorted(home.glob("ascend_*_install.info")):
-        for line in record.read_text(errors="replace").splitlines():
-            key, _, value = line.partition("=")
-            if key.strip().lower() == "version":
-                return value.strip()
-    return None
+    extra_facts = (("cann_version", cann_version),)

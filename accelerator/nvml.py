@@ -6,8 +6,9 @@ machine, CUDA those that ``CUDA_VISIBLE_DEVICES`` leaves, so an index has to be 
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
+
+from accelerator.vendors import import_vendor
 
 
 def visible_device(visible: str | None, index: int) -> int | str:
@@ -41,7 +42,7 @@ def free_memory_bytes(visible: str | None, index: int) -> int | None:
     on a device in MIG mode.
     """
     try:
-        nvml = importlib.import_module("pynvml")
+        nvml: Any = import_vendor("pynvml")
         nvml.nvmlInit()
         device = visible_device(visible, index)
         handle = _handle(nvml, device)

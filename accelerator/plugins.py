@@ -22,11 +22,12 @@ members of the class:
     accelerator needs no device.
 
 A name that a built-in or an earlier plug-in has, a class that cannot be imported, and a probe that
-raises are each a rejection with that reason in the trace.
+raises are each a rejection with that reason in the trace; the first two are told whatever is chosen.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -34,6 +35,7 @@ from typing import Any
 from accelerator.catalog import SUPPORTED_ACCELERATOR_LIST
 from accelerator.detection import Candidate
 from accelerator.errors import describe
+from accelerator.vendors import import_vendor
 
 ENTRY_POINT_GROUP = "accelerator.backends"
 DEFAULT_PRIORITY = 100
@@ -58,7 +60,7 @@ def plugin_candidates(entries: Iterable[EntryPoint], *, only: str | None = None)
         elif only is None or entry.name == only:
             candidates.append(_loaded(entry))
         else:
-            candidates.append(_unusable(entry, "it was not loaded"))
+            candidates.append(_unusable(entry, f"not loaded: the environment names {only!r}"))
         taken.add(entry.name)
     return candidates
 
@@ -69,7 +71,7 @@ def declared_package(name: str, entries: Iterable[EntryPoint]) -> str | None:
         if entry.name != name:
             continue
         try:
-            package = getattr(entry.load(), "builder_package", None)
+            package = getattr(_load(entry), "builder_package", None)
         except KeyboardInterrupt:
             raise
         except BaseException:  # whoever asks for the accelerator itself is told the reason
@@ -78,19 +80,33 @@ def declared_package(name: str, entries: Iterable[EntryPoint]) -> str | None:
     return None
 
 
+def is_registered(accelerator_class: type) -> bool:
+    """Whether an entry point names that class. Imports nothing: whoever has the class has imported its module."""
+    for entry in registered_entry_points():
+        module, _, attribute = entry.value.partition(":")
+        if getattr(sys.modules.get(module), attribute, None) is accelerator_class:
+            return True
+    return False
+
+
+def _load(entry: EntryPoint) -> Any:
+    import_vendor(entry.value.partition(":")[0])
+    return entry.load()
+
+
 def _label(entry: EntryPoint) -> str:
     return f"{entry.name} ({entry.value})"
 
 
 def _loaded(entry: EntryPoint) -> Candidate:
     try:
-        accelerator_class: Any = entry.load()
+        accelerator_class = _load(entry)
         priority = getattr(accelerator_class, "detection_priority", DEFAULT_PRIORITY)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # another distribution's import may raise anything
         return _unusable(entry, describe(error))
-    if not isinstance(priority, int):
+    if type(priority) is not int:  # True is one to isinstance()
         return _unusable(entry, f"detection_priority must be an int, found {priority!r}")
     return Candidate(
         name=entry.name,
@@ -112,17 +128,10 @@ def _clashing(entry: EntryPoint) -> Candidate:
 
 
 def _unusable(entry: EntryPoint, reason: str) -> Candidate:
-    def no_object() -> Any:
-        raise LookupError(reason)  # never reached: the probe says no first
+    def never() -> Any:
+        raise LookupError(reason)
 
-    return Candidate(
-        name=entry.name,
-        label=_label(entry),
-        priority=DEFAULT_PRIORITY,
-        probe=lambda: reason,
-        create=no_object,
-        needs=_needs(entry),
-    )
+    return Candidate(entry.name, _label(entry), DEFAULT_PRIORITY, never, never, needs=_needs(entry), fault=reason)
 
 
 def _needs(entry: EntryPoint) -> Callable[[str], str]:

@@ -27,7 +27,6 @@ __all__ = [
 _logger = logging.getLogger("accelerator")
 
 _current: DeepSpeedAccelerator | None = None
-_is_registered = False
 _is_choosing = False
 _lock = threading.RLock()
 
@@ -57,7 +56,7 @@ def get_accelerator() -> DeepSpeedAccelerator:
 
 
 def _choose_once() -> DeepSpeedAccelerator:
-    global _current, _is_registered, _is_choosing
+    global _current, _is_choosing
     with _lock:
         if _current is not None:
             return _current
@@ -81,7 +80,7 @@ def _choose_once() -> DeepSpeedAccelerator:
                 "No accelerator was detected, using the CPU. "
                 "'python -m accelerator.report' says why; ACCEL_ACCELERATOR=cpu chooses it without this warning."
             )
-        _current, _is_registered = selection.accelerator, True
+        _current = selection.accelerator
         return _current
 
 
@@ -96,7 +95,7 @@ def set_accelerator(accelerator: DeepSpeedAccelerator) -> DeepSpeedAccelerator:
     """
     from accelerator.structure import structural_faults
 
-    global _current, _is_registered
+    global _current
     faults = structural_faults(accelerator)
     if faults:
         raise InvalidAcceleratorError(
@@ -105,7 +104,7 @@ def set_accelerator(accelerator: DeepSpeedAccelerator) -> DeepSpeedAccelerator:
             "Pass an object of a subclass of accelerator.abstract_accelerator.DeepSpeedAccelerator.",
         )
     with _lock:
-        _current, _is_registered = accelerator, False
+        _current = accelerator
     return accelerator
 
 
@@ -115,4 +114,8 @@ def is_current_accelerator_supported() -> bool:
     False is only possible for an object given to :func:`set_accelerator`.
     """
     accelerator = get_accelerator()
-    return _is_registered or accelerator.device_name().partition(":")[0] in SUPPORTED_ACCELERATOR_LIST
+    if accelerator.device_name().partition(":")[0] in SUPPORTED_ACCELERATOR_LIST:
+        return True
+    from accelerator.plugins import is_registered
+
+    return is_registered(type(accelerator))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from accelerator.detection import Accepted, Chosen, Refused, Verdict
 from accelerator.facts import Fact, accelerator_facts
 from accelerator.selection import choose
+from accelerator.vendors import standard_output_kept
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -61,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object; sizes are bytes")
     options = parser.parse_args(arguments)
-    data = report(choose())
+    with standard_output_kept():
+        data = report(choose())
     if options.json:
         print(json.dumps(data, indent=2))
     else:

@@ -10,7 +10,6 @@ class SDAA_Accelerator(TorchAccelerator):
 
     device_type = "sdaa"
     vendor_package = "torch_sdaa"
-    requirement = "torch_sdaa"
     communication_backend = "tccl"
     visible_devices_variables = ("SDAA_VISIBLE_DEVICES",)
     exported_variables = ("NCCL", "LD_LIBRARY", "PATH")

@@ -10,7 +10,6 @@ differs. Nothing is remembered here that the device module knows.
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,10 +19,12 @@ import torch
 from accelerator.abstract_accelerator import DeepSpeedAccelerator
 from accelerator.errors import (
     AcceleratorUnavailableError,
+    DeviceIndexError,
     UnsupportedBackendError,
     UnsupportedFeatureError,
     describe,
 )
+from accelerator.vendors import import_vendor
 from op_builder import env as environment
 from op_builder.errors import UnknownOpError
 
@@ -48,8 +49,8 @@ class TorchAccelerator(DeepSpeedAccelerator):
     """Torch's name of the device type; also the name of the module in ``torch``."""
     vendor_package: ClassVar[str | None] = None
     """Package imported first because it registers the device with torch."""
-    requirement: ClassVar[str] = "torch"
-    """What a missing device needs, as it completes '<class> requires ...'."""
+    requirement: ClassVar[str | None] = None
+    """What a missing device needs, as it completes '<class> requires ...'; None stands for the vendor's package."""
     has_index: ClassVar[bool] = True
     """Whether device strings carry an index (``cuda:1``)."""
     communication_backend: ClassVar[str | None]
@@ -66,18 +67,31 @@ class TorchAccelerator(DeepSpeedAccelerator):
     triton_supported: ClassVar[bool] = False
     graph_class: ClassVar[str | None] = None
     """Name of the graph class in the device module, where it has one."""
+    extra_facts: ClassVar[tuple[tuple[str, Callable[[], Any]], ...]] = ()
+    """Facts that ``accelerator.report`` tells beside its own, or instead of those of the same name."""
 
     def __init__(self) -> None:
+        self._module = self._required_module()
+        self._name: str = self.device_type
+        self._communication_backend_name: str | None = self.choose_communication_backend()
+        self._compile_backend: str = self.compile_backend
+
+    def _required_module(self) -> Any:
         try:
-            self._module: Any = self.device_module()
+            return self.device_module()
         except Exception as error:
             raise AcceleratorUnavailableError(
                 self.missing_message(describe(error)),
                 "Install it, or choose another accelerator with ACCEL_ACCELERATOR.",
             ) from error
-        self._name: str = self.device_type
-        self._communication_backend_name: str | None = self.choose_communication_backend()
-        self._compile_backend: str = self.compile_backend
+
+    # A copy, or the object in another process, asks for the module there: modules cannot be copied.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_module"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _module=self._required_module())
 
     # Asked by detection ---------------------------------------------------------------------
 
@@ -85,21 +99,22 @@ class TorchAccelerator(DeepSpeedAccelerator):
     def device_module(cls) -> ModuleType:
         """The torch device module, imported with its vendor's package."""
         if cls.vendor_package is not None:
-            importlib.import_module(cls.vendor_package)
+            import_vendor(cls.vendor_package)
         module: ModuleType = getattr(torch, cls.device_type)  # torch.get_device_module would keep its first answer
         return module
 
     @classmethod
     def probe(cls) -> str | None:
-        """Why the device cannot be used here, or None when it can. May raise whatever an import raises."""
-        if not cls.device_module().is_available():
-            return f"torch.{cls.device_type} says that no device is available"
-        return None
+        """Why the device cannot be used here, or None when it can. May raise what importing raises."""
+        # Not is_available(): on CUDA and MLU that starts the driver, after which no forked child can use the
+        # device; device_count() asks the management library.
+        no_device = f"no device is available: torch.{cls.device_type}.device_count() is 0"
+        return None if cls.device_module().device_count() > 0 else no_device
 
     @classmethod
     def missing_message(cls, reason: str) -> str:
         """The sentence that says what this class needs and why it is not met."""
-        return f"{cls.__name__} requires {cls.requirement} ({reason})."
+        return f"{cls.__name__} requires {cls.requirement or cls.vendor_package} ({reason})."
 
     @classmethod
     def choose_communication_backend(cls) -> str | None:
@@ -134,7 +149,7 @@ class TorchAccelerator(DeepSpeedAccelerator):
         return torch.device(self.device_name(device_index))
 
     def set_device(self, device_index: int) -> None:
-        self._module.set_device(device_index)
+        self._on_device("set_device", device_index)
 
     def current_device(self) -> int:
         return self._module.current_device()
@@ -149,29 +164,41 @@ class TorchAccelerator(DeepSpeedAccelerator):
         self._module.synchronize(device_index)
 
     def is_available(self) -> bool:
-        return self._module.is_available()
+        return self.device_count() > 0  # not the module's: see probe()
 
     def get_device_properties(self, device_index: int | None = None) -> Any:
-        return self._module.get_device_properties(self._index(device_index))
+        return self._module.get_device_properties(device_index)
 
     def device_capability(self, device_index: int | None = None) -> Any:
         ask = getattr(self._module, "get_device_capability", None)
         return None if ask is None else ask(device_index)
 
-    def _index(self, device_index: int | None) -> int:
-        """``device_index`` for those functions of device modules that do not take None."""
-        return self.current_device() if device_index is None else device_index
+    def _on_device(self, function: str, device_index: int | None) -> None:
+        """Call what raises anything but a fitting error where there is no such device."""
+        try:
+            getattr(self._module, function)(device_index)
+        except Exception as error:
+            count = self.device_count()
+            if (device_index or 0) in range(count):
+                raise
+            which = "" if device_index is None else f" of index {device_index!r}"
+            raise DeviceIndexError(
+                f"There is no {self.device_type} device{which}; the number of devices is {count}.",
+                f"Use an index from 0 to {count - 1}." if count else "Choose another accelerator.",
+            ) from error
 
     # Random numbers -------------------------------------------------------------------------
 
     def random(self) -> ModuleType:
         return torch.random
 
+    # The device modules take None everywhere but here, where the current device is the default.
+
     def set_rng_state(self, new_state: torch.Tensor, device_index: int | None = None) -> None:
-        self._module.set_rng_state(new_state, self._index(device_index))
+        self._module.set_rng_state(new_state, *() if device_index is None else (device_index,))
 
     def get_rng_state(self, device_index: int | None = None) -> torch.Tensor:
-        return self._module.get_rng_state(self._index(device_index))
+        return self._module.get_rng_state(*() if device_index is None else (device_index,))
 
     def manual_seed(self, seed: int) -> Any:
         return self._module.manual_seed(seed)
@@ -234,7 +261,7 @@ class TorchAccelerator(DeepSpeedAccelerator):
         return self._module.memory_stats(device_index)
 
     def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
-        self._module.reset_peak_memory_stats(device_index)
+        self._on_device("reset_peak_memory_stats", device_index)
 
     def memory_reserved(self, device_index: int | None = None) -> int:
         return self._module.memory_reserved(device_index)
@@ -246,22 +273,26 @@ class TorchAccelerator(DeepSpeedAccelerator):
         return self.get_device_properties(device_index).total_memory
 
     def available_memory(self, device_index: int | None = None) -> int:
-        return self._module.mem_get_info(self._index(device_index))[0]
+        return self._module.mem_get_info(device_index)[0]
 
     def memory_snapshot(self, *args: Any, **kwargs: Any) -> Any:
         ask = getattr(self._module, "memory_snapshot", None)
-        return [] if ask is None else ask(*args, **kwargs)
+        return ask(*args, **kwargs) if ask is not None and self.is_available() else []
 
     # Types ----------------------------------------------------------------------------------
 
     def is_bf16_supported(self) -> bool:
-        if self.bf16_supported is not None:
-            return self.bf16_supported
-        ask = getattr(self._module, "is_bf16_supported", None)
-        return ask is not None and bool(ask())
+        return self._says("is_bf16_supported") if self.bf16_supported is None else self.bf16_supported
 
     def is_fp16_supported(self) -> bool:
         return self.fp16_supported
+
+    def is_fp8_supported(self) -> bool:
+        return self._says("is_fp8_supported")
+
+    def _says(self, question: str) -> bool:
+        ask = getattr(self._module, question, None)
+        return ask is not None and bool(ask())
 
     def supported_dtypes(self) -> list[torch.dtype]:
         dtypes = [torch.float32]

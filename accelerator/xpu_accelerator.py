@@ -3,20 +3,18 @@
 The external variant, ``xpu.external``, is a class that ``intel_extension_for_deepspeed`` brings.
 """
 
-# ruff: noqa: ARG002 - the contract's signatures hold arguments that this device has no use for
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 import torch
 from packaging.version import Version
 
 from accelerator.errors import UnsupportedFeatureError
-from accelerator.oneccl import oneccl_imports
 from accelerator.torch_accelerator import TorchAccelerator
+from accelerator.vendors import import_vendor, optional_vendor
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -37,11 +35,14 @@ class XPU_Accelerator(TorchAccelerator):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ipex = _ipex()
+        self._page_memory: Any = None  # the handle of async_io, from the first pin_memory(align_bytes=0) on
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_page_memory": None}  # a handle is its process's own
 
     @classmethod
     def device_module(cls) -> ModuleType:
-        _ipex()  # registers its part with torch.xpu; no matter when it is absent
+        optional_vendor(_IPEX)  # registers its part with torch.xpu; where it is broken, torch's own may still do
         if getattr(torch.version, "xpu", None) is None and not torch.xpu.is_available():
             raise ImportError(f"torch {torch.__version__} is built without XPU")
         return torch.xpu
@@ -49,16 +50,17 @@ class XPU_Accelerator(TorchAccelerator):
     @classmethod
     def probe_ipex(cls) -> str | None:
         """The same question as :meth:`probe`, for IPEX alone."""
-        importlib.import_module(_IPEX)
+        import_vendor(_IPEX)
         return super().probe()
 
     @classmethod
     def choose_communication_backend(cls) -> str:
-        return "ccl" if oneccl_imports() else "xccl"
+        return "ccl" if optional_vendor("oneccl_bindings_for_pytorch") else "xccl"
 
     def use_host_timers(self) -> bool:
         """True for IPEX before 2.6, whose events carry no time."""
-        return self._ipex is not None and Version(self._ipex.__version__).release < (2, 6)
+        ipex: Any = optional_vendor(_IPEX)
+        return ipex is not None and Version(ipex.__version__).release < (2, 6)
 
     def default_stream(self, device_index: int | None = None) -> Any:
         return self.current_stream(device_index)  # torch.xpu has no name for its default stream
@@ -69,41 +71,51 @@ class XPU_Accelerator(TorchAccelerator):
         """A copy of a CPU tensor in page-locked memory.
 
         Args:
-            align_bytes: 1 leaves the alignment to torch. 0 asks for whole pages, which the AsyncIO
-                op allocates; that op is not part of this version.
+            align_bytes: 1 leaves the alignment to torch; 0 asks for whole pages, which the op async_io allocates.
+            make_copy: with ``align_bytes=0``, False leaves the values out.
+            match_shape: with ``align_bytes=0``, False gives a tensor of one dimension.
 
         Raises:
-            UnsupportedFeatureError: ``align_bytes`` is not 1.
+            UnsupportedFeatureError: ``align_bytes`` is another number.
+            IncompatibleOpError: whole pages are asked for, and async_io cannot be built or loaded.
         """
-        if align_bytes != 1:
+        if align_bytes == 1:
+            return tensor.pin_memory(device=self.current_device_name())
+        if align_bytes != 0:
             raise UnsupportedFeatureError(
-                f"pin_memory(align_bytes={align_bytes}) needs page-aligned memory from the op async_io, "
-                "which this version does not have.",
-                "Use align_bytes=1, or op_builder ops that align by themselves.",
+                f"pin_memory(align_bytes={align_bytes}) is neither 1, torch's alignment, nor 0, whole pages.",
+                "Use 0: whole pages satisfy any alignment up to theirs.",
             )
-        return tensor.pin_memory(device=self.current_device_name())
+        if self._page_memory is None:
+            self._page_memory = self.create_op_builder("AsyncIOBuilder").load().aio_handle()
+        pinned = self._page_memory.new_cpu_locked_tensor(tensor.numel(), tensor)
+        if make_copy:
+            pinned.copy_(tensor.detach().reshape(-1))
+        return pinned.view(tensor.shape) if match_shape else pinned
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether :meth:`pin_memory` made the tensor, or one that it is a view of."""
+        if self._page_memory is not None and self._page_memory.is_pinned(tensor):
+            return True
         return tensor.is_pinned(device=self.current_device_name())
 
+    def unpin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself, in whole pages no longer locked where it was in such."""
+        if self._page_memory is not None:
+            self._page_memory.free_cpu_locked_tensor(tensor)
+        return tensor
+
     def build_extension(self) -> Any:
-        if self._ipex is None:
+        if optional_vendor(_IPEX) is None:
             return super().build_extension()
-        return importlib.import_module(f"{_IPEX}.xpu.cpp_extension").DpcppBuildExtension
+        return import_vendor(f"{_IPEX}.xpu.cpp_extension").DpcppBuildExtension
 
 
 def external_class() -> Any:
     """The accelerator class of ``intel_extension_for_deepspeed``; raises whatever its import raises."""
-    return importlib.import_module(_EXTERNAL).XPU_Accelerator
+    return import_vendor(_EXTERNAL).XPU_Accelerator
 
 
 def external_message(reason: str) -> str:
     """The sentence that says what ``xpu.external`` needs and why it is not met."""
     return f"XPU_Accelerator external requires {_EXTERNAL} ({reason})."
-
-
-def _ipex() -> Any:
-    try:
-        return importlib.import_module(_IPEX)
-    except Exception:  # a broken IPEX counts as none: torch's own support may still do
-        return None

@@ -183,8 +183,10 @@ def _code_lines(text: str) -> set[int]:
 
 
 def only_declares(path: Path) -> bool:
-    """Whether a backend is class attributes alone, without a function or a method."""
-    return not any(isinstance(node, ast.FunctionDef) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    """Whether the accelerator's class, ``..._Accelerator``, is class attributes alone, without a method."""
+    classes = [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    declared = [node for node in classes if node.name.endswith("_Accelerator")]
+    return not any(isinstance(node, ast.FunctionDef) for each in declared for node in ast.walk(each))
 
 
 def longest_equal_run(one: Sequence[str], other: Sequence[str]) -> list[str]:

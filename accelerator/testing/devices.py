@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from accelerator.errors import describe
 from accelerator.testing.model import (
     Subject,
     UnmetExpectationError,
@@ -12,6 +13,8 @@ from accelerator.testing.model import (
     expect_equal,
     expect_type,
 )
+
+_BOUND = "set_device() takes any number and changes nothing: the process is bound elsewhere"
 
 
 def device_count_is_positive(subject: Subject) -> str:
@@ -42,16 +45,16 @@ def current_device_is_named(subject: Subject) -> str:
     accelerator = subject.accelerator
     current = accelerator.current_device()
     expect_type("current_device()", current, int)
-    if not subject.on_host:  # there it is the launcher's rank
-        expect(current in subject.indices(), f"current_device() below {accelerator.device_count()}", current)
+    counts = current in subject.indices() or subject.ignores_indices()  # on the host it is the launcher's rank
+    expect(counts, f"current_device() below {accelerator.device_count()}", current)
     expect_equal("current_device_name()", accelerator.current_device_name(), accelerator.device_name(current))
     return str(accelerator.current_device_name())
 
 
 def set_device_round_trips(subject: Subject) -> None:
     """After set_device(i), current_device() is i, for every device."""
-    if subject.on_host:
-        does_not_apply("a launcher binds a process to its cores; set_device() changes nothing")
+    if subject.ignores_indices():
+        does_not_apply(_BOUND)
     with subject.each_device() as devices:
         for index in devices:
             expect_equal(f"current_device() after set_device({index})", subject.accelerator.current_device(), index)
@@ -59,12 +62,14 @@ def set_device_round_trips(subject: Subject) -> None:
 
 def index_out_of_range_is_an_error(subject: Subject) -> str:
     """set_device() refuses the index after the last device."""
-    if subject.on_host:
-        does_not_apply("the host ignores indices")
+    if subject.ignores_indices():
+        does_not_apply(_BOUND)
     accelerator = subject.accelerator
     former, outside = accelerator.current_device(), accelerator.device_count()
     try:
         accelerator.set_device(outside)
+    except (AttributeError, NameError, TypeError) as error:
+        raise UnmetExpectationError(f"expected an error about the index {outside}, found {describe(error)}") from error
     except Exception as error:  # torch's own error differs from device to device
         return type(error).__name__
     finally:

@@ -98,10 +98,19 @@ class Subject:
     accelerator: Any
     lacks: Mapping[Ability, str] = field(default_factory=dict)
 
-    @property
-    def on_host(self) -> bool:
-        """Whether the device is the host itself, whose indices and visibility torch ignores."""
-        return bool(self.accelerator.device().type == "cpu")
+    def ignores_indices(self) -> bool:
+        """Whether set_device() takes any number and changes nothing: the process is bound elsewhere, as on the host."""
+        accelerator = self.accelerator
+        former = accelerator.current_device()
+        if accelerator.device_name(former) != accelerator.device_name():
+            return False  # device strings carry an index, so it must count
+        try:
+            accelerator.set_device(accelerator.device_count())
+            return bool(accelerator.current_device() == former)
+        except Exception:
+            return False
+        finally:
+            accelerator.set_device(former)
 
     def indices(self) -> range:
         """All device indices."""

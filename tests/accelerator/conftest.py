@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from simulated_machines import Machine, PluginSite
 
-from accelerator import real_accelerator
+from accelerator import real_accelerator, vendors
 from op_builder import env
 from op_builder.cgroups import HostFiles
 
@@ -27,11 +27,11 @@ def plain_environment() -> Iterator[None]:
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state of a process that has not asked for its accelerator yet."""
     monkeypatch.setattr(real_accelerator, "_current", None)
-    monkeypatch.setattr(real_accelerator, "_is_registered", False)
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr(vendors, "_failures", {})  # a machine on which no import has failed yet
     return Machine(monkeypatch)
 
 

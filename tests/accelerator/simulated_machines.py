@@ -83,10 +83,12 @@ class Machine:
     def mps(self, available: bool = True) -> None:
         if available:
             self._patch.setattr(torch.mps, "current_allocated_memory", lambda: 0)
+            self._patch.setattr(torch.mps, "device_count", lambda: 1)
 
     def hpu(self, available: bool = True) -> None:
         hpu = ModuleType("habana_frameworks.torch.hpu")
         hpu.is_available = lambda: available  # type: ignore[attr-defined]
+        hpu.device_count = lambda: int(available)  # type: ignore[attr-defined]
         hpu.current_device = lambda: 0  # type: ignore[attr-defined]
         habana_torch = self.package("habana_frameworks.torch", hpu=hpu)
         self.package("habana_frameworks", torch=habana_torch)
@@ -96,7 +98,8 @@ class Machine:
         """Put a package on the path whose import raises ``error``."""
         self._patch.delitem(sys.modules, package, raising=False)
         self._patch.syspath_prepend(str(where))
-        (where / f"{package}.py").write_text(f"raise {error!r}\n")
+        counted = f"open({str(where / 'imports')!r}, 'a').write('{package}\\n')"
+        (where / f"{package}.py").write_text(f"{counted}\nraise {error!r}\n")
 
 
 class PluginSite:

@@ -120,7 +120,12 @@ class LazyForever(CPU_Accelerator):
 
 BROKEN: list[tuple[type, set[str], str]] = [
     (NoneForFp16, {"type_questions_answer_yes_or_no", "supported_dtypes_agree"}, "found None of type NoneType"),
-    (WrongDeviceString, {"device_strings_parse"}, "expected the index 0 or none"),
+    # A device whose strings carry an index is one whose set_device() must refuse an index.
+    (
+        WrongDeviceString,
+        {"device_strings_parse", "index_out_of_range_is_an_error"},
+        "expected the index 0 or none",
+    ),
     (SeedIgnored, {"manual_seed_is_reproducible", "initial_seed_is_the_seed"}, "expected the same numbers"),
     (PeakBelowCurrent, {"peak_covers_current", "peak_remembers_what_was_freed"}, "found 1048576"),
     (NoNearMatches, {"unknown_builder_is_an_error"}, "to suggest CPUAdamBuilder, found 'no such op'"),
@@ -215,6 +220,27 @@ def test_a_wrong_ability_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         main(["cpu", "--without", "wings=broken"])
     assert caught.value.code == 2
     assert "'wings' is no ability; there are tensors, streams" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seconds", ["0", "-3", "inf", "nan", "soon"])
+def test_a_time_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], seconds: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["cpu", f"--timeout={seconds}"])
+    assert caught.value.code == 2
+    assert f"'{seconds}' is no time: expected a number of seconds above 0" in capsys.readouterr().err
+
+
+def test_names_of_checks_are_whole_in_a_narrow_window(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from accelerator.conformance import _print_table
+    from accelerator.testing import CheckResult, ConformanceReport
+
+    monkeypatch.setenv("COLUMNS", "80")
+    results = (CheckResult(check.name, check.group, check.proves, Passed("seen " * 20)) for check in CHECKS)
+    _print_table(ConformanceReport("cpu", tuple(results)))
+    text = capsys.readouterr().out
+    assert [check.name for check in CHECKS if f" {check.name} " not in text] == []
 
 
 @pytest.mark.slow

@@ -51,7 +51,8 @@ def conformance(*arguments: str) -> dict[str, Any]:
 
 
 # What does not apply on the sound fake of each device, beside what no device but the host or the newest has.
-EVERYWHERE = {"synchronized_device_is_consistent", "resident_set_is_told", "float8_converts"}
+EVERYWHERE = {"synchronized_device_is_consistent", "resident_set_is_told"}
+FLOAT8 = {"float8_converts"}
 PINNING = {
     "pinning_keeps_the_tensor",
     "pinning_in_whole_pages",
@@ -60,12 +61,14 @@ PINNING = {
 }
 GRAPHS = {"graphs_replay", "graphs_take_pool_and_stream"}
 LEFT_OUT = {
-    "npu": set(),
+    "npu": FLOAT8,
     "mlu": set(),
-    "sdaa": GRAPHS,
-    "hpu": {"tensors_are_made_on_the_current_device"},
-    "xpu": PINNING,
+    "sdaa": {*FLOAT8, *GRAPHS},
+    "hpu": {*FLOAT8, "tensors_are_made_on_the_current_device", "cache_empties"},
+    "xpu": {*FLOAT8, *PINNING},
+    "xpu.native": {*FLOAT8, *PINNING, "visible_devices_are_honoured"},
     "mps": {
+        *FLOAT8,
         *PINNING,
         *GRAPHS,
         "stream_context_switches",
@@ -89,6 +92,17 @@ def test_the_command_line_takes_a_vendors_package() -> None:
     done = run("-m", "accelerator.conformance", "npu")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"npu: {len(CHECKS)} checks: {len(CHECKS) - 3} passed, 0 failed, 3 not applicable." in done.stdout
+
+
+def test_every_check_fails_for_some_mutation() -> None:
+    caught = set().union(*(mutation.fitting for mutation in MUTATIONS.values()))
+    assert caught == {check.name for check in CHECKS}
+
+
+def test_the_guide_shows_every_mutation() -> None:
+    guide = (ROOT / "docs" / "conformance.md").read_text()
+    rows = [f"| {name} | {', '.join(f'`{n}`' for n in sorted(m.fitting))} |" for name, m in MUTATIONS.items()]
+    assert [row for row in rows if row not in guide] == []
 
 
 @functools.cache

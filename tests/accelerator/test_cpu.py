@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -105,8 +107,18 @@ def test_streams_events_and_graphs_are_no_ops_that_nest(cpu: CPU_Accelerator) ->
     with cpu.capture_to_graph(graph, pool=None, stream=stream):
         ran.append(1)
     cpu.replay_graph(graph)
+    with cpu.capture_to_graph(cpu.create_graph(), pool=graph.pool()):  # as captures share memory on CUDA
+        ran.append(2)
     graph.reset()
-    assert ran == [1]
+    assert ran == [1, 2]
+
+
+def test_a_copy_keeps_what_was_set(cpu: CPU_Accelerator) -> None:
+    cpu.set_compile_backend("eager")
+    for copied in (copy.deepcopy(cpu), pickle.loads(pickle.dumps(cpu))):
+        assert copied is not cpu
+        assert (copied.get_compile_backend(), copied.device_name()) == ("eager", "cpu")
+        assert copied.memory_allocated() > 0
 
 
 def test_time_of_an_unrecorded_event_is_an_error(cpu: CPU_Accelerator) -> None:

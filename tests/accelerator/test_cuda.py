@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from simulated_machines import Machine
 
 from accelerator import nvml
 from accelerator.cuda_accelerator import CUDA_Accelerator, _nvtx
+from accelerator.errors import DeviceIndexError
 from op_builder import env
 
 UUIDS = ["GPU-aaaa1111-0", "GPU-bbbb2222-1", "GPU-bbbb3333-2"]
@@ -76,7 +78,7 @@ def test_fp8_on_rocm_goes_by_architecture(
     machine.cuda(1)
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(gcnArchName=architecture))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(gcnArchName=architecture))
     assert CUDA_Accelerator().is_fp8_supported() is fp8
 
 
@@ -157,7 +159,7 @@ def test_nvml_cannot_tell_which_slice_cuda_takes_in_mig_mode(machine: Machine) -
 
 def test_available_memory_asks_nvml_first_and_then_torch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (100 + index, 1000))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (100 + (1 if device is None else device), 1000))
     accelerator = CUDA_Accelerator()
     assert accelerator.available_memory() == 101
     install_nvml(machine)
@@ -184,6 +186,27 @@ def test_a_domain_goes_to_the_nvtx_package(machine: Machine) -> None:
     finally:
         _nvtx.cache_clear()
     assert calls == [("push", "step", "train", "loop"), ("pop", "train")]
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_broken_nvtx_package_counts_as_none(machine: Machine, tmp_path: Path) -> None:
+    machine.broken("nvtx", OSError("libnvToolsExt.so"), tmp_path)
+    _nvtx.cache_clear()
+    try:
+        assert _nvtx() is None
+    finally:
+        _nvtx.cache_clear()
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this torch's functions answer")
+def test_without_a_device_errors_name_it_and_snapshots_are_empty() -> None:
+    accelerator = CUDA_Accelerator()
+    with pytest.raises(DeviceIndexError, match="no cuda device of index 0; the number of devices is 0"):
+        accelerator.set_device(0)
+    with pytest.raises(DeviceIndexError, match="no cuda device; the number of devices is 0"):
+        accelerator.reset_peak_memory_stats()
+    assert accelerator.memory_snapshot() == []
 
 
 # On a device -----------------------------------------------------------------------------

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from simulated_machines import Machine, accepted_label, reasons
+from test_process import run_python
 
 from accelerator.catalog import SUPPORTED_ACCELERATOR_LIST
 from accelerator.cpu_accelerator import CPU_Accelerator
 from accelerator.detection import Candidate, Chosen, Refused, detect, select_named
+from accelerator.errors import AcceleratorUnavailableError
 from accelerator.selection import choose
 from op_builder import env
 
@@ -118,6 +121,57 @@ def test_a_broken_ipex_does_not_hide_native_xpu(machine: Machine, tmp_path: Path
     assert reasons(selection)["xpu (IPEX)"] == "RuntimeError: built for another torch"
 
 
+def test_an_ipex_that_ends_the_process_hides_nothing_and_runs_once(machine: Machine, tmp_path: Path) -> None:
+    machine.native_xpu()
+    machine.broken("intel_extension_for_pytorch", SystemExit(127), tmp_path)  # built for another torch, it calls exit()
+    selection = choose()
+    assert accepted_label(selection) == "xpu (torch)"
+    assert reasons(selection)["xpu (IPEX)"] == "SystemExit: 127"
+    choose()
+    assert (tmp_path / "imports").read_text().split() == ["intel_extension_for_pytorch"]
+
+
+def test_a_oneccl_that_ends_the_process_leaves_the_cpu(machine: Machine, tmp_path: Path) -> None:
+    machine.broken("oneccl_bindings_for_pytorch", SystemExit(127), tmp_path)
+    selection = choose()
+    assert isinstance(selection, Chosen)
+    assert (selection.name, selection.accelerator.communication_backend_name()) == ("cpu", "gloo")
+
+
+def test_constructing_over_a_package_that_ends_the_process_is_an_error(machine: Machine, tmp_path: Path) -> None:
+    from accelerator.npu_accelerator import NPU_Accelerator
+
+    machine.broken("torch_npu", SystemExit(127), tmp_path)
+    for _ in range(2):
+        with pytest.raises(
+            AcceleratorUnavailableError, match=r"NPU_Accelerator requires torch_npu \(SystemExit: 127\)"
+        ):
+            NPU_Accelerator()
+    assert (tmp_path / "imports").read_text().split() == ["torch_npu"]
+
+
+def test_a_package_that_was_absent_may_be_installed_later(machine: Machine) -> None:
+    assert reasons(choose())["npu"].startswith("ModuleNotFoundError")
+    machine.npu()
+    assert accepted_label(choose()) == "npu"
+
+
+@pytest.mark.parametrize("device", ["cuda", "npu", "mlu", "sdaa", "native_xpu"])
+def test_detection_starts_no_driver(machine: Machine, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """is_available() starts it on CUDA (cuInit) and MLU (cnInit), and then no forked child can use the device."""
+    furnish(machine, device)
+
+    def start() -> bool:
+        raise AssertionError("the driver was started")
+
+    name = device.removeprefix("native_")
+    monkeypatch.setattr(getattr(torch, name), "is_available", start)
+    selection = choose()
+    assert isinstance(selection, Chosen)
+    assert selection.name == name
+    assert selection.accelerator.is_available()
+
+
 # The override ----------------------------------------------------------------------------
 
 
@@ -185,6 +239,23 @@ def test_the_remedy_for_a_missing_package_is_to_install_it(machine: Machine) -> 
         selection = choose()
     assert isinstance(selection, Refused)
     assert selection.error.remedy.startswith("Set ACCEL_ACCELERATOR to another name")
+
+
+def test_the_remedy_for_xpu_is_not_ipex_alone(machine: Machine) -> None:
+    with env.scope(ACCEL_ACCELERATOR="xpu"):
+        selection = choose()
+    assert isinstance(selection, Refused)
+    assert selection.error.remedy.startswith("Install one of these, set ACCEL_ACCELERATOR to another name")
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "npu", None])
+def test_a_torch_that_is_broken_itself_is_told(tmp_path: Path, name: str | None) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libtorch_cpu.so: cannot open shared object file')\n")
+    path = f"{tmp_path}:{Path(__file__).parents[2]}"
+    result = run_python("-m", "accelerator.report", ACCEL_ACCELERATOR=name, PYTHONPATH=path)
+    assert result.returncode == 2
+    assert "OSError: libtorch_cpu.so: cannot open shared object file" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(("name", "message"), [row for row in MISSING if row[0] != "mps"])

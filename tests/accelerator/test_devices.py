@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import importlib
+import os
+import pickle
 import sys
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch._dynamo  # set_compile_backend() does so, which fails while a simulated torch.xpu is in place
 from simulated_machines import Machine
 
+from accelerator.cann import cann_version
 from accelerator.errors import AcceleratorUnavailableError, DeviceIndexError, UnsupportedFeatureError
-from accelerator.npu_accelerator import cann_version
 from op_builder import env
 
 
@@ -119,6 +124,7 @@ def test_visible_devices_are_written_into_the_given_environment_only(machine: Ma
     ("name", "message"),
     [
         ("xpu", "XPU_Accelerator requires intel_extension_for_pytorch or a torch with XPU support"),
+        ("mps", "MPS_Accelerator requires torch.mps"),
         ("npu", "NPU_Accelerator requires torch_npu"),
         ("hpu", "HPU_Accelerator requires habana_frameworks.torch.hpu"),
         ("mlu", "MLU_Accelerator requires torch_mlu"),
@@ -185,7 +191,7 @@ def test_xpu_builds_with_ipex_when_it_is_installed(machine: Machine) -> None:
     assert device_class("xpu")().build_extension() == "theirs"
 
 
-def test_xpu_pinning_goes_to_torch_and_page_alignment_is_refused(machine: Machine) -> None:
+def test_xpu_pinning_goes_to_torch(machine: Machine) -> None:
     machine.native_xpu()
     torch.xpu.current_device = lambda: 1  # type: ignore[assignment] # the fake's
     accelerator = device_class("xpu")()
@@ -195,8 +201,32 @@ def test_xpu_pinning_goes_to_torch_and_page_alignment_is_refused(machine: Machin
             return f"pinned for {device}"
 
     assert accelerator.pin_memory(Tensor()) == "pinned for xpu:1"
-    with pytest.raises(UnsupportedFeatureError, match="page-aligned memory from the op async_io"):
-        accelerator.pin_memory(torch.zeros(4), align_bytes=0)
+    with pytest.raises(UnsupportedFeatureError, match="align_bytes=512"):
+        accelerator.pin_memory(torch.zeros(4), align_bytes=512)
+
+
+def test_xpu_pins_whole_pages_through_async_io(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.native_xpu()
+    torch.xpu.current_device = lambda: 0  # type: ignore[assignment] # the fake's
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda *_, **__: False)  # torch has no hooks of XPU here
+    accelerator = device_class("xpu")()
+    data = torch.arange(12.0).reshape(3, 4)
+    pinned = accelerator.pin_memory(data, align_bytes=0)
+    assert torch.equal(pinned, data)
+    assert pinned.data_ptr() % os.sysconf("SC_PAGESIZE") == 0
+    assert accelerator.is_pinned(pinned)
+    assert accelerator.is_pinned(pinned[1:])
+    assert not accelerator.is_pinned(data)
+    assert torch.equal(accelerator.pin_memory(data.t(), align_bytes=0, match_shape=False), data.t().flatten())
+    assert accelerator.pin_memory(data, align_bytes=0, make_copy=False).shape == data.shape
+    view = pinned[1:]
+    del pinned
+    gc.collect()
+    assert accelerator.is_pinned(view)
+    assert accelerator.unpin_memory(view) is view
+    assert not accelerator.is_pinned(view)
+    assert torch.equal(view, data[1:])
+    assert not copy.deepcopy(accelerator).is_pinned(data)  # the handle of async_io is left behind
 
 
 # Others ----------------------------------------------------------------------------------
@@ -231,10 +261,80 @@ def test_hpu_current_device_carries_no_index(machine: Machine) -> None:
     assert device_class("hpu")().current_device_name() == "hpu"
 
 
-def test_cann_version_is_read_from_the_installation_record(tmp_path: Any) -> None:
+@pytest.mark.parametrize("directory", ["", "x86_64-linux", "aarch64-linux"])
+def test_cann_version_is_read_from_the_installation_record(tmp_path: Any, directory: str) -> None:
     with env.scope(ASCEND_HOME_PATH=None):
         assert cann_version() is None
     with env.scope(ASCEND_HOME_PATH=str(tmp_path)):
         assert cann_version() is None
-        (tmp_path / "ascend_toolkit_install.info").write_text("package_name=Ascend-cann\nversion=8.0.RC2\narch=x86\n")
+        (tmp_path / "ascend_nnae_install.info").mkdir()  # not a record
+        (tmp_path / directory).mkdir(exist_ok=True)
+        record = tmp_path / directory / "ascend_toolkit_install.info"
+        record.write_text("package_name=Ascend-cann\nversion=8.0.RC2\narch=x86\n")
         assert cann_version() == "8.0.RC2"
+
+
+@pytest.mark.parametrize(("index", "named"), [(2, "2"), (-1, "-1"), ("mlu:0", "'mlu:0'")])
+def test_an_index_out_of_range_is_named_with_the_count(machine: Machine, index: Any, named: str) -> None:
+    machine.mlu()
+
+    def set_device(device: int) -> None:
+        if device != 0:
+            raise RuntimeError("cnrtSetDevice: 632012")
+
+    torch.mlu.set_device = set_device  # type: ignore[attr-defined]
+    accelerator = device_class("mlu")()
+    accelerator.set_device(0)
+    with pytest.raises(DeviceIndexError, match=f"no mlu device of index {named}; the number of devices is 1"):
+        accelerator.set_device(index)
+
+
+def test_what_a_driver_raises_for_a_device_that_is_there_is_passed_on(machine: Machine) -> None:
+    machine.mlu()
+
+    def set_device(_device: int) -> None:
+        raise RuntimeError("out of memory")
+
+    torch.mlu.set_device = set_device  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        device_class("mlu")().set_device(0)
+
+
+def test_fp8_is_asked_of_the_device_module(machine: Machine) -> None:
+    machine.mlu()
+    assert device_class("mlu")().is_fp8_supported() is False
+    torch.mlu.is_fp8_supported = lambda including_emulation=True: including_emulation  # type: ignore[attr-defined]
+    assert device_class("mlu")().is_fp8_supported() is True
+
+
+# Copies ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_a_model_that_holds_its_accelerator_can_be_copied_and_pickled(machine: Machine, row: Row) -> None:
+    getattr(machine, row.device)()
+    model = torch.nn.Linear(2, 2)
+    model.accelerator = device_class(row.name)()
+    model.accelerator.set_compile_backend("eager")
+    for copied in (copy.deepcopy(model), copy.copy(model), pickle.loads(pickle.dumps(model))):
+        assert type(copied.accelerator) is device_class(row.name)
+        assert copied.accelerator.get_compile_backend() == "eager"
+        assert copied.accelerator.device_count() == 1
+        assert copied.accelerator.communication_backend_name() == row.communication
+
+
+def test_a_copy_where_the_package_is_missing_says_so(machine: Machine) -> None:
+    machine.npu()
+    sent = pickle.dumps(device_class("npu")())
+    machine.package("torch_npu")
+    sys.modules["torch_npu"] = None  # type: ignore[assignment] # the receiving process has no such package
+    with pytest.raises(AcceleratorUnavailableError, match="NPU_Accelerator requires torch_npu"):
+        pickle.loads(sent)
+
+
+@pytest.mark.slow
+def test_an_accelerator_can_be_handed_to_a_spawned_process() -> None:
+    from accelerator.cpu_accelerator import CPU_Accelerator
+
+    with torch.multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(CPU_Accelerator.device_name, (CPU_Accelerator(),)) == "cpu"

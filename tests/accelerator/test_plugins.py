@@ -82,6 +82,29 @@ def test_a_plugin_that_cannot_be_used_is_a_rejection(
     assert reasons(selection)[f"{name} (plugin_acme:Plugin)"].startswith(reason)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "reason"), [BROKEN[0], BROKEN[3], ("acme", source("detection_priority = True"), ""), BROKEN[-1]]
+)
+def test_what_is_wrong_with_a_plugin_is_told_whatever_is_chosen(
+    plugin_site: PluginSite, machine: Machine, name: str, text: str, reason: str
+) -> None:
+    machine.cuda(1)
+    plugin_site.install(name, "plugin_acme", text)
+    selection = choose()
+    assert isinstance(selection, Chosen)
+    assert selection.name == "cuda"
+    assert reasons(selection)[f"{name} (plugin_acme:Plugin)"].startswith(reason or "detection_priority must be an int")
+
+
+def test_a_clash_is_told_when_another_plugin_is_named(plugin_site: PluginSite) -> None:
+    plugin_site.install("cuda", "plugin_cuda", source())
+    plugin_site.install("acme", "plugin_acme", source())
+    with env.scope(ACCEL_ACCELERATOR="acme"):
+        selection = choose()
+    assert accepted_label(selection) == "acme (plugin_acme:Plugin)"
+    assert reasons(selection)["cuda (plugin_cuda:Plugin)"] == "the name 'cuda' belongs to a built-in accelerator"
+
+
 def test_a_broken_plugin_asked_for_by_name_is_an_error_with_its_reason(plugin_site: PluginSite) -> None:
     plugin_site.install("acme", "plugin_acme", "raise OSError('no driver')")
     with env.scope(ACCEL_ACCELERATOR="acme"):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from simulated_machines import PLUGIN_SOURCE, Machine, PluginSite
 
-from accelerator import get_accelerator, is_current_accelerator_supported, real_accelerator
+from accelerator import get_accelerator, is_current_accelerator_supported, real_accelerator, set_accelerator
 from accelerator.cpu_accelerator import CPU_Accelerator
 from accelerator.errors import AcceleratorSelectionError
 from op_builder import env
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_python(*arguments: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
-    environment = env.child_environment(PYTHONPATH=str(ROOT), **variables)
+    environment = env.child_environment(**{"PYTHONPATH": str(ROOT), **variables})
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
@@ -161,6 +161,10 @@ def test_a_plugins_accelerator_counts_as_supported(plugin_site: PluginSite) -> N
     plugin_site.install("acme", "plugin_acme", PLUGIN_SOURCE.format(members=members))
     assert get_accelerator().device_name() == "acme"
     assert is_current_accelerator_supported() is True
+    set_accelerator(get_accelerator())
+    assert is_current_accelerator_supported() is True
+    set_accelerator(type("Mine", (type(get_accelerator()),), {})())
+    assert is_current_accelerator_supported() is False
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from simulated_machines import Machine, PluginSite
-from test_process import run_python
+from test_process import ROOT, run_python
 
 from accelerator.report import main
 from op_builder import env
@@ -100,6 +101,15 @@ def test_square_brackets_in_a_reason_are_shown_as_they_are(
     plugin_site.install("acme", "plugin_acme", "raise OSError('[bold]card[/bold] [Errno 5]')")
     assert main([]) == 0
     assert "OSError: [bold]card[/bold] [Errno 5]" in capsys.readouterr().out
+
+
+def test_what_a_vendors_package_prints_does_not_break_json(tmp_path: Path) -> None:
+    said = "import ctypes, os\nprint('Loading Acme')\nctypes.CDLL(None).puts(b'Loaded in C')\nos.write(1, b'Raw\\n')\n"
+    (tmp_path / "torch_npu.py").write_text(f"{said}raise OSError('no driver')\n")
+    result = run_python("-m", "accelerator.report", "--json", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    trace = {entry["name"]: entry["reason"] for entry in json.loads(result.stdout)["trace"]}
+    assert trace["npu"] == "OSError: no driver"
+    assert all(line in result.stderr for line in ("Loading Acme", "Loaded in C", "Raw"))
 
 
 def test_the_command_line() -> None:

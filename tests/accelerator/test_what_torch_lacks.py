@@ -2,12 +2,14 @@
 
 A member of the contract stands in exactly one table. DELEGATED members ask the device module, which
 knows more devices and more arguments than ``torch.accelerator`` did at torch 2.10, the oldest that is
-supported. Where ``torch.accelerator`` has a function of such a name, it must be listed as known, so
-that a newer torch with more of them makes these tests fail, and somebody looks.
+supported; what a device answers itself instead stands in OVERRIDES. Where ``torch.accelerator`` has a
+function of such a name, it must be listed as known, so that a newer torch with more of them makes these
+tests fail, and somebody looks.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
 
 import pytest
@@ -16,35 +18,38 @@ import torch
 from accelerator.abstract_accelerator import DeepSpeedAccelerator
 from accelerator.torch_accelerator import TorchAccelerator
 
+# The function of the device module that a member asks. "random" is the one that asks torch itself.
 DELEGATED = {
-    "amp": "the device module's own submodule",
-    "current_device": "the device module",
-    "current_stream": "the device module",
-    "default_stream": "the device module; torch.accelerator has none",
-    "device_capability": "get_device_capability of the device module",
-    "device_count": "the device module",
-    "empty_cache": "the device module",
-    "Event": "the device module; torch.Event takes other arguments",
-    "get_device_properties": "the device module",
-    "get_rng_state": "the device module",
-    "initial_seed": "the device module",
-    "is_available": "the device module",
-    "lazy_call": "_lazy_call of the device module",
-    "manual_seed": "the device module",
-    "manual_seed_all": "the device module",
-    "max_memory_allocated": "the device module",
-    "max_memory_reserved": "the device module",
-    "memory_allocated": "the device module",
-    "memory_reserved": "the device module",
-    "memory_snapshot": "the device module",
-    "memory_stats": "the device module",
+    "amp": "amp",
+    "current_device": "current_device",
+    "current_stream": "current_stream",
+    "default_stream": "default_stream",
+    "device_capability": "get_device_capability",
+    "device_count": "device_count",
+    "empty_cache": "empty_cache",
+    "Event": "Event",
+    "get_device_properties": "get_device_properties",
+    "get_rng_state": "get_rng_state",
+    "initial_seed": "initial_seed",
+    "is_available": "device_count",  # the module's own starts the driver on some devices
+    "is_bf16_supported": "is_bf16_supported",
+    "is_fp8_supported": "is_fp8_supported",
+    "lazy_call": "_lazy_call",
+    "manual_seed": "manual_seed",
+    "manual_seed_all": "manual_seed_all",
+    "max_memory_allocated": "max_memory_allocated",
+    "max_memory_reserved": "max_memory_reserved",
+    "memory_allocated": "memory_allocated",
+    "memory_reserved": "memory_reserved",
+    "memory_snapshot": "memory_snapshot",
+    "memory_stats": "memory_stats",
     "random": "torch.random",
-    "reset_peak_memory_stats": "the device module",
-    "set_device": "the device module",
-    "set_rng_state": "the device module",
-    "Stream": "the device module; torch.Stream takes other arguments",
-    "stream": "the device module",
-    "synchronize": "the device module",
+    "reset_peak_memory_stats": "reset_peak_memory_stats",
+    "set_device": "set_device",
+    "set_rng_state": "set_rng_state",
+    "Stream": "Stream",
+    "stream": "stream",
+    "synchronize": "synchronize",
 }
 
 ADDED = {
@@ -68,9 +73,7 @@ ADDED = {
     "HalfTensor": "see BFloat16Tensor",
     "handles_memory_backpressure": "a fact about the device that no module tells",
     "IntTensor": "see BFloat16Tensor",
-    "is_bf16_supported": "some device modules do not tell",
     "is_fp16_supported": "no device module tells",
-    "is_fp8_supported": "no device module tells",
     "is_pinned": "torch's, for the tensor; the devices that pin by themselves differ",
     "is_synchronized_device": "a fact about the device that no module tells",
     "is_triton_supported": "a fact about the device that no module tells",
@@ -160,6 +163,111 @@ def test_a_torch_that_grows_an_added_member_is_noticed(monkeypatch: pytest.Monke
         test_torch_has_not_grown_what_this_layer_adds()
 
 
+# What a device's class does itself, instead of asking its module as TorchAccelerator does, and why.
+ONE_QUEUE = "there is one queue"
+RESIDENT = "there is no allocator to ask; the resident set of the process stands for it"
+GENERATOR = "torch.cpu has no generator of its own"
+NO_PEAKS = "torch.mps has other names for its counters, and keeps no peaks"
+OVERRIDES = {
+    "cuda": {
+        "available_memory": "NVML sees the memory of all processes and needs no context",
+        "device_capability": "None without a device, where torch raises",
+        "is_bf16_supported": "torch.cuda's raises without a device on some versions",
+        "is_fp16_supported": "from capability 7",
+        "is_fp8_supported": "from capability 8.9, or by AMD's architecture",
+        "is_triton_supported": "from capability 7",
+        "range_pop": "NVTX",
+        "range_push": "NVTX",
+        "supports_nvtx_domain": "NVTX",
+    },
+    "cpu": {
+        **dict.fromkeys(("current_stream", "default_stream", "stream", "Stream"), ONE_QUEUE),
+        "Event": "torch.cpu's tells no time",
+        **dict.fromkeys(("capture_to_graph", "create_graph", "replay_graph"), "there are no graphs to record"),
+        "current_device": "the launcher's LOCAL_RANK",
+        "device_count": "NUMA nodes with cores, or the launcher's LOCAL_SIZE",
+        "set_device": "the launcher binds a process to its cores",
+        "is_available": "always there, whatever the environment says",
+        "get_device_properties": "there is no record",
+        **dict.fromkeys(("default_generator", "get_rng_state", "set_rng_state", "initial_seed"), GENERATOR),
+        **dict.fromkeys(("manual_seed", "manual_seed_all"), GENERATOR),
+        "lazy_call": "there is nothing to start",
+        "empty_cache": "there is no cache",
+        **dict.fromkeys(("memory_allocated", "memory_reserved", "memory_stats"), RESIDENT),
+        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved", "reset_peak_memory_stats"), RESIDENT),
+        **dict.fromkeys(("total_memory", "available_memory"), "the cgroup's limit"),
+        "is_fp16_supported": "oneDNN tells by an op",
+        "pin_memory": "no device copies from the tensor",
+    },
+    "xpu": {
+        "build_extension": "IPEX has a command of its own",
+        "default_stream": "torch.xpu has none",
+        "is_pinned": "memory from the AsyncIO op, and torch's for this device",
+        "pin_memory": "see is_pinned",
+        "unpin_memory": "see is_pinned",
+        "use_host_timers": "events of old IPEX carry no time",
+    },
+    "mps": {
+        **dict.fromkeys(("current_stream", "default_stream", "stream", "Stream"), ONE_QUEUE),
+        "Event": "torch.mps's; the class for one queue has the host's",
+        **dict.fromkeys(("current_device", "set_device"), "there is one device"),
+        "get_device_properties": "there is no record",
+        **dict.fromkeys(("default_generator", "initial_seed", "manual_seed_all"), "torch.mps has one generator"),
+        **dict.fromkeys(("memory_allocated", "memory_reserved", "memory_stats"), NO_PEAKS),
+        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved", "reset_peak_memory_stats"), NO_PEAKS),
+        **dict.fromkeys(("total_memory", "available_memory"), NO_PEAKS),
+        "synchronize": "torch.mps's takes no device",
+        "use_host_timers": "the contract says so",
+    },
+    "hpu": {
+        "capture_to_graph": "the module's takes no pool",
+        "default_generator": "the module has no name for it outside its random",
+        "empty_cache": "some versions have none",
+        "handles_memory_backpressure": "a fact about the device",
+        "memory_stats": "the module has keys of its own",
+        "resolves_data_dependency": "a fact about the device",
+        "synchronize": "the module's takes no device",
+        "total_memory": "the module's record is a text",
+    },
+    **{device: {} for device in ("npu", "mlu", "sdaa")},
+}
+
+# Overrides although torch's own module of that device has the name.
+DESPITE_DEVICE_MODULE = {
+    "cuda": {"is_bf16_supported"},
+    "cpu": {
+        *(
+            "Event",
+            "Stream",
+            "current_stream",
+            "stream",
+        ),  # placeholders: no time, no priority
+        *("current_device", "set_device", "device_count", "is_available"),  # "cpu", nothing, 1 and True
+    },
+    "mps": {"Event", "synchronize"},
+}
+
+
+def overrides(device: str) -> set[str]:
+    """The members of the contract that a device's class, or a class it mixes in, defines."""
+    cls = getattr(importlib.import_module(f"accelerator.{device}_accelerator"), f"{device.upper()}_Accelerator")
+    own = cls.__mro__[: cls.__mro__.index(TorchAccelerator)]
+    return {name for each in own for name in vars(each) if name in vars(DeepSpeedAccelerator) and name[0] != "_"}
+
+
+@pytest.mark.parametrize("device", OVERRIDES)
+def test_each_override_of_a_device_has_its_reason(device: str) -> None:
+    assert overrides(device) == OVERRIDES[device].keys()
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu", "xpu", "mps"])
+def test_the_device_module_has_not_grown_what_a_device_overrides(device: str) -> None:
+    grown = {name for name in OVERRIDES[device] if hasattr(getattr(torch, device), name)}
+    assert grown == DESPITE_DEVICE_MODULE.get(device, set()), (
+        f"torch.{device} has what its accelerator implements: ask it there, or say in DESPITE_DEVICE_MODULE why not"
+    )
+
+
 class Recorder:
     """A device module that answers anything and notes what it was asked."""
 
@@ -168,11 +276,11 @@ class Recorder:
 
     def __getattr__(self, name: str) -> object:
         self.asked.append(name)
-        return lambda *_args, **_kwargs: 0
+        return lambda *_args, **_kwargs: 1
 
 
 @pytest.mark.parametrize("member", sorted(DELEGATED.keys() - {"random"}))
-def test_a_delegated_member_asks_the_device_module(member: str) -> None:
+def test_a_delegated_member_asks_that_function_of_the_device_module(member: str) -> None:
     class Acme(TorchAccelerator):
         device_type = "acme"
         communication_backend = None
@@ -194,4 +302,12 @@ def test_a_delegated_member_asks_the_device_module(member: str) -> None:
     value = getattr(accelerator, member)
     if not isinstance(vars(DeepSpeedAccelerator)[member], property):
         value(*arguments.get(member, ()))
-    assert accelerator._module.asked
+    asked = [name for name in accelerator._module.asked if name != "device_count" or member in WITHOUT_MORE]
+    assert asked == [DELEGATED[member]]
+
+
+WITHOUT_MORE = {"device_count", "is_available"}  # a snapshot is asked only where there is a device
+
+
+def test_random_is_torchs_own() -> None:
+    assert TorchAccelerator.random(None) is torch.random  # type: ignore[arg-type]

@@ -19,12 +19,20 @@ import psutil
 import torch
 
 from accelerator.host_streams import HostEvent as Event
-from accelerator.host_streams import HostStream as Stream
+from accelerator.host_streams import HostStream
 
 __all__ = ["Event", "Stream"]
 
-default_generators = (torch.default_generator,)
+
+class Stream(HostStream):
+    """A queue of its own, equal only to itself. The CPU has done its work when a call returns."""
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
 _state = SimpleNamespace(device=0, stream=Stream(), peak=0)
+_waiting: dict[int, torch.Generator] = {}
 _default_stream = _state.stream
 
 
@@ -56,7 +64,11 @@ def current_device() -> int:
 def set_device(device: int) -> None:
     if not 0 <= device < device_count():
         raise ValueError(f"There is no Acme card {device}; there are {device_count()}.")
-    _state.device = device
+    if device != _state.device:  # the CPU has one generator: it takes the state of the card's own
+        state = _generator(device).get_state()
+        _waiting.setdefault(_state.device, torch.Generator()).set_state(torch.default_generator.get_state())
+        torch.default_generator.set_state(state)
+        _state.device = device
 
 
 def synchronize(device: int | None = None) -> None:
@@ -67,26 +79,43 @@ def get_device_properties(device: int) -> Any:
     return SimpleNamespace(name="Acme demonstration on the CPU", total_memory=psutil.virtual_memory().total)
 
 
-# Random numbers: torch.random's are the CPU's.
+# Random numbers: a generator for each card. That of the current one is the CPU's, the others wait.
+
+
+def _generator(device: int | None) -> torch.Generator:
+    if device is None or device == _state.device:
+        return torch.default_generator
+    return _waiting.setdefault(device, torch.Generator())
+
+
+def __getattr__(name: str) -> Any:
+    if name != "default_generators":
+        raise AttributeError(name)
+    return tuple(_generator(device) for device in range(device_count()))
 
 
 def manual_seed(seed: int) -> None:
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
 
 
-manual_seed_all = manual_seed
-initial_seed = torch.initial_seed
+def manual_seed_all(seed: int) -> None:
+    for device in range(device_count()):
+        _generator(device).manual_seed(seed)
 
 
-def get_rng_state(device: int = 0) -> torch.Tensor:
-    return torch.get_rng_state()
+def initial_seed() -> int:
+    return torch.default_generator.initial_seed()
 
 
-def set_rng_state(new_state: torch.Tensor, device: int = 0) -> None:
-    torch.set_rng_state(new_state)
+def get_rng_state(device: int | None = None) -> torch.Tensor:
+    return _generator(device).get_state()
 
 
-# Streams: there is one queue, and it is always empty.
+def set_rng_state(new_state: torch.Tensor, device: int | None = None) -> None:
+    _generator(device).set_state(new_state)
+
+
+# Streams: a queue is always empty.
 
 
 def current_stream(device: int | None = None) -> Any:

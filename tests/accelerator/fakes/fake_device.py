@@ -1,7 +1,8 @@
 """Device modules as vendors bring them, over the device made of host memory in device.cpp.
 
-It has what ``torch.cuda`` has, as far as vendors follow it: two devices, generators, streams that a
-context switches, events, an allocator that counts, graphs that record operators.
+It has what ``torch.cuda`` has, as far as vendors follow it: two devices, generators that come into being
+with the device, streams that a context switches, events, an allocator that counts and keeps freed memory,
+graphs that record operators. Where a vendor's module differs, his package beside this file says so.
 """
 
 # ruff: noqa: ARG001, ARG002, ARG005 - fakes take the arguments of what they stand for
@@ -9,6 +10,7 @@ context switches, events, an allocator that counts, graphs that record operators
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +26,10 @@ TOTAL_BYTES = 1 << 30
 # Page-locked memory of torch's own device types goes through hooks that are compiled into torch.
 LACKS = {
     "xpu": {"pinned-memory": "this torch is built without the hooks of XPU"},
+    "xpu.native": {
+        "pinned-memory": "this torch is built without the hooks of XPU",
+        "child-processes": "the fake torch is made in this process alone",
+    },
     "mps": {
         "pinned-memory": "this torch is built without the hooks of MPS",
         "child-processes": "the fake torch.mps is made in this process alone",
@@ -127,6 +133,7 @@ def device_module(name: str, count: int, graph_class: str) -> ModuleType:
     device = native()
     device.install(name, count)
     generators = tuple(torch.Generator() for _ in range(count))
+    held = [0] * count  # bytes, freed ones included
     for index, generator in enumerate(generators):
         device.set_generator(index, generator)
     defaults = [Stream(index) for index in range(count)]
@@ -159,12 +166,22 @@ def device_module(name: str, count: int, graph_class: str) -> ModuleType:
         generators[number(index)].set_state(state)
 
     def memory_stats(index: Any = None) -> dict[str, int]:
-        used, peak = module.memory_allocated(index), module.max_memory_allocated(index)
         return {
-            f"{kind}_bytes.all.{moment}": size
-            for kind in ("allocated", "reserved")
-            for moment, size in (("current", used), ("peak", peak))
+            "allocated_bytes.all.current": module.memory_allocated(index),
+            "allocated_bytes.all.peak": module.max_memory_allocated(index),
+            "reserved_bytes.all.current": module.memory_reserved(index),
+            "reserved_bytes.all.peak": module.max_memory_reserved(index),
         }
+
+    def reserved(index: Any = None) -> int:
+        held[number(index)] = max(held[number(index)], module.memory_allocated(index))
+        return held[number(index)]
+
+    def empty_cache() -> None:
+        held[:] = [int(device.memory(index, False)) for index in range(count)]
+
+    def lazy_init() -> None:
+        module.default_generators = generators
 
     def lazy_call(callback: Callable[[], Any]) -> None:
         callback()
@@ -176,13 +193,13 @@ def device_module(name: str, count: int, graph_class: str) -> ModuleType:
         set_device=lambda index: device.set_device(number(index)),
         synchronize=lambda index=None: None,
         is_initialized=lambda: True,
-        init=lambda: None,
-        _lazy_init=lambda: None,
+        init=lazy_init,
+        _lazy_init=lazy_init,
         _lazy_call=lazy_call,
         _is_in_bad_fork=lambda: False,
         get_device_properties=lambda index=None: SimpleNamespace(name=f"Fake {name}", total_memory=TOTAL_BYTES),
         get_device_capability=lambda index=None: (1, 0),
-        default_generators=generators,
+        default_generators=(),
         get_rng_state=lambda index=None: generators[number(index)].get_state(),
         set_rng_state=set_rng_state,
         manual_seed=lambda seed: generators[number()].manual_seed(seed),
@@ -194,11 +211,11 @@ def device_module(name: str, count: int, graph_class: str) -> ModuleType:
         set_stream=lambda chosen: current.__setitem__(number(), chosen),
         current_stream=lambda index=None: current[number(index)],
         default_stream=lambda index=None: defaults[number(index)],
-        empty_cache=lambda: None,
+        empty_cache=empty_cache,
         memory_allocated=lambda index=None: int(device.memory(number(index), False)),
         max_memory_allocated=lambda index=None: int(device.memory(number(index), True)),
-        memory_reserved=lambda index=None: int(device.memory(number(index), False)),
-        max_memory_reserved=lambda index=None: int(device.memory(number(index), True)),
+        memory_reserved=reserved,
+        max_memory_reserved=lambda index=None: max(reserved(index), int(device.memory(number(index), True))),
         reset_peak_memory_stats=lambda index=None: device.reset_peak(number(index)),
         memory_stats=memory_stats,
         memory_snapshot=list,
@@ -224,8 +241,16 @@ def install_vendor(name: str, *, visible: str, backend: str, graph_class: str, m
 def install_xpu() -> None:
     """What IPEX makes of torch.xpu: a device with kernels. Torch has a dispatch key for it, so nothing is renamed."""
     module = device_module("xpu", visible_devices("ZE_AFFINITY_MASK", MOST_DEVICES), "XPUGraph")
+    module.init()
     del module.default_stream  # torch.xpu has none
     vars(torch.xpu).update({key: value for key, value in vars(module).items() if not key.startswith("__")})
+
+
+def install_xpu_without_ipex() -> None:
+    """A torch built with XPU, where IPEX is not installed."""
+    install_xpu()
+    torch.version.xpu = "20250302"
+    sys.modules["intel_extension_for_pytorch"] = None  # type: ignore[assignment]
 
 
 def install_mps() -> None:
@@ -242,7 +267,7 @@ def install_mps() -> None:
         get_rng_state=lambda device="mps": whole.get_rng_state(0),
         set_rng_state=lambda state, device="mps": whole.set_rng_state(state, 0),
         manual_seed=whole.manual_seed,
-        _get_default_mps_generator=lambda: whole.default_generators[0],
+        _get_default_mps_generator=lambda: (whole.init(), whole.default_generators[0])[1],
         _is_in_bad_fork=lambda: False,
         Event=Event,
     )
