@@ -102,6 +102,10 @@ class OpBuilder(ABC):
         """What ``load()`` returns, made of the opened binary: ``torch.ops.<namespace>`` or a module."""
         return opened
 
+    def finish_plan(self, plan: BuildPlan) -> BuildPlan:
+        """The plan with what a family of builders adds to it; pure, as :func:`op_builder.plan.make_plan` is."""
+        return plan
+
     def build_checks(self) -> list[CheckOutcome]:
         """What compiling the op needs."""
         from op_builder import checks

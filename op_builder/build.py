@@ -19,6 +19,7 @@ from op_builder.errors import AccelError, UnknownOpError
 
 if TYPE_CHECKING:
     from op_builder.base import OpBuilder
+    from op_builder.cache.store import Entry
     from op_builder.engine.jobs import JobBudget
     from op_builder.resolver import Request
 
@@ -41,17 +42,25 @@ class Outcome:
     path: str = ""
 
 
-def build_all(builders: Sequence[OpBuilder], *, required: Container[str], force: bool, report: Report) -> list[Outcome]:
+def build_all(
+    builders: Sequence[OpBuilder],
+    *,
+    required: Container[str],
+    force: bool,
+    report: Report,
+    with_kernels: bool = False,
+) -> list[Outcome]:
     """Build each op into the cache, side by side; one that fails keeps none of the others back.
 
     Args:
         required: names of the ops that have failed if they are not possible here; others are then skipped.
         force: compile again what the cache has.
         report: told of every step, from several threads.
+        with_kernels: have the SYCL runtime compile all kernels of an op; else a build tries one of them.
     """
     from op_builder.engine.jobs import JobBudget, allowed_jobs
 
-    batch = _Batch(required, force, report)
+    batch = _Batch(required, force, report, with_kernels)
     for builder in builders:
         report(builder.name, 0, 0, "checking")
     try:
@@ -75,6 +84,7 @@ class _Batch:
     required: Container[str]
     force: bool
     report: Report
+    with_kernels: bool
     cancel: threading.Event = field(default_factory=threading.Event)
 
     def side_by_side(self, tasks: Sequence[Callable[[], T]], at_a_time: int) -> list[T]:
@@ -101,7 +111,7 @@ class _Batch:
                 return "failed" if builder.name in self.required else "skipped", reasons, ""
             request = resolver.Request.of(builder)
             cached = None if self.force else request.find_cached()
-            return request if cached is None else ("cached", "", str(cached.artifact))
+            return request if cached is None else ("cached", "", str(self._with_kernels(request, cached).artifact))
 
         found = self._guarded(builder.name, settle)
         if not isinstance(found, Outcome):
@@ -119,9 +129,20 @@ class _Batch:
             budget=budget,
             cancel=self.cancel,
         )
-        return self._guarded(
-            request.plan.op, lambda: ("built", "", str(resolver.compile_now(request, options).artifact))
-        )
+
+        def build() -> tuple[str, str, str]:
+            return "built", "", str(self._with_kernels(request, resolver.compile_now(request, options)).artifact)
+
+        return self._guarded(request.plan.op, build)
+
+    def _with_kernels(self, request: Request, entry: Entry) -> Entry:
+        """``entry``, with all its SYCL kernels in the runtime's cache, if they are asked for."""
+        if self.with_kernels and request.plan.sycl is not None and request.toolset is not None:
+            from op_builder.engine.kernels import compile_all_kernels
+
+            self.report(request.plan.op, 0, 0, "compiling kernels")
+            compile_all_kernels(entry, request.plan, request.toolset, request.cache)
+        return entry
 
     def _guarded(self, op: str, step: Callable[[], tuple[str, str, str] | T]) -> Outcome | T:
         """The outcome of ``step``, or what else it returns."""
@@ -157,16 +178,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if bool(options.ops) == options.all:
         parser.error("name the ops to build, or give --all")
-    from op_builder.report.collect import builders_here, find_op
+    from accelerator.errors import AcceleratorSelectionError
+    from accelerator.selection import builder_package
+    from op_builder.registry import all_builders
+    from op_builder.report.collect import find_op
 
     try:
-        builders = builders_here() if options.all else [find_op(name) for name in options.ops]
-    except UnknownOpError as error:
+        # Of the accelerator that is named, if one is: compiling needs no device.
+        _, package = builder_package()
+        if options.all:
+            builders = list(all_builders(package).values())
+        else:
+            builders = [find_op(name, package) for name in options.ops]
+    except (AcceleratorSelectionError, UnknownOpError) as error:
         print(error, file=sys.stderr)
         return 2
     with _display([builder.name for builder in builders]) as report:
         required = [] if options.all else [builder.name for builder in builders]
-        outcomes = build_all(builders, required=required, force=options.force, report=report)
+        outcomes = build_all(builders, required=required, force=options.force, report=report, with_kernels=True)
     failed = any(outcome.status == "failed" for outcome in outcomes)
     if options.json:
         print(json.dumps({"ok": not failed, "ops": [asdict(outcome) for outcome in outcomes]}, indent=2))

@@ -91,6 +91,10 @@ class Variable(Generic[T]):
         """The unparsed text, or None when unset or empty."""
         return os.environ.get(self.name) or None
 
+    def is_set(self) -> bool:
+        """Whether it is set at all: of a few variables, empty means something."""
+        return self.name in os.environ
+
     @property
     def type_name(self) -> str:
         return _TYPE_NAMES.get(self.parse, "text")
@@ -153,7 +157,7 @@ ACCEL_PRECOMPILE: Variable[bool] = _declare(
     "ACCEL_PRECOMPILE",
     _parse_flag,
     True,
-    "0 keeps `torch/extension.h` from being precompiled in the background (GCC; 800 MB in the cache).",
+    "0 keeps `torch/extension.h` from being precompiled in the background (GCC; 600 to 800 MB in the cache).",
 )
 ACCEL_MAX_JOBS: Variable[int | None] = _declare(
     "ACCEL_MAX_JOBS", _parse_count, None, "Compiler jobs at a time.", "from cores and memory"
@@ -168,6 +172,11 @@ ACCEL_CPU_ISA = _text(
     "ACCEL_CPU_ISA",
     "Highest instruction set that CPU kernels use: baseline, avx2, avx512 or neon.",
     "best of the CPU",
+)
+ACCEL_AIO_ENGINE = _text(
+    "ACCEL_AIO_ENGINE",
+    "The engine that async_io uses: io_uring, libaio or threads; an error where the kernel refuses it.",
+    "the first of these that works",
 )
 ACCEL_BUILD_OPS: Variable[bool] = _declare(
     "ACCEL_BUILD_OPS", _parse_flag, False, "1 builds every compatible op into the wheel that `pip install` makes."
@@ -196,6 +205,21 @@ TORCH_CUDA_ARCH_LIST = _text(
     "CUDA architectures to compile for, as torch takes them: '8.0;9.0a+PTX', 'Ampere Hopper'.",
     "the visible devices, else a list the toolkit supports",
 )
+ACCEL_SYCL_TOOLCHAIN = _text(
+    "ACCEL_SYCL_TOOLCHAIN", "Toolchain of SYCL ops: sycl-rtc, icpx or ipex.", "the first that works here"
+)
+TORCH_XPU_ARCH_LIST = _text(
+    "TORCH_XPU_ARCH_LIST",
+    "Intel GPUs that icpx compiles SYCL ops for, as torch takes them: 'pvc,bmg'; empty: none ahead of time.",
+    "those torch was built for",
+)
+
+# Read by the SYCL runtime; set in this process when an op opens it, each unless the user has --------------
+OCL_ICD_FILENAMES = _text(
+    "OCL_ICD_FILENAMES", "OpenCL drivers that the SYCL runtime looks at.", "that of intel-opencl-rt, if installed"
+)
+SYCL_CACHE_PERSISTENT = _text("SYCL_CACHE_PERSISTENT", "0 keeps no compiled SYCL kernels.", "1")
+SYCL_CACHE_DIR = _text("SYCL_CACHE_DIR", "Where compiled SYCL kernels are kept.", "sycl_kernels in ACCEL_CACHE_DIR")
 
 
 # Variables that the compilers themselves read, and that change what they make: they count in the key.
@@ -235,7 +259,7 @@ def build_switches() -> dict[str, bool]:
 def scope(**values: str | None) -> Iterator[None]:
     """Set environment variables (None unsets) inside a ``with`` block, then restore them.
 
-    For tests and tools; the library itself never writes the environment.
+    For tests and tools; the library itself writes only what :func:`set_for_libraries` is given.
     """
     before = {name: os.environ.get(name) for name in values}
     try:
@@ -251,6 +275,11 @@ def _apply(values: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+def set_for_libraries(values: Mapping[str, str]) -> None:
+    """Set variables for a library that is about to be opened in this process, and reads them itself."""
+    os.environ.update(values)
 
 
 def child_environment(**changes: str | None) -> dict[str, str]:

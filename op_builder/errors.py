@@ -34,6 +34,53 @@ class OpArgumentError(AccelError, ValueError):
     """A native op was given arguments it cannot take; no tensor was changed."""
 
 
+class StorageError(AccelError, OSError):
+    """Reading or writing a tensor failed; the handle it was asked of stays usable.
+
+    What of the tensor (reading) or the file (writing) was reached before is changed, the rest is not.
+
+    Attributes:
+        errno: the system's number of the error; EIO where none was told, as for a file that is too short.
+        filename: the file, as it was given: a path or a descriptor.
+        offset: byte in the file at which it failed.
+        bytes_done: bytes of the operation that were transferred, in all its parts together.
+        others: further operations that failed, where one call waits for several.
+    """
+
+    def __init__(
+        self, message: str, remedy: str = "", *, errno: int, filename: object, offset: int, bytes_done: int
+    ) -> None:
+        super().__init__(message, remedy)
+        self.errno = errno
+        self.strerror = message
+        self.filename = filename
+        self.offset = offset
+        self.bytes_done = bytes_done
+        self.others: tuple[StorageError, ...] = ()
+
+    def __str__(self) -> str:  # OSError would print errno fields
+        return Exception.__str__(self)
+
+
+class TensorNotFoundError(AccelError, KeyError):
+    """A store has no tensor of that name; the message suggests near matches."""
+
+    def __str__(self) -> str:  # KeyError would print it quoted
+        return Exception.__str__(self)
+
+
+class DamagedTensorError(AccelError, ValueError):
+    """A stored tensor's file is not what was saved.
+
+    Attributes:
+        filename: the file.
+    """
+
+    def __init__(self, message: str, remedy: str, *, filename: str) -> None:
+        self.filename = filename
+        super().__init__(message, remedy)
+
+
 class UnknownOpError(AccelError, ValueError):
     """No builder has that name; the message suggests near matches."""
 

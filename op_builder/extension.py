@@ -19,11 +19,11 @@ from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.cuda_archs import gencode_flags
 
 # Below the current directory; what setuptools itself makes there has other names.
-_LINKS = Path("build", "accel_sources")
+LINKS = Path("build", "accel_sources")
 
 
 def setuptools_extension(name: str, plan: BuildPlan) -> Any:
-    """``CppExtension`` or ``CUDAExtension`` with the plan's sources and flags.
+    """``CppExtension``, ``CUDAExtension`` or a SYCL one with the plan's sources and flags.
 
     What setuptools has no place for is left out: flags for single sources, and the flags that keep this machine's
     paths out of the binary. Sources given as text it cannot take at all.
@@ -34,6 +34,10 @@ def setuptools_extension(name: str, plan: BuildPlan) -> Any:
     """
     from torch.utils import cpp_extension
 
+    if plan.sycl is not None:
+        from op_builder.sycl_extension import sycl_extension
+
+        return sycl_extension(name, plan)
     texts = [source.label for source in plan.sources if source.text is not None]
     if texts:
         raise AccelError(
@@ -42,7 +46,7 @@ def setuptools_extension(name: str, plan: BuildPlan) -> Any:
         )
     arguments: dict[str, Any] = {
         "name": name,
-        "sources": _relative([source.path for source in plan.sources], _LINKS / name),
+        "sources": relative_sources([source.path for source in plan.sources], name),
         "include_dirs": [str(path) for path in plan.include_dirs],
         "extra_compile_args": {
             "cxx": list(plan.cxx_flags),
@@ -61,19 +65,24 @@ def setuptools_extension(name: str, plan: BuildPlan) -> Any:
     return cpp_extension.CUDAExtension(**arguments)  # type: ignore[no-untyped-call]
 
 
-def _relative(sources: list[Path], links: Path) -> list[str]:
-    """The sources as paths below the current directory, through links in the directory ``links`` where they are not."""
-    here = Path.cwd()
+def relative_sources(sources: list[Path], name: str) -> list[str]:
+    """The sources of the extension ``name`` as paths below the current directory, through links where they are not."""
+    here, links = Path.cwd(), LINKS / name
     elsewhere = dict.fromkeys(path.parent for path in sources if not path.is_relative_to(here))
     linked = {directory: links / str(number) for number, directory in enumerate(elsewhere)}
     for directory, link in linked.items():
-        _link(link, directory)
+        make_link(link, directory)
     return [
         str(linked[path.parent] / path.name if path.parent in linked else path.relative_to(here)) for path in sources
     ]
 
 
-def _link(link: Path, directory: Path) -> None:
+def make_link(link: Path, directory: Path) -> None:
+    """Have ``link`` lead to a directory, or a file, that lies elsewhere.
+
+    Raises:
+        AccelError: there can be no link here.
+    """
     fresh = link.with_name(f"{link.name}.{os.getpid()}")
     try:
         link.parent.mkdir(parents=True, exist_ok=True)

@@ -243,6 +243,8 @@ def recipe_parts(plan: BuildPlan, recorded: Mapping[str, str] | None = None, sin
         "nvcc flags": json.dumps(plan.nvcc_flags),
         "link flags": json.dumps(plan.link_flags),
     }
+    if plan.sycl is not None:
+        parts["sycl"] = " ".join([plan.sycl.toolchain, *plan.sycl.devices, *plan.sycl.flags])
     for index, name in enumerate(linked_files(plan.link_flags)):
         parts[f"linked {index} {os.path.basename(name)}"] = file_sha256(name)
     for index, source in enumerate(plan.sources):
@@ -274,6 +276,11 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
     parts["platform"] = platform_name()
     parts["cuda archs"] = ";".join(plan.cuda_archs)
     parts["torch headers"] = header_stamp(memo, stable=plan.binding is Binding.STABLE)
+    if plan.sycl is not None:
+        from op_builder.toolchains.sycl_runtime import find_runtime
+
+        runtime = find_runtime()
+        parts["sycl runtime"] = runtime.version if runtime is not None else ""
     if plan.binding is Binding.TORCH:
         parts["torch c++ abi"] = f"cxx11={int(torch_install().cxx11_abi)}"
         parts["python abi"] = str(sysconfig.get_config_var("EXT_SUFFIX"))
@@ -286,7 +293,7 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
     return PlanKey(parts)
 
 
-COMPILER_PARTS = ("c++ compiler", "cuda compiler", "compiler variables")
+COMPILER_PARTS = ("c++ compiler", "cuda compiler", "sycl compiler", "compiler variables")
 
 
 def build_key(plan_key: PlanKey, plan: BuildPlan, depfiles: Iterable[Path], stamped: Iterable[str]) -> BuildKey:

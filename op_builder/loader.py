@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from op_builder.cache.store import Entry
 from op_builder.errors import LoadError
-from op_builder.plan import ENTRY_POINT
+from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY
 
 if TYPE_CHECKING:
     import ctypes
@@ -63,6 +63,7 @@ def open_entry(entry: Entry, builder: OpBuilder) -> Any:
 
             if identity not in _opened:
                 _require_loadable(builder)
+                _open_needed(entry, builder)
                 _opened[identity] = _OPENERS[entry.manifest.kind](entry)
                 _entries[identity] = entry
             _bound[shown] = builder.bind(_opened[identity])
@@ -80,6 +81,16 @@ def _require_loadable(builder: OpBuilder) -> None:
         from op_builder.outcomes import require
 
         require(builder.name, outcomes)
+
+
+def _open_needed(entry: Entry, builder: OpBuilder) -> None:
+    """Open the libraries that the binary names without a path, and that torch does not bring."""
+    if SYCL_LIBRARY in entry.manifest.needs:
+        from op_builder.toolchains.sycl_runtime import import_ipex, open_runtime
+
+        if entry.manifest.key_parts.get("sycl", "").startswith("ipex"):
+            import_ipex()
+        open_runtime(builder.cache.root, f"{SYCL_LIBRARY}.{entry.manifest.needs[SYCL_LIBRARY]}")
 
 
 def _open_accel(entry: Entry) -> Any:

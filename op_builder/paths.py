@@ -69,16 +69,31 @@ def resolve_all(name: str | Path, owner: type | None = None) -> list[Path]:
 def label(path: Path, owner: type | None = None) -> str:
     """A name for ``path`` that is the same on every machine: relative to where it was found."""
     text = str(path)
-    for base in map(str, _bases(owner)):
+    # First: what is installed beside this package would name its files from the directory of both.
+    for base in map(str, [native_root()] if is_native(path) else _bases(owner)):
         if text.startswith(base + os.sep):
             return text[len(base) + 1 :].replace(os.sep, "/")
     return path.name
 
 
+def is_native(path: Path) -> bool:
+    """Whether ``path`` lies in this project's ``csrc/`` or ``kernels_sycl/``."""
+    native = [native_root() / name for name in NATIVE_DIRECTORIES]
+    return any(directory == path or directory in path.parents for directory in native)
+
+
+def outermost_bases(owner: type) -> list[Path]:
+    """The directory that holds the outermost package of ``owner``, then of each class of others it inherits from."""
+    return list(dict.fromkeys(_bases_of(cls)[-1] for cls in _classes_of_others(owner)))
+
+
 def _bases(owner: type | None) -> list[Path]:
+    return [*dict.fromkeys(base for cls in _classes_of_others(owner) for base in _bases_of(cls)), native_root()]
+
+
+def _classes_of_others(owner: type | None) -> list[type]:
     classes = owner.__mro__ if owner is not None else ()
-    others = (cls for cls in classes if cls.__module__.partition(".")[0] not in ("builtins", "abc", "op_builder"))
-    return [*dict.fromkeys(base for cls in others for base in _bases_of(cls)), native_root()]
+    return [cls for cls in classes if cls.__module__.partition(".")[0] not in ("builtins", "abc", "op_builder")]
 
 
 def _bases_of(cls: type) -> list[Path]:

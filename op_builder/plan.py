@@ -38,6 +38,8 @@ class Language(enum.Enum):
 
     CXX = "c++"
     CUDA = "cuda"
+    SYCL = "sycl"
+    """C++ whose kernels oneAPI's compiler compiles with it, ahead of time."""
     HEADER = "c++ header"
     """One header, precompiled; such a plan has nothing else."""
 
@@ -52,6 +54,12 @@ _SUFFIXES = {
 
 # The function by which a binary of Binding.STABLE registers its ops; see bindings/stable_library.h.
 ENTRY_POINT = "accel_register_library"
+
+# By this name a manifest's needs tell the SYCL runtime that a binary is linked with: {"libsycl.so": "9"}.
+SYCL_LIBRARY = "libsycl.so"
+
+# The source of every op with kernel texts that starts them, whatever they are.
+SYCL_HOST_RUNTIME = "kernels_sycl/host/runtime.cpp"
 
 # The oldest torch whose stable C ABI the binaries of Binding.STABLE use: 2.10, as torch encodes it.
 STABLE_TORCH_TARGET = 0x020A000000000000
@@ -77,6 +85,27 @@ class Source:
 
 
 @dataclass(frozen=True)
+class SyclPlan:
+    """What of a plan is SYCL's own.
+
+    Attributes:
+        toolchain: as :class:`op_builder.toolchains.sycl.SyclToolchain` names it.
+        devices: Intel GPUs that kernels are compiled for ahead of time, as icpx calls them.
+        kernels: texts that the compiler reads before each source that names kernels, where they are compiled ahead.
+        flags: of the compiler that compiles kernels ahead, which the host compiler behind it does not get.
+    """
+
+    toolchain: str
+    devices: tuple[str, ...] = ()
+    kernels: tuple[Path, ...] = ()
+    flags: tuple[str, ...] = ()
+
+    def texts_before(self, source: Source) -> tuple[Path, ...]:
+        """The texts that the compiler reads before ``source``."""
+        return () if source.label == SYCL_HOST_RUNTIME else self.kernels
+
+
+@dataclass(frozen=True)
 class BuildPlan:
     """What to compile and link into one binary.
 
@@ -90,6 +119,7 @@ class BuildPlan:
         nvcc_flags: flags of nvcc, defines and ``-gencode`` included.
         link_flags: flags of the link, libraries included.
         cuda_archs: CUDA architectures compiled for, as ``9.0a+PTX``; empty without CUDA sources.
+        sycl: what is SYCL's own, None for an op without it.
     """
 
     op: str
@@ -101,6 +131,7 @@ class BuildPlan:
     nvcc_flags: tuple[str, ...]
     link_flags: tuple[str, ...]
     cuda_archs: tuple[str, ...] = ()
+    sycl: SyclPlan | None = None
 
     @property
     def uses_cuda(self) -> bool:
@@ -143,7 +174,7 @@ def make_plan(builder: OpBuilder) -> BuildPlan:
             defines = (*defines, "-DBF16_AVAILABLE")
             nvcc_flags = (*nvcc_flags, "-DBF16_AVAILABLE", *_NVCC_BF16_FLAGS)
     include_dirs = [path for name in _clean(builder.include_paths()) for path in paths.resolve_all(name, owner)]
-    return BuildPlan(
+    plan = BuildPlan(
         op=builder.name,
         module_name=module_name,
         binding=builder.BINDING,
@@ -154,6 +185,7 @@ def make_plan(builder: OpBuilder) -> BuildPlan:
         link_flags=(*_clean(builder.extra_ldflags()), *map(_library_flag, _clean(builder.libraries_args()))),
         cuda_archs=archs,
     )
+    return builder.finish_plan(plan)
 
 
 def _source(name: str, builder: OpBuilder) -> Source:

@@ -20,7 +20,7 @@ from op_builder.cache.store import MANIFEST, Cache, Entry
 from op_builder.errors import AccelError
 from op_builder.fingerprint import Roots, file_status, platform_name, recipe_parts
 from op_builder.paths import NATIVE_DIRECTORIES, native_root, outermost_package
-from op_builder.plan import BuildPlan, make_plan
+from op_builder.plan import SYCL_LIBRARY, BuildPlan, make_plan
 from op_builder.torch_install import MINIMUM_TORCH, parse_release, torch_install
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _changed_headers(entry: Entry, package: Path, roots: Roots, since_ns: int) -
 
 
 def _misfit(entry: Entry) -> str | None:
-    checks = (_other_platform, _other_torch, _other_devices, _damaged)
+    checks = (_other_platform, _other_torch, _other_devices, _other_sycl, _damaged)
     return next((reason for check in checks if (reason := check(entry)) is not None), None)
 
 
@@ -198,6 +198,21 @@ def _other_devices(entry: Entry) -> str | None:
         if not serves(archs, capability):
             found = ".".join(map(str, capability))
             return f"it was built for CUDA architectures {';'.join(archs)}, device {index} is {found}"
+    return None
+
+
+def _other_sycl(entry: Entry) -> str | None:
+    """Whether the SYCL runtime that the binary is linked with is not the one that is here."""
+    needed = entry.manifest.needs.get(SYCL_LIBRARY)
+    if needed is None:
+        return None
+    from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, find_runtime
+
+    runtime = find_runtime()
+    if runtime is None:
+        return f"it needs {SYCL_LIBRARY}.{needed}, and no SYCL runtime is installed. {INSTALL_REMEDY}"
+    if str(runtime.major) != needed:
+        return f"it needs {SYCL_LIBRARY}.{needed}, the SYCL runtime here is {runtime.version}"
     return None
 
 

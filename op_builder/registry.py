@@ -46,6 +46,9 @@ KNOWN_OPS = (
     KnownOp("cpu_lion", "CPULionBuilder", "Lion with state in host memory"),
     KnownOp("fused_adam", "FusedAdamBuilder", "Adam over many tensors in one kernel on the device"),
     KnownOp("async_io", "AsyncIOBuilder", "tensors to and from storage, asynchronously"),
+    KnownOp("pack_bits", "PackBitsBuilder", "bytes to bits and back"),
+    KnownOp("block_quantize", "BlockQuantizeBuilder", "quantisation by blocks to eight or four bits, and back"),
+    KnownOp("rms_norm", "RMSNormBuilder", "RMSNorm of rows, with a residual added before"),
     KnownOp("pin_memory", "PinMemoryBuilder", "page-locked host memory"),
     KnownOp("shm_comm", "ShareMemCommBuilder", "collectives between CPU ranks of one host"),
     KnownOp("ccl_comm", "CCLCommBuilder", "collectives between CPU ranks through oneCCL"),
@@ -133,7 +136,11 @@ def find_builder(class_name: str, package: str) -> type[OpBuilder]:
 def _where_else(class_name: str) -> str:
     having = [package for package in _OWN_PACKAGES if class_name in device_package(package).classes]
     devices = ", ".join(package.rpartition(".")[2] for package in having)
-    return f"Use a device that has it: {devices}." if having else "No device has it yet; use a later accel-ops."
+    if not having:
+        return "No device has it yet; use a later accel-ops."
+    if having == ["op_builder.xpu"]:
+        return f"Use the one of SYCL, which works on CPU tensors too: from op_builder.xpu import {class_name}."
+    return f"Use a device that has it: {devices}."
 
 
 @cache

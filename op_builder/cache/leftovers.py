@@ -1,7 +1,8 @@
 """What lies in a cache besides its entries; none of it is needed.
 
-Entries that were set aside, and logs of failed builds, are there for people to look at: they count
-in the cache's bound, and go before any entry. Locks and memos are small, but each key leaves some.
+Entries that were set aside, and logs of failed builds, are there for people to look at; SYCL kernels that the
+SYCL runtime has compiled are compiled again when one is missing. These count in the cache's bound, and go before any
+entry. Locks and memos are small, but each key leaves some.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from op_builder.cache.store import Cache
+from op_builder.toolchains.sycl_runtime import KERNELS_DIRECTORY
 
 _TO_LOOK_AT = ("rejected", "logs")
 _SMALL = ("locks", "memo")
@@ -27,7 +29,7 @@ _SURELY_OVER_S = 24 * 3600.0
 
 @dataclass(frozen=True)
 class Leftover:
-    """A log, or the directory of an entry that was set aside; ``made_at`` in seconds since the epoch."""
+    """A log, or the directory of an entry that was set aside or of a kernel; ``made_at`` in seconds since the epoch."""
 
     path: Path
     size_bytes: int
@@ -35,8 +37,10 @@ class Leftover:
 
 
 def leftovers(cache: Cache) -> list[Leftover]:
-    """Logs and entries that were set aside, the oldest first."""
+    """Logs, entries that were set aside and compiled SYCL kernels, the oldest first."""
     paths = [path for name in _TO_LOOK_AT for path in _inside(cache.root / name)]
+    # The runtime has a directory for each device, and in it one for each kernel.
+    paths += [path for device in _inside(cache.root / KERNELS_DIRECTORY) for path in _inside(device)]
     return sorted((Leftover(path, _size_bytes(path), _made_at(path)) for path in paths), key=lambda item: item.made_at)
 
 
@@ -85,7 +89,7 @@ def sweep_small(cache: Cache, *, all_of_them: bool = False) -> int:
 
 def other_bytes(cache: Cache) -> int:
     """Bytes of all that this module is about."""
-    return sum(_size_bytes(cache.root / name) for name in (*_TO_LOOK_AT, *_SMALL))
+    return sum(_size_bytes(cache.root / name) for name in (*_TO_LOOK_AT, KERNELS_DIRECTORY, *_SMALL))
 
 
 def _remove_unheld(lock: Path, now: float, min_age_s: float) -> None:

@@ -5,6 +5,7 @@
     <cache>/ops/<op>/<plan key>/<build key>/   manifest.json and the binary; never changed once there
     <cache>/staging/                           builds under way, each in a directory of its own
     <cache>/rejected/                          entries whose binary no longer matched its manifest
+    <cache>/sycl_kernels/                      what the SYCL runtime made of kernels, laid out by it
     <cache>/locks/  logs/  memo/               save work, hold compiler output, remember small facts
 
 A reader needs no lock and no write access: an entry is either there whole or not at all.

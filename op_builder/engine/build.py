@@ -12,19 +12,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
 from op_builder import env
 from op_builder.cache.staging import process_lives
 from op_builder.cache.store import Cache, Entry, disk_full
-from op_builder.engine import precompiled
+from op_builder.engine import precompiled, torch_header
 from op_builder.engine.commands import BuildCommands, build_commands, stamped_directories
 from op_builder.engine.diagnose import diagnose
 from op_builder.engine.jobs import JobBudget, job_count
+from op_builder.engine.kernels import try_kernels
 from op_builder.engine.ninja import Limits, Progress, find_ninja, run_ninja, write_file
-from op_builder.engine.precompiled import Precompiled
+from op_builder.engine.precompiled import Preincluded
 from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection, inspect
 from op_builder.errors import BuildCancelled, CacheError, CompileError, ToolchainError
@@ -81,8 +82,9 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
         options.precondition()
         jobs = job_count(plan)
         with _announced(plan, jobs, options):
-            entry = _Build(plan, toolset, cache, find_ninja(), options, jobs).run(key)
-    precompiled.make_in_background(plan, toolset, cache)
+            attempt = _Build(plan, toolset, cache, find_ninja(), options, jobs)
+            entry = attempt.run(key)
+    precompiled.make_in_background(plan, toolset, cache, attempt.whole_header)
     return entry
 
 
@@ -96,6 +98,8 @@ class _Build:
     ninja: str
     options: BuildOptions
     jobs: int
+    whole_header: bool = False
+    """Whether the core of torch/extension.h turned out to be too little."""
 
     def run(self, key: PlanKey) -> Entry:
         """Compile until what was compiled is surely what the key says, then publish it.
@@ -107,8 +111,8 @@ class _Build:
         for _ in range(_ATTEMPTS):
             started_ns = time.time_ns()
             with self.cache.staging(self.plan.op) as staging, self.cache.errors_explained():
-                header = precompiled.find(self.plan, self.toolset, self.cache)
-                commands, inspection = self._compile(staging, header)
+                commands, header = self._compile(staging)
+                inspection = self._inspected(staging, staging / _LOG)
                 after = self._key(commands, staging, header)
                 settled = after.plan.digest == key.digest and not _saved_since(started_ns, self.plan, after)
                 if settled or (before is not None and after.digest == before.digest):
@@ -122,22 +126,33 @@ class _Build:
             "Load it again when nothing writes to its sources any more.",
         )
 
-    def _compile(self, staging: Path, header: Precompiled | None) -> tuple[BuildCommands, Inspection]:
+    def _compile(self, staging: Path) -> tuple[BuildCommands, Preincluded | None]:
         for source in self.plan.sources:
             if source.text is not None:
                 (staging / source.path).write_text(source.text, encoding="utf-8")
-        if header is not None:
-            header.offer(staging)
-        preincluded = header.sources if header is not None else ()
-        commands = build_commands(self.plan, self.toolset, staging, preincluded)
-        write_file(self.plan, commands, staging)
         log_path = staging / _LOG
+        while True:
+            header = precompiled.find(self.plan, self.toolset, self.cache, self.whole_header)
+            if header is not None:
+                header.offer(staging)
+            preincluded = header.sources if header is not None else ()
+            commands = build_commands(self.plan, self.toolset, staging, preincluded)
+            write_file(self.plan, commands, staging)
+            if self._run_ninja(commands, staging, log_path):
+                return commands, header
+            log = log_path.read_text(errors="replace")
+            if header is None or not torch_header.may_miss_frontend(header.text, log):
+                raise _compile_error(self.plan, self.cache, log_path)
+            logger.info("'%s' may need torch's C++ frontend; compiling again with all of its header.", self.plan.op)
+            self.whole_header = True
+
+    def _run_ninja(self, commands: BuildCommands, staging: Path, log_path: Path) -> bool:
         budget = self.options.budget or JobBudget(self.jobs)
         try:
             with budget.take(self.jobs, self.options.cancel) as jobs:
                 logger.info("Building '%s': %d files, %d at a time.", self.plan.op, len(self.plan.sources), jobs)
                 limits = Limits(jobs, env.ACCEL_COMPILE_TIMEOUT_S.get(), self.options.cancel)
-                succeeded = run_ninja(self.ninja, staging, log_path, limits, self.options.progress)
+                return run_ninja(self.ninja, staging, log_path, limits, self.options.progress)
         except ToolchainError as error:  # its time was up
             waiting = [
                 step.source.label for step in commands.compile_steps if not (staging / step.object_name).exists()
@@ -145,13 +160,27 @@ class _Build:
             at = f"compiling {', '.join(waiting)}" if waiting else "linking"
             kept = _kept_log(self.plan, self.cache, log_path)
             raise ToolchainError(f"{error.message} It was {at}.\n  Full log: {kept}", error.remedy) from None
-        if not succeeded:
-            raise _compile_error(self.plan, self.cache, log_path)
-        return commands, inspect(staging / self.plan.artifact_name, self.plan, self.toolset.cxx)
 
-    def _key(self, commands: BuildCommands, staging: Path, header: Precompiled | None) -> BuildKey:
+    def _inspected(self, staging: Path, log_path: Path) -> Inspection:
+        artifact = staging / self.plan.artifact_name
+        inspection = inspect(artifact, self.plan, self.toolset)
+        try:
+            kernels = try_kernels(artifact, self.plan, self.toolset, self.cache, log_path)
+        except CompileError as error:
+            kept = str(_kept_log(self.plan, self.cache, log_path))
+            raise CompileError(self.plan.op, error.diagnostic, error.command, kept, error.remedy) from None
+        return replace(inspection, check=f"{inspection.check}; {kernels}") if kernels else inspection
+
+    def _key(self, commands: BuildCommands, staging: Path, header: Preincluded | None) -> BuildKey:
         key = plan_key(self.plan, self.toolset, self.cache.memo)
         depfiles = [staging / step.depfile for step in commands.compile_steps]
+        missing = [path.name for path in depfiles if not path.exists()]
+        if missing:
+            raise ToolchainError(
+                f"The compiler of '{self.plan.op}' wrote no list of the headers it read ({', '.join(missing)}), "
+                "by which a changed header would be noticed.",
+                "Use a compiler that knows -MD and -MF.",
+            )
         read = build_key(key, self.plan, depfiles, stamped_directories(self.plan, self.toolset))
         return read if header is None else header.complete(read)
 

@@ -17,6 +17,9 @@ from op_builder.toolchains.cuda_archs import gencode_flags
 from op_builder.toolchains.toolset import Toolset
 from op_builder.torch_install import torch_install
 
+# The object that linked device code becomes, named as torch names it.
+DEVICE_OBJECT = "sycl_dlink.o"
+
 # The name under which a build's directory holds torch/extension.h for -include; see engine/precompiled.py.
 PRECOMPILED_HEADER = "torch_extension.h"
 # A collection of garbage would write to each page of what GCC maps: 800 MB in vain. Up to this heap, which
@@ -39,10 +42,15 @@ class CompileStep:
 
 @dataclass(frozen=True)
 class BuildCommands:
-    """All commands of a build, to be run in the staging directory."""
+    """All commands of a build, to be run in the staging directory.
+
+    Attributes:
+        device_link: of device code that was compiled ahead, into DEVICE_OBJECT; empty where there is none.
+    """
 
     compile_steps: tuple[CompileStep, ...]
     link: tuple[str, ...]
+    device_link: tuple[str, ...] = ()
 
 
 def build_commands(
@@ -62,12 +70,21 @@ def build_commands(
         output = ["-MD", "-MF", f"{object_name}.d", "-c", str(source.path), "-o", object_name]
         if source.language is Language.CUDA:
             command = _compile_cuda(plan, source, toolset, maps)
+        elif source.language is Language.SYCL:
+            command = _compile_sycl(plan, source, toolset, maps)
         else:
             first = _PREINCLUDE if source in preincluded else ()
             command = [*_compile_cxx(plan, [*plan.cxx_flags, *source.flags], toolset, maps), *first]
         # -MD, not -MMD: a system's header (libaio.h, say) may change the binary as one of the op's own may.
         steps.append(CompileStep(source, object_name, (*command, *output)))
-    return BuildCommands(tuple(steps), _link(plan, [step.object_name for step in steps], toolset))
+    objects = [step.object_name for step in steps]
+    if toolset.icpx is None or plan.sycl is None:
+        return BuildCommands(tuple(steps), _link(plan, objects, toolset))
+    from op_builder.toolchains.sycl_ahead import device_link
+
+    sycl_objects = [step.object_name for step in steps if step.source.language is Language.SYCL]
+    device = device_link(toolset.icpx, plan.sycl.devices, sycl_objects, DEVICE_OBJECT)
+    return BuildCommands(tuple(steps), _link(plan, [*objects, DEVICE_OBJECT], toolset), tuple(device))
 
 
 def precompile_command(plan: BuildPlan, toolset: Toolset, directory: Path) -> list[str]:
@@ -80,7 +97,8 @@ def precompile_command(plan: BuildPlan, toolset: Toolset, directory: Path) -> li
 
 def stamped_directories(plan: BuildPlan, toolset: Toolset) -> list[str]:
     """Directories whose headers count in the key through an identity, not by content."""
-    return [*_system_includes(plan), *_compiler_own(toolset.cxx), *_cuda_own(toolset.cuda)]
+    sycl = [str(path) for path in toolset.sycl.header_dirs] if toolset.sycl is not None else []
+    return [*_system_includes(plan), *_compiler_own(toolset.cxx), *_cuda_own(toolset.cuda), *sycl]
 
 
 def _compiler_own(compiler: Compiler) -> list[str]:
@@ -123,6 +141,7 @@ def _compile_cuda(plan: BuildPlan, source: Source, toolset: Toolset, maps: list[
 
 def _compile_cxx(plan: BuildPlan, flags: list[str], toolset: Toolset, maps: list[str]) -> list[str]:
     cuda_system = [str(toolset.cuda.home / "include")] if toolset.cuda is not None else []
+    sycl_system = [str(toolset.sycl.include_dir)] if toolset.sycl is not None else []
     return [
         *toolset.cxx.command,
         *_quick_flags(plan, toolset.cxx),
@@ -130,8 +149,27 @@ def _compile_cxx(plan: BuildPlan, flags: list[str], toolset: Toolset, maps: list
         "-fPIC",
         *maps,
         *(f"-I{path}" for path in plan.include_dirs),
-        *_flagged("-isystem", [*_system_includes(plan), *cuda_system]),
+        *_flagged("-isystem", [*_system_includes(plan), *cuda_system, *sycl_system]),
     ]
+
+
+def _compile_sycl(plan: BuildPlan, source: Source, toolset: Toolset, maps: list[str]) -> list[str]:
+    assert toolset.icpx is not None
+    assert toolset.sycl is not None
+    assert plan.sycl is not None
+    flags = [
+        *plan.cxx_flags,
+        *source.flags,
+        "-fPIC",
+        *maps,
+        *_flagged("-include", list(map(str, plan.sycl.texts_before(source)))),
+        *(f"-I{path}" for path in plan.include_dirs),
+        *_flagged("-isystem", [*_system_includes(plan), str(toolset.sycl.include_dir)]),
+    ]
+    from op_builder.toolchains.sycl_ahead import compile_flags
+
+    sycl_flags = compile_flags(plan.sycl.devices, toolset.cxx.program, flags)
+    return [toolset.icpx.path, *flags, *plan.sycl.flags, *sycl_flags, "-x", "c++"]
 
 
 def _quick_flags(plan: BuildPlan, compiler: Compiler) -> list[str]:
@@ -144,7 +182,7 @@ def _quick_flags(plan: BuildPlan, compiler: Compiler) -> list[str]:
 def _link(plan: BuildPlan, objects: list[str], toolset: Toolset) -> tuple[str, ...]:
     torch = torch_install()
     libraries = ["-ltorch_cpu", "-lc10"]
-    if plan.uses_cuda or plan.binding is Binding.TORCH:
+    if plan.uses_cuda or plan.sycl is not None or plan.binding is Binding.TORCH:
         # On a CUDA build libtorch brings all of torch's CUDA libraries: not for host code alone.
         libraries.insert(0, "-ltorch")
     search = [f"-L{torch.library_dir}"]
@@ -156,6 +194,12 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset) -> tuple[str, .
         runtime = _cuda_runtime(plan, toolset.cuda)
         if plan.binding is Binding.TORCH:
             libraries += ["-ltorch_cuda", "-lc10_cuda"]
+    sycl: list[str] = []
+    if toolset.sycl is not None:
+        search.append(f"-L{toolset.sycl.library_dir}")
+        sycl = ["-lsycl"]
+        if torch.xpu is not None:
+            libraries += ["-ltorch_xpu", "-lc10_xpu"]
     return (
         *toolset.cxx.command,
         "-shared",
@@ -168,6 +212,7 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset) -> tuple[str, .
         *libraries,
         "-Wl,--as-needed",
         *runtime,
+        *sycl,
         *plan.link_flags,
     )
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from op_builder import env
-from op_builder.engine.commands import BuildCommands
+from op_builder.engine.commands import DEVICE_OBJECT, BuildCommands
 from op_builder.engine.session import watched
 from op_builder.errors import BuildCancelled, ToolchainError
 from op_builder.plan import BuildPlan
@@ -72,8 +72,12 @@ def write_file(plan: BuildPlan, commands: BuildCommands, directory: Path) -> Non
         lines.append(f"build {_path(step.object_name)}: compile {_path(str(step.source.path))}")
         lines.append(f"  command = {_value(shlex.join(step.command))}")
         lines.append(f"  label = {_value(step.source.label)}")
-    objects = " ".join(_path(step.object_name) for step in commands.compile_steps)
-    lines.append(f"build {_path(plan.artifact_name)}: link {objects}")
+    objects = [_path(step.object_name) for step in commands.compile_steps]
+    if commands.device_link:
+        lines.append(f"build {DEVICE_OBJECT}: link {' '.join(objects)}")
+        lines.append(f"  command = {_value(shlex.join(commands.device_link))}")
+        objects.append(DEVICE_OBJECT)
+    lines.append(f"build {_path(plan.artifact_name)}: link {' '.join(objects)}")
     lines.append(f"  command = {_value(shlex.join(commands.link))}")
     (directory / "build.ninja").write_text("\n".join(lines) + "\n")
 

@@ -2,10 +2,13 @@
 
 Reading that header is most of such a compile: 5,400 files. GCC can keep what it made of them. A
 precompiled header is an entry of the cache like a built op, named ``torch_extension``, one for
-each set of flags that a compiler insists on, and 800 MB large. It is made in the background
+each set of flags that a compiler insists on, and 600 to 800 MB large. It is made in the background
 after the first build that could have used it: making it takes longer than that build.
 
-What comes out of a build does not depend on it, nor does the key: GCC itself refuses a
+Sources that may begin with the header begin with its core (see ``torch_header``), precompiled or not,
+as long as that compiles.
+
+What comes out of a build does not depend on any of this, nor does the key: GCC itself refuses a
 precompiled header that does not fit flags and macros, and reads the text instead.
 """
 
@@ -29,7 +32,9 @@ from typing import IO
 from op_builder import env
 from op_builder.cache.store import Cache, Entry
 from op_builder.cgroups import HostFiles, available_memory_bytes
+from op_builder.engine import torch_header
 from op_builder.engine.commands import PRECOMPILED_HEADER, precompile_command, stamped_directories
+from op_builder.engine.first_include import eligible_sources, own_include_dirs
 from op_builder.engine.flags import DIRECTORY_FLAGS, grouped_flags
 from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection
@@ -42,7 +47,6 @@ from op_builder.toolchains.toolset import Toolset, find_toolset
 logger = logging.getLogger(__name__)
 
 OP = "torch_extension"
-_TEXT = "#include <torch/extension.h>\n"
 _NAMES = "names.json"
 
 # Measured on torch 2.13 with g++ 12: 2.4 GB of memory, 0.8 GB on disk, which the build holds but once.
@@ -53,51 +57,61 @@ _RETRY_AFTER_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Precompiled:
-    """A precompiled header that fits a plan, and the sources that may begin with it."""
+class Preincluded:
+    """What some sources of a plan begin with.
 
-    entry: Entry
+    Attributes:
+        sources: those sources.
+        text: ``torch/extension.h``, the whole or the core.
+        entry: the same precompiled, None where the cache has none that fits.
+    """
+
     sources: tuple[Source, ...]
+    text: str
+    entry: Entry | None
 
     def offer(self, directory: Path) -> None:
         """Put it where a build in ``directory`` finds it: the text, and GCC's own form beside it."""
-        (directory / PRECOMPILED_HEADER).write_text(_TEXT, encoding="utf-8")
-        (directory / f"{PRECOMPILED_HEADER}.gch").symlink_to(self.entry.artifact)
+        (directory / PRECOMPILED_HEADER).write_text(self.text, encoding="utf-8")
+        compiled = directory / f"{PRECOMPILED_HEADER}.gch"
+        compiled.unlink(missing_ok=True)  # of the first attempt
+        if self.entry is not None:
+            compiled.symlink_to(self.entry.artifact)
 
     def complete(self, key: BuildKey) -> BuildKey:
         """``key`` with the headers that GCC did not list, having read them when it precompiled."""
+        if self.entry is None:
+            return key
         manifest = self.entry.manifest
         headers = {(header.root, header.path): header for header in (*manifest.headers, *key.headers)}
         system = key.system.union(manifest.system_headers)
         return BuildKey(key.plan, tuple(headers[name] for name in sorted(headers)), system)
 
 
-def eligible_sources(plan: BuildPlan, toolset: Toolset) -> tuple[Source, ...]:
-    """The sources of ``plan`` that read ``torch/extension.h`` before anything that could change it."""
-    if plan.binding is not Binding.TORCH or not toolset.cxx.is_gcc:
-        return ()
-    directories = own_include_dirs(plan)
-    return tuple(
-        source
-        for source in plan.sources
-        if source.language is Language.CXX and not source.flags and opens_with_torch(source, directories)
-    )
+def find(plan: BuildPlan, toolset: Toolset, cache: Cache, whole: bool = False) -> Preincluded | None:
+    """What sources of ``plan`` are to begin with, None where nothing is gained.
 
-
-def find(plan: BuildPlan, toolset: Toolset, cache: Cache) -> Precompiled | None:
-    """The precompiled header in the cache for ``plan``, None where there is none or no source can use it."""
+    Args:
+        whole: with all of the header, because its core was not enough.
+    """
     sources = eligible_sources(plan, toolset)
-    header = header_plan(plan) if sources else None
+    header = _wanted(plan, sources, whole)
     if header is None:
         return None
+    text = header.sources[0].text or ""
     entry = cache.find(plan_key(header, toolset, cache.memo), OP, Roots.of(header))
-    if entry is None or _shadowed(entry, own_include_dirs(plan)):
-        return None
-    return Precompiled(entry, sources)
+    if entry is not None and _shadowed(entry, own_include_dirs(plan)):
+        entry = None
+    return None if entry is None and text == torch_header.WHOLE else Preincluded(sources, text, entry)
 
 
-def header_plan(plan: BuildPlan) -> BuildPlan | None:
-    """The plan of the precompiled header for the sources of ``plan``.
+def _wanted(plan: BuildPlan, sources: Sequence[Source], whole: bool) -> BuildPlan | None:
+    """The plan of the header that ``sources`` of ``plan`` are to begin with, None where it serves none."""
+    return header_plan(plan, torch_header.text_for(sources, whole)) if sources else None
+
+
+def header_plan(plan: BuildPlan, text: str) -> BuildPlan | None:
+    """The plan of precompiling ``text`` for the sources of ``plan``.
 
     Returns:
         None where a flag has files read before all others.
@@ -115,82 +129,19 @@ def header_plan(plan: BuildPlan) -> BuildPlan | None:
         # Defines that torch does not look at are as many as there are ops; of the others GCC decides.
         if flag not in ("-D", "-U") or _SEEN_BY_TORCH.match(value):
             flags += words
-    return _plan_of([*optimization, *flags])
+    return _plan_of([*optimization, *flags], text)
 
 
 # GCC takes a header precompiled at any of these for every other: none is seen by the preprocessor.
 _LIKE_O2 = ("-O", "-O1", "-O2", "-O3", "-Og")
 
 
-def _plan_of(flags: Iterable[str]) -> BuildPlan:
-    source = Source(Path(PRECOMPILED_HEADER), PRECOMPILED_HEADER, Language.HEADER, text=_TEXT)
+def _plan_of(flags: Iterable[str], text: str) -> BuildPlan:
+    source = Source(Path(PRECOMPILED_HEADER), PRECOMPILED_HEADER, Language.HEADER, text=text)
     return BuildPlan(OP, PRECOMPILED_HEADER, Binding.TORCH, (source,), (), tuple(flags), (), ())
 
 
 _SEEN_BY_TORCH = re.compile(r"NDEBUG|_GLIBCXX_|AT_|ATEN_|C10_|CAFFE2_|PYBIND11_|TORCH_(?!EXTENSION_NAME)|USE_")
-
-
-def own_include_dirs(plan: BuildPlan) -> list[Path]:
-    """The directories that are searched before torch's."""
-    named = [Path(value) for flag, value, _ in grouped_flags(plan.cxx_flags) if flag in DIRECTORY_FLAGS]
-    return [*plan.include_dirs, *named]
-
-
-# Reading a source ----------------------------------------------------------------------------
-
-_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
-_INCLUDE = re.compile(r"""include\s*(?P<quote>[<"])(?P<name>[^>"]+)[>"]""")
-_GUARD = re.compile(r"(?:ifndef\s+|if\s+!\s*defined\s*\(?\s*)(\w+)\s*\)?")
-# The headers of the C++ standard library, and torch's own, are the same in any order.
-_HARMLESS = re.compile(
-    r"[a-z_]+|(?:torch|ATen|c10|pybind11)/.*|Python\.h"
-    r"|(?:stdio|stdlib|stdint|stddef|string|math|limits|float|time|omp|immintrin|unistd)\.h"
-)
-_MAX_DEPTH = 16
-
-
-def opens_with_torch(source: Source, include_dirs: Sequence[Path]) -> bool:
-    """Whether ``torch/extension.h`` is read before any macro or declaration of the source's own."""
-    if source.text is not None:
-        return bool(_decide(source.text, [], include_dirs, _MAX_DEPTH))
-    return bool(_decide_file(source.path, include_dirs, _MAX_DEPTH))
-
-
-def _decide_file(path: Path, include_dirs: Sequence[Path], depth: int) -> bool | None:
-    return _decide(path.read_text(encoding="utf-8", errors="replace"), [path.parent], include_dirs, depth)
-
-
-def _decide(text: str, beside: Sequence[Path], include_dirs: Sequence[Path], depth: int) -> bool | None:
-    """True or False as soon as it is decided; None when ``text`` ends before."""
-    lines = [line.strip() for line in _COMMENT.sub(" ", text).replace("\\\n", " ").splitlines() if line.strip()]
-    directives = (line.removeprefix("#").strip() if line.startswith("#") else "" for line in lines)
-    for directive in directives:
-        include = _INCLUDE.match(directive)
-        guard = _GUARD.fullmatch(directive)
-        if include is not None:
-            decided = _decide_include(include, beside, include_dirs, depth)
-            if decided is not None:
-                return decided
-        elif guard is not None:
-            # An include guard is one only with its define; any other condition may leave out what follows.
-            if next(directives, "").split() != ["define", guard[1]]:
-                return False
-        elif not directive.startswith(("line ", "pragma once")):
-            return False
-    return None
-
-
-def _decide_include(
-    include: re.Match[str], beside: Sequence[Path], include_dirs: Sequence[Path], depth: int
-) -> bool | None:
-    name = include["name"]
-    directories = (*beside, *include_dirs) if include["quote"] == '"' else include_dirs
-    own = next((path for path in (directory / name for directory in directories) if path.is_file()), None)
-    if own is not None:
-        return _decide_file(own, include_dirs, depth - 1) if depth > 0 else False
-    if name == "torch/extension.h":
-        return True
-    return None if _HARMLESS.fullmatch(name) else False
 
 
 def _shadowed(entry: Entry, include_dirs: Iterable[Path]) -> bool:
@@ -205,27 +156,31 @@ def _shadowed(entry: Entry, include_dirs: Iterable[Path]) -> bool:
 # Making it -----------------------------------------------------------------------------------
 
 
-def make_in_background(plan: BuildPlan, toolset: Toolset, cache: Cache) -> None:
+def make_in_background(plan: BuildPlan, toolset: Toolset, cache: Cache, whole: bool = False) -> None:
     """Have the header that the sources of ``plan`` could use precompiled by a process of its own.
 
     It runs at low priority and goes on when this process ends. Nothing happens where memory or
     disk are short, or the variable ``ACCEL_PRECOMPILE`` forbids it. Whatever goes wrong is only logged.
+
+    Args:
+        whole: all of the header, as in :func:`find`.
     """
     try:
-        _start(plan, toolset, cache)
+        _start(plan, toolset, cache, whole)
     except (AccelError, OSError, subprocess.SubprocessError) as error:
         logger.warning("torch/extension.h is not precompiled: %s", error)
 
 
-def _start(plan: BuildPlan, toolset: Toolset, cache: Cache) -> None:
-    header = header_plan(plan) if env.ACCEL_PRECOMPILE.get() and eligible_sources(plan, toolset) else None
+def _start(plan: BuildPlan, toolset: Toolset, cache: Cache, whole: bool) -> None:
+    sources = eligible_sources(plan, toolset) if env.ACCEL_PRECOMPILE.get() else ()
+    header = _wanted(plan, sources, whole)
     if header is None or _is_made(header, toolset, cache) or _failed_lately(cache, header, toolset):
         return
     obstacle = _obstacle(cache)
     if obstacle:
         logger.debug("torch/extension.h is not precompiled: %s", obstacle)
         return
-    request = json.dumps({"cache": str(cache.root), "flags": header.cxx_flags})
+    request = json.dumps({"cache": str(cache.root), "flags": header.cxx_flags, "text": header.sources[0].text})
     # The shell ends at once, so that nobody is left to wait for the process.
     starter = ["/bin/sh", "-c", '"$@" </dev/null >/dev/null 2>&1 &', "sh"]
     own_root = str(Path(__file__).resolve().parents[2])
@@ -248,7 +203,7 @@ def precompile(header: BuildPlan, toolset: Toolset, cache: Cache) -> Entry:
     started = time.monotonic()
     key = plan_key(header, toolset, cache.memo)
     with cache.staging(OP) as staging, cache.errors_explained():
-        (staging / PRECOMPILED_HEADER).write_text(_TEXT, encoding="utf-8")
+        (staging / PRECOMPILED_HEADER).write_text(header.sources[0].text or "", encoding="utf-8")
         command = precompile_command(header, toolset, staging)
         timeout_s = env.ACCEL_COMPILE_TIMEOUT_S.get()
         environment = env.child_environment(TMPDIR=str(staging), LC_ALL="C")
@@ -319,7 +274,7 @@ def main() -> None:
     request = json.loads(sys.argv[1])
     os.nice(_NICENESS)
     cache = Cache(Path(request["cache"]))
-    header = _plan_of(request["flags"])
+    header = _plan_of(request["flags"], request["text"])
     toolset = find_toolset(header, cache.memo)
     key = plan_key(header, toolset, cache.memo)
     log = _failure_log(cache, header, toolset)

@@ -20,10 +20,11 @@ from pathlib import Path
 
 from op_builder.engine.remedies import load_remedy
 from op_builder.errors import LoadError, ToolchainError
-from op_builder.plan import ENTRY_POINT, Binding, BuildPlan
+from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY, Binding, BuildPlan
 from op_builder.toolchains.compiler import Compiler
 from op_builder.toolchains.process import Finished, run
-from op_builder.torch_install import TorchInstall, torch_install
+from op_builder.toolchains.toolset import Toolset
+from op_builder.torch_install import torch_install
 
 _TIMEOUT_S = 300.0
 _WITH_TORCH = "loaded in a child process with torch"
@@ -125,18 +126,21 @@ class Inspection:
     needs: Mapping[str, str] = field(default_factory=dict)
 
 
-def inspect(artifact: Path, plan: BuildPlan, compiler: Compiler) -> Inspection:
+def inspect(artifact: Path, plan: BuildPlan, toolset: Toolset) -> Inspection:
     """Find out how ``artifact`` is loaded, and prove that it can be.
 
     Raises:
         LoadError: it does not load, or a Stable-ABI binary uses torch's C++ symbols.
     """
-    defined, undefined = _symbols(artifact, compiler)
-    return replace(_tried(artifact, plan, compiler, defined, undefined), needs=_newest_versions(undefined))
+    defined, undefined = _symbols(artifact, toolset.cxx)
+    needs = _newest_versions(undefined)
+    if toolset.sycl is not None:
+        needs[SYCL_LIBRARY] = str(toolset.sycl.major)
+    return replace(_tried(artifact, plan, toolset, defined, undefined), needs=needs)
 
 
-def _tried(artifact: Path, plan: BuildPlan, compiler: Compiler, defined: set[str], undefined: set[str]) -> Inspection:
-    torch = torch_install()
+def _tried(artifact: Path, plan: BuildPlan, toolset: Toolset, defined: set[str], undefined: set[str]) -> Inspection:
+    torch, compiler = torch_install(), toolset.cxx
     if plan.binding is Binding.STABLE:
         _refuse_torch_cxx(artifact, undefined)
     kind = _kind(defined, plan)
@@ -151,7 +155,7 @@ def _tried(artifact: Path, plan: BuildPlan, compiler: Compiler, defined: set[str
         if not module and not inspection.namespaces:
             raise _binds_nothing(artifact)
         return inspection
-    libraries = _libraries(plan, torch)
+    libraries = needed_libraries(plan, toolset)
     entry = ENTRY_POINT if kind == "accel" else ""
     try:
         _try_in_child(artifact, compiler, ["-I", "-S", "-c", _CHILD, entry, module, str(artifact), *libraries])
@@ -180,13 +184,15 @@ def _kind(defined: set[str], plan: BuildPlan) -> str:
     return "python" if f"PyInit_{plan.module_name}" in defined else "torch_library"
 
 
-def _libraries(plan: BuildPlan, torch: TorchInstall) -> list[str]:
+def needed_libraries(plan: BuildPlan, toolset: Toolset) -> list[str]:
+    """What must be open before the binary of ``plan``, which names it without a path."""
     names = ["libtorch_cpu.so"]
-    if plan.uses_cuda or plan.binding is Binding.TORCH:
+    if plan.uses_cuda or plan.sycl is not None or plan.binding is Binding.TORCH:
         names.append("libtorch.so")
     if plan.binding is Binding.TORCH:
         names.append("libtorch_python.so")
-    return [str(torch.library_dir / name) for name in names]
+    sycl = [str(toolset.sycl.library)] if toolset.sycl is not None else []
+    return [*(str(torch_install().library_dir / name) for name in names), *sycl]
 
 
 def _try_with_torch(artifact: Path, kind: str, module: str, compiler: Compiler) -> Inspection:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ import pytest
 from op_builder import OpBuilder, env
 from op_builder.cache.store import Cache, Entry
 from op_builder.engine import build as engine
-from op_builder.engine import precompiled
-from op_builder.engine.precompiled import header_plan, opens_with_torch
+from op_builder.engine import precompiled, torch_header
+from op_builder.engine.first_include import opens_with_torch
+from op_builder.engine.precompiled import header_plan
+from op_builder.errors import CompileError
 from op_builder.fingerprint import BuildKey, PlanKey, parse_depfile
 from op_builder.plan import Binding, BuildPlan, Language, Source
 from op_builder.resolver import Request
@@ -81,7 +84,7 @@ def plan_with(*flags: str) -> BuildPlan:
 
 
 def test_ops_with_the_same_compiler_flags_share_it() -> None:
-    plain = header_plan(plan_with("-std=c++20", "-O2"))
+    plain = header_plan(plan_with("-std=c++20", "-O2"), TORCH)
     assert plain is not None
     for flags in (
         ["-DTORCH_EXTENSION_NAME=op"],
@@ -92,11 +95,11 @@ def test_ops_with_the_same_compiler_flags_share_it() -> None:
         ["-O3"],
         ["-O0", "-Og"],
     ):
-        assert header_plan(plan_with("-std=c++20", "-O2", *flags)) == plain
+        assert header_plan(plan_with("-std=c++20", "-O2", *flags), TORCH) == plain
 
 
 def test_flags_that_the_compiler_insists_on_have_their_own() -> None:
-    plain = header_plan(plan_with("-std=c++20", "-O2"))
+    plain = header_plan(plan_with("-std=c++20", "-O2"), TORCH)
     for flags in (
         ["-fopenmp"],
         ["-march=haswell"],
@@ -106,14 +109,14 @@ def test_flags_that_the_compiler_insists_on_have_their_own() -> None:
         ["-DNDEBUG"],
         ["-D", "AT_PARALLEL_OPENMP=1"],
     ):
-        other = header_plan(plan_with("-std=c++20", "-O2", *flags))
+        other = header_plan(plan_with("-std=c++20", "-O2", *flags), TORCH)
         assert other is not None
         assert other != plain
 
 
 @pytest.mark.parametrize("flag", ["-include", "-imacros", "-Wp,-DX", "-include/own/config.h"])
 def test_files_that_are_read_before_all_others_forbid_it(flag: str) -> None:
-    assert header_plan(plan_with("-O3", flag, "config.h")) is None
+    assert header_plan(plan_with("-O3", flag, "config.h"), TORCH) is None
 
 
 def test_an_own_header_that_torch_would_find_forbids_it(tmp_path: Path) -> None:
@@ -153,9 +156,10 @@ def test_no_process_is_started(
 class TextBuilder(OpBuilder):
     NAME = "text"
 
-    def __init__(self, text: str, cache: Cache) -> None:
+    def __init__(self, text: str, cache: Cache, include_dirs: Sequence[str] = ()) -> None:
         super().__init__()
         self.text = text
+        self.include_dirs = list(include_dirs)
         self.cache = cache  # type: ignore[misc]
 
     def sources(self) -> list[str]:
@@ -163,6 +167,9 @@ class TextBuilder(OpBuilder):
 
     def source_texts(self) -> dict[str, str]:
         return {"text.cpp": self.text}
+
+    def include_paths(self) -> list[str]:
+        return self.include_dirs
 
 
 BOUND = TORCH + 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("value", [] { return VALUE; }); }\n'
@@ -176,6 +183,81 @@ def wait_for_header(cache: Cache, timeout_s: float = 600) -> Entry:
             return entries[0]
         time.sleep(0.5)
     raise AssertionError(f"no header after {timeout_s} s; {list((cache.root / 'logs').glob('*'))}")
+
+
+def test_the_core_is_the_header_without_the_frontend() -> None:
+    kept = torch_header.core().splitlines()
+    assert "#include <torch/extension.h>" in kept
+    assert {"#include <torch/autograd.h>", "#include <torch/fft.h>", "#include <torch/types.h>"} <= set(kept)
+    left_out = ("data", "jit", "nn", "optim", "serialize")
+    assert not {f"#include <torch/{name}.h>" for name in left_out}.intersection(kept)
+
+
+@pytest.mark.parametrize("extension", ["", "#include <torch/all.h>\n"])
+def test_a_torch_that_is_made_otherwise_gives_all_of_its_header(
+    extension: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    include = tmp_path / "include" / "torch"
+    include.mkdir(parents=True)
+    if extension:
+        (include / "extension.h").write_text(extension)
+    install = replace(torch_header.torch_install(), root=tmp_path)
+    monkeypatch.setattr(torch_header, "torch_install", lambda: install)
+    assert torch_header.core.__wrapped__() == TORCH
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("torch::Tensor f(torch::Tensor x) { return x + x; }", False),
+        ("float* data = x.data_ptr<float>(); annotate(data);", False),
+        ("namespace F = torch::nn::functional;", True),
+        ("torch::optim ::SGD sgd;", True),
+        ("using namespace torch; nn::Linear layer(1, 2);", True),
+        ("torch::save(x, name);", True),
+        ("torch::jit::load(name);", True),
+        ("#include <torch/torch.h>", True),
+        ("#include <torch/nn/functional.h>", True),
+        ("#include <torch/csrc/autograd/custom_function.h>", False),
+    ],
+)
+def test_sources_that_plainly_use_the_frontend_begin_with_all_of_it(text: str, whole: bool) -> None:
+    assert (torch_header.text_for([source(TORCH), source(text)], whole=False) == TORCH) is whole
+    assert torch_header.text_for([source(text)], whole=True) == TORCH
+
+
+@pytest.mark.parametrize(
+    ("log", "again"),
+    [
+        ("op.cpp:3:8: error: 'Linear' is not a member of 'torch::nn'", True),
+        ("op.cpp:3:8: error: 'optim' has not been declared", True),
+        ("op.cpp:3:8: error: 'wdith' was not declared in this scope; did you mean 'width'?", False),
+        ("op.cpp:3:8: warning: torch is fine\nop.cpp:4:1: error: expected ';' before '}' token", False),
+    ],
+)
+def test_a_failure_that_names_none_of_it_is_final(log: str, again: bool) -> None:
+    assert torch_header.may_miss_frontend(torch_header.core(), log) is again
+    assert not torch_header.may_miss_frontend(TORCH, log)
+
+
+@pytest.mark.slow
+def test_an_op_whose_own_header_uses_the_frontend_is_compiled_with_all_of_it(
+    cache: Cache, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    (tmp_path / "layers.h").write_text(
+        "#pragma once\ninline int64_t width() { return torch::nn::LinearOptions(2, 3).out_features(); }\n"
+    )
+    text = TORCH + '#include "layers.h"\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("width", &width); }\n'
+    builder = TextBuilder(text, cache, [str(tmp_path)])
+    assert builder.load().width() == 3
+    assert list((cache.root / "logs").glob("*")) == []
+    assert "compiling again with all of its header" in caplog.text
+
+    caplog.clear()
+    with pytest.raises(CompileError, match="wdith"):
+        TextBuilder(TORCH + "int64_t width() { return wdith; }\n", cache).load()
+    assert "compiling again" not in caplog.text
 
 
 @pytest.mark.slow
