@@ -1,0 +1,49 @@
+"""fio as a peer: one sequential job on one file, past the page cache."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What one contender took for one transfer of the whole file."""
+
+    seconds: float
+    cpu_s: float
+
+
+def is_there() -> bool:
+    """Whether fio is installed."""
+    return shutil.which("fio") is not None
+
+
+def run(path: Path, size_bytes: int, direction: str, engine: str, block_bytes: int, depth: int) -> Transfer:
+    """Read or write the file once; the time is fio's own, without its start.
+
+    Raises:
+        RuntimeError: fio failed; the message ends with what it wrote.
+    """
+    options = {
+        "name": "peer",
+        "filename": path,
+        "size": size_bytes,
+        "rw": direction,
+        "bs": block_bytes,
+        "ioengine": engine,
+        "iodepth": depth,
+        "direct": 1,
+        "scramble_buffers": 0,  # it would spend time on making each block another
+        "output-format": "json",
+    }
+    command = ["fio", *(f"--{name}={value}" for name, value in options.items())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}{done.stdout[-2000:]}")
+    job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    seconds = job[direction]["io_bytes"] / job[direction]["bw_bytes"]
+    return Transfer(seconds, (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000)

@@ -1,0 +1,164 @@
+#include "kernels/aio/file.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#endif
+
+namespace accel::aio {
+namespace {
+
+std::int64_t round_down(std::int64_t value, std::int64_t unit) { return value / unit * unit; }
+std::int64_t round_up(std::int64_t value, std::int64_t unit) { return round_down(value + unit - 1, unit); }
+
+// The file of `descriptor`, opened again with other flags: what one descriptor is told holds for its copies too.
+// -1 where it cannot be (no /proc, or the file's owner does not let this user).
+int open_again(int descriptor, int flags) {
+#ifdef __linux__
+  char path[40];
+  std::snprintf(path, sizeof(path), "/proc/self/fd/%d", descriptor);
+  return ::open(path, flags | O_CLOEXEC);
+#else
+  (void)descriptor, (void)flags;
+  return -1;
+#endif
+}
+
+#ifdef __linux__
+constexpr long kTmpfsMagic = 0x01021994;
+constexpr unsigned kStatxDirectAlignment = 0x2000;
+constexpr int kStatxOfDescriptor = 0x1000;  // AT_EMPTY_PATH
+
+// struct statx of linux/stat.h, which the C library may have without the alignments (Linux 6.1).
+struct Statx {
+  std::uint32_t mask;
+  std::uint32_t before[37];
+  std::uint32_t memory_alignment;
+  std::uint32_t offset_alignment;
+  std::uint32_t after[24];
+};
+static_assert(sizeof(Statx) == 256);
+#endif
+
+}  // namespace
+
+std::int64_t page_bytes() {
+  static const long bytes = sysconf(_SC_PAGESIZE);
+  return bytes;
+}
+
+// Whether the file can be read and written past the page cache, and with which alignments.
+bool File::ask_alignment() {
+#ifdef __linux__
+  struct statfs system;
+  if (fstatfs(cached_, &system) == 0 && static_cast<long>(system.f_type) == kTmpfsMagic) {
+    return false;  // it is page cache, whatever its flags say
+  }
+  offset_alignment_ = memory_alignment_ = page_bytes();
+#ifdef SYS_statx
+  Statx status{};
+  if (syscall(SYS_statx, cached_, "", kStatxOfDescriptor, kStatxDirectAlignment, &status) == 0 &&
+      (status.mask & kStatxDirectAlignment) != 0) {
+    if (status.offset_alignment == 0) {
+      return false;
+    }
+    offset_alignment_ = std::max<std::int64_t>(offset_alignment_, status.offset_alignment);
+    memory_alignment_ = std::max<std::int64_t>(1, status.memory_alignment);
+  }
+#endif
+  return true;
+#else
+  return false;
+#endif
+}
+
+int File::open(int descriptor, std::int64_t offset, std::int64_t size_bytes, bool is_write, bool keeps_cached) {
+  cached_ = descriptor;
+  struct stat status;
+  if (fstat(cached_, &status) != 0) {
+    return errno;
+  }
+  if (S_ISFIFO(status.st_mode) || S_ISSOCK(status.st_mode)) {
+    return ESPIPE;  // io_uring would not mind the offset
+  }
+  const bool is_regular = S_ISREG(status.st_mode);
+  if (is_regular) {
+    size_bytes_ = status.st_size;
+  } else if (S_ISBLK(status.st_mode)) {
+    size_bytes_ = lseek(cached_, 0, SEEK_END);
+  }
+  const int flags = fcntl(cached_, F_GETFL);
+  const int access = flags & O_ACCMODE;
+#ifdef O_DIRECT
+  constexpr int direct_flag = O_DIRECT;
+#else
+  constexpr int direct_flag = 0;
+#endif
+  if ((flags & (direct_flag | O_APPEND)) != 0) {
+    // With O_APPEND every write would go to the end; with O_DIRECT none could be of odd size.
+    const int plain = open_again(cached_, access);
+    if (plain < 0) {
+      return EINVAL;
+    }
+    close(cached_);
+    cached_ = plain;
+  }
+#ifdef __linux__
+  if (is_write && is_regular && size_bytes > 0 && offset + size_bytes > size_bytes_) {
+    // Otherwise every write that moves the file's end waits for the one before. It never makes a file smaller, whoever
+    // else writes to it.
+    int error = 0;
+    do {
+      error = fallocate(cached_, 0, size_bytes_ > offset ? size_bytes_ : offset,
+                        offset + size_bytes - (size_bytes_ > offset ? size_bytes_ : offset)) == 0 ? 0 : errno;
+    } while (error == EINTR);
+    if (error != 0 && error != EOPNOTSUPP && error != ENOSYS) {
+      return error;
+    }
+  }
+#endif
+  const bool may_be_direct = direct_flag != 0 && (is_regular || S_ISBLK(status.st_mode)) && size_bytes >= page_bytes();
+  if (may_be_direct && ask_alignment()) {
+    const std::int64_t begin = round_up(offset, offset_alignment_);
+    const std::int64_t end = round_down(offset + size_bytes, offset_alignment_);
+    if (begin < end) {
+      direct_ = open_again(cached_, access | direct_flag);
+    }
+    if (direct_ >= 0) {
+      body_begin_ = begin;
+      body_end_ = end;
+      if (begin == offset && end == offset + size_bytes && !keeps_cached) {
+        close(cached_);
+        cached_ = -1;
+      }
+    }
+  }
+  return 0;
+}
+
+int File::plain() {
+#ifdef O_DIRECT
+  if (cached_ < 0) {
+    fcntl(direct_, F_SETFL, fcntl(direct_, F_GETFL) & ~O_DIRECT);
+  }
+#endif
+  return cached();
+}
+
+File::~File() {
+  for (const int descriptor : {direct_, cached_}) {
+    if (descriptor >= 0) {
+      close(descriptor);
+    }
+  }
+}
+
+}  // namespace accel::aio

@@ -1,0 +1,54 @@
+#include "kernels/aio/operation.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+namespace accel::aio {
+
+void Operation::fail(const Failure& failure) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (failure_.kind == FailureKind::none) {
+    failure_ = failure;
+    has_failed_.store(true, std::memory_order_release);
+  }
+}
+
+Failure Operation::failure() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return failure_;
+}
+
+void Operation::validate() {
+  constexpr std::int64_t kChunkBytes = 1 << 20;
+  const std::unique_ptr<char[]> chunk(new char[kChunkBytes]);
+  const int descriptor = file.cached();
+#ifdef POSIX_FADV_DONTNEED
+  // What the page cache holds from before would be compared instead of what the device has.
+  posix_fadvise(descriptor, request.offset, request.size_bytes, POSIX_FADV_DONTNEED);
+#endif
+  for (std::int64_t at = 0; at < request.size_bytes;) {
+    const std::int64_t asked = std::min(kChunkBytes, request.size_bytes - at);
+    const ssize_t got = pread(descriptor, chunk.get(), static_cast<std::size_t>(asked), request.offset + at);
+    if (got < 0 && (errno == EINTR || errno == EAGAIN)) {
+      continue;
+    }
+    if (got <= 0) {
+      fail({got < 0 ? FailureKind::system_call : FailureKind::end_of_file, got < 0 ? errno : 0, request.offset + at});
+      return;
+    }
+    const char* const memory = request.data + at;
+    if (std::memcmp(memory, chunk.get(), static_cast<std::size_t>(got)) != 0) {
+      const std::int64_t same = std::mismatch(memory, memory + got, chunk.get()).first - memory;
+      fail({FailureKind::mismatch, 0, request.offset + at + same});
+      return;
+    }
+    at += got;
+  }
+}
+
+}  // namespace accel::aio

@@ -1,0 +1,111 @@
+// Threads that call pread and pwrite: works on every POSIX system and every file.
+
+#include <cerrno>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include <unistd.h>
+
+#include "kernels/aio/queue.h"
+
+namespace accel::aio {
+namespace {
+
+// More threads than this only wait for each other: a device needs some commands at a time, not some hundred.
+constexpr int kMostThreads = 16;
+
+class ThreadQueue final : public Queue {
+ public:
+  explicit ThreadQueue(int depth) : depth_(depth) {}
+
+  ~ThreadQueue() override {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      is_ending_ = true;
+    }
+    is_waiting_.notify_all();
+    for (std::thread& thread : threads_) {
+      thread.join();
+    }
+  }
+
+  int submit(const Command* commands, int count) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const int room = depth_ - in_flight_;
+    const int taken = count < room ? count : room;
+    waiting_.insert(waiting_.end(), commands, commands + taken);
+    in_flight_ += taken;
+    while (static_cast<int>(threads_.size()) < kMostThreads && static_cast<int>(threads_.size()) < in_flight_) {
+      try {
+        threads_.emplace_back([this] { work(); });
+      } catch (const std::system_error& error) {
+        if (!threads_.empty()) {
+          break;  // those that are there do all of it
+        }
+        waiting_.clear();
+        in_flight_ = 0;
+        return -error.code().value();
+      }
+    }
+    for (int i = 0; i < taken; ++i) {
+      is_waiting_.notify_one();
+    }
+    return taken == 0 && count > 0 ? -EAGAIN : taken;
+  }
+
+  int collect(Completion* completions, int least, int most) override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    is_complete_.wait(lock, [&] { return static_cast<int>(complete_.size()) >= least; });
+    int taken = 0;
+    for (; taken < most && !complete_.empty(); ++taken) {
+      completions[taken] = complete_.front();
+      complete_.pop_front();
+    }
+    in_flight_ -= taken;
+    return taken;
+  }
+
+ private:
+  void work() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      is_waiting_.wait(lock, [&] { return is_ending_ || !waiting_.empty(); });
+      if (waiting_.empty()) {
+        return;
+      }
+      const Command command = waiting_.front();
+      waiting_.pop_front();
+      lock.unlock();
+      const ssize_t done = command.is_write
+                               ? pwrite(command.descriptor, command.data, command.size_bytes, command.offset)
+                               : pread(command.descriptor, command.data, command.size_bytes, command.offset);
+      const std::int64_t result = done < 0 ? -errno : done;
+      lock.lock();
+      complete_.push_back({command.tag, result});
+      is_complete_.notify_one();
+    }
+  }
+
+  const int depth_;
+  std::mutex mutex_;
+  std::condition_variable is_waiting_;
+  std::condition_variable is_complete_;
+  std::deque<Command> waiting_;
+  std::deque<Completion> complete_;
+  std::vector<std::thread> threads_;  // as many as commands were ever in flight at a time, up to kMostThreads
+  int in_flight_ = 0;
+  bool is_ending_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Queue> make_thread_queue(int depth, int& error) {
+  error = 0;
+  return std::make_unique<ThreadQueue>(depth);
+}
+
+}  // namespace accel::aio

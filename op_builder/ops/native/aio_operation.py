@@ -1,0 +1,146 @@
+"""One read or write: what was asked for, the checks of it, and what to say when it fails."""
+
+from __future__ import annotations
+
+import errno
+import operator
+import os
+from dataclasses import dataclass
+from typing import Union
+
+import torch
+
+from op_builder.errors import OpArgumentError, StorageError
+
+File = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]", int]
+"""A file's name, or an open descriptor."""
+
+# csrc/kernels/aio/operation.h, FailureKind
+_SYSTEM_CALL, _END_OF_FILE, _MISMATCH = 1, 2, 3
+
+_REMEDIES = {
+    errno.ENOENT: "Check the name, and that its directory exists.",
+    errno.ENOSPC: "Free space on the device; what was written of the file is of no use.",
+    errno.EDQUOT: "Free space of the quota; what was written of the file is of no use.",
+    errno.EIO: "The device or its connection fails; look at the system's log (dmesg).",
+    errno.EMFILE: "Wait for some operations first, or raise the limit of open files (ulimit -n).",
+    errno.EBADF: "Pass a descriptor that is open for this; validating a write needs one to read and write.",
+    errno.ESPIPE: "Pass a file with offsets; a pipe or socket has none.",
+    errno.EINVAL: "Pass a descriptor without O_APPEND, of a file that can be read and written at an offset.",
+}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation in flight; keeps its memory alive.
+
+    Attributes:
+        memory: a tensor of its own over the caller's storage, which ``x.data = ...`` can take from the caller's.
+    """
+
+    memory: torch.Tensor
+    size_bytes: int
+    filename: File
+    offset: int
+    is_write: bool
+    validates: bool
+
+    def failure(self, kind: int, error: int, offset: int, bytes_done: int) -> StorageError | None:
+        """The error of an operation that ended so; None where all of it was done."""
+        if kind == 0:
+            return None
+        if kind == _SYSTEM_CALL:
+            return self.system_error(error, offset, bytes_done)
+        if kind == _END_OF_FILE:
+            needed = self.offset + self.size_bytes
+            what = f"the file ends at byte {offset}, and byte {needed} is the end of what was asked for"
+            remedy = "Read less of it, or look who has cut the file."
+        elif kind == _MISMATCH:
+            what = f"byte {offset} of the file is not what the tensor has there"
+            remedy = "Look whether another writes to the file or the tensor; else suspect the device."
+        else:
+            what = f"a thread got no queue of the engine: {os.strerror(error)}"
+            remedy = "Use fewer handles, threads or a smaller queue_depth, or ACCEL_AIO_ENGINE=threads."
+        return self._error(what, remedy, number=error or errno.EIO, offset=offset, bytes_done=bytes_done)
+
+    def system_error(self, number: int, offset: int, bytes_done: int) -> StorageError:
+        """The error of a system call that failed with errno ``number``."""
+        name = errno.errorcode.get(number, str(number))
+        what = f"{os.strerror(number)} ({name})"
+        return self._error(what, _REMEDIES.get(number, ""), number=number, offset=offset, bytes_done=bytes_done)
+
+    def _error(self, what: str, remedy: str, *, number: int, offset: int, bytes_done: int) -> StorageError:
+        doing = "Writing" if self.is_write else "Reading"
+        direction = "to" if self.is_write else "from"
+        file = f"descriptor {self.filename}" if isinstance(self.filename, int) else repr(os.fsdecode(self.filename))
+        return StorageError(
+            f"{doing} {self.size_bytes} bytes {direction} {file} at offset {self.offset} failed at byte "
+            f"{offset} of the file, after {bytes_done} bytes were done: {what}.",
+            remedy,
+            errno=number,
+            filename=self.filename,
+            offset=offset,
+            bytes_done=bytes_done,
+        )
+
+
+def checked_offset(file_offset: object) -> int:
+    """The offset in bytes.
+
+    Raises:
+        OpArgumentError: it is no int, or negative.
+    """
+    try:
+        offset = operator.index(file_offset)  # type: ignore[arg-type]
+    except TypeError:
+        raise OpArgumentError(f"file_offset is {file_offset!r}, which is not an int.", "Pass bytes.") from None
+    if isinstance(file_offset, bool) or not 0 <= offset < 1 << 62:
+        raise OpArgumentError(f"file_offset is {file_offset!r}.", "Pass bytes from the file's beginning, 0 or more.")
+    return offset
+
+
+def checked_address(buffer: torch.Tensor) -> int:
+    """Where the tensor's elements begin.
+
+    Raises:
+        OpArgumentError: they are not in host memory, not contiguous, or were freed.
+    """
+    if not isinstance(buffer, torch.Tensor):
+        raise OpArgumentError(f"buffer is a {type(buffer).__name__}, not a tensor.", "Pass a CPU tensor.")
+    if buffer.layout != torch.strided:
+        raise OpArgumentError("buffer is sparse; a dense (strided) tensor is needed.", "Pass x.to_dense().")
+    if buffer.device.type != "cpu":
+        raise OpArgumentError(
+            f"buffer is on {buffer.device}; files are read and written from host memory.", "Pass x.cpu()."
+        )
+    if not buffer.is_contiguous():
+        raise OpArgumentError("buffer is not contiguous.", "Pass x.contiguous().")
+    if buffer.is_conj() or buffer.is_neg():
+        raise OpArgumentError(
+            "buffer is a lazy view (conj or neg); its bytes are not its values.", "Pass x.resolve_conj().resolve_neg()."
+        )
+    end = buffer.storage_offset() * buffer.itemsize + buffer.nbytes
+    stored = buffer.untyped_storage().nbytes()
+    if buffer.nbytes > 0 and end > stored:
+        raise OpArgumentError(
+            f"buffer reaches to byte {end} of its storage, which has {stored}: it was freed or shrunk.",
+            f"Allocate it again, for example by x.untyped_storage().resize_({end}).",
+        )
+    return buffer.data_ptr()
+
+
+def open_file(operation: Operation) -> int:
+    """A descriptor of the engine's own.
+
+    Raises:
+        StorageError: the file cannot be opened.
+    """
+    try:
+        if isinstance(operation.filename, int):
+            return os.dup(operation.filename)
+        flags = os.O_RDONLY
+        if operation.is_write:  # what is validated is read again
+            flags = (os.O_RDWR if operation.validates else os.O_WRONLY) | os.O_CREAT
+        return os.open(operation.filename, flags | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise operation.system_error(error.errno or errno.EIO, operation.offset, 0) from None

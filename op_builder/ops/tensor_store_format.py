@@ -1,0 +1,90 @@
+"""The file of a stored tensor.
+
+::
+
+    byte 0      "accel-ops tensor 1\\n", a line of JSON, a line with that line's checksum; zeros up to
+    byte 4096   the tensor's bytes, in the order of its elements, to the end of the file
+
+The body begins at a page, so that it can go past the page cache. The first lines can be read by
+``head -n 3``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import xxhash
+
+HEADER_BYTES = 4096
+"""Where the tensor's bytes begin."""
+
+_MAGIC = b"accel-ops tensor 1\n"
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and not str(dtype).startswith("torch.q")  # quantized: bytes alone are not all
+}
+"""The types that can be stored, by their names."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What a stored tensor is.
+
+    Attributes:
+        size_bytes: of its elements.
+        checksum: XXH3 (64 bits) of its bytes, in hexadecimal.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    size_bytes: int
+    checksum: str
+
+
+def encoded_header(info: TensorInfo) -> bytes:
+    """The first ``HEADER_BYTES`` of the file."""
+    facts = {
+        "dtype": str(info.dtype).removeprefix("torch."),
+        "shape": list(info.shape),
+        "size_bytes": info.size_bytes,
+        "xxh3_64": info.checksum,
+        "byteorder": sys.byteorder,
+    }
+    line = json.dumps(facts).encode()
+    text = b"%s%s\n%s\n" % (_MAGIC, line, xxhash.xxh3_64_hexdigest(line).encode())
+    return text.ljust(HEADER_BYTES, b"\0")
+
+
+def decoded_header(header: bytes, file_bytes: int) -> TensorInfo:
+    """The tensor that the first bytes of a file describe.
+
+    Args:
+        header: at least the first ``HEADER_BYTES``, or all there is.
+        file_bytes: the file's length.
+
+    Raises:
+        ValueError: it is no intact file of a tensor; the message says why.
+    """
+    if len(header) < HEADER_BYTES or not header.startswith(_MAGIC):
+        raise ValueError("it is no file of a TensorStore, or of another version")
+    line, _, rest = header[len(_MAGIC) :].partition(b"\n")
+    checksum = rest.partition(b"\n")[0]
+    if xxhash.xxh3_64_hexdigest(line).encode() != checksum:
+        raise ValueError("the checksum of its header does not match")
+    facts = json.loads(line)
+    dtype = DTYPES.get(facts["dtype"])
+    if dtype is None:
+        raise ValueError(f"its type {facts['dtype']} is unknown to torch {torch.__version__}")
+    if facts["byteorder"] != sys.byteorder:
+        raise ValueError(f"it was written by a {facts['byteorder']}-endian machine, this one is {sys.byteorder}-endian")
+    info = TensorInfo(dtype, tuple(facts["shape"]), facts["size_bytes"], facts["xxh3_64"])
+    if info.size_bytes != prod(info.shape) * dtype.itemsize:
+        raise ValueError(f"{info.size_bytes} bytes are not a tensor of shape {info.shape} and type {facts['dtype']}")
+    if file_bytes != HEADER_BYTES + info.size_bytes:
+        raise ValueError(f"it has {file_bytes} bytes, and should have {HEADER_BYTES + info.size_bytes}")
+    return info

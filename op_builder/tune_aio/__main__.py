@@ -1,0 +1,240 @@
+"""``python -m op_builder.tune_aio DIR``: the fastest settings of ``async_io`` for a disk."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from op_builder.command_line import run_main
+from op_builder.errors import AccelError
+
+if TYPE_CHECKING:
+    from op_builder.tune_aio.measure import Measurement, Settings
+    from op_builder.tune_aio.search import Findings, Grid
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_LEAST_BYTES = 1 << 20
+_CACHED = (
+    "This file system does not go past the page cache (O_DIRECT): the figures are those of memory, more or less, "
+    "not of a device."
+)
+_VIRTUAL = "Of a virtual or network disk, the host's own cache is in the figures."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status: 0, or 2 for an error."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _tune(options)
+    except AccelError as error:
+        print(f"tune_aio: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m op_builder.tune_aio",
+        description="Measure with which settings async_io is fastest on a disk: engines, block sizes, queue depths, "
+        "threads, ways of submitting. Reads and writes a scratch file that is gone afterwards, past the page cache.",
+        epilog="The settings are for aio_handle(**json.load(file)) and TensorStore(directory, aio=json.load(file)).",
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="on the disk to be measured")
+    parser.add_argument("--size", type=_size, metavar="SIZE", help="of the scratch file (default 1G; with --quick 64M)")
+    parser.add_argument(
+        "--seconds",
+        type=_seconds,
+        metavar="S",
+        help="least time of each measurement in each direction (default 0.15; with --quick 0.05)",
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer settings, for a first idea in some seconds")
+    parser.add_argument(
+        "--engine", action="append", metavar="NAME", help="only this engine; may be repeated (default: all that work)"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("aio_settings.json"),
+        metavar="FILE",
+        help="where the settings go; the picture beside it, as .png (default aio_settings.json)",
+    )
+    parser.add_argument("--json", action="store_true", help="print all that was measured as one JSON object")
+    return parser
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from op_builder.tune_aio.measure import bench
+    from op_builder.tune_aio.search import Grid, search
+
+    engines, refusals = _engines(options.engine)
+    grid = Grid(engines)
+    if options.quick:
+        grid = Grid(
+            engines, block_sizes=(256 << 10, 1 << 20), queue_depths=(8, 32), threads=(1, 2), rounds=1, repeats=2
+        )
+    size_bytes = options.size or (64 << 20 if options.quick else 1 << 30)
+    seconds = options.seconds or (0.05 if options.quick else 0.15)
+    if not options.output.absolute().parent.is_dir():
+        raise AccelError(f"There is no directory for {options.output}.", "Make it, or name another --output.")
+    with _bar(grid) as on_step, bench(options.directory, size_bytes, seconds) as scratch:
+        findings = search(grid, scratch.measure, on_step)
+    try:
+        options.output.write_text(json.dumps(findings.best.settings.arguments(), indent=1) + "\n")
+        picture = _draw(options.output.with_suffix(".png"), findings, options.directory)
+    except OSError as error:
+        raise AccelError(f"{options.output}: {error.strerror}.", "Name another --output.") from None
+    if options.json:
+        print(json.dumps(_data(findings, refusals, size_bytes, options.output, picture), indent=1))
+    else:
+        _print(findings, refusals, options.output, picture)
+    return 0
+
+
+def _engines(asked: list[str] | None) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The engines to measure, and why others are not."""
+    from op_builder import storage_engines
+
+    forced = storage_engines.forced_engine()
+    names = asked or ([forced] if forced else list(storage_engines.ENGINES))
+    refusals = {}
+    for name in dict.fromkeys(names):
+        if name not in storage_engines.ENGINES:
+            raise AccelError(f"There is no engine {name!r}.", f"Name one of {', '.join(storage_engines.ENGINES)}.")
+        reason = storage_engines.refusal(name)
+        if reason is not None:
+            if asked or forced:
+                raise storage_engines.refused(name, reason)
+            refusals[name] = reason
+    return tuple(name for name in dict.fromkeys(names) if name not in refusals), refusals
+
+
+@contextmanager
+def _bar(grid: Grid) -> Iterator[Callable[[Settings, Measurement | None], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("writing the scratch file", total=grid.steps())
+
+        def on_step(settings: Settings, found: Measurement | None) -> None:
+            rate = f"{found.both_bytes_per_s / 1e9:.2f} GB/s" if found else "refused"
+            progress.update(task, advance=1, description=f"{' '.join(_row(settings))}: {rate}")
+
+        yield on_step
+
+
+def _row(settings: Settings) -> tuple[str, ...]:
+    from op_builder.tune_aio.picture import size_text
+
+    ways = [name.partition("_")[0] for name in ("single_submit", "overlap_events") if getattr(settings, name)]
+    numbers = size_text(settings.block_size), str(settings.queue_depth), str(settings.intra_op_parallelism)
+    return settings.engine, *numbers, "+".join(ways) or "-"
+
+
+def _draw(path: Path, findings: Findings, directory: Path) -> Path | None:
+    """The picture's file; None without matplotlib."""
+    from op_builder.tune_aio.picture import draw
+
+    where = "the page cache" if findings.is_cached else "the disk"
+    try:
+        draw(path, findings, f"async_io on {where} of {directory} (star: the best, measured again)")
+    except ImportError:
+        return None
+    return path
+
+
+def _print(findings: Findings, refusals: dict[str, str], output: Path, picture: Path | None) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(soft_wrap=True, highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("best", "engine", "block", "depth", "threads", "submission", "read", "write"):
+        table.add_column(
+            heading, no_wrap=True, justify="left" if heading in ("best", "engine", "submission") else "right"
+        )
+
+    def add(what: str, found: Measurement | None, style: str | None = None) -> None:
+        if found is not None:
+            rates = f"{found.read_bytes_per_s / 1e9:.2f}", f"{found.written_bytes_per_s / 1e9:.2f}"
+            table.add_row(what, *_row(found.settings), *rates, style=style)
+
+    add("for both", findings.best, "bold green")
+    add("for reading", findings.best_read)
+    add("for writing", findings.best_write)
+    table.add_section()
+    for engine in dict.fromkeys(found.settings.engine for found in findings.measured):
+        add("of its engine", findings.final_of(engine), "dim")
+    console.print(table)
+    console.print("In GB/s, medians; writing until the device has it (fsync).")
+    console.print(_CACHED if findings.is_cached else f"All bytes went past the page cache. {_VIRTUAL}")
+    for engine, reason in refusals.items():
+        console.print(f"{engine} was not measured: {reason}.", markup=False)
+    if findings.failed:
+        settings, reason = findings.failed[0]
+        console.print(
+            f"Refused: {len(findings.failed)} settings, as {' '.join(_row(settings))}: {reason}", markup=False
+        )
+    console.print(f"Settings: {output}, for aio_handle(**json.load(file)).", markup=False)
+    if picture is None:
+        console.print("No picture, because matplotlib is not installed: pip install 'accel-ops[demo]'", markup=False)
+    else:
+        console.print(f"Picture: {picture}", markup=False)
+
+
+def _data(
+    findings: Findings, refusals: dict[str, str], size_bytes: int, output: Path, picture: Path | None
+) -> dict[str, Any]:
+    def entry(found: Measurement) -> dict[str, Any]:
+        return {
+            "settings": found.settings.arguments(),
+            "read_bytes_per_s": round(found.read_bytes_per_s),
+            "written_bytes_per_s": round(found.written_bytes_per_s),
+            "direct_share": found.direct_share,
+        }
+
+    return {
+        "best": entry(findings.best),
+        "best_read": entry(findings.best_read),
+        "best_write": entry(findings.best_write),
+        "through_page_cache": findings.is_cached,
+        "size_bytes": size_bytes,
+        "output": str(output),
+        "picture": None if picture is None else str(picture),
+        "measured": [entry(found) for found in findings.measured],
+        "refused_settings": [{"settings": one.arguments(), "reason": reason} for one, reason in findings.failed],
+        "refused_engines": refusals,
+    }
+
+
+def _size(text: str) -> int:
+    found = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    size_bytes = int(found[1]) * _UNITS[found[2].upper()] if found else 0
+    if size_bytes < _LEAST_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size of at least 1M; write it as 512M or 4G")
+    return size_bytes
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return seconds
+
+
+if __name__ == "__main__":
+    try:
+        run_main(main)
+    except KeyboardInterrupt:
+        print("Interrupted; the scratch file is gone, no settings were written.", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,157 @@
+"""How fast a handle with given settings reads and writes a scratch file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from op_builder.errors import AccelError
+
+if TYPE_CHECKING:
+    import torch
+
+    from op_builder.ops.native.aio_handle import Handle
+
+_PIECE_BYTES = 128 << 20  # of one request; the queue runs empty between two
+_SPARE_BYTES = 64 << 20  # what others may need of the disk meanwhile
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of :meth:`AsyncIOModule.aio_handle`, by their names."""
+
+    engine: str
+    block_size: int
+    queue_depth: int
+    single_submit: bool = False
+    overlap_events: bool = True
+    intra_op_parallelism: int = 1
+
+    def arguments(self) -> dict[str, Any]:
+        """For ``aio_handle(**arguments)``."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Bytes in a second; writing includes making the device keep it (``fsync``).
+
+    Attributes:
+        direct_share: of the bytes, how many went past the page cache.
+    """
+
+    settings: Settings
+    read_bytes_per_s: float
+    written_bytes_per_s: float
+    direct_share: float
+
+    @property
+    def both_bytes_per_s(self) -> float:
+        """The rate at which bytes are written once and read once."""
+        return 2 / (1 / self.read_bytes_per_s + 1 / self.written_bytes_per_s)
+
+
+class Bench:
+    """A scratch file without a name, which is gone with this process however it ends, and memory for it.
+
+    Args:
+        seconds: least time for which each direction is measured.
+    """
+
+    def __init__(self, descriptor: int, size_bytes: int, seconds: float, module: Any) -> None:
+        import torch
+
+        self._descriptor = descriptor
+        self._size_bytes = size_bytes
+        self._seconds = seconds
+        self._module = module
+        handle = module.aio_handle()
+        piece_bytes = min(_PIECE_BYTES, size_bytes)
+        self._buffer = handle.new_cpu_locked_tensor(piece_bytes, torch.empty(0, dtype=torch.uint8))
+        self._buffer.random_()  # devices may store zeros without writing them
+        for offset, piece in self._pieces():
+            handle.sync_pwrite(piece, descriptor, offset)
+        os.fsync(descriptor)
+
+    def measure(self, settings: Settings) -> Measurement:
+        """Write and read the file over and over.
+
+        Raises:
+            AccelError: the system refuses these settings.
+        """
+        handle: Handle = self._module.aio_handle(**settings.arguments())
+        handle.sync_pread(self._buffer[: 1 << 20], self._descriptor, 0)  # starts the threads
+        before = handle.counters()
+        written = self._rate(handle.sync_pwrite, lambda: os.fsync(self._descriptor))
+        if hasattr(os, "posix_fadvise"):  # what went through the page cache is not to be read from there
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        read = self._rate(handle.sync_pread, lambda: None)
+        after = handle.counters()
+        direct = after.direct_bytes - before.direct_bytes
+        cached = after.cached_bytes - before.cached_bytes
+        return Measurement(settings, read, written, direct / (direct + cached))
+
+    def _rate(self, transfer: Callable[[torch.Tensor, int, int], int], finish: Callable[[], object]) -> float:
+        done = 0
+        started = time.perf_counter()
+        while True:
+            for offset, piece in self._pieces():
+                transfer(piece, self._descriptor, offset)
+                done += piece.nbytes
+                if time.perf_counter() - started >= self._seconds:
+                    finish()
+                    return done / (time.perf_counter() - started)
+
+    def _pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+        for offset in range(0, self._size_bytes, self._buffer.nbytes):
+            yield offset, self._buffer[: min(self._buffer.nbytes, self._size_bytes - offset)]
+
+
+@contextmanager
+def bench(directory: Path, size_bytes: int, seconds: float) -> Iterator[Bench]:
+    """A bench on a scratch file in ``directory``.
+
+    Raises:
+        AccelError: the directory is missing or cannot be written, or the disk has too little space.
+    """
+    check_directory(directory, size_bytes)
+    from op_builder.cpu import AsyncIOBuilder
+
+    module = AsyncIOBuilder().load()
+    with _scratch_file(directory) as descriptor:
+        yield Bench(descriptor, size_bytes, seconds, module)
+
+
+def check_directory(directory: Path, size_bytes: int) -> None:
+    """Refuse a directory in which a scratch file of that size cannot be made."""
+    if not directory.is_dir():
+        raise AccelError(
+            f"{directory} is {'no directory' if directory.exists() else 'missing'}.",
+            "Name a directory on the disk that is to be measured.",
+        )
+    free = shutil.disk_usage(directory).free
+    if free < size_bytes + _SPARE_BYTES:
+        raise AccelError(
+            f"The disk of {directory} has {free >> 20} MiB free; {(size_bytes + _SPARE_BYTES) >> 20} are needed.",
+            f"Free some, or give a --size below {max(0, free - _SPARE_BYTES) >> 20}M.",
+        )
+
+
+@contextmanager
+def _scratch_file(directory: Path) -> Iterator[int]:
+    try:
+        # Without a name, or with one for a moment only: nothing is left, whatever ends this process.
+        file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
+    except OSError as error:
+        raise AccelError(
+            f"No file can be made in {directory}: {error.strerror}.", "Name a directory that this user can write."
+        ) from None
+    with file:
+        yield file.fileno()

@@ -1,0 +1,97 @@
+// To be preloaded: system calls fail as the environment says, in the midst of an unchanged process.
+//
+// FAULTY_PERIOD=n     every n-th call of those below fails in turn with EINTR, EAGAIN, or does a part (pread, pwrite)
+// FAULTY_REFUSED=...  of io_uring, libaio, mlock: refused with EPERM, ENOSYS, ENOMEM
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include <dlfcn.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+
+namespace {
+
+std::atomic<unsigned> calls{0};
+
+bool is_refused(const char* what) {
+  const char* const refused = std::getenv("FAULTY_REFUSED");
+  return refused != nullptr && std::strstr(refused, what) != nullptr;
+}
+
+// 0: as it is; 1: EINTR; 2: EAGAIN; 3: a part.
+unsigned fault() {
+  static const unsigned period = std::getenv("FAULTY_PERIOD") ? std::atoi(std::getenv("FAULTY_PERIOD")) : 0;
+  if (period == 0) {
+    return 0;
+  }
+  const unsigned call = calls++;
+  return call % period == 0 ? 1 + call / period % 3 : 0;
+}
+
+template <class Function>
+Function real(const char* name) {
+  return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
+}
+
+template <class Memory>
+ssize_t transfer(const char* name, int descriptor, Memory memory, size_t size, off_t offset) {
+  using Function = ssize_t (*)(int, Memory, size_t, off_t);
+  const unsigned what = fault();
+  if (what == 1 || what == 2) {
+    errno = what == 1 ? EINTR : EAGAIN;
+    return -1;
+  }
+  return real<Function>(name)(descriptor, memory, what == 3 && size > 1 ? size / 3 + 1 : size, offset);
+}
+
+}  // namespace
+
+extern "C" {
+
+ssize_t pread(int descriptor, void* memory, size_t size, off_t offset) {
+  return transfer<void*>("pread", descriptor, memory, size, offset);
+}
+ssize_t pread64(int descriptor, void* memory, size_t size, off_t offset) {
+  return transfer<void*>("pread64", descriptor, memory, size, offset);
+}
+ssize_t pwrite(int descriptor, const void* memory, size_t size, off_t offset) {
+  return transfer<const void*>("pwrite", descriptor, memory, size, offset);
+}
+ssize_t pwrite64(int descriptor, const void* memory, size_t size, off_t offset) {
+  return transfer<const void*>("pwrite64", descriptor, memory, size, offset);
+}
+
+int mlock(const void* address, size_t size) {
+  if (is_refused("mlock")) {
+    errno = ENOMEM;
+    return -1;
+  }
+  return real<int (*)(const void*, size_t)>("mlock")(address, size);
+}
+
+long syscall(long number, long a, long b, long c, long d, long e, long f) {
+  constexpr long io_uring_setup = 425, io_uring_enter = 426;
+  if ((number == io_uring_setup && is_refused("io_uring")) || (number == SYS_io_setup && is_refused("libaio"))) {
+    errno = number == io_uring_setup ? EPERM : ENOSYS;
+    return -1;
+  }
+  if (number == io_uring_enter || number == SYS_io_submit || number == SYS_io_getevents) {
+    const unsigned what = fault();
+    if (what == 1 || what == 2) {
+      errno = what == 1 ? EINTR : EAGAIN;
+      return -1;
+    }
+    if (what == 3 && number == SYS_io_submit && b > 1) {
+      b = b / 3 + 1;  // takes a part of what is offered
+    }
+    if (what == 3 && number == io_uring_enter && b > 1) {
+      b = b / 3 + 1;
+    }
+  }
+  return real<long (*)(long, long, long, long, long, long, long)>("syscall")(number, a, b, c, d, e, f);
+}
+
+}  // extern "C"

@@ -1,0 +1,122 @@
+"""What async_io refuses, and with which words; nothing is touched then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from op_builder.errors import OpArgumentError
+from op_builder.ops.native.async_io import AsyncIOModule
+
+BUFFERS = {
+    "on another device": (torch.zeros(4, device="meta"), "is on meta"),
+    "with gaps": (torch.zeros(4, 4)[:, ::2], "not contiguous"),
+    "sparse": (torch.sparse_coo_tensor(size=(3,)), "sparse"),
+    "no tensor": ([1, 2], "is a list, not a tensor"),
+    "a lazy view": (torch.zeros(3, dtype=torch.complex64).conj(), "lazy view"),
+}
+
+
+@pytest.mark.parametrize("what", BUFFERS)
+def test_buffers(async_io: AsyncIOModule, tmp_path: Path, what: str) -> None:
+    buffer, said = BUFFERS[what]
+    handle = async_io.aio_handle()
+    for call in (handle.sync_pwrite, handle.async_pread):
+        with pytest.raises(OpArgumentError, match=said):
+            call(buffer, tmp_path / "file")
+    assert not (tmp_path / "file").exists()
+    assert handle.wait() == 0
+
+
+def test_a_storage_that_was_freed(async_io: AsyncIOModule, tmp_path: Path) -> None:
+    tensor = torch.zeros(100)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(OpArgumentError, match="reaches to byte 400 of its storage, which has 0"):
+        async_io.aio_handle().write(tensor, tmp_path / "file", False)
+
+
+@pytest.mark.parametrize("offset", [-1, 1.5, True, 1 << 62, None])
+def test_offsets(async_io: AsyncIOModule, tmp_path: Path, offset: Any) -> None:
+    with pytest.raises(OpArgumentError, match="file_offset is"):
+        async_io.aio_handle().write(torch.zeros(1), tmp_path / "file", False, offset)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"block_size": 0},
+        {"block_size": 1.5},
+        {"queue_depth": 0},
+        {"queue_depth": 1 << 20},
+        {"intra_op_parallelism": -1},
+        {"intra_op_parallelism": True},
+    ],
+    ids=str,
+)
+def test_settings(async_io: AsyncIOModule, settings: dict[str, Any]) -> None:
+    (name,) = settings
+    with pytest.raises(OpArgumentError, match=f"{name} is {settings[name]!r}"):
+        async_io.aio_handle(**settings)
+
+
+def test_settings_come_back(async_io: AsyncIOModule) -> None:
+    handle = async_io.aio_handle(12_345, 7, True, False, 3)
+    assert handle.get_block_size() == 12_345
+    assert handle.get_queue_depth() == 7
+    assert handle.get_single_submit() is True
+    assert handle.get_overlap_events() is False
+    assert handle.get_intra_op_parallelism() == 3
+    assert handle.get_alignment() % (3 * 512) == 0
+    defaults = async_io.aio_handle()
+    assert (defaults.get_block_size(), defaults.get_queue_depth()) == (1 << 20, 128)
+    assert (defaults.get_single_submit(), defaults.get_overlap_events()) == (False, False)
+    assert defaults.get_intra_op_parallelism() == 1
+
+
+def test_the_fourth_place_is_async(async_io: AsyncIOModule, tmp_path: Path) -> None:
+    handle = async_io.aio_handle()
+    data = torch.ones(3)
+    assert handle.pwrite(data, tmp_path / "file", False, False) == 1
+    assert handle.pwrite(data, tmp_path / "file", False, True, 12) == 0
+    assert handle.wait() == 1
+    assert (tmp_path / "file").stat().st_size == 24
+    assert handle.pread(data, tmp_path / "file", False, file_offset=4, **{"async": False}) == 1
+    for arguments, keywords in (
+        ((), {}),
+        ((True, 0, 1), {}),
+        ((True,), {"async": True}),
+        ((True,), {"offset": 3}),
+    ):
+        with pytest.raises(TypeError, match="validate, async, file_offset=0"):
+            handle.pread(data, tmp_path / "file", False, *arguments, **keywords)
+
+
+def test_copies_of_bytes(async_io: AsyncIOModule) -> None:
+    for dst, src in (
+        (torch.zeros(3), torch.zeros(4)),
+        (torch.zeros(4, 4)[:, 0], torch.zeros(4)),
+        (torch.zeros(4, device="meta"), torch.zeros(4)),
+    ):
+        with pytest.raises(OpArgumentError):
+            async_io.memcpy(dst, src)
+
+
+def test_the_compiler_leaves_files_alone(async_io: AsyncIOModule, tmp_path: Path) -> None:
+    """Tracing runs nothing for real, and no transfer is dropped from a graph for having no result."""
+    handle = async_io.aio_handle()
+    handle.write(torch.arange(8.0), tmp_path / "file", False)
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        handle.read(y, tmp_path / "file", False)
+        z = y + 1
+        handle.async_pread(y, tmp_path / "file")
+        handle.wait()
+        return z + y
+
+    compiled = torch.compile(work, backend="eager")
+    assert compiled(torch.ones(8)).tolist() == [2 * i + 1 for i in range(8)]
+    assert handle.counters().commands == 3

@@ -1,0 +1,166 @@
+"""Tensors in locked pages: alignment, how long they live, what is told of them; by async_io and by pin_memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from op_builder.cpu import PinMemoryBuilder
+from op_builder.errors import OpArgumentError
+from op_builder.ops.native.async_io import AsyncIOModule
+from op_builder.ops.native.locked_memory import LockedMemoryError
+from op_builder.ops.native.pin_memory import PinMemoryModule
+
+PAGE = os.sysconf("SC_PAGESIZE")
+HUGE = 2 << 20
+
+
+@pytest.fixture(scope="session")
+def pin_memory() -> PinMemoryModule:
+    return PinMemoryBuilder().load()
+
+
+@pytest.fixture(params=["async_io", "pin_memory"])
+def owner(request: pytest.FixtureRequest, async_io: AsyncIOModule, pin_memory: PinMemoryModule) -> Any:
+    """What makes and knows locked tensors."""
+    return async_io.aio_handle() if request.param == "async_io" else pin_memory
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.complex64], ids=str)
+@pytest.mark.parametrize("count", [1, 1000, PAGE, 3_000_001])
+def test_zeros_of_the_examples_type_on_a_page_of_their_own(owner: Any, dtype: torch.dtype, count: int) -> None:
+    tensor = owner.new_cpu_locked_tensor(count, torch.empty(3, 3, dtype=dtype))
+    assert (tensor.shape, tensor.dtype, tensor.device.type) == ((count,), dtype, "cpu")
+    assert not tensor.any()
+    assert tensor.data_ptr() % (HUGE if tensor.nbytes >= HUGE else PAGE) == 0
+    tensor.fill_(1)
+    assert tensor.sum() == count
+    facts = owner.locked_memory_facts(tensor)
+    assert facts.address == tensor.data_ptr()
+    assert tensor.nbytes <= facts.size_bytes < tensor.nbytes + PAGE
+
+
+def test_what_the_system_gave_is_told(owner: Any) -> None:
+    tensor = owner.new_cpu_locked_tensor(8 << 20, torch.empty(0, dtype=torch.uint8))
+    facts = owner.locked_memory_facts(tensor[5:100])
+    lines = Path("/proc/self/status").read_text().splitlines()
+    locked_kib = int(next(line for line in lines if line.startswith("VmLck:")).split()[1])
+    assert facts.is_locked == (locked_kib >= 8 << 10)
+    assert 0 <= facts.huge_bytes <= facts.size_bytes
+    assert not facts.is_registered
+    assert owner.locked_memory_facts(torch.zeros(3)) is None
+
+
+def test_views_are_pinned_and_others_are_not(owner: Any) -> None:
+    tensor = owner.new_cpu_locked_tensor(10_000, torch.zeros(1))
+    for view in (tensor, tensor[9_999:], tensor.view(100, 100).t(), tensor.view(torch.uint8)[3:]):
+        assert owner.is_pinned(view)
+    for other in (torch.zeros(10_000), tensor.clone(), torch.zeros(0), torch.zeros(3, device="meta")):
+        assert not owner.is_pinned(other)
+    assert not owner.is_pinned(torch.sparse_coo_tensor(size=(3,)))
+
+
+def is_mapped(address: int) -> bool:
+    spans = (line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines())
+    return any(int(begin, 16) <= address < int(end, 16) for begin, end in spans)
+
+
+def test_memory_goes_with_the_last_view_wherever_that_dies(owner: Any) -> None:
+    tensor = owner.new_cpu_locked_tensor(64 << 20, torch.empty(0, dtype=torch.uint8))
+    address = tensor.data_ptr()
+    last = address + tensor.nbytes - 1
+    views = [tensor[7:], tensor.view(torch.float32)[3:]]
+    del tensor
+    gc.collect()
+    views[0][0] = 3  # the tensor is gone, its memory is not
+    assert is_mapped(address)
+    assert is_mapped(last)
+    thread = threading.Thread(target=views.clear)
+    thread.start()
+    thread.join()
+    assert not (is_mapped(address) and is_mapped(last))
+
+
+def test_freeing_unlocks_and_leaves_the_memory_to_its_views(owner: Any) -> None:
+    tensor = owner.new_cpu_locked_tensor(5000, torch.zeros(1))
+    tensor.fill_(2)
+    assert owner.free_cpu_locked_tensor(tensor) is True
+    assert not owner.is_pinned(tensor)
+    assert owner.free_cpu_locked_tensor(tensor) is False
+    assert owner.free_cpu_locked_tensor(torch.zeros(3)) is False
+    assert tensor.sum() == 10_000
+
+
+def test_no_elements_and_impossible_numbers(owner: Any) -> None:
+    assert owner.new_cpu_locked_tensor(0, torch.zeros(1)).shape == (0,)
+    for number in (-1, 1.5, True, "3"):
+        with pytest.raises(OpArgumentError, match="num_elem is"):
+            owner.new_cpu_locked_tensor(number, torch.zeros(1))
+    for number in (1 << 46, (1 << 61) - 1):
+        with pytest.raises(LockedMemoryError, match=f"no memory for {4 * number} bytes"):
+            owner.new_cpu_locked_tensor(number, torch.zeros(1))
+
+
+def test_both_ops_know_what_either_made(async_io: AsyncIOModule, pin_memory: PinMemoryModule) -> None:
+    handle = async_io.aio_handle()
+    for maker, other in ((handle, pin_memory), (pin_memory, handle)):
+        tensor = maker.new_cpu_locked_tensor(100, torch.empty(0))
+        assert other.is_pinned(tensor[10:])
+        assert other.locked_memory_facts(tensor) == maker.locked_memory_facts(tensor)
+        assert other.free_cpu_locked_tensor(tensor)
+        assert not maker.is_pinned(tensor)
+
+
+def test_what_is_no_tensor_is_named(owner: Any) -> None:
+    with pytest.raises(OpArgumentError, match="example_tensor is 'x' of type str"):
+        owner.new_cpu_locked_tensor(4, "x")
+    for ask in (owner.is_pinned, owner.free_cpu_locked_tensor, owner.locked_memory_facts):
+        with pytest.raises(OpArgumentError, match=r"\[1\] of type list is no tensor"):
+            ask([1])
+
+
+def test_pin_memory_copies(pin_memory: PinMemoryModule) -> None:
+    data = torch.arange(12.0, requires_grad=True).reshape(3, 4).t()
+    pinned = pin_memory.pin_memory(data)
+    assert torch.equal(pinned, data)
+    assert pinned.is_contiguous()
+    assert pin_memory.is_pinned(pinned)
+    assert not pinned.requires_grad
+
+
+def test_on_cuda_the_driver_is_told_and_untold(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a driver that only notes what it is told; no device has run this yet."""
+    told: list[tuple[str, int]] = []
+
+    class Driver:
+        def cudaHostRegister(self, address: int, size_bytes: int, flags: int) -> int:
+            assert (size_bytes % PAGE, flags) == (0, 0)
+            told.append(("register", address))
+            return 0 if len(told) == 1 else 2
+
+        def cudaHostUnregister(self, address: int) -> int:
+            told.append(("unregister", address))
+            return 0
+
+    class Accelerator:
+        def device_name(self) -> str:
+            return "cuda"
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", Driver)
+    monkeypatch.setattr("accelerator.get_accelerator", Accelerator)
+    tensor = owner.new_cpu_locked_tensor(5000, torch.zeros(1))
+    address = tensor.data_ptr()
+    assert owner.locked_memory_facts(tensor).is_registered
+    refused = owner.new_cpu_locked_tensor(5000, torch.zeros(1))
+    assert not owner.locked_memory_facts(refused).is_registered
+    del tensor, refused
+    gc.collect()
+    assert told[0] == ("register", address)
+    assert told[2:] == [("unregister", address)]
