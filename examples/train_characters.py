@@ -1,10 +1,13 @@
 """Train a small character-level transformer with CPUAdam, then again with torch.optim.AdamW, and compare.
 
+With --kernels sycl the first is FusedAdam with SYCL kernels on the SYCL CPU device, beside CPUAdam.
+
 The text is the source of Python's own standard library, the device whatever the accelerator says,
 the optimizer native code that is compiled the first time and comes from the cache after that.
 On a GPU the optimizer works on float32 masters in host memory: gradients come down, parameters go up.
 
     python -m examples.train_characters [--steps 400] [--seed 0] [--out out] [--host-masters] [--dtype bfloat16]
+        [--kernels sycl]
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -28,13 +32,46 @@ from examples.characters.text import Corpus, NoTextError, standard_library
 from examples.characters.training import Recipe, Run, train
 from op_builder.cache.store import Cache
 from op_builder.errors import AccelError
-from op_builder.ops import CPUAdam
+from op_builder.ops import CPUAdam, SYCLFusedAdam
+from op_builder.registry import find_builder
 
 PICTURE = "loss_curves.png"
 SAMPLE_START = "\n    def "
 SAMPLE_LENGTH = 400
 
 console = Console(highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An AdamW: what it is called, and its class."""
+
+    name: str
+    make: Callable[..., Optimizer]
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Whose kernels, beside which other's.
+
+    Attributes:
+        package: the builders that ``ours`` comes from; None for the accelerator's own.
+    """
+
+    ours: Contender
+    reference: Contender
+    op: str
+    builder: str
+    package: str | None = None
+
+
+CPU_ADAM = Contender("CPUAdam", CPUAdam)
+CONTESTS = {
+    "cpu": Contest(CPU_ADAM, Contender("torch AdamW", torch.optim.AdamW), "cpu_adam", "CPUAdamBuilder"),
+    "sycl": Contest(
+        Contender("SYCLFusedAdam", SYCLFusedAdam), CPU_ADAM, "fused_adam", "FusedAdamBuilder", "op_builder.xpu"
+    ),
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,6 +103,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         default="float32",
         help="type of the model on the device; bfloat16 implies --host-masters (default float32)",
     )
+    parser.add_argument(
+        "--kernels",
+        choices=tuple(CONTESTS),
+        default="cpu",
+        help="cpu: CPUAdam beside torch's AdamW; sycl: FusedAdam's SYCL kernels beside CPUAdam (default cpu)",
+    )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch (default 1)")
     options = parser.parse_args(arguments)
     if options.steps < 1:
@@ -92,30 +135,30 @@ def demonstrate(options: argparse.Namespace) -> int:
         dtype=dtype,
         host_masters=options.host_masters or accelerator.device_name() != "cpu" or dtype != torch.float32,
     )
-    load_op()
+    contest = CONTESTS[options.kernels]
+    load_op(contest)
     corpus = standard_library()
     where = "float32 masters on the host" if recipe.host_masters else "on the model's own parameters"
     console.print(f"Training on {accelerator.device_name()} in {options.dtype}, optimizer {where}.")
     console.print(f"{len(corpus.train):,} characters of the standard library, {len(corpus.alphabet)} distinct.\n")
 
-    def cpu_adam(parameters: Iterable[nn.Parameter]) -> Optimizer:
-        return CPUAdam(parameters, lr=recipe.learning_rate, betas=recipe.betas, weight_decay=recipe.weight_decay)
+    def run(contender: Contender) -> Run:
+        def make(parameters: Iterable[nn.Parameter]) -> Optimizer:
+            numbers = {"lr": recipe.learning_rate, "betas": recipe.betas, "weight_decay": recipe.weight_decay}
+            return contender.make(parameters, **numbers)
 
-    def adamw(parameters: Iterable[nn.Parameter]) -> Optimizer:
-        return torch.optim.AdamW(
-            parameters, lr=recipe.learning_rate, betas=recipe.betas, weight_decay=recipe.weight_decay
-        )
+        return run_with_progress(contender.name, make, corpus, recipe, accelerator)
 
-    ours = run_with_progress("CPUAdam", cpu_adam, corpus, recipe, accelerator)
-    reference = run_with_progress("torch AdamW", adamw, corpus, recipe, accelerator)
-
+    ours, reference = run(contest.ours), run(contest.reference)
     agreement = compare(ours.losses, reference.losses, (ours.validation_loss, reference.validation_loss), dtype)
     verdict = "agree within rounding" if agreement.ok else "DO NOT AGREE"
     style = "green" if agreement.ok else "bold red"
-    console.print(f"\nCPUAdam and torch.optim.AdamW {verdict}: {agreement.sentence()}.", style=style)
+    names = f"{contest.ours.name} and {contest.reference.name}"
+    console.print(f"\n{names} {verdict}: {agreement.sentence()}.", style=style)
     picture = options.out / PICTURE
     try:
-        draw(picture, ours.losses, reference.losses, agreement.limits)
+        curves = {contest.ours.name: ours.losses, contest.reference.name: reference.losses}
+        draw(picture, curves, agreement.limits)
         console.print(f"Loss curves: {picture}")
     except ImportError:
         console.print("No picture, because matplotlib is not installed: pip install 'accel-ops[demo]'", markup=False)
@@ -127,22 +170,23 @@ def demonstrate(options: argparse.Namespace) -> int:
     return 0 if agreement.ok else 1
 
 
-def load_op() -> None:
-    """Load CPUAdam's native code, and say how long that took and where it came from."""
+def load_op(contest: Contest) -> None:
+    """Load the native code, and say how long that took and where it came from."""
     cache = Cache()
-    before = {entry.directory for entry in cache.entries("cpu_adam")}
-    with console.status("Loading CPUAdam; the first time it is compiled, which takes some seconds ..."):
+    before = {entry.directory for entry in cache.entries(contest.op)}
+    with console.status(f"Loading {contest.ours.name}; the first time it is compiled, which takes some seconds ..."):
         started = time.perf_counter()
-        native = get_accelerator().create_op_builder("CPUAdamBuilder").load()
+        native = find_builder(contest.builder, contest.package or get_accelerator().op_builder_dir())().load()
         duration_s = time.perf_counter() - started
-    if {entry.directory for entry in cache.entries("cpu_adam")} - before:
+    if {entry.directory for entry in cache.entries(contest.op)} - before:
         origin = f"cold load: compiled now, kept in {cache.root}"
     elif before:
         origin = f"warm load: from the cache in {cache.root}"
     else:
         origin = "from the installed wheel, compiled with it"
     duration = f"{duration_s:.2f} s" if duration_s >= 1 else f"{duration_s * 1e3:.1f} ms"
-    console.print(f"CPUAdam loaded in [bold]{duration}[/bold] ({origin}), {native.isa} arithmetic.")
+    arithmetic = f"{native.isa} arithmetic" if native.isa else "SYCL kernels"
+    console.print(f"{contest.ours.name} loaded in [bold]{duration}[/bold] ({origin}), {arithmetic}.")
 
 
 def run_with_progress(
@@ -154,7 +198,7 @@ def run_with_progress(
 ) -> Run:
     """Train under a progress bar that shows the loss, then say how it went."""
     columns = (
-        TextColumn(f"{name:<12}"),
+        TextColumn(f"{name:<13}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("loss {task.fields[loss]:.3f}"),
@@ -169,7 +213,7 @@ def run_with_progress(
         run = train(make_optimizer, corpus, recipe, accelerator, on_step)
     milliseconds = run.duration_s / recipe.steps * 1e3
     console.print(
-        f"{'':<12} loss {run.losses[0]:.3f} -> {run.losses[-1]:.3f}, "
+        f"{'':<13} loss {run.losses[0]:.3f} -> {run.losses[-1]:.3f}, "
         f"validation {run.validation_loss:.3f}, {milliseconds:.0f} ms per step"
     )
     return run

@@ -181,7 +181,7 @@ def oldest_torch(tmp_path: Path) -> Iterator[Environment]:
     try:
         run(other_python(), "-m", "venv", environment.directory, cwd=tmp_path)
         tools = ("pytest", "pytest-xdist", "hypothesis", "expecttest")
-        needed = ("ninja", "packaging", "psutil", "pybind11", "rich", "setuptools")
+        needed = ("ninja", "packaging", "psutil", "pybind11", "rich", "setuptools", "xxhash")
         install = ("install", "--quiet", "--no-cache-dir", "-c", tmp_path / "constraints")
         environment.pip(*install, f"torch=={OTHER_TORCH}", "numpy", *tools, *needed, TMPDIR=str(tmp_path))
         yield environment

@@ -9,7 +9,7 @@ that is one percent off moves the losses by 7e-6 and 2e-3, a doubled epsilon by 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,21 +76,25 @@ def compare(
     )
 
 
-def draw(path: Path, losses: Sequence[float], reference: Sequence[float], limits: Limits) -> None:
+def draw(path: Path, curves: Mapping[str, Sequence[float]], limits: Limits) -> None:
     """Both loss curves, and below them their difference, as a PNG.
+
+    Args:
+        curves: each step's loss of the two runs, by their names.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
     from matplotlib.figure import Figure
 
+    (name, losses), (reference_name, reference) = curves.items()
     steps = range(1, len(losses) + 1)
     figure = Figure(figsize=(9, 6.5), dpi=130, layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     figure.suptitle("A character-level transformer on Python's standard library")
 
-    above.plot(steps, losses, color="#f2a65a", linewidth=4, label="op_builder.ops.CPUAdam")
-    above.plot(steps, reference, color="#1f3a5f", linewidth=1, label="torch.optim.AdamW")
+    above.plot(steps, losses, color="#f2a65a", linewidth=4, label=name)
+    above.plot(steps, reference, color="#1f3a5f", linewidth=1, label=reference_name)
     above.set_ylabel("training loss (nats per character)")
     above.legend(frameon=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from op_builder.base import OpBuilder
+from op_builder.host.async_io import AsyncIOBuilder
 from op_builder.host.cpu_adagrad import CPUAdagradBuilder
 from op_builder.host.cpu_adam import CPUAdamBuilder
 from op_builder.host.cpu_amsgrad import CPUAmsgradBuilder
@@ -10,9 +11,11 @@ from op_builder.host.cpu_lamb import CPULambBuilder
 from op_builder.host.cpu_lion import CPULionBuilder
 from op_builder.host.cpu_sgd import CPUSGDBuilder
 from op_builder.host.fused import FusedAdamBuilder, FusedAmsgradBuilder, FusedLambBuilder, FusedLionBuilder
+from op_builder.host.pin_memory import PinMemoryBuilder
 from op_builder.registry import find_builder
 
 __all__ = [
+    "AsyncIOBuilder",
     "CPUAdagradBuilder",
     "CPUAdamBuilder",
     "CPUAmsgradBuilder",
@@ -23,6 +26,7 @@ __all__ = [
     "FusedAmsgradBuilder",
     "FusedLambBuilder",
     "FusedLionBuilder",
+    "PinMemoryBuilder",
 ]
 
 

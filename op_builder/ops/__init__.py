@@ -1,6 +1,6 @@
-"""Python front ends of the native ops.
+"""Python front ends of the native ops: optimizers, functions on tensors, a store of tensors on disk.
 
-Each is a :class:`torch.optim.Optimizer`. Nothing is imported until a name is used.
+An optimizer is a :class:`torch.optim.Optimizer`. Nothing is imported until a name is used.
 """
 
 from __future__ import annotations
@@ -14,9 +14,17 @@ if TYPE_CHECKING:
     from op_builder.ops.cpu_lamb import CPULamb as CPULamb
     from op_builder.ops.cpu_lion import CPULion as CPULion
     from op_builder.ops.cpu_sgd import CPUSGD as CPUSGD
+    from op_builder.ops.functions import dequantize_blocks as dequantize_blocks
+    from op_builder.ops.functions import packbits as packbits
+    from op_builder.ops.functions import quantize_blocks as quantize_blocks
+    from op_builder.ops.functions import rms_norm as rms_norm
+    from op_builder.ops.functions import unpackbits as unpackbits
     from op_builder.ops.fused_adam import FusedAdam as FusedAdam
     from op_builder.ops.fused_lamb import FusedLamb as FusedLamb
     from op_builder.ops.fused_lion import FusedLion as FusedLion
+    from op_builder.ops.sycl import SYCLFusedAdam as SYCLFusedAdam
+    from op_builder.ops.sycl import SYCLFusedLion as SYCLFusedLion
+    from op_builder.ops.tensor_store import TensorStore as TensorStore
 
 _HOMES = {
     "CPUAdagrad": "op_builder.ops.cpu_adagrad",
@@ -27,9 +35,34 @@ _HOMES = {
     "FusedAdam": "op_builder.ops.fused_adam",
     "FusedLamb": "op_builder.ops.fused_lamb",
     "FusedLion": "op_builder.ops.fused_lion",
+    "SYCLFusedAdam": "op_builder.ops.sycl",
+    "SYCLFusedLion": "op_builder.ops.sycl",
+    "dequantize_blocks": "op_builder.ops.functions",
+    "packbits": "op_builder.ops.functions",
+    "quantize_blocks": "op_builder.ops.functions",
+    "rms_norm": "op_builder.ops.functions",
+    "unpackbits": "op_builder.ops.functions",
+    "TensorStore": "op_builder.ops.tensor_store",
 }
 
-__all__ = ["CPUSGD", "CPUAdagrad", "CPUAdam", "CPULamb", "CPULion", "FusedAdam", "FusedLamb", "FusedLion"]
+__all__ = [
+    "CPUSGD",
+    "CPUAdagrad",
+    "CPUAdam",
+    "CPULamb",
+    "CPULion",
+    "FusedAdam",
+    "FusedLamb",
+    "FusedLion",
+    "SYCLFusedAdam",
+    "SYCLFusedLion",
+    "TensorStore",
+    "dequantize_blocks",
+    "packbits",
+    "quantize_blocks",
+    "rms_norm",
+    "unpackbits",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -131,10 +131,10 @@ class FusedOptimizer(NativeOptimizer):
         finite_number("eps", group.get("eps", 0.0))
 
     def _check_device(self, param: torch.Tensor, what: str, group: Mapping[str, Any]) -> None:
-        if not (param.is_cpu or (param.is_cuda and self.native_of(group).supports_cuda)):
+        if param.device.type not in self.native_of(group).devices:
             raise OpArgumentError(
                 f"{what} is on device {param.device}, for which the loaded op has no kernels.",
-                "Move the model to the CPU, or, for a CUDA device, set ACCEL_ACCELERATOR=cuda.",
+                "Move the model to the CPU, or set ACCEL_ACCELERATOR to the type of that device.",
             )
 
 

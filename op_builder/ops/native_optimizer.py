@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.optim import Optimizer
@@ -11,6 +11,9 @@ from torch.optim import Optimizer
 from op_builder.errors import AccelError, OpArgumentError
 from op_builder.ops.native.arguments import finite_number, fraction
 from op_builder.ops.prepared_groups import PreparedGroups, with_plain_entries
+
+if TYPE_CHECKING:
+    from op_builder.base import OpBuilder
 
 _PARAM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -23,12 +26,14 @@ class NativeOptimizer(Optimizer):
         STATES: names of the states beside ``step``, in that op's order.
         STORAGES: the ways in which states can be kept, values of the group option ``states``.
         FIXED: group options that take one value only.
+        BUILDERS: the package of builders that the op comes from; None for the current accelerator's.
     """
 
     NATIVE: ClassVar[str]
     STATES: ClassVar[tuple[str, ...]]
     STORAGES: ClassVar[tuple[str, ...]]
     FIXED: ClassVar[Mapping[str, Any]]
+    BUILDERS: ClassVar[str | None] = None
 
     # torch.amp.GradScaler then gives grad_scale and found_inf to the step, as attributes.
     _step_supports_amp_scaling = True
@@ -50,6 +55,15 @@ class NativeOptimizer(Optimizer):
     def _builder_of(self, group: Mapping[str, Any]) -> str:  # noqa: ARG002
         """The builder of the native op that updates a group."""
         return self.NATIVE
+
+    def _make_builder(self, name: str) -> OpBuilder:
+        if self.BUILDERS is not None:
+            from op_builder.registry import find_builder
+
+            return find_builder(name, self.BUILDERS)()
+        from accelerator import get_accelerator
+
+        return get_accelerator().create_op_builder(name)
 
     def _states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
         """The names of a group's states beside ``step``, in its op's order."""
@@ -188,9 +202,7 @@ class NativeOptimizer(Optimizer):
         """
         builder = self._builder_of(group)
         if builder not in self._natives:
-            from accelerator import get_accelerator
-
-            self._natives[builder] = get_accelerator().create_op_builder(builder).load()
+            self._natives[builder] = self._make_builder(builder).load()
         return self._natives[builder]
 
     def names_of(self, group: Mapping[str, Any]) -> tuple[list[str], list[str]]:

@@ -26,10 +26,14 @@ from op_builder.errors import AccelError, UnknownOpError
 from op_builder.fingerprint import Roots
 from op_builder.outcomes import Failed, guarded_value
 from op_builder.prebuilt import Rejected, prebuilt_roots, read_index
-from op_builder.registry import all_builders, registered_packages
+from op_builder.registry import UnavailableOpBuilder, all_builders, device_package, registered_packages
+from op_builder.report.sycl import sycl_facts
+from op_builder.storage_engines import forced_engine, storage_engines
 from op_builder.toolchains.compiler import find_cxx
 from op_builder.toolchains.cuda import find_cuda
 from op_builder.torch_install import torch_install
+
+_SYCL_PACKAGE = "op_builder.xpu"
 
 
 @dataclass(frozen=True)
@@ -136,8 +140,10 @@ def environment() -> dict[str, Any]:
             "cuda": _or_error(lambda: _cuda(cache)),
             "ninja": _or_error(lambda: {"path": find_ninja()}),
         },
+        "sycl": _or_error(lambda: sycl_facts(cache)),
         "cpu": _or_error(_cpu),
         "shared_memory": _shared_memory(),
+        "storage_engines": _or_error(_storage_engines),
         "cache": {
             "directory": str(cache.root),
             "writable": not cache.writable_obstacle(),
@@ -148,25 +154,30 @@ def environment() -> dict[str, Any]:
     }
 
 
-def builders_here() -> list[OpBuilder]:
-    """A builder of every op that the device has or is known."""
-    return list(all_builders(_accelerator()[1]).values())
-
-
-def find_op(name: str) -> OpBuilder:
+def find_op(name: str, package: str | None = None) -> OpBuilder:
     """The builder of an op, by the op's or the builder's name; of anybody's op by ``package.module:Builder``.
+
+    An op that the device lacks and that has SYCL kernels is found all the same: those work on CPU tensors.
+
+    Args:
+        package: the builders of the device, by default of the one that is here.
 
     Raises:
         UnknownOpError: there is no such op for this device, and lists them; or no such module or builder.
     """
     if ":" in name:
         return _builder_of(name)
-    builders = builders_here()
-    for builder in builders:
-        if name in (builder.name, type(builder).__name__):
-            return builder
+    package = _accelerator()[1] if package is None else package
+    builders = list(all_builders(package).values())
+    named = [builder for builder in builders if name in (builder.name, type(builder).__name__)]
+    if not named or isinstance(named[0], UnavailableOpBuilder):
+        classes = device_package(_SYCL_PACKAGE).classes
+        having = (cls for class_name, cls in classes.items() if name in (cls.NAME, class_name))
+        named = [*(cls() for cls in having), *named]
+    if named:
+        return named[0]
     names = ", ".join(builder.name for builder in builders)
-    complaints = [package.complaint for package in registered_packages(_accelerator()[1])]
+    complaints = [package.complaint for package in registered_packages(package)]
     raise UnknownOpError(
         " ".join(filter(None, [f"There is no op {name!r}.", *complaints])),
         f"The ops are: {names}. One that no package registers is named as package.module:Builder.",
@@ -236,7 +247,8 @@ def explain(builder: OpBuilder) -> dict[str, Any]:
     commands: list[str] = []
     if request.toolset is not None:
         built = build_commands(plan, request.toolset)
-        commands = [shlex.join(step.command) for step in built.compile_steps] + [shlex.join(built.link)]
+        steps = [*(step.command for step in built.compile_steps), built.device_link, built.link]
+        commands = [shlex.join(step) for step in steps if step]
     return {**explained, "commands": commands}
 
 
@@ -286,7 +298,7 @@ def _wheels(builders: Iterable[OpBuilder]) -> list[dict[str, Any]]:
     for root in dict.fromkeys(root for builder in builders for root in prebuilt_roots(builder)):
         index = read_index(root)
         if index is not None:
-            told.append({"package": root.parent.name, **index})
+            told.append({"package": root.parent.name, "directory": str(root), **index})
     return told
 
 
@@ -350,6 +362,17 @@ def _cpu() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "isa": chosen_isa(),
         "isas_supported": list(supported_isas()),
+    }
+
+
+def _storage_engines() -> dict[str, Any]:
+    forced = forced_engine()
+    engines = storage_engines()
+    working = [engine.name for engine in engines if engine.refusal is None]
+    return {
+        "forced": forced,
+        "in_use": next((name for name in working if forced in (None, name)), None),
+        "engines": [asdict(engine) for engine in engines],
     }
 
 

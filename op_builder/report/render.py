@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -22,6 +23,7 @@ def print_report(data: dict[str, Any], console: Console) -> None:
     if data["registered"]:
         console.print(_facts_table("Packages that register ops", _registered_rows(data["registered"])))
     console.print(_facts_table("Accelerator", _accelerator_rows(data["accelerator"])))
+    console.print(_facts_table("SYCL", sycl_rows(data["environment"]["sycl"])))
     console.print(_facts_table("Environment", _environment_rows(data["environment"])))
 
 
@@ -93,8 +95,14 @@ def _prebuilt_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
         )
         left_out = _grouped((left["reason"], left["op"]) for left in wheel["left_out"])
         rows += [("  without", f"{ops}: {reason}") for reason, ops in left_out]
-    installed = _grouped((_fits(op["prebuilt"]), op["name"]) for op in data["ops"] if op["installed"])
-    return rows + [("  with", f"{ops}: {fits}") for fits, ops in installed]
+        brought = [op for op in data["ops"] if op["installed"] and _lies_in(op["prebuilt"], wheel)]
+        installed = _grouped((_fits(op["prebuilt"]), op["name"]) for op in brought)
+        rows += [("  with", f"{ops}: {fits}") for fits, ops in installed]
+    return rows
+
+
+def _lies_in(entry: dict[str, Any], wheel: dict[str, Any]) -> bool:
+    return Path(wheel["directory"]) in Path(entry["directory"]).parents
 
 
 def _grouped(told: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -124,6 +132,32 @@ def _registered_rows(packages: list[dict[str, Any]]) -> list[tuple[str, Any]]:
     return rows
 
 
+def sycl_rows(sycl: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The SYCL section: one line for each toolchain and device."""
+    if "error" in sycl:
+        return [("toolchains", sycl)]
+    rows: list[tuple[str, Any]] = []
+    for found in sycl["toolchains"]:
+        if found["accepted"]:
+            said: Any = Text(f"{'chosen: ' if found['chosen'] else 'would do: '}{found['detail']}")
+        else:
+            said = {"error": found["reason"], "remedy": found["remedy"]}
+        rows.append((found["name"], said))
+    runtime, compiler = sycl["runtime"], sycl["kernel_compiler"]
+    rows.append(("runtime", runtime if "error" in runtime else f"libsycl {runtime['version']}, {runtime['prefix']}"))
+    compiles = compiler if "error" in compiler else f"{compiler['library']}, for {', '.join(compiler['devices'])}"
+    rows.append(("kernel compiler", compiles))
+    for device in sycl["devices"]:
+        types = [name for name in ("fp16", "fp64") if device[name]]
+        rows.append(
+            (
+                f"device ({device['kind']})",
+                f"{device['name']}; {device['platform']}, driver {device['driver']}; {' '.join(types) or 'fp32 alone'}",
+            )
+        )
+    return rows
+
+
 def _environment_rows(environment: dict[str, Any]) -> list[tuple[str, Any]]:
     python, torch, tools = environment["python"], environment["torch"], environment["toolchains"]
     cpu, cache, shared = environment["cpu"], environment["cache"], environment["shared_memory"]
@@ -150,6 +184,7 @@ def _environment_rows(environment: dict[str, Any]) -> list[tuple[str, Any]]:
             "/dev/shm",
             shared if "error" in shared else f"{_size(shared['size_bytes'])}, {_size(shared['free_bytes'])} free",
         ),
+        ("storage engine", _storage_engine(environment["storage_engines"])),
         (
             "cache",
             f"{cache['directory']}, {_size(cache['size_bytes'])} in {cache['entries']} entries"
@@ -158,6 +193,21 @@ def _environment_rows(environment: dict[str, Any]) -> list[tuple[str, Any]]:
     ]
     rows += [(name, value) for name, value in environment["variables"].items()]
     return rows
+
+
+def _storage_engine(storage: dict[str, Any]) -> Any:
+    """The engine of async_io, and what of the others."""
+    if "error" in storage:
+        return storage
+    said = Text(storage["in_use"] or f"none: {storage['forced']} is forced and does not work")
+    if storage["forced"] and storage["in_use"]:
+        said.append(", forced by ACCEL_AIO_ENGINE")
+    for engine in storage["engines"]:
+        if engine["refusal"] is not None:
+            said.append(f"\nnot {engine['name']}: {engine['refusal']}", style="yellow")
+        elif engine["name"] != storage["in_use"]:
+            said.append(f"; {engine['name']} works too")
+    return said
 
 
 def _tool(tool: dict[str, Any]) -> Any:

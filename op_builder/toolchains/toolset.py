@@ -7,20 +7,32 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from op_builder import env
+from op_builder.errors import ToolchainError
 from op_builder.memo import Memo
 from op_builder.plan import BuildPlan
 from op_builder.toolchains.compiler import Compiler, find_cxx
 
 if TYPE_CHECKING:
     from op_builder.toolchains.cuda import CudaToolkit
+    from op_builder.toolchains.sycl_ahead import SyclCompiler
+    from op_builder.toolchains.sycl_runtime import SyclRuntime
 
 
 @dataclass(frozen=True)
 class Toolset:
-    """The tools a plan is built with; ``cuda`` only where the plan has CUDA sources."""
+    """The tools a plan is built with.
+
+    Attributes:
+        cxx: the host compiler.
+        cuda: only where the plan has CUDA sources.
+        sycl: the SYCL runtime, only where the plan is SYCL's.
+        icpx: the SYCL compiler, only where the plan has SYCL sources.
+    """
 
     cxx: Compiler
     cuda: CudaToolkit | None = None
+    sycl: SyclRuntime | None = None
+    icpx: SyclCompiler | None = None
 
     @property
     def identities(self) -> dict[str, str]:
@@ -28,6 +40,8 @@ class Toolset:
         known = {"c++ compiler": self.cxx.identity}
         if self.cuda is not None:
             known["cuda compiler"] = self.cuda.identity
+        if self.icpx is not None:
+            known["sycl compiler"] = self.icpx.identity
         variables = env.read_by_compilers(cuda=self.cuda is not None)
         if variables:
             known["compiler variables"] = json.dumps(variables)
@@ -41,6 +55,15 @@ def find_toolset(plan: BuildPlan, memo: Memo) -> Toolset:
         ToolchainError, MissingCUDAException: one of them is missing or does not answer.
     """
     cxx = find_cxx(memo)
+    if plan.sycl is not None:
+        if plan.uses_cuda:
+            raise ToolchainError(
+                f"Op '{plan.op}' has both CUDA and SYCL sources; one binary has kernels of one kind.",
+                "Give it one builder for each device.",
+            )
+        from op_builder.toolchains.sycl_ahead import find_sycl_tools
+
+        return Toolset(cxx, None, *find_sycl_tools(plan, memo))
     if not plan.uses_cuda:
         return Toolset(cxx)
     from op_builder.toolchains.cuda import find_cuda

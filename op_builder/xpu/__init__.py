@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from op_builder.base import OpBuilder
+from op_builder.host.async_io import AsyncIOBuilder
 from op_builder.host.cpu_adagrad import CPUAdagradBuilder
 from op_builder.host.cpu_adam import CPUAdamBuilder
 from op_builder.host.cpu_amsgrad import CPUAmsgradBuilder
 from op_builder.host.cpu_lamb import CPULambBuilder
 from op_builder.host.cpu_lion import CPULionBuilder
 from op_builder.host.cpu_sgd import CPUSGDBuilder
+from op_builder.host.pin_memory import PinMemoryBuilder
 from op_builder.registry import find_builder
+from op_builder.xpu.fused import FusedAdamBuilder, FusedLionBuilder
+from op_builder.xpu.kernels import BlockQuantizeBuilder, PackBitsBuilder, RMSNormBuilder
 
 __all__ = [
+    "AsyncIOBuilder",
+    "BlockQuantizeBuilder",
     "CPUAdagradBuilder",
     "CPUAdamBuilder",
     "CPUAmsgradBuilder",
     "CPULambBuilder",
     "CPULionBuilder",
     "CPUSGDBuilder",
+    "FusedAdamBuilder",
+    "FusedLionBuilder",
+    "PackBitsBuilder",
+    "PinMemoryBuilder",
+    "RMSNormBuilder",
 ]
 
 

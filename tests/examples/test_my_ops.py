@@ -19,6 +19,7 @@ import torch
 from op_builder import build, env
 from op_builder.registry import find_builder, registered_packages
 from op_builder.report.collect import find_op, op_row
+from op_builder.toolchains.sycl_runtime import find_runtime
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "examples" / "my_ops"
@@ -93,7 +94,7 @@ class Case:
 
 def test_the_wheel_has_every_kernel_and_registers_the_ops(site: Path) -> None:
     kernels = {path.name for path in (TEMPLATE / "my_ops" / "kernels").iterdir()}
-    assert len(kernels) == 6
+    assert len(kernels) == 8
     assert {path.name for path in (site / "my_ops" / "kernels").iterdir()} == kernels
     (record,) = site.glob("*.dist-info")
     assert "[op_builder.ops]\nmy-ops = my_ops.builders\n" in (record / "entry_points.txt").read_text()
@@ -103,7 +104,7 @@ def test_the_wheel_has_every_kernel_and_registers_the_ops(site: Path) -> None:
 
 def test_the_ops_are_registered_and_reported(my_ops: Any) -> None:
     (package,) = (package for package in registered_packages("op_builder.cpu") if package.label == "my-ops")
-    assert list(package.classes) == ["MyAddRmsNormBuilder", "MyAddRmsNormCudaBuilder"]
+    assert list(package.classes) == ["MyAddRmsNormBuilder", "MyAddRmsNormCudaBuilder", "MyAddRmsNormSyclBuilder"]
     assert package.problems == ()
     assert find_builder("MyAddRmsNormBuilder", "op_builder.cuda") is my_ops.builders.MyAddRmsNormBuilder
     row = op_row(find_op("my_add_rms_norm"))
@@ -308,6 +309,32 @@ def test_the_cuda_kernel_run_on_the_host_computes_the_same(
     out = torch.empty_like(case.x)
     cuda_kernel(out, case.residual, case.x, case.weight, case.eps)
     case.check(out, case.residual)
+
+
+@pytest.fixture(scope="module")
+def sycl_op(my_ops: Any) -> Any:
+    """The SYCL op of the installed package, for CPU tensors through a SYCL CPU device."""
+    if find_runtime() is None:
+        pytest.skip("needs the SYCL runtime: pip install 'accel-ops[sycl]'")
+    return my_ops.builders.MyAddRmsNormSyclBuilder().load()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_sycl_op_computes_the_same_on_a_sycl_cpu_device(
+    sycl_op: Any, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    case = Case(shape, dtype)
+    out = torch.empty_like(case.x)
+    sycl_op.add_rms_norm(out, case.residual, case.x, case.weight, case.eps)
+    case.check(out, case.residual)
+
+
+def test_torch_accepts_the_sycl_op(sycl_op: Any) -> None:
+    case = Case((3, 33), torch.float32)
+    op = sycl_op.add_rms_norm.default
+    done = torch.library.opcheck(op, (torch.empty_like(case.x), case.residual, case.x, case.weight, case.eps))
+    assert set(done.values()) == {"SUCCESS"}
 
 
 @pytest.mark.cuda

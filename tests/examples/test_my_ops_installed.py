@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import filecmp
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from environments import ROOT, Environment, binaries_in, copy_sources, files_in, make_environment, the_wheel
 
+from op_builder.toolchains.sycl_runtime import find_runtime
+
 pytestmark = pytest.mark.slow
 
-OP, CUDA_OP = "my_add_rms_norm", "my_add_rms_norm_cuda"
+OP, CUDA_OP, SYCL_OP = "my_add_rms_norm", "my_add_rms_norm_cuda", "my_add_rms_norm_sycl"
 
 # By name, as any op of the device, and by the package's own function.
 USE = """
@@ -75,6 +78,8 @@ def test_a_prebuilt_installation_needs_no_compiler(environment: Environment, pro
     row = environment.report(**variables)[OP]
     assert (row["installed"], row["cached"], row["compatible"]) == (True, False, True)
     assert (row["prebuilt"]["torch_needed"], row["prebuilt"]["python_needed"]) == (">=2.10", "any")
+    shown = environment.run("-m", "op_builder.report", COLUMNS="200", **variables)
+    assert re.search(rf"^ my_ops +py3-none-.*\n +without +{CUDA_OP}: .*\n +with +{OP}: for torch", shown, re.MULTILINE)
 
 
 def test_its_own_variables_are_known_and_those_of_others_refused(environment: Environment, project: Path) -> None:
@@ -89,6 +94,42 @@ def test_its_own_variables_are_known_and_those_of_others_refused(environment: En
     assert binaries_in(wheel) == [OP]
     index = json.loads(files_in(wheel)["my_ops/_prebuilt/wheel.json"])
     assert [op["op"] for op in index["ops"]] == [OP]
+
+
+USE_SYCL = """
+import torch
+from my_ops.builders import MyAddRmsNormSyclBuilder
+op = MyAddRmsNormSyclBuilder().load()
+out, residual = torch.empty(2, 4), torch.ones(2, 4)
+op.add_rms_norm(out, residual, torch.ones(2, 4), torch.ones(4), 1e-6)
+assert torch.equal(residual, torch.full((2, 4), 2.0)), residual
+torch.testing.assert_close(out, torch.ones(2, 4))
+print("used", op)
+"""
+
+
+def lay_runtime_into(prefix: Path) -> None:
+    """The SYCL runtime of this environment as pip would have installed it into another, by links."""
+    runtime = find_runtime()
+    assert runtime is not None
+    files = (path for path in runtime.library_dir.iterdir() if path.is_file())
+    for path in (*files, *filter(Path.is_dir, runtime.header_dirs)):
+        link = prefix / path.relative_to(runtime.prefix)
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(path)
+
+
+@pytest.mark.skipif(find_runtime() is None, reason="needs the SYCL runtime: pip install 'accel-ops[sycl]'")
+def test_the_sycl_op_is_prebuilt_with_its_kernel_and_runs_without_a_compiler(
+    environment: Environment, project: Path, tmp_path: Path
+) -> None:
+    lay_runtime_into(environment.directory)
+    environment.pip("install", "-v", project, ACCEL_BUILD_MY_ADD_RMS_NORM_SYCL="1")
+    variables = {**environment.without_compilers(tmp_path / "none"), "ACCEL_JIT": "0"}
+    variables["ACCEL_CACHE_DIR"] = str(tmp_path / "cache")
+    row = environment.report(**variables)[SYCL_OP]
+    assert (row["installed"], row["cached"], row["compatible"]) == (True, False, True), row
+    assert "used" in environment.run("-c", USE_SYCL, **variables)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")

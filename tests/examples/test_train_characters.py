@@ -11,6 +11,7 @@ import torch
 
 from examples import train_characters
 from examples.characters import comparison, masters, text, training
+from op_builder.toolchains.sycl_runtime import find_runtime
 
 torch_threads = torch.get_num_threads()
 
@@ -54,6 +55,19 @@ def test_a_short_demo_says_where_the_op_came_from_and_that_the_runs_agree(
     assert (tmp_path / "new" / "out" / train_characters.PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.skipif(find_runtime() is None, reason="needs the SYCL runtime: pip install 'accel-ops[sycl]'")
+def test_the_model_trains_through_sycl_kernels_as_by_those_of_the_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    status = train_characters.main(["--steps", "12", "--out", str(tmp_path), "--kernels", "sycl"])
+    told = capsys.readouterr().out
+    assert status == 0, told
+    assert "SYCLFusedAdam and CPUAdam agree within rounding" in told
+    assert "SYCL kernels" in told
+    assert (tmp_path / train_characters.PICTURE).read_bytes().startswith(b"\x89PNG")
+
+
 def test_without_matplotlib_the_results_are_printed_and_the_extra_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +85,9 @@ def test_runs_that_differ_by_more_than_rounding_fail(
     def with_other_decay(parameters: object, **options: object) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, **{**options, "weight_decay": 0.3})
 
-    monkeypatch.setattr(train_characters, "CPUAdam", with_other_decay)
+    ours = train_characters.Contender("CPUAdam", with_other_decay)
+    contest = dataclasses.replace(train_characters.CONTESTS["cpu"], ours=ours)
+    monkeypatch.setitem(train_characters.CONTESTS, "cpu", contest)
     assert train_characters.main(["--steps", "30", "--out", str(tmp_path)]) == 1
     assert "DO NOT AGREE" in capsys.readouterr().out
 
@@ -79,7 +95,7 @@ def test_runs_that_differ_by_more_than_rounding_fail(
 def test_an_interrupt_ends_it_without_a_traceback(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted() -> None:
+    def interrupted(_contest: train_characters.Contest) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(train_characters, "load_op", interrupted)

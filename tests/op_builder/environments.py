@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OPS = "op_builder/_prebuilt/"
 
 # What accel-ops itself requires, and pip.
-_NEEDED = ("torch", "ninja", "setuptools", "pybind11", "packaging", "psutil", "rich", "pip")
+_NEEDED = ("torch", "ninja", "setuptools", "pybind11", "packaging", "psutil", "rich", "xxhash", "pip")
 _TIMEOUT_S = 1800.0
 
 

@@ -19,7 +19,8 @@ import pytest
 from small_ops import STABLE_SOURCE, SmallBuilder, make_small
 
 from op_builder import env
-from op_builder.build import _display, build_all, main
+from op_builder.base import OpBuilder
+from op_builder.build import Outcome, _display, build_all, main
 from op_builder.cache.staging import sweep
 from op_builder.cache.store import Cache
 from op_builder.outcomes import CheckOutcome, Failed
@@ -275,3 +276,40 @@ def test_the_build_command_ends_with_the_cause(tmp_path: Path) -> None:
     assert "fatal error: nowhere.h" in seen
     assert "package that has nowhere.h" in seen
     assert "Command: " in seen
+
+
+def asked_for(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[str]:
+    """The builders that the command line would build, as ``module.Class``; nothing is compiled."""
+    found: list[str] = []
+
+    def build_none(builders: list[OpBuilder], **_options: object) -> list[Outcome]:
+        found.extend(f"{type(builder).__module__}.{type(builder).__name__}" for builder in builders)
+        return []
+
+    monkeypatch.setattr("op_builder.build.build_all", build_none)
+    assert main(list(arguments)) == 0
+    return found
+
+
+def test_an_op_that_has_sycl_kernels_alone_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with env.scope(ACCEL_ACCELERATOR="cpu", DS_ACCELERATOR=None):
+        found = asked_for(monkeypatch, "rms_norm", "PackBitsBuilder", "fused_adam")
+    assert found == [
+        "op_builder.xpu.kernels.RMSNormBuilder",
+        "op_builder.xpu.kernels.PackBitsBuilder",
+        "op_builder.host.fused.FusedAdamBuilder",
+    ]
+
+
+def test_the_ops_are_those_of_the_accelerator_that_is_named_though_it_is_not_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with env.scope(ACCEL_ACCELERATOR="xpu", DS_ACCELERATOR=None):
+        assert asked_for(monkeypatch, "fused_adam") == ["op_builder.xpu.fused.FusedAdamBuilder"]
+        assert "op_builder.xpu.fused.FusedAdamBuilder" in asked_for(monkeypatch, "--all")
+
+
+def test_a_misspelt_accelerator_builds_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with env.scope(ACCEL_ACCELERATOR="xpuu", DS_ACCELERATOR=None):
+        assert main(["cpu_adam"]) == 2
+    assert "xpuu" in capsys.readouterr().err

@@ -207,8 +207,8 @@ def test_an_unknown_name_suggests_a_registered_one() -> None:
 TAKEN = [
     ("MyAdamBuilder", "cpu_adam", "'cpu_adam' belongs to op_builder.host.cpu_adam.CPUAdamBuilder"),
     ("CPUAdamBuilder", "acme_adam", "'CPUAdamBuilder' belongs to op_builder.host.cpu_adam"),
-    ("AsyncIOBuilder", "acme_io", "'AsyncIOBuilder' belongs to accel-ops"),
-    ("MyPinBuilder", "pin_memory", "'pin_memory' belongs to accel-ops"),
+    ("CCLCommBuilder", "acme_io", "'CCLCommBuilder' belongs to accel-ops"),
+    ("MyCommBuilder", "ccl_comm", "'ccl_comm' belongs to accel-ops"),
     ("TorchCPUOpBuilder", "acme_base", "'TorchCPUOpBuilder' belongs to accel-ops"),
 ]
 

@@ -180,7 +180,7 @@ def test_a_forgotten_list_lets_its_tensors_go(adam):
 
 
 def test_an_op_built_for_the_cpu_has_no_cuda_in_it(fused):
-    assert fused[0].supports_cuda is False
+    assert fused[0].devices == ("cpu",)
 
 
 def test_lists_of_nothing_do_nothing(adam):

@@ -13,8 +13,18 @@
 
 #include "common/dtype.h"
 #include "common/host_device.h"
+#include "kernels/multi_tensor/table.h"
 
 namespace accel::cuda {
+
+using multi_tensor::ceil_divide;
+using multi_tensor::DeviceTensor;
+using multi_tensor::kMaxStates;
+using multi_tensor::kTypeCodes;
+using multi_tensor::number_chunks;
+using multi_tensor::round_up;
+using multi_tensor::StoredTypes;
+using multi_tensor::type_code;
 
 #if defined(CUDART_VERSION) && CUDART_VERSION < 12010
 constexpr std::size_t kParameterBytes = 4096;
@@ -39,24 +49,16 @@ constexpr int vector_elements(int largest_element_bytes) { return 16 / largest_e
 constexpr int kChunkUnit = kThreads * kElementsInFlight;
 constexpr std::int64_t kLargestChunk = std::int64_t{1} << 24;
 
-// What a launch may be given; kPointers arrays of addresses for each tensor.
 template <int kPointers>
-struct TensorTable {
-  static constexpr std::size_t kBytesPerTensor =
-      kPointers * sizeof(void*) + sizeof(std::int64_t) + sizeof(std::uint32_t);
-  static constexpr int kCapacity = static_cast<int>((kParameterBytes - kControlBytes) / kBytesPerTensor);
+using TensorTable =
+    multi_tensor::BoundedTable<kPointers, static_cast<int>((kParameterBytes - kControlBytes) /
+                                                           multi_tensor::kBytesPerTensor<kPointers>)>;
 
-  void* pointers[kPointers][kCapacity];
-  std::int64_t numel[kCapacity];
-  std::uint32_t first_chunk[kCapacity + 1];  // tensor i has the chunks [first_chunk[i], first_chunk[i + 1])
-  std::int32_t count;
-  std::int32_t chunk_elements;
-
-  ACCEL_HOST_DEVICE std::uint32_t chunks() const { return first_chunk[count]; }
-};
-
-constexpr std::int64_t ceil_divide(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-constexpr std::int64_t round_up(std::int64_t a, std::int64_t unit) { return ceil_divide(a, unit) * unit; }
+template <int kPointers, class Fill, class Chunk, class Launch>
+int for_each_table(const DeviceTensor* tensors, std::size_t count, int code, const Fill& fill, const Chunk& chunk,
+                   const Launch& launch) {
+  return multi_tensor::for_each_table<TensorTable<kPointers>>(tensors, count, code, fill, chunk, launch);
+}
 
 // A chunk for `total` elements and a device that runs `resident_blocks` at once: eight chunks for each of those
 // blocks, so that none runs much longer than the others, but no more than `most` elements (an upper bound given by
@@ -73,17 +75,6 @@ inline std::int32_t balanced_chunk(std::int64_t total, std::int64_t resident_blo
 inline std::int32_t fixed_chunk(std::int64_t asked) {
   const std::int64_t bounded = asked < 1 ? 1 : asked > kLargestChunk ? kLargestChunk : asked;
   return static_cast<std::int32_t>(round_up(bounded, kChunkUnit));
-}
-
-// Numbers the chunks of a table whose `count` and `numel` are set.
-template <int kPointers>
-void number_chunks(TensorTable<kPointers>& table, std::int32_t chunk_elements) {
-  table.chunk_elements = chunk_elements;
-  table.first_chunk[0] = 0;
-  for (int i = 0; i < table.count; ++i) {
-    table.first_chunk[i + 1] =
-        table.first_chunk[i] + static_cast<std::uint32_t>(ceil_divide(table.numel[i], chunk_elements));
-  }
 }
 
 // The tensor that has `chunk`, which lies in [first_chunk[low], first_chunk[count]). Tensors without elements
@@ -128,60 +119,6 @@ ACCEL_HOST_DEVICE inline int single_element(const ChunkParts& parts, int i) {
 }
 ACCEL_HOST_DEVICE inline int single_elements(const ChunkParts& parts) {
   return parts.head + (parts.count - parts.tail);
-}
-
-// Types of a tensor's arrays, and a number for each of the 18 combinations.
-struct StoredTypes {
-  DType param;
-  DType grad;
-  bool states_as_param;  // else float32
-};
-
-constexpr int kTypeCodes = 18;
-inline int type_code(const StoredTypes& types) {
-  const bool as_param = types.states_as_param && types.param != DType::float32;  // for float32 they are the same
-  return (static_cast<int>(types.param) * 3 + static_cast<int>(types.grad)) * 2 + (as_param ? 1 : 0);
-}
-
-// One tensor of a call: borrowed device memory, arrays of equal length that do not overlap, in any alignment that
-// the element types have.
-constexpr int kMaxStates = 3;
-struct DeviceTensor {
-  void* param;
-  const void* grad;
-  void* states[kMaxStates];
-  float* step;  // null, or its own counter of steps on the device
-  std::int64_t numel;
-  StoredTypes types;
-};
-
-// Cuts the tensors of type `code` into tables, in their order, and calls launch(table) for each that has elements;
-// launch returns 0 or an error, which ends it. fill(pointers, i, tensor) sets pointers[k][i]; chunk(total) is the
-// chunk for a table of `total` elements.
-template <int kPointers, class Fill, class Chunk, class Launch>
-int for_each_table(const DeviceTensor* tensors, std::size_t count, int code, const Fill& fill, const Chunk& chunk,
-                   const Launch& launch) {
-  TensorTable<kPointers> table;
-  std::size_t i = 0;
-  while (i < count) {
-    std::int64_t total = 0;
-    table.count = 0;
-    for (; i < count && table.count < table.kCapacity; ++i) {
-      if (tensors[i].numel == 0 || type_code(tensors[i].types) != code) {
-        continue;
-      }
-      fill(table.pointers, table.count, tensors[i]);
-      table.numel[table.count++] = tensors[i].numel;
-      total += tensors[i].numel;
-    }
-    if (total > 0) {
-      number_chunks(table, chunk(total));
-      if (const int error = launch(table)) {
-        return error;
-      }
-    }
-  }
-  return 0;
 }
 
 }  // namespace accel::cuda

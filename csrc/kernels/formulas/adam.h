@@ -40,6 +40,16 @@ struct AdamCoefficients {
   float l2;  // added to the gradient, times the parameter; 0 in AdamW mode
 };
 
+// Sets the coefficients that lr and the step decide, and no other. `decay_rate` is weight_decay in AdamW mode, 0 in L2
+// mode. Real is float on devices without double.
+template <class Real>
+ACCEL_HOST_DEVICE inline void set_adam_step(AdamCoefficients& c, Real lr, Real decay_rate, Real correction1,
+                                            Real inverse_sqrt_correction2) {
+  c.inverse_sqrt_correction2 = static_cast<float>(inverse_sqrt_correction2);
+  c.minus_step_size = static_cast<float>(-lr / correction1);
+  c.decay = static_cast<float>(1 - lr * decay_rate);
+}
+
 // `step` counts from 1; it is a double because a GPU keeps it in a tensor of floats.
 ACCEL_HOST_DEVICE inline AdamCoefficients adam_coefficients(const AdamOptions& options, double step) {
   double correction1 = 1.0;
@@ -53,11 +63,9 @@ ACCEL_HOST_DEVICE inline AdamCoefficients adam_coefficients(const AdamOptions& o
   c.one_minus_beta1 = static_cast<float>(1.0 - options.beta1);
   c.beta2 = static_cast<float>(options.beta2);
   c.one_minus_beta2 = static_cast<float>(1.0 - options.beta2);
-  c.inverse_sqrt_correction2 = static_cast<float>(1.0 / sqrt(correction2));
   c.eps = static_cast<float>(options.eps);
-  c.minus_step_size = static_cast<float>(-options.lr / correction1);
-  c.decay = options.adamw_mode ? static_cast<float>(1.0 - options.lr * options.weight_decay) : 1.0f;
   c.l2 = options.adamw_mode ? 0.0f : static_cast<float>(options.weight_decay);
+  set_adam_step(c, options.lr, options.adamw_mode ? options.weight_decay : 0.0, correction1, 1.0 / sqrt(correction2));
   return c;
 }
 

@@ -28,14 +28,20 @@ struct LionCoefficients {
   float decay;
 };
 
+// Sets the coefficients that lr decides, and no other. Real is float on devices without double.
+template <class Real>
+ACCEL_HOST_DEVICE inline void set_lion_lr(LionCoefficients& c, Real lr, Real weight_decay) {
+  c.minus_lr = static_cast<float>(-lr);
+  c.decay = static_cast<float>(1 - lr * weight_decay);
+}
+
 ACCEL_HOST_DEVICE inline LionCoefficients lion_coefficients(const LionOptions& options) {
   LionCoefficients c;
   c.beta1 = static_cast<float>(options.beta1);
   c.one_minus_beta1 = static_cast<float>(1.0 - options.beta1);
   c.beta2 = static_cast<float>(options.beta2);
   c.one_minus_beta2 = static_cast<float>(1.0 - options.beta2);
-  c.minus_lr = static_cast<float>(-options.lr);
-  c.decay = static_cast<float>(1.0 - options.lr * options.weight_decay);
+  set_lion_lr(c, options.lr, options.weight_decay);
   return c;
 }
 

@@ -1,4 +1,4 @@
-"""A template of a package with a native op of its own, for CPU and for CUDA tensors.
+"""A template of a package with a native op of its own, for CPU, CUDA and XPU tensors.
 
 What to change: the functions here are what your users call. An op is loaded when it is first needed: importing the
 package compiles nothing and needs no compiler.
@@ -14,7 +14,11 @@ from my_ops import builders
 
 __all__ = ["add_rms_norm", "load"]
 
-_BUILDERS = {"cpu": builders.MyAddRmsNormBuilder, "cuda": builders.MyAddRmsNormCudaBuilder}
+_BUILDERS = {
+    "cpu": builders.MyAddRmsNormBuilder,
+    "cuda": builders.MyAddRmsNormCudaBuilder,
+    "xpu": builders.MyAddRmsNormSyclBuilder,
+}
 _loaded: dict[str, Any] = {}
 
 
@@ -24,7 +28,7 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
     For inference: it has no backward.
 
     Args:
-        x: ``[..., columns]``, float32 or bfloat16, contiguous, on the CPU or a CUDA device.
+        x: ``[..., columns]``, float32 or bfloat16, contiguous, on the CPU, a CUDA device or an XPU.
         residual: as ``x``; becomes ``x + residual``.
         weight: ``[columns]``, of the same dtype and device.
         eps: added to the mean of the squares.

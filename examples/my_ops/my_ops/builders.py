@@ -6,8 +6,8 @@ your project's.
 
 from __future__ import annotations
 
-from op_builder import Binding, CPUOpBuilder, CUDAOpBuilder
-from op_builder.builder import kernel_path_hooks
+from op_builder import Binding, CPUOpBuilder, CUDAOpBuilder, SYCLOpBuilder
+from op_builder.builder import kernel_path_hooks, sycl_kernel_include, sycl_kernel_path
 
 # Paths beside this file, wherever the package is installed.
 kernel_path, kernel_include = kernel_path_hooks("my")
@@ -46,3 +46,22 @@ class MyAddRmsNormCudaBuilder(CUDAOpBuilder):
 
     def include_paths(self) -> list[str]:
         return ["csrc", kernel_include("kernels")]
+
+
+class MyAddRmsNormSyclBuilder(SYCLOpBuilder):
+    NAME = "my_add_rms_norm_sycl"
+    BUILD_VAR = "ACCEL_BUILD_MY_ADD_RMS_NORM_SYCL"
+    SUMMARY = "RMS norm of a sum with the residual stream, in SYCL"
+    BINDING = Binding.STABLE
+
+    def absolute_name(self) -> str:
+        return f"my_ops.{self.name}"
+
+    def sources(self) -> list[str]:
+        return [sycl_kernel_path("kernels/sycl_binding.cpp")]
+
+    def kernel_sources(self) -> list[str]:
+        return [sycl_kernel_path("kernels/add_rms_norm.sycl.hpp")]
+
+    def include_paths(self) -> list[str]:
+        return [sycl_kernel_include("kernels")]

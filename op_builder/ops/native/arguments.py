@@ -6,21 +6,38 @@ numbers, and puts what a binding or torch's dispatcher refuses into an :class:`O
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, SupportsFloat
+from typing import Any, ParamSpec, SupportsFloat, TypeVar
 
 import torch
 from torch._compile import _disable_dynamo
 
 from op_builder.errors import OpArgumentError
 
-# For methods of prepared lists: torch.compile then calls them outside its graph, as it does torch's own
-# optimizers. What they change is known to the native side alone: tracing would run an op for real, and
-# the graph would drop it as one that does nothing.
-untraced = _disable_dynamo
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def untraced(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """``function``, called by torch.compile outside its graph, as it calls torch's own optimizers.
+
+    For what changes things that only the native side knows, as prepared lists and files: tracing would run an op
+    for real, and the graph would drop it as one that does nothing.
+    """
+    disabled = _disable_dynamo(function)
+
+    @functools.wraps(function)
+    def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
+        # Where nobody compiles, nobody pays the seconds that importing the compiler takes.
+        chosen = disabled if "torch._dynamo" in sys.modules else function
+        return chosen(*arguments, **keywords)
+
+    return call
 
 
 def finite_number(name: str, value: SupportsFloat) -> float:

@@ -62,12 +62,12 @@ class Control:
 
 
 class FusedOptimizerModule:
-    """An optimizer over lists of tensors, on the CPU or a CUDA device, whichever they are on.
+    """An optimizer over lists of tensors, on any device that the binary is for, whichever they are on.
 
     Tensors are contiguous, of equal length for each parameter: a parameter of float32, bfloat16 or
     float16, a gradient of any of the three, and states, all of float32 or all of the parameter's
     type. Parameters may differ in their types. Arithmetic is in float32. Everything is checked before
-    anything is written. On a CUDA device the work is queued on torch's current stream and nothing is
+    anything is written. On a CUDA or XPU device the work is queued on torch's current stream and nothing is
     waited for, so a call may be captured into a graph.
 
     Args:
@@ -78,7 +78,7 @@ class FusedOptimizerModule:
         STATES: the names of the optimizer's states.
         ops: the namespace.
         isa: instruction set in use on the CPU, fixed when the module is made (``ACCEL_CPU_ISA`` caps it).
-        supports_cuda: whether the binary has kernels for CUDA devices.
+        devices: the types of devices that the binary has kernels for.
     """
 
     OPTIONS: ClassVar[tuple[str, ...]]
@@ -86,8 +86,9 @@ class FusedOptimizerModule:
 
     def __init__(self, ops: Any) -> None:
         self.ops = ops
-        self.isa = best_isa(tuple(ops.supported_isas().split(",")), env.ACCEL_CPU_ISA.get())
-        self.supports_cuda: bool = ops.supports_cuda()
+        isas = ops.supported_isas()  # none where a CPU is a device like others, whose compiler knows it
+        self.isa = best_isa(tuple(isas.split(",")), env.ACCEL_CPU_ISA.get()) if isas else ""
+        self.devices: tuple[str, ...] = tuple(ops.devices().split(","))
 
     def update_list(
         self,
@@ -156,7 +157,7 @@ class FusedOptimizerModule:
         # Asked here, because one tensor of another device decides which kernel torch's dispatcher takes:
         # a meta tensor would silently get the one that does nothing.
         device = getattr(roles["param"][0], "device", None)
-        name = "is_cuda" if device is not None and device.type == "cuda" and self.supports_cuda else "is_cpu"
+        name = f"is_{device.type if device is not None and device.type in self.devices else 'cpu'}"
         for role, members in roles.items():
             for index, tensor in enumerate(members):
                 if not (getattr(tensor, name, False) and tensor.layout == torch.strided):
@@ -179,7 +180,8 @@ class FusedOptimizerModule:
                 f"{what} is on device {tensor.device}, the first parameter on {device}.",
                 "Pass the tensors of each device in a call of their own.",
             )
-        devices = "the CPU and CUDA devices" if self.supports_cuda else "the CPU alone"
+        others = [name.upper() for name in self.devices if name != "cpu"]
+        devices = f"the CPU and {' and '.join(others)} devices" if others else "the CPU alone"
         return OpArgumentError(
             f"{what} is on device {tensor.device}; this build of the op is for {devices}.",
             "Use the builder of that device, for example op_builder.cuda.FusedAdamBuilder, or move the tensors.",

@@ -1,0 +1,171 @@
+// The tensors of an update on a device, checked before anything is written; nothing is read from them.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "bindings/host_tensors.h"
+#include "kernels/multi_tensor/table.h"
+
+namespace accel {
+
+// Type and number of a device.
+struct DevicePlace {
+  std::int32_t type;
+  std::int32_t index;
+
+  static DevicePlace of(const Tensor& tensor) {
+    DevicePlace place{0, 0};
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &place.type));
+    place.index = tensor.is_cpu() ? 0 : tensor.get_device_index();
+    return place;
+  }
+  bool has(const Tensor& tensor) const {
+    const DevicePlace other = of(tensor);
+    return other.type == type && other.index == index;
+  }
+};
+
+struct DeviceArray {
+  void* data;
+  std::int64_t numel;
+  DType dtype;
+
+  bool overlaps(const DeviceArray& other) const {
+    const auto begin = reinterpret_cast<std::uintptr_t>(data);
+    const auto other_begin = reinterpret_cast<std::uintptr_t>(other.data);
+    return begin < other_begin + other.numel * size_bytes(other.dtype) &&
+           other_begin < begin + numel * size_bytes(dtype);
+  }
+};
+
+// The address of a dense tensor's elements, of `element_bytes` each, on the device `place`.
+inline void* device_memory(const Tensor& tensor, const Argument& argument, const DevicePlace& place,
+                           std::int64_t element_bytes) {
+  if (!is_strided(tensor)) {
+    refuse(argument.text() + " is sparse; a dense (strided) tensor is needed.",
+           "Pass a dense tensor, for example x.to_dense().");
+  }
+  if (!place.has(tensor)) {
+    refuse(argument.text() + " is not on the device of the first tensor.",
+           "Pass the tensors of each device in a call of their own.");
+  }
+  if (!tensor.is_contiguous()) {
+    refuse(argument.text() + " is not contiguous; contiguous memory is needed.", "Pass x.contiguous().");
+  }
+  return memory_of(tensor, argument, tensor.numel() * element_bytes, element_bytes);
+}
+
+inline DeviceArray device_array(const Tensor& tensor, const Argument& argument, const DevicePlace& place) {
+  using torch::headeronly::ScalarType;
+  DeviceArray array{nullptr, tensor.numel(), DType::float32};
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      break;
+    case ScalarType::BFloat16:
+      array.dtype = DType::bfloat16;
+      break;
+    case ScalarType::Half:
+      array.dtype = DType::float16;
+      break;
+    default:
+      // Where it lies is told first: a sparse or foreign tensor may be of a foreign type besides.
+      device_memory(tensor, argument, place, 0);
+      refuse(argument.text() + " is of type " + type_name(tensor) + "; float32, bfloat16 or float16 is needed.",
+             "Convert it, for example x.float().");
+  }
+  array.data = device_memory(tensor, argument, place, size_bytes(array.dtype));
+  return array;
+}
+
+// Checks one parameter's tensors; `state_roles` name the states in messages.
+template <std::size_t kStates>
+multi_tensor::DeviceTensor checked_device_tensor(const TensorLists& lists, std::size_t index,
+                                                 const std::array<const char*, kStates>& state_roles,
+                                                 const DevicePlace& place) {
+  static_assert(kStates <= multi_tensor::kMaxStates, "DeviceTensor has no room for them");
+  constexpr std::size_t kArrays = 2 + kStates;
+  const std::size_t count = lists.params.size();
+  const char* roles[kArrays] = {"param", "grad"};
+  DeviceArray arrays[kArrays];
+  for (std::size_t k = 0; k < kArrays; ++k) {
+    if (k >= 2) {
+      roles[k] = state_roles[k - 2];
+    }
+    const Tensor& tensor = k == 0   ? lists.params[index]
+                           : k == 1 ? lists.grads[index]
+                                    : lists.states[(k - 2) * count + index];
+    const Argument argument{roles[k], index};
+    arrays[k] = device_array(tensor, argument, place);
+    if (arrays[k].numel != arrays[0].numel) {
+      refuse(argument.text() + " has " + std::to_string(arrays[k].numel) + " elements; " +
+                 std::to_string(arrays[0].numel) + " are needed.",
+             "Pass tensors of equal length.");
+    }
+    if (k >= 2 && arrays[k].dtype != DType::float32 && arrays[k].dtype != arrays[0].dtype) {
+      refuse(argument.text() + " is of type " + dtype_name(arrays[k].dtype) + ", its parameter of type " +
+                 dtype_name(arrays[0].dtype) + "; a state is of float32 or of its parameter's type.",
+             "Convert it, for example x.float().");
+    }
+    if (k > 2 && arrays[k].dtype != arrays[2].dtype) {
+      refuse(std::string("The states ") + roles[2] + " and " + roles[k] + " of tensor " + std::to_string(index) +
+                 " are of different types; they must be of one.",
+             "Convert one of them.");
+    }
+    for (std::size_t other = 0; other < k; ++other) {
+      if (arrays[k].overlaps(arrays[other])) {
+        refuse(argument.text() + " shares memory with its " + roles[other] + ".",
+               "Pass tensors with memory of their own.");
+      }
+    }
+  }
+  multi_tensor::DeviceTensor result{};
+  result.param = arrays[0].data;
+  result.grad = arrays[1].data;
+  for (std::size_t k = 0; k < kStates; ++k) {
+    result.states[k] = arrays[2 + k].data;
+  }
+  result.numel = arrays[0].numel;
+  result.types = {arrays[0].dtype, arrays[1].dtype, arrays[2].dtype != DType::float32};
+  return result;
+}
+
+// What an update of tensors on a device is made from.
+struct DeviceLists {
+  std::vector<multi_tensor::DeviceTensor> tensors;
+  std::vector<float*> steps;  // counters, each once
+};
+
+template <std::size_t kStates>
+DeviceLists checked_device_lists(const TensorLists& lists, const Tensors& steps,
+                                 const std::array<const char*, kStates>& state_roles) {
+  lists.require_length(lists.grads, 1, "grad");
+  lists.require_length(lists.states, kStates, "state");
+  DeviceLists checked;
+  if (lists.params.empty()) {
+    return checked;
+  }
+  const DevicePlace place = DevicePlace::of(lists.params[0]);
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const Tensor& step = steps[i];
+    if (step.numel() != 1 || step.scalar_type() != torch::headeronly::ScalarType::Float || !place.has(step)) {
+      refuse(Argument{"step", i}.text() + " is no tensor of one float32 on the device of its parameter.",
+             "Pass, for example, torch.zeros((), device=param.device).");
+    }
+    constexpr std::int64_t kBytes = sizeof(float);
+    checked.steps.push_back(static_cast<float*>(memory_of(step, {"step", i}, kBytes, kBytes)));
+  }
+  checked.tensors.reserve(lists.params.size());
+  for (std::size_t i = 0; i < lists.params.size(); ++i) {
+    checked.tensors.push_back(checked_device_tensor(lists, i, state_roles, place));
+    if (!steps.empty()) {
+      checked.tensors.back().step = checked.steps[steps.size() == 1 ? 0 : i];
+    }
+  }
+  return checked;
+}
+
+}  // namespace accel

@@ -1,0 +1,219 @@
+// The ops of an optimizer that runs where its tensors are: schemas, what is kept from call to call. Made of a Runner,
+// which knows the devices; a class with
+//   struct Checked;                                    // what it makes of a list of tensors
+//   static Checked check(const TensorLists&, const Tensors& steps, const std::string& isa);
+//   static void run(const Checked&, const ControlTensors&, std::int32_t device, const FusedArguments&);
+//   static std::string supported_isas();               // of the CPU's kernels, best last, with commas between
+//   static std::string devices();                      // types of devices, with commas between
+//
+// All tensors of a call are checked before the first is written, so a refused call changes nothing.
+//
+// As for host_optimizer.h there are two forms: `update` takes all tensors with every call; `prepare` keeps them,
+// because passing ten thousand parameters with their gradients and states through torch's dispatcher takes twenty
+// milliseconds, where the update takes one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "bindings/host_tensors.h"
+#include "bindings/kept_lists.h"
+#include "bindings/stable_library.h"
+#include "bindings/watched_tensors.h"
+
+namespace accel {
+
+// What decides about a call when it runs; each may be missing. On the device of the parameters.
+struct ControlTensors {
+  std::optional<Tensor> lr;          // float32, in place of the first option
+  std::optional<Tensor> noop_flag;   // int32: not 0 means change nothing
+  std::optional<Tensor> grad_scale;  // float32: gradients are divided by it first
+  std::optional<Tensor> found_inf;   // float32: not 0 means change nothing
+};
+
+struct FusedArguments {
+  std::vector<double> options;
+  std::int64_t step;  // counted from 1; of no effect where tensors have counters of their own
+  bool maximize;
+  std::int64_t chunk_size;
+  std::string isa;
+};
+
+// Refuses arguments that no optimizer of `options` numbers takes.
+inline void require_arguments(const FusedArguments& arguments, std::size_t options, bool needs_step) {
+  if (arguments.options.size() != options) {
+    refuse(std::to_string(arguments.options.size()) + " options were given.",
+           "Pass " + std::to_string(options) + " numbers.");
+  }
+  if (needs_step && arguments.step < 1) {
+    refuse("step is " + std::to_string(arguments.step) + "; steps count from 1.", "Pass the number of this update.");
+  }
+  if (arguments.chunk_size < 1) {
+    refuse("chunk_size is " + std::to_string(arguments.chunk_size) + ".",
+           "Pass a number of elements, for example 65536.");
+  }
+}
+
+inline void require_steps(const TensorLists& lists, const Tensors& steps) {
+  if (!steps.empty() && steps.size() != 1 && steps.size() != lists.params.size()) {
+    refuse(std::to_string(lists.params.size()) + " parameters came with " + std::to_string(steps.size()) +
+               " step tensors.",
+           "Pass one for each parameter, one for all, or none.");
+  }
+}
+
+// -1 for the CPU.
+inline std::int32_t device_of(const Tensor& tensor) { return tensor.is_cpu() ? -1 : tensor.get_device_index(); }
+
+// The address of the only element of a control tensor; null when there is none.
+template <class T>
+const T* control_data(const std::optional<Tensor>& tensor, const char* role, std::int32_t device) {
+  using torch::headeronly::ScalarType;
+  if (!tensor.has_value()) {
+    return nullptr;
+  }
+  constexpr bool is_float = std::is_same_v<T, float>;
+  if (!is_strided(*tensor) || tensor->numel() != 1 ||
+      tensor->scalar_type() != (is_float ? ScalarType::Float : ScalarType::Int)) {
+    refuse(std::string(role) + " is no tensor of one " + (is_float ? "float32." : "int32."),
+           is_float ? "Pass, for example, torch.ones(1)." : "Pass, for example, torch.zeros(1, dtype=torch.int32).");
+  }
+  if (device_of(*tensor) != device) {
+    refuse(std::string(role) + " is not on the device of the parameters.",
+           "Move it there, for example x.to(param.device).");
+  }
+  return static_cast<const T*>(memory_of(*tensor, {role, Argument::kNoList}, sizeof(T), sizeof(T)));
+}
+
+template <class Runner>
+class FusedOps {
+ public:
+  static void define(Library& library) {
+    library.def(
+        "update(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] states, Tensor(c!)[] steps, Tensor? lr, "
+        "Tensor? noop_flag, Tensor? grad_scale, Tensor? found_inf, float[] options, int step, bool maximize, "
+        "int chunk_size, str isa) -> ()");
+    library.def("prepare(Tensor[] params, Tensor[] grads, Tensor[] states, Tensor[] steps) -> int");
+    library.def("replace_grads(int list, Tensor[] grads) -> ()");
+    library.def("release_grads(int list) -> ()");
+    library.def(
+        "update_prepared(int list, Tensor? lr, Tensor? noop_flag, Tensor? grad_scale, Tensor? found_inf, "
+        "float[] options, int step, bool maximize, int chunk_size, str isa) -> ()");
+    library.def("forget(int list) -> ()");
+    library.def("supported_isas() -> str");
+    library.def("devices() -> str");
+  }
+
+  static void implement(Library& library) {
+    library.impl("update", TORCH_BOX(&update));
+    library.impl("prepare", TORCH_BOX(&prepare));
+    library.impl("replace_grads", TORCH_BOX(&replace_grads));
+  }
+
+  // For tracing: the ops return nothing and fake tensors have no memory, so there is nothing to do.
+  static void implement_meta(Library& library) {
+    library.impl("update", TORCH_BOX(&update_meta));
+    library.impl("prepare", TORCH_BOX(&prepare_meta));
+    library.impl("replace_grads", TORCH_BOX(&replace_grads_meta));
+  }
+
+  static void implement_without_tensors(Library& library) {
+    library.impl("release_grads", TORCH_BOX(&release_grads));
+    library.impl("update_prepared", TORCH_BOX(&update_prepared));
+    library.impl("forget", TORCH_BOX(&forget));
+    library.impl("supported_isas", TORCH_BOX(&Runner::supported_isas));
+    library.impl("devices", TORCH_BOX(&Runner::devices));
+  }
+
+ private:
+  static void update(Tensors params, Tensors grads, Tensors states, Tensors steps, std::optional<Tensor> lr,
+                     std::optional<Tensor> noop_flag, std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf,
+                     std::vector<double> options, std::int64_t step, bool maximize, std::int64_t chunk_size,
+                     std::string isa) {
+    if (params.empty()) {
+      return;
+    }
+    const TensorLists lists{std::move(params), std::move(grads), std::move(states), {}, {}};
+    const FusedArguments arguments{std::move(options), step, maximize, chunk_size, std::move(isa)};
+    Runner::run(Runner::check(lists, steps, arguments.isa), {lr, noop_flag, grad_scale, found_inf},
+                device_of(lists.params[0]), arguments);
+  }
+
+  static void update_meta(Tensors, Tensors, Tensors, Tensors, std::optional<Tensor>, std::optional<Tensor>,
+                          std::optional<Tensor>, std::optional<Tensor>, std::vector<double>, std::int64_t, bool,
+                          std::int64_t, std::string) {}
+  static std::int64_t prepare_meta(Tensors, Tensors, Tensors, Tensors) { return 0; }
+  static void replace_grads_meta(std::int64_t, Tensors) {}
+
+  struct Prepared {
+    TensorLists lists;
+    Tensors steps;
+    std::int32_t device = -1;
+    typename Runner::Checked checked;
+    WatchedTensors watched;  // they may be given other memory in place
+    std::string isa;
+
+    void check_again(const std::string& isa_now) {
+      if (isa_now == isa && watched.are_unchanged()) {
+        return;
+      }
+      watched.clear();  // a refusal leaves nothing half checked
+      device = device_of(lists.params[0]);
+      checked = Runner::check(lists, steps, isa_now);
+      isa = isa_now;
+      watched.watch({&lists.params, &lists.grads, &lists.states, &steps});
+    }
+  };
+
+  using Lists = KeptLists<Prepared>;
+
+  static std::int64_t prepare(Tensors params, Tensors grads, Tensors states, Tensors steps) {
+    if (params.empty()) {
+      refuse("There are no parameters.", "Prepare a list that has some.");
+    }
+    auto prepared = std::make_shared<Prepared>();
+    prepared->lists = {std::move(params), std::move(grads), std::move(states), {}, {}};
+    prepared->steps = std::move(steps);
+    return Lists::add(std::move(prepared));
+  }
+
+  static void replace_grads(std::int64_t list, Tensors grads) {
+    const auto prepared = Lists::find(list);
+    prepared->lists.require_length(grads, 1, "grad");
+    prepared->lists.grads = std::move(grads);
+    prepared->watched.clear();
+  }
+
+  static void release_grads(std::int64_t list) {
+    const auto prepared = Lists::find(list);
+    prepared->watched.clear();
+    prepared->lists.grads.clear();
+  }
+
+  static void update_prepared(std::int64_t list, std::optional<Tensor> lr, std::optional<Tensor> noop_flag,
+                              std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf,
+                              std::vector<double> options, std::int64_t step, bool maximize, std::int64_t chunk_size,
+                              std::string isa) {
+    const auto prepared = Lists::find(list);
+    prepared->check_again(isa);
+    Runner::run(prepared->checked, {lr, noop_flag, grad_scale, found_inf}, prepared->device,
+                {std::move(options), step, maximize, chunk_size, std::move(isa)});
+  }
+
+  static void forget(std::int64_t list) { Lists::forget(list); }
+};
+
+}  // namespace accel
+
+// At namespace scope of a binding: all ops of one Runner; after it the parts of the devices, each
+// {"CPU", accel::FusedOps<Runner>::implement}.
+#define ACCEL_FUSED_LIBRARY(Runner, ...)                                          \
+  ACCEL_OP_LIBRARY({nullptr, ::accel::FusedOps<Runner>::define}, __VA_ARGS__,     \
+                   {"Meta", ::accel::FusedOps<Runner>::implement_meta},           \
+                   {"CompositeExplicitAutograd", ::accel::FusedOps<Runner>::implement_without_tensors})

@@ -1,0 +1,141 @@
+// The block_quantize op library: symmetric quantisation by blocks to eight or four bits, with SYCL kernels.
+
+#include <cstdint>
+#include <string>
+
+#include "bindings/device_tensors.h"
+#include "bindings/groups.h"
+#include "bindings/stable_library.h"
+#include "host/launch.h"
+#include "host/tensor_stream.h"
+
+namespace {
+
+using accel::Argument;
+using accel::DeviceArray;
+using accel::DevicePlace;
+using accel::refuse;
+using accel::xpu::Kernel;
+using torch::stable::Tensor;
+
+// By element type (float32, bfloat16, float16), then bits (8, 4).
+const Kernel kQuantize[] = {ACCEL_SYCL_KERNEL(accel::xpu::block_quantize<float, 8>),
+                            ACCEL_SYCL_KERNEL(accel::xpu::block_quantize<float, 4>),
+                            ACCEL_SYCL_KERNEL(accel::xpu::block_quantize<accel::BFloat16, 8>),
+                            ACCEL_SYCL_KERNEL(accel::xpu::block_quantize<accel::BFloat16, 4>),
+                            ACCEL_SYCL_KERNEL(accel::xpu::block_quantize<accel::Float16, 8>),
+                            ACCEL_SYCL_KERNEL(accel::xpu::block_quantize<accel::Float16, 4>)};
+const Kernel kDequantize[] = {ACCEL_SYCL_KERNEL(accel::xpu::block_dequantize<float, 8>),
+                              ACCEL_SYCL_KERNEL(accel::xpu::block_dequantize<float, 4>),
+                              ACCEL_SYCL_KERNEL(accel::xpu::block_dequantize<accel::BFloat16, 8>),
+                              ACCEL_SYCL_KERNEL(accel::xpu::block_dequantize<accel::BFloat16, 4>),
+                              ACCEL_SYCL_KERNEL(accel::xpu::block_dequantize<accel::Float16, 8>),
+                              ACCEL_SYCL_KERNEL(accel::xpu::block_dequantize<accel::Float16, 4>)};
+
+// Elements that a sub-group should have before starting it is worth it.
+constexpr std::int64_t kSubGroupElements = 4096;
+constexpr std::int64_t kSubGroupItems = 16;
+
+const Kernel& find(const Kernel* kernels, accel::DType dtype, std::int64_t bits) {
+  if (bits != 8 && bits != 4) {
+    refuse("bits is " + std::to_string(bits) + ".", "Pass 8 or 4.");
+  }
+  return kernels[static_cast<std::size_t>(dtype) * 2 + (bits == 4 ? 1 : 0)];
+}
+
+struct Shape {
+  std::int64_t numel;
+  std::int64_t block;
+};
+
+void* codes_of(const Tensor& tensor, const DevicePlace& place, const Shape& shape, std::int64_t bits) {
+  using torch::headeronly::ScalarType;
+  const bool is_known = tensor.scalar_type() == (bits == 8 ? ScalarType::Char : ScalarType::Byte);
+  const std::int64_t needed = bits == 8 ? shape.numel : (shape.numel + 1) / 2;
+  if (!is_known || tensor.numel() != needed) {
+    refuse("codes has " + std::to_string(tensor.numel()) + " elements of type " + accel::type_name(tensor) + "; " +
+               std::to_string(needed) + (bits == 8 ? " of int8" : " of uint8") + " are needed.",
+           "Pass the codes as they were made.");
+  }
+  return accel::device_memory(tensor, {"codes", Argument::kNoList}, place, 1);
+}
+
+float* scales_of(const Tensor& tensor, const DevicePlace& place, const Shape& shape) {
+  if (shape.block < 2 || shape.block % 2 != 0) {
+    refuse("block_size is " + std::to_string(shape.block) + ".", "Pass an even number, for example 256.");
+  }
+  const std::int64_t blocks = (shape.numel + shape.block - 1) / shape.block;
+  if (tensor.scalar_type() != torch::headeronly::ScalarType::Float || tensor.numel() != blocks) {
+    refuse("scales has " + std::to_string(tensor.numel()) + " elements of type " + accel::type_name(tensor) + "; " +
+               std::to_string(blocks) + " of float32 are needed.",
+           "Pass the scales as they were made.");
+  }
+  return static_cast<float*>(accel::device_memory(tensor, {"scales", Argument::kNoList}, place, sizeof(float)));
+}
+
+struct Launch {
+  accel::xpu::Range range;
+  std::int64_t blocks_per_sub_group;
+};
+
+Launch launch_for(const accel::xpu::Device& device, const Shape& shape) {
+  const std::int64_t blocks = (shape.numel + shape.block - 1) / shape.block;
+  const std::int64_t each = shape.block < kSubGroupElements ? kSubGroupElements / shape.block : 1;
+  const std::size_t items = accel::xpu::group_items(device);
+  const std::int64_t per_group = each * (static_cast<std::int64_t>(items) / kSubGroupItems);
+  return {{accel::xpu::group_count((blocks + per_group - 1) / per_group, items), items}, each};
+}
+
+void quantize(Tensor x, Tensor codes, Tensor scales, std::int64_t block, std::int64_t bits) {
+  const DevicePlace place = DevicePlace::of(x);
+  const DeviceArray values = accel::device_array(x, {"x", Argument::kNoList}, place);
+  const Kernel& kernel = find(kQuantize, values.dtype, bits);
+  const Shape shape{values.numel, block};
+  float* const scale_data = scales_of(scales, place, shape);
+  auto* const code_data = static_cast<std::uint8_t*>(codes_of(codes, place, shape, bits));
+  if (shape.numel == 0) {
+    return;
+  }
+  accel::xpu::Stream stream = accel::xpu::stream_for(x);
+  const Launch cut = launch_for(stream.device(), shape);
+  accel::xpu::launch(stream, kernel, cut.range, values.data, code_data, scale_data, shape.numel, block,
+                     cut.blocks_per_sub_group);
+  stream.finish();
+}
+
+void dequantize(Tensor codes, Tensor scales, Tensor x, std::int64_t block, std::int64_t bits) {
+  const DevicePlace place = DevicePlace::of(x);
+  const DeviceArray values = accel::device_array(x, {"x", Argument::kNoList}, place);
+  const Kernel& kernel = find(kDequantize, values.dtype, bits);
+  const Shape shape{values.numel, block};
+  const float* const scale_data = scales_of(scales, place, shape);
+  const auto* const code_data = static_cast<const std::uint8_t*>(codes_of(codes, place, shape, bits));
+  if (shape.numel == 0) {
+    return;
+  }
+  accel::xpu::Stream stream = accel::xpu::stream_for(x);
+  const Launch cut = launch_for(stream.device(), shape);
+  accel::xpu::launch(stream, kernel, cut.range, code_data, scale_data, values.data, shape.numel, block,
+                     cut.blocks_per_sub_group);
+  stream.finish();
+}
+
+// For tracing: the ops return nothing.
+void nothing(Tensor, Tensor, Tensor, std::int64_t, std::int64_t) {}
+
+void define(accel::Library& library) {
+  library.def("quantize(Tensor x, Tensor(a!) codes, Tensor(b!) scales, int block, int bits) -> ()");
+  library.def("dequantize(Tensor codes, Tensor scales, Tensor(a!) x, int block, int bits) -> ()");
+}
+void implement(accel::Library& library) {
+  library.impl("quantize", TORCH_BOX(&quantize));
+  library.impl("dequantize", TORCH_BOX(&dequantize));
+}
+void implement_meta(accel::Library& library) {
+  library.impl("quantize", TORCH_BOX(&nothing));
+  library.impl("dequantize", TORCH_BOX(&nothing));
+}
+
+}  // namespace
+
+ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", implement}, {"XPU", implement}, {"Meta", implement_meta})

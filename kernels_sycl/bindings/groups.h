@@ -1,0 +1,32 @@
+// How work is cut into groups of work-items.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "bindings/tensor_checks.h"
+#include "host/launch.h"
+
+namespace accel::xpu {
+
+// Work-items of a group. A CPU runs a vector of items through the whole kernel before the next, so that a larger group
+// would go through memory in strides; a GPU hides the wait for memory behind a group's other sub-groups.
+inline std::size_t group_items(const Device& device) {
+  return device.is_cpu ? 16 : std::min<std::size_t>(256, device.max_group_size);
+}
+
+// As many groups, of `items` each, as there is work for, and no more than a launch can number: SYCL numbers all
+// work-items of a launch by an int.
+inline std::size_t group_count(std::int64_t work, std::size_t items) {
+  if (work > std::numeric_limits<std::int32_t>::max() / static_cast<std::int64_t>(items)) {
+    refuse("The tensor needs " + std::to_string(work) + " groups of " + std::to_string(items) +
+               " work-items; a launch has fewer.",
+           "Pass it in parts.");
+  }
+  return static_cast<std::size_t>(work);
+}
+
+}  // namespace accel::xpu

@@ -1,0 +1,101 @@
+// The pack_bits op library: bytes to bits and back, with SYCL kernels.
+
+#include <cstdint>
+#include <string>
+
+#include "bindings/device_tensors.h"
+#include "bindings/groups.h"
+#include "bindings/stable_library.h"
+#include "host/launch.h"
+#include "host/tensor_stream.h"
+
+namespace {
+
+using accel::Argument;
+using accel::DevicePlace;
+using accel::refuse;
+using torch::stable::Tensor;
+
+// By bit order: little, big.
+const accel::xpu::Kernel kPack[] = {ACCEL_SYCL_KERNEL(accel::xpu::pack_bits<false>),
+                                    ACCEL_SYCL_KERNEL(accel::xpu::pack_bits<true>)};
+const accel::xpu::Kernel kUnpack[] = {ACCEL_SYCL_KERNEL(accel::xpu::unpack_bits<false>),
+                                      ACCEL_SYCL_KERNEL(accel::xpu::unpack_bits<true>)};
+
+// Packed bytes that a group works on at most.
+constexpr std::int64_t kPieceBytes = 8192;
+
+void* bytes_of(const Tensor& tensor, const char* role, const DevicePlace& place) {
+  using torch::headeronly::ScalarType;
+  if (tensor.scalar_type() != ScalarType::Byte && tensor.scalar_type() != ScalarType::Bool) {
+    refuse(std::string(role) + " is of type " + accel::type_name(tensor) + "; uint8 or bool is needed.",
+           "Convert it, for example x != 0.");
+  }
+  return accel::device_memory(tensor, {role, Argument::kNoList}, place, 1);
+}
+
+// `elements` and `packed` in rows of `columns` elements each.
+template <class From, class To>
+void run(const accel::xpu::Kernel& kernel, const Tensor& elements, const Tensor& packed, std::int64_t columns,
+         const From* from, To* to, const Tensor& where) {
+  const std::int64_t numel = elements.numel();
+  if (columns < 1 || numel % columns != 0) {
+    refuse("Rows of " + std::to_string(columns) + " elements do not divide " + std::to_string(numel) + ".",
+           "Pass the length of the last dimension.");
+  }
+  std::int64_t rows = numel / columns;
+  std::int64_t row_bytes = (columns + 7) / 8;
+  if (packed.numel() != rows * row_bytes) {
+    refuse("packed has " + std::to_string(packed.numel()) + " bytes; " + std::to_string(rows * row_bytes) +
+               " are needed for " + std::to_string(rows) + " rows of " + std::to_string(columns) + ".",
+           "Pass a tensor of that length.");
+  }
+  if (numel == 0) {
+    return;
+  }
+  if (columns % 8 == 0) {  // then rows follow each other without a gap
+    columns = numel;
+    row_bytes = columns / 8;
+    rows = 1;
+  }
+  const std::int64_t pieces = (row_bytes + kPieceBytes - 1) / kPieceBytes;
+  accel::xpu::Stream stream = accel::xpu::stream_for(where);
+  const std::size_t items = accel::xpu::group_items(stream.device());
+  const std::size_t groups = accel::xpu::group_count(rows * pieces, items);
+  accel::xpu::launch(stream, kernel, {groups, items}, from, to, columns, pieces, kPieceBytes);
+  stream.finish();
+}
+
+void pack(Tensor bytes, Tensor packed, std::int64_t columns, bool big) {
+  const DevicePlace place = DevicePlace::of(bytes);
+  const auto* const from = static_cast<const std::uint8_t*>(bytes_of(bytes, "x", place));
+  auto* const to = static_cast<std::uint8_t*>(bytes_of(packed, "packed", place));
+  run(kPack[big ? 1 : 0], bytes, packed, columns, from, to, bytes);
+}
+
+void unpack(Tensor packed, Tensor bytes, std::int64_t columns, bool big) {
+  const DevicePlace place = DevicePlace::of(packed);
+  const auto* const from = static_cast<const std::uint8_t*>(bytes_of(packed, "packed", place));
+  auto* const to = static_cast<std::uint8_t*>(bytes_of(bytes, "x", place));
+  run(kUnpack[big ? 1 : 0], bytes, packed, columns, from, to, packed);
+}
+
+// For tracing: the ops return nothing.
+void nothing(Tensor, Tensor, std::int64_t, bool) {}
+
+void define(accel::Library& library) {
+  library.def("pack(Tensor x, Tensor(a!) packed, int columns, bool big) -> ()");
+  library.def("unpack(Tensor packed, Tensor(a!) x, int columns, bool big) -> ()");
+}
+void implement(accel::Library& library) {
+  library.impl("pack", TORCH_BOX(&pack));
+  library.impl("unpack", TORCH_BOX(&unpack));
+}
+void implement_meta(accel::Library& library) {
+  library.impl("pack", TORCH_BOX(&nothing));
+  library.impl("unpack", TORCH_BOX(&nothing));
+}
+
+}  // namespace
+
+ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", implement}, {"XPU", implement}, {"Meta", implement_meta})

@@ -1,0 +1,117 @@
+// The rms_norm op library: RMSNorm of rows with a residual, with SYCL kernels.
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "bindings/device_tensors.h"
+#include "bindings/groups.h"
+#include "bindings/stable_library.h"
+#include "host/launch.h"
+#include "host/tensor_stream.h"
+
+namespace {
+
+using accel::Argument;
+using accel::DeviceArray;
+using accel::DevicePlace;
+using accel::DType;
+using accel::refuse;
+using accel::xpu::Kernel;
+using torch::stable::Tensor;
+
+// By types of x and weight, then without and with a residual.
+#define ACCEL_NORMS(...) \
+  { ACCEL_SYCL_KERNEL(accel::xpu::rms_norm<__VA_ARGS__, false>), ACCEL_SYCL_KERNEL(accel::xpu::rms_norm<__VA_ARGS__, true>) }
+const Kernel kFloat32[] = ACCEL_NORMS(float, float);
+const Kernel kBFloat16[] = ACCEL_NORMS(accel::BFloat16, accel::BFloat16);
+const Kernel kFloat16[] = ACCEL_NORMS(accel::Float16, accel::Float16);
+const Kernel kBFloat16ByFloat32[] = ACCEL_NORMS(accel::BFloat16, float);
+const Kernel kFloat16ByFloat32[] = ACCEL_NORMS(accel::Float16, float);
+
+const Kernel* find(DType dtype, DType weight) {
+  if (weight != DType::float32 && weight != dtype) {
+    refuse(std::string("weight is of type ") + accel::dtype_name(weight) + ", x of type " + accel::dtype_name(dtype) +
+               "; a weight is of float32 or of x's type.",
+           "Convert it, for example weight.float().");
+  }
+  const bool by_float = weight == DType::float32;
+  switch (dtype) {
+    case DType::bfloat16:
+      return by_float ? kBFloat16ByFloat32 : kBFloat16;
+    case DType::float16:
+      return by_float ? kFloat16ByFloat32 : kFloat16;
+    case DType::float32:
+      break;
+  }
+  return kFloat32;
+}
+
+DeviceArray like(const Tensor& tensor, const char* role, const DevicePlace& place, const DeviceArray& x) {
+  const DeviceArray array = accel::device_array(tensor, {role, Argument::kNoList}, place);
+  if (array.dtype != x.dtype || array.numel != x.numel) {
+    refuse(std::string(role) + " has " + std::to_string(array.numel) + " elements of type " +
+               accel::dtype_name(array.dtype) + "; " + std::to_string(x.numel) + " of " + accel::dtype_name(x.dtype) +
+               " are needed.",
+           "Pass a tensor like x.");
+  }
+  return array;
+}
+
+void require_apart(const DeviceArray& written, const char* role, const DeviceArray& other, const char* other_role) {
+  if (written.overlaps(other)) {
+    refuse(std::string(role) + " shares memory with " + other_role + ".", "Pass tensors with memory of their own.");
+  }
+}
+
+void rms_norm(Tensor x, std::optional<Tensor> residual, Tensor weight, Tensor out, double eps) {
+  const DevicePlace place = DevicePlace::of(x);
+  const DeviceArray values = accel::device_array(x, {"x", Argument::kNoList}, place);
+  const DeviceArray weights = accel::device_array(weight, {"weight", Argument::kNoList}, place);
+  const Kernel& kernel = find(values.dtype, weights.dtype)[residual.has_value() ? 1 : 0];
+  const DeviceArray to = like(out, "out", place, values);
+  require_apart(to, "out", values, "x");
+  require_apart(to, "out", weights, "weight");
+  void* kept = nullptr;
+  if (residual.has_value()) {
+    const DeviceArray array = like(*residual, "residual", place, values);
+    require_apart(array, "residual", values, "x");
+    require_apart(array, "residual", weights, "weight");
+    require_apart(array, "residual", to, "out");
+    kept = array.data;
+  }
+  const std::int64_t columns = weights.numel;
+  if (columns < 1 || values.numel % columns != 0) {
+    refuse("x has " + std::to_string(values.numel) + " elements, which are no rows of weight's " +
+               std::to_string(columns) + ".",
+           "Pass a weight as long as x's last dimension.");
+  }
+  const std::int64_t rows = values.numel / columns;
+  if (rows == 0) {
+    return;
+  }
+  accel::xpu::Stream stream = accel::xpu::stream_for(x);
+  const accel::xpu::Device& device = stream.device();
+  // A group's items beyond a row's length would idle. Whole sub-groups, of 16.
+  const auto needed = static_cast<std::size_t>((std::min<std::int64_t>(columns, 4096) + 15) / 16 * 16);
+  const std::size_t items = std::min(accel::xpu::group_items(device), needed);
+  // Rows beyond these come by a group's next rounds.
+  const std::int64_t groups = std::min<std::int64_t>(rows, std::int64_t{device.compute_units} * 64);
+  accel::xpu::launch(stream, kernel, {static_cast<std::size_t>(groups), items}, values.data, kept, weights.data,
+                     to.data, rows, columns, static_cast<float>(eps));
+  stream.finish();
+}
+
+// For tracing: the op returns nothing.
+void nothing(Tensor, std::optional<Tensor>, Tensor, Tensor, double) {}
+
+void define(accel::Library& library) {
+  library.def("rms_norm(Tensor x, Tensor(a!)? residual, Tensor weight, Tensor(b!) out, float eps) -> ()");
+}
+void implement(accel::Library& library) { library.impl("rms_norm", TORCH_BOX(&rms_norm)); }
+void implement_meta(accel::Library& library) { library.impl("rms_norm", TORCH_BOX(&nothing)); }
+
+}  // namespace
+
+ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", implement}, {"XPU", implement}, {"Meta", implement_meta})

@@ -1,0 +1,46 @@
+// Work by sub-groups, and reductions over them. Kernels that reduce ask for sub-groups of 16: all of Intel's GPUs have
+// them, and they are the vectors of a CPU with AVX-512.
+#pragma once
+
+#include <sycl/ext/oneapi/kernel_properties/properties.hpp>
+#include <sycl/functional.hpp>
+#include <sycl/group_algorithm.hpp>
+
+#include "kernels/platform.h"
+
+// Before a kernel that reduces.
+#define ACCEL_REDUCING_KERNEL                                                                                   \
+  SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::oneapi::experimental::sub_group_size<::accel::xpu::kSubGroup>)) \
+  ACCEL_SYCL_FREE_KERNEL
+
+namespace accel::xpu {
+
+constexpr int kSubGroup = 16;
+
+// Where this work-item is in its sub-group: item and items count there.
+ACCEL_INLINE Place sub_group_place() {
+  const auto sub_group = sycl::ext::oneapi::this_work_item::get_sub_group();
+  Place result = place();
+  result.item = sub_group.get_local_linear_id();
+  result.items = kSubGroup;
+  return result;
+}
+
+// This sub-group's number among all of the launch. Groups are whole sub-groups.
+ACCEL_INLINE std::int64_t sub_group_number() {
+  const auto sub_group = sycl::ext::oneapi::this_work_item::get_sub_group();
+  return static_cast<std::int64_t>(place().group) * sub_group.get_group_linear_range() +
+         sub_group.get_group_linear_id();
+}
+
+ACCEL_INLINE std::uint32_t largest_of_sub_group(std::uint32_t value) {
+  const auto sub_group = sycl::ext::oneapi::this_work_item::get_sub_group();
+  return sycl::reduce_over_group(sub_group, value, sycl::maximum<std::uint32_t>());
+}
+
+// Of all sub-groups of the group; every item of it must come here.
+ACCEL_INLINE float sum_of_group(float value) {
+  return sycl::reduce_over_group(sycl::ext::oneapi::this_work_item::get_work_group<1>(), value, sycl::plus<float>());
+}
+
+}  // namespace accel::xpu

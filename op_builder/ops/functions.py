@@ -1,0 +1,68 @@
+"""The ops that are plain functions, each loaded when it is first called.
+
+They have SYCL kernels: for XPU tensors on torch's current stream, for CPU tensors on a SYCL CPU device, which
+``pip install accel-ops[sycl]`` brings. ``op_builder.xpu`` has their builders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+if TYPE_CHECKING:
+    from op_builder.ops.native.block_quantize import BlockQuantizeModule
+    from op_builder.ops.native.pack_bits import PackBitsModule
+    from op_builder.ops.native.rms_norm import RMSNormModule
+
+
+def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
+    """See :meth:`op_builder.ops.native.pack_bits.PackBitsModule.packbits`."""
+    return _pack_bits().packbits(x, bitorder)
+
+
+def unpackbits(packed: torch.Tensor, count: int | None = None, bitorder: str = "big") -> torch.Tensor:
+    """See :meth:`op_builder.ops.native.pack_bits.PackBitsModule.unpackbits`."""
+    return _pack_bits().unpackbits(packed, count, bitorder)
+
+
+def quantize_blocks(x: torch.Tensor, bits: int = 8, block_size: int = 256) -> tuple[torch.Tensor, torch.Tensor]:
+    """See :meth:`op_builder.ops.native.block_quantize.BlockQuantizeModule.quantize_blocks`."""
+    return _block_quantize().quantize_blocks(x, bits, block_size)
+
+
+def dequantize_blocks(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    shape: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    block_size: int = 256,
+) -> torch.Tensor:
+    """See :meth:`op_builder.ops.native.block_quantize.BlockQuantizeModule.dequantize_blocks`."""
+    return _block_quantize().dequantize_blocks(codes, scales, shape, dtype, block_size)
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See :meth:`op_builder.ops.native.rms_norm.RMSNormModule.rms_norm`."""
+    return _rms_norm().rms_norm(x, weight, eps, residual)
+
+
+def _pack_bits() -> PackBitsModule:
+    from op_builder.xpu.kernels import PackBitsBuilder
+
+    return cast("PackBitsModule", PackBitsBuilder().load(verbose=False))
+
+
+def _block_quantize() -> BlockQuantizeModule:
+    from op_builder.xpu.kernels import BlockQuantizeBuilder
+
+    return cast("BlockQuantizeModule", BlockQuantizeBuilder().load(verbose=False))
+
+
+def _rms_norm() -> RMSNormModule:
+    from op_builder.xpu.kernels import RMSNormBuilder
+
+    return cast("RMSNormModule", RMSNormBuilder().load(verbose=False))

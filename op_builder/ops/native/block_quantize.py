@@ -1,0 +1,91 @@
+"""The module that ``BlockQuantizeBuilder().load()`` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from op_builder.errors import OpArgumentError
+from op_builder.ops.native.device_tensors import call, require_plain
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class BlockQuantizeModule:
+    """Symmetric quantisation of a tensor by blocks, to codes of eight or four bits and a scale for each block.
+
+    A tensor's elements, in their order in memory, are cut into blocks of ``block_size``; the last may be shorter. A
+    block's scale is its largest magnitude divided by the largest code, 127 or 7; its codes are its elements divided
+    by the scale, to nearest even. So an element comes back within half a scale, but for rounding. A block whose
+    scale would be below the smallest normal float32 becomes zeros; one with a NaN or an infinity comes back as NaN.
+
+    Args:
+        ops: the namespace of torch ops that the binding registered.
+    """
+
+    def __init__(self, ops: Any) -> None:
+        self.ops = ops
+
+    def quantize_blocks(
+        self, x: torch.Tensor, bits: int = 8, block_size: int = 256
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Codes and scales of ``x``.
+
+        Args:
+            x: float32, bfloat16 or float16, of any shape.
+            bits: 8 or 4.
+            block_size: even.
+
+        Returns:
+            Codes and scales on x's device. Codes are one int8 for each element, or one uint8 for two, the first
+            in the low half and each as a two's complement; scales one float32 for each block.
+
+        Raises:
+            OpArgumentError: an argument does not fit.
+        """
+        _check(bits, block_size)
+        require_plain("x", x)
+        numel = x.numel()
+        dtype, length = (torch.int8, numel) if bits == 8 else (torch.uint8, (numel + 1) // 2)
+        codes = torch.empty(length, dtype=dtype, device=x.device)
+        scales = torch.empty((numel + block_size - 1) // block_size, dtype=torch.float32, device=x.device)
+        call(self.ops.quantize, x.contiguous(), codes, scales, block_size, bits)
+        return codes, scales
+
+    def dequantize_blocks(
+        self,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        shape: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        block_size: int = 256,
+    ) -> torch.Tensor:
+        """The tensor that the codes stand for: each times its block's scale, rounded once to ``dtype``.
+
+        Args:
+            codes, scales: as :meth:`quantize_blocks` made them; the codes' type says their bits.
+            shape: of the tensor that was quantised.
+            dtype: float32, bfloat16 or float16.
+            block_size: as it was quantised.
+
+        Raises:
+            OpArgumentError: an argument does not fit.
+        """
+        require_plain("codes", codes)
+        require_plain("scales", scales)
+        bits = 4 if codes.dtype == torch.uint8 else 8
+        _check(bits, block_size)
+        if dtype not in _FLOATS:
+            raise OpArgumentError(f"dtype is {dtype}.", "Pass torch.float32, torch.bfloat16 or torch.float16.")
+        x = torch.empty(tuple(shape), dtype=dtype, device=codes.device)
+        call(self.ops.dequantize, codes.contiguous(), scales.contiguous(), x, block_size, bits)
+        return x
+
+
+def _check(bits: int, block_size: int) -> None:
+    if bits not in (4, 8):
+        raise OpArgumentError(f"bits is {bits!r}.", "Pass 8 or 4.")
+    if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 2 or block_size % 2:
+        raise OpArgumentError(f"block_size is {block_size!r}.", "Pass an even number, for example 256.")

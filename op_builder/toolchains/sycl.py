@@ -1,0 +1,167 @@
+"""Which toolchain compiles a SYCL op: a pure choice over facts, each candidate accepted or rejected with a reason.
+
+``icpx``: oneAPI's compiler, as torch's own SYCL extensions use it. ``ipex``: the same compiler and, in
+``builder()``, the extension of intel_extension_for_pytorch, for a torch that has no SYCL support of its own.
+``sycl-rtc``: the host side by the ordinary C++ compiler, the kernels at run time by the SYCL runtime; needs no oneAPI
+installation. The first two were never run on hardware by this project.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib.util
+import shutil
+from dataclasses import dataclass
+
+from op_builder import env
+from op_builder.errors import EnvironmentValueError
+from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, SyclRuntime, find_ahead_runtime, find_runtime
+from op_builder.torch_install import torch_install
+
+
+class SyclToolchain(enum.Enum):
+    """How a SYCL op is compiled."""
+
+    ICPX = "icpx"
+    IPEX = "ipex"
+    RTC = "sycl-rtc"
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether kernels are compiled ahead of time."""
+        return self is not SyclToolchain.RTC
+
+
+@dataclass(frozen=True)
+class SyclFacts:
+    """What the choice depends on.
+
+    Attributes:
+        torch_xpu: version of the SYCL toolkit that torch was built with, None for no XPU build.
+        icpx: path of oneAPI's compiler, None where it is not on PATH.
+        has_ipex: whether intel_extension_for_pytorch is installed.
+        runtime: the SYCL runtime with its headers, for the kernels that it compiles.
+        ahead_runtime: the one that icpx's programs are linked with.
+        has_kernel_texts: whether the op's kernels are texts apart from its host code.
+        asked: the toolchain that the user asked for.
+    """
+
+    torch_xpu: str | None
+    icpx: str | None
+    has_ipex: bool
+    runtime: SyclRuntime | None
+    has_kernel_texts: bool
+    asked: str | None = None
+    ahead_runtime: SyclRuntime | None = None
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A toolchain that can compile the op."""
+
+    toolchain: SyclToolchain
+    detail: str
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A toolchain that cannot, why, and what to do about it."""
+
+    toolchain: SyclToolchain
+    reason: str
+    remedy: str
+
+
+Candidate = Accepted | Rejected
+
+
+def gather_facts(*, has_kernel_texts: bool) -> SyclFacts:
+    """The facts of this machine and environment.
+
+    Raises:
+        EnvironmentValueError: ACCEL_SYCL_TOOLCHAIN names no toolchain.
+    """
+    asked = env.ACCEL_SYCL_TOOLCHAIN.get()
+    names = [toolchain.value for toolchain in SyclToolchain]
+    if asked is not None and asked not in names:
+        raise EnvironmentValueError(env.ACCEL_SYCL_TOOLCHAIN.name, asked, f"one of {', '.join(names)}")
+    icpx = shutil.which("icpx")
+    return SyclFacts(
+        torch_xpu=torch_install().xpu,
+        icpx=icpx,
+        has_ipex=importlib.util.find_spec("intel_extension_for_pytorch") is not None,
+        runtime=find_runtime(),
+        has_kernel_texts=has_kernel_texts,
+        asked=asked,
+        ahead_runtime=find_ahead_runtime(icpx) if icpx is not None else None,
+    )
+
+
+def candidates(facts: SyclFacts) -> list[Candidate]:
+    """Every toolchain, best first: kernels that are compiled ahead start at once."""
+    return [_icpx(facts), _ipex(facts), _rtc(facts)]
+
+
+def choose(facts: SyclFacts) -> Candidate:
+    """The first toolchain that is accepted; else the one whose remedy is the shortest way to a working op."""
+    found = candidates(facts)
+    accepted = next((candidate for candidate in found if isinstance(candidate, Accepted)), None)
+    if accepted is not None:
+        return accepted
+    nearest = facts.asked or (SyclToolchain.RTC if facts.has_kernel_texts else SyclToolchain.ICPX).value
+    return next(candidate for candidate in found if candidate.toolchain.value == nearest)
+
+
+_OTHER_ASKED = "ACCEL_SYCL_TOOLCHAIN={} asks for another."
+_NO_ICPX = "icpx is not on PATH."
+_ICPX_REMEDY = "Install Intel's oneAPI DPC++ compiler and source its setvars.sh."
+
+
+def _icpx(facts: SyclFacts) -> Candidate:
+    this = SyclToolchain.ICPX
+    if facts.asked not in (None, this.value):
+        return Rejected(this, _OTHER_ASKED.format(facts.asked), "Unset it.")
+    if facts.torch_xpu is None:
+        return Rejected(this, "torch is no XPU build.", "Install a torch for XPU (download.pytorch.org/whl/xpu).")
+    if facts.icpx is None:
+        return Rejected(this, _NO_ICPX, _ICPX_REMEDY)
+    if facts.ahead_runtime is None:
+        return _without_runtime(this, facts.icpx)
+    return Accepted(this, f"{facts.icpx}, torch for XPU {facts.torch_xpu}")
+
+
+def _ipex(facts: SyclFacts) -> Candidate:
+    this = SyclToolchain.IPEX
+    if facts.asked not in (None, this.value):
+        return Rejected(this, _OTHER_ASKED.format(facts.asked), "Unset it.")
+    if not facts.has_ipex:
+        return Rejected(this, "intel_extension_for_pytorch is not installed.", "Install it, or use another toolchain.")
+    if facts.icpx is None:
+        return Rejected(this, _NO_ICPX, _ICPX_REMEDY)
+    if facts.ahead_runtime is None:
+        return _without_runtime(this, facts.icpx)
+    return Accepted(this, f"{facts.icpx}, by intel_extension_for_pytorch")
+
+
+def _without_runtime(this: SyclToolchain, icpx: str) -> Rejected:
+    # Not the wheels: they would be a second libsycl beside oneAPI's.
+    return Rejected(this, f"neither {icpx}'s own installation nor Python's has a SYCL runtime.", _ICPX_REMEDY)
+
+
+def _rtc(facts: SyclFacts) -> Candidate:
+    this = SyclToolchain.RTC
+    if facts.asked not in (None, this.value):
+        return Rejected(this, _OTHER_ASKED.format(facts.asked), "Unset it.")
+    if not facts.has_kernel_texts:
+        return Rejected(
+            this,
+            "the op's kernels are part of its host code, which only a SYCL compiler can read.",
+            "Use icpx, or give the kernels as free functions in texts of their own (kernel_sources()).",
+        )
+    if facts.runtime is None:
+        return Rejected(this, "no SYCL runtime with its headers is installed.", INSTALL_REMEDY)
+    if facts.runtime.kernel_compiler is None:
+        return Rejected(
+            this, f"the SYCL runtime in {facts.runtime.prefix} has no kernel compiler (libsycl-jit.so).", INSTALL_REMEDY
+        )
+    return Accepted(this, f"libsycl {facts.runtime.version} in {facts.runtime.prefix}")

@@ -1,0 +1,118 @@
+"""oneAPI's compiler ``icpx``, which compiles kernels ahead of time, and its command lines.
+
+The commands are those of ``torch.utils.cpp_extension`` for its own SYCL extensions: host code by the ordinary C++
+compiler behind icpx, device code linked by itself, then all objects linked. Never run on hardware by this project:
+the tests run them through a stand-in that checks the arguments and compiles the host side.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from op_builder import env
+from op_builder.errors import ToolchainError
+from op_builder.memo import Memo
+from op_builder.plan import BuildPlan, Language
+from op_builder.toolchains.process import run
+from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, SyclRuntime, find_ahead_runtime, find_runtime
+
+# Without hardware for double precision, these need special consideration: torch leaves them out, too.
+_LEFT_OUT = "dg2"
+
+EXACT_FLAGS = ("-fp-model=precise", "-no-ftz")
+"""What keeps icpx, whose default is ``-fp-model=fast`` with denormals flushed, to the arithmetic that is written."""
+
+
+@dataclass(frozen=True)
+class SyclCompiler:
+    """icpx, as it was found on PATH.
+
+    Attributes:
+        path: its resolved file.
+        version: its first line of ``--version``.
+    """
+
+    path: str
+    version: str
+
+    @property
+    def identity(self) -> str:
+        return f"{self.path} | {self.version}"
+
+
+def find_sycl_tools(plan: BuildPlan, memo: Memo) -> tuple[SyclRuntime, SyclCompiler | None]:
+    """The runtime, and for a plan with SYCL sources the compiler.
+
+    Raises:
+        ToolchainError: one of them is missing, or icpx does not answer.
+    """
+    uses_compiler = any(source.language is Language.SYCL for source in plan.sources)
+    compiler = find_icpx(memo) if uses_compiler else None
+    runtime = find_ahead_runtime(compiler.path) if compiler is not None else find_runtime()
+    if runtime is None:
+        raise ToolchainError("No SYCL runtime with its headers is installed.", INSTALL_REMEDY)
+    return runtime, compiler
+
+
+def find_icpx(memo: Memo) -> SyclCompiler:
+    """oneAPI's compiler.
+
+    Raises:
+        ToolchainError: it is not on PATH, or does not answer ``--version``.
+    """
+    found = shutil.which("icpx")
+    if found is None:
+        raise ToolchainError("icpx is not on PATH.", "Install Intel's oneAPI DPC++ compiler and source its setvars.sh.")
+    path = os.path.realpath(found)
+
+    def work_out() -> tuple[dict[str, Any], list[str]]:
+        told = run([found, "--version"])
+        if not told.ok or not told.output.strip():
+            raise ToolchainError(f"{found} does not answer --version.", "Reinstall oneAPI's DPC++ compiler.")
+        return {"version": told.output.strip().splitlines()[0]}, [path]
+
+    return SyclCompiler(path, memo.get(f"icpx {path}", work_out)["version"])
+
+
+def target_devices() -> tuple[str, ...]:
+    """Intel GPUs to compile for: ``TORCH_XPU_ARCH_LIST``, else those torch was built for, as torch chooses them."""
+    if env.TORCH_XPU_ARCH_LIST.is_set():
+        asked = env.TORCH_XPU_ARCH_LIST.raw() or ""
+        return tuple(name for name in asked.split(",") if name)
+    import torch
+
+    listed: Sequence[str] = torch.xpu.get_arch_list() if torch.xpu._is_compiled() else ()
+    return tuple(name for name in listed if not name.startswith(_LEFT_OUT))
+
+
+def compile_flags(devices: Sequence[str], host_compiler: str, host_flags: Sequence[str]) -> list[str]:
+    """What icpx is given to compile a source, besides ``host_flags``, which both its passes get.
+
+    Args:
+        devices: Intel GPUs to compile for ahead of time; none leaves that to the driver.
+    """
+    return [
+        "-fsycl",
+        target_flag(devices),
+        "-sycl-std=2020",
+        f"-fsycl-host-compiler={host_compiler}",
+        # icpx takes a level of quotes away; as torch has it for releases from 2025.2 on.
+        "-fsycl-host-compiler-options=" + shlex.join(flag.replace('"', '\\"') for flag in host_flags),
+    ]
+
+
+def target_flag(devices: Sequence[str]) -> str:
+    """Which device code is made: for named GPUs ahead of time, and SPIR-V for all others."""
+    return f"-fsycl-targets={'spir64_gen,' if devices else ''}spir64"
+
+
+def device_link(compiler: SyclCompiler, devices: Sequence[str], objects: Sequence[str], output: str) -> list[str]:
+    """The command that links the device code of ``objects`` into one more object."""
+    named = ["-Xs", f"-device {','.join(devices)}"] if devices else []
+    link = ["-fsycl", "-fsycl-link", "--offload-compress", target_flag(devices)]
+    return [compiler.path, *objects, "-o", output, *link, *named]

@@ -1,0 +1,99 @@
+"""Checks of SYCL ops: is there a toolchain that works, a runtime, a device?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from op_builder.memo import Memo
+from op_builder.outcomes import CheckOutcome, Failed, Passed, guarded, guarded_value
+from op_builder.toolchains.sycl import Accepted, Candidate, SyclToolchain
+from op_builder.toolchains.sycl_devices import opencl_devices
+from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, find_ahead_runtime, find_runtime
+from op_builder.torch_install import torch_install
+
+if TYPE_CHECKING:
+    from op_builder.sycl_builder import SYCLOpBuilder
+
+_TOOLCHAIN, _DEVICE = "SYCL toolchain", "SYCL device"
+
+# Quickly read, and the exception's constructor is in libsycl.
+_PROBE = """#include <sycl/exception.hpp>
+int main() { throw sycl::exception(sycl::errc::invalid, "probe"); }
+"""
+
+
+def toolchain_checks(builder: SYCLOpBuilder) -> list[CheckOutcome]:
+    """Whether the op's kernels and host side can be compiled."""
+    chosen = guarded_value(_TOOLCHAIN, builder.toolchain)
+    if isinstance(chosen, Failed):
+        return [chosen]
+    outcomes = [guarded(_TOOLCHAIN, lambda: _chosen(chosen))]
+    if isinstance(chosen, Accepted):
+        outcomes.append(guarded("SYCL host code", lambda: host_check(chosen.toolchain, builder.cache.memo)))
+    return outcomes
+
+
+def load_checks(builder: SYCLOpBuilder) -> list[CheckOutcome]:
+    """Whether the op finds a runtime and a device."""
+    return [guarded(_DEVICE, lambda: device_check(builder.cache.memo))]
+
+
+def _chosen(chosen: Candidate) -> CheckOutcome:
+    if isinstance(chosen, Accepted):
+        return Passed(_TOOLCHAIN, f"{chosen.toolchain.value}: {chosen.detail}")
+    return Failed(_TOOLCHAIN, f"{chosen.toolchain.value}: {chosen.reason}", chosen.remedy)
+
+
+def host_check(toolchain: SyclToolchain, memo: Memo) -> CheckOutcome:
+    """The compiler of the host side compiles a small program against the SYCL runtime, and links it."""
+    from op_builder.probes import remembered_failure_of
+    from op_builder.toolchains.compiler import find_cxx
+    from op_builder.toolchains.sycl_ahead import find_icpx
+
+    name = "SYCL host code"
+    compiler = find_icpx(memo) if toolchain.is_ahead else None
+    runtime = find_ahead_runtime(compiler.path) if compiler is not None else find_runtime()
+    if runtime is None:
+        return Failed(name, "no SYCL runtime with its headers is installed.", INSTALL_REMEDY)
+    if compiler is not None:
+        command, identity, program = [compiler.path, "-fsycl"], compiler.identity, compiler.path
+    else:
+        cxx = find_cxx(memo)
+        command, identity, program = list(cxx.command), cxx.identity, cxx.path
+
+    def compile_and_link(directory: Path) -> list[str]:
+        (directory / "probe.cpp").write_text(_PROBE)
+        places = ["-isystem", str(runtime.include_dir), f"-L{runtime.library_dir}"]
+        return [*command, "-std=c++17", *places, "probe.cpp", "-lsycl", "-o", "probe"]
+
+    subject = f"sycl host {identity} {runtime.prefix} {runtime.version} {_PROBE}"
+    failure = remembered_failure_of(compile_and_link, subject, [program, str(runtime.library)], memo)
+    if failure:
+        return Failed(name, f"{command[0]} cannot compile a small SYCL program: {failure}", INSTALL_REMEDY)
+    return Passed(name, f"{command[0]} with {runtime.library}")
+
+
+def device_check(memo: Memo) -> CheckOutcome:
+    """There is a device: of torch's where torch is an XPU build, or a CPU device that takes kernels."""
+    if torch_install().xpu is not None:
+        import torch
+
+        if torch.xpu.is_available():
+            return Passed(_DEVICE, f"{torch.xpu.device_count()} XPU device(s)")
+    runtime = find_runtime()
+    if runtime is None:
+        return Failed(_DEVICE, "no SYCL runtime is installed.", INSTALL_REMEDY)
+    answer = opencl_devices(runtime, memo)
+    if answer.failure:
+        return Failed(_DEVICE, answer.failure, INSTALL_REMEDY)
+    fitting = [device for device in answer.devices if device.kind == "cpu" and device.takes_kernels]
+    if fitting:
+        return Passed(_DEVICE, f"{fitting[0].name} ({fitting[0].platform})")
+    found = ", ".join(device.name for device in answer.devices) or "none"
+    return Failed(
+        _DEVICE,
+        f"the SYCL runtime in {runtime.prefix} has no CPU device that takes kernels; devices: {found}.",
+        "Install Intel's OpenCL runtime for CPUs: pip install 'accel-ops[sycl]'; if OCL_ICD_FILENAMES is set, unset it "
+        "or have it name libintelocl.so.",
+    )

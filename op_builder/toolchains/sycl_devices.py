@@ -1,0 +1,125 @@
+"""The SYCL devices of this machine, asked of their drivers in a child process.
+
+A driver that is loaded stays loaded and starts threads, so the question is none for a process that may fork. OpenCL
+devices are asked through OpenCL's C interface, which needs no compiler; Intel GPUs, where torch is an XPU build, of
+torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from op_builder import env
+from op_builder.memo import Memo
+from op_builder.toolchains.process import run
+from op_builder.toolchains.sycl_runtime import SyclRuntime, runtime_variables
+
+_TIMEOUT_S = 120.0
+_MARK = "accel-ops: devices"
+
+_CHILD = f"""
+import ctypes, json, sys
+for library in sys.argv[1:]:
+    cl = ctypes.CDLL(library)
+def listed(call, *first):
+    count = ctypes.c_uint(0)
+    if call(*first, 0, None, ctypes.byref(count)) != 0 or count.value == 0:
+        return []
+    found = (ctypes.c_void_p * count.value)()
+    call(*first, count, found, None)
+    return [ctypes.c_void_p(handle) for handle in found]
+def text(call, handle, number):
+    size = ctypes.c_size_t(0)
+    if call(handle, number, ctypes.c_size_t(0), None, ctypes.byref(size)) != 0:
+        return ""
+    room = ctypes.create_string_buffer(size.value + 1)
+    call(handle, number, size, room, None)
+    return room.value.decode(errors="replace").strip()
+def kind(handle):
+    bits = ctypes.c_uint64(0)
+    cl.clGetDeviceInfo(handle, 0x1000, ctypes.c_size_t(8), ctypes.byref(bits), None)
+    return "cpu" if bits.value & 2 else "gpu" if bits.value & 4 else "other"
+devices = []
+for platform in listed(cl.clGetPlatformIDs):
+    for device in listed(cl.clGetDeviceIDs, platform, ctypes.c_uint64(0xFFFFFFFF)):
+        ask = lambda number: text(cl.clGetDeviceInfo, device, number)
+        words = ask(0x1030).split()
+        devices.append(dict(
+            platform=text(cl.clGetPlatformInfo, platform, 0x0902), name=ask(0x102B), driver=ask(0x102D),
+            kind=kind(device), fp16="cl_khr_fp16" in words, fp64="cl_khr_fp64" in words, il="SPIR-V" in ask(0x105B),
+        ))
+print({_MARK!r}, json.dumps(devices))
+"""
+
+
+@dataclass(frozen=True)
+class SyclDevice:
+    """A device that the SYCL runtime has.
+
+    Attributes:
+        platform, name, driver: as its driver tells them.
+        kind: ``cpu``, ``gpu`` or ``other``.
+        fp16, fp64: whether it computes in half and double precision.
+        takes_kernels: whether its driver takes kernels that were compiled at run time (SPIR-V).
+    """
+
+    platform: str
+    name: str
+    driver: str
+    kind: str
+    fp16: bool
+    fp64: bool
+    takes_kernels: bool
+
+
+@dataclass(frozen=True)
+class DevicesAnswer:
+    """The devices, or why they could not be asked for."""
+
+    devices: tuple[SyclDevice, ...]
+    failure: str = ""
+
+
+def opencl_devices(runtime: SyclRuntime, memo: Memo) -> DevicesAnswer:
+    """The OpenCL devices that ``runtime`` finds; an answer with a device in it is remembered."""
+    library = runtime.library_dir / "libOpenCL.so.1"
+    # It finds Intel's mathematics only where something has opened that; the runtime's loader does.
+    brought = sorted(runtime.library_dir.glob("libur_loader.so.*"))[:1]
+    files = [library, *Path("/etc/OpenCL/vendors").glob("*.icd")]
+    files += [path for path in (runtime.opencl_cpu,) if path is not None]
+    variables = runtime_variables(runtime, Path())
+    told = env.OCL_ICD_FILENAMES.raw() or variables.get(env.OCL_ICD_FILENAMES.name, "")
+    subject = f"sycl devices {runtime.prefix} {runtime.version} {told}"
+
+    def work_out() -> tuple[dict[str, Any], list[str]]:
+        child = run(
+            [sys.executable, "-I", "-S", "-c", _CHILD, *map(str, brought), str(library)],
+            timeout_s=_TIMEOUT_S,
+            environment=env.child_environment(**variables),
+        )
+        _, mark, listed = child.output.rpartition(_MARK)
+        if not mark:
+            raise _Unanswered((child.errors.strip().splitlines() or [f"status {child.code}"])[-1])
+        found = json.loads(listed)
+        # What is missing may be installed the next moment: only an answer with devices stands.
+        return {"devices": found}, [str(path) for path in files] if found else ["/nothing"]
+
+    try:
+        fact = memo.get(subject, work_out)
+    except _Unanswered as unanswered:
+        return DevicesAnswer((), f"{library} did not answer: {unanswered}")
+    return DevicesAnswer(tuple(map(_device, fact["devices"])))
+
+
+def _device(told: dict[str, Any]) -> SyclDevice:
+    return SyclDevice(
+        told["platform"], told["name"], told["driver"], told["kind"], told["fp16"], told["fp64"], told["il"]
+    )
+
+
+class _Unanswered(Exception):
+    pass

@@ -1,0 +1,357 @@
+"""SYCL ops whose kernels the SYCL runtime compiles: built, loaded and run on the SYCL CPU device."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sycl_ops import KERNEL, PLAIN_BINDING, PLAIN_KERNEL, ScaleBuilder, needs_runtime, run_with_op, write_scale
+
+from op_builder import env
+from op_builder.cache.leftovers import leftovers, remove_leftovers
+from op_builder.cache.store import Cache
+from op_builder.errors import CompileError, IncompatibleOpError, LoadError
+from op_builder.outcomes import Failed, failures
+from op_builder.toolchains import sycl_runtime
+from op_builder.toolchains.process import run
+from op_builder.toolchains.sycl_runtime import find_runtime, open_runtime, runtime_in
+from op_builder.torch_install import torch_install
+
+pytestmark = needs_runtime
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the op's files in ``op`` and a cache in which it is built."""
+    directory = tmp_path_factory.mktemp("sycl")
+    write_scale(directory / "op")
+    ScaleBuilder(directory / "op", Cache(directory / "cache")).load()
+    return directory
+
+
+@pytest.fixture
+def op(place: Path) -> Any:
+    return ScaleBuilder(place / "op", Cache(place / "cache")).load()
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 100_003])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_cpu_tensor_is_changed_in_place_when_the_call_returns(op: Any, dtype: torch.dtype, length: int) -> None:
+    x = torch.arange(length, dtype=dtype)
+    before, address = x.clone(), x.data_ptr()
+    op.scale_(x, 3.0)
+    assert torch.equal(x, before * 3)
+    assert x.data_ptr() == address
+
+
+def test_many_threads_may_call_at_once(op: Any) -> None:
+    tensors = [torch.full((10_001,), float(index)) for index in range(16)]
+
+    def call(x: torch.Tensor) -> None:
+        for _ in range(50):
+            op.scale_(x, 2.0)
+            op.scale_(x, 0.5)
+
+    threads = [threading.Thread(target=call, args=(x,)) for x in tensors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all(torch.equal(x, torch.full((10_001,), float(index))) for index, x in enumerate(tensors))
+
+
+def test_kernels_are_compiled_by_the_build_and_kept(place: Path) -> None:
+    kept = sorted((place / "cache" / "sycl_kernels").rglob("*.bin"))
+    assert kept
+    done = run_with_op(place, "x = torch.ones(3); op.scale_(x, 2.0); print(x.tolist(), time.perf_counter() - began)")
+    assert done.returncode == 0, done.stderr
+    values, _, _ = done.stdout.partition("] ")
+    assert values == "[2.0, 2.0, 2.0"
+    assert sorted((place / "cache" / "sycl_kernels").rglob("*.bin")) == kept
+
+
+def test_the_manifest_says_what_the_binary_needs_and_that_its_kernels_were_compiled(place: Path) -> None:
+    (entry,) = Cache(place / "cache").entries("sycl_scale")
+    runtime = find_runtime()
+    assert runtime is not None
+    assert entry.manifest.needs["libsycl.so"] == str(runtime.major)
+    assert entry.manifest.check.endswith("a kernel compiled")
+    assert str(place).encode() not in entry.artifact.read_bytes()
+
+
+def test_threads_of_a_new_process_compile_kernels_once(place: Path) -> None:
+    code = """
+        tensors = [torch.ones(1001) for _ in range(8)]
+        threads = [threading.Thread(target=op.scale_, args=(x, 2.0)) for x in tensors]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        print(all(torch.equal(x, torch.full((1001,), 2.0)) for x in tensors))
+    """
+    done = run_with_op(place, code)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+def test_a_fork_after_the_first_use_is_told_instead_of_hanging(place: Path) -> None:
+    code = """
+        op.scale_(torch.ones(3), 2.0)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                op.scale_(torch.ones(3), 2.0)
+            except RuntimeError as error:
+                os._exit(7 if "forked" in str(error) and "spawn" in str(error) else 8)
+            os._exit(9)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """
+    done = run_with_op(place, code)
+    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
+
+
+def test_a_fork_before_the_first_use_works_in_both_processes(place: Path) -> None:
+    code = """
+        pid = os.fork()
+        x = torch.ones(3)
+        op.scale_(x, 2.0)
+        right = x.tolist() == [2.0, 2.0, 2.0]
+        if pid == 0:
+            os._exit(0 if right else 1)
+        print(right, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """
+    done = run_with_op(place, code)
+    assert (done.returncode, done.stdout) == (0, "True 0\n"), done.stderr
+
+
+def test_a_wrong_number_of_arguments_is_told(op: Any) -> None:
+    with pytest.raises(RuntimeError, match=r"tests::scale<float> takes 3 arguments and was given 2"):
+        op.forget_(torch.ones(3), 2.0)
+
+
+def test_an_error_in_a_kernel_names_its_file_and_line(tmp_path: Path) -> None:
+    broken = KERNEL.replace("static_cast<T>(x[i] * a * FACTOR)", "undeclared(x[i])")
+    line = next(number for number, text in enumerate(broken.splitlines(), 1) if "undeclared" in text)
+    write_scale(tmp_path / "op", kernel=broken)
+    with pytest.raises(CompileError) as caught:
+        ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache")).load()
+    assert f"/scale.sycl.hpp:{line}:" in caught.value.diagnostic.splitlines()[0]
+    assert "undeclared" in caught.value.diagnostic
+    assert "undeclared" in Path(caught.value.log_path).read_text()
+    assert Cache(tmp_path / "cache").entries("sycl_scale") == []
+
+
+def test_a_kernel_that_is_no_template_works(tmp_path: Path) -> None:
+    write_scale(tmp_path / "op", kernel=PLAIN_KERNEL, binding=PLAIN_BINDING)
+    plain = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache")).load()
+    x = torch.arange(5.0)
+    plain.scale_(x, 3.0)
+    assert x.tolist() == [0.0, 3.0, 6.0, 9.0, 12.0]
+
+
+def test_an_edited_header_of_a_kernel_is_another_build(tmp_path: Path, op: Any) -> None:
+    write_scale(tmp_path / "op", factor="10.0f")
+    tenfold = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache")).load()
+    x, y = torch.ones(3), torch.ones(3)
+    tenfold.scale_(x, 2.0)
+    op.scale_(y, 2.0)  # both builds live in this process
+    assert (x.tolist(), y.tolist()) == ([20.0] * 3, [2.0] * 3)
+
+
+def test_a_machine_without_a_device_is_told_so(place: Path) -> None:
+    done = run_with_op(place, "", OCL_ICD_FILENAMES="/nowhere/libnothing.so")
+    assert done.returncode != 0
+    assert "has no CPU device that takes kernels; devices: none" in done.stderr
+    assert "pip install 'accel-ops[sycl]'" in done.stderr
+
+
+def test_the_driver_that_the_user_names_is_kept(place: Path) -> None:
+    runtime = find_runtime()
+    assert runtime is not None
+    named = f"{runtime.opencl_cpu}:/nowhere/libnothing.so"
+    done = run_with_op(place, 'print(os.environ["OCL_ICD_FILENAMES"])', OCL_ICD_FILENAMES=named)
+    assert done.stdout == f"{named}\n", done.stderr
+
+
+def test_a_missing_runtime_is_told_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_scale(tmp_path / "op")
+    for module in ("sycl", "sycl_checks", "sycl_runtime", "sycl_ahead"):
+        monkeypatch.setattr(f"op_builder.toolchains.{module}.find_runtime", lambda: None)
+    builder = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache"))
+    with pytest.raises(IncompatibleOpError, match=r"no SYCL runtime") as caught:
+        builder.load()
+    assert "pip install 'accel-ops[sycl]'" in caught.value.remedy
+    assert not builder.is_compatible()
+
+
+def test_the_build_command_compiles_every_kernel_ahead(place: Path) -> None:
+    from op_builder.build import build_all
+
+    builder = ScaleBuilder(place / "op", Cache(place / "cache"))
+    (outcome,) = build_all([builder], required=["sycl_scale"], force=False, report=lambda *_: None, with_kernels=True)
+    assert outcome.status == "cached"
+    kept = sorted((place / "cache" / "sycl_kernels").rglob("*.bin"))
+    done = run_with_op(place, "op.scale_(torch.ones(3, dtype=torch.float64), 2.0); op.scale_(torch.ones(3), 2.0)")
+    assert done.returncode == 0, done.stderr
+    assert sorted((place / "cache" / "sycl_kernels").rglob("*.bin")) == kept
+
+
+def test_clearing_the_cache_removes_compiled_kernels(tmp_path: Path) -> None:
+    kernel = tmp_path / "sycl_kernels" / "17496268137597499485" / "6255552099019086948"
+    kernel.mkdir(parents=True)
+    (kernel / "0.bin").write_bytes(bytes(1000))
+    cache = Cache(tmp_path)
+    assert [item.path for item in leftovers(cache)] == [kernel]
+    assert remove_leftovers(leftovers(cache)) == 1000
+    assert not kernel.exists()
+
+
+def test_a_runtime_without_its_kernel_compiler_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = find_runtime()
+    assert runtime is not None
+    prefix = tmp_path / "prefix"
+    for name in (f"lib/{runtime.soname}", "include/sycl"):
+        (prefix / name).parent.mkdir(parents=True, exist_ok=True)
+        (prefix / name).symlink_to(runtime.prefix / name)
+    monkeypatch.setattr("op_builder.toolchains.sycl.find_runtime", lambda: runtime_in(prefix))
+    write_scale(tmp_path / "op")
+    failed = failures(ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache")).build_checks())
+    assert [(failure.name, "libsycl-jit.so" in failure.reason) for failure in failed] == [("SYCL toolchain", True)]
+
+
+def test_a_binary_for_another_release_of_the_runtime_is_not_opened(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"libsycl\.so\.5"):
+        open_runtime(tmp_path, "libsycl.so.5")
+
+
+@pytest.mark.parametrize("name", ["libsycl.so.8.0.0", "libsycl.so.90.0.0", "libsycl-preview.so.9.0.0"])
+def test_a_second_runtime_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(sycl_runtime, "opened_runtimes", lambda: [f"/elsewhere/lib/{name}"])
+    with pytest.raises(LoadError, match=rf"has /elsewhere/lib/{re.escape(name)} open; a process can have only one"):
+        open_runtime(tmp_path, "libsycl.so.9")
+
+
+def test_a_prebuilt_for_another_release_of_the_runtime_is_passed_over_with_the_reason(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from op_builder.prebuilt import _other_sycl
+
+    (entry,) = Cache(place / "cache").entries("sycl_scale")
+    assert _other_sycl(entry) is None
+    entry.manifest.needs["libsycl.so"] = "5"
+    assert str(_other_sycl(entry)).startswith("it needs libsycl.so.5, the SYCL runtime here is ")
+    monkeypatch.setattr("op_builder.toolchains.sycl_runtime.find_runtime", lambda: None)
+    assert "no SYCL runtime is installed" in str(_other_sycl(entry))
+
+
+def test_the_memory_map_names_each_runtime_once() -> None:
+    lines = [
+        "7f00-7f01 r-xp 00000000 08:01 123 /opt/x/lib/libsycl.so.9.0.0\n",
+        "7f01-7f02 r--p 00000000 08:01 123 /opt/x/lib/libsycl.so.9.0.0\n",
+        "7f02-7f03 r-xp 00000000 08:01 124 /opt/x/lib/libsycl-jit.so.23.1\n",
+        "7f03-7f04 rw-p 00000000 00:00 0 \n",
+        "7f04-7f05 r-xp 00000000 08:01 125    /home/a user/lib/libsycl.so.8.0.0 (deleted)\n",
+        "7f05-7f06 r-xp 00000000 08:01 126    /opt/y/lib/libsycl-preview.so.9.0.0\n",
+    ]
+    assert sycl_runtime.matching_libraries(lines) == [
+        "/opt/x/lib/libsycl.so.9.0.0",
+        "/home/a user/lib/libsycl.so.8.0.0",
+        "/opt/y/lib/libsycl-preview.so.9.0.0",
+    ]
+
+
+@pytest.mark.parametrize("root", ["/pytorch/torch", "/torch", "/var/task/torch"])
+def test_a_torch_in_a_shallow_directory_is_no_prefix_of_a_runtime(monkeypatch: pytest.MonkeyPatch, root: str) -> None:
+    usual = find_runtime()
+    install = replace(torch_install(), root=Path(root))
+    monkeypatch.setattr(sycl_runtime, "torch_install", lambda: install)
+    assert find_runtime() == usual
+    monkeypatch.setattr(sycl_runtime, "torch_install", lambda: replace(install, xpu="20250302"))
+    assert find_runtime() is None
+
+
+DENY_FP64 = """
+#include <dlfcn.h>
+#include <sycl/device.hpp>
+
+#define HAS "_ZNK4sycl3_V16device3hasENS0_6aspectE"  // sycl::device::has(aspect)
+
+extern "C" bool deny(const sycl::device* device, sycl::aspect aspect) asm(HAS);
+extern "C" bool deny(const sycl::device* device, sycl::aspect aspect) {
+  using Has = bool (*)(const sycl::device*, sycl::aspect);
+  // libsycl is opened for itself alone, so RTLD_NEXT would not find it.
+  static const Has real = reinterpret_cast<Has>(dlsym(dlopen(LIBSYCL, RTLD_LAZY | RTLD_NOLOAD), HAS));
+  return aspect != sycl::aspect::fp64 && real(device, aspect);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def without_fp64(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that has every SYCL device say it cannot compute in double precision, to be preloaded."""
+    runtime = find_runtime()
+    assert runtime is not None
+    directory = tmp_path_factory.mktemp("without_fp64")
+    (directory / "deny.cpp").write_text(DENY_FP64)
+    library = directory / "libdeny.so"
+    include = ["-isystem", str(runtime.include_dir), f'-DLIBSYCL="{runtime.soname}"']
+    done = run(["g++", "-std=c++17", "-shared", "-fPIC", *include, str(directory / "deny.cpp"), "-o", str(library)])
+    assert done.ok, done.errors
+    return library
+
+
+def test_a_device_without_double_precision_runs_the_other_kernels_and_tells_of_these(
+    place: Path, without_fp64: Path
+) -> None:
+    code = """
+        x = torch.ones(3)
+        op.scale_(x, 2.0)
+        print(x.tolist())
+        try:
+            op.scale_(torch.ones(3, dtype=torch.float64), 2.0)
+        except RuntimeError as error:
+            print(error)
+    """
+    done = run_with_op(place, code, LD_PRELOAD=str(without_fp64))
+    assert "[2.0, 2.0, 2.0]" in done.stdout, done.stderr
+    assert "Kernel tests::scale<double> computes in double (fp64)" in done.stdout
+
+
+def test_code_that_only_a_sycl_compiler_can_read_needs_icpx(tmp_path: Path) -> None:
+    write_scale(tmp_path / "op")
+
+    class Whole(ScaleBuilder):
+        def kernel_sources(self) -> list[str]:
+            return []
+
+    outcomes = Whole(tmp_path / "op", Cache(tmp_path / "cache")).build_checks()
+    failed = [outcome for outcome in outcomes if isinstance(outcome, Failed)]
+    assert [failure.name for failure in failed] == ["SYCL toolchain"]
+    assert failed[0].reason.startswith("icpx: ")
+
+
+def test_the_report_tells_of_toolchains_and_devices(tmp_path: Path) -> None:
+    from op_builder.report.render import sycl_rows
+    from op_builder.report.sycl import sycl_facts
+
+    facts = json.loads(json.dumps(sycl_facts(Cache(tmp_path))))
+    chosen = {found["name"]: found["chosen"] for found in facts["toolchains"]}
+    assert chosen == {"icpx": False, "ipex": False, "sycl-rtc": True}
+    assert all(found["reason"] and found["remedy"] for found in facts["toolchains"] if not found["accepted"])
+    assert [device["kind"] for device in facts["devices"]] == ["cpu"]
+    assert facts["kernel_compiler"]["devices"] == [facts["devices"][0]["name"]]
+    shown = {name: str(value) for name, value in sycl_rows(facts)}
+    assert shown["sycl-rtc"].startswith("chosen: libsycl ")
+    assert facts["devices"][0]["driver"] in shown["device (cpu)"]
+
+
+def test_the_report_tells_why_there_is_no_kernel_compiler(tmp_path: Path) -> None:
+    from op_builder.report.sycl import sycl_facts
+
+    with env.scope(OCL_ICD_FILENAMES="/nowhere/libnothing.so"):
+        facts = sycl_facts(Cache(tmp_path))
+    assert facts["kernel_compiler"]["error"] == "no device takes kernels that are compiled at run time."
+    assert facts["devices"] == []

@@ -1,0 +1,320 @@
+"""The functions with SYCL kernels, on the SYCL CPU device."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from sycl_cases import in_threads, needs_sycl
+
+from op_builder.errors import OpArgumentError
+from op_builder.ops import dequantize_blocks, packbits, quantize_blocks, rms_norm, unpackbits
+from op_builder.xpu import BlockQuantizeBuilder, PackBitsBuilder, RMSNormBuilder
+
+pytestmark = needs_sycl
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+SHAPES = [(0,), (1,), (7,), (8,), (9,), (3, 8), (3, 13), (2, 3, 1003), (5, 0), (0, 5), (70_001,), (3, 65_544)]
+U = 2.0**-24
+
+
+def random_bytes(shape: tuple[int, ...]) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(len(shape))
+    return torch.randint(0, 4, shape, dtype=torch.uint8, generator=generator) * 85  # 0, 85, 170, 255
+
+
+def test_more_rows_than_a_launch_can_number_are_refused():
+    x = torch.zeros(2**31 // 16, 1, dtype=torch.uint8)
+    with pytest.raises(OpArgumentError, match=r"groups of 16 work-items; a launch has fewer(?s:.*)Pass it in parts"):
+        packbits(x)
+
+
+# Bits -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bitorder", ["big", "little"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bits_are_packed_and_unpacked_as_numpy_does(shape, bitorder):
+    x = random_bytes(shape)
+    packed = packbits(x, bitorder)
+    expected = np.packbits(x.numpy(), axis=-1, bitorder=bitorder)
+    assert packed.numpy().shape == expected.shape
+    assert (packed.numpy() == expected).all()
+    assert torch.equal(unpackbits(packed, shape[-1], bitorder), (x != 0).to(torch.uint8))
+    whole = np.unpackbits(expected, axis=-1, bitorder=bitorder)
+    assert (unpackbits(packed, bitorder=bitorder).numpy() == whole).all()
+
+
+def test_every_byte_is_unpacked_and_packed_again():
+    every = torch.arange(256, dtype=torch.uint8)
+    for bitorder in ("big", "little"):
+        assert torch.equal(packbits(unpackbits(every, bitorder=bitorder), bitorder), every)
+
+
+def test_every_value_of_a_byte_but_zero_is_a_one():
+    x = torch.arange(256, dtype=torch.uint8)
+    assert torch.equal(unpackbits(packbits(x)), (x != 0).to(torch.uint8))
+
+
+def test_bools_views_and_unaligned_tensors_are_packed():
+    storage = random_bytes((4, 105))
+    for x in (storage != 0, storage[:, 3:], storage.t(), storage.reshape(-1)[5:]):
+        assert (packbits(x).numpy() == np.packbits(x.numpy(), axis=-1)).all()
+
+
+def test_nothing_beyond_the_packed_bytes_is_touched():
+    module = PackBitsBuilder().load()
+    for columns in (5, 8, 13, 4096):
+        storage = torch.full(((columns + 7) // 8 + 2,), 77, dtype=torch.uint8)
+        module.ops.pack.default(torch.zeros(columns, dtype=torch.uint8), storage[1:-1], columns, True)
+        assert storage.tolist() == [77] + [0] * ((columns + 7) // 8) + [77]
+        storage = torch.full((columns + 2,), 77, dtype=torch.uint8)
+        packed = torch.zeros((columns + 7) // 8, dtype=torch.uint8)
+        module.ops.unpack.default(packed, storage[1:-1], columns, True)
+        assert storage.tolist() == [77] + [0] * columns + [77]
+
+
+BAD_BITS = [
+    (lambda: packbits(torch.ones(3)), "x is of type Float; uint8 or bool"),
+    (lambda: packbits(torch.ones((), dtype=torch.uint8)), "x has no dimension"),
+    (lambda: packbits(torch.ones(3, dtype=torch.uint8), "middle"), "bitorder is 'middle'"),
+    (lambda: packbits([1, 0]), "x is of type list"),
+    (lambda: unpackbits(torch.ones(2, dtype=torch.uint8), 17), "count is 17, which 2 bytes a row do not hold"),
+    (lambda: unpackbits(torch.ones(2, dtype=torch.uint8), 8), "count is 8"),
+    (lambda: packbits(torch.ones(3, dtype=torch.uint8, device="meta")), "x is on device meta"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), BAD_BITS)
+def test_what_cannot_be_packed_is_refused(call, message):
+    with pytest.raises(OpArgumentError, match=message):
+        call()
+
+
+# Quantisation ------------------------------------------------------------------------------------
+
+
+def values(numel: int, dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(numel)
+    storage = torch.empty(numel + offset, dtype=dtype)
+    tensor = storage[offset:]
+    tensor.copy_(torch.randn(numel, generator=generator) * 10 ** (torch.rand(numel, generator=generator) * 6 - 3))
+    return tensor
+
+
+def blocks_of(x: torch.Tensor, block_size: int) -> torch.Tensor:
+    """In float64, a row for each block, the last filled up with zeros."""
+    padded = torch.zeros(-(-x.numel() // block_size) * block_size, dtype=torch.float64)
+    padded[: x.numel()] = x
+    return padded.view(-1, block_size)
+
+
+def signed_codes(codes: torch.Tensor, numel: int) -> torch.Tensor:
+    """Codes as numbers: of eight bits as they are, of four from both halves of each byte."""
+    if codes.dtype == torch.int8:
+        return codes.double()
+    halves = torch.stack((codes & 15, codes >> 4), dim=1).reshape(-1)[:numel].double()
+    return torch.where(halves > 7, halves - 16, halves)
+
+
+@pytest.mark.parametrize(("bits", "largest"), [(8, 127), (4, 7)])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("block_size", [2, 64, 256, 1000])
+def test_blocks_are_quantised_within_half_a_scale(bits, largest, dtype, block_size):
+    """Scale and factor are each rounded twice, the product once: a code may differ where an element lies within
+    some units of 2**-24 of the middle between two, so it comes back within half a scale and that much of it."""
+    for numel, offset in itertools.product((0, 1, 15, 17, 255, 256, 257, 4097, 70_001), (0, 1, 3)):
+        x = values(numel, dtype, offset)
+        codes, scales = quantize_blocks(x, bits, block_size)
+        assert scales.numel() == -(-numel // block_size)
+        assert codes.numel() == (numel if bits == 8 else -(-numel // 2))
+        back = dequantize_blocks(codes, scales, x.shape, block_size=block_size)
+        numbers = signed_codes(codes, numel)
+        assert (numbers.abs() <= largest).all()
+        blocks, code_blocks = blocks_of(x, block_size), blocks_of(numbers, block_size)
+        scale, wanted = scales.double()[:, None], blocks.abs().amax(1, keepdim=True) / largest if numel else blocks
+        assert ((scale - wanted).abs() <= 2 * U * wanted).all()
+        exact = (code_blocks.float() * scales[:, None]).view(-1)[:numel]
+        assert torch.equal(back, exact)
+        slack = 4 * U * blocks.abs() + 2 * U * largest * scale
+        assert ((code_blocks * scale - blocks).abs() <= scale / 2 + slack).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_codes_become_numbers_of_any_type_rounded_once(dtype, bits):
+    x = values(4097, torch.float32)
+    codes, scales = quantize_blocks(x, bits)
+    exact = dequantize_blocks(codes, scales, (17, 241))
+    assert torch.equal(dequantize_blocks(codes, scales, (17, 241), dtype), exact.to(dtype))
+
+
+def test_numbers_that_are_codes_come_back_as_they_were():
+    x = torch.arange(-127, 128).float() * 0.5
+    codes, scales = quantize_blocks(x, 8, 256)
+    assert torch.equal(dequantize_blocks(codes, scales, x.shape), x)
+    x = torch.arange(-7, 8).float() * 0.5
+    codes, scales = quantize_blocks(x, 4, 256)
+    assert torch.equal(dequantize_blocks(codes, scales, x.shape), x)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_zeros_and_the_smallest_numbers_are_zeros(bits):
+    x = torch.zeros(512)
+    x[300] = 1e-40
+    codes, scales = quantize_blocks(x, bits)
+    assert not codes.any()
+    assert scales.tolist() == [0, 0]
+    assert torch.equal(dequantize_blocks(codes, scales, x.shape), torch.zeros(512))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_block_with_what_is_no_number_comes_back_as_nan_and_others_as_they_were(value, dtype, bits):
+    x = values(600, dtype)
+    x[300] = value
+    back = dequantize_blocks(*quantize_blocks(x, bits), x.shape)
+    assert back[256:512].isnan().all()
+    assert back[:256].isfinite().all()
+    assert back[512:].isfinite().all()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_largest_numbers_do_not_overflow(bits):
+    x = torch.full((256,), torch.finfo(torch.float32).max)
+    assert dequantize_blocks(*quantize_blocks(x, bits), x.shape).isfinite().all()
+
+
+def one_block() -> tuple[torch.Tensor, torch.Tensor]:
+    return quantize_blocks(torch.ones(64), 8)
+
+
+BAD_BLOCKS = [
+    (lambda: quantize_blocks(torch.ones(8, dtype=torch.float64)), "x is of type Double"),
+    (lambda: quantize_blocks(torch.ones(8), 5), "bits is 5"),
+    (lambda: quantize_blocks(torch.ones(8), 8, 7), "block_size is 7"),
+    (lambda: quantize_blocks(torch.ones(8, requires_grad=True)), "x requires a gradient"),
+    (lambda: dequantize_blocks(*one_block(), (65,)), "codes has 64 elements of type Char; 65 of int8"),
+    (lambda: dequantize_blocks(*one_block(), (64,), block_size=16), "scales has 1 elements of type Float; 4"),
+    (lambda: dequantize_blocks(*one_block(), (64,), torch.float64), "dtype is torch.float64"),
+    (lambda: dequantize_blocks(one_block()[0].float(), one_block()[1], (64,)), "codes has 64 elements of type Float"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), BAD_BLOCKS)
+def test_what_cannot_be_quantised_is_refused(call, message):
+    with pytest.raises(OpArgumentError, match=message):
+        call()
+
+
+# RMSNorm -----------------------------------------------------------------------------------------
+
+
+def norm_bound(x: torch.Tensor, weight: torch.Tensor, eps: float, dtype: torch.dtype):
+    """The result in float64, and how far float32 may be from it.
+
+    A lane adds n / 16 squares by fused products, each within u of its result, and all are positive: n / 16 + 4 (the
+    lanes' tree) units of relative error, halved by the square root; division, root, reciprocal and two products add
+    eight.
+    """
+    x, weight = x.double(), weight.double()
+    n = x.shape[-1]
+    result = x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
+    relative = U * ((n / 16 + 4) / 2 + 8)
+    storing = torch.finfo(dtype).eps / 2 if dtype != torch.float32 else 0.0
+    smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    return result, result.abs() * (relative + storing) * 1.01 + smallest
+
+
+TYPES = [(torch.float32, torch.float32), *((d, w) for d in FLOATS[1:] for w in (d, torch.float32))]
+
+
+@pytest.mark.parametrize(("dtype", "weight_dtype"), TYPES)
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_rows_are_normalised_as_in_float64(dtype, weight_dtype, with_residual):
+    for shape, offset in itertools.product([(1, 1), (3, 15), (2, 3, 16), (5, 17), (300, 100), (7, 4097)], (0, 1)):
+        generator = torch.Generator().manual_seed(shape[-1])
+        x, residual = (torch.empty(int(np.prod(shape)) + offset, dtype=dtype)[offset:].view(shape) for _ in range(2))
+        x.copy_(torch.randn(shape, generator=generator) * 3)
+        residual.copy_(torch.randn(shape, generator=generator))
+        weight = torch.rand(shape[-1], generator=generator).to(weight_dtype)
+        before, total = x.clone(), x + residual
+        out = rms_norm(x, weight, 1e-5, residual if with_residual else None)
+        assert torch.equal(x, before)
+        if with_residual:
+            assert torch.equal(residual, total)
+        result, bound = norm_bound(total if with_residual else x, weight, 1e-5, dtype)
+        assert out.dtype == dtype
+        assert ((out.double() - result).abs() <= bound).all()
+
+
+def test_empty_rows_and_no_rows_give_nothing():
+    assert rms_norm(torch.ones(0, 5), torch.ones(5)).shape == (0, 5)
+    assert rms_norm(torch.ones(5, 0), torch.ones(0)).shape == (5, 0)
+
+
+def test_infinities_and_nan_stay_in_their_rows():
+    x = torch.ones(3, 20)
+    x[1, 3] = float("nan")
+    out = rms_norm(x, torch.ones(20))
+    assert out[1].isnan().all()
+    assert torch.equal(out[0], out[2])
+    assert out[0].isfinite().all()
+
+
+X = torch.ones(4, 8)
+BAD_NORMS = [
+    (lambda: rms_norm(X, torch.ones(7)), r"weight is of shape \(7,\), x of shape \(4, 8\)"),
+    (lambda: rms_norm(X, torch.ones(8), residual=torch.ones(4, 7)), "residual is of shape"),
+    (lambda: rms_norm(X, torch.ones(8), residual=torch.ones(4, 8).half()), "residual has 32 elements of type float16"),
+    (lambda: rms_norm(X, torch.ones(8), residual=torch.ones(8, 4).t()), "residual is not contiguous"),
+    (lambda: rms_norm(X, torch.ones(8), residual=X), "residual shares memory with x"),
+    (lambda: rms_norm(X, torch.ones(8).half()), "weight is of type float16, x of type float32"),
+    (lambda: rms_norm(X, torch.ones(8), eps=-1.0), "eps is -1.0"),
+    (lambda: rms_norm(X.double(), torch.ones(8)), "x is of type Double"),
+    (lambda: rms_norm(X, torch.nn.Parameter(torch.ones(8))), "weight requires a gradient"),
+    (lambda: rms_norm(X.to_sparse(), torch.ones(8)), "x has layout"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), BAD_NORMS)
+def test_what_cannot_be_normalised_is_refused(call, message):
+    with pytest.raises(OpArgumentError, match=message):
+        call()
+
+
+# All of them -------------------------------------------------------------------------------------
+
+
+def test_opcheck_of_all_ops():
+    bits, blocks, norm = PackBitsBuilder().load().ops, BlockQuantizeBuilder().load().ops, RMSNormBuilder().load().ops
+    bytes_, packed = random_bytes((3, 13)), torch.zeros(3, 2, dtype=torch.uint8)
+    codes, scales = torch.zeros(100, dtype=torch.int8), torch.zeros(2)
+    x, out = torch.randn(4, 8), torch.empty(4, 8)
+    for op, arguments in (
+        (bits.pack, (bytes_, packed, 13, True)),
+        (bits.unpack, (packed, bytes_, 13, False)),
+        (blocks.quantize, (torch.randn(100), codes, scales, 64, 8)),
+        (blocks.dequantize, (codes, scales, torch.empty(100), 64, 8)),
+        (norm.rms_norm, (x, None, torch.ones(8), out, 1e-6)),
+        (norm.rms_norm, (x, torch.randn(4, 8), torch.ones(8), out, 1e-6)),
+    ):
+        torch.library.opcheck(op.default, arguments)
+
+
+def test_many_threads_may_call_at_once():
+    def work(index: int) -> None:
+        generator = torch.Generator().manual_seed(index)
+        for _ in range(10):
+            x = torch.randn(3, 501 + index, generator=generator)
+            ones = (x > 0).to(torch.uint8)
+            assert torch.equal(unpackbits(packbits(ones), x.shape[-1]), ones)
+            back = dequantize_blocks(*quantize_blocks(x), x.shape)
+            assert (back - x).abs().max() < x.abs().max() / 200
+            result, bound = norm_bound(x, torch.ones(x.shape[-1]), 1e-6, torch.float32)
+            assert ((rms_norm(x, torch.ones(x.shape[-1])).double() - result).abs() <= bound).all()
+
+    in_threads(8, work)

@@ -1,0 +1,302 @@
+"""The fused optimizers with SYCL kernels, on the SYCL CPU device.
+
+Where numbers are given they have the bits of the CPU kernels, and so of the CUDA kernels, which
+``test_fused_kernels_alone.py`` holds to the same bits.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from adam_reference import Options, Tensors, U, assert_within, expect_update, random_tensors
+from fused_cases import CHUNK, assert_same, lists_of, mixed_cases, positional
+from sycl_cases import in_threads, needs_sycl
+
+from op_builder import cpu
+from op_builder.errors import AccelError, OpArgumentError
+from op_builder.ops import FusedLion, SYCLFusedAdam, SYCLFusedLion
+from op_builder.ops.native.fused import Control, FusedAdamModule, FusedLionModule
+from op_builder.ops.native.tensor_lists import TensorLists
+from op_builder.xpu import FusedAdamBuilder, FusedLionBuilder
+
+pytestmark = needs_sycl
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = [
+    (param, grad, moment)
+    for param, grad in itertools.product(FLOATS, FLOATS)
+    for moment in dict.fromkeys((torch.float32, param))
+]
+SKIP = torch.ones(1, dtype=torch.int32)
+GO = torch.zeros(1, dtype=torch.int32)
+
+
+@pytest.fixture(scope="module")
+def adam() -> FusedAdamModule:
+    return FusedAdamBuilder().load()
+
+
+@pytest.fixture(scope="module")
+def lion() -> FusedLionModule:
+    return FusedLionBuilder().load()
+
+
+@pytest.fixture(scope="module")
+def cpu_adam() -> FusedAdamModule:
+    return cpu.FusedAdamBuilder().load()
+
+
+def update(module: FusedAdamModule, cases: list[Tensors], options: Options, flag: torch.Tensor | None = None) -> None:
+    module.multi_tensor_adam(CHUNK, flag, lists_of(cases), *positional(options))
+
+
+def assert_same_cases(cases: list[Tensors], others: list[Tensors]) -> None:
+    for case, other in zip(cases, others, strict=True):
+        assert_same(list(case), list(other))
+
+
+@pytest.mark.slow  # a kernel for each combination of types is compiled
+@pytest.mark.parametrize("mode", [0, 1])
+def test_adam_is_within_the_bound_of_float64_for_all_types(adam, mode):
+    options = Options(adamw_mode=bool(mode))
+    cases = [random_tensors(n, *types, seed=n) for n in (0, 1, 15, 17, 1000, 4097) for types in DTYPES]
+    expected = [expect_update(case, options) for case in cases]
+    update(adam, cases, options, GO)
+    for case, (result, bound) in zip(cases, expected, strict=True):
+        assert_within(case, result, bound)
+
+
+OPTIONS = [Options(adamw_mode=False), Options(bias_correction=False), Options(step=1), Options(weight_decay=0, eps=0.5)]
+
+
+@pytest.mark.parametrize("options", [Options(), *OPTIONS])
+def test_adam_is_within_the_bound_of_float64(adam, options):
+    cases = [random_tensors(n, seed=n) for n in (0, 1, 15, 16, 17, 777, 2047, 2049, 70_001)]
+    expected = [expect_update(case, options) for case in cases]
+    update(adam, cases, options)
+    for case, (result, bound) in zip(cases, expected, strict=True):
+        assert_within(case, result, bound)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3, 7])
+def test_adam_gives_the_bits_of_the_cpu_op_wherever_tensors_lie(adam, cpu_adam, offset):
+    cases, same = mixed_cases(offset=offset), mixed_cases()
+    update(adam, cases, Options())
+    update(cpu_adam, same, Options())
+    assert_same_cases(cases, same)
+
+
+def test_nothing_beyond_a_tensor_is_touched(adam):
+    storages = [torch.full((1000 + 32,), 0.5) for _ in range(4)]
+    inner = Tensors(*(storage[16:-16] for storage in storages))
+    update(adam, [inner], Options())
+    for storage in storages:
+        assert (storage[:16] == 0.5).all()
+        assert (storage[-16:] == 0.5).all()
+
+
+def test_more_tensors_than_one_launch_takes_are_all_updated(adam, cpu_adam):
+    lengths = [(37 * i) % 101 for i in range(150)] + [5000, 0, 66_000]
+    cases, same = ([random_tensors(n, seed=n) for n in lengths] for _ in range(2))
+    update(adam, cases, Options())
+    update(cpu_adam, same, Options())
+    assert_same_cases(cases, same)
+
+
+@pytest.mark.parametrize("chunk", [1, 2048, 10_000, 1 << 30])
+def test_the_chunk_size_decides_nothing(adam, chunk):
+    case, same = random_tensors(50_001), random_tensors(50_001)
+    adam.multi_tensor_adam(chunk, None, lists_of([case]), *positional(Options()))
+    update(adam, [same], Options())
+    assert_same_cases([case], [same])
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 1e38, 1e-40])
+def test_extreme_values_become_what_the_cpu_op_makes_of_them(adam, cpu_adam, value):
+    types = [(torch.float32,) * 3, (torch.bfloat16, torch.bfloat16, torch.float32)]
+    pairs = []
+    for module in (adam, cpu_adam):
+        cases = [random_tensors(64, *each) for each in types]
+        for case in cases:
+            case.grad[::3] = value
+            case.param[1::5] = value
+        update(module, cases, Options())
+        pairs.append(cases)
+    for case, other in zip(*pairs, strict=True):
+        for one, twin in zip(case, other, strict=True):
+            torch.testing.assert_close(one, twin, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_noop_flag_changes_nothing(adam):
+    cases = mixed_cases()
+    before = [case.clone() for case in cases]
+    update(adam, cases, Options(), SKIP)
+    assert_same_cases(cases, before)
+
+
+def test_the_capturable_form_reads_learning_rate_and_steps_and_counts_them_up(adam):
+    """The kernel makes the coefficients in float32 then: log(beta), its product with the step and expm1 add less
+    than eight roundings to a change of a parameter."""
+    lengths = (1, 17, 1000, 4097)
+    cases = [random_tensors(n, seed=n) for n in lengths]
+    done = [torch.tensor(float(step)) for step in (0, 1, 999, 123_456)]
+    expected = []
+    for case, steps in zip(cases, done, strict=True):
+        result, bound = expect_update(case, Options(step=int(steps) + 1))
+        change = (result.param - Options().decay * case.param.double()).abs()
+        expected.append((result, Tensors(bound.param + 8 * U * change, bound.grad, bound.exp_avg, bound.exp_avg_sq)))
+    lr, scale = torch.tensor(1e-2), torch.tensor(4.0)
+    for case in cases:
+        case.grad.mul_(4)
+    numbers = (0.9, 0.999, 1e-8)
+    for flag, found_inf in ((SKIP, torch.zeros(1)), (GO, torch.ones(1)), (GO, torch.zeros(1))):
+        adam.multi_tensor_adam_capturable(
+            CHUNK, flag, lists_of(cases), lr, *numbers, done, 1, True, 0.01, scale, found_inf
+        )
+    assert [int(step) for step in done] == [1, 2, 1000, 123_457]
+    for case, (result, bound) in zip(cases, expected, strict=True):
+        case.grad.div_(4)
+        assert_within(case, result, bound)
+
+
+def test_more_steps_than_one_launch_takes_are_all_counted(adam):
+    cases = [random_tensors(3, seed=i) for i in range(300)]
+    steps = [torch.tensor(float(i)) for i in range(300)]
+    adam.multi_tensor_adam_capturable(
+        CHUNK, None, lists_of(cases), torch.tensor(1e-2), 0.9, 0.999, 1e-8, steps, 1, True, 0.0
+    )
+    assert [int(step) for step in steps] == list(range(1, 301))
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_lion_gives_the_bits_of_the_cpu_op(lion, maximize):
+    twin = cpu.FusedLionBuilder().load()
+    results = []
+    for module in (lion, twin):
+        cases = mixed_cases(offset=1)
+        tensors = TensorLists([c.param for c in cases], [c.grad for c in cases], [[c.exp_avg for c in cases]])
+        module.update_list(tensors, [1e-3, 0.9, 0.99, 0.1], 3, Control(maximize=maximize))
+        results.append(cases)
+    assert_same_cases(*results)
+
+
+@pytest.mark.slow
+def test_lion_gives_the_bits_of_the_cpu_op_for_all_types(lion):
+    results = []
+    for module in (lion, cpu.FusedLionBuilder().load()):
+        cases = [random_tensors(n, *types, seed=n) for n in (0, 1, 15, 17, 1000, 4097) for types in DTYPES]
+        grads, params, moments, _ = lists_of(cases)
+        module.multi_tensor_lion(CHUNK, None, [grads, params, moments], 1e-3, 0.9, 0.99, 0.1)
+        results.append(cases)
+    assert_same_cases(*results)
+
+
+def test_lion_reads_its_learning_rate_from_a_tensor(lion):
+    case, twin = random_tensors(100), random_tensors(100)
+    for each, lr in ((case, torch.tensor(0.25)), (twin, 0.25)):
+        lion.multi_tensor_lion(CHUNK, None, lists_of([each])[:3], lr, 0.9, 0.99, 0.125)
+    assert_same(list(case), list(twin))
+
+
+def test_many_threads_may_update_at_once(adam, cpu_adam):
+    def work(index: int) -> None:
+        for repeat in range(10):
+            cases, same = ([random_tensors(n, seed=index) for n in (5, 3000 + index)] for _ in range(2))
+            update(adam, cases, Options(step=repeat + 1))
+            update(cpu_adam, same, Options(step=repeat + 1))
+            assert_same_cases(cases, same)
+
+    in_threads(8, work)
+
+
+def flat_arguments(steps: bool) -> tuple:
+    cases = [random_tensors(n, seed=n) for n in (17, 0, 64)]
+    states = [c.exp_avg for c in cases] + [c.exp_avg_sq for c in cases]
+    counters = [torch.tensor(1.0) for _ in cases] if steps else []
+    numbers = [1e-2, 0.9, 0.999, 1e-8, 0.01, 1.0, 1.0]
+    return (
+        *([c.param for c in cases], [c.grad for c in cases], states, counters),
+        *(None, None, None, None, numbers, 3, False, CHUNK, ""),
+    )
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_opcheck(adam, steps):
+    torch.library.opcheck(adam.ops.update.default, flat_arguments(steps))
+
+
+def test_a_function_that_calls_the_op_compiles_as_one_graph(adam):
+    def train_step(param, grad, exp_avg, exp_avg_sq):
+        lists = [[grad * 2], [param], [exp_avg], [exp_avg_sq]]
+        adam.multi_tensor_adam(CHUNK, None, lists, 1e-2, 0.9, 0.999, 1e-8, 3, 1, True, 0.01)
+        return param + 1
+
+    eager, compiled = random_tensors(1000), random_tensors(1000)
+    expected = train_step(*eager)
+    assert torch.equal(torch.compile(train_step, fullgraph=True, backend="aot_eager")(*compiled), expected)
+    assert_same(list(compiled), list(eager))
+
+
+def change_param(**changes):
+    case = random_tensors(8)
+    fields = {name: getattr(case, name) for name in ("param", "grad", "exp_avg", "exp_avg_sq")}
+    return Tensors(**{**fields, **changes})
+
+
+BAD = {
+    "length": (change_param(grad=torch.ones(7)), "grad of tensor 1 has 7 elements; 8 are needed"),
+    "type": (change_param(grad=torch.ones(8, dtype=torch.float64)), "grad of tensor 1 is of type Double"),
+    "strides": (change_param(param=torch.ones(16)[::2]), "param of tensor 1 is not contiguous"),
+    "states": (change_param(exp_avg=torch.ones(8, dtype=torch.bfloat16)), "a state is of float32 or of its parameter"),
+    "meta": (change_param(grad=torch.ones(8, device="meta")), "grad of tensor 1 is on device meta"),
+    "sparse": (change_param(grad=torch.ones(8).to_sparse()), "grad of tensor 1 has layout"),
+    "overlap": (change_param(exp_avg=torch.zeros(0)), "exp_avg of tensor 1 has 0 elements"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_tensors_are_refused_and_nothing_is_changed(adam, name):
+    bad, message = BAD[name]
+    good = random_tensors(8)
+    before = good.clone()
+    with pytest.raises(OpArgumentError, match=message):
+        update(adam, [good, bad], Options())
+    assert_same(list(good), list(before))
+
+
+def test_a_parameter_that_shares_memory_with_its_state_is_refused(adam):
+    case = random_tensors(8)
+    with pytest.raises(OpArgumentError, match="exp_avg of tensor 0 shares memory with its param"):
+        update(adam, [Tensors(case.param, case.grad, case.param, case.exp_avg_sq)], Options())
+
+
+def losses(optimizer_class, steps: int = 20, **options) -> list[float]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(9, 17), torch.nn.Tanh(), torch.nn.Linear(17, 3))
+    optimizer = optimizer_class(model.parameters(), lr=1e-2, **options)
+    x, y = torch.randn(64, 9), torch.randn(64, 3)
+    result = []
+    for _ in range(steps):
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        result.append(loss.item())
+    return result
+
+
+def test_the_optimizer_trains_as_torchs_does():
+    with_sycl, with_torch = losses(SYCLFusedAdam, weight_decay=0.1), losses(torch.optim.AdamW, weight_decay=0.1)
+    assert with_sycl[-1] < 0.9 * with_sycl[0]
+    torch.testing.assert_close(with_sycl, with_torch, rtol=1e-4, atol=0)
+
+
+def test_the_lion_optimizer_trains_as_the_cpus_does():
+    assert losses(SYCLFusedLion) == losses(FusedLion)
+
+
+def test_a_group_with_amsgrad_is_refused_and_says_why():
+    with pytest.raises(AccelError, match="SYCL kernels have no amsgrad"):
+        SYCLFusedAdam([torch.nn.Parameter(torch.ones(3))], amsgrad=True)
