@@ -84,8 +84,9 @@ class StoreQueue:
             unfinished = [task for tasks in self._unfinished.values() for task in tasks]
         wait(unfinished)
         with self._lock:
-            untold = [task for task in self._failed if not task.was_told]
-            errors = [error for error in map(_Task.exception, untold) if error is not None]
+            # A future is done before its callbacks run: what failed just now need not be among the failed yet.
+            failed = dict.fromkeys([*self._failed, *filter(_has_failed, unfinished)])
+            errors = [error for task in failed if not task.was_told and (error := task.exception()) is not None]
             self._failed = []
         if errors:
             first: Any = errors[0]
@@ -126,8 +127,12 @@ class StoreQueue:
                 line.remove(task)
             if not line:
                 self._unfinished.pop(name, None)
-            if not task.cancelled() and Future.exception(task) is not None:
+            if _has_failed(task) and not task.was_told:
                 self._failed = [*(earlier for earlier in self._failed if not earlier.was_told), task]
+
+
+def _has_failed(task: _Task[Any]) -> bool:
+    return not task.cancelled() and Future.exception(task) is not None  # without being told
 
 
 def _work_off(task: _Task[T], earlier: list[_Task[Any]], work: Callable[[], T]) -> None:

@@ -18,6 +18,7 @@ import torch
 from op_builder.errors import DamagedTensorError, OpArgumentError, StorageError, TensorNotFoundError
 from op_builder.ops import TensorStore, tensor_store_transfer
 from op_builder.ops.tensor_store_format import DTYPES, HEADER_BYTES
+from op_builder.ops.tensor_store_queue import StoreQueue
 
 PIECE = 1 << 16
 
@@ -460,3 +461,26 @@ def test_a_fork_does_not_wait_for_what_its_parent_does(tmp_path: Path, ending: s
     finally:
         may_go_on.set()
         store.close()
+
+
+def test_wait_tells_a_failure_whose_callbacks_have_not_run_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_leave = threading.Event()
+    leave = StoreQueue._leave
+
+    def slow(queue: StoreQueue, name: str, task: object) -> None:
+        may_leave.wait(60)
+        leave(queue, name, task)
+
+    monkeypatch.setattr(StoreQueue, "_leave", slow)
+    store = TensorStore(tmp_path, threads=1)
+    # Begun in another thread, for this one would run the callbacks of what has ended meanwhile.
+    threading.Thread(target=store.load_async, args=("a",), daemon=True).start()
+    try:
+        while not store._queue._unfinished:
+            time.sleep(0.01)
+        with pytest.raises(TensorNotFoundError):
+            store.wait()
+    finally:
+        may_leave.set()
+    store.wait()
+    store.close()
