@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks import _measure
 from benchmarks._figures import Counts, Figure
-from benchmarks._processes import HERE, TIMEOUT_S, Contender, peer_environment
+from benchmarks._processes import PROGRAMS, TIMEOUT_S, Contender, peer_environment
 
 PROCESSES = 8
 # A cold load may take this much longer than the bare commands: a quarter of a long build, else a constant.
@@ -30,19 +30,19 @@ def bare_limit_s(bare_s: float) -> float:
 
 def measure_builds(counts: Counts, directory: Path) -> list[Figure]:
     """Cold loads of a long and a short build, each beside its bare commands; then many processes at once."""
-    from benchmarks import _load_text
+    from benchmarks.programs import load_text
     from op_builder.cpu import CPUAdamBuilder
 
-    names = {"cpu_adam, 8 files": CPUAdamBuilder(), "one file on the Stable ABI": _load_text.stable_builder("bare")}
+    names = {"cpu_adam, 8 files": CPUAdamBuilder(), "one file on the Stable ABI": load_text.stable_builder("bare")}
     scripts = {
-        "cpu_adam, 8 files": Contender("", Path(sys.executable), HERE / "_load_accel_ops.py", "ACCEL_CACHE_DIR"),
-        "one file on the Stable ABI": Contender("", Path(sys.executable), HERE / "_load_text.py", "ACCEL_CACHE_DIR"),
+        "cpu_adam, 8 files": Contender("", Path(sys.executable), PROGRAMS / "load_accel_ops.py", "ACCEL_CACHE_DIR"),
+        "one file on the Stable ABI": Contender("", Path(sys.executable), PROGRAMS / "load_text.py", "ACCEL_CACHE_DIR"),
     }
     figures = []
     with _measure.make_progress() as progress:
         task = progress.add_task("cold load beside the bare commands", total=len(names) * 2 * counts.cold)
         for name, builder in names.items():
-            arguments = ["stable", "bare"] if scripts[name].script.name == "_load_text.py" else []
+            arguments = ["stable", "bare"] if scripts[name].script.name == "load_text.py" else []
             ours, bare = [], []
             for turn in range(counts.cold):
                 cache = directory / f"bare-{name[:3]}-{turn}"
@@ -100,7 +100,7 @@ def load_together_s(processes: int, cache: Path) -> float:
     environment = {**peer_environment(python), "ACCEL_CACHE_DIR": str(cache), "ACCEL_ACCELERATOR": "cpu"}
     ranks = [
         subprocess.Popen(
-            [str(python), str(HERE / "_load_when_told.py")],
+            [str(python), str(PROGRAMS / "load_when_told.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

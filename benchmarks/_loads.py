@@ -8,15 +8,15 @@ from pathlib import Path
 
 from benchmarks import _measure
 from benchmarks._figures import Counts, Figure
-from benchmarks._processes import HERE, Contender, make_read_only, run_python, snapshot
+from benchmarks._processes import PROGRAMS, Contender, make_read_only, run_python, snapshot
 
 
 def accel_ops() -> Contender:
-    return Contender("accel-ops", Path(sys.executable), HERE / "_load_accel_ops.py", "ACCEL_CACHE_DIR")
+    return Contender("accel-ops", Path(sys.executable), PROGRAMS / "load_accel_ops.py", "ACCEL_CACHE_DIR")
 
 
 def deepspeed(python: Path) -> Contender:
-    return Contender("deepspeed", python, HERE / "_load_deepspeed.py", "TORCH_EXTENSIONS_DIR")
+    return Contender("deepspeed", python, PROGRAMS / "load_deepspeed.py", "TORCH_EXTENSIONS_DIR")
 
 
 def measure_loads(peers: list[Contender], counts: Counts, directory: Path) -> list[Figure]:

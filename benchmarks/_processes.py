@@ -10,7 +10,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAMS = ROOT / "benchmarks" / "programs"
 TIMEOUT_S = 900
 
 
@@ -41,7 +42,7 @@ class Contender:
 def peer_environment(python: Path) -> dict[str, str]:
     """The environment of an installed program: bytecode files allowed, the interpreter's tools on PATH."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    inherited["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE.parent), inherited.get("PYTHONPATH")]))
+    inherited["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), inherited.get("PYTHONPATH")]))
     inherited["PATH"] = os.pathsep.join([str(python.parent), inherited.get("PATH", os.defpath)])
     # Only who asks for it measures the background process.
     inherited["ACCEL_PRECOMPILE"] = "0"

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from benchmarks import _measure
 from benchmarks._figures import Counts, Figure
-from benchmarks._processes import HERE, Contender, make_read_only
+from benchmarks._processes import PROGRAMS, Contender, make_read_only
 
 HEADER_TIMEOUT_S = 900
 
 
 def contender(name: str, python: Path | None = None) -> Contender:
-    """Loads a text with ``name``; see ``_load_text.py``."""
+    """Loads a text with ``name``; see ``programs/load_text.py``."""
     variable = {"torch": "TORCH_EXTENSIONS_DIR", "tvm-ffi": "TVM_FFI_CACHE_DIR"}.get(name, "ACCEL_CACHE_DIR")
-    return Contender(name, python or Path(sys.executable), HERE / "_load_text.py", variable)
+    return Contender(name, python or Path(sys.executable), PROGRAMS / "load_text.py", variable)
 
 
 def measure_texts(peers: dict[str, Contender], counts: Counts, directory: Path) -> list[Figure]:

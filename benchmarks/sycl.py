@@ -203,7 +203,7 @@ def run_case(case: Case, rounds: int) -> Outcome:
 
 def load_seconds(cache: str) -> tuple[float, float]:
     """Seconds of load and one update, and of load alone, in a fresh process with that cache."""
-    script = [sys.executable, "-m", "benchmarks._load_sycl"]
+    script = [sys.executable, "-m", "benchmarks.programs.load_sycl"]
     run = subprocess.run(
         script, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, "ACCEL_CACHE_DIR": cache}
     )

@@ -71,3 +71,9 @@ def test_a_write_into_the_cache_is_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("bare_s", "limit_s"), [(1.0, 1.6), (2.99, 3.59), (3.0, 3.75), (20.0, 25.0)])
 def test_a_cold_load_may_take_a_little_longer_than_the_bare_commands(bare_s: float, limit_s: float) -> None:
     assert _builds.bare_limit_s(bare_s) == pytest.approx(limit_s)
+
+
+def test_the_program_that_loads_cpu_adam_runs_by_its_path(tmp_path: Path) -> None:
+    cold = _loads.accel_ops().load(tmp_path)
+    warm = _loads.accel_ops().load(tmp_path)
+    assert set(cold) == set(warm) == {"import_s", "load_s", "again_s"}

@@ -1,4 +1,4 @@
-"""The same as ``_load_accel_ops.py`` with DeepSpeed, in an interpreter that has it and nothing of this project."""
+"""The same as ``load_accel_ops.py`` with DeepSpeed, in an interpreter that has it and nothing of this project."""
 
 import json
 import time

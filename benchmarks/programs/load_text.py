@@ -1,6 +1,6 @@
 """One process that compiles and loads a small text; prints its time as one JSON line.
 
-    _load_text.py CONTENDER VARIANT
+    load_text.py CONTENDER VARIANT
 
 CONTENDER is stable or extension (this project's, on the Stable ABI or torch/extension.h), torch or
 tvm-ffi; texts of two variants are two ops. torch and the contender are imported before the clock starts.
