@@ -12,6 +12,7 @@ import platform
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -103,17 +104,19 @@ def make_progress() -> Progress:
 
 
 class PeerProcess:
-    """A script in another interpreter that answers one JSON line with one JSON line.
+    """A program in another process that answers one JSON line with one JSON line.
 
     Its standard error goes to ours only when it dies, cut to the last lines.
     """
 
-    def __init__(self, python: Path, script: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> None:
+        # A pipe that nobody reads would stop a program that tells much. close() closes it.
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [str(python), str(script)],
+            [str(word) for word in command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
             env={**os.environ, **(environment or {})},
         )
@@ -124,24 +127,37 @@ class PeerProcess:
         Raises:
             RuntimeError: the peer died; the message ends with what it wrote last.
         """
+        self.send(**request)
+        return self.receive()
+
+    def send(self, **request: Any) -> None:
+        """Send a request whose answer :meth:`receive` waits for."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # reported below, with the reason
+            pass  # reported where the answer is read, with the reason
+
+    def receive(self) -> dict[str, Any]:
+        """The answer to the oldest request; raises as :meth:`ask`."""
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            _, errors = self._process.communicate()
-            raise RuntimeError("The peer process ended:\n" + "\n".join(errors.splitlines()[-15:]))
+            self._process.wait()
+            self._errors.seek(0)
+            raise RuntimeError("The peer process ended:\n" + "\n".join(self._errors.read().splitlines()[-15:]))
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def close(self) -> None:
-        """End the peer by closing its input."""
-        if self._process.poll() is None:
+    def close(self, timeout_s: float = 30.0) -> None:
+        """End the peer by closing its input, and by force if that does not."""
+        try:
+            self._process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
             self._process.communicate()
+        self._errors.close()
 
 
 def peer_python(requirement: str, module: str, given: str | None = None) -> Path:

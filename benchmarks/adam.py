@@ -301,7 +301,7 @@ def main() -> None:
     peer = None
     if "deepspeed" in arguments.peers:
         python = _measure.peer_python(*_measure.DEEPSPEED, arguments.deepspeed_python)
-        peer = _measure.PeerProcess(python, Path(__file__).parent / "programs" / "deepspeed_adam.py")
+        peer = _measure.PeerProcess([python, Path(__file__).parent / "programs" / "deepspeed_adam.py"])
     machine = _measure.describe_machine()
     results: list[Result] = []
     for case in make_cases(numel):

@@ -307,7 +307,7 @@ def main() -> None:
     peer = None
     if "deepspeed" in arguments.peers:
         python = _measure.peer_python(*_measure.DEEPSPEED, arguments.deepspeed_python)
-        peer = _measure.PeerProcess(python, Path(__file__).parent / "programs" / "deepspeed_aio.py")
+        peer = _measure.PeerProcess([python, Path(__file__).parent / "programs" / "deepspeed_aio.py"])
         peer.ask(do="prepare", size_bytes=size_bytes)
     with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
         bench = Bench(Path(directory) / "file", size_bytes, arguments.rounds)

@@ -58,11 +58,11 @@ void run(const accel::xpu::Kernel& kernel, const Tensor& elements, const Tensor&
     row_bytes = columns / 8;
     rows = 1;
   }
-  const std::int64_t pieces = (row_bytes + kPieceBytes - 1) / kPieceBytes;
+  const std::int64_t packed_bytes = rows * row_bytes;
   accel::xpu::Stream stream = accel::xpu::stream_for(where);
   const std::size_t items = accel::xpu::group_items(stream.device());
-  const std::size_t groups = accel::xpu::group_count(rows * pieces, items);
-  accel::xpu::launch(stream, kernel, {groups, items}, from, to, columns, pieces, kPieceBytes);
+  const std::size_t groups = accel::xpu::group_count((packed_bytes + kPieceBytes - 1) / kPieceBytes, items);
+  accel::xpu::launch(stream, kernel, {groups, items}, from, to, columns, row_bytes, packed_bytes, kPieceBytes);
   stream.finish();
 }
 

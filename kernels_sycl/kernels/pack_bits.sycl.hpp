@@ -30,69 +30,85 @@ ACCEL_INLINE std::uint8_t gather_bits(std::uint64_t ones) {
   return static_cast<std::uint8_t>((ones * kFactor) >> 56);
 }
 
-// Where a group works: a piece of one row, in packed bytes.
-struct RowPiece {
-  std::int64_t row;
-  std::int64_t begin;
-  std::int64_t end;
+// How elements and packed bytes lie: rows of `columns` elements each, and of `row_bytes` bytes; `packed_bytes` in all.
+struct PackedRows {
+  std::int64_t columns;
+  std::int64_t row_bytes;
+  std::int64_t packed_bytes;
 };
 
-// `pieces` for each row, of `piece_bytes` each but for the last.
-ACCEL_INLINE RowPiece row_piece(std::uint32_t group, std::int64_t pieces, std::int64_t piece_bytes,
-                                std::int64_t row_bytes) {
-  const std::int64_t row = group / pieces;
-  const std::int64_t begin = (group - row * pieces) * piece_bytes;
-  const std::int64_t end = begin + piece_bytes;
-  return {row, begin, end < row_bytes ? end : row_bytes};
+// For the packed bytes that are the group's, `piece_bytes` of all: whole(byte, its first element) where it has eight
+// elements, else part(byte, its first element, how many).
+template <class Whole, class Part>
+ACCEL_INLINE void for_each_packed_byte(const PackedRows& rows, std::int64_t piece_bytes, const Whole& whole,
+                                       const Part& part) {
+  const Place here = place();
+  const std::int64_t begin = here.group * piece_bytes;
+  const std::int64_t end = begin + piece_bytes < rows.packed_bytes ? begin + piece_bytes : rows.packed_bytes;
+  if (begin >= end) {
+    return;
+  }
+  if (rows.row_bytes == rows.packed_bytes) {  // one row: only its last byte can be of fewer elements
+    const std::int64_t last = rows.columns / 8;
+    for_each_element(here, static_cast<std::size_t>((end < last ? end : last) - begin), [&](std::size_t i) {
+      const std::int64_t byte = begin + static_cast<std::int64_t>(i);
+      whole(byte, byte * 8);
+    });
+    if (here.item == 0 && end > last) {
+      part(last, last * 8, rows.columns - last * 8);
+    }
+    return;
+  }
+  for_each_element(here, static_cast<std::size_t>(end - begin), [&](std::size_t i) {
+    const std::int64_t byte = begin + static_cast<std::int64_t>(i);
+    const std::int64_t row = byte / rows.row_bytes;
+    const std::int64_t column = (byte - row * rows.row_bytes) * 8;
+    const std::int64_t first = row * rows.columns + column;
+    if (rows.columns - column >= 8) {
+      whole(byte, first);
+    } else {
+      part(byte, first, rows.columns - column);
+    }
+  });
 }
 
-// Rows of `columns` bytes at `bytes` to rows of (columns + 7) / 8 bytes at `packed`.
+// Elements, each a byte, to packed bytes.
 template <bool kBig>
-ACCEL_SYCL_FREE_KERNEL void pack_bits(const std::uint8_t* bytes, std::uint8_t* packed, std::int64_t columns,
-                                   std::int64_t pieces, std::int64_t piece_bytes) {
-  const Place here = place();
-  const std::int64_t row_bytes = (columns + 7) / 8;
-  const RowPiece piece = row_piece(here.group, pieces, piece_bytes, row_bytes);
-  const std::uint8_t* const from = bytes + piece.row * columns + piece.begin * 8;
-  std::uint8_t* const to = packed + piece.row * row_bytes + piece.begin;
-  const std::int64_t rest = columns - piece.begin * 8;  // elements up to the end of the row
-  const std::int64_t whole = rest / 8 < piece.end - piece.begin ? rest / 8 : piece.end - piece.begin;
-  for_each_element(here, static_cast<std::size_t>(whole), [&](std::size_t i) {
-    const std::uint64_t word = reinterpret_cast<const Unaligned64*>(from)[i].value;
-    to[i] = gather_bits<kBig>(ones_where_set(word));
-  });
-  if (here.item == 0 && whole < piece.end - piece.begin) {  // the row's last byte, of fewer elements
-    std::uint64_t word = 0;
-    for (std::int64_t i = whole * 8; i < rest; ++i) {
-      word |= static_cast<std::uint64_t>(from[i]) << (8 * (i - whole * 8));
-    }
-    to[whole] = gather_bits<kBig>(ones_where_set(word));
-  }
+ACCEL_SYCL_FREE_KERNEL void pack_bits(const std::uint8_t* elements, std::uint8_t* packed, std::int64_t columns,
+                                      std::int64_t row_bytes, std::int64_t packed_bytes, std::int64_t piece_bytes) {
+  for_each_packed_byte(
+      {columns, row_bytes, packed_bytes}, piece_bytes,
+      [&](std::int64_t byte, std::int64_t first) {
+        const std::uint64_t word = reinterpret_cast<const Unaligned64*>(elements + first)->value;
+        packed[byte] = gather_bits<kBig>(ones_where_set(word));
+      },
+      [&](std::int64_t byte, std::int64_t first, std::int64_t count) {
+        std::uint64_t word = 0;
+        for (std::int64_t i = 0; i < count; ++i) {
+          word |= static_cast<std::uint64_t>(elements[first + i]) << (8 * i);
+        }
+        packed[byte] = gather_bits<kBig>(ones_where_set(word));
+      });
 }
 
 // The reverse: elements are 0 or 1. The bits that fill up a row's last byte are not looked at.
 template <bool kBig>
-ACCEL_SYCL_FREE_KERNEL void unpack_bits(const std::uint8_t* packed, std::uint8_t* bytes, std::int64_t columns,
-                                     std::int64_t pieces, std::int64_t piece_bytes) {
-  const Place here = place();
-  const std::int64_t row_bytes = (columns + 7) / 8;
-  const RowPiece piece = row_piece(here.group, pieces, piece_bytes, row_bytes);
-  const std::uint8_t* const from = packed + piece.row * row_bytes + piece.begin;
-  std::uint8_t* const to = bytes + piece.row * columns + piece.begin * 8;
-  const std::int64_t rest = columns - piece.begin * 8;
-  const std::int64_t whole = rest / 8 < piece.end - piece.begin ? rest / 8 : piece.end - piece.begin;
-  const auto spread = [&](std::int64_t i) {
-    return ones_where_set((from[i] * 0x0101010101010101ull) & kBitOf<kBig>);
+ACCEL_SYCL_FREE_KERNEL void unpack_bits(const std::uint8_t* packed, std::uint8_t* elements, std::int64_t columns,
+                                        std::int64_t row_bytes, std::int64_t packed_bytes, std::int64_t piece_bytes) {
+  const auto spread = [&](std::int64_t byte) {
+    return ones_where_set((packed[byte] * 0x0101010101010101ull) & kBitOf<kBig>);
   };
-  for_each_element(here, static_cast<std::size_t>(whole), [&](std::size_t i) {
-    reinterpret_cast<Unaligned64*>(to)[i].value = spread(static_cast<std::int64_t>(i));
-  });
-  if (here.item == 0 && whole < piece.end - piece.begin) {
-    const std::uint64_t word = spread(whole);
-    for (std::int64_t i = whole * 8; i < rest; ++i) {
-      to[i] = static_cast<std::uint8_t>(word >> (8 * (i - whole * 8)));
-    }
-  }
+  for_each_packed_byte(
+      {columns, row_bytes, packed_bytes}, piece_bytes,
+      [&](std::int64_t byte, std::int64_t first) {
+        reinterpret_cast<Unaligned64*>(elements + first)->value = spread(byte);
+      },
+      [&](std::int64_t byte, std::int64_t first, std::int64_t count) {
+        const std::uint64_t word = spread(byte);
+        for (std::int64_t i = 0; i < count; ++i) {
+          elements[first + i] = static_cast<std::uint8_t>(word >> (8 * i));
+        }
+      });
 }
 
 }  // namespace accel::xpu

@@ -57,7 +57,10 @@ class StoreFiles:
         self.directory = directory
         self._is_durable = is_durable
         with explained(f"Opening the store {directory}", directory):
+            missing = [path for path in (directory, *directory.parents) if not path.exists()]
             directory.mkdir(parents=True, exist_ok=True)
+            for path in missing:
+                self._settle(path.parent)
             self._sweep()
 
     def path(self, name: str) -> Path:
@@ -103,7 +106,7 @@ class StoreFiles:
         with explained(f"Deleting {path}", path):
             with self._missing_explained(name):
                 path.unlink()
-            self._settle_directory()
+            self._settle(self.directory)
 
     @contextmanager
     def replacement(self, name: str) -> Iterator[int]:
@@ -118,7 +121,7 @@ class StoreFiles:
                     os.fsync(descriptor)
                 os.replace(partial, path)
             with explained(f"Making sure that the new {path} outlives a power cut", path):
-                self._settle_directory()
+                self._settle(self.directory)
         except BaseException:
             with contextlib.suppress(OSError):
                 partial.unlink()
@@ -147,11 +150,11 @@ class StoreFiles:
                 with contextlib.suppress(OSError):  # another process sweeps too, or may not be let
                     _remove_if_abandoned(self.directory / file)
 
-    def _settle_directory(self) -> None:
-        """Have the directory's entries outlive a power cut."""
+    def _settle(self, directory: Path) -> None:
+        """Have a directory's entries outlive a power cut."""
         if not self._is_durable:
             return
-        descriptor = os.open(self.directory, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         except OSError as error:

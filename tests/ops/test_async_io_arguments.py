@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -99,9 +100,15 @@ def test_copies_of_bytes(async_io: AsyncIOModule) -> None:
         (torch.zeros(3), torch.zeros(4)),
         (torch.zeros(4, 4)[:, 0], torch.zeros(4)),
         (torch.zeros(4, device="meta"), torch.zeros(4)),
+        ([1.0], torch.zeros(1)),
     ):
         with pytest.raises(OpArgumentError):
             async_io.memcpy(dst, src)
+
+
+def test_numbers_of_a_handle_may_be_numpy_s(async_io: AsyncIOModule) -> None:
+    handle = async_io.aio_handle(np.int64(4096), np.int32(8))
+    assert (handle.get_block_size(), handle.get_queue_depth()) == (4096, 8)
 
 
 def test_the_compiler_leaves_files_alone(async_io: AsyncIOModule, tmp_path: Path) -> None:

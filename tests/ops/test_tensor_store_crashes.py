@@ -171,6 +171,21 @@ def test_a_limit_of_file_sizes_leaves_the_old_value(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["x.tensor"]
 
 
+@pytest.mark.parametrize("is_durable", [True, False])
+def test_new_directories_outlive_a_power_cut_too(
+    tmp_path: Path, is_durable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, settled = os.fsync, []
+
+    def note(descriptor: int) -> None:
+        settled.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        honest(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    TensorStore(tmp_path / "a" / "b", is_durable=is_durable)
+    assert sorted(settled) == ([tmp_path, tmp_path / "a"] if is_durable else [])
+
+
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_an_error_of_the_system_before_the_rename_leaves_the_old_value(
     tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch

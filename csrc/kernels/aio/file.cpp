@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #ifdef __linux__
+#include <linux/fs.h>
+#include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <sys/vfs.h>
 #endif
@@ -28,6 +30,17 @@ int open_again(int descriptor, int flags) {
   return ::open(path, flags | O_CLOEXEC);
 #else
   (void)descriptor, (void)flags;
+  return -1;
+#endif
+}
+
+// A device's size, without moving the offset, which the caller's descriptor shares. -1 where it is not told.
+std::int64_t device_bytes(int descriptor) {
+#ifdef __linux__
+  std::uint64_t bytes = 0;
+  return ioctl(descriptor, BLKGETSIZE64, &bytes) == 0 ? static_cast<std::int64_t>(bytes) : -1;
+#else
+  (void)descriptor;
   return -1;
 #endif
 }
@@ -93,7 +106,7 @@ int File::open(int descriptor, std::int64_t offset, std::int64_t size_bytes, boo
   if (is_regular) {
     size_bytes_ = status.st_size;
   } else if (S_ISBLK(status.st_mode)) {
-    size_bytes_ = lseek(cached_, 0, SEEK_END);
+    size_bytes_ = device_bytes(cached_);
   }
   const int flags = fcntl(cached_, F_GETFL);
   const int access = flags & O_ACCMODE;

@@ -7,8 +7,9 @@ namespace accel::aio {
 
 // Two descriptors of one file; -1 where there is none. Closes both in the end.
 //
-// Pages of the body go past the page cache and those at its edges through it: never one page both ways, because the
-// kernel keeps the two coherent page by page only.
+// Pages of the body go past the page cache and those at its edges through it. The kernel keeps the two ways coherent
+// folio by folio: a page is a folio at least, so no page may go both ways. A folio of several pages may hold a page of
+// the body beside one of the edge; docs/async_io.md says what that can show a reader at the same time.
 class File {
  public:
   // Takes over `descriptor`, for a transfer of `size_bytes` at `offset`. Returns 0 or an errno: of fallocate() where a

@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
@@ -40,13 +40,16 @@ class HandleSettings:
         limits = {"block_size": 1 << 62, "queue_depth": 1 << 15, "intra_op_parallelism": 1 << 10}
         for name, most in limits.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            is_number = isinstance(value, SupportsIndex) and not isinstance(value, bool)
+            if not is_number or not 1 <= operator.index(value) <= most:
                 raise OpArgumentError(f"{name} is {value!r}.", f"Pass an int of 1 to {most}.")
 
     def positional(self) -> tuple[int, int, bool, bool, int]:
         """The arguments of the native op, behind the engine."""
-        flags = bool(self.single_submit), bool(self.overlap_events)
-        return self.block_size, self.queue_depth, *flags, self.intra_op_parallelism
+        block_size, queue_depth, threads = map(
+            operator.index, (self.block_size, self.queue_depth, self.intra_op_parallelism)
+        )
+        return block_size, queue_depth, bool(self.single_submit), bool(self.overlap_events), threads
 
 
 @dataclass(frozen=True)

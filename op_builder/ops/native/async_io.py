@@ -92,6 +92,8 @@ class AsyncIOModule:
             OpArgumentError: a tensor is not a contiguous CPU tensor, or the sizes differ.
         """
         for role, tensor in (("dst", dst), ("src", src)):
+            if not isinstance(tensor, torch.Tensor):
+                raise OpArgumentError(f"{role} is a {type(tensor).__name__}.", "Pass a contiguous CPU tensor.")
             if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.is_contiguous():
                 raise OpArgumentError(f"{role} is not a contiguous CPU tensor.", "Pass x.cpu().contiguous().")
         if dst.nbytes != src.nbytes:

@@ -1,0 +1,227 @@
+"""All-reduce between two ranks of this machine, from 1 KiB to 256 MiB, against peers, in one run.
+
+Each contender is two processes with one thread each that stay for the whole run; the contenders take turns at each
+size. A figure is the median of the turns, a turn the mean of as many calls as take a tenth of a second.
+
+    python -m benchmarks.comm [--quick] [--peers gloo,deepspeed,oneccl] [--json] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import _measure
+from benchmarks._figures import duration
+from benchmarks._processes import PROGRAMS, ROOT
+from op_builder import env
+
+PEERS = ("gloo", "deepspeed", "oneccl")
+OURS, SYMMETRIC = "accel-ops", "accel-ops, symmetric"
+RANKS = 2
+SIZES = [1 << shift for shift in range(10, 29, 2)]
+QUICK_SIZES = [1 << 10, 1 << 12, 1 << 20, 1 << 26]
+TURN_S = 0.1
+PICTURE = ROOT / "docs" / "images" / "all_reduce.png"
+
+
+class Ranks:
+    """The processes of one contender."""
+
+    def __init__(self, contender: str, python: Path) -> None:
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = found.getsockname()[1]
+        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        inherited = os.environ.get("PYTHONPATH")
+        variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([inherited] if inherited else [])])
+        command = [str(python), str(PROGRAMS / "all_reduce.py"), contender]
+        self.contender = contender
+        self._processes = [_measure.PeerProcess([*command, str(rank), str(RANKS)], variables) for rank in range(RANKS)]
+
+    def seconds(self, size_bytes: int, repeats: int) -> float:
+        """Of one all-reduce, in the mean: the slower rank's."""
+        for process in self._processes:
+            process.send(bytes=size_bytes, repeats=repeats)
+        return max(float(process.receive()["seconds"]) for process in self._processes) / repeats
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """All contenders at one size: by name, the seconds of each turn."""
+
+    size_bytes: int
+    turns: dict[str, list[float]]
+
+    def median_s(self, contender: str) -> float:
+        return statistics.median(self.turns[contender])
+
+    def ratio(self, peer: str, ours: str = OURS) -> float:
+        """How many times as long the peer takes."""
+        return self.median_s(peer) / self.median_s(ours)
+
+    @property
+    def best_peer(self) -> str | None:
+        peers = [name for name in self.turns if name not in (OURS, SYMMETRIC)]
+        return min(peers, key=self.median_s, default=None)
+
+
+def measure(contenders: Sequence[Ranks], sizes: Sequence[int], rounds: int) -> list[Row]:
+    rows = []
+    with _measure.make_progress() as progress:
+        task = progress.add_task("all-reduce", total=len(sizes) * (rounds + 1) * len(contenders))
+        for size_bytes in sizes:
+            progress.update(task, description=f"all-reduce, {size_text(size_bytes)}")
+            # The first turn of each only tells how many calls make a turn.
+            repeats = {}
+            for ranks in contenders:
+                once_s = ranks.seconds(size_bytes, 3)
+                repeats[ranks.contender] = max(3, min(20_000, round(TURN_S / once_s)))
+                progress.advance(task)
+            turns: dict[str, list[float]] = {ranks.contender: [] for ranks in contenders}
+            for _ in range(rounds):
+                for ranks in contenders:
+                    turns[ranks.contender].append(ranks.seconds(size_bytes, repeats[ranks.contender]))
+                    progress.advance(task)
+            rows.append(Row(size_bytes, turns))
+    return rows
+
+
+def cold_build_s() -> float:
+    """Seconds of ``load()`` into an empty cache, in a process that has torch already."""
+    code = (
+        "import time, torch; from op_builder.cpu import ShareMemCommBuilder; builder = ShareMemCommBuilder();"
+        "started = time.perf_counter(); builder.load(); print(time.perf_counter() - started)"
+    )
+    with tempfile.TemporaryDirectory() as cache:
+        variables = env.child_environment(ACCEL_CACHE_DIR=cache, PYTHONPATH=str(ROOT))
+        done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def size_text(size_bytes: int) -> str:
+    """``4 KiB``."""
+    return f"{size_bytes >> 20} MiB" if size_bytes >= 1 << 20 else f"{size_bytes >> 10} KiB"
+
+
+def table_rows(rows: Sequence[Row]) -> list[list[str]]:
+    table = []
+    for row in rows:
+        best = row.best_peer
+        ratio = "" if best is None else f"{row.ratio(best):.3g} x {best}"
+        table.append([size_text(row.size_bytes), *(duration(row.median_s(name)) for name in row.turns), ratio])
+    return table
+
+
+def asked_rows(rows: Sequence[Row], build_s: float) -> list[list[str]]:
+    """What is asked of our figures and whether it is met, a verdict a row."""
+    asked = []
+
+    def ask(what: str, least: float, ratio: float) -> None:
+        asked.append([what, f">= {least:g} x", "ok" if ratio >= least else "miss", f"{ratio:.3g} x"])
+
+    at = {row.size_bytes: row for row in rows}
+    for size_bytes, peer, least, ours in (
+        (1 << 12, "deepspeed", 1.0, OURS),
+        (1 << 12, "gloo", 100.0, OURS),
+        (1 << 26, "deepspeed", 2.0, OURS),
+        (1 << 26, "deepspeed", 4.0, SYMMETRIC),
+    ):
+        if size_bytes in at and peer in at[size_bytes].turns:
+            ask(f"{size_text(size_bytes)}, {ours} against {peer}", least, at[size_bytes].ratio(peer, ours))
+    ratios = [(row.ratio(row.best_peer), row) for row in rows if row.best_peer is not None]
+    if ratios:
+        worst, row = min(ratios, key=lambda pair: pair[0])
+        ask(f"the best peer at every size (least at {size_text(row.size_bytes)}, {row.best_peer})", 1.0, worst)
+    asked.append(["cold build", "<= 4 s", "ok" if build_s <= 4 else "miss", duration(build_s)])
+    return asked
+
+
+def draw(rows: Sequence[Row]) -> None:
+    """The picture of all contenders over the size."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5))
+    for name in rows[0].turns:
+        style = "-" if name in (OURS, SYMMETRIC) else "--"
+        seconds = [row.median_s(name) * 1e6 for row in rows]
+        axes.plot([row.size_bytes for row in rows], seconds, style, marker="o", markersize=3, label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks([row.size_bytes for row in rows], [size_text(row.size_bytes) for row in rows], rotation=45)
+    axes.set_ylabel("µs per all-reduce")
+    axes.set_title("All-reduce of float32 between two ranks of one machine")
+    axes.grid(visible=True, which="major", alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    PICTURE.parent.mkdir(exist_ok=True)
+    figure.savefig(PICTURE, dpi=110)
+
+
+ASKED_COLUMNS = ("what", "asked", "verdict", "figure")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.comm", description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="four sizes, three turns")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each contender at each size (default 9)")
+    parser.add_argument("--deepspeed-python", help="interpreter that has deepspeed (default: this one, or a made one)")
+    parser.add_argument("--json", action="store_true", help="print figures as JSON")
+    parser.add_argument("--write", action="store_true", help="put table and picture into the repository")
+    return _measure.parse_with_peers(parser, PEERS)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    machine = _measure.describe_machine()
+    build_s = min(cold_build_s() for _ in range(1 if arguments.quick else 3))
+    contenders: list[Ranks] = []
+    try:
+        for name in (OURS, SYMMETRIC, *arguments.peers):
+            python = Path(sys.executable)
+            if name == "deepspeed":
+                python = _measure.peer_python(*_measure.DEEPSPEED, arguments.deepspeed_python)
+            contenders.append(Ranks(name, python))
+            contenders[-1].seconds(SIZES[0], 1)  # built and met before the next one starts
+        sizes, rounds = (QUICK_SIZES, 3) if arguments.quick else (SIZES, arguments.rounds)
+        rows = measure(contenders, sizes, rounds)
+    finally:
+        for ranks in contenders:
+            ranks.close()
+    report(arguments, machine, rows, asked_rows(rows, build_s))
+
+
+def report(arguments: argparse.Namespace, machine: Any, rows: list[Row], asked: list[list[str]]) -> None:
+    columns = ("size", *rows[0].turns, "best peer / accel-ops")
+    if arguments.json:
+        results = [dataclasses.asdict(row) for row in rows]
+        print(json.dumps({"machine": dataclasses.asdict(machine), "results": results, "asked": asked}, indent=2))
+    else:
+        _measure.console.print(str(machine))
+        _measure.console.print(_measure.table("All-reduce, two ranks", columns, table_rows(rows)))
+        _measure.console.print(_measure.table("Asked", ASKED_COLUMNS, asked))
+    if arguments.write:
+        draw(rows)
+        text = f"{machine}\n\n{_measure.markdown(columns, table_rows(rows))}\n"
+        _measure.write_results("comm", text + _measure.markdown(ASKED_COLUMNS, asked))
+
+
+if __name__ == "__main__":
+    main()
