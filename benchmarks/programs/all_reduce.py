@@ -63,9 +63,9 @@ def deepspeed(rank: int, size: int) -> tuple[Reduce, Callable[[int], Any]]:
     import torch
     from deepspeed.ops.op_builder import ShareMemCommBuilder
 
-    module = ShareMemCommBuilder().load()
-    module.initialize(size, rank)
-    return module.inference_all_reduce_, lambda numel: torch.empty(numel)
+    ShareMemCommBuilder().load().initialize(size, rank)
+    # The overload itself, which spares the call the choice among overloads.
+    return torch.ops.deepspeed.inference_all_reduce_.default, lambda numel: torch.empty(numel)
 
 
 CONTENDERS = {
