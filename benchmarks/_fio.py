@@ -25,6 +25,9 @@ def is_there() -> bool:
 def run(path: Path, size_bytes: int, direction: str, engine: str, block_bytes: int, depth: int) -> Transfer:
     """Read or write the file once; the time is fio's own, without its start.
 
+    It gets what makes it faster here: with io_uring registered, aligned buffers, and with many small commands in flight
+    a quarter of them handed over and taken back at a time.
+
     Raises:
         RuntimeError: fio failed; the message ends with what it wrote.
     """
@@ -40,6 +43,12 @@ def run(path: Path, size_bytes: int, direction: str, engine: str, block_bytes: i
         "scramble_buffers": 0,  # it would spend time on making each block another
         "output-format": "json",
     }
+    if engine == "io_uring":
+        options |= {"fixedbufs": 1, "iomem_align": "2M"}
+    if block_bytes * depth < 1 << 20:
+        batch = max(1, depth // 4)
+        options |= {"iodepth_batch_submit": batch, "iodepth_batch_complete_min": batch}
+        options["iodepth_batch_complete_max"] = depth
     command = ["fio", *(f"--{name}={value}" for name, value in options.items())]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
