@@ -13,6 +13,7 @@ The rules, in this order:
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -70,11 +71,9 @@ def parse_core_list(text: str) -> frozenset[int]:
     Raises:
         BindingError: it is something else.
     """
-    try:
-        cpus = parse_index_list(text)
-    except ValueError:
-        cpus = frozenset()
-    if not cpus or min(cpus) < 0:
+    written_so = re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text.strip())
+    cpus = parse_index_list(text) if written_so else frozenset()
+    if not cpus:
         raise BindingError(
             f"--bind_core_list {text!r}: expected numbers and ranges of CPUs, such as 0-51,56-107.",
             "'accel-launch --show_topology' shows the CPUs of this machine.",

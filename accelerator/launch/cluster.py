@@ -58,7 +58,6 @@ def cluster_command(job: Job, find: Find = shutil.which) -> RemoteCommand:
             "chosen": list(chosen),
             "wanted": job.binding.wanted,
             "core_list": job.binding.core_list,
-            "master_addr": address,
             "log_dir": str(job.log_dir) if job.log_dir is not None else None,
         },
     }

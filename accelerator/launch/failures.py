@@ -41,13 +41,13 @@ class Failure:
 
     @property
     def cause(self) -> str:
-        """``exit status 3`` or ``signal 9 (SIGKILL)``."""
+        """``with exit status 3`` or ``by signal 9 (SIGKILL)``."""
         if self.exit_code >= 0:
-            return f"exit status {self.exit_code}"
-        return f"signal {-self.exit_code} ({signal_name(-self.exit_code)})"
+            return f"with exit status {self.exit_code}"
+        return f"by signal {-self.exit_code} ({signal_name(-self.exit_code)})"
 
     def __str__(self) -> str:
-        told = f"rank {self.rank} (local rank {self.local_rank}, pid {self.pid}) on {self.host} ended by {self.cause}"
+        told = f"rank {self.rank} (local rank {self.local_rank}, pid {self.pid}) on {self.host} ended {self.cause}"
         parts = [told]
         if self.message:
             parts.append(self.message)

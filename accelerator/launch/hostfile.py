@@ -144,13 +144,11 @@ def _parse_choice(text: str, option: str, hosts: Sequence[Host]) -> dict[str, tu
 
 
 def _parse_slots(text: str, host: Host, where: str) -> tuple[int, ...]:
-    try:
-        slots = tuple(sorted(parse_index_list(text)))
-    except ValueError:
-        slots = ()
+    written_so = re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text.strip())
+    slots = tuple(sorted(parse_index_list(text))) if written_so else ()
     if not slots:
         raise HostfileError(f"{where}: {text!r} is no list of slots.", "Expected is host:0,1@host2, say.")
-    if slots[-1] >= host.slots or slots[0] < 0:
+    if slots[-1] >= host.slots:
         raise HostfileError(
             f"{where}: host {host.name} has slots 0 to {host.slots - 1}, not {slots[-1]}.",
             "Correct it, or raise its slots in the hostfile.",

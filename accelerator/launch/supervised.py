@@ -90,7 +90,7 @@ def supervise(spec: dict[str, Any], program: list[str]) -> int:
 
     Args:
         spec: ``variables`` for all ranks, and ``supervised``: ``family``, ``slots``, ``chosen``, ``wanted`` and
-            ``core_list`` of the binding, ``master_addr`` (None: the first host of Slurm's list), ``log_dir``.
+            ``core_list`` of the binding, ``log_dir``. Without ``MASTER_ADDR`` it is the first host of Slurm's list.
     """
     settings = spec["supervised"]
     given = {**environment.child_environment(), **spec["variables"]}
@@ -99,7 +99,7 @@ def supervise(spec: dict[str, Any], program: list[str]) -> int:
         chosen = tuple(settings["chosen"])
         if place.local_size != len(chosen):
             raise LaunchError(
-                f"The launcher placed {place.local_size} ranks on {socket.gethostname()}, where {len(chosen)} were asked.",
+                f"The launcher placed {place.local_size} ranks on {socket.gethostname()}, not {len(chosen)}.",
                 "Look at what --launcher_args says of placing ranks.",
             )
         request = BindingRequest(settings["wanted"], settings["core_list"])
@@ -114,9 +114,7 @@ def supervise(spec: dict[str, Any], program: list[str]) -> int:
         for line in plan.lines():
             tell(f"{socket.gethostname()}: {line}")
     variables = {**spec["variables"], **plan.variables, **place.variables(), VARIABLE: spec["launch"]}
-    variables.setdefault(
-        "MASTER_ADDR", settings["master_addr"] or first_of_nodelist(given.get("SLURM_STEP_NODELIST", ""))
-    )
+    variables.setdefault("MASTER_ADDR", first_of_nodelist(given.get("SLURM_STEP_NODELIST", "")))
     if plan.bindings:
         own = plan.bindings[place.local_rank]
         variables.update(plan.rank_variables[place.local_rank])

@@ -110,7 +110,7 @@ def read_topology(files: HostFiles, affinity: Collection[int] | None) -> Topolog
             allowed &= frozenset(restriction)
     first_node = {cpu: node.number for node in reversed(nodes) for cpu in node.cpus}
     cores = sorted(
-        set(_core(files, cpu, online) for cpu in online),
+        {_core(files, cpu, online) for cpu in online},
         key=lambda core: (core.package, first_node.get(core.cpus[0], -1), core.cpus),
     )
     return Topology(

@@ -103,8 +103,13 @@ class _Agent(LocalElasticAgent):
         self._observer.watch(process_ids)
         context = getattr(self, "_pcontext", None)
         close = getattr(context, "close", None)
-        if close is not None:  # where a rank has failed, it gives the others 30 s, which no setting changes
-            context.close = lambda death_sig=None, timeout=0: close(death_sig, self._grace_s)  # type: ignore[union-attr]
+        if close is not None:
+
+            def close_in_time(death_sig: signal.Signals | None = None, timeout: float = 0) -> None:  # noqa: ARG001
+                # Where a rank has failed, the agent gives the others 30 s, which no setting changes.
+                close(death_sig, self._grace_s)
+
+            context.close = close_in_time  # type: ignore[union-attr]
         return process_ids
 
 
