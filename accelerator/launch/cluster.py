@@ -57,6 +57,7 @@ def cluster_command(job: Job, find: Find = shutil.which) -> RemoteCommand:
             "slots": job.hosts[0].slots,
             "chosen": list(chosen),
             "wanted": job.binding.wanted,
+            "grace_s": job.grace_s,
             "core_list": job.binding.core_list,
             "log_dir": str(job.log_dir) if job.log_dir is not None else None,
         },

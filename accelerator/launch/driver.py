@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
 
@@ -21,6 +23,7 @@ from accelerator.launch.job import Job
 from accelerator.launch.orphans import VARIABLE, end_processes_of
 from accelerator.launch.worker import tell
 from op_builder import env as environment
+from op_builder.cgroups import read_text
 
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _LOOK_EVERY_S = 0.05
@@ -154,12 +157,13 @@ class _Driver:
                     process.stdin.write(f"{name}\n".encode())
                     process.stdin.flush()
                 else:
-                    process.send_signal(signal.SIGTERM)
+                    for receiver in _receivers(process.pid, command.command[0]):
+                        os.kill(receiver, signal.SIGTERM)
 
     def _explain(self, command: RemoteCommand, status: int) -> None:
         if command.takes_orders and status == 255:
             tell(f"{command.label}: ssh failed; see above. 'ssh {command.label} true' must work without questions.")
-        elif self._ordered is None:
+        elif self._ordered is None and self._running:
             tell(f"{command.label} ended with status {status}; ending the others")
 
 
@@ -174,6 +178,15 @@ def _signals_to(order: Any) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _receivers(process_id: int, program: str) -> list[int]:
+    """Who is to be sent a signal: the program itself, or what runs below it if it is a script (Intel MPI's mpirun)."""
+    path = shutil.which(program)
+    if path is not None and Path(path).read_bytes()[:2] == b"#!":
+        children = read_text(Path(f"/proc/{process_id}/task/{process_id}/children")) or ""
+        return [int(child) for child in children.split()] or [process_id]
+    return [process_id]
 
 
 def _write(data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -11,15 +12,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import Any, BinaryIO
 
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.failures import Failure
 from accelerator.launch.hostfile import Host
 from accelerator.launch.kernel import end_with_parent
 from accelerator.launch.observer import Observer
-from accelerator.launch.orphans import VARIABLE
+from accelerator.launch.orphans import VARIABLE, end_processes_of
 from accelerator.launch.ranks import BindingRequest, plan_host
 from accelerator.launch.topology import read_topology
 from accelerator.launch.worker import bind, tell
@@ -39,6 +39,7 @@ _NAMES = {
     "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 }
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_LOOK_EVERY_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,9 @@ def supervise(spec: dict[str, Any], program: list[str]) -> int:
     """Run the program to its end; the exit status is its own, 128 and the signal's number if one killed it.
 
     Args:
-        spec: ``variables`` for all ranks, and ``supervised``: ``family``, ``slots``, ``chosen``, ``wanted`` and
-            ``core_list`` of the binding, ``log_dir``. Without ``MASTER_ADDR`` it is the first host of Slurm's list.
+        spec: ``variables`` for all ranks (without ``MASTER_ADDR`` it is the first host of Slurm's list), and
+            ``supervised``: ``family``, ``slots``, ``chosen``, ``wanted`` and ``core_list`` of the binding,
+            ``grace_s``, ``log_dir``.
     """
     settings = spec["supervised"]
     given = {**environment.child_environment(), **spec["variables"]}
@@ -119,53 +121,80 @@ def supervise(spec: dict[str, Any], program: list[str]) -> int:
         own = plan.bindings[place.local_rank]
         variables.update(plan.rank_variables[place.local_rank])
         bind(list(own.cpus), (own.memory.mode, list(own.memory.nodes)), place.local_rank)
-    return _run(program, environment.child_environment(**variables), place, settings["log_dir"])
+    program_process = _Program(program, environment.child_environment(**variables), place, settings["log_dir"])
+    return program_process.run(spec["launch"], settings["grace_s"])
 
 
-def _run(program: list[str], variables: dict[str, str], place: Place, log_dir: str | None) -> int:
-    observer = Observer()
-    logs: dict[int, str | None] = {1: None, 2: None}
-    if log_dir is not None:
-        directory = Path(log_dir) / f"rank{place.rank}"
-        directory.mkdir(parents=True, exist_ok=True)
-        logs = {1: str(directory / "stdout.log"), 2: str(directory / "stderr.log")}
-    standard_output = None
-    if logs[1] is not None:
-        standard_output = open(observer.new_stream(0, 1, logs[1]), "wb")  # noqa: SIM115 - the program's until it ends
-    standard_error = open(observer.new_stream(0, 2, logs[2]), "wb")  # noqa: SIM115
-    try:
-        process = subprocess.Popen(
-            program,
-            env=variables,
-            stdout=standard_output,
-            stderr=standard_error,
+class _Program:
+    """The program of a rank, and its parent's part in its end."""
+
+    def __init__(self, command: list[str], variables: dict[str, str], place: Place, log_dir: str | None) -> None:
+        self._command = command
+        self._variables = variables
+        self._place = place
+        self._logs: dict[int, str | None] = {1: None, 2: None}
+        if log_dir is not None:
+            directory = Path(log_dir) / f"rank{place.rank}"
+            directory.mkdir(parents=True, exist_ok=True)
+            self._logs = {1: str(directory / "stdout.log"), 2: str(directory / "stderr.log")}
+        self._asked: list[int] = []
+
+    def run(self, launch: str, grace_s: float) -> int:
+        """The exit status, as shells have it."""
+        observer = Observer()
+        try:
+            process = self._start(observer)
+        except OSError as error:
+            tell(f"{self._command[0]}: {error.strerror}")
+            return 127 if isinstance(error, FileNotFoundError) else 126
+        observer.watch({0: process.pid})
+        for number in _FORWARDED:
+            signal.signal(number, lambda number, _frame: self._forward(process, number))
+        exit_code = self._wait(process, grace_s)
+        observer.stop()
+        failure = Failure(
+            rank=self._place.rank,
+            local_rank=self._place.local_rank,
+            host=socket.gethostname(),
+            pid=process.pid,
+            exit_code=exit_code,
+            time_s=observer.ended_s.get(0, time.time()),
+            tail=observer.tail(0),
+        )
+        if exit_code != 0 and not self._asked:
+            os.write(2, failure.to_line().encode())
+        if exit_code != 0 or self._asked:
+            # Launchers wait for all who hold the streams, also for what the program has left behind.
+            end_processes_of(launch, grace_s, self._place.rank)
+        return failure.exit_status
+
+    def _start(self, observer: Observer) -> subprocess.Popen[bytes]:
+        streams: list[BinaryIO | None] = [None, None]
+        if self._logs[1] is not None:
+            streams[0] = open(observer.new_stream(0, 1, self._logs[1]), "wb")  # noqa: SIM115 - the program's
+        streams[1] = open(observer.new_stream(0, 2, self._logs[2]), "wb")  # noqa: SIM115
+        return subprocess.Popen(
+            self._command,
+            env=self._variables,
+            stdout=streams[0],
+            stderr=streams[1],
             close_fds=False,  # launchers hand descriptors down to MPI's own start
             preexec_fn=lambda: end_with_parent(signal.SIGKILL),
         )
-    except OSError as error:
-        tell(f"{program[0]}: {error.strerror}")
-        return 127 if isinstance(error, FileNotFoundError) else 126
-    observer.watch({0: process.pid})
-    asked: list[int] = []
 
-    def forward(number: int, _frame: FrameType | None) -> None:
-        asked.append(number)
-        if process.poll() is None:
-            process.send_signal(number)
+    def _forward(self, process: subprocess.Popen[bytes], number: int) -> None:
+        self._asked.append(number)
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
 
-    for number in _FORWARDED:
-        signal.signal(number, forward)
-    exit_code = process.wait()
-    observer.stop()
-    failure = Failure(
-        rank=place.rank,
-        local_rank=place.local_rank,
-        host=socket.gethostname(),
-        pid=process.pid,
-        exit_code=exit_code,
-        time_s=observer.ended_s.get(0, time.time()),
-        tail=observer.tail(0),
-    )
-    if exit_code != 0 and not asked:
-        os.write(2, failure.to_line().encode())
-    return failure.exit_status
+    def _wait(self, process: subprocess.Popen[bytes], grace_s: float) -> int:
+        deadline = None
+        while True:
+            try:
+                return process.wait(timeout=_LOOK_EVERY_S)
+            except subprocess.TimeoutExpired:
+                if self._asked and deadline is None:
+                    deadline = time.monotonic() + grace_s
+                if deadline is not None and time.monotonic() > deadline:
+                    process.kill()
