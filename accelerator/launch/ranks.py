@@ -96,8 +96,8 @@ def plan_host(host: Host, request: BindingRequest, topology: Topology, given: Ma
     every = plan_binding(topology, host.slots, listed)
     bindings = tuple(every[slot] for slot in host.chosen)
     rank_variables = tuple(environment.thread_variables(binding.threads, given) for binding in bindings)
-    notes = environment.thread_notes(min(binding.threads for binding in bindings), given)
-    return HostPlan(ranks, bindings, variables, rank_variables, tuple(notes))
+    notes = tuple(environment.thread_notes(min(binding.threads for binding in bindings), given))
+    return HostPlan(ranks, bindings, variables, rank_variables, notes)
 
 
 def _assignments(variables: Mapping[str, str]) -> str:

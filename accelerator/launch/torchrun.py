@@ -94,7 +94,7 @@ class _Agent(LocalElasticAgent):
         if log_dir is not None and job.num_nodes > 1:
             log_dir = log_dir / f"node{job.node_rank}"  # the directory may be shared
         logs = _Streams(observer, job.launch, log_dir, directory)
-        super().__init__(spec, logs)  # type: ignore[no-untyped-call]
+        super().__init__(spec, logs)
         self._observer = observer
         self._grace_s = job.grace_s
 
