@@ -62,7 +62,20 @@ def two_hosts(directory: Path) -> Iterator[TwoHosts]:
         for name in namespaces.values():
             run("ip", "netns", "add", name)
             run("ip", "-n", name, "link", "set", "lo", "up")
-        run("ip", "-n", namespaces["a"], "link", "add", "cable", "type", "veth", "peer", "cable", "netns", namespaces["b"])
+        run(
+            "ip",
+            "-n",
+            namespaces["a"],
+            "link",
+            "add",
+            "cable",
+            "type",
+            "veth",
+            "peer",
+            "cable",
+            "netns",
+            namespaces["b"],
+        )
         for host, name in namespaces.items():
             run("ip", "-n", name, "address", "add", f"{ADDRESSES[host]}/24", "dev", "cable")
             run("ip", "-n", name, "link", "set", "cable", "up")
@@ -79,9 +92,7 @@ def two_hosts(directory: Path) -> Iterator[TwoHosts]:
             command = ["ip", "netns", "exec", name, "unshare", "--uts", "sh", "-c", script]
             log = (directory / f"sshd_{host}.log").open("w")
             servers.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
-        ssh_args = (
-            f"-p {PORT} -i {key} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
-        )
+        ssh_args = f"-p {PORT} -i {key} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
         hosts = TwoHosts(directory, namespaces, ssh_args, "cable")
         for address in ADDRESSES.values():
             wait_for_ssh(hosts, address)
