@@ -21,7 +21,7 @@ _FAMILIES = {"openmpi": "openmpi", "mpich": "hydra", "impi": "hydra", "slurm": "
 # Where several MPIs are installed, each has a name of its own; "mpirun" is any of them.
 _PROGRAMS = {
     "openmpi": ("mpirun.openmpi", "mpirun"),
-    "mpich": ("mpiexec.hydra", "mpirun.mpich", "mpirun"),
+    "mpich": ("mpirun.mpich", "mpiexec.hydra", "mpirun"),
     "impi": ("mpirun",),
     "slurm": ("srun",),
 }

@@ -52,6 +52,11 @@ class Job:
     reports: bool = False
     launch: str = field(default_factory=lambda: uuid.uuid4().hex)
 
+    @property
+    def part(self) -> str:
+        """Names what this host has of the launch: another host's part may run on the same machine."""
+        return f"{self.launch}.{self.node_rank}" if self.num_nodes > 1 else self.launch
+
 
 def program_command(script: str, arguments: list[str], *, module: bool, no_python: bool) -> tuple[str, ...]:
     """The command of a rank: a script, a module (``-m``), or any program."""

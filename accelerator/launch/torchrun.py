@@ -54,9 +54,9 @@ def run(job: Job, plan: HostPlan) -> int:
         if result is not None and not result.is_failed():
             return 0
         failure = _first(result, observer)
-        end_processes_of(job.launch, job.grace_s)
+        end_processes_of(job.part, job.grace_s)
     except SignalException as asked:
-        end_processes_of(job.launch, job.grace_s)
+        end_processes_of(job.part, job.grace_s)
         observer.stop()
         tell(f"{asked.sigval.name}: the ranks of {socket.gethostname()} were told to end, and have ended")
         return 128 + asked.sigval
@@ -77,7 +77,7 @@ class _Agent(LocalElasticAgent):
     """Torch's agent, which tells an observer what it starts, and does not wait longer than it was told."""
 
     def __init__(self, job: Job, plan: HostPlan, observer: Observer, directory: Path | None) -> None:
-        command = worker_command(sys.executable, plan.spec(job.launch), list(job.program))
+        command = worker_command(sys.executable, plan.spec(job.part), list(job.program))
         rendezvous, address, port = _rendezvous(job)
         spec = WorkerSpec(
             role="rank",
@@ -93,7 +93,7 @@ class _Agent(LocalElasticAgent):
         log_dir = job.log_dir
         if log_dir is not None and job.num_nodes > 1:
             log_dir = log_dir / f"node{job.node_rank}"  # the directory may be shared
-        logs = _Streams(observer, job.launch, log_dir, directory)
+        logs = _Streams(observer, job.part, log_dir, directory)
         super().__init__(spec, logs)
         self._observer = observer
         self._grace_s = job.grace_s
@@ -116,16 +116,16 @@ class _Agent(LocalElasticAgent):
 class _Streams(DefaultLogsSpecs):
     """Standard error of the ranks goes through the observer, and with a directory for logs both streams do."""
 
-    def __init__(self, observer: Observer, launch: str, log_dir: Path | None, directory: Path | None) -> None:
+    def __init__(self, observer: Observer, part: str, log_dir: Path | None, directory: Path | None) -> None:
         redirected = Std.NONE if log_dir is None else Std.ALL
         super().__init__(str(log_dir or directory), redirects=redirected)
         self._observer = observer
-        self._launch = launch
+        self._part = part
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         destination = super().reify(envs)
         for local_rank, variables in envs.items():
-            variables[VARIABLE] = self._launch
+            variables[VARIABLE] = self._part
             for target, paths in ((1, destination.stdouts), (2, destination.stderrs)):
                 log = paths[local_rank] or None
                 if log is not None or target == 2:

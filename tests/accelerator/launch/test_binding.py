@@ -239,13 +239,9 @@ def test_caches_that_cpus_share_are_told_once(host_files: Write) -> None:
     tree = Made(cores=2, threads=2).files()
     for cpu in (0, 1):
         base = f"sys/devices/system/cpu/cpu{cpu}/cache"
-        for index, (level, kind, size, shared) in enumerate(
-            [
-                (1, "Data", "48K", f"{cpu},{cpu + 2}"),
-                (2, "Unified", "2048K", f"{cpu},{cpu + 2}"),
-                (3, "Unified", "105M", "0-3"),
-            ]
-        ):
+        both = f"{cpu},{cpu + 2}"
+        described = [(1, "Data", "48K", both), (2, "Unified", "2048K", both), (3, "Unified", "105M", "0-3")]
+        for index, (level, kind, size, shared) in enumerate(described):
             for name, text in (("level", level), ("type", kind), ("size", size), ("shared_cpu_list", shared)):
                 tree[f"{base}/index{index}/{name}"] = f"{text}\n"
     files = host_files(tree)

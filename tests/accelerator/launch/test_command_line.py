@@ -33,7 +33,7 @@ def _quiet_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setattr(command_line, "HostFiles", lambda: files)
     monkeypatch.setattr("accelerator.cpu_accelerator.CPU_Accelerator.device_count", lambda _self: 2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
-    unset = dict.fromkeys((*"OMP_NUM_THREADS MKL_NUM_THREADS KMP_AFFINITY PYTHONPATH".split(), "ACCEL_TEST_CACHE"))
+    unset = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "PYTHONPATH", "ACCEL_TEST_CACHE"))
     with env.scope(ACCEL_ACCELERATOR="cpu", ACCEL_CACHE_DIR=None, ACCEL_PRECOMPILE=None, HOME=str(tmp_path), **unset):
         yield
 

@@ -28,17 +28,16 @@ def told(directory: Path, rank: int) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> str:
+@pytest.fixture(autouse=True)
+def _scripts(tmp_path: Path) -> None:
     (tmp_path / "tell.py").write_text(TELL)
     (tmp_path / "wait.py").write_text(WAIT)
-    return "tell.py"
 
 
 @needs_two_cpus
-def test_the_kernel_agrees_with_the_plan(script: str, tmp_path: Path) -> None:
+def test_the_kernel_agrees_with_the_plan(tmp_path: Path) -> None:
     (tmp_path / ".accel_env").write_text("# ours\nFROM_FILE='a $b'\n")
-    done = launch([*TWO, "--bind-cores-to-rank", script, "$x", "${local_rank}", "--flag"], tmp_path)
+    done = launch([*TWO, "--bind-cores-to-rank", "tell.py", "$x", "${local_rank}", "--flag"], tmp_path)
     assert done.returncode == 0, done.stderr
     plan = plan_binding(read_topology(HostFiles(), os.sched_getaffinity(0)), 2)
     for rank in (0, 1):
@@ -56,7 +55,7 @@ def test_the_kernel_agrees_with_the_plan(script: str, tmp_path: Path) -> None:
         assert f"local rank {rank}: CPU {format_list(plan[rank].cpus)}" in done.stderr
 
 
-def test_a_listed_cpu_is_the_only_one(script: str, tmp_path: Path) -> None:
+def test_a_listed_cpu_is_the_only_one(tmp_path: Path) -> None:
     last = max(os.sched_getaffinity(0))
     done = launch(["--num_accelerators", "1", "--bind_core_list", str(last), "--module", "tell"], tmp_path)
     assert done.returncode == 0, done.stderr
@@ -80,7 +79,7 @@ def test_what_is_written_arrives_and_is_kept_in_the_directory_for_logs(tmp_path:
     [("killed", 137, "by signal 9 (SIGKILL)"), ("exits", 7, "with exit status 7")],
 )
 def test_the_first_failing_rank_is_told_and_gives_the_exit_status(
-    how: str, status: int, cause: str, script: str, tmp_path: Path
+    how: str, status: int, cause: str, tmp_path: Path
 ) -> None:
     done = launch([*TWO, "--grace_period", "5", "wait.py", how], tmp_path)
     assert done.returncode == status, done.stderr
@@ -91,7 +90,7 @@ def test_the_first_failing_rank_is_told_and_gives_the_exit_status(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_reach_all_ranks(number: signal.Signals, script: str, tmp_path: Path) -> None:
+def test_signals_reach_all_ranks(number: signal.Signals, tmp_path: Path) -> None:
     with Started([*TWO, "wait.py", "polite"], tmp_path) as started:
         started.wait_for("up0", "up1")
         started.process.send_signal(number)
@@ -101,7 +100,7 @@ def test_signals_reach_all_ranks(number: signal.Signals, script: str, tmp_path: 
         assert f"{number.name}: the ranks of" in started.errors
 
 
-def test_ranks_that_ignore_the_signal_are_killed_after_the_grace_period(script: str, tmp_path: Path) -> None:
+def test_ranks_that_ignore_the_signal_are_killed_after_the_grace_period(tmp_path: Path) -> None:
     with Started([*TWO, "--grace_period", "1", "wait.py", "stubborn"], tmp_path) as started:
         started.wait_for("up0", "up1")
         started.process.terminate()
@@ -109,7 +108,7 @@ def test_ranks_that_ignore_the_signal_are_killed_after_the_grace_period(script: 
         assert left_of(started.mark) == []
 
 
-def test_ranks_end_with_a_launcher_that_is_killed(script: str, tmp_path: Path) -> None:
+def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     with Started([*TWO, "wait.py", "stubborn"], tmp_path) as started:
         started.wait_for("up0", "up1")
         ranks = [process_id for process_id in left_of(started.mark, 0) if "wait.py" in command_line(process_id)]
@@ -128,6 +127,7 @@ def command_line(process_id: int) -> str:
         return ""
 
 
+@pytest.mark.slow
 def test_failed_ranks_are_started_again(tmp_path: Path) -> None:
     program = "import os, sys; sys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)"
     (tmp_path / "once.py").write_text(program)
