@@ -90,7 +90,8 @@ class _Driver:
                 if process.returncode != 0 and first_status == 0 and not told:
                     first_status = process.returncode if process.returncode > 0 else 128 - process.returncode
                     self._explain(command, process.returncode)
-            if not told and (self._ordered is not None or first_status != 0):
+            # A rank's failure is enough: not every MPI ends the others when one of them has an exit status.
+            if not told and (self._ordered is not None or first_status != 0 or self._failures):
                 told, deadline = True, time.monotonic() + self._job.grace_s + _ON_TOP_S
                 self._tell_all(self._ordered or signal.SIGTERM)
             if told and time.monotonic() > deadline:

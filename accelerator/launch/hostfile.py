@@ -64,7 +64,7 @@ def parse_hostfile(text: str, source: str) -> tuple[Host, ...]:
         if len(words) != 2:
             raise _wrong(where, line, _EXPECTED)
         name, slots_text = words
-        if set(name) & set("=,") or (":" in name and not _is_address(name)):
+        if set(name) & set("=,") or (":" in name and not _is_ipv6_address(name)):
             raise _wrong(where, line, f"{_EXPECTED}, the host's name first")
         found = re.fullmatch(r"slots=(\d+)", slots_text)
         if not found or int(found[1]) < 1:
@@ -156,8 +156,8 @@ def _parse_slots(text: str, host: Host, where: str) -> tuple[int, ...]:
     return slots
 
 
-def _is_address(name: str) -> bool:
-    return re.fullmatch(r"(.*@)?[0-9a-fA-F:.]+(%\w+)?", name) is not None
+def _is_ipv6_address(name: str) -> bool:
+    return re.fullmatch(r"(.*@)?[0-9a-fA-F:.]+(%\w+)?", name) is not None and name.count(":") > 1
 
 
 def _wrong(where: str, line: str, expected: str) -> HostfileError:

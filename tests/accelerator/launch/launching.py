@@ -15,7 +15,7 @@ from pathlib import Path
 from op_builder import env
 
 ROOT = Path(__file__).resolve().parents[3]
-TIMEOUT_S = 240  # a guard against hangs alone
+TIMEOUT_S = 120  # a guard against hangs alone
 MARK = "ACCEL_TEST_MARK"
 
 # Tells what a rank got: variables, CPUs as the kernel has them, the memory policy of its own pages.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from trees import Made, told
 
 from accelerator.launch.binding import BindingError, format_list, parse_core_list, plan_binding, threads_without_binding
-from accelerator.launch.topology import Core, read_caches, read_topology
+from accelerator.launch.topology import Core, Node, Topology, read_caches, read_topology
 from op_builder.cgroups import HostFiles
 
 Write = Callable[[dict[str, str]], HostFiles]
@@ -288,44 +287,53 @@ def test_lists_are_written_as_the_kernel_does(numbers: tuple[int, ...]) -> None:
 
 
 @st.composite
-def machines(draw: st.DrawFn) -> tuple[Made, frozenset[int], int]:
-    snc = draw(st.sampled_from([1, 2, 4]))
-    made = Made(
-        sockets=draw(st.integers(1, 4)),
-        cores=snc * draw(st.integers(1, 5)),
-        threads=draw(st.sampled_from([1, 2, 4])),
-        adjacent=draw(st.booleans()),
-        snc=snc,
-        fake=draw(st.sampled_from([1, 1, 2])),
-        beside=draw(st.sampled_from([0, 0, 1])),
-        model=draw(st.sampled_from(["Some CPU", MAX])),
-        numa=draw(st.booleans()),
+def machines(draw: st.DrawFn) -> tuple[Topology, int]:
+    """A machine of any shape, as it was read, and a number of ranks that its CPUs suffice for."""
+    threads = draw(st.sampled_from([1, 2, 4]))
+    places = [(socket, part) for socket in range(draw(st.integers(1, 4))) for part in range(draw(st.integers(1, 3)))]
+    cores, of_place = [], {place: [] for place in places}
+    for place in places:
+        for _ in range(draw(st.integers(0, 6))):
+            first = len(cores) * threads
+            cores.append(Core(tuple(range(first, first + threads)), place[0]))
+            of_place[place] += cores[-1].cpus
+    cores = cores or [Core(tuple(range(threads)), 0)]
+    beside = draw(st.integers(0, 2))
+    cpus_of_nodes = [frozenset(cpus) for cpus in of_place.values() for _ in range(draw(st.sampled_from([1, 1, 2])))]
+    numbers = range(len(cpus_of_nodes) + beside)
+    distance = st.sampled_from([11, 12, 21, 31])
+    nodes = tuple(
+        Node(
+            number,
+            cpus_of_nodes[number] if number < len(cpus_of_nodes) else frozenset(),
+            draw(st.sampled_from([0, 1 << 30, None])),
+            {other: 10 if other == number else draw(distance) for other in numbers},
+            is_hbm=number >= len(cpus_of_nodes) and draw(st.booleans()),
+        )
+        for number in numbers
     )
-    cpus = range(made.sockets * made.cores * made.threads)
-    offline = draw(st.sets(st.sampled_from(cpus), max_size=len(cpus) - 1))
-    affinity = draw(st.sets(st.sampled_from(sorted(set(cpus) - offline)), min_size=1))
-    return replace(made, offline=tuple(offline)), frozenset(affinity), draw(st.integers(1, len(affinity)))
+    everything = sorted(cpu for core in cores for cpu in core.cpus)
+    allowed = draw(st.sets(st.sampled_from(everything), min_size=1))
+    memory = draw(st.none() | st.sets(st.sampled_from(numbers), min_size=1).map(frozenset)) if numbers else None
+    quota = draw(st.none() | st.floats(0.1, 64))
+    topology = Topology(tuple(cores), draw(st.sampled_from([nodes, ()])), frozenset(allowed), memory, quota, "")
+    return topology, draw(st.integers(1, len(allowed)))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(machines())
-def test_ranks_never_share_a_cpu_nor_leave_what_is_allowed(case: tuple[Made, frozenset[int], int]) -> None:
-    made, affinity, ranks = case
-    with tempfile.TemporaryDirectory() as directory:
-        root = Path(directory)
-        for name, text in made.files().items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text(text)
-        topology = read_topology(HostFiles(root / "sys", root / "proc"), affinity)
+def test_ranks_never_share_a_cpu_nor_leave_what_is_allowed(case: tuple[Topology, int]) -> None:
+    topology, ranks = case
     bindings = plan_binding(topology, ranks)
     used = [cpu for binding in bindings for cpu in binding.cpus]
     assert len(bindings) == ranks
     assert len(used) == len(set(used))
-    assert set(used) <= affinity
+    assert set(used) <= topology.allowed
     assert len({len(binding.cpus) for binding in bindings}) == 1
-    cores = [set(core.cpus) & affinity for core in topology.cores if set(core.cpus) & affinity]
+    cores = [set(core.cpus) & topology.allowed for core in topology.cores if set(core.cpus) & topology.allowed]
     if ranks <= len(cores):
         assert all(len(core & set(used)) <= 1 for core in cores), "hyper-threads only when cores are not enough"
-        assert len(used) > len(cores) * 7 / 8 - ranks, "an eighth, and what does not divide, may idle"
+        assert len(used) >= len(cores) // ranks * ranks * 7 / 8, "an eighth, and what does not divide, may idle"
     for binding in bindings:
+        assert 1 <= binding.threads <= len(binding.cpus)
         assert set(binding.memory.nodes) <= {node.number for node in topology.memory_nodes}

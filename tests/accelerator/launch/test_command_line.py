@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
 import pytest
+from launching import ROOT
 from rich.console import Console
 from trees import Made
 
@@ -78,6 +81,12 @@ def test_options_have_both_spellings_and_the_programs_own_are_left_alone(dash: s
     assert options.launcher_args == ("-p", "2222")
     assert options.program == ["train.py", "--num_accelerators", "7", "--", "--dry_run"]
     assert options.dry_run is False
+
+
+def test_the_console_script_is_there() -> None:
+    declared = (ROOT / "pyproject.toml").read_text()
+    (target,) = re.findall(r'^accel-launch = "([\w.]+):(\w+)"$', declared, re.MULTILINE)
+    assert getattr(importlib.import_module(target[0]), target[1]) is command_line.run
 
 
 def test_two_dashes_end_the_options() -> None:
