@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from accelerator.launch.driver import RemoteCommand
 from accelerator.launch.job import DEFAULT_PORT, Job
 from accelerator.launch.ranks import HostPlan, describe
 from accelerator.launch.ssh import master_address, ssh_commands
+from accelerator.launch.worker import worker_command
 
 _AGENT_SETS = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT and TORCHELASTIC_*"
 
@@ -31,7 +33,8 @@ def describe_job(job: Job, plan: HostPlan, directory: Path) -> list[str]:
             f"rendezvous: {_rendezvous(job)}",
             f"command of each rank: {shlex.join(job.program)}",
         ]
-        return [*lines, *_binding(plan, ""), f"set by the agent: {_AGENT_SETS}"]
+        worker = shlex.join(worker_command(sys.executable, plan.spec(job.part), list(job.program)))
+        return [*lines, *_binding(plan, ""), f"set by the agent: {_AGENT_SETS}", f"started by the agent: {worker}"]
     lines = [f"launcher: {job.launcher}, {total} ranks on {len(job.hosts)} hosts"]
     if job.launcher == "ssh":
         lines.append(f"rendezvous: {master_address(job)} port {job.master_port or DEFAULT_PORT}")

@@ -127,6 +127,7 @@ def test_a_dry_run_tells_bindings_variables_and_the_command(capsys: pytest.Captu
     assert f"command of each rank: {sys.executable} -u train.py --lr '$1 x'" in told
     assert "local rank 0: CPU 0-3 of NUMA node 0, memory bind 0, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4" in told
     assert "local rank 1: CPU 4-7 of NUMA node 1, memory bind 1, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4" in told
+    assert f"started by the agent: {sys.executable} -I -S " in told
     assert "environment of all ranks: GLOO_SOCKET_IFNAME=eth0 CUDA_VISIBLE_DEVICES=0,1 LOCAL_SIZE=2" in told
 
 
