@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from accelerator.launch import environment as worker_environment
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.hostfile import Host, choose_hosts, limit, read_hostfile
-from accelerator.launch.job import DEFAULT_PORT, Job, program_command
+from accelerator.launch.job import Job, program_command
 from accelerator.launch.options import parse
 from accelerator.launch.ranks import BindingRequest, HostPlan, plan_host
 from accelerator.launch.topology import Topology, read_caches, read_topology
@@ -93,7 +93,8 @@ def make_job(options: argparse.Namespace) -> Job:
     if options.host_launch is not None:  # a driver has seen to all the rest
         host = Host("localhost", options.host_slots, options.host_chosen)
         variables = dict(options.host_variable)
-        return replace(job, hosts=(host,), variables=variables, reports=True, launch=options.host_launch)
+        told = replace(job, launch=options.host_launch, address=options.host_address)
+        return replace(told, hosts=(host,), variables=variables, reports=True)
     accelerator = find_accelerator()
     hosts = _hosts(options, accelerator)
     launcher = options.launcher or ("torchrun" if len(hosts) == 1 and hosts[0].is_local else "ssh")
@@ -187,6 +188,3 @@ def _show_topology(options: argparse.Namespace) -> int:
     if refusal is not None:
         raise refusal
     return 0
-
-
-__all__ = ["DEFAULT_PORT", "find_accelerator", "main", "make_job", "run"]

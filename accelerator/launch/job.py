@@ -27,6 +27,7 @@ class Job:
         launcher_args: for ssh, mpirun or srun itself.
         num_nodes, node_rank: of ``torchrun``: how many hosts run this same command, and which this one is.
         master_addr, master_port: where rank 0 listens; None where the engine chooses.
+        address: what other hosts call this one, None where torch is to find out.
         variables: what all ranks get beside this process's own.
         forwarded: of this process's own, those that other hosts get.
         max_restarts: how often the ranks are started again when one has failed.
@@ -43,6 +44,7 @@ class Job:
     node_rank: int = 0
     master_addr: str | None = None
     master_port: int | None = None
+    address: str | None = None
     binding: BindingRequest = field(default_factory=BindingRequest)
     variables: dict[str, str] = field(default_factory=dict)
     forwarded: dict[str, str] = field(default_factory=dict)

@@ -67,6 +67,7 @@ def _launcher_command(job: Job, host: Host, rank: int, address: str) -> list[str
         f"--host_slots={host.slots}",
         f"--host_chosen={','.join(map(str, host.chosen))}",
         f"--host_launch={job.launch}",
+        f"--host_address={address if host.is_local else host.name.rpartition('@')[2]}",
         f"--max_restarts={job.max_restarts}",
         f"--grace_period={job.grace_s:g}",
     ]

@@ -149,6 +149,7 @@ def _rendezvous(job: Job) -> tuple[RendezvousHandler, str | None, int | None]:
         backend, endpoint = "static", f"{_bracketed(address)}:{port}"
         settings["rank"] = job.node_rank
         fixed = (address, port)
+    settings["local_addr"] = _local_address(job)
     parameters = RendezvousParameters(backend, endpoint, job.launch, job.num_nodes, job.num_nodes, **settings)
     return get_rendezvous_handler(parameters), *fixed
 
@@ -156,7 +157,7 @@ def _rendezvous(job: Job) -> tuple[RendezvousHandler, str | None, int | None]:
 def _local_address(job: Job) -> str | None:
     if job.num_nodes == 1:
         return "127.0.0.1"  # a host's own name need not lead to it, as in many containers
-    return job.master_addr if job.node_rank == 0 else None
+    return job.address or (job.master_addr if job.node_rank == 0 else None)
 
 
 def _bracketed(address: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,19 @@ def test_failed_ranks_are_started_again(tmp_path: Path) -> None:
     (tmp_path / "once.py").write_text(program)
     assert launch([*TWO, "--max_restarts", "1", "once.py"], tmp_path).returncode == 0
     assert launch(["--num_accelerators", "1", "once.py"], tmp_path).returncode == 3
+
+
+@pytest.mark.slow
+def test_hosts_that_run_the_same_command_meet(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rendezvous = ["--num_nodes", "2", "--master_addr", "127.0.0.1", "--master_port", str(port)]
+    with Started([*TWO, *rendezvous, "--node_rank", "1", "tell.py"], tmp_path) as other:
+        done = launch([*TWO, *rendezvous, "--node_rank", "0", "tell.py"], tmp_path)
+        assert done.returncode == other.end() == 0, done.stderr + other.errors
+    assert [told(tmp_path, rank)["LOCAL_RANK"] for rank in range(4)] == ["0", "1", "0", "1"]
+    assert told(tmp_path, 3)["MASTER_PORT"] == str(port)
 
 
 @pytest.mark.parametrize(("program", "status"), [("missing-program", 127), ("./no_program", 126)])

@@ -71,6 +71,20 @@ def test_the_first_failing_rank_of_another_host_is_told(hosts: TwoHosts, options
     assert "  | last words of the rank" in done.stderr
 
 
+def test_all_hosts_start_again_when_one_restarts_its_ranks(hosts: TwoHosts, options: list[str], tmp_path: Path) -> None:
+    (tmp_path / "once.py").write_text(
+        "import os, sys, time\n"
+        "host, first = os.uname().nodename, os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
+        "if host == 'host-b' and first: time.sleep(1); sys.exit(5)\n"
+        "if not os.path.exists('again'): open('again', 'w').close(); time.sleep(60)\n"
+        "open(f'ended-{host}', 'w').write(os.environ['WORLD_SIZE'])\n"
+    )
+    arguments = [*options, "--num_accelerators", "1", "--max_restarts", "2", "once.py"]
+    done = launch(arguments, tmp_path, hosts.on("a", []))
+    assert done.returncode == 0, done.stderr
+    assert {(tmp_path / f"ended-host-{host}").read_text() for host in ("a", "b")} == {"2"}
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_reach_the_ranks_of_all_hosts(
     number: signal.Signals, hosts: TwoHosts, options: list[str], tmp_path: Path
