@@ -43,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AccelError as error:
         print(f"accel-launch: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # before anything was started
+        return 130
 
 
 def _launch(options: argparse.Namespace) -> int:

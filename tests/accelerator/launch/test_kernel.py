@@ -37,9 +37,13 @@ def test_a_memory_policy_outlives_exec(mode: str, policy: str) -> None:
     assert python(f"set_memory_policy({mode!r}, {nodes}); {become}") in (f"{{'{policy}'}}", f"{{'{policy}=static'}}")
 
 
-def test_several_preferred_nodes_are_one_where_the_kernel_takes_one_alone() -> None:
-    told = python("print(set_memory_policy('prefer', [0, 0]), set_memory_policy('prefer', [0, 63]))")
-    assert told.split()[0] == "None" or "set_mempolicy" in told
+@pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="this kernel knows no memory policies")
+def test_several_nodes_may_be_preferred() -> None:
+    told = python("print(set_memory_policy('prefer', [0, 63])); print(open('/proc/self/numa_maps').readline())")
+    if "not permitted" in told:
+        pytest.skip(told)
+    assert told.startswith("None")
+    assert " prefer" in told
 
 
 def test_refusals_are_reasons() -> None:
