@@ -150,7 +150,9 @@ def _rendezvous(job: Job) -> tuple[RendezvousHandler, str | None, int | None]:
         settings["rank"] = job.node_rank
         fixed = (address, port)
     settings["local_addr"] = _local_address(job)
-    parameters = RendezvousParameters(backend, endpoint, job.launch, job.num_nodes, job.num_nodes, **settings)
+    # Hosts that were each given the command by hand know of no common name of the launch.
+    name = job.launch if job.reports or job.num_nodes == 1 else "accel-launch"
+    parameters = RendezvousParameters(backend, endpoint, name, job.num_nodes, job.num_nodes, **settings)
     return get_rendezvous_handler(parameters), *fixed
 
 

@@ -57,7 +57,7 @@ def test_ranks_below_mpi_are_bound_and_numbered(launcher: str, tmp_path: Path) -
     options, variables = available(launcher)
     (tmp_path / "tell.py").write_text(TELL)
     (tmp_path / ".accel_env").write_text("FROM_FILE=a b\n")
-    done = launch([*options, "--bind_cores_to_rank", "tell.py", "$x"], tmp_path, **variables)
+    done = launch([*options, "--bind_cores_to_rank", "--log_dir", "logs", "tell.py", "$x"], tmp_path, **variables)
     assert done.returncode == 0, done.stderr
     plan = plan_binding(read_topology(HostFiles(), os.sched_getaffinity(0)), 2)
     for rank in (0, 1):
@@ -66,6 +66,7 @@ def test_ranks_below_mpi_are_bound_and_numbered(launcher: str, tmp_path: Path) -
         assert (told["LOCAL_RANK"], told["WORLD_SIZE"], told["LOCAL_WORLD_SIZE"]) == (str(rank), "2", "2")
         assert (told["LOCAL_SIZE"], told["MASTER_ADDR"], told["MASTER_PORT"]) == ("2", "127.0.0.1", "29500")
         assert (told["FROM_FILE"], told["arguments"]) == ("a b", ["$x"])
+        assert (tmp_path / "logs" / f"rank{rank}" / "stdout.log").read_text() == f"rank {rank}\n"
 
 
 @pytest.mark.slow
