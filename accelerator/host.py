@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-from op_builder.cgroups import HostFiles, allowed_cores, parse_index_list
+from op_builder.cgroups import HostFiles, allowed_cores
 from op_builder.cgroups import read_text as _read
+from op_builder.numa import numa_nodes
 
 
 def numa_node_count(files: HostFiles) -> int:
@@ -15,17 +16,8 @@ def numa_node_count(files: HostFiles) -> int:
     share one set of cores are one piece of hardware (the kernel's fake NUMA) and count once.
     The cpuset is asked, not the affinity: a rank that was bound to one node still has siblings.
     """
-    nodes = files.sysfs / "devices" / "system" / "node"
-    online_text = _read(nodes / "online")
-    online = None if online_text is None else parse_index_list(online_text)
     allowed = allowed_cores(files)
-    core_sets: set[frozenset[int]] = set()
-    for directory in nodes.glob("node[0-9]*"):
-        if online is not None and int(directory.name[4:]) not in online:
-            continue
-        cores = parse_index_list(_read(directory / "cpulist") or "")
-        if cores and (allowed is None or cores & allowed):
-            core_sets.add(cores)
+    core_sets = {cores for cores in numa_nodes(files).values() if cores and (allowed is None or cores & allowed)}
     return max(1, len(core_sets))
 
 

@@ -68,16 +68,16 @@ def cpu_features() -> frozenset[str]:
     return frozenset((_told("flags") or _told("Features")).split())
 
 
-def cpu_model() -> str:
+def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
     """The CPU's name as Linux tells it, else what Python knows of it."""
-    return _told("model name") or platform.processor() or platform.machine()
+    return _told("model name", cpuinfo) or platform.processor() or platform.machine()
 
 
-def _told(name: str) -> str:
+def _told(name: str, cpuinfo: Path = _CPUINFO) -> str:
     """The first value of ``name`` in what Linux tells of the CPUs; empty where it tells nothing."""
     try:
         # Line by line: the kernel makes the text as it is read, and a machine may have hundreds of CPUs.
-        with _CPUINFO.open(errors="replace") as lines:
+        with cpuinfo.open(errors="replace") as lines:
             told = (line.partition(":") for line in lines)
             return next((value.strip() for key, _, value in told if key.strip() == name), "")
     except OSError:

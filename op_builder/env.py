@@ -126,6 +126,7 @@ LOCAL_SIZE: Variable[int | None] = _declare(
 LOCAL_RANK: Variable[int] = _declare(
     "LOCAL_RANK", int, 0, "Rank on this host, set by a launcher; the CPU's current device."
 )
+ACCEL_LAUNCH_ID = _text("ACCEL_LAUNCH_ID", "Set by accel-launch in its workers: which launch they belong to.")
 CUDA_VISIBLE_DEVICES = _text(
     "CUDA_VISIBLE_DEVICES", "CUDA devices this process may use; mapped when NVML is asked for memory.", "all"
 )

@@ -1,0 +1,71 @@
+"""What a launch would do, in words and commands."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from accelerator.launch.cluster import cluster_command
+from accelerator.launch.driver import RemoteCommand
+from accelerator.launch.job import DEFAULT_PORT, Job
+from accelerator.launch.ranks import HostPlan, describe
+from accelerator.launch.ssh import master_address, ssh_commands
+from accelerator.launch.worker import worker_command
+
+_AGENT_SETS = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT and TORCHELASTIC_*"
+
+
+def describe_job(job: Job, plan: HostPlan, directory: Path) -> list[str]:
+    """The lines that ``--dry_run`` prints.
+
+    Args:
+        plan: of a host like this one.
+        directory: where the program would run.
+    """
+    total = sum(len(host.chosen) for host in job.hosts)
+    if job.launcher == "torchrun":
+        total = len(job.hosts[0].chosen) * job.num_nodes
+        lines = [
+            f"launcher: torchrun, torch's elastic agent, for {plan.ranks} of {total} ranks "
+            f"(host {job.node_rank} of {job.num_nodes})",
+            f"rendezvous: {_rendezvous(job)}",
+            f"command of each rank: {shlex.join(job.program)}",
+        ]
+        worker = shlex.join(worker_command(sys.executable, plan.spec(job.part), list(job.program)))
+        return [*lines, *_binding(plan, ""), f"set by the agent: {_AGENT_SETS}", f"started by the agent: {worker}"]
+    lines = [f"launcher: {job.launcher}, {total} ranks on {len(job.hosts)} hosts"]
+    if job.launcher == "ssh":
+        lines.append(f"rendezvous: {master_address(job)} port {job.master_port or DEFAULT_PORT}")
+        for rank, command in enumerate(ssh_commands(job, directory)):
+            slots = ",".join(map(str, job.hosts[rank].chosen))
+            lines.append(f"host {rank}, {command.label}, slots {slots}: {_shell(command)}")
+    else:
+        lines.append(f"command: {_shell(cluster_command(job))}")
+    return [*lines, *_binding(plan, "on a host like this one, ")]
+
+
+def _binding(plan: HostPlan, where: str) -> list[str]:
+    lines = [f"{where}environment of all ranks: {_assignments(plan.variables)}"]
+    lines += [
+        f"{where}local rank {rank}: {describe(binding, variables)}"
+        for rank, (binding, variables) in enumerate(zip(plan.bindings, plan.rank_variables, strict=True))
+    ]
+    if not plan.bindings:
+        lines.append(f"{where}no rank is bound to cores (--bind_cores_to_rank)")
+    return [*lines, *plan.notes]
+
+
+def _rendezvous(job: Job) -> str:
+    if job.num_nodes == 1 and job.master_port is None:
+        return "any free port of this host"
+    return f"{job.master_addr or '127.0.0.1'} port {job.master_port or DEFAULT_PORT}"
+
+
+def _shell(command: RemoteCommand) -> str:
+    return " ".join(filter(None, [_assignments(command.variables), shlex.join(command.command)]))
+
+
+def _assignments(variables: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())

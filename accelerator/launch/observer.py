@@ -1,0 +1,146 @@
+"""Passing on what ranks write to their launcher's streams, while remembering its end, and when each rank ended.
+
+Torch's agent asks after its processes ten times a second and learns no order among those that ended in
+between; the first of them is what a user wants to know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from accelerator.launch.failures import tail_of
+
+_KEPT_BYTES = 8192
+_PIECE_BYTES = 1 << 16
+_DRAIN_S = 1.0
+
+
+@dataclass
+class _Stream:
+    """A pipe from a rank, and where what comes through it goes."""
+
+    reader: int
+    target: int
+    keep: bytearray
+    log: BinaryIO | None
+
+
+@dataclass
+class Observer:
+    """A thread that reads the pipes of one host's ranks.
+
+    Attributes:
+        ended_s: by local rank, when its process ended, in seconds since the epoch; of the last attempt.
+    """
+
+    ended_s: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._lock = threading.Lock()
+        self._tails: dict[int, bytearray] = {}
+        self._writers: list[int] = []
+        self._wake_reader, self._wake_writer = os.pipe()
+        self._selector.register(self._wake_reader, selectors.EVENT_READ)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="accel-launch observer", daemon=True)
+        self._thread.start()
+
+    def new_stream(self, local_rank: int, target: int, log: str | None) -> str:
+        """A path that a rank's standard output or error can be opened at; what comes goes to ``target``.
+
+        Args:
+            target: descriptor 1 or 2 of this process; of the latter the end is remembered.
+            log: a file that gets it, too.
+        """
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        keep = bytearray()
+        if target == 2:
+            self._tails[local_rank] = keep
+        stream = _Stream(reader, target, keep, open(log, "wb") if log else None)  # noqa: SIM115 - closed at its end
+        with self._lock:
+            self._writers.append(writer)
+            self._selector.register(reader, selectors.EVENT_READ, stream)
+        self._wake()
+        return f"/dev/fd/{writer}"
+
+    def watch(self, process_ids: Mapping[int, int]) -> None:
+        """The ranks were started: these are their processes, by local rank."""
+        with self._lock:
+            for writer in self._writers:
+                os.close(writer)
+            self._writers.clear()
+            self.ended_s.clear()
+            for local_rank, process_id in process_ids.items():
+                # Without such descriptors (before Linux 5.3), the agent's own order has to do.
+                with contextlib.suppress(OSError, AttributeError):
+                    descriptor = os.pidfd_open(process_id)
+                    self._selector.register(descriptor, selectors.EVENT_READ, self._noting(local_rank, descriptor))
+        self._wake()
+
+    def stop(self) -> None:
+        """Pass on what is still in the pipes, and end the thread."""
+        self._stopping = True
+        self._wake()
+        self._thread.join()
+
+    def tail(self, local_rank: int) -> str:
+        """The last lines that a rank wrote to standard error."""
+        return tail_of(bytes(self._tails.get(local_rank, b"")))
+
+    def _noting(self, local_rank: int, descriptor: int) -> Callable[[], None]:
+        def note() -> None:
+            self.ended_s.setdefault(local_rank, time.time())
+            self._selector.unregister(descriptor)
+            os.close(descriptor)
+
+        return note
+
+    def _wake(self) -> None:
+        os.write(self._wake_writer, b"!")
+
+    def _run(self) -> None:
+        deadline = None
+        while True:
+            events = self._selector.select(0 if self._stopping else None)
+            if self._stopping:
+                deadline = deadline or time.monotonic() + _DRAIN_S
+                # What grandchildren still write is not waited for: they may go on for ever.
+                if not any(key.data for key, _ in events) or time.monotonic() > deadline:
+                    return
+            with self._lock:
+                for key, _ in events:
+                    if isinstance(key.data, _Stream):
+                        self._pass_on(key.data)
+                    elif key.data is not None:
+                        key.data()
+                    else:
+                        os.read(self._wake_reader, _PIECE_BYTES)
+
+    def _pass_on(self, stream: _Stream) -> None:
+        try:
+            piece = os.read(stream.reader, _PIECE_BYTES)
+        except BlockingIOError:
+            return
+        if not piece:
+            self._selector.unregister(stream.reader)
+            os.close(stream.reader)
+            if stream.log is not None:
+                stream.log.close()
+            return
+        stream.keep += piece
+        del stream.keep[:-_KEPT_BYTES]
+        if stream.log is not None:
+            stream.log.write(piece)
+            stream.log.flush()
+        with contextlib.suppress(OSError):  # nobody reads it any more: the ranks go on
+            while piece:
+                piece = piece[os.write(stream.target, piece) :]

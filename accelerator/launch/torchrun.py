@@ -1,0 +1,212 @@
+"""The ranks of this host, by torch's elastic agent: it starts them, meets the other hosts, restarts, ends.
+
+What is added: the workers bind themselves (:mod:`accelerator.launch.worker`), the order in which ranks
+ended is known, and what is left of a failed launch is ended.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException, Std
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from accelerator.launch.failures import Failure, first_failure
+from accelerator.launch.job import DEFAULT_PORT, Job
+from accelerator.launch.observer import Observer
+from accelerator.launch.orphans import VARIABLE, end_processes_of
+from accelerator.launch.ranks import HostPlan
+from accelerator.launch.worker import tell, worker_command
+
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_RENDEZVOUS_TIMEOUT_S = 900
+
+
+def run(job: Job, plan: HostPlan) -> int:
+    """Run the ranks of this host to their end; the exit status.
+
+    That is the first failing rank's, 128 and the signal's number where a signal ended it or this launcher.
+    """
+    for number in HANDLED:
+        signal.signal(number, _raise)  # the agent does the same, once it has started ranks
+    if job.reports:
+        _obey_standard_input()
+    directory = None
+    if job.log_dir is None:
+        directory = Path(tempfile.mkdtemp(prefix="accel-launch-"))  # error files alone
+    observer = Observer()
+    try:
+        agent = _Agent(job, plan, observer, directory)
+        result = agent.run()
+        observer.stop()
+        if result is not None and not result.is_failed():
+            return 0
+        failure = _first(result, observer)
+        end_processes_of(job.part, job.grace_s)
+    except SignalException as asked:
+        end_processes_of(job.part, job.grace_s)
+        observer.stop()
+        tell(f"{asked.sigval.name}: the ranks of {socket.gethostname()} were told to end, and have ended")
+        return 128 + asked.sigval
+    finally:
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+    if failure is None:
+        tell("the hosts could not agree on their ranks; see the messages above")
+        return 1
+    if job.reports:
+        os.write(2, failure.to_line().encode())
+    else:
+        tell(str(failure))
+    return failure.exit_status
+
+
+class _Agent(LocalElasticAgent):
+    """Torch's agent, which tells an observer what it starts, and does not wait longer than it was told."""
+
+    def __init__(self, job: Job, plan: HostPlan, observer: Observer, directory: Path | None) -> None:
+        command = worker_command(sys.executable, plan.spec(job.part), list(job.program))
+        rendezvous, address, port = _rendezvous(job)
+        spec = WorkerSpec(
+            role="rank",
+            local_world_size=plan.ranks,
+            rdzv_handler=rendezvous,
+            entrypoint=command[0],
+            args=tuple(argument.replace("$", "$$") for argument in command[1:]),  # the agent fills in templates
+            max_restarts=job.max_restarts,
+            master_addr=address,
+            master_port=port,
+            local_addr=_local_address(job),
+        )
+        log_dir = job.log_dir
+        if log_dir is not None and job.num_nodes > 1:
+            log_dir = log_dir / f"node{job.node_rank}"  # the directory may be shared
+        logs = _Streams(observer, job.part, log_dir, directory)
+        super().__init__(spec, logs)
+        self._observer = observer
+        self._grace_s = job.grace_s
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        process_ids: dict[int, Any] = super()._start_workers(worker_group)
+        self._observer.watch(process_ids)
+        context = getattr(self, "_pcontext", None)
+        close = getattr(context, "close", None)
+        if close is not None:
+
+            def close_in_time(death_sig: signal.Signals | None = None, timeout: float = 0) -> None:  # noqa: ARG001
+                # Where a rank has failed, the agent gives the others 30 s, which no setting changes.
+                close(death_sig, self._grace_s)
+
+            context.close = close_in_time  # type: ignore[union-attr]
+        return process_ids
+
+
+class _Streams(DefaultLogsSpecs):
+    """Standard error of the ranks goes through the observer, and with a directory for logs both streams do."""
+
+    def __init__(self, observer: Observer, part: str, log_dir: Path | None, directory: Path | None) -> None:
+        redirected = Std.NONE if log_dir is None else Std.ALL
+        super().__init__(str(log_dir or directory), redirects=redirected)
+        self._observer = observer
+        self._part = part
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        destination = super().reify(envs)
+        for local_rank, variables in envs.items():
+            variables[VARIABLE] = self._part
+            for target, paths in ((1, destination.stdouts), (2, destination.stderrs)):
+                log = paths[local_rank] or None
+                if log is not None or target == 2:
+                    paths[local_rank] = self._observer.new_stream(local_rank, target, log)
+        return destination
+
+
+def _rendezvous(job: Job) -> tuple[RendezvousHandler, str | None, int | None]:
+    """How the hosts meet; and MASTER_ADDR and MASTER_PORT, where they are known before."""
+    address, port = job.master_addr or "127.0.0.1", job.master_port or DEFAULT_PORT
+    settings: dict[str, Any] = {"timeout": _RENDEZVOUS_TIMEOUT_S}
+    if job.num_nodes == 1 and job.master_port is None:
+        backend, endpoint = "c10d", "localhost:0"  # any free port
+        fixed: tuple[str | None, int | None] = (None, None)
+    elif job.max_restarts > 0 and job.num_nodes > 1:
+        # Only this way do the hosts meet again when one of them restarts its ranks.
+        backend, endpoint = "c10d", f"{_bracketed(address)}:{port}"
+        settings["is_host"] = str(job.node_rank == 0)
+        fixed = (None, None)
+    else:
+        backend, endpoint = "static", f"{_bracketed(address)}:{port}"
+        settings["rank"] = job.node_rank
+        fixed = (address, port)
+    settings["local_addr"] = _local_address(job)
+    # Hosts that were each given the command by hand know of no common name of the launch.
+    name = job.launch if job.reports or job.num_nodes == 1 else "accel-launch"
+    parameters = RendezvousParameters(backend, endpoint, name, job.num_nodes, job.num_nodes, **settings)
+    return get_rendezvous_handler(parameters), *fixed
+
+
+def _local_address(job: Job) -> str | None:
+    if job.num_nodes == 1:
+        return "127.0.0.1"  # a host's own name need not lead to it, as in many containers
+    return job.address or (job.master_addr if job.node_rank == 0 else None)
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address and not address.startswith("[") else address
+
+
+def _first(result: RunResult | None, observer: Observer) -> Failure | None:
+    failures = []
+    for rank, told in (result.failures if result is not None else {}).items():
+        message = ""
+        if os.path.isfile(told.error_file):
+            message = told.message.get("message", "") if isinstance(told.message, dict) else str(told.message)
+        failures.append(
+            Failure(
+                rank=rank,
+                local_rank=told.local_rank,
+                host=socket.gethostname(),
+                pid=told.pid,
+                exit_code=told.exitcode,
+                time_s=observer.ended_s.get(told.local_rank, told.timestamp),
+                tail=observer.tail(told.local_rank),
+                message=message,
+            )
+        )
+    return first_failure(failures)
+
+
+def _raise(number: int, _frame: FrameType | None) -> None:
+    asked = signal.Signals(number)
+    raise SignalException(f"got {asked.name}", asked)
+
+
+def _obey_standard_input() -> None:
+    """Take signals from the driver as lines of standard input; its end means that the driver is gone.
+
+    ssh forwards no signal, and leaves the remote side running when its own end is killed.
+    """
+    orders = os.dup(0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the ranks are not to read orders
+
+    def obey() -> None:
+        while True:
+            name = os.read(orders, 64).decode(errors="replace").strip()
+            order = getattr(signal, name, signal.SIGTERM) if name in ("SIGINT", "SIGTERM", "") else None
+            if order is not None:
+                os.kill(os.getpid(), order)
+            if not name:
+                return
+
+    threading.Thread(target=obey, name="accel-launch orders", daemon=True).start()

@@ -1,0 +1,126 @@
+"""What workers find in their environment: files, forwarded variables, devices, threads, and what clashes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accelerator.cpu_accelerator import CPU_Accelerator
+from accelerator.hpu_accelerator import HPU_Accelerator
+from accelerator.launch import environment
+from accelerator.launch.errors import LaunchError
+from accelerator.launch.hostfile import Host
+from accelerator.launch.ranks import BindingRequest, plan_host
+from accelerator.launch.topology import Core, Node, Topology
+
+TWO_NODES = Topology(
+    cores=tuple(Core((cpu,), cpu // 4) for cpu in range(8)),
+    nodes=tuple(Node(n, frozenset(range(4 * n, 4 * n + 4)), 1 << 30, {n: 10, 1 - n: 21}) for n in (0, 1)),
+    allowed=frozenset(range(8)),
+    allowed_memory=None,
+    quota_cores=None,
+    model="Some CPU",
+)
+BOUND = BindingRequest(wanted=True)
+
+
+def test_a_later_file_overrides_an_earlier_and_a_missing_one_is_none(tmp_path: Path) -> None:
+    for name, text in (("home", "A=1\nB=1\n"), ("here", "# ours\n\nB=2\n C='x y' \nD=a=b\nE=\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".accel_env").write_text(text)
+    found = environment.read_environment_files([tmp_path / "home", tmp_path / "nowhere", tmp_path / "here"])
+    assert found == {"A": "1", "B": "2", "C": "x y", "D": "a=b", "E": ""}
+
+
+@pytest.mark.parametrize("line", ["export A=1", "A", "A = 1", "1A=2", "=3"])
+def test_a_wrong_line_of_a_file_is_told_with_its_number(line: str) -> None:
+    with pytest.raises(LaunchError, match=r"\.accel_env:2: .*expected NAME=VALUE"):
+        environment.parse_environment_file(f"OK=1\n{line}\n", "/home/me/.accel_env")
+
+
+def test_variables_are_forwarded_by_prefix() -> None:
+    variables = {"NCCL_DEBUG": "INFO", "PYTHONPATH": "/x", "HOME": "/root", "ACCEL_CACHE_DIR": "/c", "ASCEND": "1"}
+    assert list(environment.forwarded(variables, ["NCCL"])) == ["ACCEL_CACHE_DIR", "NCCL_DEBUG", "PYTHONPATH"]
+    assert list(environment.forwarded(variables, [])) == ["ACCEL_CACHE_DIR", "PYTHONPATH"]
+
+
+@pytest.mark.parametrize(
+    ("given", "slots", "expected"),
+    [({}, (0, 1), "0,1"), ({}, (2,), "2"), ({"CUDA_VISIBLE_DEVICES": "4, 5,GPU-ab"}, (1, 2), "5,GPU-ab")],
+)
+def test_visible_devices_are_slots_of_what_is_visible_now(
+    given: dict[str, str], slots: tuple[int, ...], expected: str
+) -> None:
+    target: dict[str, str] = {}
+    environment.set_visible_devices(CPU_Accelerator(), target, given, slots)
+    assert target == {"CUDA_VISIBLE_DEVICES": expected}
+
+
+def test_all_variables_of_an_accelerator_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HPU_Accelerator, "__init__", lambda _self: None)
+    target: dict[str, str] = {}
+    environment.set_visible_devices(HPU_Accelerator(), target, {}, (0, 3))
+    assert target == {"HABANA_VISIBLE_MODULES": "0,3", "CUDA_VISIBLE_DEVICES": "0,3"}
+
+
+def test_bound_ranks_have_a_thread_for_each_core() -> None:
+    plan = plan_host(Host("localhost", 2, (0, 1)), BOUND, TWO_NODES, {})
+    assert plan.rank_variables == ({"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4"},) * 2
+    assert plan.variables == {"LOCAL_SIZE": "2"}
+    assert plan.lines() == [
+        "local rank 0: CPU 0-3 of NUMA node 0, memory bind 0, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4",
+        "local rank 1: CPU 4-7 of NUMA node 1, memory bind 1, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4",
+    ]
+
+
+def test_slots_that_are_not_chosen_keep_their_cores() -> None:
+    plan = plan_host(Host("localhost", 4, (1, 3)), BOUND, TWO_NODES, {})
+    assert [binding.cpus for binding in plan.bindings] == [(2, 3), (6, 7)]
+    assert plan.variables["LOCAL_SIZE"] == "2"
+
+
+def test_unbound_ranks_share_the_cores_and_are_told_so() -> None:
+    plan = plan_host(Host("localhost", 2, (0, 1)), BindingRequest(), TWO_NODES, {})
+    assert plan.bindings == ()
+    assert plan.variables == {"LOCAL_SIZE": "2", "OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4"}
+    assert plan.lines() == ["2 unbound ranks, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4 for each"]
+
+
+@pytest.mark.parametrize("request_", [BOUND, BindingRequest()])
+def test_the_users_own_threads_are_kept_and_too_many_are_told(request_: BindingRequest) -> None:
+    host = Host("localhost", 2, (0, 1))
+    plan = plan_host(host, request_, TWO_NODES, {"OMP_NUM_THREADS": "8"})
+    assert "OMP_NUM_THREADS" not in {**plan.variables, **(plan.rank_variables[0] if plan.rank_variables else {})}
+    assert plan.notes[0].startswith("OMP_NUM_THREADS=8 is kept, though a rank has 4 cores")
+    assert plan_host(host, request_, TWO_NODES, {"OMP_NUM_THREADS": "2"}).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("KMP_AFFINITY", "granularity=fine,proclist=[0-3],explicit"),
+        ("KMP_AFFINITY", "norespect,compact"),
+        ("KMP_HW_SUBSET", "1s,4c"),
+        ("GOMP_CPU_AFFINITY", "0-3"),
+        ("OMP_PLACES", "{0}:4"),
+    ],
+)
+def test_settings_that_bind_all_ranks_alike_are_refused_and_explained(name: str, value: str) -> None:
+    with pytest.raises(LaunchError, match=rf"{name}=.* cannot go with --bind_cores_to_rank: it [\s\S]*Unset {name}"):
+        plan_host(Host("localhost", 2, (0, 1)), BOUND, TWO_NODES, {name: value})
+    plan_host(Host("localhost", 2, (0, 1)), BindingRequest(), TWO_NODES, {name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("KMP_AFFINITY", "granularity=fine,compact,1,0"), ("OMP_PLACES", "cores"), ("OMP_PLACES", "")]
+)
+def test_settings_within_a_ranks_own_cores_are_fine(name: str, value: str) -> None:
+    assert plan_host(Host("localhost", 2, (0, 1)), BOUND, TWO_NODES, {name: value}).notes == ()
+
+
+def test_many_ranks_are_told_in_few_lines() -> None:
+    topology = Topology(tuple(Core((c,), 0) for c in range(64)), (), frozenset(range(64)), None, None, "")
+    lines = plan_host(Host("localhost", 64, tuple(range(64))), BOUND, topology, {}).lines()
+    assert len(lines) == 17
+    assert "48 more ranks" in lines[-1]

@@ -1,0 +1,111 @@
+"""What is told of a failure, and how it travels from one process of the launcher to another."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from launching import environment
+
+from accelerator.launch import driver
+from accelerator.launch.driver import RemoteCommand
+from accelerator.launch.failures import Failure, first_failure, tail_of
+from accelerator.launch.hostfile import Host
+from accelerator.launch.job import Job
+
+FAILURE = Failure(rank=3, local_rank=1, host="b", pid=99, exit_code=-9, time_s=10.5, tail="one\ntwo", message="why")
+
+
+def test_a_failure_is_told_with_rank_host_cause_and_tail() -> None:
+    assert str(FAILURE).splitlines() == [
+        "rank 3 (local rank 1, pid 99) on b ended by signal 9 (SIGKILL)",
+        "why",
+        "The last it wrote to standard error:",
+        "  | one",
+        "  | two",
+    ]
+    assert "with exit status 5" in str(replace(FAILURE, exit_code=5))
+    assert "signal 63 (unknown)" in str(replace(FAILURE, exit_code=-63))
+
+
+@pytest.mark.parametrize(("code", "status"), [(1, 1), (137, 137), (-9, 137), (-15, 143)])
+def test_the_exit_status_is_the_ranks_as_shells_have_it(code: int, status: int) -> None:
+    assert replace(FAILURE, exit_code=code).exit_status == status
+
+
+def test_a_failure_travels_in_one_line() -> None:
+    line = FAILURE.to_line()
+    assert line.count("\n") == 1
+    assert Failure.from_line(line) == FAILURE
+    assert Failure.from_line("unfinished" + line) == FAILURE
+    assert Failure.from_line("an ordinary line\n") is None
+    assert Failure.from_line(line[:40]) is None
+    assert len(replace(FAILURE, tail=tail_of(b"x" * 100_000)).to_line()) < 4096, "a pipe takes it in one piece"
+
+
+def test_the_first_that_ended_is_the_cause() -> None:
+    later = replace(FAILURE, rank=0, time_s=10.6)
+    assert first_failure([later, FAILURE]) is FAILURE
+    assert first_failure([]) is None
+
+
+def test_the_tail_is_the_last_lines() -> None:
+    assert tail_of(b"".join(b"%d\n" % n for n in range(100))).splitlines() == [str(n) for n in range(80, 100)]
+    assert tail_of(b"\xff\n") == "\N{REPLACEMENT CHARACTER}"
+
+
+def run(commands: list[str], capfd: pytest.CaptureFixture[str], grace_s: float = 5.0) -> tuple[int, str]:
+    job = Job(program=("x",), hosts=(Host("a", 1, (0,)),), launcher="ssh", grace_s=grace_s)
+    made = [RemoteCommand(f"host{n}", ("sh", "-c", text), True, {}) for n, text in enumerate(commands)]
+    status = driver.run(job, made)
+    return status, capfd.readouterr().err
+
+
+def test_when_one_host_fails_the_others_are_told_to_end(capfd: pytest.CaptureFixture[str]) -> None:
+    status, told = run(["sleep 0.2; exit 4", "read order; echo got $order >&2"], capfd)
+    assert status == 4
+    assert "got SIGTERM" in told
+    assert "host0 ended with status 4; ending the others" in told
+
+
+def test_of_several_failing_hosts_the_rank_that_failed_first_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    def fails(failure: Failure, status: int) -> str:
+        return f"printf '%s' '{failure.to_line()[:-1]}' >&2; printf '\\n' >&2; exit {status}"
+
+    first, second = replace(FAILURE, host="first", time_s=1.0), replace(FAILURE, host="second", time_s=2.0)
+    status, told = run([fails(replace(second, exit_code=1), 1), "sleep 0.5; " + fails(first, 137)], capfd)
+    assert status == 137
+    assert "on first ended by signal 9" in told
+    assert "on second" not in told
+    assert "\x1e" not in told
+
+
+def test_a_host_that_does_not_end_is_killed(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_ON_TOP_S", 0.2)
+    status, _ = run(["exit 3", "trap '' TERM; sleep 600 & wait; sleep 600"], capfd, grace_s=0.2)
+    assert status == 3
+
+
+def test_ssh_that_does_not_get_there_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    status, told = run(["echo 'Connection refused' >&2; exit 255"], capfd)
+    assert status == 255
+    assert "Connection refused" in told
+    assert "'ssh host0 true' must work without questions" in told
+
+
+def test_what_has_no_line_end_is_passed_on_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    assert "progress 50%\rprogress 100%" in run(["printf 'progress 50%%\\rprogress 100%%' >&2"], capfd)[1]
+
+
+def test_a_launcher_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "accelerator.launch", "--launcher", "slurm", "--num_accelerators", "1", "x.py"]
+    variables = environment(PATH=str(tmp_path))
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "srun cannot be started: No such file" in done.stderr
+    assert isinstance(done.stderr, str)
+    assert io.StringIO(done.stderr).readline().startswith("accel-launch: ")

@@ -1,0 +1,167 @@
+"""Ranks of one host, really started: what they get, how they fail, how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import TELL, WAIT, Started, launch, left_of
+
+from accelerator.launch.binding import format_list, plan_binding
+from accelerator.launch.topology import read_topology
+from op_builder.cgroups import HostFiles
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs Linux")
+
+TWO = ["--num_accelerators", "2"]
+CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+needs_two_cpus = pytest.mark.skipif(CPUS < 2, reason="needs two CPUs to bind two ranks to")
+
+
+def told(directory: Path, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / f"rank{rank}.json").read_text())
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _scripts(tmp_path: Path) -> None:
+    (tmp_path / "tell.py").write_text(TELL)
+    (tmp_path / "wait.py").write_text(WAIT)
+
+
+@needs_two_cpus
+def test_the_kernel_agrees_with_the_plan(tmp_path: Path) -> None:
+    (tmp_path / ".accel_env").write_text("# ours\nFROM_FILE='a $b'\n")
+    done = launch([*TWO, "--bind-cores-to-rank", "tell.py", "$x", "${local_rank}", "--flag"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    plan = plan_binding(read_topology(HostFiles(), os.sched_getaffinity(0)), 2)
+    for rank in (0, 1):
+        got = told(tmp_path, rank)
+        assert got["cpus"] == format_list(plan[rank].cpus)
+        assert got["OMP_NUM_THREADS"] == str(plan[rank].threads)
+        assert (got["RANK"], got["LOCAL_RANK"]) == (str(rank), str(rank))
+        assert (got["WORLD_SIZE"], got["LOCAL_WORLD_SIZE"], got["LOCAL_SIZE"]) == ("2", "2", "2")
+        assert got["MASTER_ADDR"]
+        assert int(got["MASTER_PORT"]) > 0
+        assert got["CUDA_VISIBLE_DEVICES"] == "0,1"
+        assert got["FROM_FILE"] == "a $b"
+        assert got["arguments"] == ["$x", "${local_rank}", "--flag"]
+        assert got["name"] == "__main__"
+        assert f"local rank {rank}: CPU {format_list(plan[rank].cpus)}" in done.stderr
+
+
+def test_a_listed_cpu_is_the_only_one(tmp_path: Path) -> None:
+    last = max(os.sched_getaffinity(0))
+    done = launch(["--num_accelerators", "1", "--bind_core_list", str(last), "--module", "tell"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert told(tmp_path, 0)["cpus"] == str(last)
+
+
+def test_what_is_written_arrives_and_is_kept_in_the_directory_for_logs(tmp_path: Path) -> None:
+    program = "import os, sys; print('out', os.environ['RANK']); print('err', os.environ['RANK'], file=sys.stderr)"
+    done = launch([*TWO, "--log_dir", "logs", "--no_python", sys.executable, "-c", program], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["out 0", "out 1"]
+    assert {"err 0", "err 1"} <= set(done.stderr.splitlines())
+    for rank in (0, 1):
+        for name, word in (("stdout", "out"), ("stderr", "err")):
+            (log,) = tmp_path.glob(f"logs/*/attempt_0/{rank}/{name}.log")
+            assert log.read_text() == f"{word} {rank}\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "cause"),
+    [("killed", 137, "by signal 9 (SIGKILL)"), ("exits", 7, "with exit status 7")],
+)
+def test_the_first_failing_rank_is_told_and_gives_the_exit_status(
+    how: str, status: int, cause: str, tmp_path: Path
+) -> None:
+    done = launch([*TWO, "--grace_period", "5", "wait.py", how], tmp_path)
+    assert done.returncode == status, done.stderr
+    assert f") on {os.uname().nodename} ended {cause}" in done.stderr
+    assert "accel-launch: rank 1 (local rank 1, pid " in done.stderr
+    assert "accel-launch: rank 0" not in done.stderr
+    assert "  | last words of the rank" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_reach_all_ranks(number: signal.Signals, tmp_path: Path) -> None:
+    with Started([*TWO, "wait.py", "polite"], tmp_path) as started:
+        started.wait_for("up0", "up1")
+        started.process.send_signal(number)
+        assert started.end() == 128 + number, started.errors
+        assert {(tmp_path / f"got{rank}").read_text() for rank in (0, 1)} == {number.name}
+        assert left_of(started.mark) == []
+        assert f"{number.name}: the ranks of" in started.errors
+
+
+def test_ranks_that_ignore_the_signal_are_killed_after_the_grace_period(tmp_path: Path) -> None:
+    with Started([*TWO, "--grace_period", "1", "wait.py", "stubborn"], tmp_path) as started:
+        started.wait_for("up0", "up1")
+        started.process.terminate()
+        assert started.end() == 143, started.errors
+        assert left_of(started.mark) == []
+
+
+def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    with Started([*TWO, "wait.py", "stubborn"], tmp_path) as started:
+        started.wait_for("up0", "up1")
+        ranks = [process_id for process_id in left_of(started.mark, 0) if "wait.py" in command_line(process_id)]
+        assert len(ranks) == 3  # with the launcher
+        started.process.kill()
+        started.end()
+        # What ranks have started in sessions of their own is theirs: nobody is left to end it.
+        left = [process_id for process_id in left_of(started.mark, 2) if "wait.py" in command_line(process_id)]
+        assert left == []
+
+
+def command_line(process_id: int) -> str:
+    try:
+        return Path(f"/proc/{process_id}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.mark.slow
+def test_failed_ranks_are_started_again(tmp_path: Path) -> None:
+    program = "import os, sys; sys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)"
+    (tmp_path / "once.py").write_text(program)
+    assert launch([*TWO, "--max_restarts", "1", "once.py"], tmp_path).returncode == 0
+    assert launch(["--num_accelerators", "1", "once.py"], tmp_path).returncode == 3
+
+
+@pytest.mark.slow
+def test_hosts_that_run_the_same_command_meet(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rendezvous = ["--num_nodes", "2", "--master_addr", "127.0.0.1", "--master_port", str(port)]
+    with Started([*TWO, *rendezvous, "--node_rank", "1", "tell.py"], tmp_path) as other:
+        done = launch([*TWO, *rendezvous, "--node_rank", "0", "tell.py"], tmp_path)
+        assert done.returncode == other.end() == 0, done.stderr + other.errors
+    assert [told(tmp_path, rank)["LOCAL_RANK"] for rank in range(4)] == ["0", "1", "0", "1"]
+    assert told(tmp_path, 3)["MASTER_PORT"] == str(port)
+
+
+@pytest.mark.parametrize(("program", "status"), [("missing-program", 127), ("./no_program", 126)])
+def test_a_program_that_cannot_be_started_is_told_as_shells_do(program: str, status: int, tmp_path: Path) -> None:
+    (tmp_path / "no_program").write_text("no program")
+    done = launch(["--num_accelerators", "1", "--no_python", program], tmp_path)
+    assert done.returncode == status, done.stderr
+    assert f"accel-launch: {program}: " in done.stderr
+
+
+def test_an_error_file_tells_the_exception(tmp_path: Path) -> None:
+    (tmp_path / "recorded.py").write_text(
+        "from torch.distributed.elastic.multiprocessing.errors import record\n"
+        "@record\ndef main(): raise RuntimeError('the cause of it')\nmain()\n"
+    )
+    done = launch(["--num_accelerators", "1", "recorded.py"], tmp_path)
+    assert done.returncode == 1
+    assert "RuntimeError: the cause of it" in done.stderr.partition("accel-launch: rank 0")[2].splitlines()[1]
