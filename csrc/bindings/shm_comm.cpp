@@ -364,9 +364,9 @@ void barrier(std::int64_t group) {
 void* all_reduce_by_python(void* self, void* const* arguments, std::ptrdiff_t count) {
   accel::DLTensor input{};
   accel::DLTensor output{};
-  void* const target = arguments[count - 2];
+  void* const target = count == 2 || count == 3 ? arguments[count - 2] : nullptr;
   void* result = python.none;
-  if ((count == 2 || count == 3) && accel::plain_host_view(python, arguments[0], input) &&
+  if (target != nullptr && accel::plain_host_view(python, arguments[0], input) &&
       (count == 2 || accel::plain_host_view(python, target, output))) {
     const auto type = static_cast<std::uint32_t>(input.type_code) << 8 | input.type_bits;
     comm::Collectives::Numbers numbers{element_count(input), comm::Element::float32,

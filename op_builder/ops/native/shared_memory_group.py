@@ -17,13 +17,13 @@ import torch
 
 from op_builder import cpu_isa
 from op_builder.errors import OpArgumentError, SharedMemoryCommError, SharedMemorySpaceError
-from op_builder.ops.native.arguments import untraced
+from op_builder.ops.native.arguments import explained, untraced
 from op_builder.ops.native.shared_memory_meeting import Meeting, RankFacts
 
 REDUCTIONS = {"sum": 0, "max": 1, "min": 2, "avg": 3}
 
 _SLOT_BYTES = 256 << 10
-_ONE_SHOT_BYTES = 16 << 10
+_ONE_SHOT_BYTES = 4 << 10
 _SPIN_NS = 50_000
 _CHECKED_BYTES = 16 << 20  # from here on, whether there is as much memory is asked before it is taken
 
@@ -226,6 +226,10 @@ class SharedMemoryGroup:
         if count == 0:
             return torch.zeros(sizes, dtype=dtype)
         size_bytes = count * dtype.itemsize
+        with explained():
+            number, *_ = self._ops.failure(self._number)
+        if _KINDS[number] not in ("none", "mismatch"):
+            self._fail("empty_symmetric")
         meeting = self._place.meeting(f"symmetric_{self._symmetric_count}")
         self._symmetric_count += 1
         descriptors = _shared(self._ops, meeting, size_bytes, self.size)[1]
