@@ -43,11 +43,10 @@ def test_more_ranks_than_cores(ranks: Ranks, size: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("symmetric", [False, True], ids=["any memory", "symmetric"])
+@pytest.mark.parametrize(("dtype", "symmetric"), [("float32", False), ("bfloat16", True), ("int32", False)])
 def test_every_collective_of_large_tensors(ranks: Ranks, dtype: str, symmetric: bool) -> None:
-    counts = (4_000_000, 16_777_217)  # the chunked way settles on one of its manners within these
-    told = ranks.values("every_collective", 2, dtype=dtype, counts=counts, symmetric=symmetric)
+    # More than a dozen chunks: the chunked way settles on one of its manners within the call.
+    told = ranks.values("every_collective", 2, dtype=dtype, counts=(3_500_001,), symmetric=symmetric)
     assert told[0] == told[1]
 
 

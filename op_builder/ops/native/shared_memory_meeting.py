@@ -297,6 +297,7 @@ def default_store(rank: int, timeout_s: float) -> Any:
         OpArgumentError: there is neither.
     """
     import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     if dist.is_available() and dist.is_initialized():
         return dist.distributed_c10d._get_default_store()
@@ -309,8 +310,8 @@ def default_store(rank: int, timeout_s: float) -> Any:
         )
     own_rank = env.RANK.get()
     is_server = (rank if own_rank is None else own_rank) == 0 and not env.TORCHELASTIC_USE_AGENT_STORE.get()
-    store = dist.TCPStore(
+    store = TCPStore(
         host, port, None, is_server, timedelta(seconds=timeout_s), wait_for_workers=False, multi_tenant=True
     )
     # An agent's store outlives ranks that are started again.
-    return dist.PrefixStore(f"attempt_{env.TORCHELASTIC_RESTART_COUNT.get()}", store)
+    return PrefixStore(f"attempt_{env.TORCHELASTIC_RESTART_COUNT.get()}", store)
