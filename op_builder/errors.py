@@ -81,6 +81,10 @@ class DamagedTensorError(AccelError, ValueError):
         super().__init__(message, remedy)
 
 
+class CommunicationError(AccelError, RuntimeError):
+    """Ranks that were to work together did not: one of them died, did not come, or was waited for too long."""
+
+
 class UnknownOpError(AccelError, ValueError):
     """No builder has that name; the message suggests near matches."""
 
