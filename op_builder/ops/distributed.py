@@ -13,6 +13,7 @@ import logging
 from typing import Any, cast
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from op_builder import env
 from op_builder.errors import AccelError, CommunicationError, OpArgumentError
@@ -56,7 +57,7 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
     store, rank, size = options.store, options.group_rank, options.group_size
     timeout = make_timeout(options.timeout)
     name = str(options.group_id) or "default"
-    gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout)
+    gloo = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
     module, obstacle = _load()
     across = require_across(env.ACCEL_DISTRIBUTED_ACROSS.get() or "gloo")
     facts = exchange(store, rank, size, RankFacts(host_identity(), obstacle, across))
@@ -89,8 +90,8 @@ def _shared_memory_serves(name: str, facts: list[RankFacts]) -> bool:
     return not refusing
 
 
-def _host_group(module: Any, store: dist.Store, found: Layout, name: str, timeout_s: float) -> Collectives:
-    prefixed = dist.PrefixStore(f"host{found.host}", store)
+def _host_group(module: Any, store: Store, found: Layout, name: str, timeout_s: float) -> Collectives:
+    prefixed = PrefixStore(f"host{found.host}", store)
     group = module.new_group(
         len(found.local_ranks), found.local_rank, store=prefixed, name=f"{name} {found.host}", timeout_s=timeout_s
     )

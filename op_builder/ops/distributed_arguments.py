@@ -16,9 +16,8 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 REDUCIBLE = dict.fromkeys(("sum", "max", "min"), (*_FLOATS, torch.int32)) | {"avg": _FLOATS}
 """By operation, the types that are reduced."""
 
-_RED_OPS = dist.ReduceOp.RedOpType
-_OPS = {_RED_OPS.SUM: "sum", _RED_OPS.AVG: "avg", _RED_OPS.MAX: "max", _RED_OPS.MIN: "min"}
 _SUM = dist.ReduceOp.SUM
+_OPS: dict[Any, str] = {_SUM: "sum", dist.ReduceOp.AVG: "avg", dist.ReduceOp.MAX: "max", dist.ReduceOp.MIN: "min"}
 
 
 def are_plain(tensors: Tensors, dtypes: tuple[torch.dtype, ...] | None = None) -> bool:

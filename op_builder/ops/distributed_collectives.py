@@ -8,13 +8,14 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from op_builder.errors import CommunicationError, EnvironmentValueError
 from op_builder.ops.distributed_hosts import Layout
 
 ACROSS = ("gloo", "ccl")
 _KVS_KEY = "accel/kvs"
-_GLOO_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+_GLOO_OPS: dict[str, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
 class Collectives(Protocol):
@@ -136,9 +137,9 @@ class HierarchicalCollectives:
 class GlooAcross:
     """The leaders by torch's gloo."""
 
-    def __init__(self, store: dist.Store, host: int, hosts: int, timeout: timedelta) -> None:
+    def __init__(self, store: Store, host: int, hosts: int, timeout: timedelta) -> None:
         self._hosts = hosts
-        self._gloo = dist.ProcessGroupGloo(dist.PrefixStore("across", store), host, hosts, timeout)
+        self._gloo: Any = dist.ProcessGroupGloo(PrefixStore("across", store), host, hosts, timeout)
 
     def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
         """See :class:`Across`."""
@@ -174,12 +175,12 @@ class GlooAcross:
 class CCLAcross:
     """The leaders by oneCCL."""
 
-    def __init__(self, store: dist.Store, host: int, hosts: int, timeout: timedelta) -> None:
+    def __init__(self, store: Store, host: int, hosts: int, timeout: timedelta) -> None:
         from op_builder.host.ccl_comm import CCLCommBuilder
 
         module = CCLCommBuilder().load()
         if host == 0:
-            store.set(_KVS_KEY, bytes(module.get_sub_kvs_addr(True)))
+            store.set(_KVS_KEY, bytes(module.get_sub_kvs_addr(True)))  # type: ignore[arg-type]
         address = list(store.get(_KVS_KEY))
         self._comm = module.new_communicator(hosts, host, address, timeout_s=timeout.total_seconds())
 
@@ -211,7 +212,7 @@ def require_across(name: str) -> str:
     return name
 
 
-def connect_hosts(name: str, store: dist.Store, layout: Layout, timeout: timedelta) -> Across | None:
+def connect_hosts(name: str, store: Store, layout: Layout, timeout: timedelta) -> Across | None:
     """The leaders' collectives, by gloo or ccl; None on a rank that does not lead its host."""
     if not layout.is_leader:
         return None

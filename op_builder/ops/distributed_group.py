@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import Work
 
 from op_builder.errors import CommunicationError
@@ -73,8 +74,9 @@ class AccelProcessGroup(dist.ProcessGroup):
     waits for them first; all in the order in which they were called.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int, parts: Parts) -> None:
-        super().__init__(store, rank, size)
+    def __init__(self, store: Store, rank: int, size: int, parts: Parts) -> None:
+        super().__init__(rank, size)  # type: ignore[arg-type, call-arg]  # with a store it takes no Python subclass
+        self._store = store
         self._size = size
         self._layout = parts.layout
         self._collectives = parts.collectives
@@ -103,6 +105,10 @@ class AccelProcessGroup(dist.ProcessGroup):
         """Which rank is on which host."""
         return self._layout
 
+    def get_group_store(self) -> Store:
+        """The store at which the group's ranks met."""
+        return self._store
+
     def counts(self) -> CollectiveCounts:
         """How often it did what, so far."""
         with self._counting:
@@ -121,7 +127,7 @@ class AccelProcessGroup(dist.ProcessGroup):
 
     # All-reduce ----------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Any, *rest: Any, **keywords: Any) -> Work:
+    def allreduce(self, tensors: Any, *rest: Any, **keywords: Any) -> Work:  # type: ignore[override]
         """Reduce tensors in place: ``(tensors, opts)``, ``(tensors, op)`` or ``(tensor, op)``."""
         return self._all_reduce("allreduce", tensors, rest, keywords)
 
@@ -145,7 +151,7 @@ class AccelProcessGroup(dist.ProcessGroup):
 
     # Reduce-scatter ------------------------------------------------------------------------------
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, *rest: Any, **keywords: Any) -> Work:
+    def reduce_scatter(self, outputs: Any, inputs: Any, *rest: Any, **keywords: Any) -> Work:  # type: ignore[override]
         """Reduce lists of tensors, one for each rank, and give each rank its own."""
         name = "reduce_scatter"
         nested = inputs if isinstance(outputs, (list, tuple)) else [inputs]
@@ -161,19 +167,19 @@ class AccelProcessGroup(dist.ProcessGroup):
 
         return self._do(name, reduce, outs, is_async)
 
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, *rest: Any, **keywords: Any) -> Work:
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, *rest: Any, **keywords: Any) -> Work:  # type: ignore[override]
         """Reduce ``input``, of one part for each rank, and give each rank its part."""
         return self._reduce_scatter("reduce_scatter_single", [output], [input], rest, keywords)
 
-    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, *rest: Any, **keywords: Any) -> Work:
+    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, *rest: Any, **keywords: Any) -> Work:  # type: ignore[override]
         """The older name of :meth:`reduce_scatter_single`."""
         return self._reduce_scatter("_reduce_scatter_base", [output], [input], rest, keywords)
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, *rest: Any, **keywords: Any) -> Work:
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, *rest: Any, **keywords: Any) -> Work:  # type: ignore[override]
         """:meth:`reduce_scatter_single` of several tensors."""
         return self._reduce_scatter("reduce_scatter_single_coalesced", outputs, inputs, rest, keywords)
 
-    def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, *rest: Any, **keywords: Any) -> Work:
+    def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, *rest: Any, **keywords: Any) -> Work:  # type: ignore[override]
         """The older name of :meth:`reduce_scatter_single_coalesced`."""
         return self._reduce_scatter("reduce_scatter_tensor_coalesced", outputs, inputs, rest, keywords)
 
@@ -201,7 +207,7 @@ class AccelProcessGroup(dist.ProcessGroup):
 
     # All-gather ----------------------------------------------------------------------------------
 
-    def allgather(self, outputs: Any, inputs: Any, *rest: Any, **keywords: Any) -> Work:
+    def allgather(self, outputs: Any, inputs: Any, *rest: Any, **keywords: Any) -> Work:  # type: ignore[override]
         """Give all ranks the tensors of all: each rank's into a tensor of its own."""
         is_nested = isinstance(inputs, (list, tuple))
         nested, ins = (outputs, inputs) if is_nested else ([outputs], [inputs])
@@ -226,11 +232,11 @@ class AccelProcessGroup(dist.ProcessGroup):
         """The older name of :meth:`all_gather_single`."""
         return self._all_gather("_allgather_base", [output], [input], rest, keywords)
 
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, *rest: Any, **keywords: Any) -> Work:
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, *rest: Any, **keywords: Any) -> Work:  # type: ignore[override]
         """:meth:`all_gather_single` of several tensors."""
         return self._all_gather("all_gather_single_coalesced", outputs, inputs, rest, keywords)
 
-    def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, *rest: Any, **keywords: Any) -> Work:
+    def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, *rest: Any, **keywords: Any) -> Work:  # type: ignore[override]
         """The older name of :meth:`all_gather_single_coalesced`."""
         return self._all_gather("allgather_into_tensor_coalesced", outputs, inputs, rest, keywords)
 
@@ -257,7 +263,7 @@ class AccelProcessGroup(dist.ProcessGroup):
 
     # Broadcast and barrier -----------------------------------------------------------------------
 
-    def broadcast(self, tensors: Any, *rest: Any, **keywords: Any) -> Work:
+    def broadcast(self, tensors: Any, *rest: Any, **keywords: Any) -> Work:  # type: ignore[override]
         """Give all ranks one rank's tensors: ``(tensors, opts)`` or ``(tensor, root)``."""
         listed = as_list(tensors)
         given = rest[0] if rest else keywords.get("opts", keywords.get("root", 0))

@@ -139,7 +139,7 @@ class QueuedWork(DoneWork):
 
     def _settle(self, future: Future[list[torch.Tensor]]) -> None:
         if self._error is not None:
-            future.set_exception(self._error)
+            future.set_exception(self._error)  # type: ignore[arg-type]
         else:
             future.set_result(self._result)
 

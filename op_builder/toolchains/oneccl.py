@@ -155,7 +155,8 @@ def _reinstall() -> str:
 
 def oneccl_variables(library: Path) -> dict[str, str]:
     """The variables that oneCCL reads, with what they are to be; those that the user has set stay his."""
-    wanted = {env.CCL_ATL_TRANSPORT: "ofi"}  # the other, mpi, wants ranks that mpirun started
+    # The other transport, mpi, wants ranks that mpirun started; oneCCL warns of each variable that is set.
+    wanted = {env.CCL_ATL_TRANSPORT: "ofi", env.CCL_LOG_LEVEL: "error"}
     fabric = library.parent / "libfabric.so.1"
     if fabric.exists():
         # As impi-rt's wheel has them; libfabric itself would look where it was built.

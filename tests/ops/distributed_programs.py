@@ -82,7 +82,20 @@ def all_collectives(rank: int, size: int, directory: str, backend: str = "accel"
     dist.all_gather_object(objects, {"rank": rank})
     assert [item["rank"] for item in objects] == list(range(size))
     told = _counts(backend)
+    group = dist.group.WORLD
+    if isinstance(group, accel.AccelProcessGroup):
+        told["hosts"] = [list(ranks) for ranks in group.layout.hosts]
     dist.destroy_process_group()
+    return told
+
+
+def several(rank: int, size: int, directory: str, names: list[str]) -> dict[str, Any]:
+    """Functions of this file, one after another, each with a default group of its own."""
+    told = {}
+    for name in names:
+        place = Path(directory, name)
+        place.mkdir(exist_ok=True)
+        told[name] = globals()[name](rank, size, str(place))
     return told
 
 
@@ -227,7 +240,9 @@ def groups(rank: int, size: int, directory: str) -> list[Any]:
     """Subsets of ranks, several groups of the same ranks, a device mesh, and everything once more."""
     told = []
     for attempt in range(2):
-        start("accel", rank, size, f"{directory}/{attempt}" if _made(directory, attempt) else directory)
+        place = Path(directory, str(attempt))
+        place.mkdir(exist_ok=True)
+        start("accel", rank, size, str(place))
         subset = dist.new_group([0, size - 1])
         if rank in (0, size - 1):
             tensor = torch.ones(5)
@@ -252,21 +267,16 @@ def groups(rank: int, size: int, directory: str) -> list[Any]:
     return told
 
 
-def _made(directory: str, attempt: int) -> bool:
-    Path(directory, str(attempt)).mkdir(exist_ok=True)
-    return True
-
-
-def a_rank_dies(rank: int, size: int, directory: str, timeout_s: int, how: str) -> str:
-    """Rank 1 is killed; the others say so."""
+def a_rank_dies(rank: int, size: int, directory: str, timeout_s: int) -> str:
+    """Rank 1 is killed; the others, who wait for it each in another way, say so."""
     start("accel", rank, size, directory, timedelta(seconds=timeout_s))
     dist.all_reduce(torch.ones(10))
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     try:
-        if how == "async":
+        if rank == 2:
             dist.all_reduce(torch.ones(10), async_op=True).wait()
-        elif how == "future":
+        elif rank == 3:
             dist.all_reduce(torch.ones(10), async_op=True).get_future().wait()
         else:
             dist.all_reduce(torch.ones(10))

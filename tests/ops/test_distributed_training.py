@@ -25,7 +25,8 @@ def test_ddp_fsdp2_and_tensor_parallel_have_gloo_s_losses_and_are_really_ours(tm
         assert sum(number for key, number in counted["fsdp2"].items() if "gather" in key) >= 6
         assert sum(number for key, number in counted["fsdp2"].items() if "scatter" in key) >= 6
         assert sum(number for key, number in counted["tensor parallel"].items() if "reduce" in key) >= 6
-        assert not any(sum(counts.values()) for counts in ours[rank]["gloo"].values()), ours[rank]["gloo"]
+        # Only what parallelize_module() does once, to distribute the parameters, is left to gloo.
+        assert ours[rank]["gloo"] == {"ddp": {}, "fsdp2": {}, "tensor parallel": {"scatter": 6}}
 
 
 @pytest.mark.slow
