@@ -144,6 +144,7 @@ std::int64_t start_all_reduce(std::int64_t communicator, const Buffer& buffer, R
                               const std::string& match_id) {
   auto found = communicator_of(communicator);
   auto attributes = ccl::create_operation_attr<ccl::allreduce_attr>();
+  attributes.set<ccl::operation_attr_id::synchronous>(false);
   if (!match_id.empty()) {
     attributes.set<ccl::operation_attr_id::match_id>(ccl::string_class(match_id));
     attributes.set<ccl::operation_attr_id::to_cache>(true);
