@@ -133,6 +133,17 @@ ASCEND_HOME_PATH: Variable[Path | None] = _declare(
     "ASCEND_HOME_PATH", _parse_path, None, "Ascend CANN installation whose version the report shows."
 )
 
+# Set by launchers of ranks; where shm_comm's ranks meet without torch.distributed ---------------
+MASTER_ADDR = _text("MASTER_ADDR", "Host of the store at which ranks meet.")
+MASTER_PORT: Variable[int | None] = _declare("MASTER_PORT", int, None, "Its port.")
+RANK: Variable[int | None] = _declare("RANK", int, None, "Rank among all; 0 serves that store.")
+TORCHELASTIC_USE_AGENT_STORE: Variable[bool] = _declare(
+    "TORCHELASTIC_USE_AGENT_STORE", _parse_flag, False, "1: torch's launcher serves that store."
+)
+TORCHELASTIC_RESTART_COUNT: Variable[int] = _declare(
+    "TORCHELASTIC_RESTART_COUNT", int, 0, "How often torch's launcher has started the ranks again."
+)
+
 # Building --------------------------------------------------------------------------------
 ACCEL_CACHE_DIR: Variable[Path | None] = _declare(
     "ACCEL_CACHE_DIR",
@@ -194,6 +205,12 @@ ACCEL_BUILD_OP: Variable[bool | None] = _declare(
     None,
     "1 builds that op into the wheel or fails; 0 leaves it out: `ACCEL_BUILD_CPU_ADAM=1`.",
     "as ACCEL_BUILD_OPS says",
+)
+ACCEL_COMM_TIMEOUT_S: Variable[int] = _declare(
+    "ACCEL_COMM_TIMEOUT_S",
+    _parse_count,
+    300,
+    "Seconds that a collective in shared memory waits for a rank that lives; one that died is noticed at once.",
 )
 CXX = _text("CXX", "C++ compiler.", "g++, c++ or clang++ on PATH")
 CUDA_HOME: Variable[Path | None] = _declare(

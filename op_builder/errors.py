@@ -83,6 +83,34 @@ class DamagedTensorError(AccelError, ValueError):
 
 class CommunicationError(AccelError, RuntimeError):
     """Ranks that were to work together did not: one of them died, did not come, or was waited for too long."""
+class SharedMemoryCommError(CommunicationError):
+    """A collective between ranks that share memory failed, or their group could not be made.
+
+    Attributes:
+        rank: whom it failed for; None where it is no single rank.
+        operation: the collective, ``all_reduce``; empty where it was none.
+        waited_s: seconds that this rank waited for that one.
+    """
+
+    def __init__(
+        self, message: str, remedy: str = "", *, rank: int | None = None, operation: str = "", waited_s: float = 0.0
+    ) -> None:
+        super().__init__(message, remedy)
+        self.rank = rank
+        self.operation = operation
+        self.waited_s = waited_s
+
+
+class SharedMemorySpaceError(SharedMemoryCommError, MemoryError):
+    """There is not as much shared memory as was asked for.
+
+    Attributes:
+        needed_bytes: how much it was.
+    """
+
+    def __init__(self, message: str, remedy: str, *, needed_bytes: int) -> None:
+        super().__init__(message, remedy)
+        self.needed_bytes = needed_bytes
 
 
 class UnknownOpError(AccelError, ValueError):

@@ -79,14 +79,16 @@ std::vector<std::int64_t> make_address() {
   return bytes;
 }
 
-std::int64_t connect(std::int64_t size, std::int64_t rank, std::vector<std::int64_t> address) {
+// The numbers of the communicator and of the collective by which the ranks meet.
+std::vector<std::int64_t> connect(std::int64_t size, std::int64_t rank, std::vector<std::int64_t> address) {
   oneccl::Address bytes{};
   if (address.size() != bytes.size()) {
     accel::refuse("The address has " + std::to_string(address.size()) + " bytes.",
                   "Pass the " + std::to_string(bytes.size()) + " bytes that one rank got.");
   }
   std::transform(address.begin(), address.end(), bytes.begin(), [](std::int64_t byte) { return static_cast<char>(byte); });
-  return oneccl::connect(static_cast<int>(size), static_cast<int>(rank), bytes);
+  const auto begun = oneccl::connect(static_cast<int>(size), static_cast<int>(rank), bytes);
+  return {begun.communicator, begun.collective};
 }
 
 void disconnect(std::int64_t communicator) { oneccl::disconnect(communicator); }
@@ -103,13 +105,10 @@ std::int64_t barrier(std::int64_t communicator) { return oneccl::start_barrier(c
 
 bool wait(std::int64_t collective, std::int64_t timeout_ms) { return oneccl::wait(collective, timeout_ms); }
 
-void give_up(std::int64_t collective) { oneccl::give_up(collective); }
-
 // The whole of it in one op, which torch.compile can keep in its graph.
 void inference_all_reduce(Tensor tensor, std::int64_t communicator, std::string reduction, std::int64_t timeout_ms) {
   const std::int64_t collective = all_reduce(tensor, communicator, std::move(reduction), "");
   if (!oneccl::wait(collective, timeout_ms)) {
-    oneccl::give_up(collective);
     throw std::runtime_error("oneCCL's all-reduce did not finish within " + std::to_string(timeout_ms) + " ms.");
   }
 }
@@ -118,13 +117,12 @@ void inference_all_reduce_meta(Tensor, std::int64_t, std::string, std::int64_t) 
 
 void define(accel::Library& library) {
   library.def("make_address() -> int[]");
-  library.def("connect(int size, int rank, int[] address) -> int");
+  library.def("connect(int size, int rank, int[] address) -> int[]");
   library.def("disconnect(int communicator) -> ()");
   library.def("all_reduce(Tensor(a!) tensor, int communicator, str reduction, str match_id) -> int");
   library.def("broadcast(Tensor(a!) tensor, int communicator, int source) -> int");
   library.def("barrier(int communicator) -> int");
   library.def("wait(int collective, int timeout_ms) -> bool");
-  library.def("give_up(int collective) -> ()");
   library.def("inference_all_reduce(Tensor(a!) tensor, int communicator, str reduction, int timeout_ms) -> ()");
 }
 
@@ -134,7 +132,6 @@ void implement(accel::Library& library) {
   library.impl("disconnect", TORCH_BOX(&disconnect));
   library.impl("barrier", TORCH_BOX(&barrier));
   library.impl("wait", TORCH_BOX(&wait));
-  library.impl("give_up", TORCH_BOX(&give_up));
 }
 
 void implement_cpu(accel::Library& library) {

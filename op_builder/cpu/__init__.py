@@ -13,6 +13,7 @@ from op_builder.host.cpu_lion import CPULionBuilder
 from op_builder.host.cpu_sgd import CPUSGDBuilder
 from op_builder.host.fused import FusedAdamBuilder, FusedAmsgradBuilder, FusedLambBuilder, FusedLionBuilder
 from op_builder.host.pin_memory import PinMemoryBuilder
+from op_builder.host.shm_comm import ShareMemCommBuilder
 from op_builder.registry import find_builder
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "FusedLambBuilder",
     "FusedLionBuilder",
     "PinMemoryBuilder",
+    "ShareMemCommBuilder",
 ]
 
 

@@ -12,6 +12,7 @@ from op_builder.host.cpu_lamb import CPULambBuilder
 from op_builder.host.cpu_lion import CPULionBuilder
 from op_builder.host.cpu_sgd import CPUSGDBuilder
 from op_builder.host.pin_memory import PinMemoryBuilder
+from op_builder.host.shm_comm import ShareMemCommBuilder
 from op_builder.registry import find_builder
 from op_builder.xpu.fused import FusedAdamBuilder, FusedLionBuilder
 from op_builder.xpu.kernels import BlockQuantizeBuilder, PackBitsBuilder, RMSNormBuilder
@@ -31,6 +32,7 @@ __all__ = [
     "PackBitsBuilder",
     "PinMemoryBuilder",
     "RMSNormBuilder",
+    "ShareMemCommBuilder",
 ]
 
 

@@ -1,11 +1,10 @@
 // Collectives of oneCCL on host memory, by numbers: communicators and what was started on them.
 //
-// oneCCL cannot end a collective whose peer is gone. So nothing here waits inside it: what was started is asked now and
-// then whether it has finished, for as long as the caller likes, and one that was given up stays as it is, with its
-// communicator, until the process ends.
+// oneCCL does a collective on host memory within the call, and cannot end one whose peer is gone. So each communicator
+// has a thread that makes these calls, and those who wait can stop waiting. A thread whose call never returns stays,
+// with its communicator, until the process ends; and it takes a core, as oneCCL asks for progress all the time.
 //
-// All functions may be called by several threads. They throw what oneCCL throws (a std::exception), and
-// std::invalid_argument for a number that nothing has.
+// All functions may be called by several threads. They throw std::invalid_argument for a number that nothing has.
 #pragma once
 
 #include <array>
@@ -28,13 +27,19 @@ struct Buffer {
   DataType type;
 };
 
-// A new meeting place, kept by this process until it ends.
+// A communicator, and the collective that is its first: the meeting of the ranks.
+struct Connecting {
+  std::int64_t communicator;
+  std::int64_t collective;
+};
+
+// A new meeting place, kept by this process until it ends. Throws what oneCCL throws (a std::exception).
 Address make_address();
 
-// Meets the other ranks, and returns the communicator's number. How long that may take CCL_KVS_GET_TIMEOUT says.
-std::int64_t connect(int size, int rank, const Address& address);
+// Begins to meet the other ranks.
+Connecting connect(int size, int rank, const Address& address);
 
-// Frees a communicator; does nothing for one on which a collective was given up.
+// Frees a communicator as soon as what was started on it has finished.
 void disconnect(std::int64_t communicator);
 
 // Each starts a collective and returns its number, which wait() is to be asked for until it says true. With a `match_id`
@@ -44,10 +49,8 @@ std::int64_t start_all_reduce(std::int64_t communicator, const Buffer& buffer, R
 std::int64_t start_broadcast(std::int64_t communicator, const Buffer& buffer, int source);
 std::int64_t start_barrier(std::int64_t communicator);
 
-// Whether the collective has finished, now or within the time; its number is then forgotten.
+// Whether the collective has finished, now or within the time; its number is then forgotten. Throws std::runtime_error
+// with oneCCL's words if it has failed.
 bool wait(std::int64_t collective, std::int64_t timeout_ms);
-
-// Waits no more for a collective: it keeps its communicator from being freed.
-void give_up(std::int64_t collective);
 
 }  // namespace accel::oneccl

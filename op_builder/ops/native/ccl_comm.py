@@ -27,15 +27,21 @@ Address = Sequence[int] | torch.Tensor
 Group = Sequence[int] | int | None
 
 
+# What oneCCL may still write to: also where nobody waits any more, or has given up waiting.
+_in_flight: dict[tuple[int, int], torch.Tensor] = {}
+
+
 class CCLWork:
-    """A collective that was started; it keeps its tensor until it has finished."""
+    """A collective that was started. Its tensor is kept until it has finished."""
 
     def __init__(self, comm: Communicator, number: int, what: str, tensor: torch.Tensor | None, average: int) -> None:
         self._comm = comm
         self._number = number
         self._what = what
-        self._tensor = tensor
         self._average = average
+        self._key = (id(comm.ops), number)
+        if tensor is not None:
+            _in_flight[self._key] = tensor
         self._is_done = False
         self._failure: CommunicationError | None = None
         self._lock = threading.Lock()
@@ -43,7 +49,7 @@ class CCLWork:
     def is_completed(self) -> bool:
         """Whether it has finished."""
         with self._lock:
-            return self._is_done or (self._failure is None and self._finished_within(0))
+            return self._is_done or self._failure is not None or self._finished_within(0)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Return True when it has finished; the tensor then has its result.
@@ -59,19 +65,23 @@ class CCLWork:
             ends = time.monotonic() + longest_s
             while not self._is_done and self._failure is None:
                 left_ms = max(0, math.ceil((ends - time.monotonic()) * 1000))
-                if not self._finished_within(min(_SLICE_MS, left_ms)) and left_ms == 0:
-                    self._failure = self._comm.give_up(self._number, self._what, longest_s)
+                if not self._finished_within(min(_SLICE_MS, left_ms)) and self._failure is None and left_ms == 0:
+                    self._failure = self._comm.give_up(self._what, longest_s)
             if self._failure is not None:
                 raise self._failure
             return True
 
     def _finished_within(self, timeout_ms: int) -> bool:
-        if not self._comm.ops.wait(self._number, timeout_ms):
+        try:
+            if not self._comm.ops.wait(self._number, timeout_ms):
+                return False
+        except RuntimeError as error:  # what oneCCL throws
+            self._failure = self._comm.failed(self._what, error)
             return False
-        if self._tensor is not None and self._average > 1:
+        tensor = _in_flight.pop(self._key, None)
+        if tensor is not None and self._average > 1:
             with torch.no_grad():
-                self._tensor.div_(self._average)
-        self._tensor = None
+                tensor.div_(self._average)
         self._is_done = True
         return True
 
@@ -92,14 +102,15 @@ class Communicator:
         self.rank = _place("rank", rank, self.size)
         self.timeout_s = timeout_s
         self._failure: CommunicationError | None = None
-        listed = _address(address)
+        self._number: int | None = None
+        self._number, meeting = ops.connect(self.size, self.rank, _address(address))
         try:
-            self._number: int | None = ops.connect(self.size, self.rank, listed)
-        except RuntimeError as error:  # what oneCCL throws
+            CCLWork(self, meeting, "meeting", None, 1).wait()
+        except CommunicationError as error:
             raise CommunicationError(
-                f"oneCCL did not connect rank {self.rank} of {self.size}: {str(error).splitlines()[0]}",
+                error.message,
                 "See that all ranks have the same address, are running, and reach the host that made it "
-                "(CCL_KVS_IFACE names the network interface; CCL_KVS_GET_TIMEOUT the seconds to wait).",
+                "(CCL_KVS_IFACE names the network interface to use there).",
             ) from error
 
     def all_reduce(self, tensor: torch.Tensor, op: str, match_id: str = "") -> CCLWork:
@@ -131,19 +142,30 @@ class Communicator:
         """Reduce ``tensor`` in place, in one torch op."""
         number = self._require_open()
         timeout_ms = math.ceil(self.timeout_s * 1000)
-        self._start(self.ops.inference_all_reduce, tensor, number, "sum" if op == _AVG else op, timeout_ms)
+        try:
+            self._start(self.ops.inference_all_reduce, tensor, number, "sum" if op == _AVG else op, timeout_ms)
+        except RuntimeError as error:
+            _in_flight[id(self), -1] = tensor
+            self._failure = self.failed("inference_all_reduce", error)
+            raise self._failure from error
         if op == _AVG:
             tensor.div_(self.size)
 
-    def give_up(self, number: int, what: str, timeout_s: float) -> CommunicationError:
-        """Wait no more for a collective; the error that tells of it."""
-        self.ops.give_up(number)
+    def give_up(self, what: str, timeout_s: float) -> CommunicationError:
+        """Wait no more for a collective, nor for any later one; the error that tells of it."""
         self._failure = CommunicationError(
             f"oneCCL's {what} on rank {self.rank} of {self.size} did not finish within {timeout_s:g} s. "
             "oneCCL does not tell which rank is missing.",
             "See which process has ended or calls something else; all ranks need a new communicator.",
         )
         return self._failure
+
+    def failed(self, what: str, error: RuntimeError) -> CommunicationError:
+        """The error that tells what oneCCL said of a collective."""
+        return CommunicationError(
+            f"oneCCL's {what} failed on rank {self.rank} of {self.size}: {str(error).splitlines()[0]}",
+            "CCL_LOG_LEVEL=info has oneCCL tell more.",
+        )
 
     def close(self) -> None:
         """Give the communicator back; once more does nothing."""
@@ -161,16 +183,8 @@ class Communicator:
     def _start(self, op: Any, tensor: torch.Tensor, *arguments: Any) -> Any:
         if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu" or tensor.layout != torch.strided:
             raise OpArgumentError("oneCCL is given a tensor that is not in host memory.", "Pass a dense CPU tensor.")
-        try:
-            with explained(), torch.no_grad():
-                return op(tensor, *arguments)
-        except OpArgumentError:
-            raise
-        except RuntimeError as error:  # what oneCCL throws
-            raise CommunicationError(
-                f"oneCCL on rank {self.rank} of {self.size}: {str(error).splitlines()[0]}",
-                "CCL_LOG_LEVEL=info has oneCCL tell more.",
-            ) from error
+        with explained(), torch.no_grad():
+            return op(tensor, *arguments)
 
 
 class CCLCommModule:

@@ -1,0 +1,421 @@
+// The shm_comm op library: groups by number, shared memory by descriptor and address. The Python side brings the ranks
+// together and makes errors of failures. torch's dispatcher lets go of Python's lock while an op runs.
+
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <pthread.h>
+
+#include <torch/csrc/stable/ops.h>
+
+#include "bindings/stable_library.h"
+#include "bindings/tensor_checks.h"
+#include "kernels/comm/group.h"
+
+namespace {
+
+namespace comm = accel::comm;
+using torch::stable::Tensor;
+
+// Counts forks: a child has its parent's groups, and is no rank of them.
+std::atomic<std::int64_t>& forks() {
+  static std::atomic<std::int64_t> count{0};
+  return count;
+}
+[[maybe_unused]] const int kForkIsWatched = pthread_atfork(nullptr, nullptr, [] { ++forks(); });
+
+// Never destroyed: a thread may still use one when the process ends.
+class Groups {
+ public:
+  std::int64_t add(std::shared_ptr<comm::Group> group) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    groups_.emplace(++last_, Entry{std::move(group), forks()});
+    return last_;
+  }
+  std::shared_ptr<comm::Group> find(std::int64_t number) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = groups_.find(number);
+    if (found == groups_.end()) {
+      accel::refuse("The group " + std::to_string(number) + " is closed.", "Make a new one with new_group().");
+    }
+    if (found->second.forks != forks()) {
+      accel::refuse("This process is a fork of the rank that made the group, and not a rank itself.",
+                    "Make a group in the child, or start ranks by spawn.");
+    }
+    return found->second.group;
+  }
+  void remove(std::int64_t number) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    groups_.erase(number);
+  }
+
+ private:
+  struct Entry {
+    std::shared_ptr<comm::Group> group;
+    std::int64_t forks;
+  };
+  std::mutex mutex_;
+  std::map<std::int64_t, Entry> groups_;
+  std::int64_t last_ = 0;
+};
+
+Groups& groups() {
+  static auto* const all = new Groups;
+  return *all;
+}
+
+// Symmetric memory by the address of this rank's part, as long as a tensor lies on it.
+struct SymmetricMemories {
+  std::mutex mutex;
+  std::map<std::int64_t, std::shared_ptr<const comm::Symmetric>> by_address;
+};
+SymmetricMemories& memories() {
+  static auto* const all = new SymmetricMemories;
+  return *all;
+}
+
+// Python's own functions, by address: its lock, its pending signals, and the exception of a signal's handler, which is
+// kept here until the Python side raises it. They are part of CPython's stable ABI.
+struct Python {
+  int (*ensure)() = nullptr;
+  void (*release)(int) = nullptr;
+  int (*check_signals)() = nullptr;
+  void (*fetch)(void**, void**, void**) = nullptr;
+  void* raised[3] = {};
+};
+Python python;
+
+bool is_interrupted_by_python() {
+  if (python.check_signals == nullptr) {
+    return false;
+  }
+  const int state = python.ensure();
+  const bool has_raised = python.check_signals() != 0;
+  if (has_raised) {
+    python.fetch(&python.raised[0], &python.raised[1], &python.raised[2]);
+  }
+  python.release(state);
+  return has_raised;
+}
+
+void watch_signals(std::int64_t ensure, std::int64_t release, std::int64_t check_signals, std::int64_t fetch) {
+  python.ensure = reinterpret_cast<int (*)()>(ensure);
+  python.release = reinterpret_cast<void (*)(int)>(release);
+  python.check_signals = reinterpret_cast<int (*)()>(check_signals);
+  python.fetch = reinterpret_cast<void (*)(void**, void**, void**)>(fetch);
+}
+
+// Type, value and traceback of the exception that ended a wait; zeros where there is none. They are the caller's then.
+std::vector<std::int64_t> take_raised() {
+  std::vector<std::int64_t> taken;
+  for (void*& part : python.raised) {
+    taken.push_back(reinterpret_cast<std::int64_t>(part));
+    part = nullptr;
+  }
+  return taken;
+}
+
+// Groups ---------------------------------------------------------------------------------------------------------------
+
+// [descriptor, 0], or [-1, errno].
+std::vector<std::int64_t> create_segment(std::int64_t size_bytes) {
+  int error = 0;
+  const int descriptor = comm::create_segment(size_bytes, error);
+  return {descriptor, error};
+}
+
+std::vector<int> as_descriptors(const std::vector<std::int64_t>& numbers) {
+  return std::vector<int>(numbers.begin(), numbers.end());
+}
+
+std::int64_t segment_bytes(std::int64_t slot_bytes) { return comm::SlotLayout{slot_bytes}.segment_bytes(); }
+
+// The group's number, or -errno. Takes over the descriptors. `numbers`: timeout and spinning in ns, bytes of a slot and
+// up to which all read all.
+std::int64_t open_group(std::int64_t rank, std::vector<std::int64_t> descriptors, std::vector<std::int64_t> is_here,
+                  std::vector<std::int64_t> numbers, std::string isa) {
+  comm::GroupSettings settings{static_cast<int>(rank),
+                               {numbers.at(0), numbers.at(1)},
+                               {numbers.at(2), numbers.at(3)},
+                               accel::cpu::Isa::baseline,
+                               is_interrupted_by_python};
+  if (!accel::cpu::parse_isa(isa.c_str(), &settings.isa) || !accel::cpu::isa_supported(settings.isa)) {
+    accel::refuse("The instruction set " + isa + " is not one of this CPU.", "Correct or unset ACCEL_CPU_ISA.");
+  }
+  int error = 0;
+  auto group = std::make_shared<comm::Group>(settings, as_descriptors(descriptors),
+                                             std::vector<bool>(is_here.begin(), is_here.end()), error);
+  return error != 0 ? -error : groups().add(std::move(group));
+}
+
+void leave(std::int64_t group) { groups().find(group)->leave(); }
+void forget(std::int64_t group) { groups().remove(group); }
+
+// [address of this rank's part, 0], or [0, errno]. The descriptors stay the caller's.
+std::vector<std::int64_t> attach(std::int64_t group, std::vector<std::int64_t> descriptors, std::int64_t size_bytes) {
+  int error = 0;
+  const auto memory = groups().find(group)->add_symmetric(as_descriptors(descriptors), size_bytes, error);
+  if (memory == nullptr) {
+    return {0, error};
+  }
+  const auto address = reinterpret_cast<std::int64_t>(memory->base(memory->rank));
+  const std::lock_guard<std::mutex> lock(memories().mutex);
+  memories().by_address.emplace(address, memory);
+  return {address, 0};
+}
+
+// The last tensor on that address is gone. The group may be gone, too.
+void release(std::int64_t group, std::int64_t address) {
+  std::unique_lock<std::mutex> lock(memories().mutex);
+  const auto node = memories().by_address.extract(address);
+  lock.unlock();
+  try {
+    groups().find(group)->remove_symmetric(reinterpret_cast<const void*>(address));
+  } catch (const std::invalid_argument&) {
+  }
+}
+
+// Why a collective of a group failed: kind, rank, for whom that rank gave up, ms waited.
+std::vector<std::int64_t> failure(std::int64_t group) {
+  const comm::Failure failure = groups().find(group)->last_failure();
+  return {static_cast<std::int64_t>(failure.kind), failure.rank, failure.culprit, failure.waited_ns / 1'000'000};
+}
+
+// Collectives ----------------------------------------------------------------------------------------------------------
+
+std::string in_words(const comm::Call& call) {
+  static const char* const kinds[] = {"nothing", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"};
+  static const char* const elements[] = {"float32", "bfloat16", "float16", "int32"};
+  static const char* const reductions[] = {"sum", "max", "min", "avg"};
+  const auto kind = call.what & 0xff;
+  std::string text = kinds[kind < 6 ? kind : 0];
+  if (kind == 1 || kind == 2) {
+    text += std::string(" (") + reductions[call.what >> 16 & 3] + ") of " + std::to_string(call.count) + " " +
+            elements[call.what >> 8 & 3];
+  } else if (kind != 5) {
+    text += " of " + std::to_string(call.count) + " bytes";
+  }
+  if (kind == 4) {
+    text += " from rank " + std::to_string(call.what >> 32 & 0xffff);
+  }
+  if ((call.what >> 24 & 1) != 0) {
+    text += " in symmetric memory " + std::to_string(call.place >> 44) + " at byte " +
+            std::to_string(call.place & ((std::uint64_t{1} << 44) - 1));
+  }
+  return text;
+}
+
+std::string in_words(comm::Group& group, const comm::Failure& failure) {
+  using Kind = comm::Failure::Kind;
+  const std::string who = "rank " + std::to_string(failure.rank);
+  char waited[64];
+  std::snprintf(waited, sizeof(waited), ", after %.1f s of waiting for it", static_cast<double>(failure.waited_ns) / 1e9);
+  switch (failure.kind) {
+    case Kind::died:
+      return who + " died" + waited;
+    case Kind::left:
+      return failure.rank == group.rank() ? "this rank has closed the group" : who + " has closed the group" + waited;
+    case Kind::gave_up:
+      return who + " gave up" +
+             (failure.culprit == failure.rank ? std::string(" when it was interrupted")
+                                              : " for rank " + std::to_string(failure.culprit)) +
+             waited;
+    case Kind::late:
+      return who + " lives, but did not come" + waited;
+    case Kind::interrupted:
+      return "a signal ended the wait for " + who;
+    case Kind::busy:
+      return "the group was used inside one of its own collectives";
+    case Kind::mismatch:
+      return "rank " + std::to_string(group.rank()) + " called " + in_words(group.call_of(group.rank())) + ", " + who +
+             " " + in_words(group.call_of(failure.rank));
+    case Kind::none:
+      break;
+  }
+  return "";
+}
+
+template <class Collective>
+void run(std::int64_t number, const Collective& collective) {
+  const auto group = groups().find(number);
+  const comm::Failure failure = group->run(collective);
+  if (failure.kind != comm::Failure::Kind::none) {
+    throw std::runtime_error("shm_comm: " + in_words(*group, failure));
+  }
+}
+
+constexpr accel::Argument kTensor{"the tensor", accel::Argument::kNoList};
+constexpr accel::Argument kOutput{"the output", accel::Argument::kNoList};
+constexpr accel::Argument kInput{"the input", accel::Argument::kNoList};
+
+struct ReducedTensor : accel::HostMemory {
+  comm::Element element;
+};
+
+ReducedTensor reduced_tensor(const Tensor& tensor, const accel::Argument& argument) {
+  using torch::headeronly::ScalarType;
+  comm::Element element = comm::Element::float32;
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      break;
+    case ScalarType::BFloat16:
+      element = comm::Element::bfloat16;
+      break;
+    case ScalarType::Half:
+      element = comm::Element::float16;
+      break;
+    case ScalarType::Int:
+      element = comm::Element::int32;
+      break;
+    default:
+      accel::host_memory(tensor, argument, 0);
+      accel::refuse(argument.text() + " is of type " + accel::type_name(tensor) +
+                        "; float32, bfloat16, float16 or int32 is needed.",
+                    "Convert it, for example x.float().");
+  }
+  return {accel::host_memory(tensor, argument, comm::size_bytes(element)), element};
+}
+
+accel::HostMemory bytes_of(const Tensor& tensor, const accel::Argument& argument) {
+  return accel::host_memory(tensor, argument, static_cast<std::int64_t>(tensor.element_size()));
+}
+
+comm::Reduction reduction_of(std::int64_t number, comm::Element element) {
+  const auto reduction = static_cast<comm::Reduction>(number);
+  if (reduction == comm::Reduction::avg && element == comm::Element::int32) {
+    accel::refuse("There is no mean of int32 tensors.", "Sum them and divide, or convert them, for example x.float().");
+  }
+  return reduction;
+}
+
+void require_apart(const accel::HostMemory& output, const accel::HostMemory& input, bool may_overlap) {
+  if (!may_overlap && accel::overlap(output, input)) {
+    accel::refuse("The output and the input overlap.", "Pass the rank's own part of the larger one, or x.clone().");
+  }
+}
+
+void all_reduce_in_place(Tensor tensor, std::int64_t group, std::int64_t reduction) {
+  const ReducedTensor memory = reduced_tensor(tensor, kTensor);
+  const comm::Collectives::Numbers numbers{memory.numel, memory.element, reduction_of(reduction, memory.element)};
+  run(group, [&](comm::Collectives& all) { return all.all_reduce(memory.data, memory.data, numbers); });
+}
+
+Tensor all_reduce(Tensor tensor, std::int64_t group, std::int64_t reduction) {
+  const ReducedTensor memory = reduced_tensor(tensor, kTensor);
+  const comm::Collectives::Numbers numbers{memory.numel, memory.element, reduction_of(reduction, memory.element)};
+  Tensor result = torch::stable::empty_like(tensor);
+  void* const out = result.data_ptr();
+  run(group, [&](comm::Collectives& all) { return all.all_reduce(memory.data, out, numbers); });
+  return result;
+}
+
+void reduce_scatter(Tensor output, Tensor input, std::int64_t group, std::int64_t reduction) {
+  const ReducedTensor out = reduced_tensor(output, kOutput);
+  const ReducedTensor in = reduced_tensor(input, kInput);
+  const auto found = groups().find(group);
+  if (out.element != in.element || in.numel != out.numel * found->size()) {
+    accel::refuse("The input has " + std::to_string(in.numel) + " elements of " + accel::type_name(input) +
+                      ", the output " + std::to_string(out.numel) + " of " + accel::type_name(output) + ", for " +
+                      std::to_string(found->size()) + " ranks.",
+                  "Pass an input of the output's type with as many times its elements as there are ranks.");
+  }
+  require_apart(out, in, out.data == in.data + found->rank() * out.bytes);
+  const comm::Collectives::Numbers numbers{out.numel, out.element, reduction_of(reduction, out.element)};
+  run(group, [&](comm::Collectives& all) { return all.reduce_scatter(in.data, out.data, numbers); });
+}
+
+void all_gather(Tensor output, Tensor input, std::int64_t group) {
+  const accel::HostMemory out = bytes_of(output, kOutput);
+  const accel::HostMemory in = bytes_of(input, kInput);
+  const auto found = groups().find(group);
+  if (output.scalar_type() != input.scalar_type() || out.numel != in.numel * found->size()) {
+    accel::refuse("The output has " + std::to_string(out.numel) + " elements of " + accel::type_name(output) +
+                      ", the input " + std::to_string(in.numel) + " of " + accel::type_name(input) + ", for " +
+                      std::to_string(found->size()) + " ranks.",
+                  "Pass an output of the input's type with as many times its elements as there are ranks.");
+  }
+  require_apart(out, in, in.data == out.data + found->rank() * in.bytes);
+  run(group, [&](comm::Collectives& all) { return all.all_gather(in.data, out.data, in.bytes); });
+}
+
+void broadcast(Tensor tensor, std::int64_t group, std::int64_t source) {
+  const accel::HostMemory memory = bytes_of(tensor, kTensor);
+  const auto found = groups().find(group);
+  if (source < 0 || source >= found->size()) {
+    accel::refuse("There is no rank " + std::to_string(source) + " in a group of " + std::to_string(found->size()) + ".",
+                  "Pass a rank of the group as src, counted from 0.");
+  }
+  run(group, [&](comm::Collectives& all) { return all.broadcast(memory.data, memory.bytes, static_cast<int>(source)); });
+}
+
+void barrier(std::int64_t group) {
+  run(group, [](comm::Collectives& all) { return all.barrier(); });
+}
+
+// Without memory: what the results look like.
+Tensor all_reduce_meta(Tensor tensor, std::int64_t, std::int64_t) { return torch::stable::empty_like(tensor); }
+void all_reduce_in_place_meta(Tensor, std::int64_t, std::int64_t) {}
+void reduce_scatter_meta(Tensor, Tensor, std::int64_t, std::int64_t) {}
+void all_gather_meta(Tensor, Tensor, std::int64_t) {}
+void broadcast_meta(Tensor, std::int64_t, std::int64_t) {}
+
+void define(accel::Library& library) {
+  library.def("watch_signals(int ensure, int release, int check_signals, int fetch) -> ()");
+  library.def("take_raised() -> int[]");
+  library.def("create_segment(int size_bytes) -> int[]");
+  library.def("segment_bytes(int slot_bytes) -> int");
+  library.def("open(int rank, int[] descriptors, int[] is_here, int[] numbers, str isa) -> int");
+  library.def("leave(int group) -> ()");
+  library.def("forget(int group) -> ()");
+  library.def("attach(int group, int[] descriptors, int size_bytes) -> int[]");
+  library.def("release(int group, int address) -> ()");
+  library.def("failure(int group) -> int[]");
+  library.def("barrier(int group) -> ()");
+  library.def("all_reduce(Tensor x, int group, int reduction) -> Tensor");
+  library.def("all_reduce_(Tensor(a!) x, int group, int reduction) -> ()");
+  library.def("reduce_scatter(Tensor(a!) output, Tensor input, int group, int reduction) -> ()");
+  library.def("all_gather(Tensor(a!) output, Tensor input, int group) -> ()");
+  library.def("broadcast_(Tensor(a!) x, int group, int source) -> ()");
+}
+
+void implement(accel::Library& library) {
+  library.impl("watch_signals", TORCH_BOX(&watch_signals));
+  library.impl("take_raised", TORCH_BOX(&take_raised));
+  library.impl("create_segment", TORCH_BOX(&create_segment));
+  library.impl("segment_bytes", TORCH_BOX(&segment_bytes));
+  library.impl("open", TORCH_BOX(&open_group));
+  library.impl("leave", TORCH_BOX(&leave));
+  library.impl("forget", TORCH_BOX(&forget));
+  library.impl("attach", TORCH_BOX(&attach));
+  library.impl("release", TORCH_BOX(&release));
+  library.impl("failure", TORCH_BOX(&failure));
+  library.impl("barrier", TORCH_BOX(&barrier));
+}
+
+void implement_on_cpu(accel::Library& library) {
+  library.impl("all_reduce", TORCH_BOX(&all_reduce));
+  library.impl("all_reduce_", TORCH_BOX(&all_reduce_in_place));
+  library.impl("reduce_scatter", TORCH_BOX(&reduce_scatter));
+  library.impl("all_gather", TORCH_BOX(&all_gather));
+  library.impl("broadcast_", TORCH_BOX(&broadcast));
+}
+
+void implement_without_memory(accel::Library& library) {
+  library.impl("all_reduce", TORCH_BOX(&all_reduce_meta));
+  library.impl("all_reduce_", TORCH_BOX(&all_reduce_in_place_meta));
+  library.impl("reduce_scatter", TORCH_BOX(&reduce_scatter_meta));
+  library.impl("all_gather", TORCH_BOX(&all_gather_meta));
+  library.impl("broadcast_", TORCH_BOX(&broadcast_meta));
+}
+
+}  // namespace
+
+ACCEL_OP_LIBRARY({nullptr, define}, {"CompositeExplicitAutograd", implement}, {"CPU", implement_on_cpu},
+                 {"Meta", implement_without_memory})

@@ -1,0 +1,327 @@
+#include "kernels/comm/collectives.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace accel::comm {
+namespace {
+
+constexpr std::int64_t kLine = 64;  // slices begin at cache lines, so that no line has two writers
+
+// Chunks of equal length, as few as fit.
+std::int64_t chunk_length(std::int64_t count, std::int64_t most, std::int64_t granule) {
+  const std::int64_t chunks = (count + most - 1) / most;
+  if (chunks <= 1) {
+    return std::max<std::int64_t>(count, 1);
+  }
+  const std::int64_t length = (count + chunks - 1) / chunks;
+  return std::min(most, (length + granule - 1) / granule * granule);
+}
+
+void copy(void* target, const void* source, std::int64_t bytes) {
+  if (bytes > 0 && target != source) {
+    std::memcpy(target, source, static_cast<std::size_t>(bytes));
+  }
+}
+
+}  // namespace
+
+Collectives::Collectives(Phases& phases, std::vector<char*> segments, const Tuning& tuning, cpu::Isa isa)
+    : phases_(phases),
+      rank_(phases.rank()),
+      size_(phases.size()),
+      segments_(std::move(segments)),
+      tuning_(tuning),
+      layout_{tuning.slot_bytes},
+      sources_(static_cast<std::size_t>(size_)),
+      outs_(static_cast<std::size_t>(size_)) {
+  for (int element = 0; element < 4; ++element) {
+    reducers_[element] = find_reducer(isa, static_cast<Element>(element));
+  }
+}
+
+Collectives::Slice Collectives::slice_of(std::int64_t count, int size, int rank, std::int64_t element_bytes) {
+  const std::int64_t granule = kLine / element_bytes;
+  const std::int64_t each = ((count + size - 1) / size + granule - 1) / granule * granule;
+  return {std::min(each * rank, count), std::min(each * (rank + 1), count)};
+}
+
+Call Collectives::call(Kind kind, const Numbers* numbers, std::int64_t count, int source) const {
+  Call call;
+  call.what = 1 + static_cast<std::uint64_t>(kind);
+  if (numbers != nullptr) {
+    call.what |= static_cast<std::uint64_t>(numbers->element) << 8 | static_cast<std::uint64_t>(numbers->reduction) << 16;
+  }
+  call.what |= static_cast<std::uint64_t>(source) << 32;
+  call.count = static_cast<std::uint64_t>(count);
+  return call;
+}
+
+const Symmetric* Collectives::symmetric_of(const void* data, std::int64_t bytes) const {
+  for (const auto& memory : symmetric_) {
+    if (memory->holds(data, bytes)) {
+      return memory.get();
+    }
+  }
+  return nullptr;
+}
+
+Call Collectives::with_place(Call call, const Symmetric& memory, const void* data) const {
+  call.what |= std::uint64_t{1} << 24;
+  const auto offset = static_cast<std::uint64_t>(static_cast<const char*>(data) - memory.base(rank_));
+  call.place = memory.id << 44 | offset;
+  return call;
+}
+
+void Collectives::remove_symmetric(const void* base) {
+  symmetric_.erase(std::remove_if(symmetric_.begin(), symmetric_.end(),
+                                  [&](const auto& memory) { return memory->base(memory->rank) == base; }),
+                   symmetric_.end());
+}
+
+void Collectives::run(const Numbers& numbers, const void* const* sources, void* const* outs, int out_count,
+                      std::int64_t count) {
+  reducers_[static_cast<int>(numbers.element)]({sources, size_, outs, out_count, count, numbers.reduction});
+}
+
+bool Collectives::barrier() {
+  phases_.announce(call(Kind::barrier, nullptr, 0));
+  phases_.publish();
+  return phases_.meet_and_compare();
+}
+
+bool Collectives::all_reduce(const void* input, void* output, const Numbers& numbers) {
+  const std::int64_t bytes = numbers.count * size_bytes(numbers.element);
+  if (bytes <= tuning_.one_shot_bytes) {
+    return all_reduce_small(input, output, numbers);
+  }
+  if (input == output) {
+    if (const Symmetric* const memory = symmetric_of(output, bytes)) {
+      return all_reduce_symmetric(*memory, output, numbers);
+    }
+  }
+  return all_reduce_large(static_cast<const char*>(input), static_cast<char*>(output), numbers);
+}
+
+bool Collectives::all_reduce_small(const void* input, void* output, const Numbers& numbers) {
+  const int parity = phases_.next_parity();
+  copy(given(rank_, parity), input, numbers.count * size_bytes(numbers.element));
+  phases_.announce(call(Kind::all_reduce, &numbers, numbers.count));
+  phases_.publish();
+  if (!phases_.meet_and_compare()) {
+    return false;
+  }
+  for (int other = 0; other < size_; ++other) {
+    sources_[other] = given(other, parity);
+  }
+  sources_[rank_] = input;
+  run(numbers, sources_.data(), &output, 1, numbers.count);
+  return true;
+}
+
+// In step i a rank fills in chunk i (all of it but what it reduces itself), reduces its slice of chunk i - 1, and copies
+// out the others' slices of chunk i - 2.
+bool Collectives::all_reduce_large(const char* input, char* output, const Numbers& numbers) {
+  const std::int64_t element_bytes = size_bytes(numbers.element);
+  const std::int64_t length = chunk_length(numbers.count, layout_.slot_bytes / element_bytes, size_ * kLine / element_bytes);
+  const std::int64_t chunks = (numbers.count + length - 1) / length;
+  const auto count_of = [&](std::int64_t chunk) { return std::min(length, numbers.count - chunk * length); };
+  phases_.announce(call(Kind::all_reduce, &numbers, numbers.count));
+  for (std::int64_t step = 0; step < chunks + 2; ++step) {
+    if (step == 1 ? !phases_.meet_and_compare() : step > 1 && !phases_.meet()) {
+      return false;
+    }
+    const int met = phases_.parity();
+    const int next = phases_.next_parity();
+    if (step >= 1 && step <= chunks) {
+      const std::int64_t begin = (step - 1) * length * element_bytes;
+      const Slice mine = slice_of(count_of(step - 1), size_, rank_, element_bytes);
+      const std::int64_t offset = mine.begin * element_bytes;
+      for (int other = 0; other < size_; ++other) {
+        sources_[other] = given(other, met) + offset;
+      }
+      sources_[rank_] = input + begin + offset;
+      void* const outs[2] = {output + begin + offset, reduced(rank_, next)};
+      run(numbers, sources_.data(), outs, 2, mine.count());
+    }
+    if (step < chunks) {
+      const char* const from = input + step * length * element_bytes;
+      const std::int64_t count = count_of(step);
+      const Slice mine = slice_of(count, size_, rank_, element_bytes);
+      char* const slot = given(rank_, next);
+      copy(slot, from, mine.begin * element_bytes);
+      copy(slot + mine.end * element_bytes, from + mine.end * element_bytes, (count - mine.end) * element_bytes);
+    }
+    if (step >= 2) {
+      char* const to = output + (step - 2) * length * element_bytes;
+      for (int turn = 1; turn < size_; ++turn) {
+        const int other = (rank_ + turn) % size_;
+        const Slice theirs = slice_of(count_of(step - 2), size_, other, element_bytes);
+        copy(to + theirs.begin * element_bytes, reduced(other, met), theirs.count() * element_bytes);
+      }
+    }
+    if (step <= chunks) {
+      phases_.publish();
+    }
+  }
+  return true;
+}
+
+bool Collectives::all_reduce_symmetric(const Symmetric& memory, void* data, const Numbers& numbers) {
+  const std::int64_t element_bytes = size_bytes(numbers.element);
+  phases_.announce(with_place(call(Kind::all_reduce, &numbers, numbers.count), memory, data));
+  phases_.publish();
+  if (!phases_.meet_and_compare()) {
+    return false;
+  }
+  const Slice mine = slice_of(numbers.count, size_, rank_, element_bytes);
+  const std::int64_t offset = static_cast<char*>(data) - memory.base(rank_) + mine.begin * element_bytes;
+  for (int other = 0; other < size_; ++other) {
+    sources_[other] = outs_[other] = memory.base(other) + offset;
+  }
+  run(numbers, sources_.data(), outs_.data(), size_, mine.count());
+  phases_.publish();
+  return phases_.meet();
+}
+
+bool Collectives::reduce_scatter(const void* input, void* output, const Numbers& numbers) {
+  const std::int64_t element_bytes = size_bytes(numbers.element);
+  const std::int64_t part = numbers.count * element_bytes;
+  if (const Symmetric* const memory = symmetric_of(input, part * size_)) {
+    return reduce_scatter_symmetric(*memory, input, output, numbers);
+  }
+  const char* const from = static_cast<const char*>(input);
+  const std::int64_t room = layout_.slot_bytes / size_ / kLine * kLine;  // for each rank's part
+  const std::int64_t length = chunk_length(numbers.count, room / element_bytes, kLine / element_bytes);
+  const std::int64_t chunks = std::max<std::int64_t>(1, (numbers.count + length - 1) / length);
+  const auto count_of = [&](std::int64_t chunk) { return std::min(length, numbers.count - chunk * length); };
+  phases_.announce(call(Kind::reduce_scatter, &numbers, numbers.count));
+  for (std::int64_t step = 0; step <= chunks; ++step) {
+    if (step == 1 ? !phases_.meet_and_compare() : step > 1 && !phases_.meet()) {
+      return false;
+    }
+    const int met = phases_.parity();
+    if (step >= 1) {
+      const std::int64_t begin = (step - 1) * length * element_bytes;
+      for (int other = 0; other < size_; ++other) {
+        sources_[other] = given(other, met) + rank_ * room;
+      }
+      sources_[rank_] = from + rank_ * part + begin;
+      void* const out = static_cast<char*>(output) + begin;
+      run(numbers, sources_.data(), &out, 1, count_of(step - 1));
+    }
+    if (step < chunks) {
+      char* const slot = given(rank_, phases_.next_parity());
+      for (int other = 0; other < size_; ++other) {
+        if (other != rank_) {
+          copy(slot + other * room, from + other * part + step * length * element_bytes, count_of(step) * element_bytes);
+        }
+      }
+      phases_.publish();
+    }
+  }
+  return true;
+}
+
+bool Collectives::reduce_scatter_symmetric(const Symmetric& memory, const void* input, void* output,
+                                           const Numbers& numbers) {
+  const std::int64_t part = numbers.count * size_bytes(numbers.element);
+  phases_.announce(with_place(call(Kind::reduce_scatter, &numbers, numbers.count), memory, input));
+  phases_.publish();
+  if (!phases_.meet_and_compare()) {
+    return false;
+  }
+  const std::int64_t offset = static_cast<const char*>(input) - memory.base(rank_) + rank_ * part;
+  for (int other = 0; other < size_; ++other) {
+    sources_[other] = memory.base(other) + offset;
+  }
+  run(numbers, sources_.data(), &output, 1, numbers.count);
+  phases_.publish();  // the others may write their input again
+  return phases_.meet();
+}
+
+bool Collectives::all_gather(const void* input, void* output, std::int64_t bytes) {
+  if (const Symmetric* const memory = symmetric_of(output, bytes * size_)) {
+    return all_gather_symmetric(*memory, input, output, bytes);
+  }
+  const char* const from = static_cast<const char*>(input);
+  char* const to = static_cast<char*>(output);
+  const std::int64_t length = chunk_length(bytes, layout_.slot_bytes, kLine);
+  const std::int64_t chunks = std::max<std::int64_t>(1, (bytes + length - 1) / length);
+  const auto bytes_of = [&](std::int64_t chunk) { return std::min(length, bytes - chunk * length); };
+  phases_.announce(call(Kind::all_gather, nullptr, bytes));
+  for (std::int64_t step = 0; step <= chunks; ++step) {
+    if (step == 1 ? !phases_.meet_and_compare() : step > 1 && !phases_.meet()) {
+      return false;
+    }
+    const int met = phases_.parity();
+    if (step < chunks) {
+      copy(given(rank_, phases_.next_parity()), from + step * length, bytes_of(step));
+      copy(to + rank_ * bytes + step * length, from + step * length, bytes_of(step));
+    }
+    for (int turn = 1; step >= 1 && turn < size_; ++turn) {
+      const int other = (rank_ + turn) % size_;
+      copy(to + other * bytes + (step - 1) * length, given(other, met), bytes_of(step - 1));
+    }
+    if (step < chunks) {
+      phases_.publish();
+    }
+  }
+  return true;
+}
+
+bool Collectives::all_gather_symmetric(const Symmetric& memory, const void* input, void* output, std::int64_t bytes) {
+  phases_.announce(with_place(call(Kind::all_gather, nullptr, bytes), memory, output));
+  phases_.publish();
+  if (!phases_.meet_and_compare()) {  // the others may be reading their output until then
+    return false;
+  }
+  const std::int64_t offset = static_cast<char*>(output) - memory.base(rank_) + rank_ * bytes;
+  for (int turn = 0; turn < size_; ++turn) {
+    copy(memory.base((rank_ + turn) % size_) + offset, input, bytes);
+  }
+  phases_.publish();
+  return phases_.meet();
+}
+
+bool Collectives::broadcast(void* data, std::int64_t bytes, int source) {
+  if (const Symmetric* const memory = symmetric_of(data, bytes)) {
+    return broadcast_symmetric(*memory, data, bytes, source);
+  }
+  char* const local = static_cast<char*>(data);
+  const std::int64_t length = chunk_length(bytes, layout_.slot_bytes, kLine);
+  const std::int64_t chunks = std::max<std::int64_t>(1, (bytes + length - 1) / length);
+  const auto bytes_of = [&](std::int64_t chunk) { return std::min(length, bytes - chunk * length); };
+  phases_.announce(call(Kind::broadcast, nullptr, bytes, source));
+  for (std::int64_t step = 0; step <= chunks; ++step) {
+    if (step == 1 ? !phases_.meet_and_compare() : step > 1 && !phases_.meet()) {
+      return false;
+    }
+    if (step >= 1 && rank_ != source) {
+      copy(local + (step - 1) * length, given(source, phases_.parity()), bytes_of(step - 1));
+    }
+    if (step < chunks) {
+      if (rank_ == source) {
+        copy(given(rank_, phases_.next_parity()), local + step * length, bytes_of(step));
+      }
+      phases_.publish();
+    }
+  }
+  return true;
+}
+
+bool Collectives::broadcast_symmetric(const Symmetric& memory, void* data, std::int64_t bytes, int source) {
+  phases_.announce(with_place(call(Kind::broadcast, nullptr, bytes, source), memory, data));
+  phases_.publish();
+  if (!phases_.meet_and_compare()) {
+    return false;
+  }
+  if (rank_ != source) {
+    copy(data, memory.base(source) + (static_cast<char*>(data) - memory.base(rank_)), bytes);
+  }
+  phases_.publish();
+  return phases_.meet();
+}
+
+}  // namespace accel::comm

@@ -1,0 +1,239 @@
+// How ranks keep in step: the synchronisation of all collectives, and nothing else. tests/models/shm_comm.pml is a model
+// of it.
+//
+// Each rank counts phases. A rank *publishes* a phase when what it wrote for that phase may be read by the others; it
+// *meets* the others when it waits until all have published the phase that it has published last. Of two buffers a
+// phase uses the one of its parity, hence the rules by which nothing is read too early or overwritten too late:
+//
+//   what a rank writes for phase p       it writes after meeting phase p - 1
+//   what others published with phase p   it reads after meeting phase p and before it publishes phase p + 1
+//
+// So who has met phase p - 1 knows that all have finished reading what belonged to phase p - 2, and may use that buffer
+// for phase p. Every rank has one word that it alone writes; nobody ever waits for a lock.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <sched.h>
+
+#include "kernels/comm/futex.h"
+
+namespace accel::comm {
+
+// What a rank is about to do. All ranks of a group must say the same, so that a slip is an error and no garbage.
+struct Call {
+  std::uint64_t what = 0;   // which collective, with its element type and options
+  std::uint64_t count = 0;  // elements or bytes
+  std::uint64_t place = 0;  // where in shared memory, for collectives on that; else 0
+
+  bool operator==(const Call& other) const {
+    return what == other.what && count == other.count && place == other.place;
+  }
+  bool operator!=(const Call& other) const { return !(*this == other); }
+};
+
+// The state of a rank in a group: kOpen, kLeft, or kGaveUp + the rank that it gave up for.
+constexpr std::uint32_t kOpen = 0, kLeft = 1, kGaveUp = 2;
+
+// What a rank tells the others: one cache line that it alone writes, so that one transfer brings all of it.
+struct alignas(64) Board {
+  std::atomic<std::uint32_t> phase;
+  std::atomic<std::uint32_t> state;
+  Call calls[2];  // of the phase's parity
+};
+static_assert(sizeof(Board) == 64);
+
+// How many sleep on a rank's phase; they write it, and the rank reads it whenever it publishes.
+struct alignas(64) Bell {
+  std::atomic<std::uint32_t> sleepers;
+};
+
+// The beginning of a rank's shared memory. All zeros is its first state.
+struct Control {
+  Board board;
+  Bell bell;
+};
+
+// Why a wait ended without the others.
+struct Failure {
+  enum class Kind : std::uint8_t { none, died, left, gave_up, late, interrupted, mismatch, busy };
+  Kind kind = Kind::none;
+  int rank = -1;          // of whom
+  int culprit = -1;       // gave_up: for whom that rank gave up
+  std::int64_t waited_ns = 0;
+};
+
+// What a waiting rank asks from time to time, away from the fast path.
+class Surroundings {
+ public:
+  virtual ~Surroundings() = default;
+  virtual bool is_alive(int rank) = 0;
+  virtual bool is_interrupted() = 0;  // and its thread should go back to where it came from
+};
+
+struct Patience {
+  std::int64_t timeout_ns;  // of one wait
+  std::int64_t spin_ns;     // 0 where the ranks have not a core each
+};
+
+class Phases {
+ public:
+  // All borrowed; `controls` of all ranks, in their order.
+  Phases(int rank, std::vector<Control*> controls, Patience patience, Surroundings& surroundings)
+      : rank_(rank), controls_(std::move(controls)), patience_(patience), surroundings_(surroundings) {}
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(controls_.size()); }
+  const Failure& failure() const { return failure_; }
+
+  // Which of two buffers what is written next belongs to, and which what was published last.
+  int next_parity() const { return static_cast<int>((phase_ + 1) & 1); }
+  int parity() const { return static_cast<int>(phase_ & 1); }
+
+  // To be said before the first publish() of a collective.
+  void announce(const Call& call) { controls_[rank_]->board.calls[next_parity()] = call; }
+
+  void publish() {
+    Control& own = *controls_[rank_];
+    // Sequentially consistent, as is what a sleeper does in the other order: either it sees the new phase, or this
+    // sees the sleeper.
+    own.board.phase.exchange(++phase_, std::memory_order_seq_cst);
+    if (own.bell.sleepers.load(std::memory_order_seq_cst) != 0) {
+      futex_wake_all(own.board.phase);
+    }
+  }
+
+  // False when a rank did not come: failure() says why, and nothing may be read.
+  bool meet() {
+    for (int other = 0; other < size(); ++other) {
+      if (!has_reached(other) && !wait_for(other)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // meet(), for the first phase of a collective: false also when somebody does something else.
+  bool meet_and_compare() {
+    if (!meet()) {
+      return false;
+    }
+    const Call& mine = controls_[rank_]->board.calls[parity()];
+    for (int other = 0; other < size(); ++other) {
+      if (controls_[other]->board.calls[parity()] != mine) {
+        failure_ = {Failure::Kind::mismatch, other, -1, 0};
+        return false;
+      }
+    }
+    return true;
+  }
+
+  const Call& call_of(int rank) const { return controls_[rank]->board.calls[parity()]; }
+
+  // Tells the others that this rank will not come any more. The first reason stays.
+  void leave(std::uint32_t state) {
+    Control& own = *controls_[rank_];
+    std::uint32_t before = kOpen;
+    own.board.state.compare_exchange_strong(before, state);
+    futex_wake_all(own.board.phase);
+  }
+
+ private:
+  static constexpr std::int64_t kFirstSlice = 20'000'000, kLongestSlice = 500'000'000;  // ns
+  static constexpr int kLooksPerTime = 64;
+  static constexpr int kYields = 4;  // where the ranks share cores: the next one may be ready to run
+
+  bool has_reached(int other) const {
+    const std::uint32_t theirs = controls_[other]->board.phase.load(std::memory_order_acquire);
+    return static_cast<std::int32_t>(theirs - phase_) >= 0;  // counts on beyond 2^32
+  }
+
+  bool spin(int other, std::int64_t started_ns) {
+    do {
+      for (int look = 0; look < kLooksPerTime; ++look) {
+        if (has_reached(other)) {
+          return true;
+        }
+        pause_cpu();
+      }
+    } while (now_ns() - started_ns < patience_.spin_ns);
+    for (int yield = 0; patience_.spin_ns == 0 && yield < kYields; ++yield) {
+      sched_yield();
+      if (has_reached(other)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  bool wait_for(int other) {
+    const std::int64_t started_ns = now_ns();
+    if (spin(other, started_ns)) {
+      return true;
+    }
+    Control& theirs = *controls_[other];
+    theirs.bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    bool has_come = true;
+    std::int64_t slice = kFirstSlice;
+    for (;;) {
+      const std::uint32_t seen = theirs.board.phase.load(std::memory_order_seq_cst);
+      if (static_cast<std::int32_t>(seen - phase_) >= 0) {
+        break;
+      }
+      const std::int64_t left = patience_.timeout_ns - (now_ns() - started_ns);
+      const int woken = futex_wait(theirs.board.phase, seen, left < slice ? (left < 1 ? 1 : left) : slice);
+      if (has_reached(other)) {
+        break;
+      }
+      slice = slice * 2 < kLongestSlice ? slice * 2 : kLongestSlice;
+      if (woken != EAGAIN && !is_worth_waiting(other, started_ns)) {
+        has_come = has_reached(other);  // it may have come between the two
+        break;
+      }
+    }
+    theirs.bell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    return has_come;
+  }
+
+  // Looks at all who have not come yet: the one waited for may itself wait for a dead one.
+  bool is_worth_waiting(int awaited, std::int64_t started_ns) {
+    const std::int64_t waited_ns = now_ns() - started_ns;
+    for (int other = 0; other < size(); ++other) {
+      if (other == rank_ || has_reached(other)) {
+        continue;
+      }
+      const std::uint32_t state = controls_[other]->board.state.load(std::memory_order_seq_cst);
+      const bool is_alive = state == kOpen && surroundings_.is_alive(other);
+      if (is_alive || has_reached(other)) {  // asked again: it may have come and then gone
+        continue;
+      }
+      if (state >= kGaveUp) {
+        failure_ = {Failure::Kind::gave_up, other, static_cast<int>(state - kGaveUp), waited_ns};
+      } else {
+        failure_ = {state == kLeft ? Failure::Kind::left : Failure::Kind::died, other, -1, waited_ns};
+      }
+      return false;
+    }
+    if (waited_ns >= patience_.timeout_ns) {
+      failure_ = {Failure::Kind::late, awaited, -1, waited_ns};
+      return false;
+    }
+    if (surroundings_.is_interrupted()) {
+      failure_ = {Failure::Kind::interrupted, awaited, -1, waited_ns};
+      return false;
+    }
+    return true;
+  }
+
+  const int rank_;
+  const std::vector<Control*> controls_;
+  const Patience patience_;
+  Surroundings& surroundings_;
+  std::uint32_t phase_ = 0;  // published last
+  Failure failure_;
+};
+
+}  // namespace accel::comm

@@ -1,0 +1,404 @@
+"""A group of ranks on one host that share memory: what ``shm_comm``'s ``new_group()`` returns."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import math
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from op_builder import cpu_isa
+from op_builder.errors import OpArgumentError, SharedMemoryCommError, SharedMemorySpaceError
+from op_builder.ops.native.arguments import untraced
+from op_builder.ops.native.shared_memory_meeting import Meeting, RankFacts
+
+REDUCTIONS = {"sum": 0, "max": 1, "min": 2, "avg": 3}
+
+_SLOT_BYTES = 256 << 10
+_ONE_SHOT_BYTES = 16 << 10
+_SPIN_NS = 50_000
+_CHECKED_BYTES = 16 << 20  # from here on, whether there is as much memory is asked before it is taken
+
+_KINDS = ("none", "died", "left", "gave_up", "late", "interrupted", "mismatch", "busy")
+_REMEDIES = {
+    "died": "See why it ended. This group is broken; make a new one of the ranks that live.",
+    "left": "Close groups, and end ranks, when all have done their last collective.",
+    "gave_up": "See that rank's error. This group is broken; make a new one.",
+    "late": "See what it does instead, or allow more time: timeout_s= or ACCEL_COMM_TIMEOUT_S. This group is broken.",
+    "interrupted": "This group is broken; make a new one.",
+    "mismatch": "Have all ranks of a group call the same, in the same order. Nothing was changed; the group is usable.",
+    "busy": "Do not use the group from the handler of a signal.",
+}
+
+
+@dataclass(frozen=True)
+class GroupPlace:
+    """Where in a group this process is, and where the group meets.
+
+    Attributes:
+        size, rank: of the group.
+        name: for messages.
+        store: a ``torch.distributed`` store.
+        key: the group's own prefix in it.
+        timeout_s: of each wait for another rank.
+    """
+
+    size: int
+    rank: int
+    name: str
+    store: Any
+    key: str
+    timeout_s: float
+
+    def meeting(self, name: str) -> Meeting:
+        return Meeting(self.store, f"{self.key}/{name}", self.size, self.rank, self.timeout_s)
+
+
+class SharedMemoryGroup:
+    """Collectives between processes of one host, of CPU tensors that are contiguous.
+
+    All ranks call the same collectives in the same order, with as many elements of the same type; where they do not,
+    all raise. The results are the same on all ranks, bit for bit, and in every run. A rank that dies makes the others
+    raise; the group is broken then, as it is after a timeout and after a signal's handler has raised (Ctrl-C).
+
+    Attributes:
+        size: number of ranks.
+        rank: this one's, from 0.
+        timeout_s: how long one wait for another rank may take.
+    """
+
+    def __init__(self, ops: Any, place: GroupPlace) -> None:
+        self.size = place.size
+        self.rank = place.rank
+        self.timeout_s = place.timeout_s
+        self._ops = ops
+        self._place = place
+        self._symmetric_count = 0
+        self._all_reduce = ops.all_reduce.default
+        self._all_reduce_ = ops.all_reduce_.default
+        self._number = _open(ops, place)
+        self._closer = weakref.finalize(self, _close, ops, self._number, os.getpid())
+        meeting = place.meeting("ranks")
+        try:
+            self.barrier()  # when it is over, all have mapped all
+        except BaseException:
+            self.close()
+            raise
+        meeting.forget()
+
+    def __repr__(self) -> str:
+        name = f" {self._place.name!r}" if self._place.name else ""
+        return f"<shared-memory group{name}, rank {self.rank} of {self.size}>"
+
+    def all_reduce(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        """Reduce the tensors of all ranks, element by element, into each of them.
+
+        Args:
+            tensor: float32, bfloat16, float16 or int32. 16-bit floats are added up in float32 and rounded once.
+            op: ``sum``, ``max``, ``min`` or ``avg`` (floats only). NaN wins in ``max`` and ``min``; int32 wraps around.
+
+        Returns:
+            ``tensor``.
+
+        Raises:
+            OpArgumentError: an argument does not fit; nothing was sent.
+            SharedMemoryCommError: a rank did not come; what the tensor holds is undefined then.
+        """
+        return self.reduce_(tensor, _reduction(op))
+
+    def reduce_(self, tensor: torch.Tensor, reduction: int) -> torch.Tensor:
+        """:meth:`all_reduce` by the number of the reduction."""
+        if torch.compiler.is_compiling():
+            self._all_reduce_(tensor, self._number, reduction)
+            return tensor
+        try:
+            if not tensor.is_cpu:
+                raise _elsewhere(tensor)
+            self._all_reduce_(tensor, self._number, reduction)
+        except (RuntimeError, ValueError, AttributeError) as error:
+            self._explain("all_reduce", error, tensor)
+        return tensor
+
+    def reduced(self, tensor: torch.Tensor, reduction: int) -> torch.Tensor:
+        """:meth:`reduce_` into a new tensor."""
+        if torch.compiler.is_compiling():
+            return self._all_reduce(tensor, self._number, reduction)  # type: ignore[no-any-return]
+        try:
+            if not tensor.is_cpu:
+                raise _elsewhere(tensor)
+            return self._all_reduce(tensor, self._number, reduction)  # type: ignore[no-any-return]
+        except (RuntimeError, ValueError, AttributeError) as error:
+            self._explain("all_reduce", error, tensor)
+
+    def reduce_scatter(self, out: torch.Tensor, input: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        """Reduce the inputs of all ranks; each gets the part of its rank.
+
+        Args:
+            out: filled in; of ``input.numel() / size`` elements, also this rank's part of ``input`` itself.
+            input: of the types of :meth:`all_reduce`, left as it is.
+            op: as for :meth:`all_reduce`.
+
+        Returns:
+            ``out``.
+
+        Raises:
+            OpArgumentError, SharedMemoryCommError: as for :meth:`all_reduce`.
+        """
+        self._call("reduce_scatter", (out, input), self._number, _reduction(op))
+        return out
+
+    def all_gather(self, out: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+        """The inputs of all ranks one after another, in the order of the ranks, on each of them.
+
+        Args:
+            out: filled in; of ``size * input.numel()`` elements of input's type.
+            input: of any type; also this rank's part of ``out``.
+
+        Returns:
+            ``out``.
+
+        Raises:
+            OpArgumentError, SharedMemoryCommError: as for :meth:`all_reduce`.
+        """
+        self._call("all_gather", (out, input), self._number)
+        return out
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
+        """The tensor of rank ``src``, of any type, on all ranks, in place.
+
+        Returns:
+            ``tensor``.
+
+        Raises:
+            OpArgumentError, SharedMemoryCommError: as for :meth:`all_reduce`.
+        """
+        if isinstance(src, bool) or not isinstance(src, int):
+            raise OpArgumentError(f"src is {src!r}.", "Pass a rank of the group, an int.")
+        self._call("broadcast_", (tensor,), self._number, src)
+        return tensor
+
+    @untraced
+    def barrier(self) -> None:
+        """Wait until all ranks are here.
+
+        Raises:
+            SharedMemoryCommError: one did not come.
+        """
+        self._call("barrier", (), self._number)
+
+    @untraced
+    def empty_symmetric(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """A tensor in memory that all ranks see, so that collectives on it, or on views of it, move no byte twice.
+
+        All ranks call this together, with the same arguments, and use the same parts of it in a collective. The memory
+        goes with the last view, and after :meth:`close` it is memory like any other.
+
+        Returns:
+            zeros of that shape.
+
+        Raises:
+            OpArgumentError: shape or dtype is none.
+            SharedMemorySpaceError: there is not as much memory.
+            SharedMemoryCommError: a rank did not come.
+        """
+        sizes = _checked_shape(shape)
+        if not isinstance(dtype, torch.dtype):
+            raise OpArgumentError(f"dtype is {dtype!r}.", "Pass a torch.dtype.")
+        count = math.prod(sizes)
+        if count == 0:
+            return torch.zeros(sizes, dtype=dtype)
+        size_bytes = count * dtype.itemsize
+        meeting = self._place.meeting(f"symmetric_{self._symmetric_count}")
+        self._symmetric_count += 1
+        descriptors = _shared(self._ops, meeting, size_bytes, self.size)[1]
+        try:
+            address, number = self._ops.attach(self._number, descriptors, size_bytes)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if address:
+            buffer = (ctypes.c_char * size_bytes).from_address(address)
+            finalizer = weakref.finalize(buffer, self._ops.release, self._number, address)
+            finalizer.atexit = False  # tensors that live until the process ends may be read until then
+        self.barrier()
+        meeting.forget()
+        if not address:
+            raise _space_error(size_bytes, number)
+        return torch.frombuffer(buffer, dtype=dtype, count=count).view(sizes)
+
+    def close(self) -> None:
+        """Leave the group. The others raise if they still wait for this rank; all ranks do this after their last call.
+
+        Symmetric tensors stay usable as tensors. A second call does nothing.
+        """
+        self._closer()
+
+    def _call(self, operation: str, tensors: tuple[torch.Tensor, ...], *numbers: int) -> None:
+        op = getattr(self._ops, operation).default
+        if torch.compiler.is_compiling():
+            op(*tensors, *numbers)
+            return
+        try:
+            for tensor in tensors:
+                if not tensor.is_cpu:
+                    raise _elsewhere(tensor)
+                if tensor.is_conj() or tensor.is_neg():
+                    raise OpArgumentError("A tensor is a lazy view.", "Pass x.resolve_conj().resolve_neg().")
+            op(*tensors, *numbers)
+        except (RuntimeError, ValueError, AttributeError) as error:
+            self._explain(operation.rstrip("_"), error, *tensors)
+
+    def _explain(self, operation: str, error: Exception, *tensors: object) -> NoReturn:
+        """Raise what an op's error means."""
+        if isinstance(error, OpArgumentError):
+            raise error
+        for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor):
+                raise OpArgumentError(
+                    f"{tensor!r} is of type {type(tensor).__name__}.", "Pass a torch.Tensor."
+                ) from None
+            if tensor.layout != torch.strided:
+                raise OpArgumentError(f"The tensor has layout {tensor.layout}.", "Pass x.to_dense().") from None
+        if isinstance(error, ValueError):
+            found, _, remedy = str(error).partition("\n")
+            raise OpArgumentError(found, remedy) from None
+        prefix, _, text = str(error).partition("shm_comm: ")
+        if prefix or not text:
+            raise error
+        number, rank, _, waited_ms = self._ops.failure(self._number)
+        kind = _KINDS[number]
+        if kind == "interrupted":
+            _raise_interruption(self._ops.take_raised())
+        raise SharedMemoryCommError(
+            f"{operation} of {self!r} failed: {text}.",
+            _REMEDIES.get(kind, ""),
+            rank=rank,
+            operation=operation,
+            waited_s=waited_ms / 1000,
+        ) from None
+
+
+def watch_signals(ops: Any) -> None:
+    """Let waits end when the handler of a signal raises, as it does for Ctrl-C."""
+    api = ctypes.pythonapi
+    functions = (api.PyGILState_Ensure, api.PyGILState_Release, api.PyErr_CheckSignals, api.PyErr_Fetch)
+    ops.watch_signals(*(ctypes.cast(function, ctypes.c_void_p).value for function in functions))
+
+
+def _raise_interruption(taken: Sequence[int]) -> None:
+    """Raise the exception of a signal's handler that ended a wait."""
+    if taken[0]:
+        ctypes.pythonapi.PyErr_Restore(
+            *(ctypes.c_void_p(part or None) for part in taken)
+        )  # takes them over, and raises
+
+
+def _open(ops: Any, place: GroupPlace) -> int:
+    """Make this rank's memory, get that of the others, and map all: the number of the native group."""
+    meeting = place.meeting("ranks")
+    told, descriptors = _shared(ops, meeting, ops.segment_bytes(_SLOT_BYTES), place.size, is_locked=True)
+    cores = len({core for facts in told for core in facts.cpus})
+    spin_ns = _SPIN_NS if place.size <= cores else 0
+    numbers = [int(place.timeout_s * 1e9), spin_ns, _SLOT_BYTES, _ONE_SHOT_BYTES]
+    here = [int(facts.is_in_this_process) for facts in told]
+    number: int = ops.open(place.rank, descriptors, here, numbers, cpu_isa.chosen_isa())
+    if number < 0:
+        raise _space_error(ops.segment_bytes(_SLOT_BYTES), -number)
+    return number
+
+
+def _shared(
+    ops: Any, meeting: Meeting, size_bytes: int, ranks: int, *, is_locked: bool = False
+) -> tuple[list[RankFacts], list[int]]:
+    """Make a segment, and exchange it: what the ranks told, and the descriptors of all, which are the caller's.
+
+    Where one rank has no room all raise.
+    """
+    descriptor, failure = -1, None
+    try:
+        descriptor = _segment(ops, size_bytes, ranks)
+        if is_locked:  # as long as this process lives: the others look at it
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except SharedMemorySpaceError as error:
+        failure = error
+    try:
+        return meeting.exchange(descriptor, failure.message if failure else "")
+    except BaseException as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        if failure is not None and isinstance(error, SharedMemoryCommError):
+            raise failure from None
+        raise
+
+
+def _segment(ops: Any, size_bytes: int, ranks: int) -> int:
+    """The descriptor of new shared memory.
+
+    Raises:
+        SharedMemorySpaceError: there is no room for it, on each of the host's ranks.
+    """
+    if size_bytes >= _CHECKED_BYTES:
+        # To take more than there is would have the kernel end a process, and perhaps another one.
+        from op_builder.cgroups import HostFiles, available_memory_bytes
+
+        available = available_memory_bytes(HostFiles())
+        if size_bytes * ranks > available:
+            raise SharedMemorySpaceError(
+                f"{size_bytes * ranks} bytes of shared memory are needed ({size_bytes} for each of {ranks} ranks); "
+                f"{available} are available.",
+                "Ask for less, or free some memory.",
+                needed_bytes=size_bytes * ranks,
+            )
+    descriptor, number = ops.create_segment(size_bytes)
+    if number:
+        raise _space_error(size_bytes, number)
+    return int(descriptor)
+
+
+def _space_error(size_bytes: int, number: int) -> SharedMemorySpaceError:
+    remedies = {
+        errno.EFBIG: "Raise the limit of file sizes (ulimit -f).",
+        errno.EMFILE: "Raise the limit of open files (ulimit -n).",
+        errno.ENOSYS: "The system has no memfd_create(2); use a newer kernel, or allow it in the sandbox.",
+        errno.EPERM: "The sandbox forbids memfd_create(2) or sealing; allow them.",
+    }
+    return SharedMemorySpaceError(
+        f"{size_bytes} bytes of shared memory cannot be had: {os.strerror(number)}.",
+        remedies.get(number, "Free some memory, or raise the limit of this control group."),
+        needed_bytes=size_bytes,
+    )
+
+
+def _close(ops: Any, number: int, owner: int) -> None:
+    if os.getpid() == owner:  # a fork's copy is no rank
+        ops.leave(number)
+        ops.forget(number)
+
+
+def _reduction(op: str) -> int:
+    try:
+        return REDUCTIONS[op]
+    except (KeyError, TypeError):
+        raise OpArgumentError(f"op is {op!r}.", f"Pass one of {', '.join(REDUCTIONS)}.") from None
+
+
+def _elsewhere(tensor: torch.Tensor) -> OpArgumentError:
+    return OpArgumentError(f"A tensor is on device {tensor.device}.", "Pass CPU tensors, for example x.cpu().")
+
+
+def _checked_shape(shape: Sequence[int] | int) -> tuple[int, ...]:
+    sizes = (shape,) if isinstance(shape, int) else shape
+    try:
+        checked = tuple(sizes)
+    except TypeError:
+        checked = (-1,)
+    if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in checked):
+        raise OpArgumentError(f"shape is {shape!r}.", "Pass sizes of at least 0.")
+    return checked

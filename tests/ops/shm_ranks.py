@@ -1,0 +1,84 @@
+"""Ranks that share memory, as processes: shm_processes.py has what they do.
+
+A process of its own imports torch and loads the op once, and forks the ranks of each case from that: a case takes
+milliseconds, and no thread of the test's own process is in its ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROGRAM = Path(__file__).with_name("shm_processes.py")
+LIMIT_S = 280  # guards against hangs alone
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank's part of a case ended.
+
+    Attributes:
+        value: what it returned, None where it did not.
+        error: the name of the exception's class, and its text; empty where there was none.
+        facts: what the exception tells besides.
+        signal: that it was killed by; 0 where it was not.
+        seconds: how long it took.
+    """
+
+    value: Any
+    error: str
+    facts: dict[str, Any]
+    signal: int
+    seconds: float
+
+
+class Ranks:
+    """Runs cases of shm_processes.py in as many processes as there are ranks."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, case: str, size: int, **arguments: Any) -> list[RankEnd]:
+        """Each rank's end, by rank."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"case": case, "size": size, "arguments": arguments}) + "\n")
+        self._process.stdin.flush()
+        ready, _, _ = select.select([self._process.stdout], [], [], LIMIT_S)
+        if not ready:
+            self._process.kill()
+            raise AssertionError(f"{case} of {size} ranks did not end within {LIMIT_S} s")
+        line = self._process.stdout.readline()
+        assert line, f"the processes of {case} ended"
+        return [RankEnd(**end) for end in json.loads(line)]
+
+    def values(self, case: str, size: int, **arguments: Any) -> list[Any]:
+        """What each rank returned; none may have failed."""
+        ends = self.run(case, size, **arguments)
+        assert [end.error for end in ends] == [""] * size, ends
+        assert [end.signal for end in ends] == [0] * size, ends
+        return [end.value for end in ends]
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        deadline = time.monotonic() + 20
+        while self._process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+
+def shared_files() -> set[str]:
+    """What lies in /dev/shm."""
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
