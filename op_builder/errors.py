@@ -83,6 +83,8 @@ class DamagedTensorError(AccelError, ValueError):
 
 class CommunicationError(AccelError, RuntimeError):
     """Ranks that were to work together did not: one of them died, did not come, or was waited for too long."""
+
+
 class SharedMemoryCommError(CommunicationError):
     """A collective between ranks that share memory failed, or their group could not be made.
 
