@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,7 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include "bindings/python_call.h"
 #include "bindings/stable_library.h"
 #include "bindings/tensor_checks.h"
 #include "kernels/comm/group.h"
@@ -81,16 +83,8 @@ SymmetricMemories& memories() {
   return *all;
 }
 
-// Python's own functions, by address: its lock, its pending signals, and the exception of a signal's handler, which is
-// kept here until the Python side raises it. They are part of CPython's stable ABI.
-struct Python {
-  int (*ensure)() = nullptr;
-  void (*release)(int) = nullptr;
-  int (*check_signals)() = nullptr;
-  void (*fetch)(void**, void**, void**) = nullptr;
-  void* raised[3] = {};
-};
-Python python;
+accel::Python python;
+void* raised[3];  // the exception of a signal's handler that ended a wait, until the Python side raises it
 
 bool is_interrupted_by_python() {
   if (python.check_signals == nullptr) {
@@ -99,23 +93,22 @@ bool is_interrupted_by_python() {
   const int state = python.ensure();
   const bool has_raised = python.check_signals() != 0;
   if (has_raised) {
-    python.fetch(&python.raised[0], &python.raised[1], &python.raised[2]);
+    python.fetch(&raised[0], &raised[1], &raised[2]);
   }
   python.release(state);
   return has_raised;
 }
 
-void watch_signals(std::int64_t ensure, std::int64_t release, std::int64_t check_signals, std::int64_t fetch) {
-  python.ensure = reinterpret_cast<int (*)()>(ensure);
-  python.release = reinterpret_cast<void (*)(int)>(release);
-  python.check_signals = reinterpret_cast<int (*)()>(check_signals);
-  python.fetch = reinterpret_cast<void (*)(void**, void**, void**)>(fetch);
+void know_python(std::vector<std::int64_t> addresses) {
+  if (addresses.size() == accel::Python::kCount) {
+    std::memcpy(&python, addresses.data(), sizeof(python));
+  }
 }
 
 // Type, value and traceback of the exception that ended a wait; zeros where there is none. They are the caller's then.
 std::vector<std::int64_t> take_raised() {
   std::vector<std::int64_t> taken;
-  for (void*& part : python.raised) {
+  for (void*& part : raised) {
     taken.push_back(reinterpret_cast<std::int64_t>(part));
     part = nullptr;
   }
@@ -242,6 +235,12 @@ std::string in_words(comm::Group& group, const comm::Failure& failure) {
   return "";
 }
 
+// What went wrong last in a group.
+std::string explain(std::int64_t number) {
+  const auto group = groups().find(number);
+  return in_words(*group, group->last_failure());
+}
+
 template <class Collective>
 void run(std::int64_t number, const Collective& collective) {
   const auto group = groups().find(number);
@@ -359,6 +358,55 @@ void barrier(std::int64_t group) {
   run(group, [](comm::Collectives& all) { return all.barrier(); });
 }
 
+// all_reduce(tensor, reduction) or all_reduce(input, output, reduction) of the group whose number `self` is, called by
+// Python itself. Returns the last tensor; None where the torch op is to be called instead; False after a failure, of
+// which explain() and failure() tell.
+void* all_reduce_by_python(void* self, void* const* arguments, std::ptrdiff_t count) {
+  accel::DLTensor input{};
+  accel::DLTensor output{};
+  void* const target = arguments[count - 2];
+  void* result = python.none;
+  if ((count == 2 || count == 3) && accel::plain_host_view(python, arguments[0], input) &&
+      (count == 2 || accel::plain_host_view(python, target, output))) {
+    const auto type = static_cast<std::uint32_t>(input.type_code) << 8 | input.type_bits;
+    comm::Collectives::Numbers numbers{element_count(input), comm::Element::float32,
+                                       static_cast<comm::Reduction>(python.as_integer(arguments[count - 1]))};
+    bool is_known = true;
+    if (type == (accel::kDLBfloat << 8 | 16)) {
+      numbers.element = comm::Element::bfloat16;
+    } else if (type == (accel::kDLFloat << 8 | 16)) {
+      numbers.element = comm::Element::float16;
+    } else if (type == (accel::kDLInt << 8 | 32)) {
+      numbers.element = comm::Element::int32;
+      is_known = numbers.reduction != comm::Reduction::avg;
+    } else {
+      is_known = type == (accel::kDLFloat << 8 | 32);
+    }
+    const std::int64_t number = python.as_integer(self);
+    void* const data = count == 2 ? input.data : output.data;
+    if (is_known) {
+      void* const thread = python.save_thread();
+      try {
+        const comm::Failure failure = groups().find(number)->run(
+            [&](comm::Collectives& all) { return all.all_reduce(input.data, data, numbers); });
+        result = failure.kind == comm::Failure::Kind::none ? target : python.false_;
+      } catch (const std::exception&) {  // the op says it better
+      }
+      python.restore_thread(thread);
+    }
+  }
+  python.retain(result);
+  return result;
+}
+
+// The address of a PyMethodDef of all_reduce_by_python(), or 0 where tensors cannot be looked at that way.
+std::int64_t python_method() {
+  static accel::PythonMethod method{"all_reduce", all_reduce_by_python};
+  const auto* const exchange = static_cast<const accel::DLExchange*>(python.dlpack);
+  const bool is_usable = exchange != nullptr && exchange->major == 1 && exchange->view != nullptr;
+  return is_usable ? reinterpret_cast<std::int64_t>(&method) : 0;
+}
+
 // Without memory: what the results look like.
 Tensor all_reduce_meta(Tensor tensor, std::int64_t, std::int64_t) { return torch::stable::empty_like(tensor); }
 void all_reduce_in_place_meta(Tensor, std::int64_t, std::int64_t) {}
@@ -367,7 +415,9 @@ void all_gather_meta(Tensor, Tensor, std::int64_t) {}
 void broadcast_meta(Tensor, std::int64_t, std::int64_t) {}
 
 void define(accel::Library& library) {
-  library.def("watch_signals(int ensure, int release, int check_signals, int fetch) -> ()");
+  library.def("know_python(int[] addresses) -> ()");
+  library.def("python_method() -> int");
+  library.def("explain(int group) -> str");
   library.def("take_raised() -> int[]");
   library.def("create_segment(int size_bytes) -> int[]");
   library.def("segment_bytes(int slot_bytes) -> int");
@@ -386,7 +436,9 @@ void define(accel::Library& library) {
 }
 
 void implement(accel::Library& library) {
-  library.impl("watch_signals", TORCH_BOX(&watch_signals));
+  library.impl("know_python", TORCH_BOX(&know_python));
+  library.impl("python_method", TORCH_BOX(&python_method));
+  library.impl("explain", TORCH_BOX(&explain));
   library.impl("take_raised", TORCH_BOX(&take_raised));
   library.impl("create_segment", TORCH_BOX(&create_segment));
   library.impl("segment_bytes", TORCH_BOX(&segment_bytes));

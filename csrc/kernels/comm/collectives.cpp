@@ -25,6 +25,20 @@ void copy(void* target, const void* source, std::int64_t bytes) {
   }
 }
 
+// Has the lines of a slot that will soon be written fetched from the caches of those that have read it.
+void fetch_for_writing(char* begin, std::int64_t bytes) {
+#if defined(__x86_64__)
+  for (std::int64_t at = 0; at < bytes; at += kLine) {
+    __asm__ volatile("prefetchw %0" : : "m"(begin[at]));
+  }
+#else
+  for (std::int64_t at = 0; at < bytes; at += kLine) {
+    __builtin_prefetch(begin + at, 1);
+  }
+#endif
+}
+constexpr std::int64_t kMostFetched = 8 << 10;  // more would wait for each other
+
 }  // namespace
 
 Collectives::Collectives(Phases& phases, std::vector<char*> segments, const Tuning& tuning, cpu::Isa isa)
@@ -117,6 +131,9 @@ bool Collectives::all_reduce_small(const void* input, void* output, const Number
   }
   sources_[rank_] = input;
   run(numbers, sources_.data(), &output, 1, numbers.count);
+  // All have read the slot that the next collective uses; while the caller does other things it can come here.
+  const std::int64_t bytes = numbers.count * size_bytes(numbers.element);
+  fetch_for_writing(given(rank_, phases_.next_parity()), std::min(bytes, kMostFetched));
   return true;
 }
 

@@ -7,8 +7,9 @@ import errno
 import fcntl
 import math
 import os
+import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -26,6 +27,7 @@ _ONE_SHOT_BYTES = 16 << 10
 _SPIN_NS = 50_000
 _CHECKED_BYTES = 16 << 20  # from here on, whether there is as much memory is asked before it is taken
 
+_REQUIRES_GRAD = sys.intern("requires_grad")
 _KINDS = ("none", "died", "left", "gave_up", "late", "interrupted", "mismatch", "busy")
 _REMEDIES = {
     "died": "See why it ended. This group is broken; make a new one of the ranks that live.",
@@ -84,6 +86,7 @@ class SharedMemoryGroup:
         self._all_reduce = ops.all_reduce.default
         self._all_reduce_ = ops.all_reduce_.default
         self._number = _open(ops, place)
+        self._quickly = _quick_all_reduce(ops, self._number)
         self._closer = weakref.finalize(self, _close, ops, self._number, os.getpid())
         meeting = place.meeting("ranks")
         try:
@@ -115,26 +118,34 @@ class SharedMemoryGroup:
 
     def reduce_(self, tensor: torch.Tensor, reduction: int) -> torch.Tensor:
         """:meth:`all_reduce` by the number of the reduction."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             self._all_reduce_(tensor, self._number, reduction)
             return tensor
-        try:
-            if not tensor.is_cpu:
-                raise _elsewhere(tensor)
-            self._all_reduce_(tensor, self._number, reduction)
-        except (RuntimeError, ValueError, AttributeError) as error:
-            self._explain("all_reduce", error, tensor)
+        # Without torch's dispatcher, which takes longer than all the rest of a small all-reduce; for the plain case.
+        done = self._quickly(tensor, reduction)
+        if done is None:
+            try:
+                self._all_reduce_(_on_host(tensor), self._number, reduction)
+            except (RuntimeError, ValueError) as error:
+                self._explain("all_reduce", error, tensor)
+        elif done is False:
+            self._fail("all_reduce")
         return tensor
 
     def reduced(self, tensor: torch.Tensor, reduction: int) -> torch.Tensor:
         """:meth:`reduce_` into a new tensor."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return self._all_reduce(tensor, self._number, reduction)  # type: ignore[no-any-return]
+        if type(tensor) is torch.Tensor:
+            result = torch.empty_like(tensor)
+            done = self._quickly(tensor, result, reduction)
+            if done is result:
+                return result
+            if done is False:
+                self._fail("all_reduce")
         try:
-            if not tensor.is_cpu:
-                raise _elsewhere(tensor)
-            return self._all_reduce(tensor, self._number, reduction)  # type: ignore[no-any-return]
-        except (RuntimeError, ValueError, AttributeError) as error:
+            return self._all_reduce(_on_host(tensor), self._number, reduction)  # type: ignore[no-any-return]
+        except (RuntimeError, ValueError) as error:
             self._explain("all_reduce", error, tensor)
 
     def reduce_scatter(self, out: torch.Tensor, input: torch.Tensor, op: str = "sum") -> torch.Tensor:
@@ -246,33 +257,31 @@ class SharedMemoryGroup:
             op(*tensors, *numbers)
             return
         try:
-            for tensor in tensors:
-                if not tensor.is_cpu:
-                    raise _elsewhere(tensor)
+            for tensor in map(_on_host, tensors):
                 if tensor.is_conj() or tensor.is_neg():
                     raise OpArgumentError("A tensor is a lazy view.", "Pass x.resolve_conj().resolve_neg().")
             op(*tensors, *numbers)
-        except (RuntimeError, ValueError, AttributeError) as error:
+        except (RuntimeError, ValueError) as error:
             self._explain(operation.rstrip("_"), error, *tensors)
 
-    def _explain(self, operation: str, error: Exception, *tensors: object) -> NoReturn:
+    def _explain(self, operation: str, error: Exception, *tensors: torch.Tensor) -> NoReturn:
         """Raise what an op's error means."""
         if isinstance(error, OpArgumentError):
             raise error
         for tensor in tensors:
-            if not isinstance(tensor, torch.Tensor):
-                raise OpArgumentError(
-                    f"{tensor!r} is of type {type(tensor).__name__}.", "Pass a torch.Tensor."
-                ) from None
             if tensor.layout != torch.strided:
-                raise OpArgumentError(f"The tensor has layout {tensor.layout}.", "Pass x.to_dense().") from None
+                raise OpArgumentError(f"A tensor has layout {tensor.layout}.", "Pass x.to_dense().") from None
         if isinstance(error, ValueError):
             found, _, remedy = str(error).partition("\n")
             raise OpArgumentError(found, remedy) from None
-        prefix, _, text = str(error).partition("shm_comm: ")
-        if prefix or not text:
+        if not str(error).startswith("shm_comm: "):
             raise error
+        self._fail(operation)
+
+    def _fail(self, operation: str) -> NoReturn:
+        """Raise what the last failure of the group means."""
         number, rank, _, waited_ms = self._ops.failure(self._number)
+        text = self._ops.explain(self._number)
         kind = _KINDS[number]
         if kind == "interrupted":
             _raise_interruption(self._ops.take_raised())
@@ -285,11 +294,59 @@ class SharedMemoryGroup:
         ) from None
 
 
-def watch_signals(ops: Any) -> None:
-    """Let waits end when the handler of a signal raises, as it does for Ctrl-C."""
+def know_python(ops: Any) -> None:
+    """Tell the native side where Python's own functions are (csrc/bindings/python_call.h).
+
+    With them a wait ends when the handler of a signal raises, as it does for Ctrl-C, and small all-reduces need not go
+    through torch's dispatcher.
+    """
     api = ctypes.pythonapi
-    functions = (api.PyGILState_Ensure, api.PyGILState_Release, api.PyErr_CheckSignals, api.PyErr_Fetch)
-    ops.watch_signals(*(ctypes.cast(function, ctypes.c_void_p).value for function in functions))
+    functions = (
+        api.PyGILState_Ensure,
+        api.PyGILState_Release,
+        api.PyErr_CheckSignals,
+        api.PyErr_Fetch,
+        api.PyEval_SaveThread,
+        api.PyEval_RestoreThread,
+        api.PyObject_Type,
+        api.Py_IncRef,
+        api.Py_DecRef,
+        api.PyObject_GetAttr,
+        api.PyObject_CallObject,
+        api.PyLong_AsLongLong,
+        api.PyErr_Clear,
+    )
+    objects = (None, False, torch.Tensor, _REQUIRES_GRAD, torch._C._len_torch_dispatch_stack)
+    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
+    ops.know_python([*addresses, *map(id, objects), _tensor_exchange()])
+
+
+def _tensor_exchange() -> int:
+    """The address of DLPack's C exchange of torch's tensors, 0 where this torch has none."""
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return 0
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return int(pointer(capsule, b"dlpack_exchange_api"))
+
+
+def _quick_all_reduce(ops: Any, number: int) -> Callable[..., Any]:
+    """A function of a group: ``(tensor, reduction)`` or ``(input, output, reduction)``.
+
+    It returns the last tensor when it has done it, None where the torch op is to be called instead, False after a
+    failure.
+    """
+    method = ops.python_method()
+    if not method:
+        return _never
+    make = ctypes.pythonapi.PyCFunction_NewEx
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+    return make(method, number, None)  # type: ignore[no-any-return]
+
+
+def _never(*_: object) -> None:
+    """What calls the torch op each time."""
 
 
 def _raise_interruption(taken: Sequence[int]) -> None:
@@ -389,8 +446,13 @@ def _reduction(op: str) -> int:
         raise OpArgumentError(f"op is {op!r}.", f"Pass one of {', '.join(REDUCTIONS)}.") from None
 
 
-def _elsewhere(tensor: torch.Tensor) -> OpArgumentError:
-    return OpArgumentError(f"A tensor is on device {tensor.device}.", "Pass CPU tensors, for example x.cpu().")
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, if its memory is the host's: torch would call a kernel that does nothing for one without memory."""
+    if not isinstance(tensor, torch.Tensor):
+        raise OpArgumentError(f"{tensor!r} is of type {type(tensor).__name__}.", "Pass a torch.Tensor.")
+    if not tensor.is_cpu:
+        raise OpArgumentError(f"A tensor is on device {tensor.device}.", "Pass CPU tensors, for example x.cpu().")
+    return tensor
 
 
 def _checked_shape(shape: Sequence[int] | int) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from op_builder import env
 from op_builder.errors import OpArgumentError, SharedMemoryCommError
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
 
 _SECRET_BYTES = 16
 _HELLO = struct.Struct(f"!{_SECRET_BYTES}sI")  # the secret of who is called, the rank of who calls
@@ -171,7 +171,7 @@ class Meeting:
                 raise SharedMemoryCommError(f"Rank {rank} cannot take part: {facts.error}", rank=rank)
             if facts.host != told[self.rank].host:
                 raise SharedMemoryCommError(
-                    f"Ranks {self.rank} and {rank} share no memory: they run on different hosts or in different network "
+                    f"Ranks {self.rank} and {rank} share no memory: they run on different hosts, or in different network "
                     "namespaces.",
                     "Make a group of the ranks of one host, in one network namespace.",
                     rank=rank,

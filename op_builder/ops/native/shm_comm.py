@@ -9,11 +9,11 @@ import torch
 from op_builder import env
 from op_builder.errors import OpArgumentError
 from op_builder.ops.native.arguments import untraced
-from op_builder.ops.native.shared_memory_group import GroupPlace, SharedMemoryGroup, watch_signals
+from op_builder.ops.native.shared_memory_group import GroupPlace, SharedMemoryGroup, know_python
 from op_builder.ops.native.shared_memory_meeting import default_store
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
 
 _SUM = 0
 
@@ -30,7 +30,7 @@ class ShareMemCommModule:
         self._default: SharedMemoryGroup | None = None
         self._store: Any = None
         self._used_keys: dict[tuple[str, int], int] = {}
-        watch_signals(ops)
+        know_python(ops)
 
     @untraced
     def initialize(self, size: int, rank: int) -> None:
@@ -45,7 +45,7 @@ class ShareMemCommModule:
         if self._default is not None:
             if (size, rank) != (self._default.size, self._default.rank):
                 raise OpArgumentError(
-                    f"This process is rank {self._default.rank} of {self._default.size} already, not {rank!r} of {size!r}.",
+                    f"This process is rank {self._default.rank} of {self._default.size}, not {rank!r} of {size!r}.",
                     "Make other groups with new_group().",
                 )
             return
