@@ -57,6 +57,7 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
     store, rank, size = options.store, options.group_rank, options.group_size
     timeout = make_timeout(options.timeout)
     name = str(options.group_id) or "default"
+    members = tuple(options.global_ranks_in_group)
     gloo = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
     module, obstacle = _load()
     across = require_across(env.ACCEL_DISTRIBUTED_ACROSS.get() or "gloo")
@@ -68,7 +69,7 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
         if len(found.hosts) > 1:
             bridge = connect_hosts(_one_way_across(facts), store, found, timeout)
             collectives = HierarchicalCollectives(found, collectives, bridge)
-    return AccelProcessGroup(store, rank, size, Parts(gloo, collectives, found, name))
+    return AccelProcessGroup(store, rank, size, Parts(gloo, collectives, found, name, members))
 
 
 def _load() -> tuple[Any, str]:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import Work
 
-from op_builder.errors import CommunicationError
+from op_builder.errors import CommunicationError, SharedMemoryCommError
 from op_builder.ops.distributed_arguments import (
     REDUCIBLE,
     Tensors,
@@ -55,12 +55,14 @@ class Parts:
         collectives: do what is; None where shared memory cannot be used, so that gloo does all.
         layout: which rank is on which host.
         name: of the group, for messages.
+        global_ranks: of its ranks, those they have in the default group; empty for that one.
     """
 
     gloo: dist.ProcessGroupGloo
     collectives: Collectives | None
     layout: Layout
     name: str
+    global_ranks: tuple[int, ...] = ()
 
 
 class AccelProcessGroup(dist.ProcessGroup):
@@ -75,10 +77,11 @@ class AccelProcessGroup(dist.ProcessGroup):
     """
 
     def __init__(self, store: Store, rank: int, size: int, parts: Parts) -> None:
-        super().__init__(rank, size)  # type: ignore[arg-type, call-arg]  # with a store it takes no Python subclass
+        super().__init__(rank, size)  # type: ignore[call-arg]  # with a store it takes no Python subclass
         self._store = store
         self._size = size
         self._layout = parts.layout
+        self._global_ranks = list(parts.global_ranks) or list(range(size))
         self._collectives = parts.collectives
         self._queue = WorkQueue(f"the process group {parts.name} (accel)")
         self._ours: collections.Counter[str] = collections.Counter()
@@ -355,22 +358,33 @@ class AccelProcessGroup(dist.ProcessGroup):
     def _do(self, name: str, function: Callable[[], None], result: Tensors, is_async: bool) -> Work:
         with self._counting:
             self._ours[name] += 1
+        call = functools.partial(self._call, function)
         if is_async:
-            return self._queue.submit(_without_grad(function), result)
-        with torch.no_grad():
-            self._queue.run(function)
+            return self._queue.submit(call, result)
+        self._queue.run(call)
         return DoneWork(result)
+
+    def _call(self, function: Callable[[], None]) -> None:
+        try:
+            with torch.no_grad():  # here, because the mode belongs to a thread
+                function()
+        except SharedMemoryCommError as error:
+            raise self._with_global_rank(error) from error
+
+    def _with_global_rank(self, error: SharedMemoryCommError) -> SharedMemoryCommError:
+        """The same, naming the rank as the program does; ``shm_comm`` knows only the ranks of a host of the group."""
+        if error.rank is None:
+            return error
+        rank = self._global_ranks[self._layout.local_ranks[error.rank]]
+        if rank == error.rank:
+            return error
+        message = f"{error.message} That is rank {rank} of the default group."
+        return SharedMemoryCommError(
+            message, error.remedy, rank=rank, operation=error.operation, waited_s=error.waited_s
+        )
 
     def _by_gloo(self, name: str, *arguments: Any, **keywords: Any) -> Work:
         with self._counting:
             self._others[name] += 1
         work: Work = getattr(self._gloo, name)(*arguments, **keywords)
         return work
-
-
-def _without_grad(function: Callable[[], None]) -> Callable[[], None]:
-    def call() -> None:
-        with torch.no_grad():  # the mode belongs to a thread, and this may run on any
-            function()
-
-    return call

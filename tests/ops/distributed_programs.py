@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import op_builder.ops.distributed as accel
+from op_builder.errors import CommunicationError
 
 REDUCIBLE = (torch.float32, torch.bfloat16, torch.float16, torch.int32)
 TIMEOUT = timedelta(seconds=60)
@@ -287,6 +288,23 @@ def a_rank_dies(rank: int, size: int, directory: str, timeout_s: int) -> str:
     # Shutting down with a dead rank must not hang either.
     dist.destroy_process_group()
     return told
+
+
+def a_rank_of_a_subset_dies(rank: int, size: int, directory: str) -> str:
+    """The last rank is killed; the other of its group says so by the rank that the program knows."""
+    start("accel", rank, size, directory, timedelta(seconds=20))
+    ranks = [size - 2, size - 1]
+    pair = dist.new_group(ranks, timeout=timedelta(seconds=20))
+    if rank not in ranks:
+        return ""
+    dist.barrier(pair)
+    if rank == size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.barrier(pair)
+    except CommunicationError as error:
+        return f"{error} [{getattr(error, 'rank', None)}]"
+    return "nothing"
 
 
 def without_the_op(rank: int, size: int, directory: str) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from op_builder.host.shm_comm import ShareMemCommBuilder
 from rank_processes import run_ranks, values
 
 from op_builder.errors import CommunicationError, EnvironmentValueError, OpArgumentError
+from op_builder.host.shm_comm import ShareMemCommBuilder
 from op_builder.ops import distributed
 from op_builder.ops.distributed_collectives import require_across
 from op_builder.ops.distributed_hosts import Layout, RankFacts, exchange, host_identity, layout
@@ -145,6 +145,13 @@ def test_a_killed_rank_is_named_by_all_others_however_they_wait(tmp_path: Path) 
     for survivor in (results[0], results[2], results[3]):
         assert survivor.status == 0, survivor.told
         assert "rank 1" in survivor.value.lower()
+
+
+def test_a_killed_rank_of_a_subset_is_named_as_the_program_knows_it(tmp_path: Path) -> None:
+    results = run_ranks(PROGRAM, "a_rank_of_a_subset_dies", 3, tmp_path)
+    assert results[2].status == -9
+    assert "That is rank 2 of the default group." in results[1].value
+    assert results[1].value.endswith("[2]")
 
 
 @pytest.mark.slow
