@@ -1,9 +1,7 @@
 // The shm_comm op library: groups by number, shared memory by descriptor and address. The Python side brings the ranks
 // together and makes errors of failures. torch's dispatcher lets go of Python's lock while an op runs.
 
-#include <atomic>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -12,66 +10,18 @@
 #include <string>
 #include <vector>
 
-#include <pthread.h>
-
 #include <torch/csrc/stable/ops.h>
 
 #include "bindings/python_call.h"
+#include "bindings/shm_groups.h"
 #include "bindings/stable_library.h"
 #include "bindings/tensor_checks.h"
-#include "kernels/comm/group.h"
 
 namespace {
 
 namespace comm = accel::comm;
+using accel::in_words;
 using torch::stable::Tensor;
-
-// Counts forks: a child has its parent's groups, and is no rank of them.
-std::atomic<std::int64_t>& forks() {
-  static std::atomic<std::int64_t> count{0};
-  return count;
-}
-[[maybe_unused]] const int kForkIsWatched = pthread_atfork(nullptr, nullptr, [] { ++forks(); });
-
-// Never destroyed: a thread may still use one when the process ends.
-class Groups {
- public:
-  std::int64_t add(std::shared_ptr<comm::Group> group) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    groups_.emplace(++last_, Entry{std::move(group), forks()});
-    return last_;
-  }
-  std::shared_ptr<comm::Group> find(std::int64_t number) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = groups_.find(number);
-    if (found == groups_.end()) {
-      accel::refuse("The group " + std::to_string(number) + " is closed.", "Make a new one with new_group().");
-    }
-    if (found->second.forks != forks()) {
-      accel::refuse("This process is a fork of the rank that made the group, and not a rank itself.",
-                    "Make a group in the child, or start ranks by spawn.");
-    }
-    return found->second.group;
-  }
-  void remove(std::int64_t number) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    groups_.erase(number);
-  }
-
- private:
-  struct Entry {
-    std::shared_ptr<comm::Group> group;
-    std::int64_t forks;
-  };
-  std::mutex mutex_;
-  std::map<std::int64_t, Entry> groups_;
-  std::int64_t last_ = 0;
-};
-
-Groups& groups() {
-  static auto* const all = new Groups;
-  return *all;
-}
 
 // Symmetric memory by the address of this rank's part, as long as a tensor lies on it.
 struct SymmetricMemories {
@@ -82,6 +32,8 @@ SymmetricMemories& memories() {
   static auto* const all = new SymmetricMemories;
   return *all;
 }
+
+accel::ShmGroups& groups() { return accel::shm_groups(); }
 
 accel::Python python;
 void* raised[3];  // the exception of a signal's handler that ended a wait, until the Python side raises it
@@ -182,58 +134,6 @@ std::vector<std::int64_t> failure(std::int64_t group) {
 }
 
 // Collectives ----------------------------------------------------------------------------------------------------------
-
-std::string in_words(const comm::Call& call) {
-  static const char* const kinds[] = {"nothing", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"};
-  static const char* const elements[] = {"float32", "bfloat16", "float16", "int32"};
-  static const char* const reductions[] = {"sum", "max", "min", "avg"};
-  const auto kind = call.what & 0xff;
-  std::string text = kinds[kind < 6 ? kind : 0];
-  if (kind == 1 || kind == 2) {
-    text += std::string(" (") + reductions[call.what >> 16 & 3] + ") of " + std::to_string(call.count) + " " +
-            elements[call.what >> 8 & 3];
-  } else if (kind != 5) {
-    text += " of " + std::to_string(call.count) + " bytes";
-  }
-  if (kind == 4) {
-    text += " from rank " + std::to_string(call.what >> 32 & 0xffff);
-  }
-  if ((call.what >> 24 & 1) != 0) {
-    text += " in symmetric memory " + std::to_string(call.place >> 44) + " at byte " +
-            std::to_string(call.place & ((std::uint64_t{1} << 44) - 1));
-  }
-  return text;
-}
-
-std::string in_words(comm::Group& group, const comm::Failure& failure) {
-  using Kind = comm::Failure::Kind;
-  const std::string who = "rank " + std::to_string(failure.rank);
-  char waited[64];
-  std::snprintf(waited, sizeof(waited), ", after %.1f s of waiting for it", static_cast<double>(failure.waited_ns) / 1e9);
-  switch (failure.kind) {
-    case Kind::died:
-      return who + " died" + waited;
-    case Kind::left:
-      return failure.rank == group.rank() ? "this rank has closed the group" : who + " has closed the group" + waited;
-    case Kind::gave_up:
-      return who + " gave up" +
-             (failure.culprit == failure.rank ? std::string(" when it was interrupted")
-                                              : " for rank " + std::to_string(failure.culprit)) +
-             waited;
-    case Kind::late:
-      return who + " lives, but did not come" + waited;
-    case Kind::interrupted:
-      return "a signal ended the wait for " + who;
-    case Kind::busy:
-      return "the group was used inside one of its own collectives";
-    case Kind::mismatch:
-      return "rank " + std::to_string(group.rank()) + " called " + in_words(group.call_of(group.rank())) + ", " + who +
-             " " + in_words(group.call_of(failure.rank));
-    case Kind::none:
-      break;
-  }
-  return "";
-}
 
 // What went wrong last in a group.
 std::string explain(std::int64_t number) {
@@ -364,9 +264,9 @@ void barrier(std::int64_t group) {
 void* all_reduce_by_python(void* self, void* const* arguments, std::ptrdiff_t count) {
   accel::DLTensor input{};
   accel::DLTensor output{};
-  void* const target = arguments[count - 2];
+  void* const target = count == 2 || count == 3 ? arguments[count - 2] : nullptr;
   void* result = python.none;
-  if ((count == 2 || count == 3) && accel::plain_host_view(python, arguments[0], input) &&
+  if (target != nullptr && accel::plain_host_view(python, arguments[0], input) &&
       (count == 2 || accel::plain_host_view(python, target, output))) {
     const auto type = static_cast<std::uint32_t>(input.type_code) << 8 | input.type_bits;
     comm::Collectives::Numbers numbers{element_count(input), comm::Element::float32,

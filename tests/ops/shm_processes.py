@@ -87,7 +87,7 @@ def in_order(inputs: list[torch.Tensor], op: str) -> torch.Tensor:
 
 
 def require_close(result: torch.Tensor, inputs: list[torch.Tensor], op: str) -> None:
-    """Against float64: each of the n - 1 additions rounds in float32, then the division and the last one in the type."""
+    """Against float64: each of the n - 1 additions rounds in float32, then the division, then the type itself."""
     wide = [x.double() for x in inputs]
     stacked = torch.stack(wide)
     exact = {"sum": stacked.sum(0), "avg": stacked.mean(0), "max": stacked.amax(0), "min": stacked.amin(0)}[op]
@@ -108,8 +108,11 @@ def bits(*tensors: torch.Tensor) -> str:
     return digest.hexdigest()
 
 
-def every_collective(place: Place, dtype: str, counts: list[int], symmetric: bool = False) -> list[str]:
+def every_collective(
+    place: Place, dtype: str, counts: list[int], symmetric: bool = False, isa: str | None = None
+) -> list[str]:
     """Each collective of each length, checked here; returns the results' bits, which must be the same everywhere."""
+    os.environ["ACCEL_CPU_ISA"] = isa or ""
     group = place.group()
     type_ = DTYPES[dtype]
     told = []
@@ -139,14 +142,24 @@ def every_collective(place: Place, dtype: str, counts: list[int], symmetric: boo
         gathered = filled(torch.zeros(count * place.size, dtype=type_))
         assert group.all_gather(gathered, own) is gathered
         assert torch.equal(gathered, torch.cat(inputs))
+        told.append(bits(gathered))
         for source in {0, place.size - 1}:
             x = filled(own, offset=3)
             assert group.broadcast(x, source) is x
             assert torch.equal(x, inputs[source])
-        told.append(bits(gathered))
         group.barrier()
     group.close()
     return told
+
+
+def large(place: Place, count: int, symmetric: bool) -> bool:
+    """A sum of more than fits any cache, of whole numbers, which are exact."""
+    group = place.group()
+    x = group.empty_symmetric(count) if symmetric else torch.empty(count)
+    numbers = torch.arange(4096.0)
+    x.view(-1, 4096).copy_(numbers).add_(place.rank)
+    assert group.all_reduce(x) is x
+    return bool((x.view(-1, 4096) == numbers * place.size + sum(range(place.size))).all())
 
 
 def in_place_parts(place: Place) -> bool:
@@ -794,6 +807,8 @@ def run_case(case: str, size: int, arguments: dict[str, Any]) -> list[dict[str, 
 def main() -> None:
     torch.set_num_threads(1)
     ShareMemCommBuilder().load()
+    if "--compiler" in sys.argv:  # before the forks, once for all
+        torch.compile(torch.nn.Linear(2, 2), backend="aot_eager", fullgraph=True)(torch.ones(1, 2))
     for line in sys.stdin:
         ends = run_case(**json.loads(line))
         print(json.dumps(ends), flush=True)

@@ -42,9 +42,9 @@ class RankEnd:
 class Ranks:
     """Runs cases of shm_processes.py in as many processes as there are ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(PROGRAM), *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def run(self, case: str, size: int, **arguments: Any) -> list[RankEnd]:

@@ -4,10 +4,17 @@
 #include <cstring>
 #include <utility>
 
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
 namespace accel::comm {
 namespace {
 
 constexpr std::int64_t kLine = 64;  // slices begin at cache lines, so that no line has two writers
+constexpr std::int64_t kBlock = 8 << 10;
+// Of a call with that many chunks the first ones are done both ways, and the rest in the better.
+constexpr std::int64_t kTrialChunks = 4, kManyChunks = 12;
 
 // Chunks of equal length, as few as fit.
 std::int64_t chunk_length(std::int64_t count, std::int64_t most, std::int64_t granule) {
@@ -23,6 +30,40 @@ void copy(void* target, const void* source, std::int64_t bytes) {
   if (bytes > 0 && target != source) {
     std::memcpy(target, source, static_cast<std::size_t>(bytes));
   }
+}
+
+// Copies past the caches, to a target at the beginning of a line. Others read it next: from a cache that is far away a
+// line takes several times as long as from memory, and the writer would first have to fetch it back from theirs.
+// Ordered by fence_streams(). With `is_plain` an ordinary copy.
+void stream(void* target, const void* source, std::int64_t bytes, bool is_plain = false) {
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
+  if (is_plain) {
+    copy(target, source, bytes);
+    return;
+  }
+  auto* to = static_cast<__m128i*>(target);
+  auto* from = static_cast<const __m128i*>(source);
+  for (; bytes >= kLine; bytes -= kLine, to += 4, from += 4) {
+    const __m128i a = _mm_loadu_si128(from);
+    const __m128i b = _mm_loadu_si128(from + 1);
+    const __m128i c = _mm_loadu_si128(from + 2);
+    const __m128i d = _mm_loadu_si128(from + 3);
+    _mm_stream_si128(to, a);
+    _mm_stream_si128(to + 1, b);
+    _mm_stream_si128(to + 2, c);
+    _mm_stream_si128(to + 3, d);
+  }
+  copy(to, from, bytes);
+#else
+  static_cast<void>(is_plain);
+  copy(target, source, bytes);
+#endif
+}
+
+void fence_streams() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
 }
 
 // Has the lines of a slot that will soon be written fetched from the caches of those that have read it.
@@ -144,10 +185,25 @@ bool Collectives::all_reduce_large(const char* input, char* output, const Number
   const std::int64_t length = chunk_length(numbers.count, layout_.slot_bytes / element_bytes, size_ * kLine / element_bytes);
   const std::int64_t chunks = (numbers.count + length - 1) / length;
   const auto count_of = [&](std::int64_t chunk) { return std::min(length, numbers.count - chunk * length); };
+  const bool is_long = chunks >= kManyChunks;
+  bool streams = is_long || streaming_.begin(numbers.count);
+  std::int64_t began_ns = 0;
+  std::int64_t streamed_ns = 0;
   phases_.announce(call(Kind::all_reduce, &numbers, numbers.count));
   for (std::int64_t step = 0; step < chunks + 2; ++step) {
     if (step == 1 ? !phases_.meet_and_compare() : step > 1 && !phases_.meet()) {
       return false;
+    }
+    if (step == 1) {
+      began_ns = now_ns();  // from here on nobody is late
+    } else if (is_long && step == 1 + kTrialChunks) {
+      streamed_ns = now_ns() - began_ns;
+      streams = false;
+    } else if (is_long && step == 2 + kTrialChunks) {
+      began_ns = now_ns();  // what was streamed is read
+    } else if (is_long && step == 2 + 2 * kTrialChunks) {
+      streams = streamed_ns < now_ns() - began_ns;
+      streaming_.decide(streams);
     }
     const int met = phases_.parity();
     const int next = phases_.next_parity();
@@ -159,16 +215,26 @@ bool Collectives::all_reduce_large(const char* input, char* output, const Number
         sources_[other] = given(other, met) + offset;
       }
       sources_[rank_] = input + begin + offset;
-      void* const outs[2] = {output + begin + offset, reduced(rank_, next)};
-      run(numbers, sources_.data(), outs, 2, mine.count());
+      char* const to = output + begin + offset;
+      // In blocks that are still in the first cache when they are copied.
+      for (std::int64_t at = 0; at < mine.count() * element_bytes; at += kBlock) {
+        const std::int64_t bytes = std::min(kBlock, mine.count() * element_bytes - at);
+        void* const out = to + at;
+        run(numbers, sources_.data(), &out, 1, bytes / element_bytes);
+        stream(reduced(rank_, next) + at, out, bytes, !streams);
+        for (const void*& source : sources_) {
+          source = static_cast<const char*>(source) + kBlock;
+        }
+      }
     }
     if (step < chunks) {
       const char* const from = input + step * length * element_bytes;
       const std::int64_t count = count_of(step);
       const Slice mine = slice_of(count, size_, rank_, element_bytes);
       char* const slot = given(rank_, next);
-      copy(slot, from, mine.begin * element_bytes);
-      copy(slot + mine.end * element_bytes, from + mine.end * element_bytes, (count - mine.end) * element_bytes);
+      const std::int64_t end = mine.end * element_bytes;
+      stream(slot, from, mine.begin * element_bytes, !streams);
+      stream(slot + end, from + end, count * element_bytes - end, !streams);
     }
     if (step >= 2) {
       char* const to = output + (step - 2) * length * element_bytes;
@@ -179,8 +245,12 @@ bool Collectives::all_reduce_large(const char* input, char* output, const Number
       }
     }
     if (step <= chunks) {
+      fence_streams();
       phases_.publish();
     }
+  }
+  if (!is_long) {
+    streaming_.end(now_ns() - began_ns);
   }
   return true;
 }
@@ -232,9 +302,11 @@ bool Collectives::reduce_scatter(const void* input, void* output, const Numbers&
       char* const slot = given(rank_, phases_.next_parity());
       for (int other = 0; other < size_; ++other) {
         if (other != rank_) {
-          copy(slot + other * room, from + other * part + step * length * element_bytes, count_of(step) * element_bytes);
+          stream(slot + other * room, from + other * part + step * length * element_bytes,
+                 count_of(step) * element_bytes, !streaming_.is_better());
         }
       }
+      fence_streams();
       phases_.publish();
     }
   }
@@ -274,7 +346,7 @@ bool Collectives::all_gather(const void* input, void* output, std::int64_t bytes
     }
     const int met = phases_.parity();
     if (step < chunks) {
-      copy(given(rank_, phases_.next_parity()), from + step * length, bytes_of(step));
+      stream(given(rank_, phases_.next_parity()), from + step * length, bytes_of(step), !streaming_.is_better());
       copy(to + rank_ * bytes + step * length, from + step * length, bytes_of(step));
     }
     for (int turn = 1; step >= 1 && turn < size_; ++turn) {
@@ -282,6 +354,7 @@ bool Collectives::all_gather(const void* input, void* output, std::int64_t bytes
       copy(to + other * bytes + (step - 1) * length, given(other, met), bytes_of(step - 1));
     }
     if (step < chunks) {
+      fence_streams();
       phases_.publish();
     }
   }
@@ -320,7 +393,9 @@ bool Collectives::broadcast(void* data, std::int64_t bytes, int source) {
     }
     if (step < chunks) {
       if (rank_ == source) {
-        copy(given(rank_, phases_.next_parity()), local + step * length, bytes_of(step));
+        stream(given(rank_, phases_.next_parity()), local + step * length, bytes_of(step),
+               !streaming_.is_better());
+        fence_streams();
       }
       phases_.publish();
     }

@@ -44,9 +44,42 @@ struct SlotLayout {
   std::int64_t reduced(int parity) const { return kControlBytes + (2 + parity) * slot_bytes; }
 };
 
+// Whether what others read next is written past the caches, found out by trying. Where the ranks share a cache it costs a
+// third; where they do not, a line comes from the other's cache several times as slowly as from memory. Cores of virtual
+// machines move, so it is tried again and again. All ranks try in the same calls, as they make the same ones.
+class Streaming {
+ public:
+  // Whether to, in a call over `bytes`, of which all make many. A trial takes two: the first finds the slots as the other
+  // way has left them.
+  bool begin(std::int64_t bytes) {
+    calls_ = bytes == bytes_ ? calls_ + 1 : 0;
+    bytes_ = bytes;
+    const std::int64_t turn = calls_ < kTrialEvery ? calls_ - kFirstTrial : calls_ % kTrialEvery;
+    trial_ = turn == 0 || turn == 1 ? static_cast<int>(turn) + 1 : 0;
+    return (trial_ != 0) != is_better_;
+  }
+  void end(std::int64_t taken_ns) {
+    if (trial_ == 0) {
+      usual_ns_ = taken_ns;
+    } else if (trial_ == 2 && taken_ns < usual_ns_ - usual_ns_ / 16) {
+      is_better_ = !is_better_;
+    }
+  }
+  void decide(bool is_better) { is_better_ = is_better; }
+  bool is_better() const { return is_better_; }
+
+ private:
+  static constexpr std::int64_t kFirstTrial = 2, kTrialEvery = 32;
+  std::int64_t calls_ = 0;
+  std::int64_t bytes_ = 0;
+  std::int64_t usual_ns_ = 0;
+  int trial_ = 0;  // the first or second call of one
+  bool is_better_ = true;
+};
+
 struct Tuning {
   std::int64_t slot_bytes = 256 << 10;
-  std::int64_t one_shot_bytes = 16 << 10;  // up to here each rank reads all others' data
+  std::int64_t one_shot_bytes = 4 << 10;  // up to here each rank reads all others' data
 };
 
 // Functions return false when a rank did not come or did something else: phases.failure() says why. What they were to
@@ -106,6 +139,7 @@ class Collectives {
   const std::vector<char*> segments_;
   const Tuning tuning_;
   const SlotLayout layout_;
+  Streaming streaming_;
   Reducer reducers_[4];  // by element
   std::vector<const void*> sources_;  // scratch, by rank
   std::vector<void*> outs_;

@@ -16,9 +16,9 @@ constexpr std::int64_t kBlock = kVectors * kLanes;
 ACCEL_INLINE F32 sum_of(F32 a, F32 b) { return a + b; }
 ACCEL_INLINE I32 sum_of(I32 a, I32 b) { return (I32)((U32)a + (U32)b); }
 // Written so that NaN wins wherever it stands.
-ACCEL_INLINE F32 larger_of(F32 a, F32 b) { return (a > b) | (a != a) ? a : b; }
+ACCEL_INLINE F32 larger_of(F32 a, F32 b) { return ((a > b) | (a != a)) ? a : b; }
 ACCEL_INLINE I32 larger_of(I32 a, I32 b) { return a > b ? a : b; }
-ACCEL_INLINE F32 smaller_of(F32 a, F32 b) { return (a < b) | (a != a) ? a : b; }
+ACCEL_INLINE F32 smaller_of(F32 a, F32 b) { return ((a < b) | (a != a)) ? a : b; }
 ACCEL_INLINE I32 smaller_of(I32 a, I32 b) { return a < b ? a : b; }
 ACCEL_INLINE F32 divided(F32 v, float by) { return v / by; }
 ACCEL_INLINE I32 divided(I32 v, float) { return v; }

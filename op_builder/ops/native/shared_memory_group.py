@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import ctypes
-import errno
-import fcntl
 import math
 import os
-import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 
 from op_builder import cpu_isa
-from op_builder.errors import OpArgumentError, SharedMemoryCommError, SharedMemorySpaceError
-from op_builder.ops.native.arguments import untraced
-from op_builder.ops.native.shared_memory_meeting import Meeting, RankFacts
+from op_builder.errors import OpArgumentError, SharedMemoryCommError
+from op_builder.ops.native.arguments import explained, untraced
+from op_builder.ops.native.shared_memory_meeting import Meeting
+from op_builder.ops.native.shared_memory_python import quick_all_reduce, raise_interruption
+from op_builder.ops.native.shared_memory_segments import shared_segments, space_error
 
 REDUCTIONS = {"sum": 0, "max": 1, "min": 2, "avg": 3}
 
 _SLOT_BYTES = 256 << 10
-_ONE_SHOT_BYTES = 16 << 10
+_ONE_SHOT_BYTES = 4 << 10
 _SPIN_NS = 50_000
-_CHECKED_BYTES = 16 << 20  # from here on, whether there is as much memory is asked before it is taken
 
-_REQUIRES_GRAD = sys.intern("requires_grad")
 _KINDS = ("none", "died", "left", "gave_up", "late", "interrupted", "mismatch", "busy")
 _REMEDIES = {
     "died": "See why it ended. This group is broken; make a new one of the ranks that live.",
@@ -86,7 +83,7 @@ class SharedMemoryGroup:
         self._all_reduce = ops.all_reduce.default
         self._all_reduce_ = ops.all_reduce_.default
         self._number = _open(ops, place)
-        self._quickly = _quick_all_reduce(ops, self._number)
+        self._quickly = quick_all_reduce(ops, self._number)
         self._closer = weakref.finalize(self, _close, ops, self._number, os.getpid())
         meeting = place.meeting("ranks")
         try:
@@ -139,10 +136,10 @@ class SharedMemoryGroup:
         if type(tensor) is torch.Tensor:
             result = torch.empty_like(tensor)
             done = self._quickly(tensor, result, reduction)
-            if done is result:
-                return result
             if done is False:
                 self._fail("all_reduce")
+            if done is not None:
+                return result
         try:
             return self._all_reduce(_on_host(tensor), self._number, reduction)  # type: ignore[no-any-return]
         except (RuntimeError, ValueError) as error:
@@ -226,9 +223,13 @@ class SharedMemoryGroup:
         if count == 0:
             return torch.zeros(sizes, dtype=dtype)
         size_bytes = count * dtype.itemsize
+        with explained():
+            number, *_ = self._ops.failure(self._number)
+        if _KINDS[number] not in ("none", "mismatch"):
+            self._fail("empty_symmetric")
         meeting = self._place.meeting(f"symmetric_{self._symmetric_count}")
         self._symmetric_count += 1
-        descriptors = _shared(self._ops, meeting, size_bytes, self.size)[1]
+        descriptors = shared_segments(self._ops, meeting, size_bytes, self.size)[1]
         try:
             address, number = self._ops.attach(self._number, descriptors, size_bytes)
         finally:
@@ -241,7 +242,7 @@ class SharedMemoryGroup:
         self.barrier()
         meeting.forget()
         if not address:
-            raise _space_error(size_bytes, number)
+            raise space_error(size_bytes, number)
         return torch.frombuffer(buffer, dtype=dtype, count=count).view(sizes)
 
     def close(self) -> None:
@@ -284,7 +285,7 @@ class SharedMemoryGroup:
         text = self._ops.explain(self._number)
         kind = _KINDS[number]
         if kind == "interrupted":
-            _raise_interruption(self._ops.take_raised())
+            raise_interruption(self._ops.take_raised())
         raise SharedMemoryCommError(
             f"{operation} of {self!r} failed: {text}.",
             _REMEDIES.get(kind, ""),
@@ -294,143 +295,18 @@ class SharedMemoryGroup:
         ) from None
 
 
-def know_python(ops: Any) -> None:
-    """Tell the native side where Python's own functions are (csrc/bindings/python_call.h).
-
-    With them a wait ends when the handler of a signal raises, as it does for Ctrl-C, and small all-reduces need not go
-    through torch's dispatcher.
-    """
-    api = ctypes.pythonapi
-    functions = (
-        api.PyGILState_Ensure,
-        api.PyGILState_Release,
-        api.PyErr_CheckSignals,
-        api.PyErr_Fetch,
-        api.PyEval_SaveThread,
-        api.PyEval_RestoreThread,
-        api.PyObject_Type,
-        api.Py_IncRef,
-        api.Py_DecRef,
-        api.PyObject_GetAttr,
-        api.PyObject_CallObject,
-        api.PyLong_AsLongLong,
-        api.PyErr_Clear,
-    )
-    objects = (None, False, torch.Tensor, _REQUIRES_GRAD, torch._C._len_torch_dispatch_stack)
-    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
-    ops.know_python([*addresses, *map(id, objects), _tensor_exchange()])
-
-
-def _tensor_exchange() -> int:
-    """The address of DLPack's C exchange of torch's tensors, 0 where this torch has none."""
-    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    if capsule is None:
-        return 0
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    return int(pointer(capsule, b"dlpack_exchange_api"))
-
-
-def _quick_all_reduce(ops: Any, number: int) -> Callable[..., Any]:
-    """A function of a group: ``(tensor, reduction)`` or ``(input, output, reduction)``.
-
-    It returns the last tensor when it has done it, None where the torch op is to be called instead, False after a
-    failure.
-    """
-    method = ops.python_method()
-    if not method:
-        return _never
-    make = ctypes.pythonapi.PyCFunction_NewEx
-    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
-    return make(method, number, None)  # type: ignore[no-any-return]
-
-
-def _never(*_: object) -> None:
-    """What calls the torch op each time."""
-
-
-def _raise_interruption(taken: Sequence[int]) -> None:
-    """Raise the exception of a signal's handler that ended a wait."""
-    if taken[0]:
-        ctypes.pythonapi.PyErr_Restore(
-            *(ctypes.c_void_p(part or None) for part in taken)
-        )  # takes them over, and raises
-
-
 def _open(ops: Any, place: GroupPlace) -> int:
     """Make this rank's memory, get that of the others, and map all: the number of the native group."""
     meeting = place.meeting("ranks")
-    told, descriptors = _shared(ops, meeting, ops.segment_bytes(_SLOT_BYTES), place.size, is_locked=True)
+    told, descriptors = shared_segments(ops, meeting, ops.segment_bytes(_SLOT_BYTES), place.size, is_locked=True)
     cores = len({core for facts in told for core in facts.cpus})
     spin_ns = _SPIN_NS if place.size <= cores else 0
     numbers = [int(place.timeout_s * 1e9), spin_ns, _SLOT_BYTES, _ONE_SHOT_BYTES]
     here = [int(facts.is_in_this_process) for facts in told]
     number: int = ops.open(place.rank, descriptors, here, numbers, cpu_isa.chosen_isa())
     if number < 0:
-        raise _space_error(ops.segment_bytes(_SLOT_BYTES), -number)
+        raise space_error(ops.segment_bytes(_SLOT_BYTES), -number)
     return number
-
-
-def _shared(
-    ops: Any, meeting: Meeting, size_bytes: int, ranks: int, *, is_locked: bool = False
-) -> tuple[list[RankFacts], list[int]]:
-    """Make a segment, and exchange it: what the ranks told, and the descriptors of all, which are the caller's.
-
-    Where one rank has no room all raise.
-    """
-    descriptor, failure = -1, None
-    try:
-        descriptor = _segment(ops, size_bytes, ranks)
-        if is_locked:  # as long as this process lives: the others look at it
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except SharedMemorySpaceError as error:
-        failure = error
-    try:
-        return meeting.exchange(descriptor, failure.message if failure else "")
-    except BaseException as error:
-        if descriptor >= 0:
-            os.close(descriptor)
-        if failure is not None and isinstance(error, SharedMemoryCommError):
-            raise failure from None
-        raise
-
-
-def _segment(ops: Any, size_bytes: int, ranks: int) -> int:
-    """The descriptor of new shared memory.
-
-    Raises:
-        SharedMemorySpaceError: there is no room for it, on each of the host's ranks.
-    """
-    if size_bytes >= _CHECKED_BYTES:
-        # To take more than there is would have the kernel end a process, and perhaps another one.
-        from op_builder.cgroups import HostFiles, available_memory_bytes
-
-        available = available_memory_bytes(HostFiles())
-        if size_bytes * ranks > available:
-            raise SharedMemorySpaceError(
-                f"{size_bytes * ranks} bytes of shared memory are needed ({size_bytes} for each of {ranks} ranks); "
-                f"{available} are available.",
-                "Ask for less, or free some memory.",
-                needed_bytes=size_bytes * ranks,
-            )
-    descriptor, number = ops.create_segment(size_bytes)
-    if number:
-        raise _space_error(size_bytes, number)
-    return int(descriptor)
-
-
-def _space_error(size_bytes: int, number: int) -> SharedMemorySpaceError:
-    remedies = {
-        errno.EFBIG: "Raise the limit of file sizes (ulimit -f).",
-        errno.EMFILE: "Raise the limit of open files (ulimit -n).",
-        errno.ENOSYS: "The system has no memfd_create(2); use a newer kernel, or allow it in the sandbox.",
-        errno.EPERM: "The sandbox forbids memfd_create(2) or sealing; allow them.",
-    }
-    return SharedMemorySpaceError(
-        f"{size_bytes} bytes of shared memory cannot be had: {os.strerror(number)}.",
-        remedies.get(number, "Free some memory, or raise the limit of this control group."),
-        needed_bytes=size_bytes,
-    )
 
 
 def _close(ops: Any, number: int, owner: int) -> None:

@@ -158,7 +158,8 @@ class Meeting:
         if time.monotonic() > self._deadline:
             who = ", ".join(map(str, missing))
             raise SharedMemoryCommError(
-                f"Rank {self.rank} of {self.size} waited {self.timeout_s:g} s for rank {who} to make group {self.key!r}.",
+                f"Rank {self.rank} of {self.size} waited {self.timeout_s:g} s for rank {who} to make group "
+                f"{self.key!r}.",
                 "See why it did not come, or allow more time: timeout_s= or ACCEL_COMM_TIMEOUT_S.",
                 rank=missing[0],
                 operation="new_group",
@@ -171,8 +172,8 @@ class Meeting:
                 raise SharedMemoryCommError(f"Rank {rank} cannot take part: {facts.error}", rank=rank)
             if facts.host != told[self.rank].host:
                 raise SharedMemoryCommError(
-                    f"Ranks {self.rank} and {rank} share no memory: they run on different hosts, or in different network "
-                    "namespaces.",
+                    f"Ranks {self.rank} and {rank} share no memory: they run on different hosts, or in different "
+                    "network namespaces.",
                     "Make a group of the ranks of one host, in one network namespace.",
                     rank=rank,
                 )
@@ -204,11 +205,11 @@ class Meeting:
             connection.settimeout(max(1.0, self._deadline - time.monotonic()))
             try:
                 connection.connect(f"\0{facts.address}")
+                if not _is_same_user(connection):
+                    raise SharedMemoryCommError("A rank runs as another user.", "Start all ranks as one user.")
+                connection.sendall(_HELLO.pack(bytes.fromhex(facts.secret), self.rank))
             except ConnectionError:
                 raise self._ended(rank) from None
-            if not _is_same_user(connection):
-                raise SharedMemoryCommError("A rank runs as another user.", "Start all ranks as one user.")
-            connection.sendall(_HELLO.pack(bytes.fromhex(facts.secret), self.rank))
         except BaseException:
             connection.close()
             raise
@@ -238,7 +239,10 @@ class Meeting:
                     continue
                 secret, rank = _HELLO.unpack(hello)
                 if secrets.compare_digest(secret, bytes.fromhex(own.secret)) and rank in waiting:
-                    socket.send_fds(connection, [b"."], [descriptor])
+                    try:
+                        socket.send_fds(connection, [b"."], [descriptor])
+                    except ConnectionError:
+                        raise self._ended(rank) from None
                     waiting.discard(rank)
 
     def _receive(self, connection: socket.socket, rank: int) -> int:
@@ -293,6 +297,7 @@ def default_store(rank: int, timeout_s: float) -> Any:
         OpArgumentError: there is neither.
     """
     import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     if dist.is_available() and dist.is_initialized():
         return dist.distributed_c10d._get_default_store()
@@ -305,8 +310,8 @@ def default_store(rank: int, timeout_s: float) -> Any:
         )
     own_rank = env.RANK.get()
     is_server = (rank if own_rank is None else own_rank) == 0 and not env.TORCHELASTIC_USE_AGENT_STORE.get()
-    store = dist.TCPStore(
+    store = TCPStore(
         host, port, None, is_server, timedelta(seconds=timeout_s), wait_for_workers=False, multi_tenant=True
     )
     # An agent's store outlives ranks that are started again.
-    return dist.PrefixStore(f"attempt_{env.TORCHELASTIC_RESTART_COUNT.get()}", store)
+    return PrefixStore(f"attempt_{env.TORCHELASTIC_RESTART_COUNT.get()}", store)

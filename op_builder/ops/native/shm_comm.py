@@ -9,8 +9,9 @@ import torch
 from op_builder import env
 from op_builder.errors import OpArgumentError
 from op_builder.ops.native.arguments import untraced
-from op_builder.ops.native.shared_memory_group import GroupPlace, SharedMemoryGroup, know_python
+from op_builder.ops.native.shared_memory_group import GroupPlace, SharedMemoryGroup
 from op_builder.ops.native.shared_memory_meeting import default_store
+from op_builder.ops.native.shared_memory_python import know_python
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -1,0 +1,280 @@
+"""What shm_comm refuses, and with which words; and its torch ops."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from op_builder import env
+from op_builder.cpu import ShareMemCommBuilder
+from op_builder.errors import OpArgumentError, SharedMemoryCommError
+from op_builder.host.shm_comm import shared_memory_check
+from op_builder.ops.native.shared_memory_group import SharedMemoryGroup
+from op_builder.ops.native.shm_comm import ShareMemCommModule
+from op_builder.outcomes import Failed, Passed
+
+
+@pytest.fixture(scope="module")
+def comm() -> ShareMemCommModule:
+    return ShareMemCommBuilder().load()
+
+
+@pytest.fixture
+def group(comm: ShareMemCommModule) -> Iterator[SharedMemoryGroup]:
+    made = comm.new_group(1, 0)
+    yield made
+    made.close()
+
+
+TENSORS: dict[str, tuple[Any, str]] = {
+    "on another device": (torch.zeros(4, device="meta"), "is on device meta"),
+    "with gaps": (torch.zeros(4, 4)[:, ::2], "not contiguous"),
+    "transposed": (torch.zeros(4, 3).t(), "not contiguous"),
+    "sparse": (torch.sparse_coo_tensor(size=(3,)), "sparse"),
+    "no tensor": ([1.0, 2.0], "of type list"),
+    "none": (None, "of type NoneType"),
+}
+
+
+@pytest.mark.parametrize("what", TENSORS)
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast", "reduced", "reduce_scatter", "all_gather"])
+def test_tensors(group: SharedMemoryGroup, what: str, collective: str) -> None:
+    tensor, said = TENSORS[what]
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: group.all_reduce(tensor),
+        "broadcast": lambda: group.broadcast(tensor, 0),
+        "reduced": lambda: group.reduced(tensor, 0),
+        "reduce_scatter": lambda: group.reduce_scatter(torch.zeros(8), tensor),
+        "all_gather": lambda: group.all_gather(tensor, torch.zeros(8)),
+    }
+    with pytest.raises(OpArgumentError, match=said):
+        calls[collective]()
+    assert group.all_reduce(torch.ones(2)).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool, torch.complex64, torch.uint8])
+def test_types_that_are_not_reduced(group: SharedMemoryGroup, dtype: torch.dtype) -> None:
+    x = torch.zeros(4, dtype=dtype)
+    for call in (lambda: group.all_reduce(x), lambda: group.reduced(x, 0), lambda: group.reduce_scatter(x, x.clone())):
+        with pytest.raises(OpArgumentError, match="float32, bfloat16, float16 or int32 is needed"):
+            call()
+
+
+def test_a_storage_that_was_freed(group: SharedMemoryGroup) -> None:
+    x = torch.zeros(100)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(OpArgumentError, match="reaches to byte 400 of its storage, which has 0"):
+        group.all_reduce(x)
+
+
+def test_a_lazy_view(group: SharedMemoryGroup) -> None:
+    with pytest.raises(OpArgumentError, match="lazy view"):
+        group.broadcast(torch.zeros(3, dtype=torch.complex64).conj(), 0)
+
+
+@pytest.mark.parametrize("op", ["product", "SUM", None, 0, ["sum"]])
+def test_reductions(group: SharedMemoryGroup, op: Any) -> None:
+    with pytest.raises(OpArgumentError, match="Pass one of sum, max, min, avg"):
+        group.all_reduce(torch.zeros(3), op)
+
+
+def test_there_is_no_mean_of_integers(group: SharedMemoryGroup) -> None:
+    with pytest.raises(OpArgumentError, match="no mean of int32"):
+        group.all_reduce(torch.zeros(3, dtype=torch.int32), "avg")
+
+
+def test_sizes_and_overlaps(group: SharedMemoryGroup) -> None:
+    x = torch.zeros(10)
+    for call in (
+        lambda: group.reduce_scatter(torch.zeros(3), torch.zeros(4)),
+        lambda: group.reduce_scatter(torch.zeros(4), torch.zeros(4, dtype=torch.bfloat16)),
+        lambda: group.all_gather(torch.zeros(3), torch.zeros(4)),
+        lambda: group.all_gather(torch.zeros(4), torch.zeros(4, dtype=torch.int32)),
+    ):
+        with pytest.raises(OpArgumentError, match="for 1 ranks"):
+            call()
+    for call in (lambda: group.reduce_scatter(x[1:5], x[2:6]), lambda: group.all_gather(x[1:5], x[2:6])):
+        with pytest.raises(OpArgumentError, match="overlap"):
+            call()
+
+
+@pytest.mark.parametrize("src", [-1, 1, True, 0.0, None])
+def test_sources(group: SharedMemoryGroup, src: Any) -> None:
+    with pytest.raises(OpArgumentError, match=r"no rank|src is"):
+        group.broadcast(torch.zeros(3), src)
+
+
+@pytest.mark.parametrize("shape", [-1, (2, -3), (2.0,), "x", None, True])
+def test_shapes(group: SharedMemoryGroup, shape: Any) -> None:
+    with pytest.raises(OpArgumentError, match="shape is"):
+        group.empty_symmetric(shape)
+
+
+def test_symmetric_tensors_are_tensors(group: SharedMemoryGroup) -> None:
+    x = group.empty_symmetric((3, 5), torch.bfloat16)
+    assert (x.shape, x.dtype, x.count_nonzero().item()) == ((3, 5), torch.bfloat16, 0)
+    assert group.empty_symmetric((0, 4)).shape == (0, 4)
+    assert group.empty_symmetric(()).shape == ()
+    with pytest.raises(OpArgumentError, match="dtype is"):
+        group.empty_symmetric(3, "float32")  # type: ignore[arg-type]
+    group.close()
+    assert x.add_(1).sum().item() == 15
+
+
+@pytest.mark.parametrize(
+    ("size", "rank"), [(0, 0), (2, 2), (2, -1), (2.0, 0), (2, "0"), (True, 0), (2, None), (5000, 0)]
+)
+def test_places(comm: ShareMemCommModule, size: Any, rank: Any) -> None:
+    for call in (comm.new_group, comm.initialize):
+        with pytest.raises(OpArgumentError, match=r"(size|rank) is"):
+            call(size, rank)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), "1"])
+def test_timeouts(comm: ShareMemCommModule, timeout_s: Any) -> None:
+    with pytest.raises(OpArgumentError, match="timeout_s is"):
+        comm.new_group(1, 0, timeout_s=timeout_s)
+
+
+def test_the_variable_is_the_default_timeout(comm: ShareMemCommModule) -> None:
+    with env.scope(ACCEL_COMM_TIMEOUT_S="7"):
+        assert comm.new_group(1, 0).timeout_s == 7
+    assert comm.new_group(1, 0, timeout_s=0.5).timeout_s == 0.5
+
+
+def test_no_place_to_meet(comm: ShareMemCommModule) -> None:
+    with (
+        env.scope(MASTER_ADDR=None, MASTER_PORT=None),
+        pytest.raises(OpArgumentError, match="no store to meet at"),
+    ):
+        comm.new_group(2, 0)
+
+
+def test_nobody_comes(comm: ShareMemCommModule) -> None:
+    with pytest.raises(SharedMemoryCommError, match=r"waited 0.3 s for rank 1, 2 to make group") as caught:
+        comm.new_group(3, 0, store=dist.HashStore(), timeout_s=0.3)
+    assert (caught.value.rank, caught.value.operation) == (1, "new_group")
+
+
+def test_a_closed_group(comm: ShareMemCommModule) -> None:
+    group = comm.new_group(1, 0)
+    group.close()
+    group.close()
+    for call in (lambda: group.all_reduce(torch.zeros(2)), group.barrier, lambda: group.empty_symmetric(3)):
+        with pytest.raises(OpArgumentError, match="closed"):
+            call()
+
+
+def test_the_op_before_it_is_initialised() -> None:
+    comm = ShareMemCommModule(ShareMemCommBuilder().load().ops)
+    for call in (comm.inference_all_reduce, comm.inference_all_reduce_):
+        with pytest.raises(OpArgumentError, match="not initialised"):
+            call(torch.zeros(2))
+
+
+def test_opcheck(comm: ShareMemCommModule, group: SharedMemoryGroup) -> None:
+    ops, number = comm.ops, group._number
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.ones(3, 5, dtype=dtype)
+        torch.library.opcheck(ops.all_reduce.default, (x, number, 0))
+        torch.library.opcheck(ops.all_reduce_.default, (x, number, 1))
+        torch.library.opcheck(ops.reduce_scatter.default, (x.clone(), x, number, 0))
+        torch.library.opcheck(ops.all_gather.default, (x.clone(), x, number))
+        torch.library.opcheck(ops.broadcast_.default, (x, number, 0))
+
+
+def test_modes_see_the_torch_ops(comm: ShareMemCommModule, group: SharedMemoryGroup) -> None:
+    seen = []
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(4)
+    with Watching():
+        group.all_reduce(x)
+        group.reduced(x, 0)
+    assert comm.ops.all_reduce_.default in seen
+    assert comm.ops.all_reduce.default in seen
+
+
+def test_fake_tensors_and_subclasses(group: SharedMemoryGroup) -> None:
+    class Sub(torch.Tensor):
+        pass
+
+    with FakeTensorMode():
+        fake = torch.empty(3, 4)
+        assert group.reduced(fake, 0).shape == (3, 4)
+        assert group.all_reduce(fake) is fake
+    assert group.all_reduce(torch.ones(3).as_subclass(Sub)).tolist() == [1.0] * 3
+
+
+def test_vmap_does_not_reach_the_memory_behind_it(group: SharedMemoryGroup) -> None:
+    x = torch.ones(3, 4)
+    try:
+        result = torch.func.vmap(lambda row: group.reduced(row, 0))(x)
+    except (RuntimeError, OpArgumentError):
+        return  # refusing it is fine
+    assert result.tolist() == x.tolist()
+
+
+def test_gradients_are_not_lost_silently(group: SharedMemoryGroup) -> None:
+    x = torch.ones(3, requires_grad=True)
+    y = group.reduced(x * 2, 0)
+    assert y.tolist() == [2.0] * 3
+    with pytest.warns(UserWarning, match="autograd kernel was not registered"):
+        y.sum().backward()
+
+
+def test_each_kind_of_argument_by_the_direct_call(group: SharedMemoryGroup) -> None:
+    quickly = group._quickly
+    x = torch.arange(6.0)
+    assert quickly(x, 0) is x
+    out = torch.zeros(6)
+    assert quickly(x, out, 0) is out
+    assert out.tolist() == x.tolist()
+    assert quickly(torch.zeros(2, 1, 3)[:, 0], 0) is not None  # contiguous, though strides are not the usual
+    for unfit in (
+        x.double(),
+        x[::2],
+        torch.zeros(0),
+        torch.zeros(2, device="meta"),
+        torch.ones(3, requires_grad=True),
+        torch.zeros(2, dtype=torch.int32),
+        None,
+        "text",
+    ):
+        reduction = 3 if isinstance(unfit, torch.Tensor) and unfit.dtype == torch.int32 else 0
+        assert quickly(unfit, reduction) is None
+    assert quickly() is None
+    assert quickly(x) is None
+    assert quickly(x, x, x, 0) is None
+    held = sys.getrefcount(x)
+    for _ in range(1000):
+        quickly(x, 0)
+        quickly(x[::2], 0)
+    assert sys.getrefcount(x) == held
+
+
+def test_the_check_of_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(shared_memory_check(), Passed)
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.memfd_create", refuse)
+    outcome = shared_memory_check()
+    assert isinstance(outcome, Failed)
+    assert "memfd_create(2) is refused: Operation not permitted" in outcome.reason
+    monkeypatch.setattr("sys.platform", "darwin")
+    outcome = shared_memory_check()
+    assert isinstance(outcome, Failed)
+    assert "this is darwin" in outcome.reason

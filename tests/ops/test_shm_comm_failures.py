@@ -1,0 +1,193 @@
+"""What becomes of the others when a rank dies, stays away, leaves or does something else; and of the memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from shm_ranks import RankEnd, Ranks, shared_files
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    before = shared_files()
+    processes = Ranks()
+    yield processes
+    processes.close()
+    assert shared_files() <= before
+
+
+def failed_for(end: RankEnd, rank: int, operation: str) -> bool:
+    facts = end.facts
+    return end.error.startswith("SharedMemoryCommError: ") and facts["rank"] == rank and facts["operation"] == operation
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("count", [10, 500_000], ids=["small", "large"])
+def test_a_rank_that_is_killed_is_named(ranks: Ranks, collective: str, count: int) -> None:
+    *others, victim = ranks.run("one_is_killed", 3, collective=collective, count=count)
+    assert victim.signal == signal.SIGKILL
+    for end in others:
+        # Who notices second may hear it of the first.
+        assert failed_for(end, 2, collective) or "gave up for rank 2" in end.error, end
+        assert f"{collective} of" in end.error
+        assert end.facts["waited_s"] < 5
+    assert any("rank 2 died" in end.error for end in others)
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "broadcast"])
+def test_also_on_symmetric_memory(ranks: Ranks, collective: str) -> None:
+    first, victim = ranks.run("one_is_killed", 2, collective=collective, count=500_000, symmetric=True)
+    assert victim.signal == signal.SIGKILL
+    assert failed_for(first, 1, collective), first
+    assert "rank 1 died" in first.error
+
+
+def test_a_broken_group_says_so_at_once(ranks: Ranks) -> None:
+    first, _, third = ranks.run("again_when_broken", 3)
+    for end in (first, third):
+        kind, said, waited_s, again, said_again, waited_again_s = end.value
+        assert kind == again == "SharedMemoryCommError"
+        assert said == said_again
+        assert "for rank 1" in said or "rank 1 died" in said
+        assert waited_again_s < 1 < 60 + waited_s
+
+
+def test_nothing_is_left_when_all_are_killed(ranks: Ranks) -> None:
+    before = shared_files()
+    assert [end.signal for end in ranks.run("all_are_killed", 3)] == [signal.SIGKILL] * 3
+    assert shared_files() <= before
+
+
+def test_a_rank_that_dies_while_the_group_is_made(ranks: Ranks) -> None:
+    *others, _ = ranks.run("killed_while_meeting", 3)
+    for end in others:
+        assert "Rank 2 ended while group" in end.error, end
+        assert end.seconds < 15  # of a timeout of 20
+
+
+def test_a_rank_that_never_comes(ranks: Ranks) -> None:
+    first, _, third = ranks.run("one_never_comes", 3, timeout_s=0.5)
+    for rank, end in ((0, first), (2, third)):
+        assert f"Rank {rank} of 3 waited 0.5 s for rank 1 to make group" in end.error
+        assert end.facts["rank"] == 1
+
+
+def test_a_rank_that_lives_but_does_not_come(ranks: Ranks) -> None:
+    first, late = ranks.run("one_is_late", 2)
+    assert failed_for(first, 1, "all_reduce")
+    assert "rank 1 lives, but did not come, after 0.5 s" in first.error
+    assert late.error == ""  # all that it needs was there
+
+
+@pytest.mark.parametrize("case", ["one_has_left", "one_ends"])
+def test_a_rank_that_has_closed_the_group(ranks: Ranks, case: str) -> None:
+    first, other = ranks.run(case, 2)
+    assert failed_for(first, 1, "all_reduce")
+    assert "rank 1 has closed the group" in first.error
+    assert other.error == ""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("count", "rank 0 called all_reduce (sum) of 5 float32, rank 1 all_reduce (sum) of 500000 float32"),
+        ("type", "rank 0 called all_reduce (sum) of 6 float32, rank 1 all_reduce (sum) of 6 bfloat16"),
+        ("reduction", "rank 0 called all_reduce (sum) of 6 float32, rank 1 all_reduce (max) of 6 float32"),
+        ("collective", "rank 0 called all_reduce (sum) of 6 float32, rank 1 barrier"),
+        ("source", "rank 0 called broadcast of 24 bytes from rank 1, rank 1 broadcast of 24 bytes from rank 0"),
+        ("symmetric", "in symmetric memory 0 at byte 0, rank 1 all_reduce (sum) of 300000 float32."),
+        ("offset", "in symmetric memory 0 at byte 4, rank 1 all_reduce (sum) of 200000 float32 in symmetric memory 0"),
+    ],
+)
+def test_different_calls_are_an_error_on_all_ranks(ranks: Ranks, what: str, said: str) -> None:
+    first, second = ranks.values("different_calls", 2, what=what)
+    assert first[0] == second[0] == "SharedMemoryCommError"
+    assert said in first[1], first
+    assert "rank 1 called" in second[1]
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"),
+    [(signal.SIGINT, ["KeyboardInterrupt", ""]), (signal.SIGALRM, ["LookupError", "from the handler"])],
+)
+def test_the_handler_of_a_signal_ends_a_wait(ranks: Ranks, number: int, raised: list[str]) -> None:
+    interrupted, other = ranks.values("interrupted", 2, number=int(number))
+    assert interrupted[:2] == raised
+    assert interrupted[2] < 10  # of a timeout of 30
+    assert "a signal ended the wait for rank 1" in interrupted[3]
+    assert other[0] == "SharedMemoryCommError"
+    assert "rank 0 gave up when it was interrupted" in other[1]
+
+
+def test_a_handler_that_returns_changes_nothing(ranks: Ranks) -> None:
+    assert ranks.values("harmless_signal", 2) == [3, 0]
+
+
+def test_other_threads_run_meanwhile(ranks: Ranks) -> None:
+    assert min(ranks.values("other_threads_run", 2)) > 20
+
+
+def test_the_child_of_a_rank_does_not_keep_it_alive(ranks: Ranks) -> None:
+    parent, other = ranks.run("child_of_a_rank", 2)
+    assert parent.signal == signal.SIGKILL
+    said, was_quick = other.value
+    assert "rank 0 died" in said
+    assert was_quick == "True"  # the child lived on for a second
+
+
+def test_the_child_of_a_rank_is_none(ranks: Ranks) -> None:
+    (said,) = ranks.values("said_by_the_child", 1)
+    assert said.startswith("OpArgumentError: This process is a fork of the rank that made the group")
+
+
+def test_no_space_for_symmetric_memory(ranks: Ranks) -> None:
+    first, second = ranks.values("no_space", 2, mib=4)
+    assert first[0] == "SharedMemorySpaceError"
+    assert f"{4 << 20} bytes of shared memory cannot be had: File too large." in first[1]
+    assert first[2] == 4 << 20
+    assert second[0] == "SharedMemoryCommError"
+    assert "Rank 0 cannot take part" in second[1]
+
+
+def test_no_space_for_a_group(ranks: Ranks) -> None:
+    first, second = ranks.run("no_space_for_a_group", 2)
+    assert first.error.startswith(
+        "SharedMemorySpaceError: 1052672 bytes of shared memory cannot be had: File too large."
+    )
+    assert "Rank 0 cannot take part" in second.error
+    assert max(first.seconds, second.seconds) < 15  # of a timeout of 60
+
+
+def test_more_than_there_is_is_refused_before_it_is_taken(ranks: Ranks) -> None:
+    for end in ranks.run("too_much", 2):
+        assert f"{2 << 50} bytes of shared memory are needed ({1 << 50} for each of 2 ranks)" in end.error
+        assert "are available" in end.error
+
+
+def test_groups_of_one_name_on_one_store_are_found_out(ranks: Ranks) -> None:
+    ends = ranks.run("same_name", 4)
+    assert any("is a rank 0 of a group" in end.error for end in ends[:2])
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="another user can be had by root alone")
+
+
+@needs_root
+def test_another_user_gets_no_memory(ranks: Ranks) -> None:
+    first, stranger = ranks.run("another_user", 2)
+    assert "waited 3 s for rank 1" in first.error  # the stranger was none
+    caught: dict[str, Any] = stranger.value
+    assert caught["descriptors"] == 0
+    assert caught["data"] == ""
+    assert caught["fd"] == caught["map_files"] == "closed"
+
+
+@needs_root
+def test_two_jobs_of_two_users(ranks: Ranks) -> None:
+    assert ranks.values("two_jobs", 4, users=True) == [[1.0], [1.0], [5.0], [5.0]]
