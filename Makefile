@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # SLOW=1 adds the tests that take minutes; ARGS goes to the program that a target runs.
 SLOW ?= 0
+# What is installed; tests of ccl_comm need its 1.2 GB, too: EXTRAS=demo,test,ccl
+EXTRAS ?= demo,test
 ARGS ?=
 MARKERS := $(if $(filter 1,$(SLOW)),,-m "not slow")
 
@@ -25,7 +27,7 @@ $(READY): pyproject.toml setup.py build_tools/constraints.txt
 	@echo "Setting up $(VENV): torch and the test tools, a minute or two ..."
 	@$(PYTHON) -m venv $(VENV) || (echo "Creating $(VENV) failed; on Debian and Ubuntu: apt-get install python3-venv" && false)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c build_tools/constraints.txt setuptools wheel
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c build_tools/constraints.txt -e '.[demo,test]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c build_tools/constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
 demo: $(READY)

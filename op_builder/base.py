@@ -102,6 +102,13 @@ class OpBuilder(ABC):
         """What ``load()`` returns, made of the opened binary: ``torch.ops.<namespace>`` or a module."""
         return opened
 
+    def open_libraries(self) -> None:  # noqa: B027
+        """Open what the binary names without a path and torch does not bring; called before it is opened.
+
+        Raises:
+            LoadError: it cannot be opened.
+        """
+
     def finish_plan(self, plan: BuildPlan) -> BuildPlan:
         """The plan with what a family of builders adds to it; pure, as :func:`op_builder.plan.make_plan` is."""
         return plan

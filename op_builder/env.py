@@ -232,6 +232,30 @@ TORCH_XPU_ARCH_LIST = _text(
     "those torch was built for",
 )
 
+# Communication ---------------------------------------------------------------------------
+ACCEL_HOST_ID = _text(
+    "ACCEL_HOST_ID",
+    "Names this host for the distributed backend: ranks with one name share memory.",
+    "from the system's boot, network namespace and user",
+)
+ACCEL_DISTRIBUTED_ACROSS = _text(
+    "ACCEL_DISTRIBUTED_ACROSS", "What the distributed backend uses between hosts: gloo or ccl.", "gloo"
+)
+CCL_ROOT: Variable[Path | None] = _declare(
+    "CCL_ROOT", _parse_path, None, "oneCCL installation to use.", "Intel's wheels, else the system's"
+)
+
+# Read by oneCCL; set in this process when its op is opened, each unless the user has ----------------------
+LD_LIBRARY_PATH = _text(
+    "LD_LIBRARY_PATH", "Where the system looks for libraries; extended for the child that tries an op of oneCCL."
+)
+CCL_ATL_TRANSPORT = _text("CCL_ATL_TRANSPORT", "What oneCCL sends through: ofi or mpi.", "ofi")
+CCL_OFI_LIBRARY_PATH = _text(
+    "CCL_OFI_LIBRARY_PATH", "The libfabric that oneCCL opens.", "that of impi-rt, if installed"
+)
+CCL_LOG_LEVEL = _text("CCL_LOG_LEVEL", "How much oneCCL prints: error, warn, info, debug or trace.", "error")
+FI_PROVIDER_PATH = _text("FI_PROVIDER_PATH", "Where libfabric looks for its providers.", "beside that libfabric")
+
 # Read by the SYCL runtime; set in this process when an op opens it, each unless the user has --------------
 OCL_ICD_FILENAMES = _text(
     "OCL_ICD_FILENAMES", "OpenCL drivers that the SYCL runtime looks at.", "that of intel-opencl-rt, if installed"

@@ -81,7 +81,11 @@ class DamagedTensorError(AccelError, ValueError):
         super().__init__(message, remedy)
 
 
-class SharedMemoryCommError(AccelError, RuntimeError):
+class CommunicationError(AccelError, RuntimeError):
+    """Ranks that were to work together did not: one of them died, did not come, or was waited for too long."""
+
+
+class SharedMemoryCommError(CommunicationError):
     """A collective between ranks that share memory failed, or their group could not be made.
 
     Attributes:

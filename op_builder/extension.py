@@ -47,7 +47,12 @@ def setuptools_extension(name: str, plan: BuildPlan) -> Any:
     arguments: dict[str, Any] = {
         "name": name,
         "sources": relative_sources([source.path for source in plan.sources], name),
-        "include_dirs": [str(path) for path in plan.include_dirs],
+        "include_dirs": [
+            *map(str, plan.include_dirs),
+            *(str(library.include_dir) for library in plan.libraries),
+        ],
+        "library_dirs": [str(library.library.parent) for library in plan.libraries],
+        "libraries": [library.name for library in plan.libraries],
         "extra_compile_args": {
             "cxx": list(plan.cxx_flags),
             "nvcc": [*plan.nvcc_flags, *gencode_flags(plan.cuda_archs)],

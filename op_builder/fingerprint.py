@@ -281,6 +281,8 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
 
         runtime = find_runtime()
         parts["sycl runtime"] = runtime.version if runtime is not None else ""
+    for library in plan.libraries:
+        parts[f"library {library.name}"] = library.version
     if plan.binding is Binding.TORCH:
         parts["torch c++ abi"] = f"cxx11={int(torch_install().cxx11_abi)}"
         parts["python abi"] = str(sysconfig.get_config_var("EXT_SUFFIX"))

@@ -91,6 +91,7 @@ def _open_needed(entry: Entry, builder: OpBuilder) -> None:
         if entry.manifest.key_parts.get("sycl", "").startswith("ipex"):
             import_ipex()
         open_runtime(builder.cache.root, f"{SYCL_LIBRARY}.{entry.manifest.needs[SYCL_LIBRARY]}")
+    builder.open_libraries()
 
 
 def _open_accel(entry: Entry) -> Any:

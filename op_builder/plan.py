@@ -106,6 +106,25 @@ class SyclPlan:
 
 
 @dataclass(frozen=True)
+class ForeignLibrary:
+    """Somebody else's library that an op is linked with; its builder opens it by its path before the op.
+
+    Its headers and its file count in the key through ``version``, so that the key names no place of this machine.
+
+    Attributes:
+        name: as the linker takes it, ``ccl``.
+        version: whatever tells its releases apart.
+        include_dir: of its headers.
+        library: its file, ``libccl.so``; what it needs itself is found by the system, or lies beside it.
+    """
+
+    name: str
+    version: str
+    include_dir: Path
+    library: Path
+
+
+@dataclass(frozen=True)
 class BuildPlan:
     """What to compile and link into one binary.
 
@@ -120,6 +139,7 @@ class BuildPlan:
         link_flags: flags of the link, libraries included.
         cuda_archs: CUDA architectures compiled for, as ``9.0a+PTX``; empty without CUDA sources.
         sycl: what is SYCL's own, None for an op without it.
+        libraries: of others, that the binary is linked with and does not carry.
     """
 
     op: str
@@ -132,6 +152,7 @@ class BuildPlan:
     link_flags: tuple[str, ...]
     cuda_archs: tuple[str, ...] = ()
     sycl: SyclPlan | None = None
+    libraries: tuple[ForeignLibrary, ...] = ()
 
     @property
     def uses_cuda(self) -> bool:

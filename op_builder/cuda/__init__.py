@@ -5,6 +5,7 @@ from __future__ import annotations
 from op_builder.base import OpBuilder
 from op_builder.cuda.fused import FusedAdamBuilder, FusedAmsgradBuilder, FusedLambBuilder, FusedLionBuilder
 from op_builder.host.async_io import AsyncIOBuilder
+from op_builder.host.ccl_comm import CCLCommBuilder
 from op_builder.host.cpu_adagrad import CPUAdagradBuilder
 from op_builder.host.cpu_adam import CPUAdamBuilder
 from op_builder.host.cpu_amsgrad import CPUAmsgradBuilder
@@ -17,6 +18,7 @@ from op_builder.registry import find_builder
 
 __all__ = [
     "AsyncIOBuilder",
+    "CCLCommBuilder",
     "CPUAdagradBuilder",
     "CPUAdamBuilder",
     "CPUAmsgradBuilder",

@@ -98,7 +98,8 @@ def precompile_command(plan: BuildPlan, toolset: Toolset, directory: Path) -> li
 def stamped_directories(plan: BuildPlan, toolset: Toolset) -> list[str]:
     """Directories whose headers count in the key through an identity, not by content."""
     sycl = [str(path) for path in toolset.sycl.header_dirs] if toolset.sycl is not None else []
-    return [*_system_includes(plan), *_compiler_own(toolset.cxx), *_cuda_own(toolset.cuda), *sycl]
+    foreign = [str(library.include_dir) for library in plan.libraries]
+    return [*_system_includes(plan), *_compiler_own(toolset.cxx), *_cuda_own(toolset.cuda), *sycl, *foreign]
 
 
 def _compiler_own(compiler: Compiler) -> list[str]:
@@ -142,6 +143,7 @@ def _compile_cuda(plan: BuildPlan, source: Source, toolset: Toolset, maps: list[
 def _compile_cxx(plan: BuildPlan, flags: list[str], toolset: Toolset, maps: list[str]) -> list[str]:
     cuda_system = [str(toolset.cuda.home / "include")] if toolset.cuda is not None else []
     sycl_system = [str(toolset.sycl.include_dir)] if toolset.sycl is not None else []
+    foreign = [str(library.include_dir) for library in plan.libraries]
     return [
         *toolset.cxx.command,
         *_quick_flags(plan, toolset.cxx),
@@ -149,7 +151,7 @@ def _compile_cxx(plan: BuildPlan, flags: list[str], toolset: Toolset, maps: list
         "-fPIC",
         *maps,
         *(f"-I{path}" for path in plan.include_dirs),
-        *_flagged("-isystem", [*_system_includes(plan), *cuda_system, *sycl_system]),
+        *_flagged("-isystem", [*_system_includes(plan), *cuda_system, *sycl_system, *foreign]),
     ]
 
 
@@ -213,6 +215,7 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset) -> tuple[str, .
         "-Wl,--as-needed",
         *runtime,
         *sycl,
+        *(word for library in plan.libraries for word in (f"-L{library.library.parent}", f"-l{library.name}")),
         *plan.link_flags,
     )
 

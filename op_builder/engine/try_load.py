@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from op_builder import env
 from op_builder.engine.remedies import load_remedy
 from op_builder.errors import LoadError, ToolchainError
 from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY, Binding, BuildPlan
@@ -157,8 +158,9 @@ def _tried(artifact: Path, plan: BuildPlan, toolset: Toolset, defined: set[str],
         return inspection
     libraries = needed_libraries(plan, toolset)
     entry = ENTRY_POINT if kind == "accel" else ""
+    arguments = ["-I", "-S", "-c", _CHILD, entry, module, str(artifact), *libraries]
     try:
-        _try_in_child(artifact, compiler, ["-I", "-S", "-c", _CHILD, entry, module, str(artifact), *libraries])
+        _try_in_child(artifact, compiler, arguments, [library.library.parent for library in plan.libraries])
     except LoadError:
         if not module:
             raise
@@ -192,7 +194,8 @@ def needed_libraries(plan: BuildPlan, toolset: Toolset) -> list[str]:
     if plan.binding is Binding.TORCH:
         names.append("libtorch_python.so")
     sycl = [str(toolset.sycl.library)] if toolset.sycl is not None else []
-    return [*(str(torch_install().library_dir / name) for name in names), *sycl]
+    foreign = [str(library.library) for library in plan.libraries]
+    return [*(str(torch_install().library_dir / name) for name in names), *sycl, *foreign]
 
 
 def _try_with_torch(artifact: Path, kind: str, module: str, compiler: Compiler) -> Inspection:
@@ -202,10 +205,19 @@ def _try_with_torch(artifact: Path, kind: str, module: str, compiler: Compiler) 
     return Inspection(kind, namespaces, _WITH_TORCH, defined, operators)
 
 
-def _try_in_child(artifact: Path, compiler: Compiler, arguments: list[str]) -> str:
-    """Run Python with ``arguments``; what it said in one line with its mark of success."""
+def _try_in_child(artifact: Path, compiler: Compiler, arguments: list[str], search: Iterable[Path] = ()) -> str:
+    """Run Python with ``arguments``; what it said in one line with its mark of success.
+
+    Args:
+        search: directories where the child finds libraries that are named without a path, too.
+    """
+    places = [str(path) for path in search]
+    environment = None
+    if places:
+        path = ":".join([*places, *filter(None, [env.LD_LIBRARY_PATH.raw()])])
+        environment = env.child_environment(LD_LIBRARY_PATH=path)
     try:
-        child = run([sys.executable, *arguments], timeout_s=_TIMEOUT_S)
+        child = run([sys.executable, *arguments], timeout_s=_TIMEOUT_S, environment=environment)
     except ToolchainError as error:
         if not isinstance(error.__cause__, subprocess.TimeoutExpired):
             raise

@@ -91,9 +91,15 @@ def find_runtime() -> SyclRuntime | None:
         # One that was compiled from source has the runtime of the compiler, and no wheels.
         icpx = shutil.which("icpx")
         return _first([*of_torch, *([_prefix_of(icpx)] if icpx is not None else [])])
+    return _first(wheel_prefixes())
+
+
+def wheel_prefixes() -> list[Path]:
+    """The prefixes where Intel's wheels put their libraries and headers, best first."""
     # An environment may be laid over others, whose packages it sees.
     seen = [prefix for path in sys.path if path.endswith("-packages") for prefix in _prefixes(Path(path))]
-    return _first([Path(sysconfig.get_path("data")), *of_torch, Path(site.getuserbase()), *seen])
+    of_torch = _prefixes(torch_install().root.parent)
+    return list(dict.fromkeys([Path(sysconfig.get_path("data")), *of_torch, Path(site.getuserbase()), *seen]))
 
 
 def find_ahead_runtime(icpx: str) -> SyclRuntime | None:

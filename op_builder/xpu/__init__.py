@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from op_builder.base import OpBuilder
 from op_builder.host.async_io import AsyncIOBuilder
+from op_builder.host.ccl_comm import CCLCommBuilder
 from op_builder.host.cpu_adagrad import CPUAdagradBuilder
 from op_builder.host.cpu_adam import CPUAdamBuilder
 from op_builder.host.cpu_amsgrad import CPUAmsgradBuilder
@@ -19,6 +20,7 @@ from op_builder.xpu.kernels import BlockQuantizeBuilder, PackBitsBuilder, RMSNor
 __all__ = [
     "AsyncIOBuilder",
     "BlockQuantizeBuilder",
+    "CCLCommBuilder",
     "CPUAdagradBuilder",
     "CPUAdamBuilder",
     "CPUAmsgradBuilder",

@@ -207,8 +207,8 @@ def test_an_unknown_name_suggests_a_registered_one() -> None:
 TAKEN = [
     ("MyAdamBuilder", "cpu_adam", "'cpu_adam' belongs to op_builder.host.cpu_adam.CPUAdamBuilder"),
     ("CPUAdamBuilder", "acme_adam", "'CPUAdamBuilder' belongs to op_builder.host.cpu_adam"),
-    ("CCLCommBuilder", "acme_io", "'CCLCommBuilder' belongs to accel-ops"),
-    ("MyCommBuilder", "ccl_comm", "'ccl_comm' belongs to accel-ops"),
+    ("CCLCommBuilder", "acme_io", "'CCLCommBuilder' belongs to op_builder.host.ccl_comm"),
+    ("MyCommBuilder", "ccl_comm", "'ccl_comm' belongs to op_builder.host.ccl_comm.CCLCommBuilder"),
     ("TorchCPUOpBuilder", "acme_base", "'TorchCPUOpBuilder' belongs to accel-ops"),
 ]
 

@@ -168,10 +168,10 @@ def test_the_package_refuses_unknown_names_with_the_near_one() -> None:
 
 
 def test_the_class_follows_the_override() -> None:
-    done = run_python("from op_builder import CCLCommBuilder as B; print(B.__module__)", ACCEL_ACCELERATOR="cuda")
+    done = run_python("from op_builder import FusedAdamBuilder as B; print(B.__module__)", ACCEL_ACCELERATOR="cuda")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "op_builder.cuda"
-    assert op_builder.CCLCommBuilder.__module__ != "op_builder.cuda"
+    assert done.stdout.strip() == "op_builder.cuda.fused"
+    assert op_builder.FusedAdamBuilder.__module__ != "op_builder.cuda.fused"
 
 
 def test_all_ops_holds_an_instance_of_each() -> None:

@@ -1,0 +1,150 @@
+// The ccl_comm op library: collectives of oneCCL on CPU tensors. What is started goes on after the op returns; the
+// Python side keeps the tensor until it has finished. torch's dispatcher lets go of Python's lock while an op runs.
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/stable/ops.h>
+
+#include "bindings/stable_library.h"
+#include "bindings/tensor_checks.h"
+#include "kernels/ccl/communicator.h"
+
+namespace {
+
+namespace oneccl = accel::oneccl;
+using torch::stable::Tensor;
+
+struct TypeAndSize {
+  oneccl::DataType type;
+  std::int64_t bytes;
+};
+
+TypeAndSize type_of(const Tensor& tensor) {
+  using oneccl::DataType;
+  using torch::headeronly::ScalarType;
+  switch (tensor.scalar_type()) {
+    case ScalarType::Char:
+      return {DataType::int8, 1};
+    case ScalarType::Byte:
+      return {DataType::uint8, 1};
+    case ScalarType::Int:
+      return {DataType::int32, 4};
+    case ScalarType::Long:
+      return {DataType::int64, 8};
+    case ScalarType::Half:
+      return {DataType::float16, 2};
+    case ScalarType::BFloat16:
+      return {DataType::bfloat16, 2};
+    case ScalarType::Float:
+      return {DataType::float32, 4};
+    case ScalarType::Double:
+      return {DataType::float64, 8};
+    default:
+      accel::refuse("tensor is of type " + accel::type_name(tensor) +
+                        "; oneCCL takes float32, bfloat16, float16, float64, int8, uint8, int32 and int64.",
+                    "Convert it, for example x.float(); a bool tensor can be sent as x.view(torch.uint8).");
+  }
+}
+
+oneccl::Buffer buffer_of(const Tensor& tensor) {
+  const TypeAndSize kind = type_of(tensor);
+  const accel::HostMemory memory = accel::host_memory(tensor, {"tensor", accel::Argument::kNoList}, kind.bytes);
+  return {memory.data, static_cast<std::size_t>(memory.numel), kind.type};
+}
+
+oneccl::Reduction reduction_of(const std::string& name) {
+  if (name == "sum") {
+    return oneccl::Reduction::sum;
+  }
+  if (name == "product") {
+    return oneccl::Reduction::product;
+  }
+  if (name == "min") {
+    return oneccl::Reduction::min;
+  }
+  if (name == "max") {
+    return oneccl::Reduction::max;
+  }
+  accel::refuse("There is no reduction " + name + ".", "Use sum, product, min or max.");
+}
+
+std::vector<std::int64_t> make_address() {
+  std::vector<std::int64_t> bytes;
+  for (const char byte : oneccl::make_address()) {
+    bytes.push_back(static_cast<unsigned char>(byte));
+  }
+  return bytes;
+}
+
+// The numbers of the communicator and of the collective by which the ranks meet.
+std::vector<std::int64_t> connect(std::int64_t size, std::int64_t rank, std::vector<std::int64_t> address) {
+  oneccl::Address bytes{};
+  if (address.size() != bytes.size()) {
+    accel::refuse("The address has " + std::to_string(address.size()) + " bytes.",
+                  "Pass the " + std::to_string(bytes.size()) + " bytes that one rank got.");
+  }
+  std::transform(address.begin(), address.end(), bytes.begin(), [](std::int64_t byte) { return static_cast<char>(byte); });
+  const auto begun = oneccl::connect(static_cast<int>(size), static_cast<int>(rank), bytes);
+  return {begun.communicator, begun.collective};
+}
+
+void disconnect(std::int64_t communicator) { oneccl::disconnect(communicator); }
+
+std::int64_t all_reduce(Tensor tensor, std::int64_t communicator, std::string reduction, std::string match_id) {
+  return oneccl::start_all_reduce(communicator, buffer_of(tensor), reduction_of(reduction), match_id);
+}
+
+std::int64_t broadcast(Tensor tensor, std::int64_t communicator, std::int64_t source) {
+  return oneccl::start_broadcast(communicator, buffer_of(tensor), static_cast<int>(source));
+}
+
+std::int64_t barrier(std::int64_t communicator) { return oneccl::start_barrier(communicator); }
+
+bool wait(std::int64_t collective, std::int64_t timeout_ms) { return oneccl::wait(collective, timeout_ms); }
+
+// The whole of it in one op, which torch.compile can keep in its graph.
+void inference_all_reduce(Tensor tensor, std::int64_t communicator, std::string reduction, std::int64_t timeout_ms) {
+  const std::int64_t collective = all_reduce(tensor, communicator, std::move(reduction), "");
+  if (!oneccl::wait(collective, timeout_ms)) {
+    throw std::runtime_error("oneCCL's all-reduce did not finish within " + std::to_string(timeout_ms) + " ms.");
+  }
+}
+
+void inference_all_reduce_meta(Tensor, std::int64_t, std::string, std::int64_t) {}
+
+void define(accel::Library& library) {
+  library.def("make_address() -> int[]");
+  library.def("connect(int size, int rank, int[] address) -> int[]");
+  library.def("disconnect(int communicator) -> ()");
+  library.def("all_reduce(Tensor(a!) tensor, int communicator, str reduction, str match_id) -> int");
+  library.def("broadcast(Tensor(a!) tensor, int communicator, int source) -> int");
+  library.def("barrier(int communicator) -> int");
+  library.def("wait(int collective, int timeout_ms) -> bool");
+  library.def("inference_all_reduce(Tensor(a!) tensor, int communicator, str reduction, int timeout_ms) -> ()");
+}
+
+void implement(accel::Library& library) {
+  library.impl("make_address", TORCH_BOX(&make_address));
+  library.impl("connect", TORCH_BOX(&connect));
+  library.impl("disconnect", TORCH_BOX(&disconnect));
+  library.impl("barrier", TORCH_BOX(&barrier));
+  library.impl("wait", TORCH_BOX(&wait));
+}
+
+void implement_cpu(accel::Library& library) {
+  library.impl("all_reduce", TORCH_BOX(&all_reduce));
+  library.impl("broadcast", TORCH_BOX(&broadcast));
+  library.impl("inference_all_reduce", TORCH_BOX(&inference_all_reduce));
+}
+
+void implement_meta(accel::Library& library) {
+  library.impl("inference_all_reduce", TORCH_BOX(&inference_all_reduce_meta));
+}
+
+}  // namespace
+
+ACCEL_OP_LIBRARY({nullptr, define}, {"CompositeExplicitAutograd", implement}, {"CPU", implement_cpu},
+                 {"Meta", implement_meta})

@@ -1,0 +1,99 @@
+"""Train a small character model, and let it write on one rank and on several: the text must be the same.
+
+The ranks know only ``torch.distributed``; they write once with gloo and once with the backend "accel", whose
+collectives go through shared memory.
+
+    python -m examples.parallel_generation [--ranks 2] [--steps 100] [--batch 8] [--length 96] [--width 128]
+        [--layers 4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+import torch
+from rich.console import Console
+
+from examples.characters.model import CharacterTransformer, Shape
+from examples.characters.text import Corpus, NoTextError, batches, standard_library
+from examples.parallel_generation.ranks import Task, write_alone, write_together
+from op_builder.errors import AccelError
+
+BACKENDS = ("gloo", "accel")
+_HEADS = 8
+_START = 16  # characters of each text that are given
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the example; 0 when every run wrote the same."""
+    options = _parse(arguments)
+    try:
+        corpus = standard_library()
+        return 0 if _compare(_task(corpus, options), corpus, options.ranks) else 1
+    except (NoTextError, AccelError) as error:
+        console.print(str(error), markup=False)
+        return 1
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m examples.parallel_generation", description=__doc__.splitlines()[0])
+    for name, default, told in (
+        ("ranks", 2, "processes that write together"),
+        ("steps", 100, "of training"),
+        ("batch", 8, "texts that are written side by side"),
+        ("length", 96, "characters to write of each"),
+        ("width", 128, "of the model"),
+        ("layers", 4, "of the model"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{told} (default {default})")
+    options = parser.parse_args(arguments)
+    if min(vars(options).values()) < 1:
+        parser.error("each number is at least one")
+    if _HEADS % options.ranks or options.width % _HEADS:
+        parser.error(f"the {_HEADS} heads are dealt out to --ranks, and --width to the heads: both must divide")
+    return options
+
+
+def _task(corpus: Corpus, options: argparse.Namespace) -> Task:
+    """A model trained for a few seconds, and beginnings that it never saw."""
+    torch.manual_seed(0)
+    shape = Shape(len(corpus.alphabet), _START + options.length, options.width, _HEADS, options.layers)
+    model = CharacterTransformer(shape)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    started = time.perf_counter()
+    loss = torch.zeros(())
+    for pieces in batches(corpus.train, count=options.steps, batch_size=8, length=shape.context + 1, seed=0):
+        loss = model.loss(pieces)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    console.print(f"Trained {options.steps} steps in {time.perf_counter() - started:.0f} s, loss {loss.item():.2f}.")
+    starts = next(batches(corpus.validation, count=1, batch_size=options.batch, length=_START, seed=1))
+    return Task(model.eval(), starts, options.length)
+
+
+def _compare(task: Task, corpus: Corpus, size: int) -> bool:
+    alone = write_alone(task)
+    _tell(f"1 rank, {torch.get_num_threads()} threads", task.characters, alone.duration_s, "")
+    agree = True
+    for backend in BACKENDS:
+        together = write_together(task, size, backend)
+        same = torch.equal(together.texts, alone.texts)
+        agree = agree and same
+        told = f"{together.collectives}; the same text" if same else "ANOTHER TEXT THAN ON ONE RANK"
+        _tell(f"{size} ranks, {backend}", task.characters, together.duration_s, told)
+    console.print("\nWhat the model writes:\n" + corpus.decode(alone.texts[0]), markup=False)
+    return agree
+
+
+def _tell(name: str, characters: int, duration_s: float, told: str) -> None:
+    console.print(f"{name:<16} {characters / duration_s:8.0f} tokens/s  {told}".rstrip())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

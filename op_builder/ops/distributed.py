@@ -1,0 +1,111 @@
+"""The ``torch.distributed`` backend "accel": importing this registers it.
+
+    import op_builder.ops.distributed
+    torch.distributed.init_process_group("accel")
+
+Collectives of CPU tensors go through shared memory inside a host, and through gloo or oneCCL between hosts; gloo does
+what these do not. See :class:`AccelProcessGroup` and docs/distributed.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, cast
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from op_builder import env
+from op_builder.errors import AccelError, CommunicationError, OpArgumentError
+from op_builder.ops.distributed_arguments import make_timeout
+from op_builder.ops.distributed_collectives import Collectives, HierarchicalCollectives, connect_hosts, require_across
+from op_builder.ops.distributed_group import AccelProcessGroup, CollectiveCounts, Parts
+from op_builder.ops.distributed_hosts import Layout, RankFacts, exchange, host_identity, layout
+
+__all__ = ["BACKEND", "AccelProcessGroup", "CollectiveCounts", "collective_counts", "register"]
+
+logger = logging.getLogger(__name__)
+
+BACKEND = "accel"
+
+
+def register() -> None:
+    """Make the backend known to ``torch.distributed``; once more does nothing."""
+    if BACKEND not in dist.Backend.backend_list:
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+
+
+def collective_counts(group: dist.ProcessGroup | None = None) -> CollectiveCounts:
+    """How often a group of this backend did what itself, and what gloo did for it.
+
+    Args:
+        group: None for the default group.
+
+    Raises:
+        OpArgumentError: it is a group of another backend.
+    """
+    asked = group if group is not None else dist.group.WORLD
+    if not isinstance(asked, AccelProcessGroup):
+        raise OpArgumentError(
+            f"The group is a {type(asked).__name__}, which counts nothing.", 'Make it with the backend "accel".'
+        )
+    return asked.counts()
+
+
+def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
+    """Make this rank's part of a group; torch calls it on all ranks of the group."""
+    store, rank, size = options.store, options.group_rank, options.group_size
+    timeout = make_timeout(options.timeout)
+    name = str(options.group_id) or "default"
+    members = tuple(options.global_ranks_in_group)
+    gloo = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
+    module, obstacle = _load()
+    across = require_across(env.ACCEL_DISTRIBUTED_ACROSS.get() or "gloo")
+    facts = exchange(store, rank, size, RankFacts(host_identity(), obstacle, across))
+    found = layout(rank, facts)
+    collectives: Collectives | None = None
+    if _shared_memory_serves(name, facts):
+        collectives = _host_group(module, store, found, name, timeout.total_seconds())
+        if len(found.hosts) > 1:
+            bridge = connect_hosts(_one_way_across(facts), store, found, timeout)
+            collectives = HierarchicalCollectives(found, collectives, bridge)
+    return AccelProcessGroup(store, rank, size, Parts(gloo, collectives, found, name, members))
+
+
+def _load() -> tuple[Any, str]:
+    """The module of shm_comm; or None, and why it cannot be loaded."""
+    from op_builder.host.shm_comm import ShareMemCommBuilder
+
+    try:
+        return ShareMemCommBuilder().load(), ""
+    except AccelError as error:
+        return None, str(error)
+
+
+def _shared_memory_serves(name: str, facts: list[RankFacts]) -> bool:
+    """Whether all ranks can use it; if one cannot, all take gloo, for a collective needs all."""
+    refusing = [(rank, fact.obstacle) for rank, fact in enumerate(facts) if fact.obstacle]
+    if refusing:
+        rank, obstacle = refusing[0]
+        logger.warning("The group %s is left to gloo: rank %d cannot use shared memory. %s", name, rank, obstacle)
+    return not refusing
+
+
+def _host_group(module: Any, store: Store, found: Layout, name: str, timeout_s: float) -> Collectives:
+    prefixed = PrefixStore(f"host{found.host}", store)
+    group = module.new_group(
+        len(found.local_ranks), found.local_rank, store=prefixed, name=f"{name} {found.host}", timeout_s=timeout_s
+    )
+    return cast(Collectives, group)
+
+
+def _one_way_across(facts: list[RankFacts]) -> str:
+    ways = sorted({fact.across for fact in facts})
+    if len(ways) > 1:
+        raise CommunicationError(
+            f"The ranks are to use {' and '.join(ways)} between hosts.", "Set ACCEL_DISTRIBUTED_ACROSS alike on all."
+        )
+    return ways[0]
+
+
+register()

@@ -1,0 +1,199 @@
+"""oneCCL: where it is, whether it can be compiled against and opened, and opening it.
+
+It is looked for in ``CCL_ROOT``, else where PyPI's wheels put it, else in the system. Its library names others that lie
+beside it and that no search path has; they are opened by their paths, first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from op_builder import env
+from op_builder.errors import LoadError, ToolchainError
+from op_builder.memo import Memo
+from op_builder.outcomes import CheckOutcome, Failed, Passed
+from op_builder.plan import ForeignLibrary
+from op_builder.toolchains.sycl_runtime import open_runtime, wheel_prefixes
+
+INSTALL_REMEDY = "Install oneCCL: pip install 'accel-ops[ccl]', or set CCL_ROOT to an installation."
+
+_HEADERS, _LIBRARY, _OPENS = "oneCCL headers", "oneCCL library", "oneCCL opens"
+_SYSTEM_PREFIXES = (Path("/opt/intel/oneapi/ccl/latest"), Path("/usr/local"), Path("/usr"))
+_LIBRARY_DIRS = ("lib", "lib64", "lib/x86_64-linux-gnu")
+_VERSION = re.compile(r"#define CCL_(MAJOR|MINOR|UPDATE)_VERSION\s+(\d+)")
+_BUILD_DATE = re.compile(r'#define CCL_PRODUCT_BUILD_DATE\s+"([^"]*)"')
+# What the system's loader says of a library that another one names.
+_MISSING = re.compile(r"^(?P<name>[^/:]+): cannot open shared object file")
+_SYCL = "libsycl.so"
+
+_PROBE = """#include <oneapi/ccl.hpp>
+unsigned probe() { ccl::init(); return ccl::get_library_version().major; }
+"""
+_OPEN_IN_CHILD = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from pathlib import Path
+from op_builder.toolchains.oneccl import open_oneccl
+open_oneccl(Path(sys.argv[2]))
+"""
+
+
+@dataclass(frozen=True)
+class OneCCL:
+    """An installation of oneCCL.
+
+    Attributes:
+        prefix: the directory with its ``include/`` and ``lib/``.
+        library: its file, ``libccl.so``.
+        version: of its headers with the date of its build; empty where there are no headers.
+    """
+
+    prefix: Path
+    library: Path
+    version: str
+
+    @property
+    def include_dir(self) -> Path:
+        return self.prefix / "include"
+
+    @property
+    def as_library(self) -> ForeignLibrary:
+        """As a plan names it."""
+        return ForeignLibrary("ccl", self.version, self.include_dir, self.library)
+
+
+def find_oneccl() -> OneCCL | None:
+    """The oneCCL of this machine: that of ``CCL_ROOT`` and no other, else the first there is."""
+    named = env.CCL_ROOT.get()
+    prefixes = [named] if named is not None else [*wheel_prefixes(), *_SYSTEM_PREFIXES]
+    return next((found for found in map(oneccl_in, prefixes) if found is not None), None)
+
+
+def oneccl_in(prefix: Path) -> OneCCL | None:
+    """The oneCCL of a prefix, None where it has no library of it."""
+    candidates = (prefix / directory / "libccl.so" for directory in _LIBRARY_DIRS)
+    library = next((path for path in candidates if path.exists()), None)
+    if library is None:
+        return None
+    config = prefix / "include" / "oneapi" / "ccl" / "config.h"
+    version = _version(config, config.stat().st_mtime_ns) if config.exists() else ""
+    return OneCCL(prefix, library, version)
+
+
+@lru_cache(maxsize=16)
+def _version(config: Path, _changed_ns: int) -> str:
+    text = config.read_text(encoding="utf-8", errors="replace")
+    numbers = dict(_VERSION.findall(text))
+    date = _BUILD_DATE.search(text)
+    return ".".join([*(numbers.get(part, "0") for part in ("MAJOR", "MINOR", "UPDATE")), date[1] if date else "?"])
+
+
+def require_oneccl() -> OneCCL:
+    """:func:`find_oneccl`, and an error where there is none.
+
+    Raises:
+        ToolchainError: there is none.
+    """
+    found = find_oneccl()
+    if found is None:
+        named = env.CCL_ROOT.get()
+        places = f"CCL_ROOT={named} has no lib/libccl.so" if named is not None else "no libccl.so is installed"
+        raise ToolchainError(f"oneCCL was not found: {places}.", INSTALL_REMEDY)
+    return found
+
+
+def build_check(memo: Memo) -> CheckOutcome:
+    """The host compiler compiles a small program against oneCCL, and links it."""
+    from op_builder.probes import remembered_failure_of
+    from op_builder.toolchains.compiler import find_cxx
+
+    oneccl = require_oneccl()
+    if not oneccl.version:
+        return Failed(_HEADERS, f"{oneccl.prefix} has oneCCL's library, and no oneapi/ccl.hpp.", INSTALL_REMEDY)
+    compiler = find_cxx(memo)
+
+    def compile_and_link(directory: Path) -> list[str]:
+        (directory / "probe.cpp").write_text(_PROBE)
+        places = ["-isystem", str(oneccl.include_dir), f"-L{oneccl.library.parent}"]
+        flags = ["-std=c++17", "-fPIC", "-shared", "-Wl,--no-as-needed"]
+        return [*compiler.command, *flags, *places, "probe.cpp", "-lccl", "-o", "probe.so"]
+
+    subject = f"oneccl {compiler.identity} {oneccl.prefix} {oneccl.version} {_PROBE}"
+    failure = remembered_failure_of(compile_and_link, subject, [compiler.path, str(oneccl.library)], memo)
+    if failure:
+        return Failed(
+            _HEADERS, f"{compiler.command[0]} cannot compile against {oneccl.prefix}: {failure}", _reinstall()
+        )
+    return Passed(_HEADERS, f"oneCCL {oneccl.version} in {oneccl.prefix}")
+
+
+def load_check(memo: Memo) -> CheckOutcome:
+    """A process can open oneCCL, with all that it needs."""
+    from op_builder.probes import remembered_failure_of
+
+    oneccl = require_oneccl()
+    path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
+
+    def open_in_child(_directory: Path) -> list[str]:
+        return [sys.executable, "-c", _OPEN_IN_CHILD, path, str(oneccl.library)]
+
+    subject = f"opens oneccl {sys.executable} {oneccl.library}"
+    failure = remembered_failure_of(open_in_child, subject, [str(oneccl.library)], memo)
+    if failure:
+        return Failed(_OPENS, f"{oneccl.library} cannot be opened: {failure}", _reinstall())
+    return Passed(_OPENS, str(oneccl.library))
+
+
+def _reinstall() -> str:
+    return "Reinstall it: pip install --force-reinstall 'accel-ops[ccl]'; or set CCL_ROOT to another installation."
+
+
+def oneccl_variables(library: Path) -> dict[str, str]:
+    """The variables that oneCCL reads, with what they are to be; those that the user has set stay his."""
+    # The other transport, mpi, wants ranks that mpirun started; oneCCL warns of each variable that is set.
+    wanted = {env.CCL_ATL_TRANSPORT: "ofi", env.CCL_LOG_LEVEL: "error"}
+    fabric = library.parent / "libfabric.so.1"
+    if fabric.exists():
+        # As impi-rt's wheel has them; libfabric itself would look where it was built.
+        wanted[env.CCL_OFI_LIBRARY_PATH] = str(fabric)
+        wanted[env.FI_PROVIDER_PATH] = str(library.parent)
+    return {variable.name: value for variable, value in wanted.items() if variable.raw() is None}
+
+
+def open_oneccl(library: Path, cache_root: Path | None = None) -> None:
+    """Open oneCCL's library in this process, and before it what it names and no search path has.
+
+    Args:
+        cache_root: the cache directory, where a SYCL runtime that has to be opened is to keep what it compiles.
+
+    Raises:
+        LoadError: it cannot be opened; says what is missing.
+    """
+    env.set_for_libraries(oneccl_variables(library))
+    _open(library, cache_root, set())
+
+
+def _open(path: Path, cache_root: Path | None, tried: set[str]) -> None:
+    import ctypes  # not at the top: importing it opens a library
+
+    while True:
+        try:
+            ctypes.CDLL(str(path))
+            return
+        except OSError as error:
+            missing = _MISSING.match(str(error))
+            name = missing["name"] if missing is not None else ""
+            beside = path.parent / name
+            is_sycl = name.startswith(_SYCL)
+            if not name or name in tried or not (is_sycl or beside.exists()):
+                raise LoadError(f"{path} cannot be opened: {error}.", INSTALL_REMEDY) from error
+        tried.add(name)
+        if is_sycl:  # one process, one libsycl
+            open_runtime(cache_root or path.parent, name)
+        else:
+            _open(beside, cache_root, tried)

@@ -1,0 +1,56 @@
+"""The example: ranks that write together write what one writes, and it says who reduced."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from examples.characters.model import CharacterTransformer, Shape
+from examples.parallel_generation import __main__ as example
+from examples.parallel_generation import ranks
+from examples.parallel_generation.decoder import write
+
+SMALL = ["--steps", "3", "--batch", "2", "--length", "6", "--width", "16", "--layers", "1"]
+
+
+def test_two_ranks_write_the_same_text_and_shared_memory_did_the_reductions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert example.main(SMALL) == 0
+    told = capsys.readouterr().out
+    # Two for each block and place, of the first call's and of the measured one's 2 and 6 characters after 16.
+    assert f"{2 * (17 + 21)} all-reduces in shared memory, 0 by gloo; the same text" in told
+    assert "2 ranks, gloo" in told
+    assert "What the model writes:" in told
+
+
+def test_another_text_is_told_and_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def garbled(task: ranks.Task, _size: int, _backend: str) -> ranks.Written:
+        alone = ranks.write_alone(task)
+        return dataclasses.replace(alone, texts=alone.texts + 1)
+
+    monkeypatch.setattr(example, "write_together", garbled)
+    assert example.main(SMALL) == 1
+    assert "ANOTHER TEXT" in capsys.readouterr().out
+
+
+def test_the_shares_of_all_ranks_add_up_to_the_whole_model() -> None:
+    torch.manual_seed(0)
+    model = CharacterTransformer(Shape(alphabet=11, context=12, width=32, heads=4, layers=2)).eval()
+    starts = torch.randint(11, (3, 5))
+    texts = write(model, starts, 7, 0, 1, lambda _: None)
+    for place in range(5, 12):  # the model itself, which sees the whole text each time
+        with torch.no_grad():
+            likeliest = model(texts[:, :place])[:, -1].argmax(dim=1)
+        assert torch.equal(likeliest, texts[:, place])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [(["--steps", "0"], "at least one"), (["--ranks", "3"], "must divide"), (["--width", "20"], "must divide")],
+)
+def test_bad_options_are_refused(options: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        example.main(options)
+    assert caught.value.code == 2
+    assert told in capsys.readouterr().err

@@ -1,0 +1,194 @@
+"""What the ranks of test_ccl_comm.py run."""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from op_builder.cpu import CCLCommBuilder
+from op_builder.errors import CommunicationError, OpArgumentError
+from op_builder.ops.native.ccl_comm import CCLCommModule
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+TYPES = (*FLOATS, torch.int32, torch.int64, torch.int8, torch.uint8)
+
+
+class Reduction(enum.Enum):
+    """Somebody's own enumeration, made after torch's."""
+
+    SUM = 0
+
+
+def module(rank: int, size: int, directory: str, timeout_s: float = 60) -> CCLCommModule:
+    torch.set_num_threads(1)
+    loaded: CCLCommModule = CCLCommBuilder().load()
+    loaded.initialize(size, rank, told(directory, "world", loaded.get_kvs_addr(rank), size), timeout_s=timeout_s)
+    return loaded
+
+
+def told(directory: str, name: str, address: list[int], size: int) -> list[int]:
+    """The address that one rank has, on all of them."""
+    store = dist.FileStore(str(Path(directory) / f"store_{name}"), size)
+    if any(address):
+        store.set("address", bytes(address))
+    return list(store.get("address"))
+
+
+def values_of(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    return (torch.arange(numel) % 5 + rank + 1).to(dtype)  # all products and sums are whole and small
+
+
+def expected(size: int, numel: int, dtype: torch.dtype, op: Any) -> torch.Tensor:
+    every = torch.stack([values_of(rank, numel, torch.float64) for rank in range(size)])
+    operations = dist.ReduceOp
+    reduced = {
+        operations.SUM: every.sum(0),
+        operations.AVG: every.mean(0),
+        operations.PRODUCT: every.prod(0),
+        operations.MIN: every.amin(0),
+        operations.MAX: every.amax(0),
+    }[op]
+    return reduced.to(dtype)
+
+
+def everything(rank: int, size: int, directory: str) -> dict[str, Any]:
+    ccl = module(rank, size, directory)
+    operations = dist.ReduceOp
+    assert (ccl.get_rank(), ccl.get_world_size(), ccl.get_rank(0), ccl.get_world_size(None)) == (rank, size, rank, size)
+    for dtype in TYPES:
+        for op in (operations.SUM, operations.PRODUCT, operations.MIN, operations.MAX, operations.AVG):
+            if op == operations.AVG and dtype not in FLOATS:
+                continue
+            for numel in (1, 7, 3000):
+                tensor = values_of(rank, numel, dtype)
+                ccl.all_reduce(tensor, op, 0, False)
+                assert torch.allclose(tensor.double(), expected(size, numel, dtype, op).double()), (dtype, op, numel)
+        for src in range(size):
+            tensor = values_of(rank, 11, dtype)
+            ccl.broadcast(tensor, src, [], False)
+            assert torch.equal(tensor, values_of(src, 11, dtype)), (dtype, src)
+    flags = torch.tensor([rank == 1, rank == 0])
+    ccl.broadcast(flags, 1, None, False)
+    assert flags.tolist() == [True, False]
+    large = torch.full((3 << 20,), float(rank))
+    ccl.all_reduce(large, operations.SUM)
+    assert torch.equal(large, torch.full((3 << 20,), float(sum(range(size)))))
+    for op in (Reduction.SUM, operations(operations.SUM), operations.SUM):
+        tensor = values_of(rank, 3, torch.float32)
+        assert ccl.inference_all_reduce(tensor, op) is tensor
+        assert torch.equal(tensor, expected(size, 3, torch.float32, operations.SUM))
+    for number in range(3):  # the plan of the first is used again
+        tensor = values_of(rank, 100, torch.float32) + number
+        ccl.all_reduce_caching(tensor, operations.SUM, "weights", 0, False)
+        assert torch.equal(tensor, expected(size, 100, torch.float32, operations.SUM) + number * size)
+    ccl.barrier(0, False)
+    _asynchronous(ccl, rank, size, directory)
+    _groups(ccl, rank, size, directory)
+    _refusals(ccl)
+    torch.library.opcheck(
+        ccl.ops.inference_all_reduce,
+        (torch.ones(3), ccl.new_communicator(1, 0, ccl.get_sub_kvs_addr(True))._number, "sum", 60000),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+    return {"collectives": ccl.get_available_coll()}
+
+
+def _asynchronous(ccl: CCLCommModule, rank: int, size: int, directory: str) -> None:
+    operations = dist.ReduceOp
+    tensors = [values_of(rank, 50, torch.float32) + number for number in range(8)]
+    works = [ccl.all_reduce(tensor, operations.SUM, 0, **{"async": True}) for tensor in tensors]
+    works.append(ccl.barrier(0, True))
+    for work in reversed(works):
+        assert work.wait()
+        assert work.is_completed()
+    for number, tensor in enumerate(tensors):
+        assert torch.equal(tensor, expected(size, 50, torch.float32, operations.SUM) + number * size)
+    # Only one rank has begun, so it cannot have finished; the other begins when it is told to.
+    late = torch.ones(5)
+    if rank == 0:
+        work = ccl.all_reduce(late, operations.AVG, 0, True)
+        assert not work.is_completed()
+    _meet_elsewhere(rank, size, directory)
+    if rank != 0:
+        work = ccl.all_reduce(late, operations.AVG, 0, True)
+    work.wait()
+    assert torch.equal(late, torch.ones(5))
+
+
+def _meet_elsewhere(rank: int, size: int, directory: str) -> None:
+    """The ranks meet without oneCCL."""
+    store = dist.FileStore(str(Path(directory) / "turns"), size)
+    store.set(f"here{rank}", "1")
+    for other in range(size):
+        store.get(f"here{other}")
+
+
+def _groups(ccl: CCLCommModule, rank: int, size: int, directory: str) -> None:
+    ranks = [size - 1, 0]  # in another order than the world has them
+    if rank in ranks:
+        place = ranks.index(rank)
+        address = told(directory, "group", ccl.get_sub_kvs_addr(place == 0), 2)
+        ccl.initialize_sub_comm(2, place, torch.tensor(address, dtype=torch.uint8), ranks)
+        assert (ccl.get_rank(ranks), ccl.get_world_size(ranks)) == (place, 2)
+        tensor = torch.full((4,), float(rank))
+        ccl.all_reduce(tensor, dist.ReduceOp.SUM, ranks, False)
+        assert torch.equal(tensor, torch.full((4,), float(size - 1)))
+        tensor = torch.full((4,), float(rank))
+        ccl.broadcast(tensor, size - 1, ranks, False)  # by its rank in the world
+        assert torch.equal(tensor, torch.full((4,), float(size - 1)))
+        ccl.barrier(ranks, False)
+
+
+def _refusals(ccl: CCLCommModule) -> None:
+    one = torch.ones(4)
+    calls = [
+        lambda: ccl.all_reduce(torch.ones(4, 4).t(), dist.ReduceOp.SUM),
+        lambda: ccl.all_reduce(torch.ones(2, dtype=torch.complex64), dist.ReduceOp.SUM),
+        lambda: ccl.all_reduce(torch.ones(2, device="meta"), dist.ReduceOp.SUM),
+        lambda: ccl.all_reduce(torch.ones(2, dtype=torch.int32), dist.ReduceOp.AVG),
+        lambda: ccl.all_reduce(one, dist.ReduceOp.BAND),
+        lambda: ccl.all_reduce(one, dist.ReduceOp.SUM, [0, 77]),
+        lambda: ccl.all_reduce(one, dist.ReduceOp.SUM, 5),
+        lambda: ccl.broadcast(one, 77),
+        lambda: ccl.initialize(2, 0, [0] * 256),
+        lambda: ccl.initialize(2, 0, [1] * 3),
+        lambda: ccl.initialize(2, 2, [1] * 256),
+        lambda: ccl.initialize_sub_comm(2, 0, [1] * 256, [0, 0]),
+    ]
+    for number, call in enumerate(calls):
+        refused = False
+        try:
+            call()
+        except OpArgumentError as error:
+            refused = bool(error.remedy)
+        assert refused, number
+
+
+def a_rank_dies(rank: int, size: int, directory: str) -> list[str]:
+    ccl = module(rank, size, directory, timeout_s=4)
+    ccl.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    seen = []
+    for call in (lambda: ccl.all_reduce(torch.ones(3), dist.ReduceOp.SUM), ccl.barrier):
+        try:
+            call()
+        except CommunicationError as error:
+            seen.append(str(error))
+    return seen
+
+
+def a_rank_does_not_come(rank: int, size: int, directory: str) -> str:
+    if rank == 1:
+        return ""
+    try:
+        module(rank, size, directory, timeout_s=3)
+    except CommunicationError as error:
+        return str(error)
+    return "nothing"

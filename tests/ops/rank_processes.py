@@ -1,0 +1,95 @@
+"""Real ranks: one process each, that run a function of a program file and tell what it returns."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from op_builder import env
+
+ROOT = Path(__file__).resolve().parents[2]
+GUARD_S = 240  # against hangs; nothing is measured by it
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """How one rank ended: what its function returned, None where it did not; its exit status; what it wrote."""
+
+    value: Any
+    status: int
+    told: str
+
+
+def run_ranks(
+    program: Path,
+    function: str,
+    size: int,
+    directory: Path,
+    *,
+    arguments: Sequence[Any] = (),
+    environments: Sequence[Mapping[str, str]] = (),
+    prefixes: Sequence[Sequence[str]] = (),
+) -> list[RankResult]:
+    """Run ``function(rank, size, store_path, *arguments)`` of ``program`` in ``size`` processes.
+
+    Args:
+        directory: empty; the ranks meet in a file in it.
+        environments: for each rank, variables besides.
+        prefixes: for each rank, the beginning of its command line: what starts Python.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    processes = []
+    for rank in range(size):
+        own = dict(environments[rank]) if environments else {}
+        environment = env.child_environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", **own)
+        asked = json.dumps([str(program), function, rank, size, str(directory), list(arguments)])
+        command = [*(prefixes[rank] if prefixes else ()), sys.executable, __file__, asked]
+        file = (directory / f"told{rank}").open("w")
+        processes.append(subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True))
+        file.close()
+    try:
+        for process in processes:
+            process.wait(timeout=GUARD_S)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    return [_result(directory, rank, process.returncode) for rank, process in enumerate(processes)]
+
+
+def values(results: Sequence[RankResult]) -> list[Any]:
+    """What the ranks returned; fails with what they wrote where one did not."""
+    for rank, result in enumerate(results):
+        assert result.status == 0, f"rank {rank} ended with {result.status}:\n{result.told[-6000:]}"
+    return [result.value for result in results]
+
+
+def _result(directory: Path, rank: int, status: int) -> RankResult:
+    value = directory / f"value{rank}"
+    told = (directory / f"told{rank}").read_text(errors="replace")
+    return RankResult(json.loads(value.read_text()) if value.exists() else None, status, told)
+
+
+def _main(asked: str) -> None:
+    program, function, rank, size, directory, arguments = json.loads(asked)
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("rank_program", program)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    value = getattr(module, function)(rank, size, directory, *arguments)
+    Path(directory, f"value{rank}").write_text(json.dumps(value))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

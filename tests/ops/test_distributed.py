@@ -1,0 +1,253 @@
+"""The backend "accel": real ranks, torch's own functions, and what was really done by whom."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from rank_processes import run_ranks, values
+
+from op_builder.errors import CommunicationError, EnvironmentValueError, OpArgumentError
+from op_builder.host.shm_comm import ShareMemCommBuilder
+from op_builder.ops import distributed
+from op_builder.ops.distributed_collectives import require_across
+from op_builder.ops.distributed_hosts import Layout, RankFacts, exchange, host_identity, layout
+from op_builder.ops.distributed_work import WorkQueue
+
+PROGRAM = Path(__file__).with_name("distributed_programs.py")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built() -> None:
+    """The op is compiled once, by nobody who is waited for."""
+    ShareMemCommBuilder().load()
+
+
+def ranks(function: str, size: int, directory: Path, **options: Any) -> list[Any]:
+    return values(run_ranks(PROGRAM, function, size, directory, **options))
+
+
+# Collectives ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def told_by_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What two ranks return that run several functions, one after another."""
+    names = ["all_collectives", "what_gloo_does", "method_names", "asynchronous"]
+    return ranks("several", 2, tmp_path_factory.mktemp("two"), arguments=[names])
+
+
+def require_all_ours(told: dict[str, Any]) -> None:
+    assert told["gloo"] == {}
+    assert set(told["ours"]) >= {"allreduce", "allgather", "broadcast", "reduce_scatter", "barrier"}
+    # 3 ops x 4 types and avg of the three that have it, at 3 lengths; one not contiguous and one empty.
+    assert told["ours"]["allreduce"] == (3 * 4 + 3) * 3 + 2
+
+
+def test_every_collective_gives_what_it_is_to_give_and_none_went_to_gloo(told_by_two: list[dict[str, Any]]) -> None:
+    for told in told_by_two:
+        require_all_ours(told["all_collectives"])
+        assert told["all_collectives"]["hosts"] == [[0, 1]]
+
+
+def test_what_is_not_covered_is_right_and_counted_for_gloo(told_by_two: list[dict[str, Any]]) -> None:
+    for told in told_by_two:
+        assert told["what_gloo_does"]["ours"] == {}
+        assert told["what_gloo_does"]["gloo"]["allreduce"] == 2
+        assert set(told["what_gloo_does"]["gloo"]) >= {"gather", "scatter", "reduce"}
+
+
+def test_every_method_name_old_and_new_is_ours(told_by_two: list[dict[str, Any]]) -> None:
+    for told in told_by_two:
+        assert told["method_names"]["gloo"] == {}
+        assert len(told["method_names"]["ours"]) == 14
+
+
+def test_asynchronous_collectives_are_done_in_order_and_wait_for_nobody(told_by_two: list[dict[str, Any]]) -> None:
+    assert all(told["asynchronous"] for told in told_by_two)
+
+
+def test_subsets_meshes_and_groups_that_are_made_again(tmp_path: Path) -> None:
+    assert ranks("groups", 4, tmp_path) == [[1, 1], [], [], [1, 1]]
+
+
+# Hosts ---------------------------------------------------------------------------------------------
+
+
+def hosts(names: str) -> list[dict[str, str]]:
+    return [{"ACCEL_HOST_ID": name, "GLOO_SOCKET_IFNAME": "lo"} for name in names]
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ("aba", [[0, 2], [1]]),
+        pytest.param("aabb", [[0, 1], [2, 3]], marks=pytest.mark.slow),
+        pytest.param("abcab", [[0, 3], [1, 4], [2]], marks=pytest.mark.slow),
+    ],
+)
+def test_every_collective_across_hosts_through_gloo(names: str, found: list[list[int]], tmp_path: Path) -> None:
+    for told in ranks("all_collectives", len(names), tmp_path, environments=hosts(names)):
+        require_all_ours(told)
+        assert told["hosts"] == found
+
+
+def test_two_ways_between_hosts_are_an_error_that_says_so(tmp_path: Path) -> None:
+    environments = hosts("ab")
+    environments[1]["ACCEL_DISTRIBUTED_ACROSS"] = "ccl"
+    results = run_ranks(PROGRAM, "layout_of_hosts", 2, tmp_path, environments=environments)
+    for result in results:
+        assert result.status != 0
+        assert "Set ACCEL_DISTRIBUTED_ACROSS alike" in result.told
+
+
+def test_an_unknown_way_between_hosts_is_refused() -> None:
+    with pytest.raises(EnvironmentValueError, match="gloo or ccl"):
+        require_across("pigeons")
+
+
+def test_processes_of_one_machine_have_one_identity_and_a_name_replaces_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ACCEL_HOST_ID", raising=False)
+    assert host_identity() == host_identity() != ""
+    monkeypatch.setenv("ACCEL_HOST_ID", "shelf 7")
+    assert host_identity() == "shelf 7"
+
+
+def test_the_layout_says_who_leads_and_who_is_where() -> None:
+    facts = [RankFacts(host, "", "gloo") for host in "abbac"]
+    found = layout(3, facts)
+    assert found == Layout(3, ((0, 3), (1, 2), (4,)))
+    assert (found.size, found.host, found.local_ranks, found.local_rank) == (5, 0, (0, 3), 1)
+    assert not found.is_leader
+    assert layout(1, facts).is_leader
+    assert [found.host_of(rank) for rank in range(5)] == [0, 1, 1, 0, 2]
+    assert not found.are_in_order
+    assert layout(0, facts[1:3]).are_in_order
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=0.2))
+    with pytest.raises(CommunicationError, match="Rank 1 of the group did not come"):
+        exchange(store, 0, 2, RankFacts("a", "", "gloo"))
+
+
+# When something is missing -------------------------------------------------------------------------
+
+
+def test_a_killed_rank_is_named_by_all_others_however_they_wait(tmp_path: Path) -> None:
+    results = run_ranks(PROGRAM, "a_rank_dies", 4, tmp_path, arguments=[20])
+    assert results[1].status == -9
+    for survivor in (results[0], results[2], results[3]):
+        assert survivor.status == 0, survivor.told
+        assert "rank 1" in survivor.value.lower()
+
+
+def test_a_killed_rank_of_a_subset_is_named_as_the_program_knows_it(tmp_path: Path) -> None:
+    results = run_ranks(PROGRAM, "a_rank_of_a_subset_dies", 3, tmp_path)
+    assert results[2].status == -9
+    assert "That is rank 2 of the default group." in results[1].value
+    assert results[1].value.endswith("[2]")
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_an_error_on_all_others_across_hosts(tmp_path: Path) -> None:
+    results = run_ranks(PROGRAM, "a_rank_dies", 4, tmp_path, arguments=[10], environments=hosts("aabb"))
+    assert results[1].status == -9
+    assert "rank 1" in results[0].value.lower()
+    for result in (results[2], results[3]):
+        assert result.status == 0, result.told
+        assert result.value != "nothing"
+
+
+def test_where_one_rank_cannot_load_the_op_gloo_does_all_and_a_warning_says_why(tmp_path: Path) -> None:
+    environments = [{}, {"ACCEL_JIT": "0", "ACCEL_CACHE_DIR": str(tmp_path / "empty")}]
+    results = run_ranks(PROGRAM, "without_the_op", 2, tmp_path / "ranks", environments=environments)
+    for result in results:
+        assert result.status == 0, result.told
+        assert result.value == {"ours": {}, "gloo": {"allreduce": 1, "barrier": 1}}
+        assert "rank 1 cannot use shared memory" in result.told
+        assert "Unset ACCEL_JIT" in result.told
+
+
+def test_only_groups_of_this_backend_count() -> None:
+    with pytest.raises(OpArgumentError, match="counts nothing"):
+        distributed.collective_counts()
+
+
+def test_registering_again_does_nothing() -> None:
+    before = list(dist.Backend.backend_list)
+    distributed.register()
+    assert list(dist.Backend.backend_list) == before
+    assert "accel" in before
+
+
+# The queue -----------------------------------------------------------------------------------------
+
+
+def test_the_queue_keeps_the_order_whoever_does_the_work() -> None:
+    queue, done = WorkQueue("a test"), []
+    works = [queue.submit(lambda number=number: done.append(number), []) for number in range(50)]
+    queue.run(lambda: done.append(50))
+    assert done == list(range(51))
+    assert all(work.is_success() and work.wait() for work in works)
+
+
+def test_an_error_in_the_queue_is_raised_by_wait_and_the_future_and_the_next_goes_on() -> None:
+    queue = WorkQueue("a test")
+
+    def fail() -> None:
+        raise ValueError("broken")
+
+    failing, good = queue.submit(fail, []), queue.submit(lambda: None, [])
+    for _ in range(2):
+        with pytest.raises(ValueError, match="broken"):
+            failing.wait()
+    assert isinstance(failing.exception(), ValueError)
+    assert failing.is_completed()
+    assert not failing.is_success()
+    with pytest.raises(ValueError, match="broken"):
+        failing.get_future().wait()
+    assert good.wait()
+
+
+def test_a_wait_with_a_timeout_says_that_it_ended() -> None:
+    queue, held = WorkQueue("a test"), threading.Event()
+    queue.submit(lambda: held.wait() and None, [])
+    behind = queue.submit(lambda: None, [])
+    while not queue._turn.locked():  # the thread has begun
+        pass
+    with pytest.raises(CommunicationError, match=r"did not end within 0\.05 s"):
+        behind.wait(timedelta(seconds=0.05))
+    held.set()
+    assert behind.wait()
+
+
+def test_a_closed_queue_fails_what_waits_and_takes_nothing() -> None:
+    queue, held = WorkQueue("a test"), threading.Event()
+    queue.submit(lambda: held.wait() and None, [])
+    while not queue._turn.locked():
+        pass
+    behind = queue.submit(lambda: None, [])
+    queue.close(CommunicationError("gone"))
+    held.set()
+    with pytest.raises(CommunicationError, match="gone"):
+        behind.wait()
+    with pytest.raises(CommunicationError, match="destroyed"):
+        queue.submit(lambda: None, [])
+    with pytest.raises(CommunicationError, match="destroyed"):
+        queue.run(lambda: None)
+
+
+def test_the_thread_of_a_queue_that_nobody_has_ends() -> None:
+    queue = WorkQueue("a test that ends")
+    queue.submit(lambda: None, []).wait()
+    thread = queue._thread
+    assert thread is not None
+    del queue
+    thread.join(timeout=60)
+    assert not thread.is_alive()
