@@ -51,7 +51,7 @@ bool is_interrupted_by_python() {
   return has_raised;
 }
 
-void know_python(std::vector<std::int64_t> addresses) {
+void know_python(const std::vector<std::int64_t>& addresses) {
   if (addresses.size() == accel::Python::kCount) {
     std::memcpy(&python, addresses.data(), sizeof(python));
   }
@@ -76,37 +76,32 @@ std::vector<std::int64_t> create_segment(std::int64_t size_bytes) {
   return {descriptor, error};
 }
 
-std::vector<int> as_descriptors(const std::vector<std::int64_t>& numbers) {
-  return std::vector<int>(numbers.begin(), numbers.end());
-}
-
-std::int64_t segment_bytes(std::int64_t slot_bytes) { return comm::SlotLayout{slot_bytes}.segment_bytes(); }
-
-// The group's number, or -errno. Takes over the descriptors. `numbers`: timeout and spinning in ns, bytes of a slot and
-// up to which all read all.
-std::int64_t open_group(std::int64_t rank, std::vector<std::int64_t> descriptors, std::vector<std::int64_t> is_here,
-                  std::vector<std::int64_t> numbers, std::string isa) {
-  comm::GroupSettings settings{static_cast<int>(rank),
-                               {numbers.at(0), numbers.at(1)},
-                               {numbers.at(2), numbers.at(3)},
-                               accel::cpu::Isa::baseline,
-                               is_interrupted_by_python};
-  if (!accel::cpu::parse_isa(isa.c_str(), &settings.isa) || !accel::cpu::isa_supported(settings.isa)) {
-    accel::refuse("The instruction set " + isa + " is not one of this CPU.", "Correct or unset ACCEL_CPU_ISA.");
-  }
+// The group's number, or -errno. `numbers`: rank, size, timeout and spinning in ns, bytes of a slot and up to which all
+// read all, the instruction set; then the ranks' descriptors, which become the group's, and whether each is a thread of
+// this process.
+std::int64_t open_group(const std::vector<std::int64_t>& numbers) {
+  const std::int64_t* const given = numbers.data();
+  const comm::GroupSettings settings{static_cast<int>(given[0]),
+                                     {given[2], given[3]},
+                                     {given[4], given[5]},
+                                     static_cast<accel::cpu::Isa>(given[6]),
+                                     is_interrupted_by_python};
+  const std::int64_t* const descriptors = given + 7;
+  const std::int64_t* const is_here = descriptors + given[1];
   int error = 0;
-  auto group = std::make_shared<comm::Group>(settings, as_descriptors(descriptors),
-                                             std::vector<bool>(is_here.begin(), is_here.end()), error);
+  auto group = std::make_shared<comm::Group>(settings, std::vector<int>(descriptors, is_here),
+                                             std::vector<bool>(is_here, is_here + given[1]), error);
   return error != 0 ? -error : groups().add(std::move(group));
 }
 
 void leave(std::int64_t group) { groups().find(group)->leave(); }
 void forget(std::int64_t group) { groups().remove(group); }
 
-// [address of this rank's part, 0], or [0, errno]. The descriptors stay the caller's.
-std::vector<std::int64_t> attach(std::int64_t group, std::vector<std::int64_t> descriptors, std::int64_t size_bytes) {
+// [address of this rank's part, 0], or [0, errno]. `numbers`: group, bytes, and the descriptors, which stay the caller's.
+std::vector<std::int64_t> attach(const std::vector<std::int64_t>& numbers) {
+  const std::vector<int> descriptors(numbers.begin() + 2, numbers.end());
   int error = 0;
-  const auto memory = groups().find(group)->add_symmetric(as_descriptors(descriptors), size_bytes, error);
+  const auto memory = groups().find(numbers[0])->add_symmetric(descriptors, numbers[1], error);
   if (memory == nullptr) {
     return {0, error};
   }
@@ -307,6 +302,41 @@ std::int64_t python_method() {
   return is_usable ? reinterpret_cast<std::int64_t>(&method) : 0;
 }
 
+// What is no collective, by number and with numbers alone: torch's templates for one op take as long to compile as all
+// of this. op_builder/ops/native/shared_memory_native.py has the names; it passes as many numbers as are used.
+std::vector<std::int64_t> control(std::int64_t what, std::vector<std::int64_t> numbers) {
+  switch (what) {
+    case 0:
+      know_python(numbers);
+      return {};
+    case 1:
+      return {python_method()};
+    case 2:
+      return take_raised();
+    case 3:
+      return create_segment(numbers.at(0));
+    case 4:
+      return {comm::SlotLayout{numbers.at(0)}.segment_bytes()};
+    case 5:
+      return {open_group(numbers)};
+    case 6:
+      leave(numbers.at(0));
+      return {};
+    case 7:
+      forget(numbers.at(0));
+      return {};
+    case 8:
+      return attach(numbers);
+    case 9:
+      release(numbers.at(0), numbers.at(1));
+      return {};
+    case 10:
+      return failure(numbers.at(0));
+    default:
+      return {};
+  }
+}
+
 // Without memory: what the results look like.
 Tensor all_reduce_meta(Tensor tensor, std::int64_t, std::int64_t) { return torch::stable::empty_like(tensor); }
 void all_reduce_in_place_meta(Tensor, std::int64_t, std::int64_t) {}
@@ -315,18 +345,8 @@ void all_gather_meta(Tensor, Tensor, std::int64_t) {}
 void broadcast_meta(Tensor, std::int64_t, std::int64_t) {}
 
 void define(accel::Library& library) {
-  library.def("know_python(int[] addresses) -> ()");
-  library.def("python_method() -> int");
+  library.def("control(int what, int[] numbers) -> int[]");
   library.def("explain(int group) -> str");
-  library.def("take_raised() -> int[]");
-  library.def("create_segment(int size_bytes) -> int[]");
-  library.def("segment_bytes(int slot_bytes) -> int");
-  library.def("open(int rank, int[] descriptors, int[] is_here, int[] numbers, str isa) -> int");
-  library.def("leave(int group) -> ()");
-  library.def("forget(int group) -> ()");
-  library.def("attach(int group, int[] descriptors, int size_bytes) -> int[]");
-  library.def("release(int group, int address) -> ()");
-  library.def("failure(int group) -> int[]");
   library.def("barrier(int group) -> ()");
   library.def("all_reduce(Tensor x, int group, int reduction) -> Tensor");
   library.def("all_reduce_(Tensor(a!) x, int group, int reduction) -> ()");
@@ -336,18 +356,8 @@ void define(accel::Library& library) {
 }
 
 void implement(accel::Library& library) {
-  library.impl("know_python", TORCH_BOX(&know_python));
-  library.impl("python_method", TORCH_BOX(&python_method));
+  library.impl("control", TORCH_BOX(&control));
   library.impl("explain", TORCH_BOX(&explain));
-  library.impl("take_raised", TORCH_BOX(&take_raised));
-  library.impl("create_segment", TORCH_BOX(&create_segment));
-  library.impl("segment_bytes", TORCH_BOX(&segment_bytes));
-  library.impl("open", TORCH_BOX(&open_group));
-  library.impl("leave", TORCH_BOX(&leave));
-  library.impl("forget", TORCH_BOX(&forget));
-  library.impl("attach", TORCH_BOX(&attach));
-  library.impl("release", TORCH_BOX(&release));
-  library.impl("failure", TORCH_BOX(&failure));
   library.impl("barrier", TORCH_BOX(&barrier));
 }
 

@@ -16,6 +16,7 @@ from op_builder import cpu_isa
 from op_builder.errors import OpArgumentError, SharedMemoryCommError
 from op_builder.ops.native.arguments import explained, untraced
 from op_builder.ops.native.shared_memory_meeting import Meeting
+from op_builder.ops.native.shared_memory_native import NativeGroups
 from op_builder.ops.native.shared_memory_python import quick_all_reduce, raise_interruption
 from op_builder.ops.native.shared_memory_segments import shared_segments, space_error
 
@@ -73,18 +74,18 @@ class SharedMemoryGroup:
         timeout_s: how long one wait for another rank may take.
     """
 
-    def __init__(self, ops: Any, place: GroupPlace) -> None:
+    def __init__(self, native: NativeGroups, place: GroupPlace) -> None:
         self.size = place.size
         self.rank = place.rank
         self.timeout_s = place.timeout_s
-        self._ops = ops
+        self._native = native
         self._place = place
         self._symmetric_count = 0
-        self._all_reduce = ops.all_reduce.default
-        self._all_reduce_ = ops.all_reduce_.default
-        self._number = _open(ops, place)
-        self._quickly = quick_all_reduce(ops, self._number)
-        self._closer = weakref.finalize(self, _close, ops, self._number, os.getpid())
+        self._all_reduce = native.ops.all_reduce.default
+        self._all_reduce_ = native.ops.all_reduce_.default
+        self._number = _open(native, place)
+        self._quickly = quick_all_reduce(native, self._number)
+        self._closer = weakref.finalize(self, _close, native, self._number, os.getpid())
         meeting = place.meeting("ranks")
         try:
             self.barrier()  # when it is over, all have mapped all
@@ -224,20 +225,20 @@ class SharedMemoryGroup:
             return torch.zeros(sizes, dtype=dtype)
         size_bytes = count * dtype.itemsize
         with explained():
-            number, *_ = self._ops.failure(self._number)
+            number, *_ = self._native.failure(self._number)
         if _KINDS[number] not in ("none", "mismatch"):
             self._fail("empty_symmetric")
         meeting = self._place.meeting(f"symmetric_{self._symmetric_count}")
         self._symmetric_count += 1
-        descriptors = shared_segments(self._ops, meeting, size_bytes, self.size)[1]
+        descriptors = shared_segments(self._native, meeting, size_bytes, self.size)[1]
         try:
-            address, number = self._ops.attach(self._number, descriptors, size_bytes)
+            address, number = self._native.attach(self._number, descriptors, size_bytes)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
         if address:
             buffer = (ctypes.c_char * size_bytes).from_address(address)
-            finalizer = weakref.finalize(buffer, self._ops.release, self._number, address)
+            finalizer = weakref.finalize(buffer, self._native.release, self._number, address)
             finalizer.atexit = False  # tensors that live until the process ends may be read until then
         self.barrier()
         meeting.forget()
@@ -253,7 +254,7 @@ class SharedMemoryGroup:
         self._closer()
 
     def _call(self, operation: str, tensors: tuple[torch.Tensor, ...], *numbers: int) -> None:
-        op = getattr(self._ops, operation).default
+        op = getattr(self._native.ops, operation).default
         if torch.compiler.is_compiling():
             op(*tensors, *numbers)
             return
@@ -281,11 +282,11 @@ class SharedMemoryGroup:
 
     def _fail(self, operation: str) -> NoReturn:
         """Raise what the last failure of the group means."""
-        number, rank, _, waited_ms = self._ops.failure(self._number)
-        text = self._ops.explain(self._number)
+        number, rank, _, waited_ms = self._native.failure(self._number)
+        text = self._native.explain(self._number)
         kind = _KINDS[number]
         if kind == "interrupted":
-            raise_interruption(self._ops.take_raised())
+            raise_interruption(self._native.take_raised())
         raise SharedMemoryCommError(
             f"{operation} of {self!r} failed: {text}.",
             _REMEDIES.get(kind, ""),
@@ -295,24 +296,25 @@ class SharedMemoryGroup:
         ) from None
 
 
-def _open(ops: Any, place: GroupPlace) -> int:
+def _open(native: NativeGroups, place: GroupPlace) -> int:
     """Make this rank's memory, get that of the others, and map all: the number of the native group."""
     meeting = place.meeting("ranks")
-    told, descriptors = shared_segments(ops, meeting, ops.segment_bytes(_SLOT_BYTES), place.size, is_locked=True)
+    told, descriptors = shared_segments(native, meeting, native.segment_bytes(_SLOT_BYTES), place.size, is_locked=True)
     cores = len({core for facts in told for core in facts.cpus})
     spin_ns = _SPIN_NS if place.size <= cores else 0
-    numbers = [int(place.timeout_s * 1e9), spin_ns, _SLOT_BYTES, _ONE_SHOT_BYTES]
-    here = [int(facts.is_in_this_process) for facts in told]
-    number: int = ops.open(place.rank, descriptors, here, numbers, cpu_isa.chosen_isa())
+    times_ns = (int(place.timeout_s * 1e9), spin_ns)
+    here = [facts.is_in_this_process for facts in told]
+    isa = cpu_isa.chosen_isa()
+    number = native.open(place.rank, descriptors, here, times_ns, (_SLOT_BYTES, _ONE_SHOT_BYTES), isa)
     if number < 0:
-        raise space_error(ops.segment_bytes(_SLOT_BYTES), -number)
+        raise space_error(native.segment_bytes(_SLOT_BYTES), -number)
     return number
 
 
-def _close(ops: Any, number: int, owner: int) -> None:
+def _close(native: NativeGroups, number: int, owner: int) -> None:
     if os.getpid() == owner:  # a fork's copy is no rank
-        ops.leave(number)
-        ops.forget(number)
+        native.leave(number)
+        native.forget(number)
 
 
 def _reduction(op: str) -> int:

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
+from op_builder.ops.native.shared_memory_native import NativeGroups
+
 _REQUIRES_GRAD = sys.intern("requires_grad")
 
 
-def know_python(ops: Any) -> None:
+def know_python(native: NativeGroups) -> None:
     """Tell the native side where Python's own functions are (csrc/bindings/python_call.h).
 
     With them a wait ends when the handler of a signal raises, as it does for Ctrl-C, and small all-reduces need not go
@@ -35,8 +37,8 @@ def know_python(ops: Any) -> None:
         api.PyErr_Clear,
     )
     objects = (None, False, torch.Tensor, _REQUIRES_GRAD, torch._C._len_torch_dispatch_stack)
-    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
-    ops.know_python([*addresses, *map(id, objects), _tensor_exchange()])
+    addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions]
+    native.know_python([*addresses, *map(id, objects), _tensor_exchange()])
 
 
 def _tensor_exchange() -> int:
@@ -49,13 +51,13 @@ def _tensor_exchange() -> int:
     return int(pointer(capsule, b"dlpack_exchange_api"))
 
 
-def quick_all_reduce(ops: Any, number: int) -> Callable[..., Any]:
+def quick_all_reduce(native: NativeGroups, number: int) -> Callable[..., Any]:
     """A function of a group: ``(tensor, reduction)`` or ``(input, output, reduction)``.
 
     It returns the last tensor when it has done it, None where the torch op is to be called instead, False after a
     failure.
     """
-    method = ops.python_method()
+    method = native.python_method()
     if not method:
         return _never
     make = ctypes.pythonapi.PyCFunction_NewEx

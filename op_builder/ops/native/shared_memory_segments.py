@@ -5,16 +5,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from typing import Any
 
 from op_builder.errors import SharedMemoryCommError, SharedMemorySpaceError
 from op_builder.ops.native.shared_memory_meeting import Meeting, RankFacts
+from op_builder.ops.native.shared_memory_native import NativeGroups
 
 _CHECKED_BYTES = 16 << 20  # from here on, whether there is as much memory is asked before it is taken
 
 
 def shared_segments(
-    ops: Any, meeting: Meeting, size_bytes: int, ranks: int, *, is_locked: bool = False
+    native: NativeGroups, meeting: Meeting, size_bytes: int, ranks: int, *, is_locked: bool = False
 ) -> tuple[list[RankFacts], list[int]]:
     """Make a segment, and exchange it: what the ranks told, and the descriptors of all, which are the caller's.
 
@@ -22,7 +22,7 @@ def shared_segments(
     """
     descriptor, failure = -1, None
     try:
-        descriptor = _segment(ops, size_bytes, ranks)
+        descriptor = _segment(native, size_bytes, ranks)
         if is_locked:  # as long as this process lives: the others look at it
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except SharedMemorySpaceError as error:
@@ -37,7 +37,7 @@ def shared_segments(
         raise
 
 
-def _segment(ops: Any, size_bytes: int, ranks: int) -> int:
+def _segment(native: NativeGroups, size_bytes: int, ranks: int) -> int:
     """The descriptor of new shared memory.
 
     Raises:
@@ -55,7 +55,7 @@ def _segment(ops: Any, size_bytes: int, ranks: int) -> int:
                 "Ask for less, or free some memory.",
                 needed_bytes=size_bytes * ranks,
             )
-    descriptor, number = ops.create_segment(size_bytes)
+    descriptor, number = native.create_segment(size_bytes)
     if number:
         raise space_error(size_bytes, number)
     return int(descriptor)

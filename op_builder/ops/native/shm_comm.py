@@ -11,6 +11,7 @@ from op_builder.errors import OpArgumentError
 from op_builder.ops.native.arguments import untraced
 from op_builder.ops.native.shared_memory_group import GroupPlace, SharedMemoryGroup
 from op_builder.ops.native.shared_memory_meeting import default_store
+from op_builder.ops.native.shared_memory_native import NativeGroups
 from op_builder.ops.native.shared_memory_python import know_python
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class ShareMemCommModule:
         self._default: SharedMemoryGroup | None = None
         self._store: Any = None
         self._used_keys: dict[tuple[str, int], int] = {}
-        know_python(ops)
+        self._native = NativeGroups(ops)
+        know_python(self._native)
 
     @untraced
     def initialize(self, size: int, rank: int) -> None:
@@ -106,7 +108,9 @@ class ShareMemCommModule:
         key = f"accel_shm_comm/{name}/{size}"
         number = self._used_keys.get((key, rank), 0)  # by rank, too: ranks may be threads
         self._used_keys[key, rank] = number + 1
-        return SharedMemoryGroup(self.ops, GroupPlace(size, rank, name, store, f"{key}/{number}", float(patience_s)))
+        return SharedMemoryGroup(
+            self._native, GroupPlace(size, rank, name, store, f"{key}/{number}", float(patience_s))
+        )
 
     def _common_store(self, rank: int, timeout_s: float) -> Any:
         if self._store is None:
