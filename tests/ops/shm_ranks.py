@@ -80,5 +80,8 @@ class Ranks:
 
 
 def shared_files() -> set[str]:
-    """What lies in /dev/shm."""
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    """What lies in /dev/shm, but for what other tests and programs put there while these run."""
+    if not os.path.isdir("/dev/shm"):
+        return set()
+    others = ("tmp", "torch_", "sem.", "psm_", "deepspeed")
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(others)}
