@@ -12,6 +12,8 @@ ACCEL_INLINE void store(std::int32_t* target, I32 v) { store_bits(target, v); }
 
 constexpr int kVectors = 4;  // reduced together: the choice of the operation is paid once for all
 constexpr std::int64_t kBlock = kVectors * kLanes;
+// Of a stretch that comes from main memory; the CPU's own prefetching ends at each page.
+constexpr std::int64_t kFetchedAheadBytes = 1 << 10, kLongBytes = 64 << 10;
 
 ACCEL_INLINE F32 sum_of(F32 a, F32 b) { return a + b; }
 ACCEL_INLINE I32 sum_of(I32 a, I32 b) { return (I32)((U32)a + (U32)b); }
@@ -78,7 +80,14 @@ void reduce(const Stretch& stretch) {
   const int out_count = stretch.out_count;
   const Reduction reduction = stretch.reduction;
   const std::int64_t whole = stretch.count - stretch.count % kBlock;
+  const bool is_long = whole * static_cast<std::int64_t>(sizeof(T)) >= kLongBytes;
   for (std::int64_t at = 0; at < whole; at += kBlock) {
+    for (int s = 0; is_long && s < source_count; ++s) {
+      const char* const ahead = reinterpret_cast<const char*>(sources[s] + at) + kFetchedAheadBytes;
+      for (std::int64_t line = 0; line < kBlock * static_cast<std::int64_t>(sizeof(T)); line += 64) {
+        __builtin_prefetch(ahead + line, 0);
+      }
+    }
     VectorOf<T> sums[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       sums[v] = load(sources[0] + at + v * kLanes);
