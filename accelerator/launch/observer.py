@@ -50,6 +50,7 @@ class Observer:
         self._wake_reader, self._wake_writer = os.pipe()
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
         self._stopping = False
+        self.has_watched = False
         self._thread = threading.Thread(target=self._run, name="accel-launch observer", daemon=True)
         self._thread.start()
 
@@ -74,6 +75,7 @@ class Observer:
 
     def watch(self, process_ids: Mapping[int, int]) -> None:
         """The ranks were started: these are their processes, by local rank."""
+        self.has_watched = True
         with self._lock:
             for writer in self._writers:
                 os.close(writer)

@@ -13,6 +13,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,6 +33,7 @@ from accelerator.launch.worker import tell, worker_command
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _RENDEZVOUS_TIMEOUT_S = 900
+_ON_TOP_S = 2.0
 
 
 def run(job: Job, plan: HostPlan) -> int:
@@ -47,6 +49,7 @@ def run(job: Job, plan: HostPlan) -> int:
     if job.log_dir is None:
         directory = Path(tempfile.mkdtemp(prefix="accel-launch-"))  # error files alone
     observer = Observer()
+    _end_in_time(job, observer)
     try:
         agent = _Agent(job, plan, observer, directory)
         result = agent.run()
@@ -185,6 +188,23 @@ def _first(result: RunResult | None, observer: Observer) -> Failure | None:
             )
         )
     return first_failure(failures)
+
+
+def _end_in_time(job: Job, observer: Observer) -> None:
+    """End this process after a signal, also where torch waits for other hosts and lets no handler of Python run."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def wait() -> None:
+        number = os.read(reader, 1)[0]
+        # Without ranks there is nobody to be waited for. Else the main thread is given the time it may take.
+        time.sleep(2 * job.grace_s + _ON_TOP_S if observer.has_watched else _ON_TOP_S)
+        end_processes_of(job.part, job.grace_s)
+        tell(f"{signal.Signals(number).name}: ended without waiting any longer")
+        os._exit(128 + number)
+
+    threading.Thread(target=wait, name="accel-launch deadline", daemon=True).start()
 
 
 def _raise(number: int, _frame: FrameType | None) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,18 @@ def test_failed_ranks_are_started_again(tmp_path: Path) -> None:
     (tmp_path / "once.py").write_text(program)
     assert launch([*TWO, "--max_restarts", "1", "once.py"], tmp_path).returncode == 0
     assert launch(["--num_accelerators", "1", "once.py"], tmp_path).returncode == 3
+
+
+@pytest.mark.slow
+def test_a_launcher_that_waits_for_other_hosts_ends_when_told_to(tmp_path: Path) -> None:
+    alone = ["--num_nodes", "2", "--master_addr", "127.0.0.1", "--master_port", "45671", "tell.py"]
+    with Started([*TWO, *alone], tmp_path) as started:
+        deadline = time.monotonic() + 60
+        while "unbound ranks" not in started.errors and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(5)  # torch is imported, and waits
+        started.process.send_signal(signal.SIGINT)
+        assert started.process.wait(timeout=60) == 130, started.errors
 
 
 @pytest.mark.slow

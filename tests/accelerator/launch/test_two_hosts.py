@@ -27,7 +27,8 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
 def options(hosts: TwoHosts, tmp_path: Path) -> list[str]:
     lines = [f"{address} slots=2  # host {host}\n" for host, address in ADDRESSES.items()]
     (tmp_path / "hostfile").write_text("".join(lines))
-    (tmp_path / ".accel_env").write_text(f"GLOO_SOCKET_IFNAME={hosts.interface}\nFROM_FILE=for all\n")
+    variables = f"GLOO_SOCKET_IFNAME={hosts.interface}\nFROM_FILE=for all\nOMP_NUM_THREADS=1\n"
+    (tmp_path / ".accel_env").write_text(variables)
     (tmp_path / "tell.py").write_text(TELL)
     (tmp_path / "wait.py").write_text(WAIT)
     return ["--hostfile", "hostfile", f"--launcher_args={hosts.ssh_args}", "--grace_period", "3"]
