@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from op_builder.host.shm_comm import ShareMemCommBuilder
 from rank_processes import run_ranks, values
+
+from op_builder.host.shm_comm import ShareMemCommBuilder
 
 PROGRAM = Path(__file__).with_name("parallel_training_programs.py")
 
