@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 
 import pytest
 
@@ -20,3 +21,18 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop(name, None)
     # A test that wants the background process asks for it.
     os.environ["ACCEL_PRECOMPILE"] = "0"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The long ones come last, so that what a limit of time keeps from running is as little as can be.
+    items.sort(key=_is_slow)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    until_s = float(os.environ.get("SLOW_TESTS_UNTIL", "inf"))
+    if _is_slow(item) and time.time() > until_s:
+        pytest.skip("the time for slow tests is over (SLOW_TESTS_UNTIL, seconds since 1970)")
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None

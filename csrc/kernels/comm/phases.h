@@ -1,5 +1,5 @@
-// How ranks keep in step: the synchronisation of all collectives, and nothing else. tests/models/shm_comm.pml is a model
-// of it.
+// How ranks keep in step: the synchronisation of all collectives, and nothing else. tests/ops/models/shm_comm.pml is a
+// model of it.
 //
 // Each rank counts phases. A rank *publishes* a phase when what it wrote for that phase may be read by the others; it
 // *meets* the others when it waits until all have published the phase that it has published last. Of two buffers a
