@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -400,3 +401,20 @@ def test_other_python_threads_run_while_one_waits(async_io: AsyncIOModule, fault
     thread.join()
     assert time.monotonic() - started > 0.9  # the file takes a second
     assert ticks > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+def test_more_than_the_kernel_takes_at_once(async_io: AsyncIOModule, disk: Path, engine: str) -> None:
+    """No system call moves more than some bytes below 2 GiB."""
+    size = (5 << 29) + 12345
+    if shutil.disk_usage(disk).free < 2 * size:
+        pytest.skip(f"the temporary directory has less than {2 * size >> 30} GiB free")
+    data = torch.arange(size // 8 + 1).view(torch.uint8)[:size]
+    handle = async_io.aio_handle(3 << 30, 4, False, True, 1, engine=engine)
+    handle.sync_pwrite(data, disk / "file", 2 * PAGE)
+    assert (disk / "file").stat().st_size == 2 * PAGE + size
+    back = handle.new_cpu_locked_tensor(size, data)
+    handle.sync_pread(back, disk / "file", 2 * PAGE)
+    (disk / "file").unlink()
+    assert torch.equal(back, data)
