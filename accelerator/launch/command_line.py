@@ -96,7 +96,8 @@ def make_job(options: argparse.Namespace) -> Job:
         host = Host("localhost", options.host_slots, options.host_chosen)
         variables = dict(options.host_variable)
         told = replace(job, launch=options.host_launch, address=options.host_address)
-        return replace(told, hosts=(host,), variables=variables, reports=True)
+        names = tuple(options.host_devices.split(",")) if options.host_devices else ()
+        return replace(told, hosts=(host,), variables=variables, device_variables=names, reports=True)
     accelerator = find_accelerator()
     hosts = _hosts(options, accelerator)
     launcher = options.launcher or ("torchrun" if len(hosts) == 1 and hosts[0].is_local else "ssh")
@@ -112,11 +113,10 @@ def make_job(options: argparse.Namespace) -> Job:
                 "Give --master_addr, the same on all hosts, or --hostfile.",
             )
     variables = worker_environment.read_environment_files((Path.home(), Path.cwd()))
-    given = {**environment.child_environment(), **variables}
-    if len({host.chosen for host in hosts}) == 1:
-        worker_environment.set_visible_devices(accelerator, variables, given, hosts[0].chosen)
-    forwarded = worker_environment.forwarded(environment.child_environment(), accelerator.export_envs())
-    return replace(job, hosts=hosts, launcher=launcher, variables=variables, forwarded=forwarded)
+    names = tuple(accelerator.visible_devices_envs())
+    forwarded = worker_environment.forwarded(environment.child_environment(), accelerator.export_envs(), names)
+    told = replace(job, hosts=hosts, launcher=launcher, variables=variables)
+    return replace(told, device_variables=names, forwarded=forwarded)
 
 
 def find_accelerator() -> DeepSpeedAccelerator:
@@ -162,7 +162,8 @@ def _plan_here(job: Job) -> HostPlan:
     """The plan for a host like this one."""
     given = {**environment.child_environment(), **job.variables}
     plan = plan_host(job.hosts[0], job.binding, _topology(), given)
-    return replace(plan, variables={**job.variables, **plan.variables})
+    devices = worker_environment.visible_devices(job.device_variables, given, job.hosts[0].chosen)
+    return replace(plan, variables={**job.variables, **devices, **plan.variables})
 
 
 def _topology() -> Topology:

@@ -29,6 +29,8 @@ class Job:
         master_addr, master_port: where rank 0 listens; None where the engine chooses.
         address: what other hosts call this one, None where torch is to find out.
         variables: what all ranks get beside this process's own.
+        device_variables: those by which the accelerator sees the devices of chosen slots alone; their values are
+            each host's own.
         forwarded: of this process's own, those that other hosts get.
         max_restarts: how often the ranks are started again when one has failed.
         grace_s: how long ranks may take to end after they were told to.
@@ -47,6 +49,7 @@ class Job:
     address: str | None = None
     binding: BindingRequest = field(default_factory=BindingRequest)
     variables: dict[str, str] = field(default_factory=dict)
+    device_variables: tuple[str, ...] = ()
     forwarded: dict[str, str] = field(default_factory=dict)
     log_dir: Path | None = None
     max_restarts: int = 0

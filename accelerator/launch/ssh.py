@@ -71,6 +71,8 @@ def _launcher_command(job: Job, host: Host, rank: int, address: str) -> list[str
         f"--max_restarts={job.max_restarts}",
         f"--grace_period={job.grace_s:g}",
     ]
+    if job.device_variables:
+        options.append(f"--host_devices={','.join(job.device_variables)}")
     if job.binding.wanted:
         options.append("--bind_cores_to_rank")
     if job.binding.core_list is not None:

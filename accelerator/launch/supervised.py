@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from accelerator.launch.environment import visible_devices
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.failures import Failure
 from accelerator.launch.hostfile import Host
@@ -92,7 +93,7 @@ def supervise(spec: dict[str, Any], program: list[str]) -> int:
     Args:
         spec: ``variables`` for all ranks (without ``MASTER_ADDR`` it is the first host of Slurm's list), and
             ``supervised``: ``family``, ``slots``, ``chosen``, ``wanted`` and ``core_list`` of the binding,
-            ``grace_s``, ``log_dir``.
+            ``devices`` (names of the variables that choose devices), ``grace_s``, ``log_dir``.
     """
     settings = spec["supervised"]
     given = {**environment.child_environment(), **spec["variables"]}
@@ -115,7 +116,13 @@ def supervise(spec: dict[str, Any], program: list[str]) -> int:
     if place.local_rank == 0:
         for line in plan.lines():
             tell(f"{socket.gethostname()}: {line}")
-    variables = {**spec["variables"], **plan.variables, **place.variables(), VARIABLE: spec["launch"]}
+    variables = {
+        **spec["variables"],
+        **visible_devices(settings["devices"], given, chosen),
+        **plan.variables,
+        **place.variables(),
+        VARIABLE: spec["launch"],
+    }
     variables.setdefault("MASTER_ADDR", first_of_nodelist(given.get("SLURM_STEP_NODELIST", "")))
     if plan.bindings:
         own = plan.bindings[place.local_rank]

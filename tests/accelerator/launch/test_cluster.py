@@ -57,6 +57,7 @@ def test_ranks_below_mpi_are_bound_and_numbered(launcher: str, tmp_path: Path) -
     options, variables = available(launcher)
     (tmp_path / "tell.py").write_text(TELL)
     (tmp_path / ".accel_env").write_text("FROM_FILE=a b\n")
+    variables["CUDA_VISIBLE_DEVICES"] = "5,7"
     done = launch([*options, "--bind_cores_to_rank", "--log_dir", "logs", "tell.py", "$x"], tmp_path, **variables)
     assert done.returncode == 0, done.stderr
     plan = plan_binding(read_topology(HostFiles(), os.sched_getaffinity(0)), 2)
@@ -66,6 +67,7 @@ def test_ranks_below_mpi_are_bound_and_numbered(launcher: str, tmp_path: Path) -
         assert (told["LOCAL_RANK"], told["WORLD_SIZE"], told["LOCAL_WORLD_SIZE"]) == (str(rank), "2", "2")
         assert (told["LOCAL_SIZE"], told["MASTER_ADDR"], told["MASTER_PORT"]) == ("2", "127.0.0.1", "29500")
         assert (told["FROM_FILE"], told["arguments"]) == ("a b", ["$x"])
+        assert told["CUDA_VISIBLE_DEVICES"] == "5,7"
         assert (tmp_path / "logs" / f"rank{rank}" / "stdout.log").read_text() == f"rank {rank}\n"
 
 
@@ -118,10 +120,14 @@ def test_ranks_below_slurm_read_its_variables(tmp_path: Path) -> None:
     srun.chmod(srun.stat().st_mode | stat.S_IXUSR)
     (tmp_path / "tell.py").write_text(TELL)
     path = f"{srun.parent}{os.pathsep}{os.environ['PATH']}"
-    done = launch(["--launcher", "slurm", *TWO, "tell.py"], tmp_path, PATH=path)
+    devices = {"CUDA_VISIBLE_DEVICES": "5,6,7"}
+    (tmp_path / "hosts").write_text("localhost slots=3\n")
+    chosen = ["--hostfile", "hosts", "--include", "localhost:0,2"]
+    done = launch(["--launcher", "slurm", *chosen, "tell.py"], tmp_path, PATH=path, **devices)
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads((tmp_path / "rank1.json").read_text())
     assert (told["LOCAL_RANK"], told["WORLD_SIZE"], told["MASTER_ADDR"]) == ("1", "2", "node07")
+    assert told["CUDA_VISIBLE_DEVICES"] == "5,7"
 
 
 @pytest.mark.parametrize(

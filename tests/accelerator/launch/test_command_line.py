@@ -181,6 +181,23 @@ def test_each_host_gets_a_command_by_ssh(capsys: pytest.CaptureFixture[str], tmp
     assert "--node_rank=1 --master_addr=a --master_port=29500 --host_slots=2 --host_chosen=0,1" in second
 
 
+def test_each_host_chooses_its_devices_from_its_own_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    """This host shows other devices than that one, whose own are left to it."""
+    Path("hosts").write_text("a slots=2\nb slots=2\n")
+    with env.scope(CUDA_VISIBLE_DEVICES="6,7"):
+        told = dry_run(capsys, "--hostfile", "hosts", "--include", "a:1@b:1", "t.py")
+        for line in (line for line in told.splitlines() if line.startswith("host ")):
+            assert "--host_devices=CUDA_VISIBLE_DEVICES " in line
+            assert "CUDA_VISIBLE_DEVICES=" not in line.replace("--host_devices=CUDA_VISIBLE_DEVICES ", "")
+        command = dry_run(capsys, "--hostfile", "hosts", "--launcher", "openmpi", "t.py").splitlines()[1]
+        assert '"devices":["CUDA_VISIBLE_DEVICES"]' in command
+        assert "CUDA_VISIBLE_DEVICES=" not in command
+        assert "-x CUDA" not in command
+    by_driver = ["--host_slots=2", "--host_chosen=1", "--host_launch=x", "--host_devices=CUDA_VISIBLE_DEVICES"]
+    with env.scope(CUDA_VISIBLE_DEVICES="4,5"):
+        assert "all ranks: CUDA_VISIBLE_DEVICES=5 " in dry_run(capsys, *by_driver, "t.py")
+
+
 def test_hosts_must_be_able_to_find_rank_0(capsys: pytest.CaptureFixture[str]) -> None:
     Path("hosts").write_text("localhost slots=1\nb slots=1\n")
     assert "give --master_addr" in refused(capsys, "--dry_run", "--hostfile", "hosts", "t.py")

@@ -44,6 +44,7 @@ def test_ranks_are_numbered_across_hosts(hosts: TwoHosts, options: list[str], tm
         ("host-b", "0", "2"),
         ("host-b", "1", "2"),
     ]
+    assert [t["CUDA_VISIBLE_DEVICES"] for t in told] == ["1", "0,1", "0,1"]
     assert {t["MASTER_ADDR"] for t in told} == {ADDRESSES["a"]}
     assert {t["WORLD_SIZE"] for t in told} == {"3"}
     assert {t["FROM_FILE"] for t in told} == {"for all"}
