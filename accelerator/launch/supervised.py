@@ -22,6 +22,7 @@ from accelerator.launch.kernel import end_with_parent
 from accelerator.launch.observer import Observer
 from accelerator.launch.orphans import VARIABLE, end_processes_of
 from accelerator.launch.ranks import BindingRequest, plan_host
+from accelerator.launch.signals import heeded
 from accelerator.launch.topology import read_topology
 from accelerator.launch.worker import bind, tell
 from op_builder import env as environment
@@ -39,7 +40,6 @@ _NAMES = {
     "hydra": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 }
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOK_EVERY_S = 0.1
 
 
@@ -155,7 +155,7 @@ class _Program:
             tell(f"{self._command[0]}: {error.strerror}")
             return 127 if isinstance(error, FileNotFoundError) else 126
         observer.watch({0: process.pid})
-        for number in _FORWARDED:
+        for number in set(heeded()) - {signal.SIGQUIT}:
             signal.signal(number, lambda number, _frame: self._forward(process, number))
         exit_code = self._wait(process, grace_s)
         observer.stop()

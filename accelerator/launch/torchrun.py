@@ -15,7 +15,6 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
@@ -29,9 +28,9 @@ from accelerator.launch.job import DEFAULT_PORT, Job
 from accelerator.launch.observer import Observer
 from accelerator.launch.orphans import VARIABLE, end_processes_of
 from accelerator.launch.ranks import HostPlan
+from accelerator.launch.signals import Ending
 from accelerator.launch.worker import tell, worker_command
 
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _RENDEZVOUS_TIMEOUT_S = 900
 _ON_TOP_S = 2.0
 
@@ -41,8 +40,8 @@ def run(job: Job, plan: HostPlan) -> int:
 
     That is the first failing rank's, 128 and the signal's number where a signal ended it or this launcher.
     """
-    for number in HANDLED:
-        signal.signal(number, _raise)  # the agent does the same, once it has started ranks
+    ending = Ending()
+    ending.raise_first(_asked)
     if job.reports:
         _obey_standard_input()
     directory = None
@@ -51,14 +50,16 @@ def run(job: Job, plan: HostPlan) -> int:
     observer = Observer()
     _end_in_time(job, observer)
     try:
-        agent = _Agent(job, plan, observer, directory)
+        agent = _Agent(job, plan, observer, directory, ending)
         result = agent.run()
+        ending.note_only()
         observer.stop()
         if result is not None and not result.is_failed():
             return 0
         failure = _first(result, observer)
         end_processes_of(job.part, job.grace_s)
     except SignalException as asked:
+        ending.note_only()
         end_processes_of(job.part, job.grace_s)
         observer.stop()
         tell(f"{asked.sigval.name}: the ranks of {socket.gethostname()} were told to end, and have ended")
@@ -79,7 +80,7 @@ def run(job: Job, plan: HostPlan) -> int:
 class _Agent(LocalElasticAgent):
     """Torch's agent, which tells an observer what it starts, and does not wait longer than it was told."""
 
-    def __init__(self, job: Job, plan: HostPlan, observer: Observer, directory: Path | None) -> None:
+    def __init__(self, job: Job, plan: HostPlan, observer: Observer, directory: Path | None, ending: Ending) -> None:
         command = worker_command(sys.executable, plan.spec(job.part), list(job.program))
         rendezvous, address, port = _rendezvous(job)
         spec = WorkerSpec(
@@ -100,9 +101,11 @@ class _Agent(LocalElasticAgent):
         super().__init__(spec, logs)
         self._observer = observer
         self._grace_s = job.grace_s
+        self._ending = ending
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         process_ids: dict[int, Any] = super()._start_workers(worker_group)
+        self._ending.raise_first(_asked)  # the agent has set handlers that raise each time
         self._observer.watch(process_ids)
         context = getattr(self, "_pcontext", None)
         close = getattr(context, "close", None)
@@ -207,9 +210,8 @@ def _end_in_time(job: Job, observer: Observer) -> None:
     threading.Thread(target=wait, name="accel-launch deadline", daemon=True).start()
 
 
-def _raise(number: int, _frame: FrameType | None) -> None:
-    asked = signal.Signals(number)
-    raise SignalException(f"got {asked.name}", asked)
+def _asked(number: signal.Signals) -> SignalException:
+    return SignalException(f"got {number.name}", number)
 
 
 def _obey_standard_input() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -88,6 +89,22 @@ def test_a_host_that_does_not_end_is_killed(capfd: pytest.CaptureFixture[str], m
     monkeypatch.setattr(driver, "_ON_TOP_S", 0.2)
     status, _ = run(["exit 3", "trap '' TERM; sleep 600 & wait; sleep 600"], capfd, grace_s=0.2)
     assert status == 3
+
+
+def test_a_host_has_the_time_that_its_ranks_and_what_they_left_may_take(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "_ON_TOP_S", 0.5)
+    _, told = run(["exit 3", "read order; sleep 3; echo all have ended >&2"], capfd, grace_s=2.0)
+    assert "all have ended" in told
+
+
+def test_a_driver_leaves_signals_ignored_that_were_ignored_before(capfd: pytest.CaptureFixture[str]) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run(["kill -HUP $PPID; sleep 0.3"], capfd)[0] == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_ssh_that_does_not_get_there_is_told(capfd: pytest.CaptureFixture[str]) -> None:

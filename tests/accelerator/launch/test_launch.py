@@ -110,11 +110,39 @@ def test_ranks_that_ignore_the_signal_are_killed_after_the_grace_period(tmp_path
         assert left_of(started.mark) == []
 
 
+def test_further_signals_do_not_keep_a_launcher_from_ending_all(tmp_path: Path) -> None:
+    with Started([*TWO, "--grace_period", "3", "wait.py", "stubborn"], tmp_path) as started:
+        started.wait_for("up0", "up1")
+        started.process.send_signal(signal.SIGINT)
+        time.sleep(1)  # it waits for the ranks
+        started.process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + 60
+        while len(ranks_of(started)) > 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        started.process.send_signal(signal.SIGINT)  # it waits for what the ranks have started
+        assert started.end() == 130, started.errors
+        assert left_of(started.mark) == []
+        assert "Traceback" not in started.errors
+
+
+def test_a_signal_that_was_ignored_from_the_start_stays_so(tmp_path: Path) -> None:
+    with Started([*TWO, "wait.py", "polite"], tmp_path, ["nohup"]) as started:
+        started.wait_for("up0", "up1")
+        started.process.send_signal(signal.SIGHUP)
+        time.sleep(1)
+        started.process.send_signal(signal.SIGTERM)
+        assert started.end() == 143, started.errors
+
+
+def ranks_of(started: Started) -> list[int]:
+    """Processes of ranks, and the launcher."""
+    return [process_id for process_id in left_of(started.mark, 0) if "wait.py" in command_line(process_id)]
+
+
 def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     with Started([*TWO, "wait.py", "stubborn"], tmp_path) as started:
         started.wait_for("up0", "up1")
-        ranks = [process_id for process_id in left_of(started.mark, 0) if "wait.py" in command_line(process_id)]
-        assert len(ranks) == 3  # with the launcher
+        assert len(ranks_of(started)) == 3
         started.process.kill()
         started.end()
         # What ranks have started in sessions of their own is theirs: nobody is left to end it.
