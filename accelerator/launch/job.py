@@ -59,8 +59,8 @@ class Job:
 
     @property
     def part(self) -> str:
-        """Names what this host has of the launch: another host's part may run on the same machine."""
-        return f"{self.launch}.{self.node_rank}" if self.num_nodes > 1 else self.launch
+        """Names what this host has of the launch: another host's part, or ssh, may run on the same machine."""
+        return f"{self.launch}.{self.node_rank}" if self.num_nodes > 1 or self.reports else self.launch
 
 
 def program_command(script: str, arguments: list[str], *, module: bool, no_python: bool) -> tuple[str, ...]:

@@ -17,12 +17,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException, Std
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from accelerator.launch.errors import LaunchError
 from accelerator.launch.failures import Failure, first_failure
 from accelerator.launch.job import DEFAULT_PORT, Job
 from accelerator.launch.observer import Observer
@@ -32,13 +35,16 @@ from accelerator.launch.signals import Ending
 from accelerator.launch.worker import tell, worker_command
 
 _RENDEZVOUS_TIMEOUT_S = 900
+# A name may be announced only when its host has started.
+_RESOLVE_S = 15.0
 _ON_TOP_S = 2.0
 
 
 def run(job: Job, plan: HostPlan) -> int:
     """Run the ranks of this host to their end; the exit status.
 
-    That is the first failing rank's, 128 and the signal's number where a signal ended it or this launcher.
+    That is the first failing rank's, 128 and the signal's number where a signal ended it or this launcher, and 1
+    where the hosts did not meet.
     """
     ending = Ending()
     ending.raise_first(_asked)
@@ -50,8 +56,9 @@ def run(job: Job, plan: HostPlan) -> int:
     observer = Observer()
     _end_in_time(job, observer)
     try:
+        _resolve(job)
         agent = _Agent(job, plan, observer, directory, ending)
-        result = agent.run()
+        result = agent.run_and_close()
         ending.note_only()
         observer.stop()
         if result is not None and not result.is_failed():
@@ -64,6 +71,12 @@ def run(job: Job, plan: HostPlan) -> int:
         observer.stop()
         tell(f"{asked.sigval.name}: the ranks of {socket.gethostname()} were told to end, and have ended")
         return 128 + asked.sigval
+    except (LaunchError, RendezvousError, DistError, TimeoutError) as error:
+        ending.note_only()
+        end_processes_of(job.part, job.grace_s)
+        observer.stop()
+        tell(str(error if isinstance(error, LaunchError) else _not_met(job, error)))
+        return 1
     finally:
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
@@ -102,6 +115,25 @@ class _Agent(LocalElasticAgent):
         self._observer = observer
         self._grace_s = job.grace_s
         self._ending = ending
+        self._part = job.part
+
+    def run_and_close(self) -> RunResult | None:
+        """Run the ranks. If that fails, hosts that wait for this one to meet again are told that it will not come."""
+        result: RunResult | None
+        try:
+            result = self.run()
+        except SignalException:
+            raise
+        except Exception:
+            self._rdzv_handler.shutdown()
+            raise
+        if result is not None and result.is_failed():
+            self._rdzv_handler.shutdown()
+        return result
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        super()._stop_workers(worker_group)
+        end_processes_of(self._part, self._grace_s)  # the next attempt is not to meet what this one has left behind
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         process_ids: dict[int, Any] = super()._start_workers(worker_group)
@@ -142,7 +174,8 @@ class _Streams(DefaultLogsSpecs):
 def _rendezvous(job: Job) -> tuple[RendezvousHandler, str | None, int | None]:
     """How the hosts meet; and MASTER_ADDR and MASTER_PORT, where they are known before."""
     address, port = job.master_addr or "127.0.0.1", job.master_port or DEFAULT_PORT
-    settings: dict[str, Any] = {"timeout": _RENDEZVOUS_TIMEOUT_S}
+    # "static" reads the one, "c10d" the other.
+    settings: dict[str, Any] = {"timeout": _RENDEZVOUS_TIMEOUT_S, "join_timeout": _RENDEZVOUS_TIMEOUT_S}
     if job.num_nodes == 1 and job.master_port is None:
         backend, endpoint = "c10d", "localhost:0"  # any free port
         fixed: tuple[str | None, int | None] = (None, None)
@@ -160,6 +193,45 @@ def _rendezvous(job: Job) -> tuple[RendezvousHandler, str | None, int | None]:
     name = job.launch if job.reports or job.num_nodes == 1 else "accel-launch"
     parameters = RendezvousParameters(backend, endpoint, name, job.num_nodes, job.num_nodes, **settings)
     return get_rendezvous_handler(parameters), *fixed
+
+
+def _resolve(job: Job) -> None:
+    """Look the address of rank 0 up: torch tries for as long as it may wait for other hosts, and does not say why.
+
+    Raises:
+        LaunchError: nobody knows it.
+    """
+    deadline = time.monotonic() + _RESOLVE_S
+    while job.master_addr is not None:
+        try:
+            socket.getaddrinfo(job.master_addr.strip("[]"), job.master_port or DEFAULT_PORT)
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise LaunchError(
+                    f"--master_addr {job.master_addr} leads nowhere: {error.strerror}.",
+                    "Give the name or the address by which all hosts find the one with rank 0.",
+                ) from None
+        time.sleep(0.5)
+
+
+def _not_met(job: Job, error: Exception) -> LaunchError:
+    """What to tell of an error of torch's rendezvous or of its store."""
+    reason = str(error.__cause__ or error).partition("\n")[0]
+    port = job.master_port or DEFAULT_PORT
+    if isinstance(error, RendezvousClosedError):
+        return LaunchError("Another host has given up, so this one does, too.", "See what that host has told.")
+    if "EADDRINUSE" in reason or "already in use" in reason.lower():
+        return LaunchError(
+            f"Port {port} of {socket.gethostname()}, where rank 0 is to listen, is in use.",
+            "Give another --master_port, the same on all hosts, or end who uses it ('ss -ltnp' tells).",
+        )
+    where = "of this host" if job.num_nodes == 1 and job.master_port is None else f"at {job.master_addr} port {port}"
+    return LaunchError(
+        f"The {job.num_nodes} hosts did not meet {where}: {reason}",
+        "Look that --master_addr is the host with rank 0, that no firewall closes --master_port to the others, and "
+        f"that each host was started within {_RENDEZVOUS_TIMEOUT_S} seconds.",
+    )
 
 
 def _local_address(job: Job) -> str | None:

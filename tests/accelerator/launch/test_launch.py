@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from launching import TELL, WAIT, Started, launch, left_of
 
 from accelerator.launch.binding import format_list, plan_binding
+from accelerator.launch.job import Job
 from accelerator.launch.topology import read_topology
 from op_builder.cgroups import HostFiles
 
@@ -178,10 +180,81 @@ def test_a_launcher_that_waits_for_other_hosts_ends_when_told_to(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_hosts_that_run_the_same_command_meet(tmp_path: Path) -> None:
+def test_what_a_failed_attempt_left_behind_is_ended_before_the_next(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text(
+        "import os, subprocess, sys\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    sleep = [sys.executable, '-S', '-c', 'import time; time.sleep(600)']\n"
+        "    child = subprocess.Popen(sleep, start_new_session=True)\n"
+        "    open('child', 'w').write(str(child.pid))\n"
+        "    sys.exit(3)\n"
+        "try: left = open(f\"/proc/{open('child').read()}/cmdline\").read()\n"
+        "except OSError: left = ''\n"
+        "sys.exit(5 if left else 0)\n"
+    )
+    done = launch(["--num_accelerators", "1", "--max_restarts", "1", "leaves.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        port: int = free.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("restarts", ["0", "1"])
+def test_a_port_in_use_is_told(restarts: str, tmp_path: Path) -> None:
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        port = str(used.getsockname()[1])
+        alone = ["--num_nodes", "2", "--master_addr", "127.0.0.1", "--master_port", port, "--max_restarts", restarts]
+        done = launch([*TWO, *alone, "tell.py"], tmp_path)
+    assert done.returncode == 1
+    assert f"accel-launch: Port {port} of {os.uname().nodename}, where rank 0 is to listen, is in use." in done.stderr
+    assert "--master_port" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_an_address_that_leads_nowhere_is_told(tmp_path: Path) -> None:
+    nowhere = ["--num_nodes", "2", "--node_rank", "1", "--master_addr", "no-such-host.invalid"]
+    done = launch([*TWO, *nowhere, "tell.py"], tmp_path)
+    assert done.returncode == 1
+    assert "accel-launch: --master_addr no-such-host.invalid leads nowhere: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_hosts_wait_for_each_other_equally_long_with_and_without_restarts() -> None:
+    from accelerator.launch.torchrun import _RENDEZVOUS_TIMEOUT_S, _rendezvous
+
+    job = Job(("x",), (), num_nodes=2, master_addr="127.0.0.1", master_port=free_port())
+    assert _rendezvous(job)[0].timeout.total_seconds() == _RENDEZVOUS_TIMEOUT_S
+    assert _rendezvous(replace(job, max_restarts=1))[0].settings.timeout.join.total_seconds() == _RENDEZVOUS_TIMEOUT_S
+
+
+@pytest.mark.slow
+def test_a_host_that_has_given_up_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(
+        "import os, sys, time\n"
+        "if sys.argv[1] == 'later':\n"
+        "    while not os.path.exists('given_up'): time.sleep(0.1)\n"
+        "sys.exit(3)\n"
+    )
+    meet = ["--num_nodes", "2", "--master_addr", "127.0.0.1", "--master_port", str(free_port()), "--max_restarts", "1"]
+    options = ["--num_accelerators", "1", *meet]
+    with Started([*options, "--node_rank", "0", "fails.py", "later"], tmp_path) as first:
+        other = launch([*options, "--node_rank", "1", "fails.py", "now"], tmp_path)
+        (tmp_path / "given_up").touch()
+        assert other.returncode == 3, other.stderr
+        assert first.end() == 1, first.errors
+        assert "Another host has given up" in first.errors
+
+
+@pytest.mark.slow
+def test_hosts_that_run_the_same_command_meet(tmp_path: Path) -> None:
+    port = free_port()
     rendezvous = ["--num_nodes", "2", "--master_addr", "127.0.0.1", "--master_port", str(port)]
     with Started([*TWO, *rendezvous, "--node_rank", "1", "tell.py"], tmp_path) as other:
         done = launch([*TWO, *rendezvous, "--node_rank", "0", "tell.py"], tmp_path)
