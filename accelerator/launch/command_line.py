@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from accelerator.launch import environment as worker_environment
-from accelerator.launch.errors import LaunchError
+from accelerator.launch.binding import parse_core_list
+from accelerator.launch.errors import BindingError, LaunchError
 from accelerator.launch.hostfile import Host, choose_hosts, limit, read_hostfile
 from accelerator.launch.job import Job, program_command
 from accelerator.launch.options import parse
@@ -54,7 +55,14 @@ def _launch(options: argparse.Namespace) -> int:
     if options.dry_run:
         from accelerator.launch.dry_run import describe_job
 
-        print("\n".join(describe_job(job, _plan_here(job), Path.cwd())))
+        plan: HostPlan | BindingError
+        try:
+            plan = _plan_here(job)
+        except BindingError as error:
+            if job.launcher == "torchrun":
+                raise
+            plan = error  # where the ranks will run there may be more cores
+        print("\n".join(describe_job(job, plan, Path.cwd())))
         return 0
     if job.launcher == "torchrun":
         plan = _plan_here(job)
@@ -112,11 +120,33 @@ def make_job(options: argparse.Namespace) -> Job:
                 f"--num_nodes {job.num_nodes} without a hostfile: each host must know where rank 0 runs.",
                 "Give --master_addr, the same on all hosts, or --hostfile.",
             )
+    _refuse_what_would_be_ignored(options, launcher)
     variables = worker_environment.read_environment_files((Path.home(), Path.cwd()))
     names = tuple(accelerator.visible_devices_envs())
     forwarded = worker_environment.forwarded(environment.child_environment(), accelerator.export_envs(), names)
     told = replace(job, hosts=hosts, launcher=launcher, variables=variables)
     return replace(told, device_variables=names, forwarded=forwarded)
+
+
+def _refuse_what_would_be_ignored(options: argparse.Namespace, launcher: str) -> None:
+    if (options.num_nodes or 1) > 1 and options.hostfile is None and launcher not in ("torchrun", "slurm"):
+        raise LaunchError(
+            f"--num_nodes {options.num_nodes} --launcher {launcher}: which hosts?",
+            "Give --hostfile.",
+        )
+    if options.max_restarts and launcher not in ("torchrun", "ssh"):
+        raise LaunchError(
+            f"--max_restarts {options.max_restarts} --launcher {launcher}: only torch's agent starts ranks again.",
+            "Leave --max_restarts out, or use --launcher ssh.",
+        )
+    if options.node_rank and (options.hostfile is not None or launcher != "torchrun"):
+        raise LaunchError(
+            f"--node_rank {options.node_rank} is for the same command on each host, without a hostfile and by "
+            f"--launcher torchrun; here --launcher {launcher} numbers the hosts.",
+            "Leave --node_rank out.",
+        )
+    if options.bind_core_list is not None:
+        parse_core_list(options.bind_core_list)
 
 
 def find_accelerator() -> DeepSpeedAccelerator:

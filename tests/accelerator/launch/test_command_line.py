@@ -111,6 +111,19 @@ def test_two_dashes_end_the_options() -> None:
         (["--num_nodes", "2", "x.py"], "Give --master_addr"),
         (["--include", "other", "x.py"], "there is no host 'other'"),
         (["--bind_core_list", "0-9", "x.py"], "may not use: 8-9"),
+        (["--bind_core_list", "0-", "--launcher", "ssh", "x.py"], "expected numbers and ranges of CPUs"),
+        *[
+            (["--num_nodes", "2", "--launcher", launcher, "x.py"], f"--launcher {launcher}: which hosts?")
+            for launcher in ("ssh", "openmpi", "mpich", "impi")
+        ],
+        *[
+            (["--max_restarts", "1", "--launcher", launcher, "x.py"], "only torch's agent starts ranks again")
+            for launcher in ("openmpi", "mpich", "impi", "slurm")
+        ],
+        *[
+            (["--num_nodes", "2", "--node_rank", "1", *options, "x.py"], "numbers the hosts. Remedy: Leave --node_rank")
+            for options in (["--hostfile", "two"], ["--launcher", "slurm"])
+        ],
         (["--num_accelerators", "9", "--bind_cores_to_rank", "x.py"], "9 ranks cannot be bound to 8 CPUs"),
     ],
 )
@@ -118,7 +131,8 @@ def test_what_cannot_be_done_is_told_and_nothing_starts(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("subprocess.Popen", lambda *_a, **_k: pytest.fail("something was started"))
-    assert message in refused(capsys, *arguments)
+    Path("two").write_text("a slots=1\nb slots=1\n")
+    assert message in " ".join(refused(capsys, *arguments).split())
 
 
 def test_a_dry_run_tells_bindings_variables_and_the_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,6 +210,14 @@ def test_each_host_chooses_its_devices_from_its_own_variable(capsys: pytest.Capt
     by_driver = ["--host_slots=2", "--host_chosen=1", "--host_launch=x", "--host_devices=CUDA_VISIBLE_DEVICES"]
     with env.scope(CUDA_VISIBLE_DEVICES="4,5"):
         assert "all ranks: CUDA_VISIBLE_DEVICES=5 " in dry_run(capsys, *by_driver, "t.py")
+
+
+def test_a_dry_run_tells_where_this_host_is_smaller_than_those_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hosts").write_text("a slots=16\nb slots=16\n")
+    for launcher in ("ssh", "slurm"):
+        told = dry_run(capsys, "--hostfile", "hosts", "--launcher", launcher, "--bind_cores_to_rank", "t.py")
+        assert f"launcher: {launcher}, 32 ranks on 2 hosts" in told
+        assert "this host could not hold it: 16 ranks cannot be bound to 8 CPUs" in told
 
 
 def test_hosts_must_be_able_to_find_rank_0(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import TELL, WAIT, Started, launch, left_of
+from launching import ROOT, TELL, WAIT, Started, environment, launch, left_of
 
 from accelerator.launch.binding import format_list, plan_binding
 from accelerator.launch.job import Job
@@ -194,6 +195,17 @@ def test_what_a_failed_attempt_left_behind_is_ended_before_the_next(tmp_path: Pa
     )
     done = launch(["--num_accelerators", "1", "--max_restarts", "1", "leaves.py"], tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_launcher_by_ssh_is_not_misled_by_the_users_modules(tmp_path: Path) -> None:
+    for name in ("random.py", "types.py", "accelerator.py"):
+        (tmp_path / name).write_text("raise SystemExit('the user has a module of that name')")
+    entry = str(ROOT / "accelerator" / "launch" / "__main__.py")
+    options = ["--launcher", "ssh", "--num_accelerators", "1", "--master_port", str(free_port()), "--no_python"]
+    command = [sys.executable, entry, *options, "sh", "-c", "echo $RANK > ran"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ran").read_text() == "0\n"
 
 
 def free_port() -> int:
