@@ -171,7 +171,7 @@ def _hosts(options: argparse.Namespace, accelerator: DeepSpeedAccelerator) -> tu
         hosts = choose_hosts(read_hostfile(options.hostfile), options.include, options.exclude)
         hosts = limit(hosts, options.num_nodes, options.num_accelerators)
     else:
-        count = max(1, accelerator.device_count())
+        count = _default_count(accelerator)
         wanted = options.num_accelerators or count
         is_cpu = accelerator.device_name() == "cpu"
         if wanted > count and not is_cpu:
@@ -186,6 +186,14 @@ def _hosts(options: argparse.Namespace, accelerator: DeepSpeedAccelerator) -> tu
         # Ranks that were asked for by number alone share all cores of their host.
         return tuple(replace(host, slots=len(host.chosen)) for host in hosts)
     return hosts
+
+
+def _default_count(accelerator: DeepSpeedAccelerator) -> int:
+    """Ranks where nobody says how many: a host's devices; on the CPU NUMA nodes with cores that may be used."""
+    if accelerator.device_name() != "cpu":
+        return max(1, accelerator.device_count())
+    topology = _topology()  # the accelerator does not ask the affinity mask: a rank has siblings beyond its own
+    return max(1, len({node.cpus for node in topology.nodes if node.cpus & topology.allowed}))
 
 
 def _plan_here(job: Job) -> HostPlan:
@@ -206,7 +214,7 @@ def _show_topology(options: argparse.Namespace) -> int:
 
     topology = _topology()
     caches = read_caches(HostFiles(), topology)
-    count = options.num_accelerators or max(1, find_accelerator().device_count())
+    count = options.num_accelerators or _default_count(find_accelerator())
     host = Host("localhost", count, tuple(range(count)))
     request = BindingRequest(True, options.bind_core_list)
     refusal = None

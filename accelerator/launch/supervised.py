@@ -81,10 +81,8 @@ def read_place(family: str, variables: Mapping[str, str]) -> Place:
 
 def first_of_nodelist(text: str) -> str:
     """The first host of Slurm's compressed list: ``node[07-09,12],gpu1`` begins with ``node07``."""
-    found = re.match(r"([^\[,]*)(?:\[([0-9]+))?([^\],]*[^\]]*\]([^,\[]*))?", text)
-    if not found:
-        return text
-    return f"{found[1]}{found[2] or ''}{found[4] or ''}"
+    name = re.match(r"(\[[^\]]*\]|[^\[,])*", text)
+    return re.sub(r"\[(\d*)[^\]]*\]", r"\1", name[0] if name else "")
 
 
 def supervise(spec: dict[str, Any], program: list[str]) -> int:
@@ -176,6 +174,7 @@ class _Program:
         return failure.exit_status
 
     def _start(self, observer: Observer) -> subprocess.Popen[bytes]:
+        parent = os.getpid()
         streams: list[BinaryIO | None] = [None, None]
         if self._logs[1] is not None:
             streams[0] = open(observer.new_stream(0, 1, self._logs[1]), "wb")  # noqa: SIM115 - the program's
@@ -186,7 +185,7 @@ class _Program:
             stdout=streams[0],
             stderr=streams[1],
             close_fds=False,  # launchers hand descriptors down to MPI's own start
-            preexec_fn=lambda: end_with_parent(signal.SIGKILL),
+            preexec_fn=lambda: end_with_parent(signal.SIGKILL, parent),
         )
 
     def _forward(self, process: subprocess.Popen[bytes], number: int) -> None:

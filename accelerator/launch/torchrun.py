@@ -94,7 +94,8 @@ class _Agent(LocalElasticAgent):
     """Torch's agent, which tells an observer what it starts, and does not wait longer than it was told."""
 
     def __init__(self, job: Job, plan: HostPlan, observer: Observer, directory: Path | None, ending: Ending) -> None:
-        command = worker_command(sys.executable, plan.spec(job.part), list(job.program))
+        spec_of_workers = {**plan.spec(job.part), "parent": os.getpid()}
+        command = worker_command(sys.executable, spec_of_workers, list(job.program))
         rendezvous, address, port = _rendezvous(job)
         spec = WorkerSpec(
             role="rank",

@@ -132,7 +132,16 @@ def test_ranks_below_slurm_read_its_variables(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "first"),
-    [("node07", "node07"), ("a,b", "a"), ("node[07-09,12],gpu1", "node07"), ("n[3]", "n3"), ("n[1-2]-ib", "n1-ib")],
+    [
+        ("node07", "node07"),
+        ("a,b", "a"),
+        ("node[07-09,12],gpu1", "node07"),
+        ("n[3]", "n3"),
+        ("n[1-2]-ib", "n1-ib"),
+        ("rack[0-3]n[01-02]", "rack0n01"),
+        ("rack[0,2]n[01,03]-ib,login[1-2]", "rack0n01-ib"),
+        ("", ""),
+    ],
 )
 def test_the_first_host_of_slurms_list(text: str, first: str) -> None:
     assert first_of_nodelist(text) == first

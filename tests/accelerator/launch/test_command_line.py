@@ -24,17 +24,19 @@ from op_builder import env
 from op_builder.cgroups import HostFiles
 
 
+def write_machine(directory: Path, made: Made) -> None:
+    for name, text in made.files().items():
+        (directory / "machine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / "machine" / name).write_text(text)
+
+
 @pytest.fixture(autouse=True)
 def _quiet_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     """No file of the developer's decides, and the machine is known to have two nodes of four cores."""
     monkeypatch.chdir(tmp_path)
-    tree = Made(sockets=2, cores=4).files()
-    for name, text in tree.items():
-        (tmp_path / "machine" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "machine" / name).write_text(text)
+    write_machine(tmp_path, Made(sockets=2, cores=4))
     files = HostFiles(tmp_path / "machine" / "sys", tmp_path / "machine" / "proc")
     monkeypatch.setattr(command_line, "HostFiles", lambda: files)
-    monkeypatch.setattr("accelerator.cpu_accelerator.CPU_Accelerator.device_count", lambda _self: 2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
     unset = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "PYTHONPATH", "ACCEL_TEST_CACHE"))
     with env.scope(ACCEL_ACCELERATOR="cpu", ACCEL_CACHE_DIR=None, ACCEL_PRECOMPILE=None, HOME=str(tmp_path), **unset):
@@ -145,10 +147,15 @@ def test_a_dry_run_tells_bindings_variables_and_the_command(capsys: pytest.Captu
     assert "environment of all ranks: GLOO_SOCKET_IFNAME=eth0 CUDA_VISIBLE_DEVICES=0,1 LOCAL_SIZE=2" in told
 
 
-def test_the_default_is_a_rank_for_each_numa_node_with_cores(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_default_is_a_rank_for_each_numa_node_with_cores_that_may_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("accelerator.cpu_accelerator.CPU_Accelerator.device_count", lambda _self: 5)
+    assert "for 2 of 2 ranks" in dry_run(capsys, "train.py")
+    with monkeypatch.context() as masked:
+        masked.setattr(os, "sched_getaffinity", lambda _pid: {5, 7})
+        assert "for 1 of 1 ranks" in dry_run(capsys, "train.py")
+    write_machine(tmp_path, Made(sockets=5, cores=2))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(10)))
     assert "for 5 of 5 ranks" in dry_run(capsys, "train.py")
     assert "for 2 of 2 ranks" in dry_run(capsys, "--num_accelerators", "2", "train.py")
     assert "CUDA_VISIBLE_DEVICES=1,4 LOCAL_SIZE=2" in dry_run(capsys, "--include", "localhost:1,4", "train.py")

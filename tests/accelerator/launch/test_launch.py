@@ -51,6 +51,9 @@ def test_the_kernel_agrees_with_the_plan(tmp_path: Path) -> None:
         assert got["OMP_NUM_THREADS"] == str(plan[rank].threads)
         assert (got["RANK"], got["LOCAL_RANK"]) == (str(rank), str(rank))
         assert (got["WORLD_SIZE"], got["LOCAL_WORLD_SIZE"], got["LOCAL_SIZE"]) == ("2", "2", "2")
+        mode = plan[rank].memory.mode
+        if got["policies"] is not None and "set_mempolicy" not in done.stderr:
+            assert {policy.partition(":")[0] for policy in got["policies"]} == {"default" if mode == "any" else mode}
         assert got["MASTER_ADDR"]
         assert int(got["MASTER_PORT"]) > 0
         assert got["CUDA_VISIBLE_DEVICES"] == "0,1"

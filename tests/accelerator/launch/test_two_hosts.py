@@ -71,6 +71,7 @@ def test_the_first_failing_rank_of_another_host_is_told(hosts: TwoHosts, options
     assert "accel-launch: rank 1 (local rank 0, pid " in done.stderr
     assert ") on host-b ended by signal 9 (SIGKILL)" in done.stderr
     assert "  | last words of the rank" in done.stderr
+    assert left_of_launch(tmp_path) == []
 
 
 def test_all_hosts_start_again_when_one_restarts_its_ranks(hosts: TwoHosts, options: list[str], tmp_path: Path) -> None:
