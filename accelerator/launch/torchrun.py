@@ -6,6 +6,7 @@ ended is known, and what is left of a failed launch is ended.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -34,6 +35,7 @@ from accelerator.launch.ranks import HostPlan
 from accelerator.launch.signals import Ending
 from accelerator.launch.worker import tell, worker_command
 
+_NETWORK_ERRORS = (RendezvousError, DistError, TimeoutError)
 _RENDEZVOUS_TIMEOUT_S = 900
 # A name may be announced only when its host has started.
 _RESOLVE_S = 15.0
@@ -71,7 +73,7 @@ def run(job: Job, plan: HostPlan) -> int:
         observer.stop()
         tell(f"{asked.sigval.name}: the ranks of {socket.gethostname()} were told to end, and have ended")
         return 128 + asked.sigval
-    except (LaunchError, RendezvousError, DistError, TimeoutError) as error:
+    except (LaunchError, *_NETWORK_ERRORS) as error:
         ending.note_only()
         end_processes_of(job.part, job.grace_s)
         observer.stop()
@@ -126,11 +128,15 @@ class _Agent(LocalElasticAgent):
         except SignalException:
             raise
         except Exception:
-            self._rdzv_handler.shutdown()
+            self._close()
             raise
         if result is not None and result.is_failed():
-            self._rdzv_handler.shutdown()
+            self._close()
         return result
+
+    def _close(self) -> None:
+        with contextlib.suppress(*_NETWORK_ERRORS):  # the host with rank 0 may be gone: then nobody waits
+            self._rdzv_handler.shutdown()
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         super()._stop_workers(worker_group)

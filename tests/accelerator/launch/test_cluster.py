@@ -107,7 +107,8 @@ command = sys.argv[1 + len(own):]
 tasks = []
 for task in range(int(given["ntasks"])):
     names = {{"SLURM_PROCID": task, "SLURM_LOCALID": task, "SLURM_NTASKS": given["ntasks"],
-             "SLURM_NTASKS_PER_NODE": given["ntasks-per-node"], "SLURM_STEP_NODELIST": "node[07-09]"}}
+             "SLURM_NTASKS_PER_NODE": given["ntasks-per-node"], "SLURM_STEP_NODELIST": "node[07-09]",
+             "CUDA_VISIBLE_DEVICES": "5,6,7"}}  # Slurm has each host's own
     tasks.append(subprocess.Popen(command, env={{**os.environ, **{{k: str(v) for k, v in names.items()}}}}))
 sys.exit(max([task.wait() for task in tasks]))
 """
@@ -120,10 +121,9 @@ def test_ranks_below_slurm_read_its_variables(tmp_path: Path) -> None:
     srun.chmod(srun.stat().st_mode | stat.S_IXUSR)
     (tmp_path / "tell.py").write_text(TELL)
     path = f"{srun.parent}{os.pathsep}{os.environ['PATH']}"
-    devices = {"CUDA_VISIBLE_DEVICES": "5,6,7"}
     (tmp_path / "hosts").write_text("localhost slots=3\n")
     chosen = ["--hostfile", "hosts", "--include", "localhost:0,2"]
-    done = launch(["--launcher", "slurm", *chosen, "tell.py"], tmp_path, PATH=path, **devices)
+    done = launch(["--launcher", "slurm", *chosen, "tell.py"], tmp_path, PATH=path)
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads((tmp_path / "rank1.json").read_text())
     assert (told["LOCAL_RANK"], told["WORLD_SIZE"], told["MASTER_ADDR"]) == ("1", "2", "node07")
