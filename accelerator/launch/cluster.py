@@ -56,6 +56,7 @@ def cluster_command(job: Job, find: Find = shutil.which) -> RemoteCommand:
             "family": _FAMILIES[job.launcher],
             "slots": job.hosts[0].slots,
             "chosen": list(chosen),
+            "devices": list(job.device_variables),
             "wanted": job.binding.wanted,
             "grace_s": job.grace_s,
             "core_list": job.binding.core_list,

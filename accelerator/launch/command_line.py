@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from accelerator.launch import environment as worker_environment
-from accelerator.launch.errors import LaunchError
+from accelerator.launch.binding import parse_core_list
+from accelerator.launch.errors import BindingError, LaunchError
 from accelerator.launch.hostfile import Host, choose_hosts, limit, read_hostfile
 from accelerator.launch.job import Job, program_command
 from accelerator.launch.options import parse
@@ -54,7 +55,14 @@ def _launch(options: argparse.Namespace) -> int:
     if options.dry_run:
         from accelerator.launch.dry_run import describe_job
 
-        print("\n".join(describe_job(job, _plan_here(job), Path.cwd())))
+        plan: HostPlan | BindingError
+        try:
+            plan = _plan_here(job)
+        except BindingError as error:
+            if job.launcher == "torchrun":
+                raise
+            plan = error  # where the ranks will run there may be more cores
+        print("\n".join(describe_job(job, plan, Path.cwd())))
         return 0
     if job.launcher == "torchrun":
         plan = _plan_here(job)
@@ -96,7 +104,8 @@ def make_job(options: argparse.Namespace) -> Job:
         host = Host("localhost", options.host_slots, options.host_chosen)
         variables = dict(options.host_variable)
         told = replace(job, launch=options.host_launch, address=options.host_address)
-        return replace(told, hosts=(host,), variables=variables, reports=True)
+        names = tuple(options.host_devices.split(",")) if options.host_devices else ()
+        return replace(told, hosts=(host,), variables=variables, device_variables=names, reports=True)
     accelerator = find_accelerator()
     hosts = _hosts(options, accelerator)
     launcher = options.launcher or ("torchrun" if len(hosts) == 1 and hosts[0].is_local else "ssh")
@@ -111,12 +120,33 @@ def make_job(options: argparse.Namespace) -> Job:
                 f"--num_nodes {job.num_nodes} without a hostfile: each host must know where rank 0 runs.",
                 "Give --master_addr, the same on all hosts, or --hostfile.",
             )
+    _refuse_what_would_be_ignored(options, launcher)
     variables = worker_environment.read_environment_files((Path.home(), Path.cwd()))
-    given = {**environment.child_environment(), **variables}
-    if len({host.chosen for host in hosts}) == 1:
-        worker_environment.set_visible_devices(accelerator, variables, given, hosts[0].chosen)
-    forwarded = worker_environment.forwarded(environment.child_environment(), accelerator.export_envs())
-    return replace(job, hosts=hosts, launcher=launcher, variables=variables, forwarded=forwarded)
+    names = tuple(accelerator.visible_devices_envs())
+    forwarded = worker_environment.forwarded(environment.child_environment(), accelerator.export_envs(), names)
+    told = replace(job, hosts=hosts, launcher=launcher, variables=variables)
+    return replace(told, device_variables=names, forwarded=forwarded)
+
+
+def _refuse_what_would_be_ignored(options: argparse.Namespace, launcher: str) -> None:
+    if (options.num_nodes or 1) > 1 and options.hostfile is None and launcher not in ("torchrun", "slurm"):
+        raise LaunchError(
+            f"--num_nodes {options.num_nodes} --launcher {launcher}: which hosts?",
+            "Give --hostfile.",
+        )
+    if options.max_restarts and launcher not in ("torchrun", "ssh"):
+        raise LaunchError(
+            f"--max_restarts {options.max_restarts} --launcher {launcher}: only torch's agent starts ranks again.",
+            "Leave --max_restarts out, or use --launcher ssh.",
+        )
+    if options.node_rank and (options.hostfile is not None or launcher != "torchrun"):
+        raise LaunchError(
+            f"--node_rank {options.node_rank} is for the same command on each host, without a hostfile and by "
+            f"--launcher torchrun; here --launcher {launcher} numbers the hosts.",
+            "Leave --node_rank out.",
+        )
+    if options.bind_core_list is not None:
+        parse_core_list(options.bind_core_list)
 
 
 def find_accelerator() -> DeepSpeedAccelerator:
@@ -141,7 +171,7 @@ def _hosts(options: argparse.Namespace, accelerator: DeepSpeedAccelerator) -> tu
         hosts = choose_hosts(read_hostfile(options.hostfile), options.include, options.exclude)
         hosts = limit(hosts, options.num_nodes, options.num_accelerators)
     else:
-        count = max(1, accelerator.device_count())
+        count = _default_count(accelerator)
         wanted = options.num_accelerators or count
         is_cpu = accelerator.device_name() == "cpu"
         if wanted > count and not is_cpu:
@@ -158,11 +188,20 @@ def _hosts(options: argparse.Namespace, accelerator: DeepSpeedAccelerator) -> tu
     return hosts
 
 
+def _default_count(accelerator: DeepSpeedAccelerator) -> int:
+    """Ranks where nobody says how many: a host's devices; on the CPU NUMA nodes with cores that may be used."""
+    if accelerator.device_name() != "cpu":
+        return max(1, accelerator.device_count())
+    topology = _topology()  # the accelerator does not ask the affinity mask: a rank has siblings beyond its own
+    return max(1, len({node.cpus for node in topology.nodes if node.cpus & topology.allowed}))
+
+
 def _plan_here(job: Job) -> HostPlan:
     """The plan for a host like this one."""
     given = {**environment.child_environment(), **job.variables}
     plan = plan_host(job.hosts[0], job.binding, _topology(), given)
-    return replace(plan, variables={**job.variables, **plan.variables})
+    devices = worker_environment.visible_devices(job.device_variables, given, job.hosts[0].chosen)
+    return replace(plan, variables={**job.variables, **devices, **plan.variables})
 
 
 def _topology() -> Topology:
@@ -175,7 +214,7 @@ def _show_topology(options: argparse.Namespace) -> int:
 
     topology = _topology()
     caches = read_caches(HostFiles(), topology)
-    count = options.num_accelerators or max(1, find_accelerator().device_count())
+    count = options.num_accelerators or _default_count(find_accelerator())
     host = Host("localhost", count, tuple(range(count)))
     request = BindingRequest(True, options.bind_core_list)
     refusal = None

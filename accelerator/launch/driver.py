@@ -21,13 +21,13 @@ from accelerator.launch.errors import LaunchError
 from accelerator.launch.failures import Failure, first_failure
 from accelerator.launch.job import Job
 from accelerator.launch.orphans import VARIABLE, end_processes_of
+from accelerator.launch.signals import heeded
 from accelerator.launch.worker import tell
 from op_builder import env as environment
 from op_builder.cgroups import read_text
 
-_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _LOOK_EVERY_S = 0.05
-# A host passes on and waits for its own ranks; that takes it this much longer than its ranks may take.
+# A host gives its ranks the grace period, and then what they have left behind another; and it takes its own time.
 _ON_TOP_S = 5.0
 
 
@@ -76,8 +76,8 @@ class _Driver:
         self._ordered: signal.Signals | None = None
 
     def order(self, number: int) -> None:
-        """A signal came; what is to be done is done in the main loop."""
-        self._ordered = signal.Signals(number)
+        """A signal came, the first one counts; what is to be done is done in the main loop."""
+        self._ordered = self._ordered or signal.Signals(number)
 
     def run(self, commands: Sequence[RemoteCommand]) -> int:
         for command in commands:
@@ -92,7 +92,7 @@ class _Driver:
                     self._explain(command, process.returncode)
             # A rank's failure is enough: not every MPI ends the others when one of them has an exit status.
             if not told and (self._ordered is not None or first_status != 0 or self._failures):
-                told, deadline = True, time.monotonic() + self._job.grace_s + _ON_TOP_S
+                told, deadline = True, time.monotonic() + 2 * self._job.grace_s + _ON_TOP_S
                 self._tell_all(self._ordered or signal.SIGTERM)
             if told and time.monotonic() > deadline:
                 self.kill()
@@ -173,7 +173,7 @@ def _signals_to(order: Any) -> Iterator[None]:
     def handle(number: int, _frame: FrameType | None) -> None:
         order(number)
 
-    before = {number: signal.signal(number, handle) for number in _HANDLED}
+    before = {number: signal.signal(number, handle) for number in heeded()}
     try:
         yield
     finally:

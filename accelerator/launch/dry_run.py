@@ -9,6 +9,7 @@ from pathlib import Path
 
 from accelerator.launch.cluster import cluster_command
 from accelerator.launch.driver import RemoteCommand
+from accelerator.launch.errors import BindingError
 from accelerator.launch.job import DEFAULT_PORT, Job
 from accelerator.launch.ranks import HostPlan, describe
 from accelerator.launch.ssh import master_address, ssh_commands
@@ -17,15 +18,15 @@ from accelerator.launch.worker import worker_command
 _AGENT_SETS = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT and TORCHELASTIC_*"
 
 
-def describe_job(job: Job, plan: HostPlan, directory: Path) -> list[str]:
+def describe_job(job: Job, plan: HostPlan | BindingError, directory: Path) -> list[str]:
     """The lines that ``--dry_run`` prints.
 
     Args:
-        plan: of a host like this one.
+        plan: of a host like this one, or why there is none; of ``torchrun``, this host's.
         directory: where the program would run.
     """
     total = sum(len(host.chosen) for host in job.hosts)
-    if job.launcher == "torchrun":
+    if job.launcher == "torchrun" and isinstance(plan, HostPlan):
         total = len(job.hosts[0].chosen) * job.num_nodes
         lines = [
             f"launcher: torchrun, torch's elastic agent, for {plan.ranks} of {total} ranks "
@@ -43,6 +44,8 @@ def describe_job(job: Job, plan: HostPlan, directory: Path) -> list[str]:
             lines.append(f"host {rank}, {command.label}, slots {slots}: {_shell(command)}")
     else:
         lines.append(f"command: {_shell(cluster_command(job))}")
+    if isinstance(plan, BindingError):
+        return [*lines, f"this host could not hold it: {plan}"]
     return [*lines, *_binding(plan, "on a host like this one, ")]
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from accelerator.launch.errors import LaunchError
-
-if TYPE_CHECKING:
-    from accelerator.abstract_accelerator import DeepSpeedAccelerator
+from op_builder import env as environment
 
 FILE_NAME = ".accel_env"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -56,27 +53,32 @@ def parse_environment_file(text: str, source: str) -> dict[str, str]:
     return variables
 
 
-def forwarded(variables: Mapping[str, str], prefixes: Sequence[str]) -> dict[str, str]:
-    """Of this process's variables those that other hosts get: an accelerator's ``export_envs()`` are prefixes."""
-    wanted = (*_ALWAYS_FORWARDED, *prefixes)
-    return {name: value for name, value in sorted(variables.items()) if name.startswith(wanted)}
+def forwarded(variables: Mapping[str, str], prefixes: Sequence[str], own: Iterable[str] = ()) -> dict[str, str]:
+    """Of this process's variables those that other hosts get: an accelerator's ``export_envs()`` are prefixes.
+
+    Args:
+        own: names of variables that each host has for itself: which devices it shows.
+    """
+    wanted, kept = (*_ALWAYS_FORWARDED, *prefixes), set(own)
+    return {name: value for name, value in sorted(variables.items()) if name.startswith(wanted) and name not in kept}
 
 
-def set_visible_devices(
-    accelerator: DeepSpeedAccelerator,
-    target: MutableMapping[str, str],
-    given: Mapping[str, str],
-    slots: Sequence[int],
-) -> None:
-    """Write the accelerator's visible-devices variables for these slots.
+def visible_devices(names: Iterable[str], given: Mapping[str, str], slots: Sequence[int]) -> dict[str, str]:
+    """The variables that leave a host's ranks the devices of these slots.
 
     A slot is a number among the devices that are visible now: with ``CUDA_VISIBLE_DEVICES=4,5``, slot 1 is 5.
+
+    Args:
+        names: the accelerator's ``visible_devices_envs()``.
+        given: the variables that the ranks of this very host will have otherwise.
     """
-    accelerator.set_visible_devices_envs(target, slots)
-    for name in accelerator.visible_devices_envs():
+    variables: dict[str, str] = {}
+    environment.write_visible_devices(variables, list(names), slots)
+    for name in variables:
         listed = [entry.strip() for entry in given.get(name, "").split(",") if entry.strip()]
         if listed and max(slots) < len(listed):
-            target[name] = ",".join(listed[slot] for slot in slots)
+            variables[name] = ",".join(listed[slot] for slot in slots)
+    return variables
 
 
 def thread_variables(threads: int, given: Mapping[str, str]) -> dict[str, str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 # A launcher on another host, or a rank below an MPI's launcher, tells its failure in one line of standard error
-# that begins so. It is short enough to be written in one piece beside others' lines.
+# that begins so. It is short enough to be written in one piece beside others' lines: pipes promise that up to here.
 _MARK = "\x1eaccel-launch failure "
+_MOST_LINE_BYTES = 4096
 _MOST_TAIL_BYTES = 2500
 TAIL_LINES = 20
 
@@ -57,8 +58,14 @@ class Failure:
         return "\n".join(parts)
 
     def to_line(self) -> str:
-        """One line for another process of the launcher, newline included."""
-        return f"{_MARK}{json.dumps(asdict(self))}\n"
+        """One line of ASCII for another process of the launcher, newline included.
+
+        Of what is too long for it, the message's beginning and the tail's end are kept.
+        """
+        room = _MOST_LINE_BYTES - len(_line_of(replace(self, tail="", message="")))
+        message = _cut(self.message, room - min(_size_bytes(self.tail), room // 2))
+        tail = _cut(self.tail[::-1], room - _size_bytes(message))[::-1]
+        return _line_of(replace(self, tail=tail, message=message))
 
     @classmethod
     def from_line(cls, line: str) -> Failure | None:
@@ -71,6 +78,24 @@ class Failure:
             return cls(**json.loads(text)) if mark else None
         except (ValueError, TypeError):  # torn by somebody who wrote in between
             return None
+
+
+def _line_of(failure: Failure) -> str:
+    return f"{_MARK}{json.dumps(asdict(failure))}\n"
+
+
+def _size_bytes(text: str) -> int:
+    """What a text takes within JSON, which writes all but ASCII in six bytes or twelve."""
+    return len(json.dumps(text)) - 2
+
+
+def _cut(text: str, most_bytes: int) -> str:
+    """As much of a text's beginning as takes at most that within JSON."""
+    for index, character in enumerate(text):
+        most_bytes -= _size_bytes(character)
+        if most_bytes < 0:
+            return text[:index]
+    return text
 
 
 def signal_name(number: int) -> str:

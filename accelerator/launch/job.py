@@ -29,6 +29,8 @@ class Job:
         master_addr, master_port: where rank 0 listens; None where the engine chooses.
         address: what other hosts call this one, None where torch is to find out.
         variables: what all ranks get beside this process's own.
+        device_variables: those by which the accelerator sees the devices of chosen slots alone; their values are
+            each host's own.
         forwarded: of this process's own, those that other hosts get.
         max_restarts: how often the ranks are started again when one has failed.
         grace_s: how long ranks may take to end after they were told to.
@@ -47,6 +49,7 @@ class Job:
     address: str | None = None
     binding: BindingRequest = field(default_factory=BindingRequest)
     variables: dict[str, str] = field(default_factory=dict)
+    device_variables: tuple[str, ...] = ()
     forwarded: dict[str, str] = field(default_factory=dict)
     log_dir: Path | None = None
     max_restarts: int = 0
@@ -56,8 +59,8 @@ class Job:
 
     @property
     def part(self) -> str:
-        """Names what this host has of the launch: another host's part may run on the same machine."""
-        return f"{self.launch}.{self.node_rank}" if self.num_nodes > 1 else self.launch
+        """Names what this host has of the launch: another host's part, or ssh, may run on the same machine."""
+        return f"{self.launch}.{self.node_rank}" if self.num_nodes > 1 or self.reports else self.launch
 
 
 def program_command(script: str, arguments: list[str], *, module: bool, no_python: bool) -> tuple[str, ...]:

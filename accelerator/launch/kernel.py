@@ -51,12 +51,20 @@ def set_memory_policy(mode: str, nodes: Collection[int]) -> str | None:
     return None if refused == 0 else f"set_mempolicy: {os.strerror(refused)}"
 
 
-def end_with_parent(signal_number: int) -> str | None:
-    """Have the kernel send this process a signal when its parent ends, whatever ended that."""
-    if platform.system() != "Linux":
-        return f"{platform.system()} has no such call"
-    refused = _call(lambda libc: libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0))
-    return None if refused == 0 else f"prctl: {os.strerror(refused)}"
+def end_with_parent(signal_number: int, parent: int) -> str | None:
+    """Have the kernel send this process a signal when its parent ends, whatever ended that.
+
+    Args:
+        parent: its process id. If that has ended before, the kernel would not tell: the signal is sent at once.
+    """
+    if platform.system() == "Linux":
+        refused = _call(lambda libc: libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0))
+        reason = None if refused == 0 else f"prctl: {os.strerror(refused)}"
+    else:
+        reason = f"{platform.system()} has no such call"
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal_number)
+    return reason
 
 
 def _call(function: Callable[[ctypes.CDLL], int]) -> int:

@@ -164,8 +164,9 @@ def make_parser() -> _Parser:
     parser.option("json", group=look, action="store_true", help="with --show_topology: as data")
 
     # What a driver tells the launcher of one host.
-    for name, kind in (("host_slots", int), ("host_chosen", _slots), ("host_launch", str), ("host_address", str)):
-        parser.option(name, type=kind, help=argparse.SUPPRESS)
+    kinds = {"slots": int, "chosen": _slots, "launch": str, "address": str, "devices": str}
+    for name, kind in kinds.items():
+        parser.option(f"host_{name}", type=kind, help=argparse.SUPPRESS)
     parser.option("host_variable", type=_assignment, action="append", default=[], help=argparse.SUPPRESS)
     return parser
 

@@ -11,6 +11,9 @@ from accelerator.launch.errors import LaunchError
 from accelerator.launch.hostfile import Host
 from accelerator.launch.job import DEFAULT_PORT, Job
 
+# By its path: "-m" would have modules in the user's directory stand for those that the launcher imports.
+_MAIN = Path(__file__).resolve().parent / "__main__.py"
+
 
 def ssh_commands(job: Job, directory: Path) -> list[RemoteCommand]:
     """The command for each host, by node rank.
@@ -71,6 +74,8 @@ def _launcher_command(job: Job, host: Host, rank: int, address: str) -> list[str
         f"--max_restarts={job.max_restarts}",
         f"--grace_period={job.grace_s:g}",
     ]
+    if job.device_variables:
+        options.append(f"--host_devices={','.join(job.device_variables)}")
     if job.binding.wanted:
         options.append("--bind_cores_to_rank")
     if job.binding.core_list is not None:
@@ -78,4 +83,4 @@ def _launcher_command(job: Job, host: Host, rank: int, address: str) -> list[str
     if job.log_dir is not None:
         options.append(f"--log_dir={job.log_dir}")
     options += [f"--host_variable={name}={value}" for name, value in job.variables.items()]
-    return [sys.executable, "-m", "accelerator.launch", *options, "--no_python", "--", *job.program]
+    return [sys.executable, str(_MAIN), *options, "--no_python", "--", *job.program]

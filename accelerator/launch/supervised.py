@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from accelerator.launch.environment import visible_devices
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.failures import Failure
 from accelerator.launch.hostfile import Host
@@ -21,6 +22,7 @@ from accelerator.launch.kernel import end_with_parent
 from accelerator.launch.observer import Observer
 from accelerator.launch.orphans import VARIABLE, end_processes_of
 from accelerator.launch.ranks import BindingRequest, plan_host
+from accelerator.launch.signals import heeded
 from accelerator.launch.topology import read_topology
 from accelerator.launch.worker import bind, tell
 from op_builder import env as environment
@@ -38,7 +40,6 @@ _NAMES = {
     "hydra": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 }
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOK_EVERY_S = 0.1
 
 
@@ -80,10 +81,8 @@ def read_place(family: str, variables: Mapping[str, str]) -> Place:
 
 def first_of_nodelist(text: str) -> str:
     """The first host of Slurm's compressed list: ``node[07-09,12],gpu1`` begins with ``node07``."""
-    found = re.match(r"([^\[,]*)(?:\[([0-9]+))?([^\],]*[^\]]*\]([^,\[]*))?", text)
-    if not found:
-        return text
-    return f"{found[1]}{found[2] or ''}{found[4] or ''}"
+    name = re.match(r"(\[[^\]]*\]|[^\[,])*", text)
+    return re.sub(r"\[(\d*)[^\]]*\]", r"\1", name[0] if name else "")
 
 
 def supervise(spec: dict[str, Any], program: list[str]) -> int:
@@ -92,7 +91,7 @@ def supervise(spec: dict[str, Any], program: list[str]) -> int:
     Args:
         spec: ``variables`` for all ranks (without ``MASTER_ADDR`` it is the first host of Slurm's list), and
             ``supervised``: ``family``, ``slots``, ``chosen``, ``wanted`` and ``core_list`` of the binding,
-            ``grace_s``, ``log_dir``.
+            ``devices`` (names of the variables that choose devices), ``grace_s``, ``log_dir``.
     """
     settings = spec["supervised"]
     given = {**environment.child_environment(), **spec["variables"]}
@@ -115,7 +114,13 @@ def supervise(spec: dict[str, Any], program: list[str]) -> int:
     if place.local_rank == 0:
         for line in plan.lines():
             tell(f"{socket.gethostname()}: {line}")
-    variables = {**spec["variables"], **plan.variables, **place.variables(), VARIABLE: spec["launch"]}
+    variables = {
+        **spec["variables"],
+        **visible_devices(settings["devices"], given, chosen),
+        **plan.variables,
+        **place.variables(),
+        VARIABLE: spec["launch"],
+    }
     variables.setdefault("MASTER_ADDR", first_of_nodelist(given.get("SLURM_STEP_NODELIST", "")))
     if plan.bindings:
         own = plan.bindings[place.local_rank]
@@ -148,7 +153,7 @@ class _Program:
             tell(f"{self._command[0]}: {error.strerror}")
             return 127 if isinstance(error, FileNotFoundError) else 126
         observer.watch({0: process.pid})
-        for number in _FORWARDED:
+        for number in set(heeded()) - {signal.SIGQUIT}:
             signal.signal(number, lambda number, _frame: self._forward(process, number))
         exit_code = self._wait(process, grace_s)
         observer.stop()
@@ -169,6 +174,7 @@ class _Program:
         return failure.exit_status
 
     def _start(self, observer: Observer) -> subprocess.Popen[bytes]:
+        parent = os.getpid()
         streams: list[BinaryIO | None] = [None, None]
         if self._logs[1] is not None:
             streams[0] = open(observer.new_stream(0, 1, self._logs[1]), "wb")  # noqa: SIM115 - the program's
@@ -179,7 +185,7 @@ class _Program:
             stdout=streams[0],
             stderr=streams[1],
             close_fds=False,  # launchers hand descriptors down to MPI's own start
-            preexec_fn=lambda: end_with_parent(signal.SIGKILL),
+            preexec_fn=lambda: end_with_parent(signal.SIGKILL, parent),
         )
 
     def _forward(self, process: subprocess.Popen[bytes], number: int) -> None:

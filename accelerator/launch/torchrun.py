@@ -6,6 +6,7 @@ ended is known, and what is left of a failed launch is ended.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -15,34 +16,40 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException, Std
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from accelerator.launch.errors import LaunchError
 from accelerator.launch.failures import Failure, first_failure
 from accelerator.launch.job import DEFAULT_PORT, Job
 from accelerator.launch.observer import Observer
 from accelerator.launch.orphans import VARIABLE, end_processes_of
 from accelerator.launch.ranks import HostPlan
+from accelerator.launch.signals import Ending
 from accelerator.launch.worker import tell, worker_command
 
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_NETWORK_ERRORS = (RendezvousError, DistError, TimeoutError)
 _RENDEZVOUS_TIMEOUT_S = 900
+# A name may be announced only when its host has started.
+_RESOLVE_S = 15.0
 _ON_TOP_S = 2.0
 
 
 def run(job: Job, plan: HostPlan) -> int:
     """Run the ranks of this host to their end; the exit status.
 
-    That is the first failing rank's, 128 and the signal's number where a signal ended it or this launcher.
+    That is the first failing rank's, 128 and the signal's number where a signal ended it or this launcher, and 1
+    where the hosts did not meet.
     """
-    for number in HANDLED:
-        signal.signal(number, _raise)  # the agent does the same, once it has started ranks
+    ending = Ending()
+    ending.raise_first(_asked)
     if job.reports:
         _obey_standard_input()
     directory = None
@@ -51,18 +58,27 @@ def run(job: Job, plan: HostPlan) -> int:
     observer = Observer()
     _end_in_time(job, observer)
     try:
-        agent = _Agent(job, plan, observer, directory)
-        result = agent.run()
+        _resolve(job)
+        agent = _Agent(job, plan, observer, directory, ending)
+        result = agent.run_and_close()
+        ending.note_only()
         observer.stop()
         if result is not None and not result.is_failed():
             return 0
         failure = _first(result, observer)
         end_processes_of(job.part, job.grace_s)
     except SignalException as asked:
+        ending.note_only()
         end_processes_of(job.part, job.grace_s)
         observer.stop()
         tell(f"{asked.sigval.name}: the ranks of {socket.gethostname()} were told to end, and have ended")
         return 128 + asked.sigval
+    except (LaunchError, *_NETWORK_ERRORS) as error:
+        ending.note_only()
+        end_processes_of(job.part, job.grace_s)
+        observer.stop()
+        tell(str(error if isinstance(error, LaunchError) else _not_met(job, error)))
+        return 1
     finally:
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
@@ -79,8 +95,9 @@ def run(job: Job, plan: HostPlan) -> int:
 class _Agent(LocalElasticAgent):
     """Torch's agent, which tells an observer what it starts, and does not wait longer than it was told."""
 
-    def __init__(self, job: Job, plan: HostPlan, observer: Observer, directory: Path | None) -> None:
-        command = worker_command(sys.executable, plan.spec(job.part), list(job.program))
+    def __init__(self, job: Job, plan: HostPlan, observer: Observer, directory: Path | None, ending: Ending) -> None:
+        spec_of_workers = {**plan.spec(job.part), "parent": os.getpid()}
+        command = worker_command(sys.executable, spec_of_workers, list(job.program))
         rendezvous, address, port = _rendezvous(job)
         spec = WorkerSpec(
             role="rank",
@@ -100,9 +117,34 @@ class _Agent(LocalElasticAgent):
         super().__init__(spec, logs)
         self._observer = observer
         self._grace_s = job.grace_s
+        self._ending = ending
+        self._part = job.part
+
+    def run_and_close(self) -> RunResult | None:
+        """Run the ranks. If that fails, hosts that wait for this one to meet again are told that it will not come."""
+        result: RunResult | None
+        try:
+            result = self.run()
+        except SignalException:
+            raise
+        except Exception:
+            self._close()
+            raise
+        if result is not None and result.is_failed():
+            self._close()
+        return result
+
+    def _close(self) -> None:
+        with contextlib.suppress(*_NETWORK_ERRORS):  # the host with rank 0 may be gone: then nobody waits
+            self._rdzv_handler.shutdown()
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        super()._stop_workers(worker_group)
+        end_processes_of(self._part, self._grace_s)  # the next attempt is not to meet what this one has left behind
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         process_ids: dict[int, Any] = super()._start_workers(worker_group)
+        self._ending.raise_first(_asked)  # the agent has set handlers that raise each time
         self._observer.watch(process_ids)
         context = getattr(self, "_pcontext", None)
         close = getattr(context, "close", None)
@@ -139,7 +181,8 @@ class _Streams(DefaultLogsSpecs):
 def _rendezvous(job: Job) -> tuple[RendezvousHandler, str | None, int | None]:
     """How the hosts meet; and MASTER_ADDR and MASTER_PORT, where they are known before."""
     address, port = job.master_addr or "127.0.0.1", job.master_port or DEFAULT_PORT
-    settings: dict[str, Any] = {"timeout": _RENDEZVOUS_TIMEOUT_S}
+    # "static" reads the one, "c10d" the other.
+    settings: dict[str, Any] = {"timeout": _RENDEZVOUS_TIMEOUT_S, "join_timeout": _RENDEZVOUS_TIMEOUT_S}
     if job.num_nodes == 1 and job.master_port is None:
         backend, endpoint = "c10d", "localhost:0"  # any free port
         fixed: tuple[str | None, int | None] = (None, None)
@@ -157,6 +200,45 @@ def _rendezvous(job: Job) -> tuple[RendezvousHandler, str | None, int | None]:
     name = job.launch if job.reports or job.num_nodes == 1 else "accel-launch"
     parameters = RendezvousParameters(backend, endpoint, name, job.num_nodes, job.num_nodes, **settings)
     return get_rendezvous_handler(parameters), *fixed
+
+
+def _resolve(job: Job) -> None:
+    """Look the address of rank 0 up: torch tries for as long as it may wait for other hosts, and does not say why.
+
+    Raises:
+        LaunchError: nobody knows it.
+    """
+    deadline = time.monotonic() + _RESOLVE_S
+    while job.master_addr is not None:
+        try:
+            socket.getaddrinfo(job.master_addr.strip("[]"), job.master_port or DEFAULT_PORT)
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise LaunchError(
+                    f"--master_addr {job.master_addr} leads nowhere: {error.strerror}.",
+                    "Give the name or the address by which all hosts find the one with rank 0.",
+                ) from None
+        time.sleep(0.5)
+
+
+def _not_met(job: Job, error: Exception) -> LaunchError:
+    """What to tell of an error of torch's rendezvous or of its store."""
+    reason = str(error.__cause__ or error).partition("\n")[0]
+    port = job.master_port or DEFAULT_PORT
+    if isinstance(error, RendezvousClosedError):
+        return LaunchError("Another host has given up, so this one does, too.", "See what that host has told.")
+    if "EADDRINUSE" in reason or "already in use" in reason.lower():
+        return LaunchError(
+            f"Port {port} of {socket.gethostname()}, where rank 0 is to listen, is in use.",
+            "Give another --master_port, the same on all hosts, or end who uses it ('ss -ltnp' tells).",
+        )
+    where = "of this host" if job.num_nodes == 1 and job.master_port is None else f"at {job.master_addr} port {port}"
+    return LaunchError(
+        f"The {job.num_nodes} hosts did not meet {where}: {reason}",
+        "Look that --master_addr is the host with rank 0, that no firewall closes --master_port to the others, and "
+        f"that each host was started within {_RENDEZVOUS_TIMEOUT_S} seconds.",
+    )
 
 
 def _local_address(job: Job) -> str | None:
@@ -207,9 +289,8 @@ def _end_in_time(job: Job, observer: Observer) -> None:
     threading.Thread(target=wait, name="accel-launch deadline", daemon=True).start()
 
 
-def _raise(number: int, _frame: FrameType | None) -> None:
-    asked = signal.Signals(number)
-    raise SignalException(f"got {asked.name}", asked)
+def _asked(number: signal.Signals) -> SignalException:
+    return SignalException(f"got {number.name}", number)
 
 
 def _obey_standard_input() -> None:

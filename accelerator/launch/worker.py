@@ -34,16 +34,18 @@ def worker_command(python: str, spec: dict[str, Any], program: list[str]) -> lis
     Args:
         spec: ``launch`` (names this launch), ``variables`` (set for all ranks), ``ranks`` (for each local rank
             ``cpus``, ``memory`` as ``[mode, nodes]`` and ``variables``; empty: nothing is bound), and for
-            :mod:`accelerator.launch.supervised` also ``supervised``.
+            :mod:`accelerator.launch.supervised` also ``supervised``. Where the launcher itself starts the worker,
+            ``parent`` is its process id: a worker that has another parent has outlived it, and ends.
     """
     return [python, "-I", "-S", str(WORKER), json.dumps(spec, separators=(",", ":")), "--", *program]
 
 
 def main(arguments: list[str]) -> int:
     """Become the program; the exit status is only that of a program that cannot be started."""
+    parent = os.getppid()
     spec, program = json.loads(arguments[0]), arguments[2:]
     # Told to end when the launcher is gone, so that not even SIGKILL leaves ranks behind.
-    end_with_parent(signal.SIGKILL)
+    end_with_parent(signal.SIGKILL, spec.get("parent", parent))
     if "supervised" in spec:
         from accelerator.launch.supervised import supervise
 
@@ -83,7 +85,7 @@ def become(program: list[str], variables: dict[str, str]) -> int:
 
 def tell(text: str) -> None:
     """One line to standard error, in one piece."""
-    os.write(2, f"accel-launch: {text}\n".encode())
+    os.write(2, f"accel-launch: {text}\n".encode(errors="backslashreplace"))
 
 
 if __name__ == "__main__":

@@ -100,6 +100,12 @@ class Started:
         self.mark = uuid.uuid4().hex
         self.directory = directory
         self._errors = directory / "errors"
+
+        def heed_all() -> None:
+            """Whoever runs the tests in the background may have them ignore signals."""
+            for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+                signal.signal(number, signal.SIG_DFL)
+
         with self._errors.open("w") as errors:
             self.process = subprocess.Popen(
                 [*prefix, *command(*arguments)],
@@ -108,6 +114,7 @@ class Started:
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 start_new_session=True,
+                preexec_fn=heed_all,
             )
 
     def __enter__(self) -> Started:

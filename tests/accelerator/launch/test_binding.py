@@ -93,6 +93,20 @@ CASES = [
         None,
         ["0-3 @0 prefer 2 x4", "4-7 @0 prefer 2 x4", "8-11 @1 prefer 3 x4", "12-15 @1 prefer 3 x4"],
     ),
+    (
+        "HBM in flat mode, a node of it for each sub-NUMA cluster",
+        replace(FLAT_SNC, model=MAX),
+        8,
+        None,
+        [f"{4 * r}-{4 * r + 3} @{r} prefer {8 + r} x4" for r in range(8)],
+    ),
+    (
+        "HBM in flat mode, two clusters for each rank",
+        replace(FLAT_SNC, model=MAX),
+        4,
+        None,
+        [f"{8 * r}-{8 * r + 7} @{2 * r}-{2 * r + 1} prefer {8 + 2 * r}-{9 + 2 * r} x8" for r in range(4)],
+    ),
     ("HBM in flat mode, one rank", replace(FLAT, model=MAX), 1, None, ["0-15 @0-1 prefer 2-3 x16"]),
     (
         "slow memory without cores (CXL), by its bandwidth",

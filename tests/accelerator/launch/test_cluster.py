@@ -57,6 +57,7 @@ def test_ranks_below_mpi_are_bound_and_numbered(launcher: str, tmp_path: Path) -
     options, variables = available(launcher)
     (tmp_path / "tell.py").write_text(TELL)
     (tmp_path / ".accel_env").write_text("FROM_FILE=a b\n")
+    variables["CUDA_VISIBLE_DEVICES"] = "5,7"
     done = launch([*options, "--bind_cores_to_rank", "--log_dir", "logs", "tell.py", "$x"], tmp_path, **variables)
     assert done.returncode == 0, done.stderr
     plan = plan_binding(read_topology(HostFiles(), os.sched_getaffinity(0)), 2)
@@ -66,6 +67,7 @@ def test_ranks_below_mpi_are_bound_and_numbered(launcher: str, tmp_path: Path) -
         assert (told["LOCAL_RANK"], told["WORLD_SIZE"], told["LOCAL_WORLD_SIZE"]) == (str(rank), "2", "2")
         assert (told["LOCAL_SIZE"], told["MASTER_ADDR"], told["MASTER_PORT"]) == ("2", "127.0.0.1", "29500")
         assert (told["FROM_FILE"], told["arguments"]) == ("a b", ["$x"])
+        assert told["CUDA_VISIBLE_DEVICES"] == "5,7"
         assert (tmp_path / "logs" / f"rank{rank}" / "stdout.log").read_text() == f"rank {rank}\n"
 
 
@@ -105,7 +107,8 @@ command = sys.argv[1 + len(own):]
 tasks = []
 for task in range(int(given["ntasks"])):
     names = {{"SLURM_PROCID": task, "SLURM_LOCALID": task, "SLURM_NTASKS": given["ntasks"],
-             "SLURM_NTASKS_PER_NODE": given["ntasks-per-node"], "SLURM_STEP_NODELIST": "node[07-09]"}}
+             "SLURM_NTASKS_PER_NODE": given["ntasks-per-node"], "SLURM_STEP_NODELIST": "node[07-09]",
+             "CUDA_VISIBLE_DEVICES": "5,6,7"}}  # Slurm has each host's own
     tasks.append(subprocess.Popen(command, env={{**os.environ, **{{k: str(v) for k, v in names.items()}}}}))
 sys.exit(max([task.wait() for task in tasks]))
 """
@@ -118,15 +121,27 @@ def test_ranks_below_slurm_read_its_variables(tmp_path: Path) -> None:
     srun.chmod(srun.stat().st_mode | stat.S_IXUSR)
     (tmp_path / "tell.py").write_text(TELL)
     path = f"{srun.parent}{os.pathsep}{os.environ['PATH']}"
-    done = launch(["--launcher", "slurm", *TWO, "tell.py"], tmp_path, PATH=path)
+    (tmp_path / "hosts").write_text("localhost slots=3\n")
+    chosen = ["--hostfile", "hosts", "--include", "localhost:0,2"]
+    done = launch(["--launcher", "slurm", *chosen, "tell.py"], tmp_path, PATH=path)
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads((tmp_path / "rank1.json").read_text())
     assert (told["LOCAL_RANK"], told["WORLD_SIZE"], told["MASTER_ADDR"]) == ("1", "2", "node07")
+    assert told["CUDA_VISIBLE_DEVICES"] == "5,7"
 
 
 @pytest.mark.parametrize(
     ("text", "first"),
-    [("node07", "node07"), ("a,b", "a"), ("node[07-09,12],gpu1", "node07"), ("n[3]", "n3"), ("n[1-2]-ib", "n1-ib")],
+    [
+        ("node07", "node07"),
+        ("a,b", "a"),
+        ("node[07-09,12],gpu1", "node07"),
+        ("n[3]", "n3"),
+        ("n[1-2]-ib", "n1-ib"),
+        ("rack[0-3]n[01-02]", "rack0n01"),
+        ("rack[0,2]n[01,03]-ib,login[1-2]", "rack0n01-ib"),
+        ("", ""),
+    ],
 )
 def test_the_first_host_of_slurms_list(text: str, first: str) -> None:
     assert first_of_nodelist(text) == first

@@ -24,17 +24,19 @@ from op_builder import env
 from op_builder.cgroups import HostFiles
 
 
+def write_machine(directory: Path, made: Made) -> None:
+    for name, text in made.files().items():
+        (directory / "machine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / "machine" / name).write_text(text)
+
+
 @pytest.fixture(autouse=True)
 def _quiet_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     """No file of the developer's decides, and the machine is known to have two nodes of four cores."""
     monkeypatch.chdir(tmp_path)
-    tree = Made(sockets=2, cores=4).files()
-    for name, text in tree.items():
-        (tmp_path / "machine" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "machine" / name).write_text(text)
+    write_machine(tmp_path, Made(sockets=2, cores=4))
     files = HostFiles(tmp_path / "machine" / "sys", tmp_path / "machine" / "proc")
     monkeypatch.setattr(command_line, "HostFiles", lambda: files)
-    monkeypatch.setattr("accelerator.cpu_accelerator.CPU_Accelerator.device_count", lambda _self: 2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
     unset = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "PYTHONPATH", "ACCEL_TEST_CACHE"))
     with env.scope(ACCEL_ACCELERATOR="cpu", ACCEL_CACHE_DIR=None, ACCEL_PRECOMPILE=None, HOME=str(tmp_path), **unset):
@@ -111,6 +113,19 @@ def test_two_dashes_end_the_options() -> None:
         (["--num_nodes", "2", "x.py"], "Give --master_addr"),
         (["--include", "other", "x.py"], "there is no host 'other'"),
         (["--bind_core_list", "0-9", "x.py"], "may not use: 8-9"),
+        (["--bind_core_list", "0-", "--launcher", "ssh", "x.py"], "expected numbers and ranges of CPUs"),
+        *[
+            (["--num_nodes", "2", "--launcher", launcher, "x.py"], f"--launcher {launcher}: which hosts?")
+            for launcher in ("ssh", "openmpi", "mpich", "impi")
+        ],
+        *[
+            (["--max_restarts", "1", "--launcher", launcher, "x.py"], "only torch's agent starts ranks again")
+            for launcher in ("openmpi", "mpich", "impi", "slurm")
+        ],
+        *[
+            (["--num_nodes", "2", "--node_rank", "1", *options, "x.py"], "numbers the hosts. Remedy: Leave --node_rank")
+            for options in (["--hostfile", "two"], ["--launcher", "slurm"])
+        ],
         (["--num_accelerators", "9", "--bind_cores_to_rank", "x.py"], "9 ranks cannot be bound to 8 CPUs"),
     ],
 )
@@ -118,7 +133,8 @@ def test_what_cannot_be_done_is_told_and_nothing_starts(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("subprocess.Popen", lambda *_a, **_k: pytest.fail("something was started"))
-    assert message in refused(capsys, *arguments)
+    Path("two").write_text("a slots=1\nb slots=1\n")
+    assert message in " ".join(refused(capsys, *arguments).split())
 
 
 def test_a_dry_run_tells_bindings_variables_and_the_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,10 +147,15 @@ def test_a_dry_run_tells_bindings_variables_and_the_command(capsys: pytest.Captu
     assert "environment of all ranks: GLOO_SOCKET_IFNAME=eth0 CUDA_VISIBLE_DEVICES=0,1 LOCAL_SIZE=2" in told
 
 
-def test_the_default_is_a_rank_for_each_numa_node_with_cores(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_default_is_a_rank_for_each_numa_node_with_cores_that_may_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("accelerator.cpu_accelerator.CPU_Accelerator.device_count", lambda _self: 5)
+    assert "for 2 of 2 ranks" in dry_run(capsys, "train.py")
+    with monkeypatch.context() as masked:
+        masked.setattr(os, "sched_getaffinity", lambda _pid: {5, 7})
+        assert "for 1 of 1 ranks" in dry_run(capsys, "train.py")
+    write_machine(tmp_path, Made(sockets=5, cores=2))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(10)))
     assert "for 5 of 5 ranks" in dry_run(capsys, "train.py")
     assert "for 2 of 2 ranks" in dry_run(capsys, "--num_accelerators", "2", "train.py")
     assert "CUDA_VISIBLE_DEVICES=1,4 LOCAL_SIZE=2" in dry_run(capsys, "--include", "localhost:1,4", "train.py")
@@ -179,6 +200,31 @@ def test_each_host_gets_a_command_by_ssh(capsys: pytest.CaptureFixture[str], tmp
     assert "--bind_cores_to_rank" in first
     assert "BatchMode=yes me@b 'cd " in second
     assert "--node_rank=1 --master_addr=a --master_port=29500 --host_slots=2 --host_chosen=0,1" in second
+
+
+def test_each_host_chooses_its_devices_from_its_own_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    """This host shows other devices than that one, whose own are left to it."""
+    Path("hosts").write_text("a slots=2\nb slots=2\n")
+    with env.scope(CUDA_VISIBLE_DEVICES="6,7"):
+        told = dry_run(capsys, "--hostfile", "hosts", "--include", "a:1@b:1", "t.py")
+        for line in (line for line in told.splitlines() if line.startswith("host ")):
+            assert "--host_devices=CUDA_VISIBLE_DEVICES " in line
+            assert "CUDA_VISIBLE_DEVICES=" not in line.replace("--host_devices=CUDA_VISIBLE_DEVICES ", "")
+        command = dry_run(capsys, "--hostfile", "hosts", "--launcher", "openmpi", "t.py").splitlines()[1]
+        assert '"devices":["CUDA_VISIBLE_DEVICES"]' in command
+        assert "CUDA_VISIBLE_DEVICES=" not in command
+        assert "-x CUDA" not in command
+    by_driver = ["--host_slots=2", "--host_chosen=1", "--host_launch=x", "--host_devices=CUDA_VISIBLE_DEVICES"]
+    with env.scope(CUDA_VISIBLE_DEVICES="4,5"):
+        assert "all ranks: CUDA_VISIBLE_DEVICES=5 " in dry_run(capsys, *by_driver, "t.py")
+
+
+def test_a_dry_run_tells_where_this_host_is_smaller_than_those_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hosts").write_text("a slots=16\nb slots=16\n")
+    for launcher in ("ssh", "slurm"):
+        told = dry_run(capsys, "--hostfile", "hosts", "--launcher", launcher, "--bind_cores_to_rank", "t.py")
+        assert f"launcher: {launcher}, 32 ranks on 2 hosts" in told
+        assert "this host could not hold it: 16 ranks cannot be bound to 8 CPUs" in told
 
 
 def test_hosts_must_be_able_to_find_rank_0(capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,6 +45,12 @@ def test_variables_are_forwarded_by_prefix() -> None:
     assert list(environment.forwarded(variables, [])) == ["ACCEL_CACHE_DIR", "PYTHONPATH"]
 
 
+def test_which_devices_a_host_shows_is_not_forwarded() -> None:
+    variables = {"CUDA_VISIBLE_DEVICES": "3", "CUDA_LAUNCH_BLOCKING": "1"}
+    kept = environment.forwarded(variables, ["CUDA_"], CPU_Accelerator().visible_devices_envs())
+    assert kept == {"CUDA_LAUNCH_BLOCKING": "1"}
+
+
 @pytest.mark.parametrize(
     ("given", "slots", "expected"),
     [({}, (0, 1), "0,1"), ({}, (2,), "2"), ({"CUDA_VISIBLE_DEVICES": "4, 5,GPU-ab"}, (1, 2), "5,GPU-ab")],
@@ -52,16 +58,15 @@ def test_variables_are_forwarded_by_prefix() -> None:
 def test_visible_devices_are_slots_of_what_is_visible_now(
     given: dict[str, str], slots: tuple[int, ...], expected: str
 ) -> None:
-    target: dict[str, str] = {}
-    environment.set_visible_devices(CPU_Accelerator(), target, given, slots)
-    assert target == {"CUDA_VISIBLE_DEVICES": expected}
+    names = CPU_Accelerator().visible_devices_envs()
+    assert environment.visible_devices(names, given, slots) == {"CUDA_VISIBLE_DEVICES": expected}
 
 
 def test_all_variables_of_an_accelerator_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HPU_Accelerator, "__init__", lambda _self: None)
-    target: dict[str, str] = {}
-    environment.set_visible_devices(HPU_Accelerator(), target, {}, (0, 3))
-    assert target == {"HABANA_VISIBLE_MODULES": "0,3", "CUDA_VISIBLE_DEVICES": "0,3"}
+    names = HPU_Accelerator().visible_devices_envs()
+    expected = {"HABANA_VISIBLE_MODULES": "0,3", "CUDA_VISIBLE_DEVICES": "0,3"}
+    assert environment.visible_devices(names, {}, (0, 3)) == expected
 
 
 def test_bound_ranks_have_a_thread_for_each_core() -> None:

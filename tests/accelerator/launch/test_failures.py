@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +16,7 @@ from accelerator.launch.driver import RemoteCommand
 from accelerator.launch.failures import Failure, first_failure, tail_of
 from accelerator.launch.hostfile import Host
 from accelerator.launch.job import Job
+from accelerator.launch.worker import tell
 
 FAILURE = Failure(rank=3, local_rank=1, host="b", pid=99, exit_code=-9, time_s=10.5, tail="one\ntwo", message="why")
 
@@ -44,7 +45,34 @@ def test_a_failure_travels_in_one_line() -> None:
     assert Failure.from_line("unfinished" + line) == FAILURE
     assert Failure.from_line("an ordinary line\n") is None
     assert Failure.from_line(line[:40]) is None
-    assert len(replace(FAILURE, tail=tail_of(b"x" * 100_000)).to_line()) < 4096, "a pipe takes it in one piece"
+
+
+TEXTS = {
+    "none": "",
+    "short": "one\ntwo",
+    "long": "x" * 20_000,
+    "wide": "错" * 2000,
+    "cut": tail_of("错".encode() * 2000),
+    "no text": b"\xff\xfe\x80".decode(errors="surrogateescape"),
+}
+
+
+@pytest.mark.parametrize("tail", TEXTS.values(), ids=TEXTS)
+@pytest.mark.parametrize("message", TEXTS.values(), ids=TEXTS)
+def test_a_failure_is_short_enough_for_a_pipe_to_take_it_in_one_piece(tail: str, message: str) -> None:
+    line = replace(FAILURE, tail=tail, message=message).to_line()
+    assert len(line.encode()) <= 4096
+    told = Failure.from_line(line)
+    assert told is not None
+    assert told.tail == tail[len(tail) - len(told.tail) :], "its end"
+    assert told.message == message[: len(told.message)], "its beginning"
+    if (told.tail, told.message) != (tail, message):
+        assert len(line) > 4096 - 24, "no more is left out than must be"
+
+
+def test_what_is_no_text_is_told_all_the_same(capfd: pytest.CaptureFixture[str]) -> None:
+    tell(TEXTS["no text"])
+    assert capfd.readouterr().err == "accel-launch: \\udcff\\udcfe\\udc80\n"
 
 
 def test_the_first_that_ended_is_the_cause() -> None:
@@ -90,6 +118,22 @@ def test_a_host_that_does_not_end_is_killed(capfd: pytest.CaptureFixture[str], m
     assert status == 3
 
 
+def test_a_host_has_the_time_that_its_ranks_and_what_they_left_may_take(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "_ON_TOP_S", 0.5)
+    _, told = run(["exit 3", "read order; sleep 3; echo all have ended >&2"], capfd, grace_s=2.0)
+    assert "all have ended" in told
+
+
+def test_a_driver_leaves_signals_ignored_that_were_ignored_before(capfd: pytest.CaptureFixture[str]) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run(["kill -HUP $PPID; sleep 0.3"], capfd)[0] == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_ssh_that_does_not_get_there_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     status, told = run(["echo 'Connection refused' >&2; exit 255"], capfd)
     assert status == 255
@@ -107,5 +151,3 @@ def test_a_launcher_that_is_missing_is_an_error(tmp_path: Path) -> None:
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "srun cannot be started: No such file" in done.stderr
-    assert isinstance(done.stderr, str)
-    assert io.StringIO(done.stderr).readline().startswith("accel-launch: ")

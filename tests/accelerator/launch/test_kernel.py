@@ -83,6 +83,16 @@ def test_the_worker_is_not_misled_by_the_users_modules(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("ran\n", "")
 
 
+def test_a_worker_that_has_outlived_its_launcher_ends() -> None:
+    """Its launcher was killed before the kernel was asked to tell of it."""
+    from accelerator.launch.worker import worker_command
+
+    for parent, status in ((os.getpid(), 0), (os.getppid(), -signal.SIGKILL)):
+        spec = {"launch": "x", "variables": {}, "ranks": [], "parent": parent}
+        command = worker_command(sys.executable, spec, ["true"])
+        assert subprocess.run(command, env=environment(LOCAL_RANK="0"), check=False).returncode == status
+
+
 def test_the_worker_starts_without_heavy_modules() -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); import accelerator.launch.worker;"

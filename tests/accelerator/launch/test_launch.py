@@ -6,15 +6,18 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import TELL, WAIT, Started, launch, left_of
+from launching import ROOT, TELL, WAIT, Started, environment, launch, left_of
 
 from accelerator.launch.binding import format_list, plan_binding
+from accelerator.launch.job import Job
 from accelerator.launch.topology import read_topology
 from op_builder.cgroups import HostFiles
 
@@ -48,6 +51,9 @@ def test_the_kernel_agrees_with_the_plan(tmp_path: Path) -> None:
         assert got["OMP_NUM_THREADS"] == str(plan[rank].threads)
         assert (got["RANK"], got["LOCAL_RANK"]) == (str(rank), str(rank))
         assert (got["WORLD_SIZE"], got["LOCAL_WORLD_SIZE"], got["LOCAL_SIZE"]) == ("2", "2", "2")
+        mode = plan[rank].memory.mode
+        if got["policies"] is not None and "set_mempolicy" not in done.stderr:
+            assert {policy.partition(":")[0] for policy in got["policies"]} == {"default" if mode == "any" else mode}
         assert got["MASTER_ADDR"]
         assert int(got["MASTER_PORT"]) > 0
         assert got["CUDA_VISIBLE_DEVICES"] == "0,1"
@@ -110,11 +116,39 @@ def test_ranks_that_ignore_the_signal_are_killed_after_the_grace_period(tmp_path
         assert left_of(started.mark) == []
 
 
+def test_further_signals_do_not_keep_a_launcher_from_ending_all(tmp_path: Path) -> None:
+    with Started([*TWO, "--grace_period", "3", "wait.py", "stubborn"], tmp_path) as started:
+        started.wait_for("up0", "up1")
+        started.process.send_signal(signal.SIGINT)
+        time.sleep(1)  # it waits for the ranks
+        started.process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + 60
+        while len(ranks_of(started)) > 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        started.process.send_signal(signal.SIGINT)  # it waits for what the ranks have started
+        assert started.end() == 130, started.errors
+        assert left_of(started.mark) == []
+        assert "Traceback" not in started.errors
+
+
+def test_a_signal_that_was_ignored_from_the_start_stays_so(tmp_path: Path) -> None:
+    with Started([*TWO, "wait.py", "polite"], tmp_path, ["nohup"]) as started:
+        started.wait_for("up0", "up1")
+        started.process.send_signal(signal.SIGHUP)
+        time.sleep(1)
+        started.process.send_signal(signal.SIGTERM)
+        assert started.end() == 143, started.errors
+
+
+def ranks_of(started: Started) -> list[int]:
+    """Processes of ranks, and the launcher."""
+    return [process_id for process_id in left_of(started.mark, 0) if "wait.py" in command_line(process_id)]
+
+
 def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     with Started([*TWO, "wait.py", "stubborn"], tmp_path) as started:
         started.wait_for("up0", "up1")
-        ranks = [process_id for process_id in left_of(started.mark, 0) if "wait.py" in command_line(process_id)]
-        assert len(ranks) == 3  # with the launcher
+        assert len(ranks_of(started)) == 3
         started.process.kill()
         started.end()
         # What ranks have started in sessions of their own is theirs: nobody is left to end it.
@@ -150,10 +184,92 @@ def test_a_launcher_that_waits_for_other_hosts_ends_when_told_to(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_hosts_that_run_the_same_command_meet(tmp_path: Path) -> None:
+def test_what_a_failed_attempt_left_behind_is_ended_before_the_next(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text(
+        "import os, subprocess, sys\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    sleep = [sys.executable, '-S', '-c', 'import time; time.sleep(600)']\n"
+        "    child = subprocess.Popen(sleep, start_new_session=True)\n"
+        "    open('child', 'w').write(str(child.pid))\n"
+        "    sys.exit(3)\n"
+        "try: left = open(f\"/proc/{open('child').read()}/cmdline\").read()\n"
+        "except OSError: left = ''\n"
+        "sys.exit(5 if left else 0)\n"
+    )
+    done = launch(["--num_accelerators", "1", "--max_restarts", "1", "leaves.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_launcher_by_ssh_is_not_misled_by_the_users_modules(tmp_path: Path) -> None:
+    for name in ("random.py", "types.py", "accelerator.py"):
+        (tmp_path / name).write_text("raise SystemExit('the user has a module of that name')")
+    entry = str(ROOT / "accelerator" / "launch" / "__main__.py")
+    options = ["--launcher", "ssh", "--num_accelerators", "1", "--master_port", str(free_port()), "--no_python"]
+    command = [sys.executable, entry, *options, "sh", "-c", "echo $RANK > ran"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ran").read_text() == "0\n"
+
+
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        port: int = free.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize("restarts", ["0", "1"])
+def test_a_port_in_use_is_told(restarts: str, tmp_path: Path) -> None:
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        port = str(used.getsockname()[1])
+        alone = ["--num_nodes", "2", "--master_addr", "127.0.0.1", "--master_port", port, "--max_restarts", restarts]
+        done = launch([*TWO, *alone, "tell.py"], tmp_path)
+    assert done.returncode == 1
+    assert f"accel-launch: Port {port} of {os.uname().nodename}, where rank 0 is to listen, is in use." in done.stderr
+    assert "--master_port" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_an_address_that_leads_nowhere_is_told(tmp_path: Path) -> None:
+    nowhere = ["--num_nodes", "2", "--node_rank", "1", "--master_addr", "no-such-host.invalid"]
+    done = launch([*TWO, *nowhere, "tell.py"], tmp_path)
+    assert done.returncode == 1
+    assert "accel-launch: --master_addr no-such-host.invalid leads nowhere: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_hosts_wait_for_each_other_equally_long_with_and_without_restarts() -> None:
+    from accelerator.launch.torchrun import _RENDEZVOUS_TIMEOUT_S, _rendezvous
+
+    job = Job(("x",), (), num_nodes=2, master_addr="127.0.0.1", master_port=free_port())
+    assert _rendezvous(job)[0].timeout.total_seconds() == _RENDEZVOUS_TIMEOUT_S
+    assert _rendezvous(replace(job, max_restarts=1))[0].settings.timeout.join.total_seconds() == _RENDEZVOUS_TIMEOUT_S
+
+
+@pytest.mark.slow
+def test_a_host_that_has_given_up_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(
+        "import os, sys, time\n"
+        "if sys.argv[1] == 'later':\n"
+        "    while not os.path.exists('given_up'): time.sleep(0.1)\n"
+        "sys.exit(3)\n"
+    )
+    meet = ["--num_nodes", "2", "--master_addr", "127.0.0.1", "--master_port", str(free_port()), "--max_restarts", "1"]
+    options = ["--num_accelerators", "1", *meet]
+    with Started([*options, "--node_rank", "0", "fails.py", "later"], tmp_path) as first:
+        other = launch([*options, "--node_rank", "1", "fails.py", "now"], tmp_path)
+        (tmp_path / "given_up").touch()
+        assert other.returncode == 3, other.stderr
+        assert first.end() == 1, first.errors
+        assert "Another host has given up" in first.errors
+
+
+@pytest.mark.slow
+def test_hosts_that_run_the_same_command_meet(tmp_path: Path) -> None:
+    port = free_port()
     rendezvous = ["--num_nodes", "2", "--master_addr", "127.0.0.1", "--master_port", str(port)]
     with Started([*TWO, *rendezvous, "--node_rank", "1", "tell.py"], tmp_path) as other:
         done = launch([*TWO, *rendezvous, "--node_rank", "0", "tell.py"], tmp_path)

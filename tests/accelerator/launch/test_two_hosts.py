@@ -44,6 +44,7 @@ def test_ranks_are_numbered_across_hosts(hosts: TwoHosts, options: list[str], tm
         ("host-b", "0", "2"),
         ("host-b", "1", "2"),
     ]
+    assert [t["CUDA_VISIBLE_DEVICES"] for t in told] == ["1", "0,1", "0,1"]
     assert {t["MASTER_ADDR"] for t in told} == {ADDRESSES["a"]}
     assert {t["WORLD_SIZE"] for t in told} == {"3"}
     assert {t["FROM_FILE"] for t in told} == {"for all"}
@@ -70,6 +71,7 @@ def test_the_first_failing_rank_of_another_host_is_told(hosts: TwoHosts, options
     assert "accel-launch: rank 1 (local rank 0, pid " in done.stderr
     assert ") on host-b ended by signal 9 (SIGKILL)" in done.stderr
     assert "  | last words of the rank" in done.stderr
+    assert left_of_launch(tmp_path) == []
 
 
 def test_all_hosts_start_again_when_one_restarts_its_ranks(hosts: TwoHosts, options: list[str], tmp_path: Path) -> None:

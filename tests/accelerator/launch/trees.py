@@ -20,7 +20,7 @@ class Made:
         threads: CPUs per core; numbered as on x86, first threads first, or core by core (``adjacent``).
         snc: NUMA nodes per socket.
         fake: nodes that the kernel makes of each, all with its cores.
-        beside: nodes of memory alone per socket; ``beside_gib`` of each.
+        beside: nodes of memory alone per socket, beside its first clusters (``snc``); ``beside_gib`` of each.
         bandwidths: of nodes with cores, and of those beside, in MB/s, as firmware tells; None: it does not.
         memoryless: nodes with cores and without memory.
         offline, cpuset, mems: CPUs and nodes in the kernel's format.
@@ -84,7 +84,7 @@ class Made:
                 first = socket * self.cores + part * share
                 cpus = sorted(c for core in range(first, first + share) for c in self.cpus_of(core) if c in online)
                 places += [(socket, part, cpus, 64)] * self.fake
-        places += [(s, -1, [], self.beside_gib) for s in range(self.sockets) for _ in range(self.beside)]
+        places += [(s, n % self.snc, [], self.beside_gib) for s in range(self.sockets) for n in range(self.beside)]
         files = {f"{NODE}/online": format_list(range(len(places)))}
         for number, (socket, part, cpus, gib) in enumerate(places):
             directory = f"{NODE}/node{number}"
