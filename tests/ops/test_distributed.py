@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,7 @@ from op_builder.host.shm_comm import ShareMemCommBuilder
 from op_builder.ops import distributed
 from op_builder.ops.distributed_collectives import require_across
 from op_builder.ops.distributed_hosts import Layout, RankFacts, exchange, host_identity, layout
-from op_builder.ops.distributed_work import WorkQueue
+from op_builder.ops.distributed_work import QueuedWork, WorkQueue
 
 PROGRAM = Path(__file__).with_name("distributed_programs.py")
 
@@ -219,7 +223,7 @@ def test_a_wait_with_a_timeout_says_that_it_ended() -> None:
     queue, held = WorkQueue("a test"), threading.Event()
     queue.submit(lambda: held.wait() and None, [])
     behind = queue.submit(lambda: None, [])
-    while not queue._turn.locked():  # the thread has begun
+    while not queue._is_doing:  # the thread has begun
         pass
     with pytest.raises(CommunicationError, match=r"did not end within 0\.05 s"):
         behind.wait(timedelta(seconds=0.05))
@@ -227,10 +231,81 @@ def test_a_wait_with_a_timeout_says_that_it_ended() -> None:
     assert behind.wait()
 
 
+@pytest.mark.parametrize("is_behind", [False, True], ids=["waited for", "behind a synchronous one"])
+def test_a_signal_that_ends_a_collective_ends_its_work_and_no_wait_is_for_ever(is_behind: bool) -> None:
+    queue = WorkQueue("a test")
+    began = threading.Event()
+
+    def collective() -> None:
+        began.set()
+        for _ in range(100_000):
+            time.sleep(0.01)  # as a wait for another rank
+
+    work = QueuedWork(queue, collective, [])
+    queue._waiting.append(work)  # without the thread, which would be as fast
+    future = work.get_future()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Thread(target=lambda: (began.wait(), os.kill(os.getpid(), signal.SIGINT))).start()
+        with pytest.raises(KeyboardInterrupt):
+            queue.run(lambda: None) if is_behind else work.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert work.is_completed()
+    for wait in (work.wait, future.wait):
+        with pytest.raises(CommunicationError, match="KeyboardInterrupt ended the collective"):
+            wait()
+    assert queue.submit(lambda: None, []).wait()  # the queue goes on
+
+
+def test_a_work_that_was_taken_and_lost_is_an_error() -> None:
+    queue = WorkQueue("a test")
+    work = QueuedWork(queue, lambda: None, [])  # an exception came between its being taken and its being done
+    with pytest.raises(CommunicationError, match="an exception ended the collective"):
+        work.wait()
+
+
+def test_the_handler_of_a_signal_and_a_callback_get_an_error_and_no_deadlock() -> None:
+    queue = WorkQueue("a test")
+    said: list[str] = []
+
+    def again(*_: object) -> None:
+        with pytest.raises(CommunicationError, match="in the middle of a collective of a test") as caught:
+            queue.run(lambda: None)
+        said.append(str(caught.value))
+
+    before = signal.signal(signal.SIGUSR1, again)
+    try:
+        queue.run(lambda: signal.raise_signal(signal.SIGUSR1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    work = QueuedWork(queue, lambda: None, [])
+    work.get_future().add_done_callback(again)
+    queue._waiting.append(work)
+    assert work.wait()
+    assert len(said) == 2
+    queue.run(lambda: said.append("as usable as before"))
+    assert len(said) == 3
+
+
+def test_a_queue_that_is_closed_meanwhile_raises_nothing_of_its_own() -> None:
+    for _ in range(300):
+        queue = WorkQueue("a test")
+        works = [QueuedWork(queue, lambda: None, []) for _ in range(20)]
+        queue._waiting.extend(works)
+        closer = threading.Thread(target=queue.close, args=[CommunicationError("gone")])
+        closer.start()
+        for work in works:
+            with contextlib.suppress(CommunicationError):
+                work.wait()
+        closer.join()
+        assert all(work.is_completed() for work in works)
+
+
 def test_a_closed_queue_fails_what_waits_and_takes_nothing() -> None:
     queue, held = WorkQueue("a test"), threading.Event()
     queue.submit(lambda: held.wait() and None, [])
-    while not queue._turn.locked():
+    while not queue._is_doing:
         pass
     behind = queue.submit(lambda: None, [])
     queue.close(CommunicationError("gone"))
