@@ -450,6 +450,12 @@ def different_calls(place: Place, what: str) -> list[str]:
             group.all_reduce(x, "sum" if first else "max")
         elif what == "collective":
             group.all_reduce(x) if first else group.barrier()
+        elif what == "all_gather":
+            y = torch.full((x.numel() * place.size,), 7.0)
+            try:
+                group.all_gather(y, x) if first else group.barrier()
+            finally:
+                assert y.unique().tolist() == [7.0]  # nothing was changed
         elif what == "source":
             group.broadcast(x, int(first))
         elif what == "symmetric":
@@ -490,6 +496,63 @@ def interrupted(place: Place, number: int) -> list[Any]:
     except Exception as error:
         told += [str(error)]
     return told
+
+
+def reentered(place: Place) -> list[Any]:
+    """The handler of a signal uses the group in the middle of a wait; that fails, and nothing else does."""
+    group = place.group(timeout_s=30)
+    group.barrier()
+    said = []
+
+    def use(*_: object) -> None:
+        try:
+            group.barrier()
+        except Exception as error:
+            said.append(str(error))
+
+    signal.signal(signal.SIGUSR1, use)
+    if place.rank == 0:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    else:
+        time.sleep(0.9)
+    assert group.all_reduce(torch.ones(4)).tolist() == [2.0] * 4
+    symmetric = group.empty_symmetric(2000)
+    assert group.all_reduce(symmetric.fill_(1.0)).unique().tolist() == [2.0]
+    return said
+
+
+def one_cannot_map(place: Place) -> list[Any]:
+    """Rank 0 has no room for the others' memory, but for its own."""
+    group = place.group()
+    size_bytes = 64 << 20
+    told: list[Any] = []
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    if place.rank == 0:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + size_bytes * 3 // 2, before[1]))
+    try:
+        group.empty_symmetric(size_bytes, torch.uint8)
+    except Exception as error:
+        told = [type(error).__name__, str(error), error.__dict__.get("rank")]
+    resource.setrlimit(resource.RLIMIT_AS, before)
+    group.barrier()  # what nobody has any more goes with the next collective
+    maps = Path("/proc/self/maps").read_text()
+    told.append(len([line for line in maps.splitlines() if "accel_shm" in line]))
+    symmetric = group.empty_symmetric(5000)  # the same one on all ranks
+    assert group.all_reduce(symmetric.fill_(1.0)).unique().tolist() == [float(place.size)]
+    return told
+
+
+def under_a_timer(place: Place) -> int:
+    """Memory is made while signals come again and again."""
+    group = place.comm.new_group(1, 0)
+    seen = []
+    signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    for _ in range(300):
+        group.empty_symmetric((2 << 20) - 4096, torch.uint8)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return len(seen)
 
 
 def raise_lookup_error(*_: object) -> None:

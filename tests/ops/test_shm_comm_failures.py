@@ -100,6 +100,7 @@ def test_a_rank_that_has_closed_the_group(ranks: Ranks, case: str) -> None:
         ("type", "rank 0 called all_reduce (sum) of 6 float32, rank 1 all_reduce (sum) of 6 bfloat16"),
         ("reduction", "rank 0 called all_reduce (sum) of 6 float32, rank 1 all_reduce (max) of 6 float32"),
         ("collective", "rank 0 called all_reduce (sum) of 6 float32, rank 1 barrier"),
+        ("all_gather", "rank 0 called all_gather of 24 bytes, rank 1 barrier"),
         ("source", "rank 0 called broadcast of 24 bytes from rank 1, rank 1 broadcast of 24 bytes from rank 0"),
         ("symmetric", "in symmetric memory 0 at byte 0, rank 1 all_reduce (sum) of 300000 float32."),
         ("offset", "in symmetric memory 0 at byte 4, rank 1 all_reduce (sum) of 200000 float32 in symmetric memory 0"),
@@ -127,6 +128,27 @@ def test_the_handler_of_a_signal_ends_a_wait(ranks: Ranks, number: int, raised: 
 
 def test_a_handler_that_returns_changes_nothing(ranks: Ranks) -> None:
     assert ranks.values("harmless_signal", 2) == [3, 0]
+
+
+def test_a_handler_that_uses_the_group_gets_an_error_and_leaves_it_usable(ranks: Ranks) -> None:
+    first, second = ranks.values("reentered", 2)
+    assert len(first) == 1
+    assert "Do not use the group from the handler of a signal" in first[0]
+    assert second == []
+
+
+def test_signals_do_not_keep_memory_from_being_made(ranks: Ranks) -> None:
+    assert ranks.values("under_a_timer", 1)[0] > 5
+
+
+def test_memory_that_one_rank_cannot_map_is_nobodys(ranks: Ranks) -> None:
+    first, second = ranks.values("one_cannot_map", 2)
+    assert first[0] == "SharedMemorySpaceError"
+    assert "Cannot allocate memory" in first[1]
+    assert second[0] == "SharedMemoryCommError"
+    assert "Rank 0 cannot map" in second[1]
+    assert second[2] == 0
+    assert first[3] == second[3] == 2  # the group's own alone
 
 
 def test_other_threads_run_meanwhile(ranks: Ranks) -> None:

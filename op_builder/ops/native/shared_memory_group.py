@@ -226,13 +226,14 @@ class SharedMemoryGroup:
         size_bytes = count * dtype.itemsize
         with explained():
             number, *_ = self._native.failure(self._number)
-        if _KINDS[number] not in ("none", "mismatch"):
+        if _KINDS[number] not in ("none", "mismatch", "busy"):
             self._fail("empty_symmetric")
-        meeting = self._place.meeting(f"symmetric_{self._symmetric_count}")
+        memory = self._symmetric_count
+        meeting = self._place.meeting(f"symmetric_{memory}")
         self._symmetric_count += 1
         descriptors = shared_segments(self._native, meeting, size_bytes, self.size)[1]
         try:
-            address, number = self._native.attach(self._number, descriptors, size_bytes)
+            address, number = self._native.attach(self._number, descriptors, size_bytes, memory)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -240,10 +241,19 @@ class SharedMemoryGroup:
             buffer = (ctypes.c_char * size_bytes).from_address(address)
             finalizer = weakref.finalize(buffer, self._native.release, self._number, address)
             finalizer.atexit = False  # tensors that live until the process ends may be read until then
-        self.barrier()
+        # All have it, or none: a rank without it would do other collectives than the others.
+        lacking = torch.tensor([self.size if address else self.rank], dtype=torch.int32, device="cpu")
+        lacking_rank = int(self.all_reduce(lacking, "min"))
         meeting.forget()
         if not address:
             raise space_error(size_bytes, number)
+        if lacking_rank < self.size:
+            raise SharedMemoryCommError(
+                f"Rank {lacking_rank} cannot map {size_bytes} bytes of symmetric memory of each rank.",
+                "See that rank's error. The group is usable.",
+                rank=lacking_rank,
+                operation="empty_symmetric",
+            )
         return torch.frombuffer(buffer, dtype=dtype, count=count).view(sizes)
 
     def close(self) -> None:
