@@ -48,8 +48,8 @@ def told_by_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]
 def require_all_ours(told: dict[str, Any]) -> None:
     assert told["gloo"] == {}
     assert set(told["ours"]) >= {"allreduce", "allgather", "broadcast", "reduce_scatter", "barrier"}
-    # 3 ops x 4 types and avg of the three that have it, at 3 lengths; one not contiguous and one empty.
-    assert told["ours"]["allreduce"] == (3 * 4 + 3) * 3 + 2
+    # 3 ops x 4 types and avg of the three that have it, at 3 lengths; one not contiguous, one empty, two near a limit.
+    assert told["ours"]["allreduce"] == (3 * 4 + 3) * 3 + 4
 
 
 def test_every_collective_gives_what_it_is_to_give_and_none_went_to_gloo(told_by_two: list[dict[str, Any]]) -> None:
@@ -166,6 +166,19 @@ def test_a_killed_rank_is_an_error_on_all_others_across_hosts(tmp_path: Path) ->
     for result in (results[2], results[3]):
         assert result.status == 0, result.told
         assert result.value != "nothing"
+
+
+def test_a_host_that_dies_is_an_error_at_once_on_all_ranks_of_the_other(tmp_path: Path) -> None:
+    timeout_s = 120
+    results = run_ranks(PROGRAM, "a_host_dies", 3, tmp_path, arguments=[timeout_s], environments=hosts("aab"))
+    assert results[2].status == -9
+    for result in results[:2]:
+        assert result.status == 0, result.told
+        assert max(result.value[1::2]) < timeout_s / 2
+    leader, other = results[0].value, results[1].value
+    assert "Between the 2 hosts of the group gloo failed" in leader[0]
+    assert leader[2] == leader[0]
+    assert "It is the first rank of its host and gave up between the 2 hosts" in other[0]
 
 
 def test_where_one_rank_cannot_load_the_op_gloo_does_all_and_a_warning_says_why(tmp_path: Path) -> None:
