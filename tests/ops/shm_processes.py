@@ -543,18 +543,6 @@ def one_cannot_map(place: Place) -> list[Any]:
     return told
 
 
-def under_a_timer(place: Place) -> int:
-    """Memory is made while signals come again and again."""
-    group = place.comm.new_group(1, 0)
-    seen = []
-    signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
-    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
-    for _ in range(300):
-        group.empty_symmetric((2 << 20) - 4096, torch.uint8)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    return len(seen)
-
-
 def raise_lookup_error(*_: object) -> None:
     raise LookupError("from the handler")
 
@@ -668,30 +656,59 @@ def too_much(place: Place) -> None:
     place.group().empty_symmetric(1 << 50, torch.uint8)
 
 
-def another_user(place: Place) -> dict[str, Any]:
-    """Rank 1 is a process of another user that has read all that the store tells."""
-    if place.rank == 0:
-        from op_builder.ops.native import shared_memory_meeting
+def let_a_stranger_know(place: Place) -> None:
+    """What this process tells the store next is told to a process of another user, and only after it has tried it."""
+    from op_builder.ops.native import shared_memory_meeting
 
-        told_by = shared_memory_meeting.Meeting._tell
+    told_by = shared_memory_meeting.Meeting._tell
 
-        def tell(meeting: Any, own: Any) -> Any:
-            (place.directory / "told.new").write_text(json.dumps(vars(own)))
-            os.chmod(place.directory / "told.new", 0o644)
-            os.replace(place.directory / "told.new", place.directory / "told")
-            place.wait("tried")
-            return told_by(meeting, own)
+    def tell(meeting: Any, own: Any) -> Any:
+        (place.directory / "told.new").write_text(json.dumps(vars(own)))
+        os.chmod(place.directory / "told.new", 0o644)
+        os.replace(place.directory / "told.new", place.directory / "told")
+        place.wait("tried")
+        return told_by(meeting, own)
 
-        shared_memory_meeting.Meeting._tell = tell  # type: ignore[method-assign]
-        os.chmod(place.directory, 0o777)
-        place.signal("ready")
-        place.group(timeout_s=3)
+    shared_memory_meeting.Meeting._tell = tell  # type: ignore[method-assign]
+    os.chmod(place.directory, 0o777)
+    place.signal("ready")
+
+
+def become_a_stranger(place: Place) -> dict[str, Any]:
+    """Be a process of another user; what rank 0 tells."""
     place.wait("ready")
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
     place.wait("told")
-    facts = json.loads((place.directory / "told").read_text())
+    told: dict[str, Any] = json.loads((place.directory / "told").read_text())
+    return told
+
+
+def silent_strangers(place: Place) -> float:
+    """Rank 2 is a process of another user that calls rank 0 again and again, first of all, and says nothing."""
+    if place.rank == 2:
+        facts = become_a_stranger(place)
+        calls = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(8)]
+        for call in calls:
+            call.connect("\0" + facts["address"])
+        place.signal("tried")
+        place.wait("made")
+        return 2.0
+    if place.rank == 0:
+        let_a_stranger_know(place)
+    group = place.comm.new_group(2, place.rank, store=place.store(2), timeout_s=25)
+    total = float(group.all_reduce(torch.ones(1)))
+    place.signal("made")
+    return total
+
+
+def another_user(place: Place) -> dict[str, Any]:
+    """Rank 1 is a process of another user that has read all that the store tells."""
+    if place.rank == 0:
+        let_a_stranger_know(place)
+        place.group(timeout_s=3)
+    facts = become_a_stranger(place)
     caught = {}
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.settimeout(10)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -155,6 +157,28 @@ def test_no_place_to_meet(comm: ShareMemCommModule) -> None:
         pytest.raises(OpArgumentError, match="no store to meet at"),
     ):
         comm.new_group(2, 0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_store_that_cannot_be_had(comm: ShareMemCommModule, rank: int) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and no listen(): nobody answers there, and nobody else can serve there
+        port = taken.getsockname()[1]
+        fresh = ShareMemCommModule(comm.ops)
+        with (
+            env.scope(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank)),
+            pytest.raises(SharedMemoryCommError, match=f"127.0.0.1:{port}, with 1 s to do so") as caught,
+        ):
+            fresh.new_group(2, rank, timeout_s=1)
+    assert "MASTER_PORT" in caught.value.remedy
+
+
+def test_a_store_that_fails_meanwhile(comm: ShareMemCommModule) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=1), wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", server.port, None, False, timedelta(seconds=1), wait_for_workers=False)
+    del server
+    with pytest.raises(SharedMemoryCommError, match="store failed when group 'accel_shm_comm//2/"):
+        comm.new_group(2, 1, store=client, timeout_s=1)
 
 
 def test_nobody_comes(comm: ShareMemCommModule) -> None:
