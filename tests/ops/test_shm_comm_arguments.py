@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -16,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from op_builder import env
 from op_builder.cpu import ShareMemCommBuilder
-from op_builder.errors import OpArgumentError, SharedMemoryCommError
+from op_builder.errors import AccelError, OpArgumentError, SharedMemoryCommError
 from op_builder.host.shm_comm import shared_memory_check
+from op_builder.ops.native import shared_memory_group, shared_memory_meeting
 from op_builder.ops.native.shared_memory_group import SharedMemoryGroup
 from op_builder.ops.native.shm_comm import ShareMemCommModule
 from op_builder.outcomes import Failed, Passed
@@ -149,6 +151,39 @@ def test_the_variable_is_the_default_timeout(comm: ShareMemCommModule) -> None:
     with env.scope(ACCEL_COMM_TIMEOUT_S="7"):
         assert comm.new_group(1, 0).timeout_s == 7
     assert comm.new_group(1, 0, timeout_s=0.5).timeout_s == 0.5
+
+
+def test_cores_are_those_of_all_ranks_and_no_more_than_a_quota() -> None:
+    def facts(cpus: list[int], quota_cores: float | None) -> shared_memory_meeting.RankFacts:
+        return shared_memory_meeting.RankFacts("", "", "", "", cpus, quota_cores)
+
+    assert shared_memory_group.usable_cores([facts([0, 1], None), facts([1, 2], None)]) == 3
+    assert shared_memory_group.usable_cores([facts([0, 1], None), facts([2, 3], 1.5)]) == 1.5
+    assert shared_memory_group.usable_cores([facts([0], 8.0)]) == 1
+
+
+@pytest.mark.parametrize(("quota", "spin_ns"), [(None, 50_000), (1.5, 50_000), (0.5, 0)])
+def test_who_has_no_core_of_his_own_does_not_spin(
+    comm: ShareMemCommModule, monkeypatch: pytest.MonkeyPatch, quota: float | None, spin_ns: int
+) -> None:
+    seen = []
+    native_open = comm._native.open
+
+    def watched(*arguments: Any) -> int:
+        seen.append(arguments[3][1])
+        return native_open(*arguments)
+
+    monkeypatch.setattr(comm._native, "open", watched)
+    monkeypatch.setattr(shared_memory_meeting, "cpu_quota_cores", lambda _: quota)
+    comm.new_group(1, 0).close()
+    assert seen == [spin_ns]
+
+
+def test_descriptors_are_closed_where_the_instruction_set_is_unknown(comm: ShareMemCommModule) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with env.scope(ACCEL_CPU_ISA="abacus"), pytest.raises(AccelError):
+        comm.new_group(1, 0)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_no_place_to_meet(comm: ShareMemCommModule) -> None:

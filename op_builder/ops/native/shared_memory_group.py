@@ -15,7 +15,7 @@ import torch
 from op_builder import cpu_isa
 from op_builder.errors import OpArgumentError, SharedMemoryCommError
 from op_builder.ops.native.arguments import explained, untraced
-from op_builder.ops.native.shared_memory_meeting import Meeting
+from op_builder.ops.native.shared_memory_meeting import Meeting, RankFacts
 from op_builder.ops.native.shared_memory_native import NativeGroups
 from op_builder.ops.native.shared_memory_python import quick_all_reduce, raise_interruption
 from op_builder.ops.native.shared_memory_segments import shared_segments, space_error
@@ -308,17 +308,21 @@ class SharedMemoryGroup:
 
 def _open(native: NativeGroups, place: GroupPlace) -> int:
     """Make this rank's memory, get that of the others, and map all: the number of the native group."""
+    isa = cpu_isa.chosen_isa()  # before there are descriptors to close
     meeting = place.meeting("ranks")
     told, descriptors = shared_segments(native, meeting, native.segment_bytes(_SLOT_BYTES), place.size, is_locked=True)
-    cores = len({core for facts in told for core in facts.cpus})
-    spin_ns = _SPIN_NS if place.size <= cores else 0
-    times_ns = (int(place.timeout_s * 1e9), spin_ns)
+    times_ns = (int(place.timeout_s * 1e9), _SPIN_NS if place.size <= usable_cores(told) else 0)
     here = [facts.is_in_this_process for facts in told]
-    isa = cpu_isa.chosen_isa()
     number = native.open(place.rank, descriptors, here, times_ns, (_SLOT_BYTES, _ONE_SHOT_BYTES), isa)
     if number < 0:
         raise space_error(native.segment_bytes(_SLOT_BYTES), -number)
     return number
+
+
+def usable_cores(told: Sequence[RankFacts]) -> float:
+    """How many ranks can run at once: on the cores that they may use, for as much time as each one's groups may."""
+    cores = len({core for facts in told for core in facts.cpus})
+    return min([cores, *(facts.quota_cores for facts in told if facts.quota_cores is not None)])
 
 
 def _close(native: NativeGroups, number: int, owner: int) -> None:

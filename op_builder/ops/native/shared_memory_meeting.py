@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from op_builder import env
+from op_builder.cgroups import HostFiles, cpu_quota_cores
 from op_builder.errors import OpArgumentError, SharedMemoryCommError
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class RankFacts:
         process: which process it is a thread of.
         host: the running kernel and its network namespace, within which the socket can be reached.
         cpus: cores that it may run on.
+        quota_cores: the cores' worth of time that its control groups may use; None without a quota.
         error: why it cannot take part; empty when it can.
     """
 
@@ -61,6 +63,7 @@ class RankFacts:
     process: str
     host: str
     cpus: list[int]
+    quota_cores: float | None = None
     error: str = ""
 
     @property
@@ -113,6 +116,7 @@ class Meeting:
                 _process_secret,
                 _host(),
                 sorted(os.sched_getaffinity(0)),
+                cpu_quota_cores(HostFiles()),
                 error,
             )
             try:
@@ -213,7 +217,10 @@ class Meeting:
                 if not _is_same_user(connection):
                     raise SharedMemoryCommError("A rank runs as another user.", "Start all ranks as one user.")
                 connection.sendall(_HELLO.pack(bytes.fromhex(facts.secret), self.rank))
-            except OSError:  # also a time that is over
+            except TimeoutError:
+                self._require_time([rank])
+                raise self._ended(rank) from None
+            except OSError:
                 raise self._ended(rank) from None
         except BaseException:
             connection.close()
