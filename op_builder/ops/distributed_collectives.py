@@ -64,8 +64,8 @@ class HierarchicalCollectives:
     """Collectives of ranks on several hosts: inside, across by each host's first rank, inside.
 
     The result is the same on all ranks, bit for bit: the leaders have one result, which the others are given. 16-bit
-    floats are added up in float32 and rounded once. Where a leader's part between hosts fails it leaves the ranks of its
-    host, so that they fail, too, instead of waiting for it.
+    floats are added up in float32 and rounded once. Where a leader's part between hosts fails it leaves the ranks of
+    its host, so that they fail, too, instead of waiting for it.
 
     Args:
         layout: which rank is where.
