@@ -18,6 +18,7 @@ from op_builder.errors import AccelError, CommunicationError
 
 _NO_TIMEOUT = timedelta()
 _FOR_EVER = -1.0  # as threading's locks call it
+_PARTING_S = 1.0
 
 
 class DoneWork(Work):
@@ -220,12 +221,17 @@ class WorkQueue:
                     work.fail(self._reason or _interrupted("an exception"))
 
     def close(self, reason: AccelError) -> None:
-        """Fail what waits, and let the thread end. What is being done is not interrupted, nor waited for."""
+        """Fail what waits, and let the thread end. What is being done is not interrupted, nor waited for for long."""
         self._reason = reason
         self._is_closed = True
         while (work := self._take()) is not None:
             work.fail(reason)
         self._filled.release()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            # It may be about to come back from a collective, or from telling a future. Where the process ends just
+            # then Python ends the thread in the middle of C++, which aborts the process.
+            thread.join(_PARTING_S)
 
     def serve_one(self) -> bool:
         """Do one of those that wait, if there is one; False when the queue is closed."""

@@ -331,6 +331,21 @@ def test_a_closed_queue_fails_what_waits_and_takes_nothing() -> None:
         queue.run(lambda: None)
 
 
+def test_a_closed_queue_has_no_thread_that_the_end_of_the_process_could_meet() -> None:
+    queue, done = WorkQueue("a test that is closed"), threading.Event()
+
+    def slow() -> None:
+        done.wait(0.2)
+
+    work = queue.submit(slow, [])
+    while not queue._is_doing:
+        pass
+    queue.close(CommunicationError("gone"))
+    assert queue._thread is not None
+    assert not queue._thread.is_alive()
+    assert work.is_success()
+
+
 def test_the_thread_of_a_queue_that_nobody_has_ends() -> None:
     queue = WorkQueue("a test that ends")
     queue.submit(lambda: None, []).wait()
