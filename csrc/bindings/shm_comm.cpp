@@ -97,11 +97,13 @@ std::int64_t open_group(const std::vector<std::int64_t>& numbers) {
 void leave(std::int64_t group) { groups().find(group)->leave(); }
 void forget(std::int64_t group) { groups().remove(group); }
 
-// [address of this rank's part, 0], or [0, errno]. `numbers`: group, bytes, and the descriptors, which stay the caller's.
+// [address of this rank's part, 0], or [0, errno]. `numbers`: group, bytes, the memory's id on
+// all ranks, and the descriptors, which stay the caller's.
 std::vector<std::int64_t> attach(const std::vector<std::int64_t>& numbers) {
-  const std::vector<int> descriptors(numbers.begin() + 2, numbers.end());
+  const std::vector<int> descriptors(numbers.begin() + 3, numbers.end());
   int error = 0;
-  const auto memory = groups().find(numbers[0])->add_symmetric(descriptors, numbers[1], error);
+  const auto memory = groups().find(numbers[0])->add_symmetric(static_cast<std::uint64_t>(numbers[2]), descriptors,
+                                                               numbers[1], error);
   if (memory == nullptr) {
     return {0, error};
   }

@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from op_builder.errors import CommunicationError, EnvironmentValueError
+from op_builder.errors import CommunicationError, EnvironmentValueError, SharedMemoryCommError
 from op_builder.ops.distributed_hosts import Layout
 
 ACROSS = ("gloo", "ccl")
 _KVS_KEY = "accel/kvs"
 _GLOO_OPS: dict[str, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+_NARROW = (torch.bfloat16, torch.float16)
 
 
 class Collectives(Protocol):
@@ -62,8 +63,9 @@ class Across(Protocol):
 class HierarchicalCollectives:
     """Collectives of ranks on several hosts: inside, across by each host's first rank, inside.
 
-    The result is the same on all ranks, bit for bit: the leaders have one result, which the others are given. Sums of
-    16-bit floats are rounded once inside each host and once by each step across.
+    The result is the same on all ranks, bit for bit: the leaders have one result, which the others are given. 16-bit
+    floats are added up in float32 and rounded once. Where a leader's part between hosts fails it leaves the ranks of
+    its host, so that they fail, too, instead of waiting for it.
 
     Args:
         layout: which rank is where.
@@ -73,18 +75,23 @@ class HierarchicalCollectives:
 
     def __init__(self, layout: Layout, inside: Collectives, across: Across | None) -> None:
         self._layout = layout
-        self._inside = inside
+        self._own = inside
         self._across = across
+        self._failure: CommunicationError | None = None
 
     def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
         """See :class:`Collectives`."""
         step = "sum" if op == "avg" else op
-        self._inside.all_reduce(tensor, step)
+        # Between the hosts, too, so that no sum is too large for the type of its mean.
+        wide = tensor.float() if step == "sum" and tensor.dtype in _NARROW else tensor
+        self._inside.all_reduce(wide, step)
+        self._between(lambda across: across.all_reduce(wide, step))
         if self._across is not None:
-            self._across.all_reduce(tensor, step)
             if op == "avg":
-                tensor.div_(self._layout.size)
-        self._inside.broadcast(tensor, 0)
+                wide.div_(self._layout.size)
+            if wide is not tensor:
+                tensor.copy_(wide)
+        self._from_leader(lambda inside: inside.broadcast(tensor, 0))
 
     def reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, op: str) -> None:
         """See :class:`Collectives`. Sends all of it to all hosts: twice what is needed."""
@@ -96,16 +103,19 @@ class HierarchicalCollectives:
     def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> None:
         """See :class:`Collectives`."""
         layout = self._layout
-        rows = output.view(layout.size, -1)
+        rows = _bytes_of(output).view(layout.size, -1)
         # The hosts' ranks may be anywhere among each other; in this order they are one after another.
         block = rows if layout.are_in_order else torch.empty_like(rows)
         ends = [sum(map(len, layout.hosts[: number + 1])) for number in range(len(layout.hosts))]
         parts = [block[end - len(ranks) : end] for end, ranks in zip(ends, layout.hosts, strict=True)]
-        self._inside.all_gather(parts[layout.host], input)
-        if self._across is not None:
+        self._inside.all_gather(parts[layout.host], _bytes_of(input))
+
+        def exchange(across: Across) -> None:
             for number, part in enumerate(parts):
-                self._across.broadcast(part, number)
-        self._inside.broadcast(block, 0)
+                across.broadcast(part, number)
+
+        self._between(exchange)
+        self._from_leader(lambda inside: inside.broadcast(block, 0))
         if block is not rows:
             rows[[rank for ranks in layout.hosts for rank in ranks]] = block
 
@@ -115,23 +125,57 @@ class HierarchicalCollectives:
         host = layout.host_of(src)
         if host == layout.host:
             self._inside.broadcast(tensor, layout.hosts[host].index(src))
-        if self._across is not None:
-            self._across.broadcast(tensor, host)
+        self._between(lambda across: across.broadcast(_bytes_of(tensor), host))
         if host != layout.host:
-            self._inside.broadcast(tensor, 0)
+            self._from_leader(lambda inside: inside.broadcast(tensor, 0))
 
     def barrier(self) -> None:
         """See :class:`Collectives`."""
         self._inside.barrier()
-        if self._across is not None:
-            self._across.barrier()
-        self._inside.barrier()
+        self._between(lambda across: across.barrier())
+        self._from_leader(lambda inside: inside.barrier())
 
     def close(self) -> None:
         """See :class:`Collectives`."""
-        self._inside.close()
+        self._own.close()
         if self._across is not None:
             self._across.close()
+
+    @property
+    def _inside(self) -> Collectives:
+        if self._failure is not None:
+            raise self._failure
+        return self._own
+
+    def _between(self, step: Callable[[Across], None]) -> None:
+        """On a leader, its part between hosts; where that fails, the ranks of its host are to know."""
+        if self._across is None:
+            return
+        try:
+            step(self._across)
+        except BaseException as error:
+            said = error if isinstance(error, CommunicationError) else None
+            self._failure = said or CommunicationError(
+                f"A collective between hosts was ended by {type(error).__name__}.", "The ranks need a new group."
+            )
+            self._own.close()
+            raise
+
+    def _from_leader(self, step: Callable[[Collectives], None]) -> None:
+        """A step inside that waits for the leader, who comes from between the hosts."""
+        try:
+            step(self._inside)
+        except SharedMemoryCommError as error:
+            if self._layout.is_leader or error.rank != 0:
+                raise
+            raise SharedMemoryCommError(
+                f"{error.message} It is the first rank of its host and gave up between the {len(self._layout.hosts)} "
+                "hosts of the group, or is still there.",
+                "See that rank's error, and which rank of another host is missing. The ranks need a new group.",
+                rank=error.rank,
+                operation=error.operation,
+                waited_s=error.waited_s,
+            ) from error
 
 
 class GlooAcross:
@@ -218,3 +262,8 @@ def connect_hosts(name: str, store: Store, layout: Layout, timeout: timedelta) -
         return None
     make = CCLAcross if name == "ccl" else GlooAcross
     return make(store, layout.host, len(layout.hosts), timeout)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor: of whatever type it is, gloo and oneCCL have that one."""
+    return tensor.view(-1).view(torch.uint8)

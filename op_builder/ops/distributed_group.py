@@ -86,7 +86,7 @@ class AccelProcessGroup(dist.ProcessGroup):
         self._queue = WorkQueue(f"the process group {parts.name} (accel)")
         self._ours: collections.Counter[str] = collections.Counter()
         self._others: collections.Counter[str] = collections.Counter()
-        self._counting = threading.Lock()
+        self._counting = threading.RLock()  # a signal's handler may come in between
         # A plain group around gloo has every method of this torch, whatever they are called. This group has gloo as
         # its backend too: torch asks it for names, devices and sequence numbers, and for what only C++ calls.
         self._gloo = dist.ProcessGroup(store, rank, size)

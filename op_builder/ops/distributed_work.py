@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 import torch
 from torch.distributed.distributed_c10d import Work
@@ -19,6 +18,7 @@ from op_builder.errors import AccelError, CommunicationError
 
 _NO_TIMEOUT = timedelta()
 _FOR_EVER = -1.0  # as threading's locks call it
+_PARTING_S = 1.0
 
 
 class DoneWork(Work):
@@ -72,7 +72,7 @@ class QueuedWork(DoneWork):
         self._is_done = False
         self._error: Exception | None = None
         self._future: Future[list[torch.Tensor]] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may come in between
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Return True when the tensors are filled.
@@ -116,22 +116,32 @@ class QueuedWork(DoneWork):
             return self._future
 
     def run(self) -> None:
-        """Do it, and keep what it raises. Called once, by the queue."""
+        """Do it, and keep what it raises. Called once, by the queue.
+
+        Raises:
+            BaseException: what is no Exception, as KeyboardInterrupt, once; who waits again gets a CommunicationError.
+        """
         assert self._function is not None
         try:
             self._function()
         except Exception as error:
-            self._error = error
-        self._end()
+            self._end(error)
+        except BaseException as error:
+            self._end(_interrupted(type(error).__name__))
+            raise
+        else:
+            self._end(None)
 
     def fail(self, error: Exception) -> None:
-        """End it without doing it. Called once, by the queue."""
-        self._error = error
-        self._end()
+        """End it without doing it, where it has not ended."""
+        self._end(error)
 
-    def _end(self) -> None:
+    def _end(self, error: Exception | None) -> None:
         self._function = None
         with self._lock:
+            if self._is_done:
+                return
+            self._error = error
             self._is_done = True
             future = self._future
         if future is not None:  # outside the lock: what was hung on it runs here, and may ask for the future again
@@ -156,17 +166,25 @@ class WorkQueue:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._turn = threading.Lock()  # whoever has it takes the next
+        # Whoever has it takes the next. A thread that has it may come again, from the handler of a signal or from what
+        # hangs on a future: _is_doing tells.
+        self._turn = threading.RLock()
+        self._is_doing = False
         self._waiting: deque[QueuedWork] = deque()
         self._filled = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
         self._is_closed = False
+        self._reason: AccelError | None = None
 
     def run(self, function: Callable[[], None]) -> None:
-        """Do ``function`` here, when what came before it is done."""
-        with self._turn:
-            while self._waiting:
-                self._waiting.popleft().run()
+        """Do ``function`` here, when what came before it is done.
+
+        Raises:
+            CommunicationError: this thread is in the middle of another one.
+        """
+        with self._my_turn(_FOR_EVER):
+            while (work := self._take()) is not None:
+                work.run()
             self._require_open()
             function()
 
@@ -189,40 +207,67 @@ class WorkQueue:
         """Return when ``work`` is done; -1 waits as long as it takes.
 
         Raises:
-            CommunicationError: another thread did what comes before it, or itself, for longer than ``timeout_s``.
+            CommunicationError: another thread did what comes before it, or itself, for longer than ``timeout_s``; or
+                this thread is in the middle of another one.
         """
+        with self._my_turn(timeout_s):
+            # Whoever takes one from the queue ends it before the turn is given up. One that neither waits nor has ended
+            # was taken by close(), which is about to fail it, or by a thread that a signal's handler then ended.
+            while not work.is_completed():
+                following = self._take()
+                if following is not None:
+                    following.run()
+                else:
+                    work.fail(self._reason or _interrupted("an exception"))
+
+    def close(self, reason: AccelError) -> None:
+        """Fail what waits, and let the thread end. What is being done is not interrupted, nor waited for for long."""
+        self._reason = reason
+        self._is_closed = True
+        while (work := self._take()) is not None:
+            work.fail(reason)
+        self._filled.release()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            # It may be about to come back from a collective, or from telling a future. Where the process ends just
+            # then Python ends the thread in the middle of C++, which aborts the process.
+            thread.join(_PARTING_S)
+
+    def serve_one(self) -> bool:
+        """Do one of those that wait, if there is one; False when the queue is closed."""
+        with self._my_turn(_FOR_EVER):
+            work = self._take()
+            if work is not None:
+                work.run()
+        return not self._is_closed
+
+    def _take(self) -> QueuedWork | None:
+        """The first that waits; None where there is none, as close() may have been faster."""
+        try:
+            return self._waiting.popleft()
+        except IndexError:
+            return None
+
+    @contextmanager
+    def _my_turn(self, timeout_s: float) -> Iterator[None]:
         if not self._turn.acquire(timeout=timeout_s):
             raise CommunicationError(
                 f"A collective of {self._name} did not end within {timeout_s:g} s.",
                 "Wait longer, or look for the rank that does not take part.",
             )
         try:
-            # Whoever takes one from the queue ends it before the turn is given up, so it is done or still waits.
-            while not work.is_completed():
-                if self._waiting:
-                    self._waiting.popleft().run()
-                else:  # close() has taken it, and is about to fail it
-                    time.sleep(0.001)
+            if self._is_doing:
+                raise CommunicationError(
+                    f"This thread is in the middle of a collective of {self._name}, and was to do another.",
+                    "Do none, and wait for none, in the handler of a signal or a callback of a future.",
+                )
+            self._is_doing = True
+            try:
+                yield
+            finally:
+                self._is_doing = False
         finally:
             self._turn.release()
-
-    def close(self, reason: AccelError) -> None:
-        """Fail what waits, and let the thread end. What is being done is not interrupted, nor waited for."""
-        self._is_closed = True
-        while self._waiting:
-            try:
-                work = self._waiting.popleft()
-            except IndexError:  # the thread was faster
-                break
-            work.fail(reason)
-        self._filled.release()
-
-    def serve_one(self) -> bool:
-        """Do one of those that wait, if there is one; False when the queue is closed."""
-        with self._turn:
-            if self._waiting:
-                self._waiting.popleft().run()
-        return not self._is_closed
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -238,13 +283,7 @@ def _serve(queue: weakref.ref[WorkQueue], filled: threading.Semaphore) -> None:
         del alive
 
 
-def wait_all(works: Sequence[Any]) -> None:
-    """Wait for each of ``works``; all are waited for, the first error is raised."""
-    errors = []
-    for work in works:
-        try:
-            work.wait()
-        except Exception as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
+def _interrupted(by: str) -> CommunicationError:
+    return CommunicationError(
+        f"{by} ended the collective before it was done.", "See what raised it. The ranks need a new group."
+    )

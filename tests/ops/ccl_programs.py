@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import torch.distributed as dist
 
 from op_builder.cpu import CCLCommBuilder
 from op_builder.errors import CommunicationError, OpArgumentError
-from op_builder.ops.native.ccl_comm import CCLCommModule
+from op_builder.ops.native import ccl_comm
+from op_builder.ops.native.ccl_comm import CCLCommModule, CCLWork, Communicator
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 TYPES = (*FLOATS, torch.int32, torch.int64, torch.int8, torch.uint8)
@@ -143,6 +146,77 @@ def _groups(ccl: CCLCommModule, rank: int, size: int, directory: str) -> None:
         ccl.broadcast(tensor, size - 1, ranks, False)  # by its rank in the world
         assert torch.equal(tensor, torch.full((4,), float(size - 1)))
         ccl.barrier(ranks, False)
+
+
+def what_is_given_back(rank: int, size: int, directory: str) -> list[Any]:
+    """Communicators of repeated and of failed meetings, tensors of failed collectives, and an interrupted wait."""
+    ccl = module(rank, size, directory)
+    first = ccl._world
+    assert first is not None
+    ccl.initialize(size, rank, told(directory, "again", ccl.get_kvs_addr(rank), size), timeout_s=60)
+    ccl.barrier()
+    closed = []
+    try:
+        first.barrier()
+    except CommunicationError as error:
+        closed.append(str(error))
+    ranks = list(range(size))[::-1]
+    groups = []
+    for name in ("one", "two"):
+        address = told(directory, name, ccl.get_sub_kvs_addr(rank == 0), size)
+        ccl.initialize_sub_comm(size, ranks.index(rank), address, ranks)
+        groups.append(ccl._groups[tuple(ranks)])
+    ccl.barrier(ranks)
+    assert [group._number is None for group in groups] == [True, False]
+    # Nobody else comes: the meeting fails, and its communicator is given back.
+    given_back = []
+
+    class Watched(Communicator):
+        def close(self) -> None:
+            given_back.append(self._number)
+            super().close()
+
+    try:
+        Watched(ccl.ops, 2, 0, ccl.get_kvs_addr(0), 0.5)
+    except CommunicationError:
+        assert len(given_back) == 1
+        try:
+            ccl.ops.disconnect(given_back[0])
+        except ValueError:
+            closed.append("the communicator is forgotten")
+    # What oneCCL itself refuses is not kept.
+    world = ccl._world
+    assert world is not None
+    kept = len(ccl_comm._in_flight)
+    work = CCLWork(world, ccl.ops.broadcast(torch.ones(3), world._number, 77), "broadcast", torch.ones(3), 1)
+    assert len(ccl_comm._in_flight) == kept + 1
+    try:
+        work.wait(20)
+    except CommunicationError as error:
+        closed.append(str(error))
+    return [closed, len(ccl_comm._in_flight) - kept]
+
+
+def an_interrupted_wait(rank: int, size: int, directory: str) -> str:
+    """Rank 0 waits for one that does not come; a signal ends that."""
+    ccl = module(rank, size, directory, timeout_s=120)
+    ccl.barrier()
+    if rank == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            ccl.inference_all_reduce(torch.ones(3), dist.ReduceOp.SUM)
+        except KeyboardInterrupt:
+            Path(directory, "interrupted").touch()
+            return "KeyboardInterrupt"
+        except CommunicationError as error:
+            return str(error)
+    deadline = time.monotonic() + 60
+    while not Path(directory, "interrupted").exists():
+        if time.monotonic() > deadline:
+            return "it went on"
+        time.sleep(0.01)
+    return ""
 
 
 def _refusals(ccl: CCLCommModule) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,6 +19,10 @@ import op_builder.ops.distributed as accel
 from op_builder.errors import CommunicationError
 
 REDUCIBLE = (torch.float32, torch.bfloat16, torch.float16, torch.int32)
+MOVED = (
+    *(torch.int64, torch.float64, torch.uint8, torch.bool, torch.int16, torch.complex64),
+    *(torch.float8_e4m3fn, torch.float8_e5m2),
+)
 TIMEOUT = timedelta(seconds=60)
 
 
@@ -30,6 +35,11 @@ def start(backend: str, rank: int, size: int, directory: str, timeout: timedelta
 def small_integers(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
     """Values whose sums every type holds exactly, other ones on each rank."""
     return (torch.arange(numel) % 7 - 3 + rank).to(dtype)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """For types that torch does not compare."""
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def expected(size: int, numel: int, dtype: torch.dtype, op: str) -> torch.Tensor:
@@ -56,19 +66,26 @@ def all_collectives(rank: int, size: int, directory: str, backend: str = "accel"
                 dist.reduce_scatter_tensor(out, small_integers(rank, numel * size, dtype), op)
                 mine = expected(size, numel * size, dtype, name)[rank * numel : (rank + 1) * numel]
                 assert torch.equal(out, mine), (dtype, name, numel)
-    for dtype in (*REDUCIBLE, torch.int64, torch.float64, torch.uint8, torch.bool):
+    for dtype in (*REDUCIBLE, *MOVED):
         mine = small_integers(rank, 9, dtype)
         every = torch.stack([small_integers(other, 9, dtype) for other in range(size)])
         whole = torch.empty(size * 9, dtype=dtype)
         dist.all_gather_into_tensor(whole, mine)
-        assert torch.equal(whole, every.view(-1)), dtype
+        assert torch.equal(bits(whole), bits(every)), dtype
         listed = [torch.empty(9, dtype=dtype) for _ in range(size)]
         dist.all_gather(listed, mine)
-        assert torch.equal(torch.stack(listed), every), dtype
+        assert torch.equal(bits(torch.stack(listed)), bits(every)), dtype
         for src in range(size):
             sent = mine.clone()
             dist.broadcast(sent, src)
-            assert torch.equal(sent, every[src]), (dtype, src)
+            assert torch.equal(bits(sent), bits(every[src])), (dtype, src)
+    large = torch.full((5,), 40_000.0, dtype=torch.float16)  # two of them are too many for the type
+    dist.all_reduce(large, dist.ReduceOp.AVG)
+    assert large.tolist() == [40_000.0] * 5
+    # Rounded once: 2048 + 1 + 1 is a number of the type, 2048 + 1 is none.
+    odd = torch.full((5,), 2048.0 if rank == 0 else 1.0, dtype=torch.float16)
+    dist.all_reduce(odd)
+    assert torch.equal(odd, torch.full((5,), 2048.0 + size - 1).half())
     listed = list(small_integers(rank, 6 * size, torch.float32).view(size, 6).unbind())
     out = torch.empty(6)
     dist.reduce_scatter(out, listed)
@@ -287,6 +304,23 @@ def a_rank_dies(rank: int, size: int, directory: str, timeout_s: int) -> str:
         told = "nothing"
     # Shutting down with a dead rank must not hang either.
     dist.destroy_process_group()
+    return told
+
+
+def a_host_dies(rank: int, size: int, directory: str, timeout_s: int) -> list[Any]:
+    """The last rank, alone on its host, is killed: all of the other host notice at once, and no more after that."""
+    start("accel", rank, size, directory, timedelta(seconds=timeout_s))
+    dist.all_reduce(torch.ones(10))
+    if rank == size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    told: list[Any] = []
+    for _ in range(2):
+        began = time.monotonic()
+        try:
+            dist.all_reduce(torch.ones(10))
+        except CommunicationError as error:
+            told += [str(error), time.monotonic() - began]
+    time.sleep(2)  # nobody is told by this process's end
     return told
 
 

@@ -450,6 +450,12 @@ def different_calls(place: Place, what: str) -> list[str]:
             group.all_reduce(x, "sum" if first else "max")
         elif what == "collective":
             group.all_reduce(x) if first else group.barrier()
+        elif what == "all_gather":
+            y = torch.full((x.numel() * place.size,), 7.0)
+            try:
+                group.all_gather(y, x) if first else group.barrier()
+            finally:
+                assert y.unique().tolist() == [7.0]  # nothing was changed
         elif what == "source":
             group.broadcast(x, int(first))
         elif what == "symmetric":
@@ -489,6 +495,51 @@ def interrupted(place: Place, number: int) -> list[Any]:
         group.barrier()
     except Exception as error:
         told += [str(error)]
+    return told
+
+
+def reentered(place: Place) -> list[Any]:
+    """The handler of a signal uses the group in the middle of a wait; that fails, and nothing else does."""
+    group = place.group(timeout_s=30)
+    group.barrier()
+    said = []
+
+    def use(*_: object) -> None:
+        try:
+            group.barrier()
+        except Exception as error:
+            said.append(str(error))
+
+    signal.signal(signal.SIGUSR1, use)
+    if place.rank == 0:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    else:
+        time.sleep(0.9)
+    assert group.all_reduce(torch.ones(4)).tolist() == [2.0] * 4
+    symmetric = group.empty_symmetric(2000)
+    assert group.all_reduce(symmetric.fill_(1.0)).unique().tolist() == [2.0]
+    return said
+
+
+def one_cannot_map(place: Place) -> list[Any]:
+    """Rank 0 has no room for the others' memory, but for its own."""
+    group = place.group()
+    size_bytes = 64 << 20
+    told: list[Any] = []
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    if place.rank == 0:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + size_bytes * 3 // 2, before[1]))
+    try:
+        group.empty_symmetric(size_bytes, torch.uint8)
+    except Exception as error:
+        told = [type(error).__name__, str(error), error.__dict__.get("rank")]
+    resource.setrlimit(resource.RLIMIT_AS, before)
+    group.barrier()  # what nobody has any more goes with the next collective
+    maps = Path("/proc/self/maps").read_text()
+    told.append(len([line for line in maps.splitlines() if "accel_shm" in line]))
+    symmetric = group.empty_symmetric(5000)  # the same one on all ranks
+    assert group.all_reduce(symmetric.fill_(1.0)).unique().tolist() == [float(place.size)]
     return told
 
 
@@ -605,30 +656,59 @@ def too_much(place: Place) -> None:
     place.group().empty_symmetric(1 << 50, torch.uint8)
 
 
-def another_user(place: Place) -> dict[str, Any]:
-    """Rank 1 is a process of another user that has read all that the store tells."""
-    if place.rank == 0:
-        from op_builder.ops.native import shared_memory_meeting
+def let_a_stranger_know(place: Place) -> None:
+    """What this process tells the store next is told to a process of another user, and only after it has tried it."""
+    from op_builder.ops.native import shared_memory_meeting
 
-        told_by = shared_memory_meeting.Meeting._tell
+    told_by = shared_memory_meeting.Meeting._tell
 
-        def tell(meeting: Any, own: Any) -> Any:
-            (place.directory / "told.new").write_text(json.dumps(vars(own)))
-            os.chmod(place.directory / "told.new", 0o644)
-            os.replace(place.directory / "told.new", place.directory / "told")
-            place.wait("tried")
-            return told_by(meeting, own)
+    def tell(meeting: Any, own: Any) -> Any:
+        (place.directory / "told.new").write_text(json.dumps(vars(own)))
+        os.chmod(place.directory / "told.new", 0o644)
+        os.replace(place.directory / "told.new", place.directory / "told")
+        place.wait("tried")
+        return told_by(meeting, own)
 
-        shared_memory_meeting.Meeting._tell = tell  # type: ignore[method-assign]
-        os.chmod(place.directory, 0o777)
-        place.signal("ready")
-        place.group(timeout_s=3)
+    shared_memory_meeting.Meeting._tell = tell  # type: ignore[method-assign]
+    os.chmod(place.directory, 0o777)
+    place.signal("ready")
+
+
+def become_a_stranger(place: Place) -> dict[str, Any]:
+    """Be a process of another user; what rank 0 tells."""
     place.wait("ready")
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
     place.wait("told")
-    facts = json.loads((place.directory / "told").read_text())
+    told: dict[str, Any] = json.loads((place.directory / "told").read_text())
+    return told
+
+
+def silent_strangers(place: Place) -> float:
+    """Rank 2 is a process of another user that calls rank 0 again and again, first of all, and says nothing."""
+    if place.rank == 2:
+        facts = become_a_stranger(place)
+        calls = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(8)]
+        for call in calls:
+            call.connect("\0" + facts["address"])
+        place.signal("tried")
+        place.wait("made")
+        return 2.0
+    if place.rank == 0:
+        let_a_stranger_know(place)
+    group = place.comm.new_group(2, place.rank, store=place.store(2), timeout_s=25)
+    total = float(group.all_reduce(torch.ones(1)))
+    place.signal("made")
+    return total
+
+
+def another_user(place: Place) -> dict[str, Any]:
+    """Rank 1 is a process of another user that has read all that the store tells."""
+    if place.rank == 0:
+        let_a_stranger_know(place)
+        place.group(timeout_s=3)
+    facts = become_a_stranger(place)
     caught = {}
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.settimeout(10)

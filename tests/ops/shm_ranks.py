@@ -85,3 +85,18 @@ def shared_files() -> set[str]:
         return set()
     others = ("tmp", "torch_", "sem.", "psm_", "deepspeed")
     return {name for name in os.listdir("/dev/shm") if not name.startswith(others)}
+
+
+def shared_memory_holders() -> set[tuple[int, str]]:
+    """Processes that have memory of the op open or mapped, and as what; that has no name in any file system."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if "accel_shm_comm" in (process / "maps").read_text():
+                found.add((int(process.name), "maps"))
+            for descriptor in (process / "fd").iterdir():
+                if "accel_shm_comm" in os.readlink(descriptor):
+                    found.add((int(process.name), "fd"))
+        except OSError:  # it ended, or is another user's
+            continue
+    return found

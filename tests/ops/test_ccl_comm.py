@@ -60,6 +60,17 @@ def test_a_rank_that_never_comes_is_an_error_within_the_timeout(tmp_path: Path) 
     assert "CCL_KVS_IFACE" in told
 
 
+def test_communicators_and_tensors_are_given_back(tmp_path: Path) -> None:
+    for (closed, forgotten, _), kept in ranks("what_is_given_back", 2, tmp_path):
+        assert "The communicator was closed." in closed
+        assert forgotten == "the communicator is forgotten"
+        assert kept == 0
+
+
+def test_a_signal_ends_the_wait_of_an_inference_all_reduce(tmp_path: Path) -> None:
+    assert ranks("an_interrupted_wait", 2, tmp_path) == ["KeyboardInterrupt", ""]
+
+
 # Several hosts -------------------------------------------------------------------------------------
 
 

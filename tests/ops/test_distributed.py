@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,7 @@ from op_builder.host.shm_comm import ShareMemCommBuilder
 from op_builder.ops import distributed
 from op_builder.ops.distributed_collectives import require_across
 from op_builder.ops.distributed_hosts import Layout, RankFacts, exchange, host_identity, layout
-from op_builder.ops.distributed_work import WorkQueue
+from op_builder.ops.distributed_work import QueuedWork, WorkQueue
 from op_builder.prebuilt import find_prebuilt
 
 PROGRAM = Path(__file__).with_name("distributed_programs.py")
@@ -46,8 +50,8 @@ def told_by_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]
 def require_all_ours(told: dict[str, Any]) -> None:
     assert told["gloo"] == {}
     assert set(told["ours"]) >= {"allreduce", "allgather", "broadcast", "reduce_scatter", "barrier"}
-    # 3 ops x 4 types and avg of the three that have it, at 3 lengths; one not contiguous and one empty.
-    assert told["ours"]["allreduce"] == (3 * 4 + 3) * 3 + 2
+    # 3 ops x 4 types and avg of the three that have it, at 3 lengths; one not contiguous, one empty, two near a limit.
+    assert told["ours"]["allreduce"] == (3 * 4 + 3) * 3 + 4
 
 
 def test_every_collective_gives_what_it_is_to_give_and_none_went_to_gloo(told_by_two: list[dict[str, Any]]) -> None:
@@ -166,6 +170,19 @@ def test_a_killed_rank_is_an_error_on_all_others_across_hosts(tmp_path: Path) ->
         assert result.value != "nothing"
 
 
+def test_a_host_that_dies_is_an_error_at_once_on_all_ranks_of_the_other(tmp_path: Path) -> None:
+    timeout_s = 120
+    results = run_ranks(PROGRAM, "a_host_dies", 3, tmp_path, arguments=[timeout_s], environments=hosts("aab"))
+    assert results[2].status == -9
+    for result in results[:2]:
+        assert result.status == 0, result.told
+        assert max(result.value[1::2]) < timeout_s / 2
+    leader, other = results[0].value, results[1].value
+    assert "Between the 2 hosts of the group gloo failed" in leader[0]
+    assert leader[2] == leader[0]
+    assert "It is the first rank of its host and gave up between the 2 hosts" in other[0]
+
+
 def test_where_one_rank_cannot_load_the_op_gloo_does_all_and_a_warning_says_why(tmp_path: Path) -> None:
     if isinstance(find_prebuilt(ShareMemCommBuilder()), Entry):
         pytest.skip("the op is prebuilt, so that every rank can load it")
@@ -223,7 +240,7 @@ def test_a_wait_with_a_timeout_says_that_it_ended() -> None:
     queue, held = WorkQueue("a test"), threading.Event()
     queue.submit(lambda: held.wait() and None, [])
     behind = queue.submit(lambda: None, [])
-    while not queue._turn.locked():  # the thread has begun
+    while not queue._is_doing:  # the thread has begun
         pass
     with pytest.raises(CommunicationError, match=r"did not end within 0\.05 s"):
         behind.wait(timedelta(seconds=0.05))
@@ -231,10 +248,81 @@ def test_a_wait_with_a_timeout_says_that_it_ended() -> None:
     assert behind.wait()
 
 
+@pytest.mark.parametrize("is_behind", [False, True], ids=["waited for", "behind a synchronous one"])
+def test_a_signal_that_ends_a_collective_ends_its_work_and_no_wait_is_for_ever(is_behind: bool) -> None:
+    queue = WorkQueue("a test")
+    began = threading.Event()
+
+    def collective() -> None:
+        began.set()
+        for _ in range(100_000):
+            time.sleep(0.01)  # as a wait for another rank
+
+    work = QueuedWork(queue, collective, [])
+    queue._waiting.append(work)  # without the thread, which would be as fast
+    future = work.get_future()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Thread(target=lambda: (began.wait(), os.kill(os.getpid(), signal.SIGINT))).start()
+        with pytest.raises(KeyboardInterrupt):
+            queue.run(lambda: None) if is_behind else work.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert work.is_completed()
+    for wait in (work.wait, future.wait):
+        with pytest.raises(CommunicationError, match="KeyboardInterrupt ended the collective"):
+            wait()
+    assert queue.submit(lambda: None, []).wait()  # the queue goes on
+
+
+def test_a_work_that_was_taken_and_lost_is_an_error() -> None:
+    queue = WorkQueue("a test")
+    work = QueuedWork(queue, lambda: None, [])  # an exception came between its being taken and its being done
+    with pytest.raises(CommunicationError, match="an exception ended the collective"):
+        work.wait()
+
+
+def test_the_handler_of_a_signal_and_a_callback_get_an_error_and_no_deadlock() -> None:
+    queue = WorkQueue("a test")
+    said: list[str] = []
+
+    def again(*_: object) -> None:
+        with pytest.raises(CommunicationError, match="in the middle of a collective of a test") as caught:
+            queue.run(lambda: None)
+        said.append(str(caught.value))
+
+    before = signal.signal(signal.SIGUSR1, again)
+    try:
+        queue.run(lambda: signal.raise_signal(signal.SIGUSR1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    work = QueuedWork(queue, lambda: None, [])
+    work.get_future().add_done_callback(again)
+    queue._waiting.append(work)
+    assert work.wait()
+    assert len(said) == 2
+    queue.run(lambda: said.append("as usable as before"))
+    assert len(said) == 3
+
+
+def test_a_queue_that_is_closed_meanwhile_raises_nothing_of_its_own() -> None:
+    for _ in range(300):
+        queue = WorkQueue("a test")
+        works = [QueuedWork(queue, lambda: None, []) for _ in range(20)]
+        queue._waiting.extend(works)
+        closer = threading.Thread(target=queue.close, args=[CommunicationError("gone")])
+        closer.start()
+        for work in works:
+            with contextlib.suppress(CommunicationError):
+                work.wait()
+        closer.join()
+        assert all(work.is_completed() for work in works)
+
+
 def test_a_closed_queue_fails_what_waits_and_takes_nothing() -> None:
     queue, held = WorkQueue("a test"), threading.Event()
     queue.submit(lambda: held.wait() and None, [])
-    while not queue._turn.locked():
+    while not queue._is_doing:
         pass
     behind = queue.submit(lambda: None, [])
     queue.close(CommunicationError("gone"))
@@ -245,6 +333,21 @@ def test_a_closed_queue_fails_what_waits_and_takes_nothing() -> None:
         queue.submit(lambda: None, [])
     with pytest.raises(CommunicationError, match="destroyed"):
         queue.run(lambda: None)
+
+
+def test_a_closed_queue_has_no_thread_that_the_end_of_the_process_could_meet() -> None:
+    queue, done = WorkQueue("a test that is closed"), threading.Event()
+
+    def slow() -> None:
+        done.wait(0.2)
+
+    work = queue.submit(slow, [])
+    while not queue._is_doing:
+        pass
+    queue.close(CommunicationError("gone"))
+    assert queue._thread is not None
+    assert not queue._thread.is_alive()
+    assert work.is_success()
 
 
 def test_the_thread_of_a_queue_that_nobody_has_ends() -> None:

@@ -119,7 +119,7 @@ def test_two_jobs_at_once(ranks: Ranks) -> None:
 @pytest.mark.parametrize("size", [2, 5])
 def test_many_mixed_collectives(ranks: Ranks, size: int) -> None:
     told = ranks.values("soak", size, rounds=1000, seed=size)
-    assert len(set(told)) == 1 if size == 1 else all(told)
+    assert all(told)  # each was checked there; ranks' own parts differ
 
 
 @pytest.mark.slow

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from op_builder import env
 from op_builder.cpu import ShareMemCommBuilder
-from op_builder.errors import OpArgumentError, SharedMemoryCommError
+from op_builder.errors import AccelError, OpArgumentError, SharedMemoryCommError
 from op_builder.host.shm_comm import shared_memory_check
+from op_builder.ops.native import shared_memory_group, shared_memory_meeting
 from op_builder.ops.native.shared_memory_group import SharedMemoryGroup
 from op_builder.ops.native.shm_comm import ShareMemCommModule
 from op_builder.outcomes import Failed, Passed
@@ -149,12 +153,67 @@ def test_the_variable_is_the_default_timeout(comm: ShareMemCommModule) -> None:
     assert comm.new_group(1, 0, timeout_s=0.5).timeout_s == 0.5
 
 
+def test_cores_are_those_of_all_ranks_and_no_more_than_a_quota() -> None:
+    def facts(cpus: list[int], quota_cores: float | None) -> shared_memory_meeting.RankFacts:
+        return shared_memory_meeting.RankFacts("", "", "", "", cpus, quota_cores)
+
+    assert shared_memory_group.usable_cores([facts([0, 1], None), facts([1, 2], None)]) == 3
+    assert shared_memory_group.usable_cores([facts([0, 1], None), facts([2, 3], 1.5)]) == 1.5
+    assert shared_memory_group.usable_cores([facts([0], 8.0)]) == 1
+
+
+@pytest.mark.parametrize(("quota", "spin_ns"), [(None, 50_000), (1.5, 50_000), (0.5, 0)])
+def test_who_has_no_core_of_his_own_does_not_spin(
+    comm: ShareMemCommModule, monkeypatch: pytest.MonkeyPatch, quota: float | None, spin_ns: int
+) -> None:
+    seen = []
+    native_open = comm._native.open
+
+    def watched(*arguments: Any) -> int:
+        seen.append(arguments[3][1])
+        return native_open(*arguments)
+
+    monkeypatch.setattr(comm._native, "open", watched)
+    monkeypatch.setattr(shared_memory_meeting, "cpu_quota_cores", lambda _: quota)
+    comm.new_group(1, 0).close()
+    assert seen == [spin_ns]
+
+
+def test_descriptors_are_closed_where_the_instruction_set_is_unknown(comm: ShareMemCommModule) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with env.scope(ACCEL_CPU_ISA="abacus"), pytest.raises(AccelError):
+        comm.new_group(1, 0)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_no_place_to_meet(comm: ShareMemCommModule) -> None:
     with (
         env.scope(MASTER_ADDR=None, MASTER_PORT=None),
         pytest.raises(OpArgumentError, match="no store to meet at"),
     ):
         comm.new_group(2, 0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_store_that_cannot_be_had(comm: ShareMemCommModule, rank: int) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and no listen(): nobody answers there, and nobody else can serve there
+        port = taken.getsockname()[1]
+        fresh = ShareMemCommModule(comm.ops)
+        with (
+            env.scope(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank)),
+            pytest.raises(SharedMemoryCommError, match=f"127.0.0.1:{port}, with 1 s to do so") as caught,
+        ):
+            fresh.new_group(2, rank, timeout_s=1)
+    assert "MASTER_PORT" in caught.value.remedy
+
+
+def test_a_store_that_fails_meanwhile(comm: ShareMemCommModule) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=1), wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", server.port, None, False, timedelta(seconds=1), wait_for_workers=False)
+    del server
+    with pytest.raises(SharedMemoryCommError, match="store failed when group 'accel_shm_comm//2/"):
+        comm.new_group(2, 1, store=client, timeout_s=1)
 
 
 def test_nobody_comes(comm: ShareMemCommModule) -> None:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from shm_ranks import RankEnd, Ranks, shared_files
+from rank_processes import ROOT
+from shm_ranks import RankEnd, Ranks, shared_files, shared_memory_holders
+
+from op_builder import env
+from op_builder.cpu import ShareMemCommBuilder
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
 
@@ -59,9 +67,14 @@ def test_a_broken_group_says_so_at_once(ranks: Ranks) -> None:
 
 
 def test_nothing_is_left_when_all_are_killed(ranks: Ranks) -> None:
-    before = shared_files()
-    assert [end.signal for end in ranks.run("all_are_killed", 3)] == [signal.SIGKILL] * 3
+    before, holders = shared_files(), shared_memory_holders()
+    group = ShareMemCommBuilder().load().new_group(1, 0)
+    assert {(os.getpid(), "maps"), (os.getpid(), "fd")} <= shared_memory_holders()  # it would be seen
+    group.close()
+    ends = ranks.run("all_are_killed", 3)
+    assert [end.signal for end in ends] == [signal.SIGKILL] * 3
     assert shared_files() <= before
+    assert shared_memory_holders() <= holders
 
 
 def test_a_rank_that_dies_while_the_group_is_made(ranks: Ranks) -> None:
@@ -100,6 +113,7 @@ def test_a_rank_that_has_closed_the_group(ranks: Ranks, case: str) -> None:
         ("type", "rank 0 called all_reduce (sum) of 6 float32, rank 1 all_reduce (sum) of 6 bfloat16"),
         ("reduction", "rank 0 called all_reduce (sum) of 6 float32, rank 1 all_reduce (max) of 6 float32"),
         ("collective", "rank 0 called all_reduce (sum) of 6 float32, rank 1 barrier"),
+        ("all_gather", "rank 0 called all_gather of 24 bytes, rank 1 barrier"),
         ("source", "rank 0 called broadcast of 24 bytes from rank 1, rank 1 broadcast of 24 bytes from rank 0"),
         ("symmetric", "in symmetric memory 0 at byte 0, rank 1 all_reduce (sum) of 300000 float32."),
         ("offset", "in symmetric memory 0 at byte 4, rank 1 all_reduce (sum) of 200000 float32 in symmetric memory 0"),
@@ -127,6 +141,61 @@ def test_the_handler_of_a_signal_ends_a_wait(ranks: Ranks, number: int, raised: 
 
 def test_a_handler_that_returns_changes_nothing(ranks: Ranks) -> None:
     assert ranks.values("harmless_signal", 2) == [3, 0]
+
+
+def test_a_handler_that_uses_the_group_gets_an_error_and_leaves_it_usable(ranks: Ranks) -> None:
+    first, second = ranks.values("reentered", 2)
+    assert len(first) == 1
+    assert "Do not use the group from the handler of a signal" in first[0]
+    assert second == []
+
+
+INTERRUPTED = r"""
+#include <errno.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int interruptions = 0;
+int posix_fallocate(int descriptor, long begin, long bytes) {
+  if (interruptions < 3) {
+    ++interruptions;
+    return EINTR;
+  }
+  return syscall(SYS_fallocate, descriptor, 0, begin, bytes) == 0 ? 0 : errno;
+}
+int posix_fallocate64(int descriptor, long begin, long bytes) { return posix_fallocate(descriptor, begin, bytes); }
+"""
+
+MAKE = """
+import ctypes, os
+from op_builder.cpu import ShareMemCommBuilder
+group = ShareMemCommBuilder().load().new_group(1, 0)
+assert group.empty_symmetric(1 << 20).sum() == 0
+print(ctypes.c_int.in_dll(ctypes.CDLL(os.environ["LD_PRELOAD"]), "interruptions").value, "interruptions")
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
+def test_signals_do_not_keep_memory_from_being_made(tmp_path: Path) -> None:
+    # Kernels differ in whether a signal ends fallocate(2); this one does as those where it does.
+    source, library = tmp_path / "interrupted.c", tmp_path / "interrupted.so"
+    source.write_text(INTERRUPTED)
+    subprocess.run(["gcc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    ShareMemCommBuilder().load()
+    environment = env.child_environment(PYTHONPATH=str(ROOT), LD_PRELOAD=str(library))
+    run = subprocess.run(
+        [sys.executable, "-c", MAKE], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert run.stdout == "3 interruptions\n", run.stderr
+
+
+def test_memory_that_one_rank_cannot_map_is_nobodys(ranks: Ranks) -> None:
+    first, second = ranks.values("one_cannot_map", 2)
+    assert first[0] == "SharedMemorySpaceError"
+    assert "Cannot allocate memory" in first[1]
+    assert second[0] == "SharedMemoryCommError"
+    assert "Rank 0 cannot map" in second[1]
+    assert second[2] == 0
+    assert first[3] == second[3] == 2  # the group's own alone
 
 
 def test_other_threads_run_meanwhile(ranks: Ranks) -> None:
@@ -186,6 +255,11 @@ def test_another_user_gets_no_memory(ranks: Ranks) -> None:
     assert caught["descriptors"] == 0
     assert caught["data"] == ""
     assert caught["fd"] == caught["map_files"] == "closed"
+
+
+@needs_root
+def test_another_user_who_says_nothing_does_not_hold_up_the_ranks(ranks: Ranks) -> None:
+    assert ranks.values("silent_strangers", 3) == [2.0] * 3  # each of the eight would be waited for for 5 s of 25
 
 
 @needs_root

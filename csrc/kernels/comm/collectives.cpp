@@ -1,17 +1,13 @@
 #include "kernels/comm/collectives.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
+#include "kernels/comm/copies.h"
 
 namespace accel::comm {
 namespace {
 
-constexpr std::int64_t kLine = 64;  // slices begin at cache lines, so that no line has two writers
 constexpr std::int64_t kBlock = 8 << 10;
 // Of a call with that many chunks the first ones are done both ways, and the rest in the better.
 constexpr std::int64_t kTrialChunks = 4, kManyChunks = 12;
@@ -25,60 +21,6 @@ std::int64_t chunk_length(std::int64_t count, std::int64_t most, std::int64_t gr
   const std::int64_t length = (count + chunks - 1) / chunks;
   return std::min(most, (length + granule - 1) / granule * granule);
 }
-
-void copy(void* target, const void* source, std::int64_t bytes) {
-  if (bytes > 0 && target != source) {
-    std::memcpy(target, source, static_cast<std::size_t>(bytes));
-  }
-}
-
-// Copies past the caches, to a target at the beginning of a line. Others read it next: from a cache that is far away a
-// line takes several times as long as from memory, and the writer would first have to fetch it back from theirs.
-// Ordered by fence_streams(). With `is_plain` an ordinary copy.
-void stream(void* target, const void* source, std::int64_t bytes, bool is_plain = false) {
-#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
-  if (is_plain) {
-    copy(target, source, bytes);
-    return;
-  }
-  auto* to = static_cast<__m128i*>(target);
-  auto* from = static_cast<const __m128i*>(source);
-  for (; bytes >= kLine; bytes -= kLine, to += 4, from += 4) {
-    const __m128i a = _mm_loadu_si128(from);
-    const __m128i b = _mm_loadu_si128(from + 1);
-    const __m128i c = _mm_loadu_si128(from + 2);
-    const __m128i d = _mm_loadu_si128(from + 3);
-    _mm_stream_si128(to, a);
-    _mm_stream_si128(to + 1, b);
-    _mm_stream_si128(to + 2, c);
-    _mm_stream_si128(to + 3, d);
-  }
-  copy(to, from, bytes);
-#else
-  static_cast<void>(is_plain);
-  copy(target, source, bytes);
-#endif
-}
-
-void fence_streams() {
-#if defined(__x86_64__)
-  _mm_sfence();
-#endif
-}
-
-// Has the lines of a slot that will soon be written fetched from the caches of those that have read it.
-void fetch_for_writing(char* begin, std::int64_t bytes) {
-#if defined(__x86_64__)
-  for (std::int64_t at = 0; at < bytes; at += kLine) {
-    __asm__ volatile("prefetchw %0" : : "m"(begin[at]));
-  }
-#else
-  for (std::int64_t at = 0; at < bytes; at += kLine) {
-    __builtin_prefetch(begin + at, 1);
-  }
-#endif
-}
-constexpr std::int64_t kMostFetched = 8 << 10;  // more would wait for each other
 
 }  // namespace
 
@@ -186,7 +128,7 @@ bool Collectives::all_reduce_large(const char* input, char* output, const Number
   const std::int64_t chunks = (numbers.count + length - 1) / length;
   const auto count_of = [&](std::int64_t chunk) { return std::min(length, numbers.count - chunk * length); };
   const bool is_long = chunks >= kManyChunks;
-  bool streams = is_long || streaming_.begin(numbers.count);
+  bool streams = is_long || streaming_.begin(numbers.count * element_bytes);
   std::int64_t began_ns = 0;
   std::int64_t streamed_ns = 0;
   phases_.announce(call(Kind::all_reduce, &numbers, numbers.count));
@@ -347,11 +289,11 @@ bool Collectives::all_gather(const void* input, void* output, std::int64_t bytes
     const int met = phases_.parity();
     if (step < chunks) {
       stream(given(rank_, phases_.next_parity()), from + step * length, bytes_of(step), !streaming_.is_better());
-      copy(to + rank_ * bytes + step * length, from + step * length, bytes_of(step));
     }
-    for (int turn = 1; step >= 1 && turn < size_; ++turn) {
+    for (int turn = 0; step >= 1 && turn < size_; ++turn) {  // not before all are known to do the same
       const int other = (rank_ + turn) % size_;
-      copy(to + other * bytes + (step - 1) * length, given(other, met), bytes_of(step - 1));
+      const char* const theirs = turn == 0 ? from + (step - 1) * length : given(other, met);
+      copy(to + other * bytes + (step - 1) * length, theirs, bytes_of(step - 1));
     }
     if (step < chunks) {
       fence_streams();

@@ -117,8 +117,8 @@ void Group::leave() {
   }
 }
 
-std::shared_ptr<const Symmetric> Group::add_symmetric(const std::vector<int>& descriptors, std::int64_t bytes,
-                                                      int& error) {
+std::shared_ptr<const Symmetric> Group::add_symmetric(std::uint64_t id, const std::vector<int>& descriptors,
+                                                      std::int64_t bytes, int& error) {
   auto mappings = mapped(descriptors, bytes, error);
   if (error != 0) {
     return nullptr;
@@ -126,7 +126,7 @@ std::shared_ptr<const Symmetric> Group::add_symmetric(const std::vector<int>& de
   const std::lock_guard<std::recursive_mutex> lock(mutex_);
   auto bases = bytes_of(mappings);
   auto memory = std::make_shared<const Symmetric>(
-      Symmetric{symmetric_count_++, rank(), bytes, std::move(bases), std::move(mappings)});
+      Symmetric{id, rank(), bytes, std::move(bases), std::move(mappings)});
   collectives_.add_symmetric(memory);
   return memory;
 }

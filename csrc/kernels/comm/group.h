@@ -61,8 +61,9 @@ class Group final : private Surroundings {
   // Tells the others that this rank comes no more. Waits for nothing.
   void leave();
 
-  // Maps a segment of each rank, by rank. Null with an errno in `error` where that cannot be.
-  std::shared_ptr<const Symmetric> add_symmetric(const std::vector<int>& descriptors, std::int64_t bytes, int& error);
+  // Maps a segment of each rank, by rank; `id` is the same on all. Null with an errno in `error` where that cannot be.
+  std::shared_ptr<const Symmetric> add_symmetric(std::uint64_t id, const std::vector<int>& descriptors,
+                                                 std::int64_t bytes, int& error);
   void remove_symmetric(const void* base);
 
  private:
@@ -85,7 +86,6 @@ class Group final : private Surroundings {
   bool is_broken_ = false;
   bool is_running_ = false;
   std::atomic<bool> has_left_{false};
-  std::uint64_t symmetric_count_ = 0;
   std::mutex removals_mutex_;
   std::vector<const void*> removals_;  // symmetric memory that died, perhaps during a collective
   std::atomic<bool> has_removals_{false};

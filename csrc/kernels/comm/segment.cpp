@@ -40,7 +40,11 @@ int reserve(int descriptor, std::int64_t bytes) {
       return error;
     }
   }
-  return posix_fallocate(descriptor, 0, bytes);  // nothing to do where they are there
+  int failure = 0;
+  do {  // a signal ends it, and it undoes what it has done
+    failure = posix_fallocate(descriptor, 0, bytes);  // nothing to do where they are there
+  } while (failure == EINTR);
+  return failure;
 }
 
 }  // namespace

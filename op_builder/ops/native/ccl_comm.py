@@ -75,7 +75,8 @@ class CCLWork:
         try:
             if not self._comm.ops.wait(self._number, timeout_ms):
                 return False
-        except RuntimeError as error:  # what oneCCL throws
+        except RuntimeError as error:  # what oneCCL throws, and then writes no more
+            _in_flight.pop(self._key, None)
             self._failure = self._comm.failed(self._what, error)
             return False
         tensor = _in_flight.pop(self._key, None)
@@ -106,7 +107,10 @@ class Communicator:
         self._number, meeting = ops.connect(self.size, self.rank, _address(address))
         try:
             CCLWork(self, meeting, "meeting", None, 1).wait()
-        except CommunicationError as error:
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, CommunicationError):
+                raise
             raise CommunicationError(
                 error.message,
                 "See that all ranks have the same address, are running, and reach the host that made it "
@@ -139,15 +143,13 @@ class Communicator:
         return CCLWork(self, self.ops.barrier(self._require_open()), "barrier", None, 1)
 
     def inference_all_reduce(self, tensor: torch.Tensor, op: str) -> None:
-        """Reduce ``tensor`` in place, in one torch op."""
+        """Reduce ``tensor`` in place: compiled, in one torch op, which no signal ends before ``timeout_s``."""
+        if not torch.compiler.is_compiling():
+            self.all_reduce(tensor, op).wait()
+            return
         number = self._require_open()
         timeout_ms = math.ceil(self.timeout_s * 1000)
-        try:
-            self._start(self.ops.inference_all_reduce, tensor, number, "sum" if op == _AVG else op, timeout_ms)
-        except RuntimeError as error:
-            _in_flight[id(self), -1] = tensor
-            self._failure = self.failed("inference_all_reduce", error)
-            raise self._failure from error
+        self._start(self.ops.inference_all_reduce, tensor, number, "sum" if op == _AVG else op, timeout_ms)
         if op == _AVG:
             tensor.div_(self.size)
 
@@ -224,7 +226,9 @@ class CCLCommModule:
             OpArgumentError: an argument does not fit.
             CommunicationError: the ranks did not meet.
         """
-        self._world = self.new_communicator(size, rank, kvs, timeout_s=timeout_s)
+        before, self._world = self._world, self.new_communicator(size, rank, kvs, timeout_s=timeout_s)
+        if before is not None:
+            before.close()
 
     def initialize_sub_comm(self, size: int, rank: int, kvs: Address, ranks: Sequence[int]) -> None:
         """Meet the ranks of a group. Each of them calls it.
@@ -238,7 +242,9 @@ class CCLCommModule:
         if len(key) != size or len(set(key)) != size:
             raise OpArgumentError(f"The group {list(key)} has not {size} different ranks.", "Correct size or ranks.")
         timeout_s = self._world.timeout_s if self._world is not None else DEFAULT_TIMEOUT_S
-        self._groups[key] = self.new_communicator(size, rank, kvs, timeout_s=timeout_s)
+        before, self._groups[key] = self._groups.get(key), self.new_communicator(size, rank, kvs, timeout_s=timeout_s)
+        if before is not None:
+            before.close()
 
     def new_communicator(
         self, size: int, rank: int, kvs: Address, *, timeout_s: float = DEFAULT_TIMEOUT_S
@@ -298,7 +304,7 @@ class CCLCommModule:
         return _waited(self._of(group).all_reduce(tensor, _reduction(op), str(match_id)), is_async)
 
     def inference_all_reduce(self, tensor: torch.Tensor, op: Any) -> torch.Tensor:
-        """Reduce ``tensor`` over the world, in place, and return it. One torch op, with a meta kernel."""
+        """Reduce ``tensor`` over the world, in place, and return it. Compiled, it is one torch op."""
         self._of(0).inference_all_reduce(tensor, _reduction(op))
         return tensor
 

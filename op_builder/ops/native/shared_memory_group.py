@@ -15,7 +15,7 @@ import torch
 from op_builder import cpu_isa
 from op_builder.errors import OpArgumentError, SharedMemoryCommError
 from op_builder.ops.native.arguments import explained, untraced
-from op_builder.ops.native.shared_memory_meeting import Meeting
+from op_builder.ops.native.shared_memory_meeting import Meeting, RankFacts
 from op_builder.ops.native.shared_memory_native import NativeGroups
 from op_builder.ops.native.shared_memory_python import quick_all_reduce, raise_interruption
 from op_builder.ops.native.shared_memory_segments import shared_segments, space_error
@@ -226,13 +226,14 @@ class SharedMemoryGroup:
         size_bytes = count * dtype.itemsize
         with explained():
             number, *_ = self._native.failure(self._number)
-        if _KINDS[number] not in ("none", "mismatch"):
+        if _KINDS[number] not in ("none", "mismatch", "busy"):
             self._fail("empty_symmetric")
-        meeting = self._place.meeting(f"symmetric_{self._symmetric_count}")
+        memory = self._symmetric_count
+        meeting = self._place.meeting(f"symmetric_{memory}")
         self._symmetric_count += 1
         descriptors = shared_segments(self._native, meeting, size_bytes, self.size)[1]
         try:
-            address, number = self._native.attach(self._number, descriptors, size_bytes)
+            address, number = self._native.attach(self._number, descriptors, size_bytes, memory)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -240,10 +241,19 @@ class SharedMemoryGroup:
             buffer = (ctypes.c_char * size_bytes).from_address(address)
             finalizer = weakref.finalize(buffer, self._native.release, self._number, address)
             finalizer.atexit = False  # tensors that live until the process ends may be read until then
-        self.barrier()
+        # All have it, or none: a rank without it would do other collectives than the others.
+        lacking = torch.tensor([self.size if address else self.rank], dtype=torch.int32, device="cpu")
+        lacking_rank = int(self.all_reduce(lacking, "min"))
         meeting.forget()
         if not address:
             raise space_error(size_bytes, number)
+        if lacking_rank < self.size:
+            raise SharedMemoryCommError(
+                f"Rank {lacking_rank} cannot map {size_bytes} bytes of symmetric memory of each rank.",
+                "See that rank's error. The group is usable.",
+                rank=lacking_rank,
+                operation="empty_symmetric",
+            )
         return torch.frombuffer(buffer, dtype=dtype, count=count).view(sizes)
 
     def close(self) -> None:
@@ -298,17 +308,21 @@ class SharedMemoryGroup:
 
 def _open(native: NativeGroups, place: GroupPlace) -> int:
     """Make this rank's memory, get that of the others, and map all: the number of the native group."""
+    isa = cpu_isa.chosen_isa()  # before there are descriptors to close
     meeting = place.meeting("ranks")
     told, descriptors = shared_segments(native, meeting, native.segment_bytes(_SLOT_BYTES), place.size, is_locked=True)
-    cores = len({core for facts in told for core in facts.cpus})
-    spin_ns = _SPIN_NS if place.size <= cores else 0
-    times_ns = (int(place.timeout_s * 1e9), spin_ns)
+    times_ns = (int(place.timeout_s * 1e9), _SPIN_NS if place.size <= usable_cores(told) else 0)
     here = [facts.is_in_this_process for facts in told]
-    isa = cpu_isa.chosen_isa()
     number = native.open(place.rank, descriptors, here, times_ns, (_SLOT_BYTES, _ONE_SHOT_BYTES), isa)
     if number < 0:
         raise space_error(native.segment_bytes(_SLOT_BYTES), -number)
     return number
+
+
+def usable_cores(told: Sequence[RankFacts]) -> float:
+    """How many ranks can run at once: on the cores that they may use, for as much time as each one's groups may."""
+    cores = len({core for facts in told for core in facts.cpus})
+    return min([cores, *(facts.quota_cores for facts in told if facts.quota_cores is not None)])
 
 
 def _close(native: NativeGroups, number: int, owner: int) -> None:

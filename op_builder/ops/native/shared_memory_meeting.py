@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from op_builder import env
+from op_builder.cgroups import HostFiles, cpu_quota_cores
 from op_builder.errors import OpArgumentError, SharedMemoryCommError
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class RankFacts:
         process: which process it is a thread of.
         host: the running kernel and its network namespace, within which the socket can be reached.
         cpus: cores that it may run on.
+        quota_cores: the cores' worth of time that its control groups may use; None without a quota.
         error: why it cannot take part; empty when it can.
     """
 
@@ -61,6 +63,7 @@ class RankFacts:
     process: str
     host: str
     cpus: list[int]
+    quota_cores: float | None = None
     error: str = ""
 
     @property
@@ -101,7 +104,7 @@ class Meeting:
             to close; the own one is the given one.
 
         Raises:
-            SharedMemoryCommError: a rank did not come, is on another host, or has an error.
+            SharedMemoryCommError: a rank did not come, is on another host, or has an error; or the store failed.
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             address = f"accel-shm-comm-{secrets.token_hex(_SECRET_BYTES)}"
@@ -113,9 +116,15 @@ class Meeting:
                 _process_secret,
                 _host(),
                 sorted(os.sched_getaffinity(0)),
+                cpu_quota_cores(HostFiles()),
                 error,
             )
-            told = [own] if self.size == 1 else self._tell(own)
+            try:
+                told = [own] if self.size == 1 else self._tell(own)
+            except SharedMemoryCommError:
+                raise
+            except RuntimeError as error:  # as torch's stores fail
+                raise _store_error(f"group {self.key!r} was made", error, self.timeout_s) from error
             self._require_fit(told)
             if self.size == 1:
                 return told, [descriptor]
@@ -208,7 +217,10 @@ class Meeting:
                 if not _is_same_user(connection):
                     raise SharedMemoryCommError("A rank runs as another user.", "Start all ranks as one user.")
                 connection.sendall(_HELLO.pack(bytes.fromhex(facts.secret), self.rank))
-            except ConnectionError:
+            except TimeoutError:
+                self._require_time([rank])
+                raise self._ended(rank) from None
+            except OSError:
                 raise self._ended(rank) from None
         except BaseException:
             connection.close()
@@ -230,12 +242,14 @@ class Meeting:
                         raise self._ended(rank) from None
                 continue
             with connection:
+                if not _is_same_user(connection):  # nor is it waited for
+                    continue
                 connection.settimeout(_HELLO_TIMEOUT_S)
                 try:
                     hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
                 except OSError:
                     continue
-                if len(hello) != _HELLO.size or not _is_same_user(connection):
+                if len(hello) != _HELLO.size:
                     continue
                 secret, rank = _HELLO.unpack(hello)
                 if secrets.compare_digest(secret, bytes.fromhex(own.secret)) and rank in waiting:
@@ -287,6 +301,15 @@ def _host() -> str:
     return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
 
 
+def _store_error(when: str, error: RuntimeError, timeout_s: float) -> SharedMemoryCommError:
+    return SharedMemoryCommError(
+        f"The ranks' store failed when {when}, with {timeout_s:g} s to do so: {str(error).splitlines()[0]}",
+        "See that the rank 0 that serves it runs, that MASTER_ADDR and MASTER_PORT are its, and that the port is free "
+        "there; or allow more time: timeout_s= or ACCEL_COMM_TIMEOUT_S.",
+        operation="new_group",
+    )
+
+
 def default_store(rank: int, timeout_s: float) -> Any:
     """The store of ``torch.distributed``'s default process group, else one at MASTER_ADDR:MASTER_PORT.
 
@@ -295,6 +318,7 @@ def default_store(rank: int, timeout_s: float) -> Any:
 
     Raises:
         OpArgumentError: there is neither.
+        SharedMemoryCommError: nobody served it in that time.
     """
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore, TCPStore
@@ -310,8 +334,10 @@ def default_store(rank: int, timeout_s: float) -> Any:
         )
     own_rank = env.RANK.get()
     is_server = (rank if own_rank is None else own_rank) == 0 and not env.TORCHELASTIC_USE_AGENT_STORE.get()
-    store = TCPStore(
-        host, port, None, is_server, timedelta(seconds=timeout_s), wait_for_workers=False, multi_tenant=True
-    )
+    patience = timedelta(seconds=timeout_s)
+    try:
+        store = TCPStore(host, port, None, is_server, patience, wait_for_workers=False, multi_tenant=True)
+    except RuntimeError as error:
+        raise _store_error(f"a rank {'served' if is_server else 'called'} {host}:{port}", error, timeout_s) from error
     # An agent's store outlives ranks that are started again.
     return PrefixStore(f"attempt_{env.TORCHELASTIC_RESTART_COUNT.get()}", store)

@@ -70,9 +70,9 @@ class NativeGroups:
     def forget(self, group: int) -> None:
         self._control(7, [group])
 
-    def attach(self, group: int, descriptors: Sequence[int], size_bytes: int) -> tuple[int, int]:
-        """The address of this rank's part of symmetric memory, or 0 and an errno."""
-        address, number = self._control(8, [group, size_bytes, *descriptors])
+    def attach(self, group: int, descriptors: Sequence[int], size_bytes: int, memory: int) -> tuple[int, int]:
+        """The address of this rank's part of symmetric memory, or 0 and an errno; ``memory`` is its number on all."""
+        address, number = self._control(8, [group, size_bytes, memory, *descriptors])
         return address, number
 
     def release(self, group: int, address: int) -> None:

@@ -1,0 +1,69 @@
+// Copies between a rank's memory and slots that other ranks read.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+namespace accel::comm {
+
+constexpr std::int64_t kLine = 64;  // slices begin at cache lines, so that no line has two writers
+
+inline void copy(void* target, const void* source, std::int64_t bytes) {
+  if (bytes > 0 && target != source) {
+    std::memcpy(target, source, static_cast<std::size_t>(bytes));
+  }
+}
+
+// Copies past the caches, to a target at the beginning of a line. Others read it next: from a cache that is far away a
+// line takes several times as long as from memory, and the writer would first have to fetch it back from theirs.
+// Ordered by fence_streams(). With `is_plain` an ordinary copy.
+inline void stream(void* target, const void* source, std::int64_t bytes, bool is_plain = false) {
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
+  if (is_plain) {
+    copy(target, source, bytes);
+    return;
+  }
+  auto* to = static_cast<__m128i*>(target);
+  auto* from = static_cast<const __m128i*>(source);
+  for (; bytes >= kLine; bytes -= kLine, to += 4, from += 4) {
+    const __m128i a = _mm_loadu_si128(from);
+    const __m128i b = _mm_loadu_si128(from + 1);
+    const __m128i c = _mm_loadu_si128(from + 2);
+    const __m128i d = _mm_loadu_si128(from + 3);
+    _mm_stream_si128(to, a);
+    _mm_stream_si128(to + 1, b);
+    _mm_stream_si128(to + 2, c);
+    _mm_stream_si128(to + 3, d);
+  }
+  copy(to, from, bytes);
+#else
+  static_cast<void>(is_plain);
+  copy(target, source, bytes);
+#endif
+}
+
+inline void fence_streams() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
+// Has the lines of a slot that will soon be written fetched from the caches of those that have read it.
+inline void fetch_for_writing(char* begin, std::int64_t bytes) {
+#if defined(__x86_64__)
+  for (std::int64_t at = 0; at < bytes; at += kLine) {
+    __asm__ volatile("prefetchw %0" : : "m"(begin[at]));
+  }
+#else
+  for (std::int64_t at = 0; at < bytes; at += kLine) {
+    __builtin_prefetch(begin + at, 1);
+  }
+#endif
+}
+constexpr std::int64_t kMostFetched = 8 << 10;  // more would wait for each other
+
+}  // namespace accel::comm
