@@ -99,6 +99,8 @@ class Handle(LockedTensors):
         self._owner = os.getpid()
         self._numbers = itertools.count(1)
         self._running: dict[int, Operation] = {}
+        # By number the thread of each operation that is being begun, or was when a signal came.
+        self._unsettled: dict[int, int] = {}
         self._ended: _Ended = {}  # in the background, and no wait() has told it
         self._taken: set[int] = set()  # known here to have ended, and not yet acknowledged to the native op
         self._lock = threading.Lock()
@@ -212,6 +214,9 @@ class Handle(LockedTensors):
             StorageError: one failed; where several did, ``others`` has the rest. None of them is told again.
         """
         self._require_owner()
+        for number, thread in list(self._unsettled.items()):
+            if thread == threading.get_ident():  # a second signal ended the first one's tidying up
+                self._abandon(number)
         self._collect(_ALL, self._ended)
         with self._lock:
             finished = len(self._ended)
@@ -246,12 +251,14 @@ class Handle(LockedTensors):
     def _run(self, buffer: torch.Tensor, filename: File, file_offset: int, flags: int) -> None:
         number = next(self._numbers)
         ended: _Ended = {}
+        self._unsettled[number] = threading.get_ident()
         try:
             self._submit(number, buffer, filename, file_offset, flags)
             self._collect(number, ended)
+            self._unsettled.pop(number, None)
         except BaseException:  # Ctrl-C: it goes on, and the next wait() waits for it
-            self._abandon(number)
             self._ended.update(ended)
+            self._abandon(number)
             raise
         failure = ended[number]
         if failure is not None:
@@ -260,8 +267,10 @@ class Handle(LockedTensors):
     @untraced
     def _begin(self, buffer: torch.Tensor, filename: File, file_offset: int, flags: int) -> None:
         number = next(self._numbers)
+        self._unsettled[number] = threading.get_ident()
         try:
             self._submit(number, buffer, filename, file_offset, flags)
+            self._unsettled.pop(number, None)
         except BaseException:
             self._abandon(number)
             raise
@@ -286,6 +295,7 @@ class Handle(LockedTensors):
         """Leave an operation that may be in flight to the next :meth:`wait`."""
         if number in self._running and not self._ops.adopt(self._number, number):
             self._running.pop(number, None)  # it was never begun
+        self._unsettled.pop(number, None)
 
     def _collect(self, number: int, ended: _Ended) -> None:
         """Wait for one operation or for all that count, and add how they ended to ``ended``.
