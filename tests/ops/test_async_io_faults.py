@@ -420,7 +420,7 @@ def stopped_after(seconds: float) -> Iterator[None]:
 
 
 def is_stopped(work: Callable[[], object], seconds: float, again: float) -> bool:
-    """Whether ``work`` ran into the first of two signals; the second comes ``again`` seconds later, wherever that is."""
+    """Whether ``work`` ran into the first of two signals; the other comes ``again`` seconds later, wherever that is."""
     later = [again]
 
     def stop(*_: object) -> None:
