@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -66,6 +68,24 @@ def run_python(python: Path, arguments: Sequence[str], environment: dict[str, st
         last = "\n".join(told.stderr.splitlines()[-15:])
         raise RuntimeError(f"{' '.join(command)} failed with status {told.returncode}:\n{last}")
     return told
+
+
+def cold_build_s(builder: str) -> float:
+    """Seconds of a host op's ``load()`` into an empty cache, in a process that has torch already.
+
+    Args:
+        builder: the name of its class in ``op_builder.cpu``.
+
+    Raises:
+        RuntimeError: as :func:`run_python`.
+    """
+    code = (
+        f"import time, torch; from op_builder.cpu import {builder}; builder = {builder}();"
+        "started = time.perf_counter(); builder.load(); print(time.perf_counter() - started)"
+    )
+    with tempfile.TemporaryDirectory() as cache:
+        told = run_python(Path(sys.executable), ["-c", code], {"ACCEL_CACHE_DIR": cache})
+    return float(told.stdout.split()[-1])
 
 
 def make_read_only(source: Path, target: Path) -> Path:

@@ -13,8 +13,6 @@ import dataclasses
 import json
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,7 +23,8 @@ import torch
 
 from benchmarks import _fio, _measure
 from benchmarks._fio import Transfer
-from op_builder import env, storage_engines
+from benchmarks._processes import cold_build_s
+from op_builder import storage_engines
 from op_builder.cpu import AsyncIOBuilder
 
 OURS = "accel-ops"
@@ -222,23 +221,6 @@ def overlap_cost(bench: Bench, setting: Setting) -> float:
     return median["both"] / max(median["compute"], median["read"]) - 1
 
 
-def cold_build_s() -> float:
-    """Seconds of ``load()`` into an empty cache, in a process that has torch already."""
-    code = (
-        "import time, torch; from op_builder.cpu import AsyncIOBuilder; builder = AsyncIOBuilder();"
-        "started = time.perf_counter(); builder.load(); print(time.perf_counter() - started)"
-    )
-    with tempfile.TemporaryDirectory() as cache:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env=env.child_environment(ACCEL_CACHE_DIR=cache, PYTHONPATH=str(Path(__file__).parents[1])),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    return float(done.stdout.split()[-1])
-
-
 COLUMNS = ("case", "contender", "setting", "GB/s", "best", "1,000 commands/s", "CPU s/GB")
 ASKED_COLUMNS = ("what", "asked", "verdict", "figure")
 
@@ -302,7 +284,7 @@ def main() -> None:
     if "fio" in arguments.peers and not with_fio:
         _measure.progress_console.print("fio is left out: it is not installed (Debian: apt-get install fio).")
     machine = _measure.describe_machine()
-    build_s = min(cold_build_s() for _ in range(2))
+    build_s = min(cold_build_s("AsyncIOBuilder") for _ in range(2))
     size_bytes = arguments.size_mib * MIB
     peer = None
     if "deepspeed" in arguments.peers:

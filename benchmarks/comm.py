@@ -14,17 +14,14 @@ import json
 import os
 import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import _measure
 from benchmarks._figures import duration
-from benchmarks._processes import PROGRAMS, ROOT
-from op_builder import env
+from benchmarks._processes import PROGRAMS, ROOT, cold_build_s
 
 PEERS = ("gloo", "deepspeed", "oneccl")
 OURS, SYMMETRIC = "accel-ops", "accel-ops, symmetric"
@@ -99,18 +96,6 @@ def measure(contenders: Sequence[Ranks], sizes: Sequence[int], rounds: int) -> l
                     progress.advance(task)
             rows.append(Row(size_bytes, turns))
     return rows
-
-
-def cold_build_s() -> float:
-    """Seconds of ``load()`` into an empty cache, in a process that has torch already."""
-    code = (
-        "import time, torch; from op_builder.cpu import ShareMemCommBuilder; builder = ShareMemCommBuilder();"
-        "started = time.perf_counter(); builder.load(); print(time.perf_counter() - started)"
-    )
-    with tempfile.TemporaryDirectory() as cache:
-        variables = env.child_environment(ACCEL_CACHE_DIR=cache, PYTHONPATH=str(ROOT))
-        done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True)
-    return float(done.stdout.split()[-1])
 
 
 def size_text(size_bytes: int) -> str:
@@ -191,7 +176,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     arguments = parse_arguments()
     machine = _measure.describe_machine()
-    build_s = min(cold_build_s() for _ in range(1 if arguments.quick else 3))
+    build_s = min(cold_build_s("ShareMemCommBuilder") for _ in range(1 if arguments.quick else 3))
     contenders: list[Ranks] = []
     try:
         for name in (OURS, SYMMETRIC, *arguments.peers):
