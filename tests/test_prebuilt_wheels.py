@@ -151,7 +151,8 @@ def test_every_host_op_loads_from_a_read_only_installation_where_no_compiler_is(
     assert "loaded all" in told
     assert "passed over" not in told
     assert listing(environment.site) == before
-    assert not (tmp_path / "cache").exists()
+    # The one thing kept is that oneCCL can be opened, which a process was started to see.
+    assert [path.name for path in (tmp_path / "cache").glob("*")] in ([], ["memo"])
     if not mounted:
         pytest.skip("nothing was written; no read-only mount can be made here to see that nothing was tried")
 
@@ -171,7 +172,7 @@ def test_the_report_says_installed_with_the_facts_of_the_manifest(from_source: P
         assert row["prebuilt"]["platform"] == f"{sys.platform} {platform.machine()}"
         assert row["prebuilt"]["compilers"] == index[op]["compilers"]
     table = environment.run("-m", "op_builder.report", COLUMNS="200")
-    assert re.search(r"\bcpu_adam\b.*: for torch >=2\.10, any CPython", table)
+    assert re.search(r"\bcpu_adam\b[^:]*: for torch >=2\.10,\s+any\s+CPython", table)
     assert re.search(rf"without +.*\b{NOT_OF_THE_CPU}\b.*: Not in accel-ops", table)
 
 
@@ -356,10 +357,11 @@ def audit(wheel: Path) -> dict[str, Any]:
     return dict(json.JSONDecoder().raw_decode(told)[0])
 
 
-def test_auditwheel_finds_no_library_but_torchs_own(audit: dict[str, Any]) -> None:
+def test_auditwheel_finds_no_library_but_torchs_own_and_oneccls(audit: dict[str, Any]) -> None:
     assert not audit["pure"]
     assert audit["external_libs"], "torch's, at least"
-    assert all(re.fullmatch(r"lib(torch|c10)\w*\.so", name) for name in audit["external_libs"])
+    others = {name for name in audit["external_libs"] if not re.fullmatch(r"lib(torch|c10)\w*\.so", name)}
+    assert others == ({"libccl.so.1"} if "ccl_comm" in HOST_OPS else set()), "oneCCL's is for the op that is made of it"
     assert not audit["unsupported_isa"], "nothing is compiled for one CPU alone"
     for upgrade in audit["policy_upgrades"].values():
         assert "blacklisted_symbols" not in upgrade

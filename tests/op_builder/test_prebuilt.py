@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from foreign_package import importable, load_module, write_package
 from small_ops import SmallBuilder, added, copied, replace_content
 
 import op_builder
@@ -180,21 +181,14 @@ def test_of_several_that_do_not_fit_the_one_of_this_recipe_gives_the_reason(smal
     assert found.reason.startswith("its binary does not match")
 
 
-def test_binaries_are_looked_for_in_the_packages_of_the_class_and_of_those_it_extends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_binaries_are_looked_for_in_the_packages_of_the_class_and_of_those_it_extends(tmp_path: Path) -> None:
     own = Path(op_builder.__file__).parent / "_prebuilt"
     assert prebuilt.prebuilt_roots(CPUAdamBuilder()) == [own]
-    (tmp_path / "vendor_ops" / "deep").mkdir(parents=True)
-    (tmp_path / "vendor_ops" / "__init__.py").touch()
-    (tmp_path / "vendor_ops" / "deep" / "__init__.py").write_text(
-        "from op_builder.cpu import CPUAdamBuilder\nclass OtherBuilder(CPUAdamBuilder): ...\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import vendor_ops.deep  # type: ignore[import-not-found]
-
-    roots = prebuilt.prebuilt_roots(vendor_ops.deep.OtherBuilder())
-    assert roots == [tmp_path / "vendor_ops" / "_prebuilt", own]
+    code = "from op_builder.cpu import CPUAdamBuilder\nclass OtherBuilder(CPUAdamBuilder): ...\n"
+    write_package(tmp_path, "other_ops", {"deep/__init__.py": code})
+    with importable(tmp_path, "other_ops"):
+        roots = prebuilt.prebuilt_roots(load_module("other_ops.deep").OtherBuilder())
+    assert roots == [tmp_path / "other_ops" / "_prebuilt", own]
 
 
 @pytest.mark.parametrize(
