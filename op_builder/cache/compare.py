@@ -6,7 +6,9 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
+from op_builder import paths
 from op_builder.cache.store import Entry
 from op_builder.fingerprint import Header, PlanKey, Roots
 from op_builder.memo import Memo
@@ -89,9 +91,10 @@ def _list_changes(before: list[str], after: list[str]) -> str:
 
 
 def _header_line(header: Header, roots: Roots) -> str:
-    name = f"csrc/{header.path}" if roots.directories.get(header.root, "").endswith("/csrc") else header.path
-    path = roots.locate(header.root, header.path)
-    if not os.path.exists(path):
+    located = roots.locate(header.root, header.path)
+    # Those of this project are named from its top, wherever among the op's directories they were found.
+    name = paths.label(Path(located)) if paths.is_native(Path(located)) else header.path
+    if not os.path.exists(located):
         return f"{name} is not there any more"
     shadow = next(filter(os.path.exists, map(roots.locate_place, header.shadows)), None)
     return f"{shadow} now comes before {name}" if shadow else f"{name} changed"

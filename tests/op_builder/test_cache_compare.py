@@ -9,6 +9,10 @@ import pytest
 from small_ops import SmallBuilder
 
 from op_builder import env
+from op_builder.cache.compare import _header_line
+from op_builder.cpu import CPUAdamBuilder
+from op_builder.fingerprint import Header, Roots
+from op_builder.plan import make_plan
 from op_builder.report.collect import explain
 
 
@@ -101,3 +105,12 @@ def test_another_compiler_is_named_with_both_versions(copy: SmallBuilder, tmp_pa
 
 def test_an_empty_cache_has_no_nearest_entry(small: SmallBuilder) -> None:
     assert explain(small)["miss"] == {"nearest": None, "differences": []}
+
+
+def test_a_header_of_this_project_is_named_from_its_top() -> None:
+    roots = Roots.of(make_plan(CPUAdamBuilder()))
+    named = {"native": "csrc/kernels/cpu/codecs_inl.h", "include0": "kernels/cpu/codecs_inl.h"}
+    beside = next(root for root, path in roots.directories.items() if path.endswith("/csrc/kernels/cpu"))
+    for root, path in {**named, beside: "codecs_inl.h"}.items():
+        header = Header(root, path, sha256="of another text", status=())
+        assert _header_line(header, roots) == "csrc/kernels/cpu/codecs_inl.h changed"
