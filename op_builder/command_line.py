@@ -9,6 +9,10 @@ from collections.abc import Callable
 from typing import NoReturn
 
 
+# What accel-ops requires and commands import; they may be started in a checkout whose requirements are not installed.
+_REQUIRED = ("torch", "ninja", "packaging", "psutil", "pybind11", "rich", "xxhash")
+
+
 def run_main(main: Callable[[], int]) -> NoReturn:
     """Exit with the status of ``main()``; quietly, if nobody reads its output any more (``| head``)."""
     try:
@@ -16,6 +20,12 @@ def run_main(main: Callable[[], int]) -> NoReturn:
             status = main()
         finally:
             sys.stdout.flush()
+    except ModuleNotFoundError as error:
+        if error.name not in _REQUIRED:
+            raise
+        sys.exit(
+            f"{error.name} is not installed in {sys.prefix}, and accel-ops needs it. Remedy: pip install accel-ops."
+        )
     except BrokenPipeError:
         # At its end Python writes what is left, and must not meet the broken pipe again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

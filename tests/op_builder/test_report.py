@@ -283,6 +283,17 @@ def test_a_reader_that_goes_ends_a_command_quietly(arguments: str) -> None:
     assert done.returncode == 128 + signal.SIGPIPE
 
 
+@pytest.mark.parametrize("arguments", ["op_builder.report", "accelerator.report", "accelerator.launch --show_topology"])
+def test_a_requirement_that_is_not_installed_is_named_with_the_remedy(arguments: str) -> None:
+    command = [sys.executable, "-S", "-m", *arguments.split()]  # -S: without the directory of installed packages
+    environment = env.child_environment(ACCEL_ACCELERATOR=None, PYTHONPATH=str(ROOT))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "is not installed in" in done.stderr
+    assert "Remedy: pip install accel-ops." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_looking_writes_nothing_but_memos(tmp_path: Path) -> None:
     with env.scope(ACCEL_CACHE_DIR=str(tmp_path / "cache")):
         environment()
