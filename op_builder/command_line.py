@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-
 # What accel-ops requires and commands import; they may be started in a checkout whose requirements are not installed.
 _REQUIRED = ("torch", "ninja", "packaging", "psutil", "pybind11", "rich", "xxhash")
 
