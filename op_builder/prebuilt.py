@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 from op_builder._version import __version__
 from op_builder.cache.store import MANIFEST, Cache, Entry
 from op_builder.errors import AccelError
-from op_builder.fingerprint import Roots, file_status, platform_name, recipe_parts
+from op_builder.file_contents import file_status
+from op_builder.fingerprint import platform_name, recipe_parts
+from op_builder.headers import Roots
 from op_builder.paths import NATIVE_DIRECTORIES, native_root, outermost_package
 from op_builder.plan import SYCL_LIBRARY, BuildPlan, make_plan
 from op_builder.torch_install import MINIMUM_TORCH, parse_release, torch_install

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from op_builder import env, loader
 from op_builder.cache.store import Cache, Entry
 from op_builder.errors import AccelError, IncompatibleOpError, LoadError, ToolchainError
-from op_builder.fingerprint import COMPILER_PARTS, PlanKey, Roots, plan_key
+from op_builder.fingerprint import COMPILER_PARTS, PlanKey, plan_key
+from op_builder.headers import Roots
 from op_builder.plan import BuildPlan, make_plan
 from op_builder.prebuilt import Rejected, find_prebuilt
 from op_builder.toolchains.toolset import Toolset, find_toolset

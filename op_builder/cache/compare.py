@@ -10,7 +10,8 @@ from pathlib import Path
 
 from op_builder import paths
 from op_builder.cache.store import Entry
-from op_builder.fingerprint import Header, PlanKey, Roots
+from op_builder.fingerprint import PlanKey
+from op_builder.headers import Header, Roots
 from op_builder.memo import Memo
 
 _FLAG_PARTS = ("c++ flags", "nvcc flags", "link flags")

@@ -29,7 +29,9 @@ from op_builder.engine.precompiled import Preincluded
 from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection, inspect
 from op_builder.errors import BuildCancelled, CacheError, CompileError, ToolchainError
-from op_builder.fingerprint import BuildKey, PlanKey, Roots, build_key, file_status, last_touched_ns, plan_key
+from op_builder.file_contents import file_status, last_touched_ns
+from op_builder.fingerprint import BuildKey, PlanKey, build_key, plan_key
+from op_builder.headers import Roots
 from op_builder.plan import BuildPlan
 from op_builder.toolchains.toolset import Toolset
 

@@ -9,7 +9,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
-from op_builder.fingerprint import Roots
+from op_builder.headers import Roots
 from op_builder.plan import Binding, BuildPlan, Language, Source
 from op_builder.toolchains.compiler import Compiler
 from op_builder.toolchains.cuda import CudaToolkit

@@ -39,7 +39,8 @@ from op_builder.engine.flags import DIRECTORY_FLAGS, grouped_flags
 from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection
 from op_builder.errors import AccelError, ToolchainError
-from op_builder.fingerprint import BuildKey, Roots, build_key, parse_depfile, plan_key
+from op_builder.fingerprint import BuildKey, build_key, plan_key
+from op_builder.headers import Roots, parse_depfile
 from op_builder.plan import Binding, BuildPlan, Language, Source
 from op_builder.toolchains.process import run
 from op_builder.toolchains.toolset import Toolset, find_toolset

@@ -25,7 +25,7 @@ from op_builder.build import Outcome, build_all
 from op_builder.cache.store import MANIFEST, Cache, Manifest
 from op_builder.cuda_builder import CUDAOpBuilder
 from op_builder.errors import AccelError, IncompatibleOpError
-from op_builder.fingerprint import SystemHeaders
+from op_builder.headers import SystemHeaders
 from op_builder.paths import outermost_package
 from op_builder.prebuild.order import Order, variable_of
 from op_builder.prebuild.tags import wheel_tag

@@ -23,7 +23,7 @@ from op_builder.cpu_isa import chosen_isa, cpu_model, supported_isas
 from op_builder.engine.commands import build_commands
 from op_builder.engine.ninja import find_ninja
 from op_builder.errors import AccelError, UnknownOpError
-from op_builder.fingerprint import Roots
+from op_builder.headers import Roots
 from op_builder.outcomes import Failed, guarded_value
 from op_builder.prebuilt import Rejected, prebuilt_roots, read_index
 from op_builder.registry import UnavailableOpBuilder, all_builders, device_package, registered_packages

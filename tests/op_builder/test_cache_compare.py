@@ -11,7 +11,7 @@ from small_ops import SmallBuilder
 from op_builder import env
 from op_builder.cache.compare import _header_line
 from op_builder.cpu import CPUAdamBuilder
-from op_builder.fingerprint import Header, Roots
+from op_builder.headers import Header, Roots
 from op_builder.plan import make_plan
 from op_builder.report.collect import explain
 

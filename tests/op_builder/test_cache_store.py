@@ -23,7 +23,8 @@ from op_builder.cache.maintenance import keep_in_bounds, remove, usages
 from op_builder.cache.staging import sign_of_life, this_host
 from op_builder.cache.store import Cache, Entry, Manifest, default_cache_dir
 from op_builder.errors import CacheError
-from op_builder.fingerprint import PlanKey, Roots, SystemHeaders
+from op_builder.fingerprint import PlanKey
+from op_builder.headers import Roots, SystemHeaders
 
 NO_PROCESS = 2**22 + 1  # beyond the numbers that Linux gives to processes
 ROOTS = Roots({"include0": "/nowhere"})

@@ -12,7 +12,9 @@ import pytest
 from small_ops import SmallBuilder, make_small
 
 from op_builder.cache.store import Cache
-from op_builder.fingerprint import Header, PlanKey, Roots, file_sha256, parse_depfile, plan_key, settled_status
+from op_builder.file_contents import file_sha256, settled_status
+from op_builder.fingerprint import PlanKey, plan_key
+from op_builder.headers import Header, Roots, parse_depfile
 from op_builder.plan import Binding, BuildPlan
 from op_builder.toolchains.compiler import Compiler
 from op_builder.toolchains.toolset import Toolset

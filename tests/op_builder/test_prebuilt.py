@@ -23,7 +23,7 @@ from op_builder.cache.store import Cache, Entry
 from op_builder.cpu import CPUAdamBuilder
 from op_builder.cuda import FusedAdamBuilder
 from op_builder.errors import IncompatibleOpError
-from op_builder.fingerprint import file_status, last_touched_ns
+from op_builder.file_contents import file_status, last_touched_ns
 from op_builder.plan import make_plan
 from op_builder.report.collect import op_row
 

@@ -17,7 +17,8 @@ from op_builder.engine import precompiled, torch_header
 from op_builder.engine.first_include import opens_with_torch
 from op_builder.engine.precompiled import header_plan
 from op_builder.errors import CompileError
-from op_builder.fingerprint import BuildKey, PlanKey, parse_depfile
+from op_builder.fingerprint import BuildKey, PlanKey
+from op_builder.headers import parse_depfile
 from op_builder.plan import Binding, BuildPlan, Language, Source
 from op_builder.resolver import Request
 

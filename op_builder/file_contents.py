@@ -1,0 +1,76 @@
+"""What a file holds, and whether it is as it was: statuses and digests."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Iterable
+from functools import lru_cache
+
+_CLOCK_TICK_NS = 50_000_000
+_PIECE_BYTES = 1 << 16  # more would have the allocator ask the kernel each time
+
+
+def file_status(path: str) -> tuple[int, ...] | None:
+    """(size, mtime_ns, ctime_ns, inode), or None when there is no such file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+
+
+def last_touched_ns(status: tuple[int, ...] | None) -> int:
+    """When a file was last written, moved or replaced, in nanoseconds; of no file, later than anything.
+
+    The time of writing alone is not enough: a file that is moved or copied may keep an old one.
+    """
+    return max(status[1], status[2]) if status is not None else sys.maxsize
+
+
+def settled_status(path: str) -> tuple[int, ...]:
+    """The status that stands for a file's content; empty, which stands for none, if it just changed.
+
+    Two writes within one tick of the file system's clock leave the same times.
+    """
+    status = file_status(path)
+    if status is None or time.time_ns() - last_touched_ns(status) < _CLOCK_TICK_NS:
+        return ()
+    return status
+
+
+def file_sha256(path: str) -> str:
+    """SHA-256 of a file's content; read again only when its status has changed."""
+    status = settled_status(path)
+    return _settled_sha256(path, status) if status else content_sha256(path)
+
+
+@lru_cache(maxsize=8192)
+def _settled_sha256(path: str, _status: tuple[int, ...]) -> str:
+    return content_sha256(path)
+
+
+def content_sha256(path: str) -> str:
+    """SHA-256 of a file's content, read now whatever its status."""
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while piece := file.read(_PIECE_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def text_sha256(text: str) -> str:
+    """SHA-256 of a source given as text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def contents_digest(paths: Iterable[str]) -> str:
+    """One digest of the contents of files, in their order."""
+    return hashlib.sha256("\n".join(file_sha256(path) for path in paths).encode()).hexdigest()
+
+
+def statuses_digest(paths: Iterable[str]) -> str:
+    """One digest of the statuses of files, in their order."""
+    return hashlib.sha256(repr([file_status(path) for path in paths]).encode()).hexdigest()
