@@ -23,6 +23,7 @@ KERNEL = """
 #include <cstdint>
 #include <sycl/ext/oneapi/free_function_kernel_properties.hpp>
 #include <sycl/ext/oneapi/free_function_queries.hpp>
+#include <sycl/half_type.hpp>
 #include "factor.h"
 
 namespace tests {
@@ -64,17 +65,19 @@ using torch::stable::Tensor;
 const accel::xpu::Kernel kScale[] = {
     ACCEL_SYCL_KERNEL(tests::scale<float>),
     ACCEL_SYCL_KERNEL_NEEDING(accel::xpu::kFp64, tests::scale<double>),
+    ACCEL_SYCL_KERNEL_NEEDING(accel::xpu::kFp16, tests::scale<::sycl::half>),
 };
 
 void scale(const Tensor& x, double a, bool forget_one) {
   auto stream = accel::xpu::stream_for(x);
-  const bool is_double = x.scalar_type() == torch::headeronly::ScalarType::Double;
+  using Type = torch::headeronly::ScalarType;
+  const int which = x.scalar_type() == Type::Double ? 1 : x.scalar_type() == Type::Half ? 2 : 0;
   const std::int64_t n = x.numel();
   const accel::xpu::Range range{static_cast<std::size_t>((n + 63) / 64), 64};
   if (forget_one) {
-    accel::xpu::launch(stream, kScale[is_double], range, x.data_ptr(), static_cast<float>(a));
+    accel::xpu::launch(stream, kScale[which], range, x.data_ptr(), static_cast<float>(a));
   } else {
-    accel::xpu::launch(stream, kScale[is_double], range, x.data_ptr(), static_cast<float>(a), n);
+    accel::xpu::launch(stream, kScale[which], range, x.data_ptr(), static_cast<float>(a), n);
   }
   stream.finish();
 }

@@ -273,7 +273,7 @@ def test_a_torch_in_a_shallow_directory_is_no_prefix_of_a_runtime(monkeypatch: p
     assert find_runtime() is None
 
 
-DENY_FP64 = """
+DENY = """
 #include <dlfcn.h>
 #include <sycl/device.hpp>
 
@@ -284,40 +284,46 @@ extern "C" bool deny(const sycl::device* device, sycl::aspect aspect) {
   using Has = bool (*)(const sycl::device*, sycl::aspect);
   // libsycl is opened for itself alone, so RTLD_NEXT would not find it.
   static const Has real = reinterpret_cast<Has>(dlsym(dlopen(LIBSYCL, RTLD_LAZY | RTLD_NOLOAD), HAS));
-  return aspect != sycl::aspect::fp64 && real(device, aspect);
+  return aspect != sycl::aspect::DENIED && real(device, aspect);
 }
 """
 
 
-@pytest.fixture(scope="module")
-def without_fp64(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that has every SYCL device say it cannot compute in double precision, to be preloaded."""
+def library_that_denies(aspect: str, directory: Path) -> Path:
+    """A library to be preloaded: every SYCL device says that it does not have ``aspect``."""
     runtime = find_runtime()
     assert runtime is not None
-    directory = tmp_path_factory.mktemp("without_fp64")
-    (directory / "deny.cpp").write_text(DENY_FP64)
-    library = directory / "libdeny.so"
-    include = ["-isystem", str(runtime.include_dir), f'-DLIBSYCL="{runtime.soname}"']
-    done = run(["g++", "-std=c++17", "-shared", "-fPIC", *include, str(directory / "deny.cpp"), "-o", str(library)])
+    (directory / "deny.cpp").write_text(DENY)
+    library = directory / f"libdeny_{aspect}.so"
+    words = ["-isystem", str(runtime.include_dir), f'-DLIBSYCL="{runtime.soname}"', f"-DDENIED={aspect}"]
+    done = run(["g++", "-std=c++17", "-shared", "-fPIC", *words, str(directory / "deny.cpp"), "-o", str(library)])
     assert done.ok, done.errors
     return library
 
 
-def test_a_device_without_double_precision_runs_the_other_kernels_and_tells_of_these(
-    place: Path, without_fp64: Path
+@pytest.mark.parametrize(
+    ("aspect", "dtype", "told"),
+    [
+        ("fp64", torch.float64, "Kernel tests::scale<double> computes in double (fp64)"),
+        ("fp16", torch.float16, "Kernel tests::scale<::sycl::half> computes in half (fp16)"),
+    ],
+)
+def test_a_device_without_a_type_runs_the_other_kernels_and_tells_of_these(
+    place: Path, tmp_path: Path, aspect: str, dtype: torch.dtype, told: str
 ) -> None:
     code = """
-        x = torch.ones(3)
-        op.scale_(x, 2.0)
-        print(x.tolist())
-        try:
-            op.scale_(torch.ones(3, dtype=torch.float64), 2.0)
-        except RuntimeError as error:
-            print(error)
+        for dtype in (torch.float32, torch.float64, torch.float16):
+            x = torch.ones(3, dtype=dtype)
+            try:
+                op.scale_(x, 2.0)
+                print(dtype, x.tolist())
+            except RuntimeError as error:
+                print(error)
     """
-    done = run_with_op(place, code, LD_PRELOAD=str(without_fp64))
-    assert "[2.0, 2.0, 2.0]" in done.stdout, done.stderr
-    assert "Kernel tests::scale<double> computes in double (fp64)" in done.stdout
+    done = run_with_op(place, code, LD_PRELOAD=str(library_that_denies(aspect, tmp_path)))
+    assert done.stdout.count("[2.0, 2.0, 2.0]") == 2, done.stderr
+    assert f"{dtype} [2.0" not in done.stdout
+    assert told in done.stdout
 
 
 def test_code_that_only_a_sycl_compiler_can_read_needs_icpx(tmp_path: Path) -> None:
