@@ -114,6 +114,22 @@ def test_a_command_that_is_tried_again_holds_up_no_other(async_io: AsyncIOModule
     assert handle.counters().retries == 600
 
 
+def test_nobody_is_busy_while_all_commands_wait_to_be_tried_again(async_io: AsyncIOModule, faulty: Path) -> None:
+    handle = async_io.aio_handle(64 << 10, 1, False, True, 1, engine="threads")
+    for name in ("busy-300", "sound"):
+        (faulty.parent / "backing" / name).write_bytes(bytes(1000))
+    targets = [torch.ones(1000, dtype=torch.uint8) for _ in range(2)]
+    begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+    for target, name in zip(targets, ("busy-300", "sound"), strict=True):
+        handle.async_pread(target, faulty / name)
+    assert handle.wait() == 2
+    taken_s, cpu_s = time.perf_counter() - begun_s, time.process_time() - begun_cpu_s
+    assert handle.counters().retries == 300
+    assert not any(target.any() for target in targets)
+    assert taken_s > 0.4  # the pauses
+    assert cpu_s < taken_s / 2
+
+
 @pytest.mark.slow
 def test_what_is_refused_for_ever_is_given_up_after_a_thousand_times(async_io: AsyncIOModule, faulty: Path) -> None:
     handle = make(async_io, "threads")
@@ -317,7 +333,7 @@ def run_with(faulty_calls: Path, code: str, **variables: str | None) -> str:
 
 
 @each_engine
-@pytest.mark.parametrize("period", ["2", "3"])
+@pytest.mark.parametrize("period", ["1", "2", "3"])
 def test_calls_that_are_interrupted_refused_or_do_a_part(
     faulty_calls: Path, tmp_path: Path, engine: str, period: str
 ) -> None:
