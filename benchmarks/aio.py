@@ -32,6 +32,7 @@ PEERS = ("fio", "deepspeed")
 MIB = 1 << 20
 SMALL_BLOCK, SMALL_DEPTH = 4096, 128
 TRIES = 1
+FIO_BYTES = 32 * MIB  # the most that it has in flight
 
 Run = Callable[[], Transfer]
 
@@ -283,6 +284,11 @@ def main() -> None:
     with_fio = "fio" in arguments.peers and _fio.is_there()
     if "fio" in arguments.peers and not with_fio:
         _measure.progress_console.print("fio is left out: it is not installed (Debian: apt-get install fio).")
+    if with_fio and not _fio.has_large_pages(FIO_BYTES):
+        _measure.progress_console.print(
+            "fio's buffers are in small pages, which makes it slower: no large ones are reserved "
+            f"(sysctl vm.nr_hugepages={FIO_BYTES // (2 * MIB) + 1})."
+        )
     machine = _measure.describe_machine()
     build_s = min(cold_build_s("AsyncIOBuilder") for _ in range(2))
     size_bytes = arguments.size_mib * MIB

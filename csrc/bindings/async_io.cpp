@@ -90,8 +90,9 @@ std::int64_t submit(std::int64_t handle, std::int64_t operation, std::int64_t de
                                         (flags & kCounts) != 0);
 }
 
-// Forgets the operations `acknowledged`; waits for one, or with 0 for all that count. The result begins with how many are still not finished; five
-// numbers for each that is follow: id, kind of failure, errno, offset of the failure, bytes done.
+// Forgets the operations `acknowledged`; waits for one, or with 0 for all that count. The result begins with how many
+// are still not finished; five numbers for each that is follow: id, kind of failure, errno, offset of the failure, bytes
+// done.
 std::vector<std::int64_t> wait(std::int64_t handle, std::int64_t operation, std::int64_t timeout_ms,
                                std::vector<std::int64_t> acknowledged) {
   std::vector<aio::Outcome> finished;

@@ -76,7 +76,7 @@ class TensorStore:
             tensor: dense, of any type, shape and device. One that is contiguous in host memory is written from where
                 it is; others are copied there first.
             progress: called with (bytes done, bytes in all), in the thread that writes; what it raises
-                ends the saving. It must not use the store.
+                ends the saving. It may begin more, and must not wait for the store: that is refused.
 
         Raises:
             OpArgumentError: no name, or no tensor that can be stored; nothing was written.

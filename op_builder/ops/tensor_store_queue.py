@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,31 +16,68 @@ from op_builder.errors import OpArgumentError
 T = TypeVar("T")
 
 
+class _Here(threading.local):
+    """Of each thread, whether it is doing a queue's work."""
+
+    is_at_work = False
+
+    def refuse_to_wait(self) -> None:
+        """Raise where waiting for the queue would be waiting for oneself."""
+        if self.is_at_work:
+            raise OpArgumentError(
+                "A progress callback must not wait for its store: it would wait for itself.",
+                "Begin with save_async() or load_async() there, and wait for the future elsewhere.",
+            )
+
+
 class _Task(Future[T]):
-    """A future that knows whether somebody was told how it ended."""
+    """A place in the line for a name, as a future that knows whether somebody was told how it ended.
+
+    Attributes:
+        work: what a worker does when its turn comes; None for a thread that waits for ``turn`` and works itself.
+        is_taken: a worker has it, or it was cancelled before one had.
+    """
 
     was_told = False
+    is_taken = False
+
+    def __init__(self, here: _Here, work: Callable[[], T] | None = None) -> None:
+        super().__init__()
+        self._here = here
+        self.work = work
+        self.turn = threading.Event()
 
     def result(self, timeout: float | None = None) -> T:
+        self._check_wait(timeout)
         try:
             return super().result(timeout)
         finally:
             self.was_told = self.was_told or self.done()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._check_wait(timeout)
         error = super().exception(timeout)
         self.was_told = True
         return error
 
+    def _check_wait(self, timeout: float | None) -> None:
+        if timeout is None and not self.done():
+            self._here.refuse_to_wait()
+
 
 class StoreQueue:
-    """Threads that work off what is begun; they start with the first of it.
+    """Threads that work off what is begun; they are there while there is something to do.
+
+    A task gets a thread when it is the first in line for its name, so none waits for another. Callbacks of
+    futures run in the thread that did the work, which no longer counts as one of ``threads`` then: they may
+    use the store and wait.
 
     Args:
         threads: most that are at work at a time.
     """
 
-    _unfinished: dict[str, list[_Task[Any]]]
+    _lines: dict[str, deque[_Task[Any]]]
+    _ready: deque[_Task[Any]]
     _failed: list[_Task[Any]]
 
     def __init__(self, threads: int) -> None:
@@ -49,40 +88,33 @@ class StoreQueue:
     def begin(self, name: str, work: Callable[[], T]) -> Future[T]:
         """Have ``work`` done in the background, after all else that concerns ``name``."""
         self._own()
-        task: _Task[T] = _Task()
+        task = _Task(self._here, work)
+        task.add_done_callback(partial(self._leave, name))  # before all callbacks of others
         try:
-            # In one step: tasks stand in the executor's queue as they stand in line for a name, so that a thread waits
-            # only for what others are at work on.
-            with self._lock:
-                earlier = self._enter(name, task)
-                self._executor.submit(_work_off, task, earlier, work)
-        except BaseException:  # the store is closed, Python ends, or Ctrl-C
-            if task.cancel():
-                task.set_running_or_notify_cancel()  # or who waits for it would do so for ever
+            self._enter(name, task)
+            self._hire()
+        except BaseException:  # the store is closed, there is no thread, or Ctrl-C
+            task.cancel()
             raise
-        finally:
-            task.add_done_callback(partial(self._leave, name))
         return task
 
     def run(self, name: str, work: Callable[[], T]) -> T:
         """Do ``work`` in this thread, after all that was begun for ``name``."""
         self._own()
-        task: _Task[None] = _Task()
+        self._here.refuse_to_wait()
+        task: _Task[None] = _Task(self._here)
         task.add_done_callback(partial(self._leave, name))
         try:
-            with self._lock:
-                earlier = self._enter(name, task)
-            wait(earlier)
-            return work()
+            self._enter(name, task)
+            task.turn.wait()
+            with self._at_work():
+                return work()
         finally:
             task.set_result(None)
 
     def wait(self) -> None:
         """Wait for all that was begun; raise the first failure nobody was told of, the rest as its ``others``."""
-        self._own()
-        with self._lock:
-            unfinished = [task for tasks in self._unfinished.values() for task in tasks]
-        wait(unfinished)
+        unfinished = self._wait()
         with self._lock:
             # A future is done before its callbacks run: what failed just now need not be among the failed yet.
             failed = dict.fromkeys([*self._failed, *filter(_has_failed, unfinished)])
@@ -95,53 +127,131 @@ class StoreQueue:
 
     def close(self) -> None:
         """Take nothing more, and return when all is done."""
-        self._own()
-        with self._lock:
-            self._is_closed = True
-        self._executor.shutdown(wait=True)
+        self._here.refuse_to_wait()
+        self._is_closed = True
+        self._wait()
 
     def _start(self) -> None:
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        self._unfinished = {}
+        self._here = _Here()
+        self._lines = {}
+        self._ready = deque()  # the first in their lines
         self._failed = []
-        self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="tensor_store")
+        self._workers = 0  # threads that are at work or about to be
 
     def _own(self) -> None:
         if self._owner != os.getpid():  # a fork has none of the threads, nor what they were doing
             self._start()
 
-    def _enter(self, name: str, task: _Task[Any]) -> list[_Task[Any]]:
-        """Put a task in line for ``name``; those that come before it. With the lock."""
-        if self._is_closed:
-            raise OpArgumentError("The store is closed.", "Make a new TensorStore of the directory.")
-        line = self._unfinished.setdefault(name, [])
-        earlier = list(line)
-        line.append(task)
-        return earlier
+    def _wait(self) -> list[_Task[Any]]:
+        self._own()
+        self._here.refuse_to_wait()
+        with self._lock:
+            unfinished = [task for line in self._lines.values() for task in line]
+        wait(unfinished)
+        return unfinished
+
+    # Lines --------------------------------------------------------------------------------------
+
+    def _enter(self, name: str, task: _Task[Any]) -> None:
+        with self._lock:
+            if self._is_closed:
+                raise OpArgumentError("The store is closed.", "Make a new TensorStore of the directory.")
+            line = self._lines.setdefault(name, deque())
+            line.append(task)
+            if line[0] is task:
+                self._call(task)
+
+    def _call(self, task: _Task[Any]) -> None:
+        """Its turn has come. With the lock."""
+        if task.work is None:
+            task.turn.set()
+        else:
+            self._ready.append(task)
 
     def _leave(self, name: str, task: Any) -> None:
+        """A task is done or was cancelled."""
+        is_worker = False
         with self._lock:
-            line = self._unfinished.get(name, [])
+            if task.cancelled():
+                if not task.is_taken:
+                    task.is_taken = True
+                    task.set_running_or_notify_cancel()  # or who waits for it would do so for ever
+            elif task.is_taken:
+                is_worker = True
+                self._workers -= 1
+            line = self._lines.get(name, deque())
             if task in line:
+                is_first = line[0] is task
                 line.remove(task)
-            if not line:
-                self._unfinished.pop(name, None)
+                if not line:
+                    del self._lines[name]
+                elif is_first:
+                    self._call(line[0])
             if _has_failed(task) and not task.was_told:
                 self._failed = [*(earlier for earlier in self._failed if not earlier.was_told), task]
+        try:
+            self._hire()
+        except RuntimeError:  # there is no thread; a worker goes on by itself
+            if not is_worker:
+                self._work(has_place=False)
+
+    # Workers ------------------------------------------------------------------------------------
+
+    def _hire(self) -> None:
+        """Start a thread if there is something to do for one more.
+
+        Raises:
+            RuntimeError: the system has none, or Python ends.
+        """
+        with self._lock:
+            if not self._ready or self._workers >= self._threads:
+                return
+            self._workers += 1
+        try:
+            threading.Thread(target=self._work, name="tensor_store").start()
+        except BaseException:
+            with self._lock:
+                self._workers -= 1
+            raise
+
+    def _work(self, has_place: bool = True) -> None:
+        while (task := self._take(has_place)) is not None:
+            self._do(task)
+            has_place = False  # _leave() gave it up, before the callbacks of others ran
+
+    def _do(self, task: Any) -> None:
+        work, task.work = task.work, None  # it may hold tensors, and a future lives for long
+        try:
+            with self._at_work():
+                result = work()
+        except BaseException as error:
+            task.set_exception(error)
+        else:
+            task.set_result(result)
+
+    def _take(self, has_place: bool) -> Any:
+        """The next task, with a place among the workers; None where there is none of either."""
+        with self._lock:
+            self._workers -= has_place
+            while self._ready and self._workers < self._threads:
+                task = self._ready.popleft()
+                if not task.is_taken:
+                    task.is_taken = True
+                    if task.set_running_or_notify_cancel():
+                        self._workers += 1
+                        return task
+            return None
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        self._here.is_at_work = True
+        try:
+            yield
+        finally:
+            self._here.is_at_work = False
 
 
 def _has_failed(task: _Task[Any]) -> bool:
     return not task.cancelled() and Future.exception(task) is not None  # without being told
-
-
-def _work_off(task: _Task[T], earlier: list[_Task[Any]], work: Callable[[], T]) -> None:
-    wait(earlier)
-    if not task.set_running_or_notify_cancel():
-        return
-    try:
-        result = work()
-    except BaseException as error:
-        task.set_exception(error)
-    else:
-        task.set_result(result)

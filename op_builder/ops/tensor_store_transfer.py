@@ -66,41 +66,37 @@ class Transfers:
 
     def write(self, file: BodyFile, body: torch.Tensor, progress: Progress | None) -> str:
         """Write the uint8 vector ``body`` behind the header, and return its checksum."""
-        checksum = xxhash.xxh3_64()
-        if body.nbytes == 0:
-            _tell(progress, 0, 0)
-            return checksum.hexdigest()
-        started = time.perf_counter()
-        with self._handle() as handle:
-            for begin, piece in _pieces(body):
-                with explained(f"Saving {file.path}", file.path):
-                    handle.async_pwrite(piece, file.descriptor, HEADER_BYTES + begin)
-                    checksum.update(_memory(piece))
-                    handle.wait()
-                _tell(progress, begin + piece.nbytes, body.nbytes)
-        self._count(bytes_written=body.nbytes, written_s=time.perf_counter() - started)
-        return checksum.hexdigest()
+        return self._transfer(file, body, progress, is_write=True)
 
     def read(self, file: BodyFile, body: torch.Tensor, progress: Progress | None) -> str:
         """Fill the uint8 vector ``body`` from behind the header, and return its checksum."""
+        return self._transfer(file, body, progress, is_write=False)
+
+    def _transfer(self, file: BodyFile, body: torch.Tensor, progress: Progress | None, *, is_write: bool) -> str:
         checksum = xxhash.xxh3_64()
         if body.nbytes == 0:
             _tell(progress, 0, 0)
             return checksum.hexdigest()
         started = time.perf_counter()
+        arrived: torch.Tensor | None = None
         with self._handle() as handle:
-            arrived: torch.Tensor | None = None
+            begin_piece = handle.async_pwrite if is_write else handle.async_pread
             for begin, piece in _pieces(body):
-                with explained(f"Loading {file.path}", file.path):
-                    handle.async_pread(piece, file.descriptor, HEADER_BYTES + begin)
-                    if arrived is not None:
-                        checksum.update(_memory(arrived))
+                with explained(f"{'Saving' if is_write else 'Loading'} {file.path}", file.path):
+                    begin_piece(piece, file.descriptor, HEADER_BYTES + begin)
+                    known = piece if is_write else arrived
+                    if known is not None:
+                        checksum.update(_memory(known))
                     handle.wait()
                 arrived = piece
                 _tell(progress, begin + piece.nbytes, body.nbytes)
-            if arrived is not None:
-                checksum.update(_memory(arrived))
-        self._count(bytes_read=body.nbytes, read_s=time.perf_counter() - started)
+        if arrived is not None and not is_write:
+            checksum.update(_memory(arrived))
+        seconds = time.perf_counter() - started
+        if is_write:
+            self._count(bytes_written=body.nbytes, written_s=seconds)
+        else:
+            self._count(bytes_read=body.nbytes, read_s=seconds)
         return checksum.hexdigest()
 
     @contextmanager

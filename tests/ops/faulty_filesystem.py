@@ -2,7 +2,8 @@
 
 Names begin with what happens: ``short`` (each request does a part of what was asked), ``slow`` (a second a read),
 ``lies`` (each read gives another last byte), ``EIO-4096`` and the like (that error for every request that
-reaches that byte), ``cut-4096`` (the first read cuts the file there). All others are sound.
+reaches that byte), ``busy-600`` (EAGAIN for the first 600 requests), ``cut-4096`` (the first read cuts the file there).
+All others are sound.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class FaultyDirectory(mfusepy.Operations):
     def __init__(self, backing: str) -> None:
         self._backing = backing
         self._reads: dict[str, int] = {}
+        self._refusals: dict[str, int] = {}
 
     def _fault(self, path: str) -> tuple[str, int]:
         name, _, at = path.lstrip("/").partition("-")
@@ -34,6 +36,9 @@ class FaultyDirectory(mfusepy.Operations):
         fault, at = self._fault(path)
         if fault in errno.errorcode.values() and offset <= at < offset + size:
             raise OSError(getattr(errno, fault), fault)
+        if fault == "busy" and self._refusals.setdefault(path, at) > 0:
+            self._refusals[path] -= 1
+            raise OSError(errno.EAGAIN, fault)
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         status = os.lstat(self._backing + path) if fh is None else os.fstat(fh)

@@ -121,6 +121,30 @@ def test_every_way_of_asking(
         path.unlink()
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
+def test_all_combinations_of_settings_and_ways(
+    async_io: AsyncIOModule, disk: Path, engine: str, dtype: torch.dtype
+) -> None:
+    """Each way of submitting with each of asking: what one does well it may do badly with another."""
+    flags = (False, True)
+    for single, overlap, threads in itertools.product(flags, flags, (1, 3)):
+        handle = async_io.aio_handle(16 * KIB, 4, single, overlap, threads, engine=engine)
+        for pinned, way, (count, offset) in itertools.product(
+            flags, ("read", "sync_pread", "async_pread"), ((0, 3), (1023, 1), (100_003, PAGE - 3))
+        ):
+            data = bytes_of(count, seed=count + offset, dtype=dtype)
+            source, target = data.clone(), torch.zeros_like(data)
+            if pinned:
+                source, target = (handle.new_cpu_locked_tensor(count, data) for _ in range(2))
+                source.view(torch.uint8).copy_(data.view(torch.uint8))
+            transfer(handle, way.replace("read", "write"), source, disk / "file", offset, False)
+            assert (disk / "file").read_bytes()[offset : offset + data.nbytes] == raw(data)
+            transfer(handle, way, target, disk / "file", offset, False)
+            assert same_bytes(target, data)
+            (disk / "file").unlink()
+
+
 @hypothesis.settings(max_examples=60, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
 @hypothesis.given(
     engine=strategies.sampled_from(ENGINES),

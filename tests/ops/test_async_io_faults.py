@@ -9,9 +9,11 @@ import errno
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -87,6 +89,54 @@ def test_an_error_names_file_offset_bytes_and_errno(
         for told in (doing, str(path), f"at byte {error.offset} ", f"after {error.bytes_done} bytes", f"({name})"):
             assert told in str(error)
         assert isinstance(error, OSError)
+    assert_usable(handle, faulty)
+
+
+# io_uring keeps such a command in the kernel.
+@pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "io_uring"])
+def test_a_command_that_is_tried_again_holds_up_no_other(async_io: AsyncIOModule, faulty: Path, engine: str) -> None:
+    handle = async_io.aio_handle(64 << 10, 4, False, True, 1, engine=engine)
+    data, other = bytes_of(1000), bytes_of(1000)
+    (faulty.parent / "backing" / "busy-600").write_bytes(data.numpy().tobytes())
+    (faulty.parent / "sound").write_bytes(other.numpy().tobytes())
+    back, taken_s = torch.zeros_like(data), []
+    handle.async_pread(back, faulty / "busy-600")
+    deadline_s = time.monotonic() + 20
+    while handle.counters().retries < 400 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    while handle.counters().retries < 590:  # they come 4 ms and more after one another
+        begun = time.perf_counter()
+        handle.sync_pread(other, faulty.parent / "sound")
+        taken_s.append(time.perf_counter() - begun)
+    assert statistics.median(taken_s) < 0.002
+    assert handle.wait() == 1
+    assert torch.equal(back, data)
+    assert handle.counters().retries == 600
+
+
+def test_nobody_is_busy_while_all_commands_wait_to_be_tried_again(async_io: AsyncIOModule, faulty: Path) -> None:
+    handle = async_io.aio_handle(64 << 10, 1, False, True, 1, engine="threads")
+    for name in ("busy-300", "sound"):
+        (faulty.parent / "backing" / name).write_bytes(bytes(1000))
+    targets = [torch.ones(1000, dtype=torch.uint8) for _ in range(2)]
+    begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+    for target, name in zip(targets, ("busy-300", "sound"), strict=True):
+        handle.async_pread(target, faulty / name)
+    assert handle.wait() == 2
+    taken_s, cpu_s = time.perf_counter() - begun_s, time.process_time() - begun_cpu_s
+    assert handle.counters().retries == 300
+    assert not any(target.any() for target in targets)
+    assert taken_s > 0.4  # the pauses
+    assert cpu_s < taken_s / 2
+
+
+@pytest.mark.slow
+def test_what_is_refused_for_ever_is_given_up_after_a_thousand_times(async_io: AsyncIOModule, faulty: Path) -> None:
+    handle = make(async_io, "threads")
+    (faulty.parent / "backing" / "EAGAIN-500").write_bytes(bytes(1000))
+    with pytest.raises(StorageError, match="EAGAIN"):
+        handle.read(bytes_of(1000), faulty / "EAGAIN-500", False)
+    assert handle.counters().retries == 999
     assert_usable(handle, faulty)
 
 
@@ -283,7 +333,7 @@ def run_with(faulty_calls: Path, code: str, **variables: str | None) -> str:
 
 
 @each_engine
-@pytest.mark.parametrize("period", ["2", "3"])
+@pytest.mark.parametrize("period", ["1", "2", "3"])
 def test_calls_that_are_interrupted_refused_or_do_a_part(
     faulty_calls: Path, tmp_path: Path, engine: str, period: str
 ) -> None:

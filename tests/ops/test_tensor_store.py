@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, wait
 from pathlib import Path
 
 import pytest
@@ -289,7 +289,10 @@ def test_a_future_can_be_cancelled_before_its_turn(tmp_path: Path) -> None:
         store.save("x", torch.zeros(1))
         store.save_async("y", torch.ones(1), progress=lambda *_: gate.wait(20))
         cancelled = store.save_async("x", torch.ones(1))
-        assert cancelled.cancel()
+        behind_it = store.save_async("y", torch.ones(1))
+        for future in (cancelled, behind_it):
+            assert future.cancel()
+            assert wait([future], timeout=0).done
         later = store.load_async("x")
         gate.set()
         assert later.result() == 0
@@ -397,14 +400,137 @@ def test_importing_the_front_ends_imports_neither_torch_nor_xxhash() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_what_cannot_be_begun_keeps_nobody_waiting(tmp_path: Path) -> None:
+def no_thread(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_what_cannot_be_begun_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = TensorStore(tmp_path)
     store.save("x", torch.ones(2))
-    store._queue._executor.shutdown()  # as when Python ends
-    with pytest.raises(RuntimeError):
-        store.load_async("x")
-    assert store.load("x").sum() == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="can't start"):
+            store.load_async("x")
+        assert store.load("x").sum() == 2
+        store.wait()
+    assert store.load_async("x").result().sum() == 2
+
+
+def test_what_was_begun_is_done_without_a_thread_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TensorStore(tmp_path, threads=1)
+    begun: list[Future[torch.Tensor]] = []
+
+    def begin(_done: int, _total: int) -> None:
+        begun.extend(store.load_async("x") for _ in range(3))  # each waits for its turn
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        store.save("x", torch.ones(2), progress=begin)
+        assert [future.result(timeout=0).sum() for future in begun] == [2, 2, 2]
+
+
+def test_what_was_begun_is_done_when_python_ends(tmp_path: Path) -> None:
+    code = """
+import sys, torch
+from op_builder.ops import TensorStore
+store = TensorStore(sys.argv[1], threads=2, is_durable=False)
+for number in range(30):
+    store.save_async("x", torch.full((1000,), number))
+    store.save_async(f"y-{number}", torch.full((1000,), number))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True, timeout=120, env=environment)
+    store = TensorStore(tmp_path)
+    assert store.load("x")[0] == 29
+    assert len(store) == 31
+
+
+def test_a_thread_that_could_work_does_not_stand_in_line(tmp_path: Path) -> None:
+    gate = threading.Event()
+    with TensorStore(tmp_path, threads=2) as store:
+        store.save_async("x", torch.ones(1), progress=lambda *_: gate.wait(60))
+        loads = [store.load_async("x") for _ in range(5)]
+        try:
+            store.save_async("y", torch.ones(1)).result(timeout=30)
+            assert not any(load.done() for load in loads)
+        finally:
+            gate.set()
+        assert all(load.result() == 1 for load in loads)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_callbacks_of_futures_may_use_the_store_and_wait(tmp_path: Path, threads: int) -> None:
+    gate, found, told = threading.Event(), [], threading.Semaphore(0)
+
+    def use(store: TensorStore, name: str) -> None:
+        found.append(store.load(name).item())
+        found.append(store.load_async(name).result(timeout=30).item())
+        store.wait()
+        told.release()
+
+    store = TensorStore(tmp_path, threads=threads)
+    store.save("x", torch.ones(1))
+    # More callbacks than threads, and each waits for what comes after its own.
+    for _ in range(4):
+        future = store.load_async("x", progress=lambda *_: gate.wait(60))
+        future.add_done_callback(lambda _: use(store, "y"))
+    store.save_async("y", torch.full((1,), 7.0))
+    gate.set()
+    assert all(told.acquire(timeout=30) for _ in range(4))
+    assert found == [7.0] * 8
+    store.close()
+
+
+@pytest.mark.parametrize("is_background", [False, True], ids=["at once", "in the background"])
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        lambda store: store.wait(),
+        lambda store: store.close(),
+        lambda store: store.load("x"),
+        lambda store: store.load("other"),
+        lambda store: store.info("other"),
+        lambda store: store.delete("other"),
+        lambda store: store.load_async("x").result(),
+        lambda store: store.load_async("x").exception(),
+    ],
+    ids=["wait", "close", "load", "load another", "info", "delete", "result", "exception"],
+)
+def test_progress_that_waits_for_its_own_store_is_refused(
+    tmp_path: Path, waiting: Callable[[TensorStore], object], is_background: bool
+) -> None:
+    store = TensorStore(tmp_path, threads=1)
+    for name in ("x", "other"):
+        store.save(name, torch.ones(3))
+
+    def progress(_done: int, _total: int) -> None:
+        waiting(store)
+
+    def save() -> None:
+        if is_background:
+            store.save_async("x", torch.zeros(3), progress=progress).result(timeout=30)
+        else:
+            store.save("x", torch.zeros(3), progress=progress)
+
+    with pytest.raises(OpArgumentError, match="would wait for itself"):
+        save()
     store.wait()
+    assert store.load("x").sum() == store.load("other").sum() == 3
+    store.close()
+
+
+def test_progress_may_begin_more_and_look(store: TensorStore) -> None:
+    begun: list[Future[None]] = []
+
+    def progress(done: int, total: int) -> None:
+        assert store.names() == []
+        begun.append(store.save_async("x" if done < total else "y", torch.full((2,), done)))
+
+    store.save("x", random_bytes(PIECE + 1), progress=progress)
+    store.wait()
+    assert all(future.done() for future in begun)
+    assert store.load("x").tolist() == [PIECE] * 2
+    assert store.load("y").tolist() == [PIECE + 1] * 2
 
 
 def test_threads_that_save_one_name_do_not_wait_for_each_other_for_ever(tmp_path: Path) -> None:
@@ -473,11 +599,8 @@ def test_wait_tells_a_failure_whose_callbacks_have_not_run_yet(tmp_path: Path, m
 
     monkeypatch.setattr(StoreQueue, "_leave", slow)
     store = TensorStore(tmp_path, threads=1)
-    # Begun in another thread, for this one would run the callbacks of what has ended meanwhile.
-    threading.Thread(target=store.load_async, args=("a",), daemon=True).start()
+    store.load_async("a")
     try:
-        while not store._queue._unfinished:
-            time.sleep(0.01)
         with pytest.raises(TensorNotFoundError):
             store.wait()
     finally:

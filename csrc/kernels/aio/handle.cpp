@@ -103,7 +103,7 @@ void Handle::work(Worker& worker) {
     Pump(*queue, settings_, worker.inbox, *this, counters_).run();
     return;
   }
-  for (Share share; worker.inbox.take(share, true);) {
+  for (Share share; worker.inbox.take(share);) {
     share.operation->fail({FailureKind::no_queue, error, share.begin});
     if (share.operation->settle(share.end - share.begin)) {
       finish(*share.operation);

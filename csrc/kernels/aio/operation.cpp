@@ -4,9 +4,12 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include <fcntl.h>
 #include <unistd.h>
+
+#include "kernels/aio/retry.h"
 
 namespace accel::aio {
 
@@ -31,16 +34,20 @@ void Operation::validate() {
   // What the page cache holds from before would be compared instead of what the device has.
   posix_fadvise(descriptor, request.offset, request.size_bytes, POSIX_FADV_DONTNEED);
 #endif
+  int attempts = 0;
   for (std::int64_t at = 0; at < request.size_bytes;) {
     const std::int64_t asked = std::min(kChunkBytes, request.size_bytes - at);
     const ssize_t got = pread(descriptor, chunk.get(), static_cast<std::size_t>(asked), request.offset + at);
-    if (got < 0 && (errno == EINTR || errno == EAGAIN)) {
+    const int error = got < 0 ? errno : 0;
+    if ((error == EINTR || error == EAGAIN) && ++attempts < kMostAttempts) {
+      std::this_thread::sleep_for(pause_before(error == EAGAIN ? attempts : 0));
       continue;
     }
     if (got <= 0) {
-      fail({got < 0 ? FailureKind::system_call : FailureKind::end_of_file, got < 0 ? errno : 0, request.offset + at});
+      fail({got < 0 ? FailureKind::system_call : FailureKind::end_of_file, error, request.offset + at});
       return;
     }
+    attempts = 0;
     const char* const memory = request.data + at;
     if (std::memcmp(memory, chunk.get(), static_cast<std::size_t>(got)) != 0) {
       const std::int64_t same = std::mismatch(memory, memory + got, chunk.get()).first - memory;

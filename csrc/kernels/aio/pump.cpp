@@ -8,6 +8,8 @@
 
 #include <unistd.h>
 
+#include "kernels/aio/retry.h"
+
 namespace accel::aio {
 namespace {
 
@@ -15,11 +17,6 @@ constexpr std::int64_t kMostCommandBytes = 1 << 30;  // the kernel does no more 
 // Large enough for a device's full speed, small enough to stay in a core's cache between copy and transfer.
 constexpr std::int64_t kMostBounceBytes = 1 << 20;
 constexpr std::int64_t kBouncesBytes = 16 << 20;
-constexpr int kMostAttempts = 1000;  // of a command that makes no progress: about ten seconds
-
-void pause_before(int attempt) {
-  std::this_thread::sleep_for(std::chrono::microseconds(std::min(10 * attempt, 10'000)));
-}
 
 void raise_to(std::atomic<std::int64_t>& most, std::int64_t value) {
   std::int64_t seen = most.load(std::memory_order_relaxed);
@@ -61,11 +58,24 @@ void Inbox::close() {
   changed_.notify_all();
 }
 
-bool Inbox::take(Share& share, bool waits) {
+bool Inbox::take(Share& share) {
   std::unique_lock<std::mutex> lock(mutex_);
-  if (waits) {
-    changed_.wait(lock, [&] { return is_closed_ || !shares_.empty(); });
-  }
+  changed_.wait(lock, [&] { return is_closed_ || !shares_.empty(); });
+  return pop(share);
+}
+
+bool Inbox::take_before(Share& share, Clock::time_point deadline) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait_until(lock, deadline, [&] { return !shares_.empty(); });
+  return pop(share);
+}
+
+bool Inbox::take_now(Share& share) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return pop(share);
+}
+
+bool Inbox::pop(Share& share) {
   if (shares_.empty()) {
     return false;
   }
@@ -83,11 +93,8 @@ Pump::Pump(Queue& queue, const Settings& settings, Inbox& inbox, Finisher& finis
 }
 
 void Pump::run() {
-  for (;;) {
-    const bool is_idle = in_flight_ == 0 && staged_.empty() && share_.begin == share_.end;
-    if (is_idle && !inbox_.take(share_, true)) {
-      return;
-    }
+  do {
+    stage_due();
     if (settings_.overlap_events || in_flight_ == 0) {
       fill();
     }
@@ -95,13 +102,49 @@ void Pump::run() {
     if (in_flight_ > 0) {
       collect();
     }
+  } while (in_flight_ > 0 || !staged_.empty() || await_work());
+}
+
+// With nothing in flight: waits for a share, or until a command may begin again. False when nothing will ever come.
+bool Pump::await_work() {
+  const bool has_share = share_.begin < share_.end;
+  if (delayed_.empty()) {
+    return has_share || inbox_.take(share_);
   }
+  const auto is_earlier = [](const Delayed& one, const Delayed& other) { return one.due < other.due; };
+  const Clock::time_point due = std::min_element(delayed_.begin(), delayed_.end(), is_earlier)->due;
+  if (has_share || free_slots_.empty()) {
+    std::this_thread::sleep_until(due);  // those that wait have all slots, or all bounce buffers
+  } else {
+    inbox_.take_before(share_, due);
+  }
+  return true;
+}
+
+// Commands whose time to begin again has come, or that need not because their operation has failed meanwhile.
+void Pump::stage_due() {
+  if (delayed_.empty()) {
+    return;
+  }
+  const Clock::time_point now = Clock::now();
+  std::size_t kept = 0;
+  for (const Delayed& delayed : delayed_) {
+    Slot& slot = slots_[delayed.tag];
+    if (slot.operation->has_failed()) {
+      release(slot);
+    } else if (delayed.due <= now) {
+      staged_.push_back(slot.command);
+    } else {
+      delayed_[kept++] = delayed;
+    }
+  }
+  delayed_.resize(kept);
 }
 
 // Commands for all free slots, as far as there are shares.
 void Pump::fill() {
   while (!free_slots_.empty()) {
-    if (share_.begin == share_.end && !inbox_.take(share_, false)) {
+    if (share_.begin == share_.end && !inbox_.take_now(share_)) {
       return;
     }
     if (share_.begin < share_.end && share_.operation->has_failed()) {
@@ -164,7 +207,6 @@ bool Pump::stage_next() {
 void Pump::hand_over() {
   std::size_t first = 0;
   const bool has_earlier = in_flight_ > 0;
-  int attempts = 0;
   while (first < staged_.size()) {
     const int count = settings_.single_submit ? 1 : static_cast<int>(staged_.size() - first);
     const int taken = queue_.submit(staged_.data() + first, count);
@@ -172,7 +214,6 @@ void Pump::hand_over() {
     if (taken > 0) {
       first += static_cast<std::size_t>(taken);
       in_flight_ += taken;
-      attempts = 0;
       add(counters_.commands, taken);
       add(counters_.overlapped, has_earlier ? 1 : 0);
       raise_to(counters_.most_in_flight, in_flight_);
@@ -181,10 +222,6 @@ void Pump::hand_over() {
     const int error = taken == 0 ? EAGAIN : -taken;
     if ((error == EAGAIN || error == EBUSY) && in_flight_ > 0) {
       break;  // there is room when something is complete
-    }
-    if ((error == EAGAIN || error == EBUSY || error == EINTR) && ++attempts < kMostAttempts) {
-      pause_before(attempts);
-      continue;
     }
     const Completion refused{staged_[first].tag, -error};
     staged_.erase(staged_.begin(), staged_.begin() + static_cast<std::ptrdiff_t>(first) + 1);
@@ -201,7 +238,7 @@ void Pump::collect() {
     if (taken < 0) {
       // The memory belongs to the kernel until it says otherwise: there is nothing to do but to ask again.
       if (-taken != EINTR) {
-        pause_before(100);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
       continue;
     }
@@ -258,7 +295,7 @@ void Pump::complete(const Completion& completion) {
   release(slot);
 }
 
-// Whether a command that failed with `error` is tried again.
+// Whether a command that failed with `error` is tried again: at once, or after a pause in which the others go on.
 bool Pump::begin_again(std::uint64_t tag, int error) {
   Slot& slot = slots_[tag];
   Operation& operation = *slot.operation;
@@ -272,11 +309,12 @@ bool Pump::begin_again(std::uint64_t tag, int error) {
   if (++slot.attempts >= kMostAttempts || operation.has_failed()) {
     return false;
   }
-  if (error == EAGAIN || error == EBUSY) {
-    pause_before(slot.attempts);
-  }
   add(counters_.retries, 1);
-  staged_.push_back(slot.command);
+  if (error == EAGAIN || error == EBUSY) {
+    delayed_.push_back({Clock::now() + pause_before(slot.attempts), tag});
+  } else {
+    staged_.push_back(slot.command);
+  }
   return true;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -13,6 +14,8 @@
 #include "kernels/memory/pages.h"
 
 namespace accel::aio {
+
+using Clock = std::chrono::steady_clock;
 
 struct Settings {
   Engine engine;
@@ -48,10 +51,15 @@ class Finisher {
 class Inbox {
  public:
   void put(const Share& share);
-  void close();  // after this, take() with `waits` returns false once the inbox is empty
-  bool take(Share& share, bool waits);
+  void close();  // nothing more comes
+  // Whether there was one: take() waits for it until the inbox is closed, the others until then and not at all.
+  bool take(Share& share);
+  bool take_before(Share& share, Clock::time_point deadline);
+  bool take_now(Share& share);
 
  private:
+  bool pop(Share& share);
+
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Share> shares_;
@@ -76,7 +84,14 @@ class Pump {
     int attempts = 0;       // without progress
     bool is_plain = false;  // it goes through the page cache after all
   };
+  // A slot whose command begins again at a time.
+  struct Delayed {
+    Clock::time_point due;
+    std::uint64_t tag;
+  };
 
+  bool await_work();
+  void stage_due();
   void fill();
   bool stage_next();
   void hand_over();
@@ -98,6 +113,7 @@ class Pump {
   std::vector<Slot> slots_;
   std::vector<std::uint64_t> free_slots_;
   std::vector<Command> staged_;  // not yet taken by the queue
+  std::vector<Delayed> delayed_;
   std::vector<Completion> completions_;
   std::vector<char*> free_bounces_;
   Pages bounces_;
