@@ -17,8 +17,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from op_builder import env
 from op_builder.errors import AccelError, CommunicationError, OpArgumentError
+from op_builder.ops.distributed_across import GiveUpNote, connect_hosts, require_across
 from op_builder.ops.distributed_arguments import make_timeout
-from op_builder.ops.distributed_collectives import Collectives, HierarchicalCollectives, connect_hosts, require_across
+from op_builder.ops.distributed_collectives import Collectives, HierarchicalCollectives
 from op_builder.ops.distributed_group import AccelProcessGroup, CollectiveCounts, Parts
 from op_builder.ops.distributed_hosts import Layout, RankFacts, exchange, host_identity, layout
 
@@ -67,8 +68,9 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
     if _shared_memory_serves(name, facts):
         collectives = _host_group(module, store, found, name, timeout.total_seconds())
         if len(found.hosts) > 1:
-            bridge = connect_hosts(_one_way_across(facts), store, found, timeout)
-            collectives = HierarchicalCollectives(found, collectives, bridge)
+            note = GiveUpNote(store, rank)
+            bridge = connect_hosts(_one_way_across(facts), store, found, timeout, note)
+            collectives = HierarchicalCollectives(found, collectives, bridge, note)
     return AccelProcessGroup(store, rank, size, Parts(gloo, collectives, found, name, members))
 
 

@@ -600,6 +600,34 @@ def one_cannot_map(place: Place) -> list[Any]:
     return told
 
 
+def closed_meanwhile(place: Place, is_quick: bool) -> list[str]:
+    """Rank 0 closes the group in one thread while another one waits for rank 1."""
+    group = place.group(timeout_s=60)
+    group.barrier()
+    if place.rank == 1:
+        place.wait("over")
+        return []
+    said: list[str] = []
+    began = threading.Event()
+
+    def wait() -> None:
+        began.set()
+        try:
+            group.all_reduce(torch.ones(1)) if is_quick else group.barrier()  # without torch's dispatcher, and by it
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    began.wait()
+    time.sleep(0.1)
+    group.close()
+    thread.join(20)
+    place.signal("over")
+    assert not thread.is_alive()
+    return said
+
+
 def raise_lookup_error(*_: object) -> None:
     raise LookupError("from the handler")
 
