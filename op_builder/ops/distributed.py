@@ -55,7 +55,8 @@ def collective_counts(group: dist.ProcessGroup | None = None) -> CollectiveCount
 
 def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
     """Make this rank's part of a group; torch calls it on all ranks of the group."""
-    store, rank, size = options.store, options.group_rank, options.group_size
+    rank, size = options.group_rank, options.group_size
+    store = _store_of_its_own(options.store, rank)
     timeout = make_timeout(options.timeout)
     name = str(options.group_id) or "default"
     members = tuple(options.global_ranks_in_group)
@@ -72,6 +73,15 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
             bridge = connect_hosts(_one_way_across(facts), store, found, timeout, note)
             collectives = HierarchicalCollectives(found, collectives, bridge, note)
     return AccelProcessGroup(store, rank, size, Parts(gloo, collectives, found, name, members))
+
+
+def _store_of_its_own(store: Store, rank: int) -> Store:
+    """A part of the store that no group before had: what that one left, such as addresses of sockets, would be believed.
+
+    A default group that is destroyed and made again is given the same store, under the same name.
+    """
+    number = store.add(f"accel/made/{rank}", 1)  # the same on all ranks, as all make the same groups
+    return PrefixStore(f"accel/{number}", store)
 
 
 def _load() -> tuple[Any, str]:

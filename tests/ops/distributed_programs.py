@@ -287,6 +287,25 @@ def groups(rank: int, size: int, directory: str) -> list[Any]:
     return told
 
 
+def made_again(rank: int, size: int, directory: str) -> list[list[float]]:
+    """The default group is made, destroyed and made again, on one store; the last rank is late."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(Path(directory) / "store"), size)
+    told = []
+    for _ in range(2):
+        timeout = timedelta(seconds=20)
+        dist.init_process_group("accel", store=store, rank=rank, world_size=size, timeout=timeout)
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        doubles = torch.ones(1, dtype=torch.float64)
+        dist.all_reduce(doubles)  # by gloo
+        told.append([*tensor.tolist(), *doubles.tolist()])
+        dist.destroy_process_group()
+        if rank == size - 1:
+            time.sleep(2)
+    return told
+
+
 def a_rank_dies(rank: int, size: int, directory: str, timeout_s: int) -> str:
     """Rank 1 is killed; the others, who wait for it each in another way, say so."""
     start("accel", rank, size, directory, timedelta(seconds=timeout_s))

@@ -90,6 +90,11 @@ def test_subsets_meshes_and_groups_that_are_made_again(tmp_path: Path) -> None:
     assert ranks("groups", 4, tmp_path) == [[1, 1], [], [], [1, 1]]
 
 
+@pytest.mark.parametrize("names", ["aa", pytest.param("ab", marks=pytest.mark.slow)])
+def test_a_group_is_made_again_on_the_store_of_the_one_before(names: str, tmp_path: Path) -> None:
+    assert ranks("made_again", 2, tmp_path, environments=hosts(names)) == [[[2.0, 2.0, 2.0]] * 2] * 2
+
+
 # Hosts ---------------------------------------------------------------------------------------------
 
 
