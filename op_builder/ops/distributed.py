@@ -76,7 +76,7 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
 
 
 def _store_of_its_own(store: Store, rank: int) -> Store:
-    """A part of the store that no group before had: what that one left, such as addresses of sockets, would be believed.
+    """A part of the store that no group had before: what one left, as addresses of sockets, would be believed.
 
     A default group that is destroyed and made again is given the same store, under the same name.
     """
