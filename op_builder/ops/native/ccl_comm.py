@@ -103,7 +103,13 @@ class Communicator:
     """
 
     def __init__(
-        self, ops: Any, size: int, rank: int, address: Address, timeout_s: float, watch: Callable[[], None] | None
+        self,
+        ops: Any,
+        size: int,
+        rank: int,
+        address: Address,
+        timeout_s: float,
+        watch: Callable[[], None] | None = None,
     ) -> None:
         self.ops = ops
         self.size = _count("size", size)
