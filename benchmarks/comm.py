@@ -1,7 +1,9 @@
-"""All-reduce between two ranks of this machine, from 1 KiB to 256 MiB, against peers, in one run.
+"""All-reduce between two ranks of this machine, from 1 KiB to 256 MiB, against peers, in one run; then between more
+ranks than cores.
 
-Each contender is two processes with one thread each that stay for the whole run; the contenders take turns at each
-size. A figure is the median of the turns, a turn the mean of as many calls as take a tenth of a second.
+Each contender is a process with one thread for each rank, which stay for the whole run; the contenders take turns at
+each size. A figure is the median of the turns, a turn the mean of as many calls as take a tenth of a second. In the
+crowd of four ranks for each core oneCCL has no part: its own threads take a core for each rank.
 
     python -m benchmarks.comm [--quick] [--peers gloo,deepspeed,oneccl] [--json] [--write]
 """
@@ -15,7 +17,7 @@ import os
 import socket
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,10 @@ from benchmarks._processes import PROGRAMS, ROOT, cold_build_s
 PEERS = ("gloo", "deepspeed", "oneccl")
 OURS, SYMMETRIC = "accel-ops", "accel-ops, symmetric"
 RANKS = 2
+CROWD_PER_CORE = 4
+CROWD_PEERS = ("gloo", "deepspeed")
+CROWD_SIZES = [1 << 12, 1 << 22]
+CROWD_ROUNDS = 5  # at most: a rank that spins keeps the one it waits for from its core, for whole slices of time
 SIZES = [1 << shift for shift in range(10, 29, 2)]
 QUICK_SIZES = [1 << 10, 1 << 12, 1 << 20, 1 << 26]
 TURN_S = 0.1
@@ -35,7 +41,7 @@ PICTURE = ROOT / "docs" / "images" / "all_reduce.png"
 class Ranks:
     """The processes of one contender."""
 
-    def __init__(self, contender: str, python: Path) -> None:
+    def __init__(self, contender: str, python: Path, size: int = RANKS) -> None:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
@@ -44,10 +50,10 @@ class Ranks:
         variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([inherited] if inherited else [])])
         command = [str(python), str(PROGRAMS / "all_reduce.py"), contender]
         self.contender = contender
-        self._processes = [_measure.PeerProcess([*command, str(rank), str(RANKS)], variables) for rank in range(RANKS)]
+        self._processes = [_measure.PeerProcess([*command, str(rank), str(size)], variables) for rank in range(size)]
 
     def seconds(self, size_bytes: int, repeats: int) -> float:
-        """Of one all-reduce, in the mean: the slower rank's."""
+        """Of one all-reduce, in the mean: the slowest rank's."""
         for process in self._processes:
             process.send(bytes=size_bytes, repeats=repeats)
         return max(float(process.receive()["seconds"]) for process in self._processes) / repeats
@@ -173,39 +179,59 @@ def parse_arguments() -> argparse.Namespace:
     return _measure.parse_with_peers(parser, PEERS)
 
 
+def contend(arguments: argparse.Namespace, names: Sequence[str], sizes: Sequence[int], ranks: int) -> list[Row]:
+    """A row for each size, of all contenders with as many ranks."""
+    contenders: list[Ranks] = []
+    rounds = 3 if arguments.quick else arguments.rounds
+    try:
+        for name in names:
+            python = Path(sys.executable)
+            if name == "deepspeed":
+                python = _measure.peer_python(*_measure.DEEPSPEED, arguments.deepspeed_python)
+            contenders.append(Ranks(name, python, ranks))
+            contenders[-1].seconds(sizes[0], 1)  # built and met before the next one starts
+        return measure(contenders, sizes, rounds if ranks == RANKS else min(rounds, CROWD_ROUNDS))
+    finally:
+        for processes in contenders:
+            processes.close()
+
+
+def crowd_size() -> int:
+    """How many ranks are a crowd on the cores of this process."""
+    return CROWD_PER_CORE * len(os.sched_getaffinity(0))
+
+
 def main() -> None:
     arguments = parse_arguments()
     machine = _measure.describe_machine()
     build_s = min(cold_build_s("ShareMemCommBuilder") for _ in range(1 if arguments.quick else 3))
-    contenders: list[Ranks] = []
-    try:
-        for name in (OURS, SYMMETRIC, *arguments.peers):
-            python = Path(sys.executable)
-            if name == "deepspeed":
-                python = _measure.peer_python(*_measure.DEEPSPEED, arguments.deepspeed_python)
-            contenders.append(Ranks(name, python))
-            contenders[-1].seconds(SIZES[0], 1)  # built and met before the next one starts
-        sizes, rounds = (QUICK_SIZES, 3) if arguments.quick else (SIZES, arguments.rounds)
-        rows = measure(contenders, sizes, rounds)
-    finally:
-        for ranks in contenders:
-            ranks.close()
-    report(arguments, machine, rows, asked_rows(rows, build_s))
+    rows = contend(arguments, (OURS, SYMMETRIC, *arguments.peers), QUICK_SIZES if arguments.quick else SIZES, RANKS)
+    peers = [name for name in arguments.peers if name in CROWD_PEERS]
+    crowd = contend(arguments, (OURS, SYMMETRIC, *peers), CROWD_SIZES, crowd_size())
+    report(arguments, machine, {RANKS: rows, crowd_size(): crowd}, asked_rows(rows, build_s))
 
 
-def report(arguments: argparse.Namespace, machine: Any, rows: list[Row], asked: list[list[str]]) -> None:
-    columns = ("size", *rows[0].turns, "best peer / accel-ops")
+def report(arguments: argparse.Namespace, machine: Any, rows: Mapping[int, list[Row]], asked: list[list[str]]) -> None:
+    """``rows``: by the number of ranks."""
     if arguments.json:
-        results = [dataclasses.asdict(row) for row in rows]
+        results = {size: [dataclasses.asdict(row) for row in listed] for size, listed in rows.items()}
         print(json.dumps({"machine": dataclasses.asdict(machine), "results": results, "asked": asked}, indent=2))
     else:
         _measure.console.print(str(machine))
-        _measure.console.print(_measure.table("All-reduce, two ranks", columns, table_rows(rows)))
+        for size, listed in rows.items():
+            _measure.console.print(_measure.table(f"All-reduce, {size} ranks", columns(listed), table_rows(listed)))
         _measure.console.print(_measure.table("Asked", ASKED_COLUMNS, asked))
     if arguments.write:
-        draw(rows)
-        text = f"{machine}\n\n{_measure.markdown(columns, table_rows(rows))}\n"
-        _measure.write_results("comm", text + _measure.markdown(ASKED_COLUMNS, asked))
+        draw(rows[RANKS])
+        tables = [
+            f"{size} ranks:\n\n{_measure.markdown(columns(listed), table_rows(listed))}"
+            for size, listed in rows.items()
+        ]
+        _measure.write_results("comm", "\n".join([f"{machine}\n", *tables, _measure.markdown(ASKED_COLUMNS, asked)]))
+
+
+def columns(rows: Sequence[Row]) -> tuple[str, ...]:
+    return ("size", *rows[0].turns, "best peer / accel-ops")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from op_builder import env
 from op_builder.errors import AccelError, CommunicationError, OpArgumentError
+from op_builder.ops.distributed_across import GiveUpNote, connect_hosts, require_across
 from op_builder.ops.distributed_arguments import make_timeout
-from op_builder.ops.distributed_collectives import Collectives, HierarchicalCollectives, connect_hosts, require_across
+from op_builder.ops.distributed_collectives import Collectives, HierarchicalCollectives
 from op_builder.ops.distributed_group import AccelProcessGroup, CollectiveCounts, Parts
 from op_builder.ops.distributed_hosts import Layout, RankFacts, exchange, host_identity, layout
 
@@ -54,7 +55,8 @@ def collective_counts(group: dist.ProcessGroup | None = None) -> CollectiveCount
 
 def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
     """Make this rank's part of a group; torch calls it on all ranks of the group."""
-    store, rank, size = options.store, options.group_rank, options.group_size
+    rank, size = options.group_rank, options.group_size
+    store = _store_of_its_own(options.store, rank)
     timeout = make_timeout(options.timeout)
     name = str(options.group_id) or "default"
     members = tuple(options.global_ranks_in_group)
@@ -67,9 +69,19 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
     if _shared_memory_serves(name, facts):
         collectives = _host_group(module, store, found, name, timeout.total_seconds())
         if len(found.hosts) > 1:
-            bridge = connect_hosts(_one_way_across(facts), store, found, timeout)
-            collectives = HierarchicalCollectives(found, collectives, bridge)
+            note = GiveUpNote(store, rank)
+            bridge = connect_hosts(_one_way_across(facts), store, found, timeout, note)
+            collectives = HierarchicalCollectives(found, collectives, bridge, note)
     return AccelProcessGroup(store, rank, size, Parts(gloo, collectives, found, name, members))
+
+
+def _store_of_its_own(store: Store, rank: int) -> Store:
+    """A part of the store that no group had before: what one left, as addresses of sockets, would be believed.
+
+    A default group that is destroyed and made again is given the same store, under the same name.
+    """
+    number = store.add(f"accel/made/{rank}", 1)  # the same on all ranks, as all make the same groups
+    return PrefixStore(f"accel/{number}", store)
 
 
 def _load() -> tuple[Any, str]:

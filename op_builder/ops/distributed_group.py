@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import functools
 import logging
+import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -92,6 +94,7 @@ class AccelProcessGroup(dist.ProcessGroup):
         self._gloo = dist.ProcessGroup(store, rank, size)
         kinds = dist.ProcessGroup.BackendType
         devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+        self._closer = weakref.finalize(self, _close, self._queue, parts.collectives, os.getpid())
         for group in (self, self._gloo):
             group._set_default_backend(kinds.GLOO)
             for device in devices:
@@ -118,10 +121,11 @@ class AccelProcessGroup(dist.ProcessGroup):
             return CollectiveCounts(dict(self._ours), dict(self._others))
 
     def shutdown(self) -> None:
-        """Give back what the group holds; ``destroy_process_group()`` calls it. What waits to be done fails."""
-        self._queue.close(CommunicationError("The process group was destroyed before this collective was done."))
-        if self._collectives is not None:
-            self._collectives.close()
+        """Give back what the group holds; ``destroy_process_group()`` calls it, or the process's end.
+
+        What waits to be done fails, and what waits for other ranks ends.
+        """
+        self._closer()
         super().shutdown()
 
     def abort(self) -> None:
@@ -388,3 +392,12 @@ class AccelProcessGroup(dist.ProcessGroup):
             self._others[name] += 1
         work: Work = getattr(self._gloo, name)(*arguments, **keywords)
         return work
+
+
+def _close(queue: WorkQueue, collectives: Collectives | None, owner: int) -> None:
+    if os.getpid() != owner:  # a fork's copy is no rank, and has no threads to wait for
+        return
+    queue.close(CommunicationError("The process group was destroyed before this collective was done."))
+    if collectives is not None:
+        collectives.close()
+    queue.join()

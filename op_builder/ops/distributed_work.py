@@ -18,7 +18,7 @@ from op_builder.errors import AccelError, CommunicationError
 
 _NO_TIMEOUT = timedelta()
 _FOR_EVER = -1.0  # as threading's locks call it
-_PARTING_S = 1.0
+_PARTING_S = 2.0  # a wait for another rank notices within half a second that its group was closed
 
 
 class DoneWork(Work):
@@ -221,16 +221,21 @@ class WorkQueue:
                     work.fail(self._reason or _interrupted("an exception"))
 
     def close(self, reason: AccelError) -> None:
-        """Fail what waits, and let the thread end. What is being done is not interrupted, nor waited for for long."""
+        """Fail what waits, and let the thread end when it has done what it is doing."""
         self._reason = reason
         self._is_closed = True
         while (work := self._take()) is not None:
             work.fail(reason)
         self._filled.release()
+
+    def join(self) -> None:
+        """Wait a little for the thread of a closed queue.
+
+        A thread that comes back into Python after the interpreter has ended is ended there, in the middle of C++ that
+        allows no such thing, and that aborts the process.
+        """
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            # It may be about to come back from a collective, or from telling a future. Where the process ends just
-            # then Python ends the thread in the middle of C++, which aborts the process.
             thread.join(_PARTING_S)
 
     def serve_one(self) -> bool:

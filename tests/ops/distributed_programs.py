@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -285,6 +287,25 @@ def groups(rank: int, size: int, directory: str) -> list[Any]:
     return told
 
 
+def made_again(rank: int, size: int, directory: str) -> list[list[float]]:
+    """The default group is made, destroyed and made again, on one store; the last rank is late."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(Path(directory) / "store"), size)
+    told = []
+    for _ in range(2):
+        timeout = timedelta(seconds=20)
+        dist.init_process_group("accel", store=store, rank=rank, world_size=size, timeout=timeout)
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        doubles = torch.ones(1, dtype=torch.float64)
+        dist.all_reduce(doubles)  # by gloo
+        told.append([*tensor.tolist(), *doubles.tolist()])
+        dist.destroy_process_group()
+        if rank == size - 1:
+            time.sleep(2)
+    return told
+
+
 def a_rank_dies(rank: int, size: int, directory: str, timeout_s: int) -> str:
     """Rank 1 is killed; the others, who wait for it each in another way, say so."""
     start("accel", rank, size, directory, timedelta(seconds=timeout_s))
@@ -322,6 +343,57 @@ def a_host_dies(rank: int, size: int, directory: str, timeout_s: int) -> list[An
             told += [str(error), time.monotonic() - began]
     time.sleep(2)  # nobody is told by this process's end
     return told
+
+
+def one_host_fails(rank: int, size: int, directory: str, how: str, timeout_s: int) -> list[Any]:
+    """Ranks 0 and 1 are one host, and fail between themselves; what each rank is told, and after how many seconds."""
+    start("accel", rank, size, directory, timedelta(seconds=timeout_s))
+    dist.all_reduce(torch.ones(10))
+    if rank == 1 and how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1 and how == "interrupted":
+        time.sleep(2)
+    if rank == 0 and how == "interrupted":
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.alarm(1)
+    told: list[Any] = []
+    for _ in range(2):
+        began = time.monotonic()
+        try:
+            dist.all_reduce(torch.ones(11 if rank == 1 and how == "mismatch" else 10))
+        except (CommunicationError, KeyboardInterrupt) as error:
+            told += [f"{type(error).__name__}: {error}", time.monotonic() - began]
+    time.sleep(3)  # nobody is told by this process's end
+    dist.destroy_process_group()
+    return told
+
+
+def ends_meanwhile(rank: int, size: int, directory: str, destroys: bool) -> list[Any]:
+    """Rank 0 begins a collective and ends; rank 1 would take part later."""
+    start("accel", rank, size, directory, timedelta(seconds=120))
+    dist.all_reduce(torch.ones(10), async_op=True).wait()
+    if rank == 0:
+        group = dist.group.WORLD
+        assert isinstance(group, accel.AccelProcessGroup)
+        threads = threading.active_count()
+        kept = dist.barrier(async_op=True)
+        time.sleep(0.2)  # the thread has begun
+        assert not kept.is_completed()
+        began = time.monotonic()
+        if destroys:
+            dist.destroy_process_group()
+            del group
+        else:
+            atexit._run_exitfuncs()  # as the process's end does first
+        assert isinstance(kept.exception(), CommunicationError)
+        return [time.monotonic() - began, threading.active_count() - threads + 1]
+    time.sleep(5)
+    try:
+        for _ in range(2):  # rank 0 has said that it is there, but once
+            dist.barrier()
+    except CommunicationError as error:
+        return [str(error), 0]
+    return ["nothing", 0]
 
 
 def a_rank_of_a_subset_dies(rank: int, size: int, directory: str) -> str:

@@ -101,6 +101,10 @@ def require_close(result: torch.Tensor, inputs: list[torch.Tensor], op: str) -> 
     assert bool(((result.double() - exact).abs() <= bound).all()), f"{op} of {dtype} is too far off"
 
 
+def reductions(dtype: torch.dtype) -> tuple[str, ...]:
+    return ("sum", "max", "min") if dtype == torch.int32 else ("sum", "max", "min", "avg")
+
+
 def bits(*tensors: torch.Tensor) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
@@ -115,6 +119,7 @@ def every_collective(
     os.environ["ACCEL_CPU_ISA"] = isa or ""
     group = place.group()
     type_ = DTYPES[dtype]
+    ops = reductions(type_)
     told = []
     spare = group.empty_symmetric(max(counts) * place.size + 64, type_) if symmetric else None
 
@@ -127,18 +132,20 @@ def every_collective(
     for count in counts:
         inputs = [random_input(count, type_, 1000 * count + r) for r in range(place.size)]
         own = inputs[place.rank]
-        for op in ("sum", "max", "min") if type_ == torch.int32 else ("sum", "max", "min", "avg"):
+        for op in ops:
             x = filled(own, offset=1)
             assert group.all_reduce(x, op) is x
             assert torch.equal(x, in_order(inputs, op)), f"all_reduce {op} of {count}"
             require_close(x, inputs, op)
             told.append(bits(x))
         long = [random_input(count * place.size, type_, 77 * count + r) for r in range(place.size)]
-        out = torch.empty(count, dtype=type_)
         given = filled(long[place.rank])
-        assert group.reduce_scatter(out, given) is out
-        assert torch.equal(given, long[place.rank])
-        assert torch.equal(out, in_order(long, "sum")[place.rank * count : (place.rank + 1) * count])
+        own_part = slice(place.rank * count, (place.rank + 1) * count)
+        for op in ops:
+            out = torch.empty(count, dtype=type_)
+            assert group.reduce_scatter(out, given, op) is out
+            assert torch.equal(given, long[place.rank])
+            assert torch.equal(out, in_order([x[own_part] for x in long], op)), f"reduce_scatter {op} of {count}"
         gathered = filled(torch.zeros(count * place.size, dtype=type_))
         assert group.all_gather(gathered, own) is gathered
         assert torch.equal(gathered, torch.cat(inputs))
@@ -152,14 +159,64 @@ def every_collective(
     return told
 
 
-def large(place: Place, count: int, symmetric: bool) -> bool:
-    """A sum of more than fits any cache, of whole numbers, which are exact."""
-    group = place.group()
-    x = group.empty_symmetric(count) if symmetric else torch.empty(count)
-    numbers = torch.arange(4096.0)
-    x.view(-1, 4096).copy_(numbers).add_(place.rank)
-    assert group.all_reduce(x) is x
-    return bool((x.view(-1, 4096) == numbers * place.size + sum(range(place.size))).all())
+PERIOD = 100_003  # a prime, so that no piece of a tensor that is in the wrong place looks right
+
+
+def every_collective_of_size(place: Place, dtype: str, sizes_bytes: list[int], symmetric: bool = False) -> list[str]:
+    """As :func:`every_collective`, for large tensors: values repeat, so that their float64 reference is soon made.
+
+    A size is that of the largest tensor, the input of a reduce-scatter or the output of an all-gather, but for a part
+    of an element for each rank.
+    """
+    type_ = DTYPES[dtype]
+    ops = reductions(type_)
+    patterns = [random_input(PERIOD, type_, 5 + r) for r in range(place.size)]
+    expected = {}
+    for op in ops:
+        expected[op] = in_order(patterns, op)
+        require_close(expected[op], patterns, op)
+    told = [bits(*expected.values())]
+    group = place.group(timeout_s=240)
+    count = max(sizes_bytes) // type_.itemsize
+    x = group.empty_symmetric(count, type_) if symmetric else torch.empty(count, dtype=type_)
+    spare = torch.empty(count, dtype=type_)
+
+    def repeats(tensor: torch.Tensor, pattern: torch.Tensor, begin: int = 0) -> bool:
+        """Whether a tensor is the pattern again and again, beginning inside it."""
+        turned = pattern.roll(-(begin % PERIOD))
+        whole = tensor.numel() // PERIOD * PERIOD
+        rest = tensor.numel() - whole
+        return bool((tensor[:whole].view(-1, PERIOD) == turned).all()) and torch.equal(tensor[whole:], turned[:rest])
+
+    def fill(tensor: torch.Tensor, pattern: torch.Tensor) -> torch.Tensor:
+        whole = tensor.numel() // PERIOD * PERIOD
+        tensor[:whole].view(-1, PERIOD).copy_(pattern)
+        tensor[whole:].copy_(pattern[: tensor.numel() - whole])
+        return tensor
+
+    for size_bytes in sizes_bytes:
+        part = size_bytes // type_.itemsize // place.size
+        whole = x[: part * place.size]
+        own = slice(part * place.rank, part * (place.rank + 1))
+        for op in ops:
+            group.all_reduce(fill(whole, patterns[place.rank]), op)
+            assert repeats(whole, expected[op]), f"all_reduce {op} of {size_bytes} bytes"
+        fill(whole, patterns[place.rank])
+        for op in ops:
+            group.reduce_scatter(spare[:part].zero_(), whole, op)
+            assert repeats(spare[:part], expected[op], own.start), f"reduce_scatter {op} of {size_bytes} bytes"
+        assert repeats(whole, patterns[place.rank])
+        group.barrier()  # the others may be reading what is symmetric
+        group.all_gather(whole.zero_(), fill(spare[:part], patterns[place.rank]))
+        for rank, pattern in enumerate(patterns):
+            theirs = whole[part * rank : part * (rank + 1)]
+            assert repeats(theirs, pattern), f"all_gather of {size_bytes} bytes, rank {rank}"
+        for source in (0, place.size - 1):
+            group.broadcast(fill(whole, patterns[place.rank]), source)
+            assert repeats(whole, patterns[source]), f"broadcast of {size_bytes} bytes from {source}"
+        group.barrier()
+    group.close()
+    return told
 
 
 def in_place_parts(place: Place) -> bool:
@@ -541,6 +598,34 @@ def one_cannot_map(place: Place) -> list[Any]:
     symmetric = group.empty_symmetric(5000)  # the same one on all ranks
     assert group.all_reduce(symmetric.fill_(1.0)).unique().tolist() == [float(place.size)]
     return told
+
+
+def closed_meanwhile(place: Place, is_quick: bool) -> list[str]:
+    """Rank 0 closes the group in one thread while another one waits for rank 1."""
+    group = place.group(timeout_s=60)
+    group.barrier()
+    if place.rank == 1:
+        place.wait("over")
+        return []
+    said: list[str] = []
+    began = threading.Event()
+
+    def wait() -> None:
+        began.set()
+        try:
+            group.all_reduce(torch.ones(1)) if is_quick else group.barrier()  # without torch's dispatcher, and by it
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    began.wait()
+    time.sleep(0.1)
+    group.close()
+    thread.join(20)
+    place.signal("over")
+    assert not thread.is_alive()
+    return said
 
 
 def raise_lookup_error(*_: object) -> None:

@@ -17,24 +17,33 @@ from rank_processes import run_ranks, values
 
 from op_builder.cache.store import Entry
 from op_builder.errors import CommunicationError, EnvironmentValueError, OpArgumentError
+from op_builder.host.ccl_comm import CCLCommBuilder
 from op_builder.host.shm_comm import ShareMemCommBuilder
 from op_builder.ops import distributed
-from op_builder.ops.distributed_collectives import require_across
+from op_builder.ops.distributed_across import ACROSS, require_across
 from op_builder.ops.distributed_hosts import Layout, RankFacts, exchange, host_identity, layout
 from op_builder.ops.distributed_work import QueuedWork, WorkQueue
 from op_builder.prebuilt import find_prebuilt
+from op_builder.toolchains.oneccl import find_oneccl
 
 PROGRAM = Path(__file__).with_name("distributed_programs.py")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _built() -> None:
-    """The op is compiled once, by nobody who is waited for."""
+    """The ops are compiled once, by nobody who is waited for."""
     ShareMemCommBuilder().load()
+    if has_oneccl():
+        CCLCommBuilder().load()
 
 
 def ranks(function: str, size: int, directory: Path, **options: Any) -> list[Any]:
     return values(run_ranks(PROGRAM, function, size, directory, **options))
+
+
+def has_oneccl() -> bool:
+    found = find_oneccl()
+    return found is not None and bool(found.version)
 
 
 # Collectives ---------------------------------------------------------------------------------------
@@ -79,6 +88,11 @@ def test_asynchronous_collectives_are_done_in_order_and_wait_for_nobody(told_by_
 
 def test_subsets_meshes_and_groups_that_are_made_again(tmp_path: Path) -> None:
     assert ranks("groups", 4, tmp_path) == [[1, 1], [], [], [1, 1]]
+
+
+@pytest.mark.parametrize("names", ["aa", pytest.param("ab", marks=pytest.mark.slow)])
+def test_a_group_is_made_again_on_the_store_of_the_one_before(names: str, tmp_path: Path) -> None:
+    assert ranks("made_again", 2, tmp_path, environments=hosts(names)) == [[[2.0, 2.0, 2.0]] * 2] * 2
 
 
 # Hosts ---------------------------------------------------------------------------------------------
@@ -160,14 +174,40 @@ def test_a_killed_rank_of_a_subset_is_named_as_the_program_knows_it(tmp_path: Pa
     assert results[1].value.endswith("[2]")
 
 
-@pytest.mark.slow
-def test_a_killed_rank_is_an_error_on_all_others_across_hosts(tmp_path: Path) -> None:
-    results = run_ranks(PROGRAM, "a_rank_dies", 4, tmp_path, arguments=[10], environments=hosts("aabb"))
-    assert results[1].status == -9
-    assert "rank 1" in results[0].value.lower()
-    for result in (results[2], results[3]):
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("killed", "rank 1 died"),
+        pytest.param("mismatch", "all_reduce (sum) of 11 float32", marks=pytest.mark.slow),
+        pytest.param(
+            "interrupted",
+            "Rank 0 of the group gave up: A collective was ended by KeyboardInterrupt",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+@pytest.mark.parametrize("across", ACROSS)
+def test_a_failure_inside_one_host_is_told_to_the_others_at_once(
+    across: str, how: str, said: str, tmp_path: Path
+) -> None:
+    if across == "ccl" and not has_oneccl():
+        pytest.skip("needs oneCCL: pip install 'accel-ops[ccl]', or CCL_ROOT")
+    environments = [names | {"ACCEL_DISTRIBUTED_ACROSS": across} for names in hosts("aabb")]
+    timeout_s = 120
+    results = run_ranks(PROGRAM, "one_host_fails", 4, tmp_path, arguments=[how, timeout_s], environments=environments)
+    for rank, result in enumerate(results):
+        if rank == 1 and how == "killed":
+            assert result.status == -9
+            continue
         assert result.status == 0, result.told
-        assert result.value != "nothing"
+        first, seconds, second, seconds_again = result.value
+        assert seconds < timeout_s / 4
+        assert seconds_again < 1
+        if rank == 2:  # the leader of the other host
+            assert said in first
+            assert first == second
+        elif rank == 3:
+            assert "It is the first rank of its host and gave up between the 2 hosts" in first
 
 
 def test_a_host_that_dies_is_an_error_at_once_on_all_ranks_of_the_other(tmp_path: Path) -> None:
@@ -181,6 +221,20 @@ def test_a_host_that_dies_is_an_error_at_once_on_all_ranks_of_the_other(tmp_path
     assert "Between the 2 hosts of the group gloo failed" in leader[0]
     assert leader[2] == leader[0]
     assert "It is the first rank of its host and gave up between the 2 hosts" in other[0]
+
+
+@pytest.mark.parametrize("names", ["aa", "ab"], ids=["inside a host", "between hosts"])
+@pytest.mark.parametrize("destroys", [False, True], ids=["as it is", "destroying the group"])
+def test_a_process_that_ends_in_the_middle_of_a_collective_ends_well(
+    names: str, destroys: bool, tmp_path: Path
+) -> None:
+    results = run_ranks(PROGRAM, "ends_meanwhile", 2, tmp_path, arguments=[destroys], environments=hosts(names))
+    (seconds, threads), (said, _) = values(results)
+    assert seconds < 5
+    assert threads == 0
+    assert (
+        "rank 0 has closed the group" in said.lower() or "Rank 0 of the group gave up: The group was destroyed" in said
+    )
 
 
 def test_where_one_rank_cannot_load_the_op_gloo_does_all_and_a_warning_says_why(tmp_path: Path) -> None:
@@ -345,6 +399,7 @@ def test_a_closed_queue_has_no_thread_that_the_end_of_the_process_could_meet() -
     while not queue._is_doing:
         pass
     queue.close(CommunicationError("gone"))
+    queue.join()
     assert queue._thread is not None
     assert not queue._thread.is_alive()
     assert work.is_success()

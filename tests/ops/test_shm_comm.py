@@ -43,23 +43,35 @@ def test_more_ranks_than_cores(ranks: Ranks, size: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "symmetric"), [("float32", False), ("bfloat16", True), ("int32", False)])
-def test_every_collective_of_large_tensors(ranks: Ranks, dtype: str, symmetric: bool) -> None:
-    # More than a dozen chunks: the chunked way settles on one of its manners within the call.
-    told = ranks.values("every_collective", 2, dtype=dtype, counts=(3_500_001,), symmetric=symmetric)
-    assert told[0] == told[1]
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [4, 5, 6, 7, 8])
+def test_every_collective_of_more_ranks(ranks: Ranks, size: int, dtype: str) -> None:
+    told = ranks.values("every_collective", size, dtype=dtype, counts=COUNTS)
+    assert all(bits == told[0] for bits in told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 8])
+def test_every_collective_of_4_mb(ranks: Ranks, size: int, dtype: str) -> None:
+    told = ranks.values("every_collective_of_size", size, dtype=dtype, sizes_bytes=(4 << 20, 5_000_011))
+    assert all(bits == told[0] for bits in told)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("symmetric", [False, True], ids=["any memory", "symmetric"])
-def test_256_mb(ranks: Ranks, symmetric: bool) -> None:
-    assert ranks.values("large", 2, count=64 << 20, symmetric=symmetric) == [True] * 2
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_collective_up_to_256_mb(ranks: Ranks, dtype: str, symmetric: bool) -> None:
+    sizes = [(4 << 10) * 4**power for power in range(9)]
+    assert sizes[-1] == 256 << 20
+    told = ranks.values("every_collective_of_size", 2, dtype=dtype, sizes_bytes=sizes, symmetric=symmetric)
+    assert told[0] == told[1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 5, 6, 7])
-def test_other_numbers_of_ranks(ranks: Ranks, size: int) -> None:
-    told = ranks.values("every_collective", size, dtype="float32", counts=COUNTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_collective_of_64_mb_between_8_ranks(ranks: Ranks, dtype: str) -> None:
+    told = ranks.values("every_collective_of_size", 8, dtype=dtype, sizes_bytes=(64 << 20,))
     assert all(bits == told[0] for bits in told)
 
 

@@ -106,6 +106,16 @@ def test_a_rank_that_has_closed_the_group(ranks: Ranks, case: str) -> None:
     assert other.error == ""
 
 
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_closing_the_group_ends_the_wait_of_another_thread(ranks: Ranks, is_quick: bool) -> None:
+    first, other = ranks.run("closed_meanwhile", 2, is_quick=is_quick)
+    assert other.error == ""
+    assert first.error == ""
+    assert "another thread of this rank closed the group" in first.value[0]
+    assert first.value[0].startswith("SharedMemoryCommError: ")
+    assert first.seconds < 15  # of a timeout of 60
+
+
 @pytest.mark.parametrize(
     ("what", "said"),
     [

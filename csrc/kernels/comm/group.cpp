@@ -97,6 +97,10 @@ void Group::note_failure() {
     return;  // everybody has noticed, and nothing was done
   }
   is_broken_ = true;
+  if (last_failure_.kind == Failure::Kind::interrupted && has_left_) {
+    last_failure_ = {Failure::Kind::left, rank(), -1, last_failure_.waited_ns};
+    return;  // as leave() has told the others
+  }
   int culprit = last_failure_.rank;
   if (last_failure_.kind == Failure::Kind::gave_up) {
     culprit = last_failure_.culprit;

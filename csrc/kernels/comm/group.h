@@ -58,7 +58,8 @@ class Group final : private Surroundings {
   // What a rank was about to do when the calls did not match.
   Call call_of(int rank) const { return phases_.call_of(rank); }
 
-  // Tells the others that this rank comes no more. Waits for nothing.
+  // Tells the others that this rank comes no more. Waits for nothing; a wait of another thread ends when it next looks
+  // around.
   void leave();
 
   // Maps a segment of each rank, by rank; `id` is the same on all. Null with an errno in `error` where that cannot be.
@@ -68,7 +69,9 @@ class Group final : private Surroundings {
 
  private:
   bool is_alive(int rank) override;
-  bool is_interrupted() override { return settings_.is_interrupted != nullptr && settings_.is_interrupted(); }
+  bool is_interrupted() override {
+    return has_left_ || (settings_.is_interrupted != nullptr && settings_.is_interrupted());
+  }
   bool is_ready();
   void note_failure();
   static std::vector<Control*> controls_of(const std::vector<Mapping>& mappings);

@@ -6,7 +6,7 @@ import math
 import operator
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -65,8 +65,12 @@ class CCLWork:
             ends = time.monotonic() + longest_s
             while not self._is_done and self._failure is None:
                 left_ms = max(0, math.ceil((ends - time.monotonic()) * 1000))
-                if not self._finished_within(min(_SLICE_MS, left_ms)) and self._failure is None and left_ms == 0:
+                if self._finished_within(min(_SLICE_MS, left_ms)) or self._failure is not None:
+                    break
+                if left_ms == 0:
                     self._failure = self._comm.give_up(self._what, longest_s)
+                elif self._comm.watch is not None:
+                    self._comm.watch()
             if self._failure is not None:
                 raise self._failure
             return True
@@ -95,13 +99,23 @@ class Communicator:
         size, rank: how many there are, and which this process is.
         address: where they meet; the same bytes on all ranks.
         timeout_s: how long a collective is waited for.
+        watch: called some times a second while one is waited for; what it raises ends the wait, and nothing else.
     """
 
-    def __init__(self, ops: Any, size: int, rank: int, address: Address, timeout_s: float) -> None:
+    def __init__(
+        self,
+        ops: Any,
+        size: int,
+        rank: int,
+        address: Address,
+        timeout_s: float,
+        watch: Callable[[], None] | None = None,
+    ) -> None:
         self.ops = ops
         self.size = _count("size", size)
         self.rank = _place("rank", rank, self.size)
         self.timeout_s = timeout_s
+        self.watch = watch
         self._failure: CommunicationError | None = None
         self._number: int | None = None
         self._number, meeting = ops.connect(self.size, self.rank, _address(address))
@@ -247,10 +261,16 @@ class CCLCommModule:
             before.close()
 
     def new_communicator(
-        self, size: int, rank: int, kvs: Address, *, timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        size: int,
+        rank: int,
+        kvs: Address,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        watch: Callable[[], None] | None = None,
     ) -> Communicator:
-        """A communicator of its own, beside the world and its groups."""
-        return Communicator(self.ops, size, rank, kvs, timeout_s)
+        """A communicator of its own, beside the world and its groups; the arguments are those of its class."""
+        return Communicator(self.ops, size, rank, kvs, timeout_s, watch)
 
     # What there is -------------------------------------------------------------------------------
 

@@ -258,6 +258,7 @@ class SharedMemoryGroup:
 
     def close(self) -> None:
         """Leave the group. The others raise if they still wait for this rank; all ranks do this after their last call.
+        A collective of another thread that waits for other ranks raises, too, within about half a second.
 
         Symmetric tensors stay usable as tensors. A second call does nothing.
         """
@@ -292,8 +293,16 @@ class SharedMemoryGroup:
 
     def _fail(self, operation: str) -> NoReturn:
         """Raise what the last failure of the group means."""
-        number, rank, _, waited_ms = self._native.failure(self._number)
-        text = self._native.explain(self._number)
+        try:
+            number, rank, _, waited_ms = self._native.failure(self._number)
+            text = self._native.explain(self._number)
+        except ValueError:
+            raise SharedMemoryCommError(
+                f"{operation} of {self!r} was ended: another thread of this rank closed the group.",
+                _REMEDIES["left"],
+                rank=self.rank,
+                operation=operation,
+            ) from None
         kind = _KINDS[number]
         if kind == "interrupted":
             raise_interruption(self._native.take_raised())
