@@ -102,10 +102,9 @@ def make_job(options: argparse.Namespace) -> Job:
     )
     if options.host_launch is not None:  # a driver has seen to all the rest
         host = Host("localhost", options.host_slots, options.host_chosen)
-        variables = dict(options.host_variable)
         told = replace(job, launch=options.host_launch, address=options.host_address)
         names = tuple(options.host_devices.split(",")) if options.host_devices else ()
-        return replace(told, hosts=(host,), variables=variables, device_variables=names, reports=True)
+        return replace(told, hosts=(host,), device_variables=names, reports=True)
     accelerator = find_accelerator()
     hosts = _hosts(options, accelerator)
     launcher = options.launcher or ("torchrun" if len(hosts) == 1 and hosts[0].is_local else "ssh")
@@ -123,7 +122,9 @@ def make_job(options: argparse.Namespace) -> Job:
     _refuse_what_would_be_ignored(options, launcher)
     variables = worker_environment.read_environment_files((Path.home(), Path.cwd()))
     names = tuple(accelerator.visible_devices_envs())
-    forwarded = worker_environment.forwarded(environment.child_environment(), accelerator.export_envs(), names)
+    forwarded = worker_environment.forwarded(
+        environment.child_environment(), accelerator.export_envs(), names, launcher
+    )
     told = replace(job, hosts=hosts, launcher=launcher, variables=variables)
     return replace(told, device_variables=names, forwarded=forwarded)
 

@@ -21,6 +21,7 @@ from accelerator.launch.errors import LaunchError
 from accelerator.launch.failures import Failure, first_failure
 from accelerator.launch.job import Job
 from accelerator.launch.orphans import VARIABLE, end_processes_of
+from accelerator.launch.received import sent_line
 from accelerator.launch.signals import heeded
 from accelerator.launch.worker import tell
 from op_builder import env as environment
@@ -39,12 +40,14 @@ class RemoteCommand:
         label: the host, or the launcher that knows the hosts.
         takes_orders: it reads the names of signals from standard input; others are sent the signals themselves.
         variables: added to this process's environment.
+        sent: variables of another host, which are sent by standard input before all orders; None where it reads none.
     """
 
     label: str
     command: tuple[str, ...]
     takes_orders: bool
     variables: dict[str, str]
+    sent: dict[str, str] | None = None
 
 
 def run(job: Job, commands: Sequence[RemoteCommand]) -> int:
@@ -118,6 +121,7 @@ class _Driver:
         try:
             process = subprocess.Popen(
                 command.command,
+                executable=shutil.which(command.command[0]),  # by our own PATH; the command may be given another
                 env=environment.child_environment(**{**command.variables, VARIABLE: self._job.launch}),
                 stdin=subprocess.PIPE if command.takes_orders else subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -129,6 +133,10 @@ class _Driver:
                 f"Install it, or choose another --launcher than {self._job.launcher}.",
             ) from None
         self._running[process] = command
+        if command.sent is not None and process.stdin is not None:
+            with contextlib.suppress(OSError):  # it has ended already; why, is told where its end is seen
+                process.stdin.write(sent_line(command.sent))
+                process.stdin.flush()
         pump = threading.Thread(target=self._pump, args=(process.stderr,), daemon=True)
         pump.start()
         self._pumps.append(pump)

@@ -34,7 +34,7 @@ def describe_job(job: Job, plan: HostPlan | BindingError, directory: Path) -> li
             f"rendezvous: {_rendezvous(job)}",
             f"command of each rank: {shlex.join(job.program)}",
         ]
-        worker = shlex.join(worker_command(sys.executable, plan.spec(job.part), list(job.program)))
+        worker = shlex.join(worker_command(sys.executable, plan.spec(), list(job.program)))
         return [*lines, *_binding(plan, ""), f"set by the agent: {_AGENT_SETS}", f"started by the agent: {worker}"]
     lines = [f"launcher: {job.launcher}, {total} ranks on {len(job.hosts)} hosts"]
     if job.launcher == "ssh":
@@ -42,6 +42,8 @@ def describe_job(job: Job, plan: HostPlan | BindingError, directory: Path) -> li
         for rank, command in enumerate(ssh_commands(job, directory)):
             slots = ",".join(map(str, job.hosts[rank].chosen))
             lines.append(f"host {rank}, {command.label}, slots {slots}: {_shell(command)}")
+            if command.sent:
+                lines.append(f"  with, by its standard input: {_assignments(command.sent)}")
     else:
         lines.append(f"command: {_shell(cluster_command(job))}")
     if isinstance(plan, BindingError):

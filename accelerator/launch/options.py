@@ -53,11 +53,6 @@ def _slots(text: str) -> tuple[int, ...]:
     return tuple(int(slot) for slot in text.split(","))
 
 
-def _assignment(text: str) -> tuple[str, str]:
-    name, _, value = text.partition("=")
-    return name, value
-
-
 # What errors call the types: "argument --num_nodes: invalid whole number of at least 1 value: '0'"
 _count.__name__ = "whole number of at least 1"
 _number.__name__ = "whole number of at least 0"
@@ -167,7 +162,6 @@ def make_parser() -> _Parser:
     kinds = {"slots": int, "chosen": _slots, "launch": str, "address": str, "devices": str}
     for name, kind in kinds.items():
         parser.option(f"host_{name}", type=kind, help=argparse.SUPPRESS)
-    parser.option("host_variable", type=_assignment, action="append", default=[], help=argparse.SUPPRESS)
     return parser
 
 

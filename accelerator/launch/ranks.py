@@ -9,7 +9,6 @@ from typing import Any
 from accelerator.launch import environment
 from accelerator.launch.binding import RankBinding, format_list, parse_core_list, plan_binding, threads_without_binding
 from accelerator.launch.hostfile import Host
-from accelerator.launch.orphans import VARIABLE
 from accelerator.launch.topology import Topology
 
 _MOST_LINES = 16
@@ -40,17 +39,17 @@ class HostPlan:
     rank_variables: tuple[dict[str, str], ...] = ()
     notes: tuple[str, ...] = ()
 
-    def spec(self, launch: str) -> dict[str, Any]:
+    def spec(self) -> dict[str, Any]:
         """For the workers, see :func:`accelerator.launch.worker.worker_command`."""
         ranks = [
-            {
-                "cpus": list(binding.cpus),
-                "memory": [binding.memory.mode, list(binding.memory.nodes)],
-                "variables": variables,
-            }
-            for binding, variables in zip(self.bindings, self.rank_variables, strict=True)
+            {"cpus": list(binding.cpus), "memory": [binding.memory.mode, list(binding.memory.nodes)]}
+            for binding in self.bindings
         ]
-        return {"launch": launch, "variables": {**self.variables, VARIABLE: launch}, "ranks": ranks}
+        return {"ranks": ranks}
+
+    def variables_of(self, local_rank: int) -> dict[str, str]:
+        """All variables that the plan gives a rank."""
+        return {**self.variables, **(self.rank_variables[local_rank] if self.rank_variables else {})}
 
     def lines(self) -> list[str]:
         """What is bound and set, a line for each rank, and the notes."""

@@ -117,15 +117,13 @@ def supervise(spec: dict[str, Any], program: list[str]) -> int:
     variables = {
         **spec["variables"],
         **visible_devices(settings["devices"], given, chosen),
-        **plan.variables,
+        **plan.variables_of(place.local_rank),
         **place.variables(),
         VARIABLE: spec["launch"],
     }
     variables.setdefault("MASTER_ADDR", first_of_nodelist(given.get("SLURM_STEP_NODELIST", "")))
     if plan.bindings:
-        own = plan.bindings[place.local_rank]
-        variables.update(plan.rank_variables[place.local_rank])
-        bind(list(own.cpus), (own.memory.mode, list(own.memory.nodes)), place.local_rank)
+        bind(plan.spec()["ranks"][place.local_rank], place.local_rank)
     program_process = _Program(program, environment.child_environment(**variables), place, settings["log_dir"])
     return program_process.run(spec["launch"], settings["grace_s"])
 

@@ -96,7 +96,7 @@ class _Agent(LocalElasticAgent):
     """Torch's agent, which tells an observer what it starts, and does not wait longer than it was told."""
 
     def __init__(self, job: Job, plan: HostPlan, observer: Observer, directory: Path | None, ending: Ending) -> None:
-        spec_of_workers = {**plan.spec(job.part), "parent": os.getpid()}
+        spec_of_workers = {**plan.spec(), "parent": os.getpid()}
         command = worker_command(sys.executable, spec_of_workers, list(job.program))
         rendezvous, address, port = _rendezvous(job)
         spec = WorkerSpec(
@@ -113,7 +113,7 @@ class _Agent(LocalElasticAgent):
         log_dir = job.log_dir
         if log_dir is not None and job.num_nodes > 1:
             log_dir = log_dir / f"node{job.node_rank}"  # the directory may be shared
-        logs = _Streams(observer, job.part, log_dir, directory)
+        logs = _Streams(observer, plan, job.part, log_dir, directory)
         super().__init__(spec, logs)
         self._observer = observer
         self._grace_s = job.grace_s
@@ -159,18 +159,25 @@ class _Agent(LocalElasticAgent):
 
 
 class _Streams(DefaultLogsSpecs):
-    """Standard error of the ranks goes through the observer, and with a directory for logs both streams do."""
+    """Standard error of the ranks goes through the observer, and with a directory for logs both streams do.
 
-    def __init__(self, observer: Observer, part: str, log_dir: Path | None, directory: Path | None) -> None:
+    It is also where the variables of each rank can be added to.
+    """
+
+    def __init__(
+        self, observer: Observer, plan: HostPlan, part: str, log_dir: Path | None, directory: Path | None
+    ) -> None:
         redirected = Std.NONE if log_dir is None else Std.ALL
         super().__init__(str(log_dir or directory), redirects=redirected)
         self._observer = observer
+        self._plan = plan
         self._part = part
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         destination = super().reify(envs)
         for local_rank, variables in envs.items():
-            variables[VARIABLE] = self._part
+            # The agent's own, RANK and the like, stay as they are.
+            variables.update({**self._plan.variables_of(local_rank), **variables, VARIABLE: self._part})
             for target, paths in ((1, destination.stdouts), (2, destination.stderrs)):
                 log = paths[local_rank] or None
                 if log is not None or target == 2:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import ROOT, TELL, WAIT, Started, environment, launch, left_of
+from launching import ROOT, TELL, WAIT, Started, Watch, environment, launch, left_of
 
 from accelerator.launch.binding import format_list, plan_binding
 from accelerator.launch.job import Job
@@ -61,6 +61,16 @@ def test_the_kernel_agrees_with_the_plan(tmp_path: Path) -> None:
         assert got["arguments"] == ["$x", "${local_rank}", "--flag"]
         assert got["name"] == "__main__"
         assert f"local rank {rank}: CPU {format_list(plan[rank].cpus)}" in done.stderr
+
+
+def test_values_of_the_file_of_variables_are_seen_on_no_command_line(tmp_path: Path) -> None:
+    (tmp_path / ".accel_env").write_text("FROM_FILE=secret-of-the-file\nRANK=7\n")
+    with Watch("secret-of-the-file") as watch:
+        done = launch([*TWO, "tell.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {told(tmp_path, rank)["FROM_FILE"] for rank in (0, 1)} == {"secret-of-the-file"}
+    assert watch.seen == set()
+    assert [line for line in watch.looked_at if "worker.py" in line]
 
 
 def test_a_listed_cpu_is_the_only_one(tmp_path: Path) -> None:
