@@ -64,6 +64,7 @@ def _launch(options: argparse.Namespace) -> int:
             plan = error  # where the ranks will run there may be more cores
         print("\n".join(describe_job(job, plan, Path.cwd())))
         return 0
+    _check_script(job, options)
     if job.launcher == "torchrun":
         plan = _plan_here(job)
         for line in plan.lines():
@@ -77,6 +78,21 @@ def _launch(options: argparse.Namespace) -> int:
 
     commands = ssh_commands(job, Path.cwd()) if job.launcher == "ssh" else [cluster_command(job)]
     return driver.run(job, commands)
+
+
+def _check_script(job: Job, options: argparse.Namespace) -> None:
+    """Have ranks not be started for nothing, where that is known already.
+
+    Raises:
+        LaunchError: the script is missing on this host, which is to run it.
+    """
+    script = options.program[0]
+    runs_here = job.launcher != "slurm" and any(host.is_local for host in job.hosts)
+    if runs_here and not (options.module or options.no_python or Path(script).exists()):
+        raise LaunchError(
+            f"There is no script {script}.",
+            "Correct its path. For a module give --module, for what is no Python script --no_python.",
+        )
 
 
 def make_job(options: argparse.Namespace) -> Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -171,7 +172,8 @@ class _Driver:
 
     def _explain(self, command: RemoteCommand, status: int) -> None:
         if command.takes_orders and status == 255:
-            tell(f"{command.label}: ssh failed; see above. 'ssh {command.label} true' must work without questions.")
+            attempt = shlex.join([*command.command[:-1], "true"])
+            tell(f"{command.label}: ssh failed; see above. Remedy: Have '{attempt}' work without questions.")
         elif self._ordered is None and self._running:
             tell(f"{command.label} ended with status {status}; ending the others")
 

@@ -11,7 +11,7 @@ from accelerator.launch.cluster import cluster_command
 from accelerator.launch.driver import RemoteCommand
 from accelerator.launch.errors import BindingError
 from accelerator.launch.job import DEFAULT_PORT, Job
-from accelerator.launch.ranks import HostPlan, describe
+from accelerator.launch.ranks import HostPlan, describe, plural
 from accelerator.launch.ssh import master_address, ssh_commands
 from accelerator.launch.worker import worker_command
 
@@ -29,21 +29,22 @@ def describe_job(job: Job, plan: HostPlan | BindingError, directory: Path) -> li
     if job.launcher == "torchrun" and isinstance(plan, HostPlan):
         total = len(job.hosts[0].chosen) * job.num_nodes
         lines = [
-            f"launcher: torchrun, torch's elastic agent, for {plan.ranks} of {total} ranks "
+            f"launcher: torchrun, torch's elastic agent, for {plan.ranks} of {plural(total, 'rank')} "
             f"(host {job.node_rank} of {job.num_nodes})",
             f"rendezvous: {_rendezvous(job)}",
             f"command of each rank: {shlex.join(job.program)}",
         ]
         worker = shlex.join(worker_command(sys.executable, plan.spec(), list(job.program)))
         return [*lines, *_binding(plan, ""), f"set by the agent: {_AGENT_SETS}", f"started by the agent: {worker}"]
-    lines = [f"launcher: {job.launcher}, {total} ranks on {len(job.hosts)} hosts"]
+    lines = [f"launcher: {job.launcher}, {plural(total, 'rank')} on {plural(len(job.hosts), 'host')}"]
     if job.launcher == "ssh":
         lines.append(f"rendezvous: {master_address(job)} port {job.master_port or DEFAULT_PORT}")
-        for rank, command in enumerate(ssh_commands(job, directory)):
+        commands = ssh_commands(job, directory)
+        for rank, command in enumerate(commands):
             slots = ",".join(map(str, job.hosts[rank].chosen))
             lines.append(f"host {rank}, {command.label}, slots {slots}: {_shell(command)}")
-            if command.sent:
-                lines.append(f"  with, by its standard input: {_assignments(command.sent)}")
+        sent = next((command.sent for command in commands if command.sent), {})
+        lines.append(f"variables, by ssh's standard input: {_assignments(sent)}")
     else:
         lines.append(f"command: {_shell(cluster_command(job))}")
     if isinstance(plan, BindingError):

@@ -132,9 +132,9 @@ def _parse_choice(text: str, option: str, hosts: Sequence[Host]) -> dict[str, tu
         if name not in known:
             name = name or part
             near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
+            hint = f" (did you mean {near[0]}?)" if near else ""
             raise HostfileError(
-                f"{option} {text!r}: there is no host {name!r}; {hint}Hosts are {', '.join(known)}.",
+                f"{option} {text!r}: there is no host {name!r}{hint}; there are {', '.join(known)}.",
                 "Expected is host:0,1@host2, say.",
             )
         if name in choice:

@@ -61,8 +61,12 @@ class HostPlan:
             told = [*told[:_MOST_LINES], f"... and {len(told) - _MOST_LINES} more ranks; --dry_run shows all"]
         threads = {name: self.variables[name] for name in environment.THREAD_VARIABLES if name in self.variables}
         if threads:
-            told.append(f"{self.ranks} unbound ranks, {_assignments(threads)} for each")
+            told.append(f"{plural(self.ranks, 'unbound rank')}, {_assignments(threads)} for each")
         return [*told, *self.notes]
+
+
+def plural(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def describe(binding: RankBinding, variables: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ from accelerator.launch.errors import LaunchError
 from accelerator.launch.failures import Failure
 from accelerator.launch.hostfile import Host
 from accelerator.launch.kernel import end_with_parent
-from accelerator.launch.observer import Observer
+from accelerator.launch.observer import Observer, make_log_directory
 from accelerator.launch.orphans import VARIABLE, end_processes_of
 from accelerator.launch.ranks import BindingRequest, plan_host
 from accelerator.launch.signals import heeded
@@ -108,6 +108,9 @@ def supervise(spec: dict[str, Any], program: list[str]) -> int:
         plan = plan_host(
             Host(socket.gethostname(), settings["slots"], chosen), request, read_topology(HostFiles(), affinity), given
         )
+        log_dir = None if settings["log_dir"] is None else Path(settings["log_dir"]) / f"rank{place.rank}"
+        if log_dir is not None:
+            make_log_directory(log_dir)
     except AccelError as error:
         tell(str(error))
         return 2
@@ -124,22 +127,20 @@ def supervise(spec: dict[str, Any], program: list[str]) -> int:
     variables.setdefault("MASTER_ADDR", first_of_nodelist(given.get("SLURM_STEP_NODELIST", "")))
     if plan.bindings:
         bind(plan.spec()["ranks"][place.local_rank], place.local_rank)
-    program_process = _Program(program, environment.child_environment(**variables), place, settings["log_dir"])
+    program_process = _Program(program, environment.child_environment(**variables), place, log_dir)
     return program_process.run(spec["launch"], settings["grace_s"])
 
 
 class _Program:
     """The program of a rank, and its parent's part in its end."""
 
-    def __init__(self, command: list[str], variables: dict[str, str], place: Place, log_dir: str | None) -> None:
+    def __init__(self, command: list[str], variables: dict[str, str], place: Place, log_dir: Path | None) -> None:
         self._command = command
         self._variables = variables
         self._place = place
         self._logs: dict[int, str | None] = {1: None, 2: None}
         if log_dir is not None:
-            directory = Path(log_dir) / f"rank{place.rank}"
-            directory.mkdir(parents=True, exist_ok=True)
-            self._logs = {1: str(directory / "stdout.log"), 2: str(directory / "stderr.log")}
+            self._logs = {1: str(log_dir / "stdout.log"), 2: str(log_dir / "stderr.log")}
         self._asked: list[int] = []
 
     def run(self, launch: str, grace_s: float) -> int:

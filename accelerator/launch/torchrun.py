@@ -7,6 +7,7 @@ ended is known, and what is left of a failed launch is ended.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -29,12 +30,16 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.failures import Failure, first_failure
 from accelerator.launch.job import DEFAULT_PORT, Job
-from accelerator.launch.observer import Observer
+from accelerator.launch.observer import Observer, make_log_directory
 from accelerator.launch.orphans import VARIABLE, end_processes_of
-from accelerator.launch.ranks import HostPlan
+from accelerator.launch.ranks import HostPlan, plural
 from accelerator.launch.signals import Ending
 from accelerator.launch.worker import tell, worker_command
 
+_AGENT_LOGGER = "torch.distributed.elastic.agent.server.api"
+_PROCESSES_LOGGER = "torch.distributed.elastic.multiprocessing.api"
+# What torch says of the end of ranks this launcher says, too, with rank, host and cause.
+_TOLD_HERE = ("failed (exitcode", "Sending process", "Unable to shutdown process", "Received %s death signal")
 _NETWORK_ERRORS = (RendezvousError, DistError, TimeoutError)
 _RENDEZVOUS_TIMEOUT_S = 900
 # A name may be announced only when its host has started.
@@ -48,6 +53,8 @@ def run(job: Job, plan: HostPlan) -> int:
     That is the first failing rank's, 128 and the signal's number where a signal ended it or this launcher, and 1
     where the hosts did not meet.
     """
+    if job.log_dir is not None:
+        make_log_directory(job.log_dir)
     ending = Ending()
     ending.raise_first(_asked)
     if job.reports:
@@ -55,6 +62,8 @@ def run(job: Job, plan: HostPlan) -> int:
     directory = None
     if job.log_dir is None:
         directory = Path(tempfile.mkdtemp(prefix="accel-launch-"))  # error files alone
+    for module in (_AGENT_LOGGER, _PROCESSES_LOGGER):
+        logging.getLogger(module).addFilter(_is_news)
     observer = Observer()
     _end_in_time(job, observer)
     try:
@@ -137,6 +146,19 @@ class _Agent(LocalElasticAgent):
     def _close(self) -> None:
         with contextlib.suppress(*_NETWORK_ERRORS):  # the host with rank 0 may be gone: then nobody waits
             self._rdzv_handler.shutdown()
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        self._last = result
+        return result
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        failure = _first(self._last, self._observer)
+        if failure is None:
+            tell("ranks of other hosts are started again, and so are those of this one")
+        else:
+            tell(f"{failure}\nAll ranks are started again; {plural(self._remaining_restarts, 'restart')} left.")
+        super()._restart_workers(worker_group)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         super()._stop_workers(worker_group)
@@ -294,6 +316,10 @@ def _end_in_time(job: Job, observer: Observer) -> None:
         os._exit(128 + number)
 
     threading.Thread(target=wait, name="accel-launch deadline", daemon=True).start()
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(_TOLD_HERE)
 
 
 def _asked(number: signal.Signals) -> SignalException:

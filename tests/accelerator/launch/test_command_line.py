@@ -105,8 +105,12 @@ def test_two_dashes_end_the_options() -> None:
         ([], "which script?"),
         (["--bind_core_to_rank", "x.py"], "there is no option --bind_core_to_rank; did you mean --bind_cores_to_rank?"),
         (["--num-accelerator=2", "x.py"], "there is no option --num-accelerator; did you mean --num_accelerators?"),
-        (["--num_accelerators", "0", "x.py"], "whole number of at least 1"),
-        (["--master_port", "70000", "x.py"], "invalid port value: '70000'"),
+        (["--num_accelerators", "0", "x.py"], "expected a whole number of at least 1, not '0'"),
+        (["--num_nodes", "two", "x.py"], "argument --num_nodes: expected a whole number of at least 1, not 'two'"),
+        (["--master_port", "70000", "x.py"], "expected a port, 1 to 65535, not '70000'"),
+        (["--grace_period", "nan", "x.py"], "expected a number of seconds, not 'nan'"),
+        (["y.py"], "There is no script y.py. Remedy: Correct its path. For a module give --module"),
+        (["--log_dir", "two/logs", "x.py"], "two/logs cannot be made on "),
         (["--launcher", "pdsh", "x.py"], "invalid choice: 'pdsh'"),
         (["--module", "--no_python", "x"], "exclude each other"),
         (["--json", "x.py"], "--json goes with --show_topology"),
@@ -137,6 +141,7 @@ def test_what_cannot_be_done_is_told_and_nothing_starts(
 ) -> None:
     monkeypatch.setattr("subprocess.Popen", lambda *_a, **_k: pytest.fail("something was started"))
     Path("two").write_text("a slots=1\nb slots=1\n")
+    Path("x.py").touch()
     assert message in " ".join(refused(capsys, *arguments).split())
 
 
@@ -156,7 +161,7 @@ def test_the_default_is_a_rank_for_each_numa_node_with_cores_that_may_be_used(
     assert "for 2 of 2 ranks" in dry_run(capsys, "train.py")
     with monkeypatch.context() as masked:
         masked.setattr(os, "sched_getaffinity", lambda _pid: {5, 7})
-        assert "for 1 of 1 ranks" in dry_run(capsys, "train.py")
+        assert "for 1 of 1 rank " in dry_run(capsys, "train.py")
     write_machine(tmp_path, Made(sockets=5, cores=2))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(10)))
     assert "for 5 of 5 ranks" in dry_run(capsys, "train.py")

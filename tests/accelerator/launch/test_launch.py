@@ -104,6 +104,7 @@ def test_the_first_failing_rank_is_told_and_gives_the_exit_status(
     assert f") on {os.uname().nodename} ended {cause}" in done.stderr
     assert "accel-launch: rank 1 (local rank 1, pid " in done.stderr
     assert "accel-launch: rank 0" not in done.stderr
+    assert "torch/distributed" not in done.stderr, "torch says the same once more"
     assert "  | last words of the rank" in done.stderr
 
 
@@ -177,7 +178,9 @@ def command_line(process_id: int) -> str:
 def test_failed_ranks_are_started_again(tmp_path: Path) -> None:
     program = "import os, sys; sys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)"
     (tmp_path / "once.py").write_text(program)
-    assert launch([*TWO, "--max_restarts", "1", "once.py"], tmp_path).returncode == 0
+    done = launch([*TWO, "--max_restarts", "1", "once.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "ended with exit status 3\nAll ranks are started again; 0 restarts left.\n" in done.stderr
     assert launch(["--num_accelerators", "1", "once.py"], tmp_path).returncode == 3
 
 
