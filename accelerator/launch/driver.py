@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.failures import Failure, first_failure
+from accelerator.launch.guard import guarded
 from accelerator.launch.job import Job
 from accelerator.launch.orphans import VARIABLE, end_processes_of
 from accelerator.launch.received import sent_line
@@ -59,7 +60,10 @@ def run(job: Job, commands: Sequence[RemoteCommand]) -> int:
         when that ended this process's work.
     """
     driver = _Driver(job)
-    with _signals_to(driver.order):
+    with ExitStack() as stack:
+        stack.enter_context(_signals_to(driver.order))
+        if not all(command.takes_orders for command in commands):
+            stack.enter_context(guarded(job.launch, job.grace_s))
         try:
             status = driver.run(commands)
         finally:

@@ -77,6 +77,19 @@ def test_signals_reach_the_ranks_below_mpi(launcher: str, how: str, tmp_path: Pa
         assert left_of(started.mark) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", MPIS)
+def test_ranks_below_mpi_end_with_a_driver_that_is_killed(launcher: str, tmp_path: Path) -> None:
+    variables = available(launcher)
+    (tmp_path / "wait.py").write_text(WAIT)
+    options = ["--launcher", launcher, "--num_accelerators", "2", "--grace_period", "1"]
+    with env.scope(**variables), Started([*options, "wait.py", "stubborn"], tmp_path) as started:
+        started.wait_for("up0", "up1")
+        started.process.kill()
+        started.process.wait()
+        assert left_of(started.mark, patience_s=30) == [], started.errors
+
+
 # srun as a program sees it: tasks with Slurm's variables. Slurm itself is not in reach of a test.
 SRUN = """#!{python} -S
 import os, subprocess, sys

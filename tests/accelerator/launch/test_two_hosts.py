@@ -160,10 +160,13 @@ def test_signals_reach_the_ranks_of_all_hosts(
         assert left_of_launch(tmp_path) == []
 
 
+@pytest.mark.parametrize("launcher", ["ssh", *MPIS])
 def test_ranks_of_all_hosts_end_with_a_driver_that_is_killed(
-    hosts: TwoHosts, options: list[str], tmp_path: Path
+    launcher: str, hosts: TwoHosts, options: list[str], tmp_path: Path
 ) -> None:
-    with Started([*options, "--num_accelerators", "1", "wait.py", "stubborn"], tmp_path, hosts.on("a", [])) as started:
+    arguments, variables = below(launcher, hosts, options)
+    arguments = [*arguments, "--num_accelerators", "1", "wait.py", "stubborn"]
+    with env.scope(**variables), Started(arguments, tmp_path, hosts.on("a", [])) as started:
         started.wait_for("up0", "up1")
         started.process.kill()
         started.end()
