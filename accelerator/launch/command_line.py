@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from accelerator.launch.hostfile import Host, choose_hosts, limit, read_hostfile
 from accelerator.launch.job import Job, program_command
 from accelerator.launch.options import parse
 from accelerator.launch.ranks import BindingRequest, HostPlan, plan_host
-from accelerator.launch.topology import Topology, read_caches, read_topology
+from accelerator.launch.topology import Topology, own_affinity, read_caches, read_topology
 from accelerator.launch.worker import tell
 from op_builder import env as environment
 from op_builder.cgroups import HostFiles
@@ -222,8 +221,7 @@ def _plan_here(job: Job) -> HostPlan:
 
 
 def _topology() -> Topology:
-    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    return read_topology(HostFiles(), affinity)
+    return read_topology(HostFiles(), own_affinity())
 
 
 def _show_topology(options: argparse.Namespace) -> int:

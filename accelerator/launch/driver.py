@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, BinaryIO
 
 from accelerator.launch.errors import LaunchError
-from accelerator.launch.failures import Failure, first_failure
+from accelerator.launch.failures import Failure, exit_status, first_failure
 from accelerator.launch.guard import guarded
 from accelerator.launch.job import Job
 from accelerator.launch.orphans import VARIABLE, end_processes_of
@@ -96,7 +96,7 @@ class _Driver:
             for process in [process for process in self._running if process.poll() is not None]:
                 command = self._running.pop(process)
                 if process.returncode != 0 and first_status == 0 and not told:
-                    first_status = process.returncode if process.returncode > 0 else 128 - process.returncode
+                    first_status = exit_status(process.returncode)
                     self._explain(command, process.returncode)
             # A rank's failure is enough: not every MPI ends the others when one of them has an exit status.
             if not told and (self._ordered is not None or first_status != 0 or self._failures):

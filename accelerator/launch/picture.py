@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from accelerator.launch.binding import format_list
+from accelerator.launch.lists import format_list
 from accelerator.launch.ranks import HostPlan, describe, plural
 from accelerator.launch.topology import Cache, Core, Node, Topology
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from accelerator.launch import environment
-from accelerator.launch.binding import RankBinding, format_list, parse_core_list, plan_binding, threads_without_binding
+from accelerator.launch.binding import RankBinding, parse_core_list, plan_binding, threads_without_binding
 from accelerator.launch.hostfile import Host
+from accelerator.launch.lists import format_list
 from accelerator.launch.topology import Topology
 
 _MOST_LINES = 16
@@ -61,7 +63,7 @@ class HostPlan:
             told = [*told[:_MOST_LINES], f"... and {len(told) - _MOST_LINES} more ranks; --dry_run shows all"]
         threads = {name: self.variables[name] for name in environment.THREAD_VARIABLES if name in self.variables}
         if threads:
-            told.append(f"{plural(self.ranks, 'unbound rank')}, {_assignments(threads)} for each")
+            told.append(f"{plural(self.ranks, 'unbound rank')}, {assignments(threads)} for each")
         return [*told, *self.notes]
 
 
@@ -73,7 +75,7 @@ def describe(binding: RankBinding, variables: Mapping[str, str]) -> str:
     """A rank's binding and threads in one line."""
     nodes = f" of NUMA node {format_list(binding.nodes)}" if binding.nodes else ""
     memory = f", memory {binding.memory}"
-    return f"CPU {format_list(binding.cpus)}{nodes}{memory}, {_assignments(variables) or 'threads as you set them'}"
+    return f"CPU {format_list(binding.cpus)}{nodes}{memory}, {assignments(variables) or 'threads as you set them'}"
 
 
 def plan_host(host: Host, request: BindingRequest, topology: Topology, given: Mapping[str, str]) -> HostPlan:
@@ -103,5 +105,6 @@ def plan_host(host: Host, request: BindingRequest, topology: Topology, given: Ma
     return HostPlan(ranks, bindings, variables, rank_variables, notes)
 
 
-def _assignments(variables: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in variables.items())
+def assignments(variables: Mapping[str, str]) -> str:
+    """Variables as a shell reads them."""
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())

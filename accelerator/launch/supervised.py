@@ -23,7 +23,7 @@ from accelerator.launch.observer import Observer, make_log_directory
 from accelerator.launch.orphans import VARIABLE, end_processes_of
 from accelerator.launch.ranks import BindingRequest, plan_host
 from accelerator.launch.signals import heeded
-from accelerator.launch.topology import read_topology
+from accelerator.launch.topology import own_affinity, read_topology
 from accelerator.launch.worker import bind, tell
 from op_builder import env as environment
 from op_builder.cgroups import HostFiles
@@ -104,10 +104,8 @@ def supervise(spec: dict[str, Any], program: list[str]) -> int:
                 "Look at what --launcher_args says of placing ranks.",
             )
         request = BindingRequest(settings["wanted"], settings["core_list"])
-        affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-        plan = plan_host(
-            Host(socket.gethostname(), settings["slots"], chosen), request, read_topology(HostFiles(), affinity), given
-        )
+        host = Host(socket.gethostname(), settings["slots"], chosen)
+        plan = plan_host(host, request, read_topology(HostFiles(), own_affinity()), given)
         log_dir = None if settings["log_dir"] is None else Path(settings["log_dir"]) / f"rank{place.rank}"
         if log_dir is not None:
             make_log_directory(log_dir)

@@ -13,8 +13,9 @@ import pytest
 from launching import TELL, WAIT, Started, Watch, launch, left_of
 from mpis import MPIS, available
 
-from accelerator.launch.binding import format_list, plan_binding
+from accelerator.launch.binding import plan_binding
 from accelerator.launch.errors import LaunchError
+from accelerator.launch.lists import format_list
 from accelerator.launch.supervised import Place, first_of_nodelist, read_place
 from accelerator.launch.topology import read_topology
 from op_builder import env

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from launching import ROOT, TELL, WAIT, Started, Watch, environment, launch, left_of
 
-from accelerator.launch.binding import format_list, plan_binding
+from accelerator.launch.binding import plan_binding
 from accelerator.launch.job import Job
+from accelerator.launch.lists import format_list
 from accelerator.launch.topology import read_topology
 from op_builder.cgroups import HostFiles
 
