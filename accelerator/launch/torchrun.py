@@ -66,31 +66,33 @@ def run(job: Job, plan: HostPlan) -> int:
         logging.getLogger(module).addFilter(_is_news)
     observer = Observer()
     _end_in_time(job, observer)
+    result, stopped = None, None
     try:
-        _resolve(job)
-        agent = _Agent(job, plan, observer, directory, ending)
-        result = agent.run_and_close()
-        ending.note_only()
+        try:
+            _resolve(job)
+            result = _Agent(job, plan, observer, directory, ending).run_and_close()
+            ending.note_only()
+        except (SignalException, LaunchError, *_NETWORK_ERRORS) as error:
+            ending.note_only()
+            stopped = error
+        has_succeeded = result is not None and not result.is_failed()
+        if not has_succeeded:
+            end_processes_of(job.part, job.grace_s)
         observer.stop()
-        if result is not None and not result.is_failed():
-            return 0
-        failure = _first(result, observer)
-        end_processes_of(job.part, job.grace_s)
-    except SignalException as asked:
-        ending.note_only()
-        end_processes_of(job.part, job.grace_s)
-        observer.stop()
-        tell(f"{asked.sigval.name}: the ranks of {socket.gethostname()} were told to end, and have ended")
-        return 128 + asked.sigval
-    except (LaunchError, *_NETWORK_ERRORS) as error:
-        ending.note_only()
-        end_processes_of(job.part, job.grace_s)
-        observer.stop()
-        tell(str(error if isinstance(error, LaunchError) else _not_met(job, error)))
-        return 1
+        return 0 if has_succeeded else _tell_end(job, _first(result, observer), stopped)
     finally:
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _tell_end(job: Job, failure: Failure | None, stopped: Exception | None) -> int:
+    """Say why a launch has not succeeded; the exit status."""
+    if isinstance(stopped, SignalException):
+        tell(f"{stopped.sigval.name}: the ranks of {socket.gethostname()} were told to end, and have ended")
+        return 128 + stopped.sigval
+    if stopped is not None:
+        tell(str(stopped if isinstance(stopped, LaunchError) else _not_met(job, stopped)))
+        return 1
     if failure is None:
         tell("the hosts could not agree on their ranks; see the messages above")
         return 1
