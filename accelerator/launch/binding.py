@@ -13,14 +13,12 @@ The rules, in this order:
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from accelerator.launch.errors import BindingError
+from accelerator.launch.lists import format_list, parse_list
 from accelerator.launch.topology import Node, Topology
-from op_builder.cgroups import parse_index_list
 
 _MOST_IDLE_FOR_ONE_NODE = 1 / 8
 
@@ -71,25 +69,13 @@ def parse_core_list(text: str) -> frozenset[int]:
     Raises:
         BindingError: it is something else.
     """
-    written_so = re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text.strip())
-    cpus = parse_index_list(text) if written_so else frozenset()
+    cpus = frozenset(parse_list(text))
     if not cpus:
         raise BindingError(
             f"--bind_core_list {text!r}: expected numbers and ranges of CPUs, such as 0-51,56-107.",
             "'accel-launch --show_topology' shows the CPUs of this machine.",
         )
     return cpus
-
-
-def format_list(numbers: Sequence[int]) -> str:
-    """Rising numbers in the kernel's list format: ``0-2,8``."""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def plan_binding(topology: Topology, ranks: int, listed: frozenset[int] | None = None) -> tuple[RankBinding, ...]:

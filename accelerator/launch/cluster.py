@@ -48,7 +48,6 @@ def cluster_command(job: Job, find: Find = shutil.which) -> RemoteCommand:
     spec = {
         "launch": job.launch,
         "variables": {
-            **job.variables,
             **({"MASTER_ADDR": address} if address is not None else {}),
             "MASTER_PORT": str(job.master_port or DEFAULT_PORT),
         },
@@ -66,40 +65,42 @@ def cluster_command(job: Job, find: Find = shutil.which) -> RemoteCommand:
     programs = _PROGRAMS[job.launcher]
     program = next(filter(find, programs), programs[-1])
     worker = worker_command(sys.executable, spec, list(job.program))
-    build, variables = {
-        "openmpi": (_openmpi, {}),
-        # Both speak hydra's language; Intel's pins ranks unless its own variable says no.
-        "mpich": (_hydra, {}),
-        "impi": (_hydra, {"I_MPI_PIN": "0"}),
-        "slurm": (_slurm, {}),
-    }[job.launcher]
-    command = (program, *build(job), *job.launcher_args, *worker)
-    return RemoteCommand(job.launcher, command, False, dict(variables))
+    # It has the values in its environment, and is told by name which to forward: everybody can read command lines.
+    variables = dict(job.variables)
+    if job.launcher == "impi":
+        variables["I_MPI_PIN"] = "0"  # Intel's hydra has another way to say "-bind-to none"
+    build = {"openmpi": _openmpi, "mpich": _hydra, "impi": _hydra, "slurm": _slurm}[job.launcher]
+    options = build(job, sorted({*job.forwarded, *variables}))
+    return RemoteCommand(job.launcher, (program, *options, *job.launcher_args, *worker), False, variables)
 
 
-def _openmpi(job: Job) -> list[str]:
+def _openmpi(job: Job, forwarded: list[str]) -> list[str]:
     per_host = len(job.hosts[0].chosen)
     options = ["-np", str(per_host * len(job.hosts)), "--map-by", f"ppr:{per_host}:node", "--bind-to", "none"]
     options += ["--host", ",".join(f"{host.name}:{per_host}" for host in job.hosts)]
-    for name in job.forwarded:
+    for name in forwarded:
         options += ["-x", name]
     return options
 
 
-def _hydra(job: Job) -> list[str]:
+def _hydra(job: Job, forwarded: list[str]) -> list[str]:
     per_host = len(job.hosts[0].chosen)
     options = ["-np", str(per_host * len(job.hosts)), "-ppn", str(per_host)]
     if job.launcher == "mpich":
         options += ["-bind-to", "none"]
     if not all(host.is_local for host in job.hosts):
         options += ["-hosts", ",".join(host.name for host in job.hosts)]
-    return options  # all variables go to all hosts, unless -launcher_args say otherwise
+    # Without a word of it all variables of this host would go to the others; two words of it are an error.
+    if not {"-genvall", "-genvlist", "-genvnone"} & {argument.replace("--", "-", 1) for argument in job.launcher_args}:
+        options += ["-genvlist", ",".join(forwarded)] if forwarded else ["-genvnone"]
+    return options
 
 
-def _slurm(job: Job) -> list[str]:
+def _slurm(job: Job, _forwarded: list[str]) -> list[str]:
     per_host = len(job.hosts[0].chosen)
     nodes = job.num_nodes if job.hosts[0].is_local else len(job.hosts)
     options = [f"--nodes={nodes}", f"--ntasks={nodes * per_host}", f"--ntasks-per-node={per_host}", "--cpu-bind=none"]
     if not job.hosts[0].is_local:
         options.append(f"--nodelist={','.join(host.name for host in job.hosts)}")
+    # Slurm's users expect their environment on every node, and Slurm itself sets what is a node's own.
     return [*options, "--export=ALL", "--kill-on-bad-exit=1"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from accelerator.launch.hostfile import Host, choose_hosts, limit, read_hostfile
 from accelerator.launch.job import Job, program_command
 from accelerator.launch.options import parse
 from accelerator.launch.ranks import BindingRequest, HostPlan, plan_host
-from accelerator.launch.topology import Topology, read_caches, read_topology
+from accelerator.launch.topology import Topology, own_affinity, read_caches, read_topology
 from accelerator.launch.worker import tell
 from op_builder import env as environment
 from op_builder.cgroups import HostFiles
@@ -64,6 +63,7 @@ def _launch(options: argparse.Namespace) -> int:
             plan = error  # where the ranks will run there may be more cores
         print("\n".join(describe_job(job, plan, Path.cwd())))
         return 0
+    _check_script(job, options)
     if job.launcher == "torchrun":
         plan = _plan_here(job)
         for line in plan.lines():
@@ -77,6 +77,21 @@ def _launch(options: argparse.Namespace) -> int:
 
     commands = ssh_commands(job, Path.cwd()) if job.launcher == "ssh" else [cluster_command(job)]
     return driver.run(job, commands)
+
+
+def _check_script(job: Job, options: argparse.Namespace) -> None:
+    """Have ranks not be started for nothing, where that is known already.
+
+    Raises:
+        LaunchError: the script is missing on this host, which is to run it.
+    """
+    script = options.program[0]
+    runs_here = job.launcher != "slurm" and any(host.is_local for host in job.hosts)
+    if runs_here and not (options.module or options.no_python or Path(script).exists()):
+        raise LaunchError(
+            f"There is no script {script}.",
+            "Correct its path. For a module give --module, for what is no Python script --no_python.",
+        )
 
 
 def make_job(options: argparse.Namespace) -> Job:
@@ -102,10 +117,9 @@ def make_job(options: argparse.Namespace) -> Job:
     )
     if options.host_launch is not None:  # a driver has seen to all the rest
         host = Host("localhost", options.host_slots, options.host_chosen)
-        variables = dict(options.host_variable)
         told = replace(job, launch=options.host_launch, address=options.host_address)
         names = tuple(options.host_devices.split(",")) if options.host_devices else ()
-        return replace(told, hosts=(host,), variables=variables, device_variables=names, reports=True)
+        return replace(told, hosts=(host,), device_variables=names, reports=True)
     accelerator = find_accelerator()
     hosts = _hosts(options, accelerator)
     launcher = options.launcher or ("torchrun" if len(hosts) == 1 and hosts[0].is_local else "ssh")
@@ -123,7 +137,9 @@ def make_job(options: argparse.Namespace) -> Job:
     _refuse_what_would_be_ignored(options, launcher)
     variables = worker_environment.read_environment_files((Path.home(), Path.cwd()))
     names = tuple(accelerator.visible_devices_envs())
-    forwarded = worker_environment.forwarded(environment.child_environment(), accelerator.export_envs(), names)
+    forwarded = worker_environment.forwarded(
+        environment.child_environment(), accelerator.export_envs(), names, launcher
+    )
     told = replace(job, hosts=hosts, launcher=launcher, variables=variables)
     return replace(told, device_variables=names, forwarded=forwarded)
 
@@ -205,8 +221,7 @@ def _plan_here(job: Job) -> HostPlan:
 
 
 def _topology() -> Topology:
-    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    return read_topology(HostFiles(), affinity)
+    return read_topology(HostFiles(), own_affinity())
 
 
 def _show_topology(options: argparse.Namespace) -> int:

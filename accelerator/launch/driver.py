@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -11,16 +12,18 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
 
 from accelerator.launch.errors import LaunchError
-from accelerator.launch.failures import Failure, first_failure
+from accelerator.launch.failures import Failure, exit_status, first_failure
+from accelerator.launch.guard import guarded
 from accelerator.launch.job import Job
 from accelerator.launch.orphans import VARIABLE, end_processes_of
+from accelerator.launch.received import sent_line
 from accelerator.launch.signals import heeded
 from accelerator.launch.worker import tell
 from op_builder import env as environment
@@ -39,12 +42,14 @@ class RemoteCommand:
         label: the host, or the launcher that knows the hosts.
         takes_orders: it reads the names of signals from standard input; others are sent the signals themselves.
         variables: added to this process's environment.
+        sent: variables of another host, which are sent by standard input before all orders; None where it reads none.
     """
 
     label: str
     command: tuple[str, ...]
     takes_orders: bool
     variables: dict[str, str]
+    sent: dict[str, str] | None = None
 
 
 def run(job: Job, commands: Sequence[RemoteCommand]) -> int:
@@ -55,7 +60,10 @@ def run(job: Job, commands: Sequence[RemoteCommand]) -> int:
         when that ended this process's work.
     """
     driver = _Driver(job)
-    with _signals_to(driver.order):
+    with ExitStack() as stack:
+        stack.enter_context(_signals_to(driver.order))
+        if not all(command.takes_orders for command in commands):
+            stack.enter_context(guarded(job.launch, job.grace_s))
         try:
             status = driver.run(commands)
         finally:
@@ -88,7 +96,7 @@ class _Driver:
             for process in [process for process in self._running if process.poll() is not None]:
                 command = self._running.pop(process)
                 if process.returncode != 0 and first_status == 0 and not told:
-                    first_status = process.returncode if process.returncode > 0 else 128 - process.returncode
+                    first_status = exit_status(process.returncode)
                     self._explain(command, process.returncode)
             # A rank's failure is enough: not every MPI ends the others when one of them has an exit status.
             if not told and (self._ordered is not None or first_status != 0 or self._failures):
@@ -118,6 +126,7 @@ class _Driver:
         try:
             process = subprocess.Popen(
                 command.command,
+                executable=shutil.which(command.command[0]),  # by our own PATH; the command may be given another
                 env=environment.child_environment(**{**command.variables, VARIABLE: self._job.launch}),
                 stdin=subprocess.PIPE if command.takes_orders else subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -129,6 +138,10 @@ class _Driver:
                 f"Install it, or choose another --launcher than {self._job.launcher}.",
             ) from None
         self._running[process] = command
+        if command.sent is not None and process.stdin is not None:
+            with contextlib.suppress(OSError):  # it has ended already; why, is told where its end is seen
+                process.stdin.write(sent_line(command.sent))
+                process.stdin.flush()
         pump = threading.Thread(target=self._pump, args=(process.stderr,), daemon=True)
         pump.start()
         self._pumps.append(pump)
@@ -163,7 +176,8 @@ class _Driver:
 
     def _explain(self, command: RemoteCommand, status: int) -> None:
         if command.takes_orders and status == 255:
-            tell(f"{command.label}: ssh failed; see above. 'ssh {command.label} true' must work without questions.")
+            attempt = shlex.join([*command.command[:-1], "true"])
+            tell(f"{command.label}: ssh failed; see above. Remedy: Have '{attempt}' work without questions.")
         elif self._ordered is None and self._running:
             tell(f"{command.label} ended with status {status}; ending the others")
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from accelerator.launch.cluster import cluster_command
 from accelerator.launch.driver import RemoteCommand
 from accelerator.launch.errors import BindingError
 from accelerator.launch.job import DEFAULT_PORT, Job
-from accelerator.launch.ranks import HostPlan, describe
+from accelerator.launch.ranks import HostPlan, assignments, describe, plural
 from accelerator.launch.ssh import master_address, ssh_commands
 from accelerator.launch.worker import worker_command
 
@@ -29,19 +28,22 @@ def describe_job(job: Job, plan: HostPlan | BindingError, directory: Path) -> li
     if job.launcher == "torchrun" and isinstance(plan, HostPlan):
         total = len(job.hosts[0].chosen) * job.num_nodes
         lines = [
-            f"launcher: torchrun, torch's elastic agent, for {plan.ranks} of {total} ranks "
+            f"launcher: torchrun, torch's elastic agent, for {plan.ranks} of {plural(total, 'rank')} "
             f"(host {job.node_rank} of {job.num_nodes})",
             f"rendezvous: {_rendezvous(job)}",
             f"command of each rank: {shlex.join(job.program)}",
         ]
-        worker = shlex.join(worker_command(sys.executable, plan.spec(job.part), list(job.program)))
+        worker = shlex.join(worker_command(sys.executable, plan.spec(), list(job.program)))
         return [*lines, *_binding(plan, ""), f"set by the agent: {_AGENT_SETS}", f"started by the agent: {worker}"]
-    lines = [f"launcher: {job.launcher}, {total} ranks on {len(job.hosts)} hosts"]
+    lines = [f"launcher: {job.launcher}, {plural(total, 'rank')} on {plural(len(job.hosts), 'host')}"]
     if job.launcher == "ssh":
         lines.append(f"rendezvous: {master_address(job)} port {job.master_port or DEFAULT_PORT}")
-        for rank, command in enumerate(ssh_commands(job, directory)):
+        commands = ssh_commands(job, directory)
+        for rank, command in enumerate(commands):
             slots = ",".join(map(str, job.hosts[rank].chosen))
             lines.append(f"host {rank}, {command.label}, slots {slots}: {_shell(command)}")
+        sent = next((command.sent for command in commands if command.sent), {})
+        lines.append(f"variables, by ssh's standard input: {assignments(sent)}")
     else:
         lines.append(f"command: {_shell(cluster_command(job))}")
     if isinstance(plan, BindingError):
@@ -50,7 +52,7 @@ def describe_job(job: Job, plan: HostPlan | BindingError, directory: Path) -> li
 
 
 def _binding(plan: HostPlan, where: str) -> list[str]:
-    lines = [f"{where}environment of all ranks: {_assignments(plan.variables)}"]
+    lines = [f"{where}environment of all ranks: {assignments(plan.variables)}"]
     lines += [
         f"{where}local rank {rank}: {describe(binding, variables)}"
         for rank, (binding, variables) in enumerate(zip(plan.bindings, plan.rank_variables, strict=True))
@@ -67,8 +69,4 @@ def _rendezvous(job: Job) -> str:
 
 
 def _shell(command: RemoteCommand) -> str:
-    return " ".join(filter(None, [_assignments(command.variables), shlex.join(command.command)]))
-
-
-def _assignments(variables: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+    return " ".join(filter(None, [assignments(command.variables), shlex.join(command.command)]))

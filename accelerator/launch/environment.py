@@ -12,8 +12,16 @@ from op_builder import env as environment
 FILE_NAME = ".accel_env"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
-# Beside what the accelerator names (NCCL...): where Python finds its modules, our own settings, and OpenMP's.
-_ALWAYS_FORWARDED = ("PYTHON", "ACCEL_", "DS_ACCELERATOR", "OMP_", "MKL_", "KMP_", "GOMP_")
+# Beside what the accelerator names (NCCL...): where Python finds its modules, our own settings, OpenMP's, and those of
+# what ranks on CPUs communicate through: gloo, oneCCL and its libfabric.
+_ALWAYS_FORWARDED = (
+    *("PYTHON", "ACCEL_", "DS_ACCELERATOR"),
+    *("OMP_", "MKL_", "KMP_", "GOMP_"),
+    *("GLOO_", "CCL_", "FI_"),
+)
+
+# Those by which users set up an MPI; Open MPI forwards its own itself.
+_FORWARDED_BELOW = {"mpich": ("MPICH_", "MPIR_"), "impi": ("I_MPI_",)}
 
 
 def read_environment_files(directories: Iterable[Path]) -> dict[str, str]:
@@ -53,13 +61,15 @@ def parse_environment_file(text: str, source: str) -> dict[str, str]:
     return variables
 
 
-def forwarded(variables: Mapping[str, str], prefixes: Sequence[str], own: Iterable[str] = ()) -> dict[str, str]:
+def forwarded(
+    variables: Mapping[str, str], prefixes: Sequence[str], own: Iterable[str] = (), launcher: str = "ssh"
+) -> dict[str, str]:
     """Of this process's variables those that other hosts get: an accelerator's ``export_envs()`` are prefixes.
 
     Args:
         own: names of variables that each host has for itself: which devices it shows.
     """
-    wanted, kept = (*_ALWAYS_FORWARDED, *prefixes), set(own)
+    wanted, kept = (*_ALWAYS_FORWARDED, *_FORWARDED_BELOW.get(launcher, ()), *prefixes), set(own)
     return {name: value for name, value in sorted(variables.items()) if name.startswith(wanted) and name not in kept}
 
 

@@ -15,6 +15,11 @@ _MOST_TAIL_BYTES = 2500
 TAIL_LINES = 20
 
 
+def exit_status(exit_code: int) -> int:
+    """Of a process that ended with this status, or minus a signal's number: as shells have it."""
+    return exit_code if exit_code >= 0 else 128 - exit_code
+
+
 @dataclass(frozen=True)
 class Failure:
     """A rank that ended with an error.
@@ -38,7 +43,7 @@ class Failure:
     @property
     def exit_status(self) -> int:
         """What the launcher exits with: the rank's own status, 128 and the signal's number if one killed it."""
-        return self.exit_code if self.exit_code >= 0 else 128 - self.exit_code
+        return exit_status(self.exit_code)
 
     @property
     def cause(self) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from accelerator.launch.errors import HostfileError
-from op_builder.cgroups import parse_index_list
+from accelerator.launch.lists import parse_list
 
 _EXPECTED = "a line such as 'name slots=4'"
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -132,9 +132,9 @@ def _parse_choice(text: str, option: str, hosts: Sequence[Host]) -> dict[str, tu
         if name not in known:
             name = name or part
             near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}? " if near else ""
+            hint = f" (did you mean {near[0]}?)" if near else ""
             raise HostfileError(
-                f"{option} {text!r}: there is no host {name!r}; {hint}Hosts are {', '.join(known)}.",
+                f"{option} {text!r}: there is no host {name!r}{hint}; there are {', '.join(known)}.",
                 "Expected is host:0,1@host2, say.",
             )
         if name in choice:
@@ -144,8 +144,7 @@ def _parse_choice(text: str, option: str, hosts: Sequence[Host]) -> dict[str, tu
 
 
 def _parse_slots(text: str, host: Host, where: str) -> tuple[int, ...]:
-    written_so = re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text.strip())
-    slots = tuple(sorted(parse_index_list(text))) if written_so else ()
+    slots = parse_list(text)
     if not slots:
         raise HostfileError(f"{where}: {text!r} is no list of slots.", "Expected is host:0,1@host2, say.")
     if slots[-1] >= host.slots:

@@ -9,17 +9,35 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import BinaryIO
 
+from accelerator.launch.errors import LaunchError
 from accelerator.launch.failures import tail_of
 
 _KEPT_BYTES = 8192
 _PIECE_BYTES = 1 << 16
 _DRAIN_S = 1.0
+
+
+def make_log_directory(directory: Path) -> None:
+    """Make it, and what is above it.
+
+    Raises:
+        LaunchError: that cannot be done.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(
+            f"--log_dir: {directory} cannot be made on {socket.gethostname()}: {error.strerror}.",
+            "Choose a directory that can be written.",
+        ) from None
 
 
 @dataclass

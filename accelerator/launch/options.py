@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from accelerator.launch.job import LAUNCHERS, split_arguments
+from accelerator.launch.job import DEFAULT_PORT, LAUNCHERS, split_arguments
 
 _EXAMPLES = """examples:
   accel-launch --bind_cores_to_rank train.py          one worker for each NUMA node, each on its own cores
@@ -21,48 +22,29 @@ Exit status: that of the first rank that fails (128 and the signal's number wher
 130 after Ctrl-C, 2 where nothing was started. The page docs/launcher.md has the rest."""
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
+def _number(expected: str, is_right: Callable[[float], bool], kind: type = int) -> Callable[[str], Any]:
+    """A type for an option whose value is a number."""
+
+    def convert(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not is_right(value):
+            raise argparse.ArgumentTypeError(f"expected {expected}, not {text!r}")
+        return value
+
+    return convert
 
 
-def _number(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError
-    return value
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 < value < 65536:
-        raise ValueError
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e6:
-        raise ValueError
-    return value
+_COUNT = _number("a whole number of at least 1", lambda value: value >= 1)
+_INDEX = _number("a whole number of at least 0", lambda value: value >= 0)
+_PORT = _number("a port, 1 to 65535", lambda value: 0 < value < 65536)
+_SECONDS = _number("a number of seconds", lambda value: 0 < value < 1e6, float)
 
 
 def _slots(text: str) -> tuple[int, ...]:
     return tuple(int(slot) for slot in text.split(","))
-
-
-def _assignment(text: str) -> tuple[str, str]:
-    name, _, value = text.partition("=")
-    return name, value
-
-
-# What errors call the types: "argument --num_nodes: invalid whole number of at least 1 value: '0'"
-_count.__name__ = "whole number of at least 1"
-_number.__name__ = "whole number of at least 0"
-_port.__name__ = "port"
-_seconds.__name__ = "number of seconds"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -112,7 +94,7 @@ def make_parser() -> _Parser:
     parser = _Parser(
         prog="accel-launch",
         usage="accel-launch [options] script.py [its own arguments]",
-        description="Start a program once for each accelerator or NUMA node, on one machine or many, bound to cores. "
+        description="Start a program once for each accelerator or NUMA node, on one machine or many, bound to cores.\n"
         "All options may be written with '-' instead of '_'.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -120,19 +102,22 @@ def make_parser() -> _Parser:
     )
     ranks = parser.add_argument_group("how many ranks, and where")
     parser.option(
-        "num_accelerators", "num_gpus", "nproc_per_node", group=ranks, type=_count, metavar="N",
+        "num_accelerators", "num_gpus", "nproc_per_node", group=ranks, type=_COUNT, metavar="N",
         help="ranks on each host; default: its accelerators, on CPUs its NUMA nodes with cores",
     )  # fmt: skip
     parser.option("hostfile", group=ranks, type=Path, metavar="FILE", help="hosts, a line 'name slots=N' for each")
     parser.option("include", group=ranks, metavar="HOSTS", help="use these hosts and slots alone: a:0,1@b")
     parser.option("exclude", group=ranks, metavar="HOSTS", help="use all but these")
     parser.option(
-        "num_nodes", "nnodes", group=ranks, type=_count, metavar="N",
+        "num_nodes", "nnodes", group=ranks, type=_COUNT, metavar="N",
         help="the first N hosts of the hostfile; without one: N hosts run this very command",
     )  # fmt: skip
-    parser.option("node_rank", group=ranks, type=_number, default=0, metavar="I", help="which of these this host is")
+    parser.option("node_rank", group=ranks, type=_INDEX, default=0, metavar="I", help="which of these this host is")
     parser.option("master_addr", group=ranks, metavar="NAME", help="where rank 0 runs; default: the first host")
-    parser.option("master_port", group=ranks, type=_port, metavar="PORT", help="default: any on one host, else 29500")
+    parser.option(
+        "master_port", group=ranks, type=_PORT, metavar="PORT",
+        help=f"where rank 0 listens; default: {DEFAULT_PORT}, but by torchrun on one host any that is free",
+    )  # fmt: skip
 
     binding = parser.add_argument_group("binding")
     parser.option("bind_cores_to_rank", group=binding, action="store_true", help="give each rank cores of its own")
@@ -145,16 +130,16 @@ def make_parser() -> _Parser:
     parser.option("launcher", group=how, choices=LAUNCHERS, help="default: torchrun for one host, ssh for many")
     parser.option(
         "launcher_args", group=how, type=split_arguments, default=(), metavar="ARGS",
-        help="for ssh, mpirun or srun itself: --launcher_args='-p 2222'",
+        help="for ssh, mpirun or srun itself, such as '-p 2222'",
     )  # fmt: skip
     parser.option("module", group=how, action="store_true", help="the program is a module, as for python -m")
     parser.option("no_python", group=how, action="store_true", help="the program is no Python script")
     parser.option("log_dir", group=how, type=Path, metavar="DIR", help="keep what each rank writes here, too")
     parser.option(
-        "max_restarts", group=how, type=_number, default=0, metavar="N", help="start again N times after a failure"
+        "max_restarts", group=how, type=_INDEX, default=0, metavar="N", help="start again N times after a failure"
     )
     parser.option(
-        "grace_period", group=how, type=_seconds, default=10.0, metavar="S",
+        "grace_period", group=how, type=_SECONDS, default=10.0, metavar="S",
         help="seconds between telling ranks to end and ending them (default 10)",
     )  # fmt: skip
 
@@ -167,7 +152,6 @@ def make_parser() -> _Parser:
     kinds = {"slots": int, "chosen": _slots, "launch": str, "address": str, "devices": str}
     for name, kind in kinds.items():
         parser.option(f"host_{name}", type=kind, help=argparse.SUPPRESS)
-    parser.option("host_variable", type=_assignment, action="append", default=[], help=argparse.SUPPRESS)
     return parser
 
 

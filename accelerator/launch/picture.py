@@ -12,8 +12,8 @@ from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from accelerator.launch.binding import format_list
-from accelerator.launch.ranks import HostPlan, describe
+from accelerator.launch.lists import format_list
+from accelerator.launch.ranks import HostPlan, describe, plural
 from accelerator.launch.topology import Cache, Core, Node, Topology
 
 _COLORS = ("cyan", "green", "yellow", "magenta", "blue", "red", "bright_cyan", "bright_green")
@@ -74,7 +74,7 @@ def draw(topology: Topology, caches: Sequence[Cache], plan: HostPlan, console: C
                     Text(f"{_node_title(node)}: {'high-bandwidth memory' if node.is_hbm else 'memory alone'}")
                 )
         console.print(Panel(Group(*frames), title=f"socket {package}", title_align="left", expand=False))
-    console.print(Text(f"What {plan.ranks} ranks get with --bind_cores_to_rank", "bold"))
+    console.print(Text(f"With --bind_cores_to_rank {plural(plan.ranks, 'rank')} would get", "bold"))
     for rank, (binding, variables) in enumerate(zip(plan.bindings, plan.rank_variables, strict=True)):
         console.print(Text(f"  r{rank}  {describe(binding, variables)}", _color(rank)))
     free = sorted(topology.allowed - set(rank_of))
@@ -93,10 +93,10 @@ def _headline(topology: Topology) -> str:
     with_cores = len({node.cpus for node in topology.nodes if node.cpus})
     parts = [
         topology.model,
-        _plural(sockets, "socket"),
-        _plural(max(1, with_cores), "NUMA node") + " with cores",
-        _plural(len(topology.cores), "core"),
-        _plural(cpus, "CPU"),
+        plural(sockets, "socket"),
+        plural(max(1, with_cores), "NUMA node") + " with cores",
+        plural(len(topology.cores), "core"),
+        plural(cpus, "CPU"),
     ]
     if topology.quota_cores is not None:
         parts.append(f"time of {topology.quota_cores:g} cores granted")
@@ -153,10 +153,6 @@ def _size(size_bytes: int) -> str:
         if size_bytes >= factor:
             return f"{size_bytes / factor:.4g} {unit}"
     return f"{size_bytes} B"
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _color(rank: int) -> str:

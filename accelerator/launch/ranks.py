@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from accelerator.launch import environment
-from accelerator.launch.binding import RankBinding, format_list, parse_core_list, plan_binding, threads_without_binding
+from accelerator.launch.binding import RankBinding, parse_core_list, plan_binding, threads_without_binding
 from accelerator.launch.hostfile import Host
-from accelerator.launch.orphans import VARIABLE
+from accelerator.launch.lists import format_list
 from accelerator.launch.topology import Topology
 
 _MOST_LINES = 16
@@ -40,17 +41,17 @@ class HostPlan:
     rank_variables: tuple[dict[str, str], ...] = ()
     notes: tuple[str, ...] = ()
 
-    def spec(self, launch: str) -> dict[str, Any]:
+    def spec(self) -> dict[str, Any]:
         """For the workers, see :func:`accelerator.launch.worker.worker_command`."""
         ranks = [
-            {
-                "cpus": list(binding.cpus),
-                "memory": [binding.memory.mode, list(binding.memory.nodes)],
-                "variables": variables,
-            }
-            for binding, variables in zip(self.bindings, self.rank_variables, strict=True)
+            {"cpus": list(binding.cpus), "memory": [binding.memory.mode, list(binding.memory.nodes)]}
+            for binding in self.bindings
         ]
-        return {"launch": launch, "variables": {**self.variables, VARIABLE: launch}, "ranks": ranks}
+        return {"ranks": ranks}
+
+    def variables_of(self, local_rank: int) -> dict[str, str]:
+        """All variables that the plan gives a rank."""
+        return {**self.variables, **(self.rank_variables[local_rank] if self.rank_variables else {})}
 
     def lines(self) -> list[str]:
         """What is bound and set, a line for each rank, and the notes."""
@@ -62,15 +63,19 @@ class HostPlan:
             told = [*told[:_MOST_LINES], f"... and {len(told) - _MOST_LINES} more ranks; --dry_run shows all"]
         threads = {name: self.variables[name] for name in environment.THREAD_VARIABLES if name in self.variables}
         if threads:
-            told.append(f"{self.ranks} unbound ranks, {_assignments(threads)} for each")
+            told.append(f"{plural(self.ranks, 'unbound rank')}, {assignments(threads)} for each")
         return [*told, *self.notes]
+
+
+def plural(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def describe(binding: RankBinding, variables: Mapping[str, str]) -> str:
     """A rank's binding and threads in one line."""
     nodes = f" of NUMA node {format_list(binding.nodes)}" if binding.nodes else ""
     memory = f", memory {binding.memory}"
-    return f"CPU {format_list(binding.cpus)}{nodes}{memory}, {_assignments(variables) or 'threads as you set them'}"
+    return f"CPU {format_list(binding.cpus)}{nodes}{memory}, {assignments(variables) or 'threads as you set them'}"
 
 
 def plan_host(host: Host, request: BindingRequest, topology: Topology, given: Mapping[str, str]) -> HostPlan:
@@ -100,5 +105,6 @@ def plan_host(host: Host, request: BindingRequest, topology: Topology, given: Ma
     return HostPlan(ranks, bindings, variables, rank_variables, notes)
 
 
-def _assignments(variables: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in variables.items())
+def assignments(variables: Mapping[str, str]) -> str:
+    """Variables as a shell reads them."""
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())

@@ -10,6 +10,7 @@ from accelerator.launch.driver import RemoteCommand
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.hostfile import Host
 from accelerator.launch.job import DEFAULT_PORT, Job
+from accelerator.launch.received import receiving_command
 
 # By its path: "-m" would have modules in the user's directory stand for those that the launcher imports.
 _MAIN = Path(__file__).resolve().parent / "__main__.py"
@@ -31,13 +32,12 @@ def ssh_commands(job: Job, directory: Path) -> list[RemoteCommand]:
     for rank, host in enumerate(job.hosts):
         inner = _launcher_command(job, host, rank, address)
         if host.is_local:
-            commands.append(RemoteCommand(host.name, tuple(inner), True, {}))
+            commands.append(RemoteCommand(host.name, tuple(inner), True, job.variables))
             continue
-        variables = [f"{name}={value}" for name, value in job.forwarded.items()]
-        remote = f"cd {shlex.quote(str(directory))} && exec {shlex.join(['env', *variables, *inner])}"
+        remote = f"cd {shlex.quote(str(directory))} && exec {shlex.join(receiving_command(sys.executable, inner))}"
         # The user's own arguments come first: of an option that is given twice, ssh takes the first.
         ssh = ("ssh", *job.launcher_args, "-o", "BatchMode=yes", host.name, remote)
-        commands.append(RemoteCommand(host.name, ssh, True, {}))
+        commands.append(RemoteCommand(host.name, ssh, True, {}, sent={**job.forwarded, **job.variables}))
     return commands
 
 
@@ -82,5 +82,4 @@ def _launcher_command(job: Job, host: Host, rank: int, address: str) -> list[str
         options.append(f"--bind_core_list={job.binding.core_list}")
     if job.log_dir is not None:
         options.append(f"--log_dir={job.log_dir}")
-    options += [f"--host_variable={name}={value}" for name, value in job.variables.items()]
     return [sys.executable, str(_MAIN), *options, "--no_python", "--", *job.program]

@@ -19,11 +19,11 @@ from accelerator.launch.errors import LaunchError
 from accelerator.launch.failures import Failure
 from accelerator.launch.hostfile import Host
 from accelerator.launch.kernel import end_with_parent
-from accelerator.launch.observer import Observer
+from accelerator.launch.observer import Observer, make_log_directory
 from accelerator.launch.orphans import VARIABLE, end_processes_of
 from accelerator.launch.ranks import BindingRequest, plan_host
 from accelerator.launch.signals import heeded
-from accelerator.launch.topology import read_topology
+from accelerator.launch.topology import own_affinity, read_topology
 from accelerator.launch.worker import bind, tell
 from op_builder import env as environment
 from op_builder.cgroups import HostFiles
@@ -104,10 +104,11 @@ def supervise(spec: dict[str, Any], program: list[str]) -> int:
                 "Look at what --launcher_args says of placing ranks.",
             )
         request = BindingRequest(settings["wanted"], settings["core_list"])
-        affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-        plan = plan_host(
-            Host(socket.gethostname(), settings["slots"], chosen), request, read_topology(HostFiles(), affinity), given
-        )
+        host = Host(socket.gethostname(), settings["slots"], chosen)
+        plan = plan_host(host, request, read_topology(HostFiles(), own_affinity()), given)
+        log_dir = None if settings["log_dir"] is None else Path(settings["log_dir"]) / f"rank{place.rank}"
+        if log_dir is not None:
+            make_log_directory(log_dir)
     except AccelError as error:
         tell(str(error))
         return 2
@@ -117,31 +118,27 @@ def supervise(spec: dict[str, Any], program: list[str]) -> int:
     variables = {
         **spec["variables"],
         **visible_devices(settings["devices"], given, chosen),
-        **plan.variables,
+        **plan.variables_of(place.local_rank),
         **place.variables(),
         VARIABLE: spec["launch"],
     }
     variables.setdefault("MASTER_ADDR", first_of_nodelist(given.get("SLURM_STEP_NODELIST", "")))
     if plan.bindings:
-        own = plan.bindings[place.local_rank]
-        variables.update(plan.rank_variables[place.local_rank])
-        bind(list(own.cpus), (own.memory.mode, list(own.memory.nodes)), place.local_rank)
-    program_process = _Program(program, environment.child_environment(**variables), place, settings["log_dir"])
+        bind(plan.spec()["ranks"][place.local_rank], place.local_rank)
+    program_process = _Program(program, environment.child_environment(**variables), place, log_dir)
     return program_process.run(spec["launch"], settings["grace_s"])
 
 
 class _Program:
     """The program of a rank, and its parent's part in its end."""
 
-    def __init__(self, command: list[str], variables: dict[str, str], place: Place, log_dir: str | None) -> None:
+    def __init__(self, command: list[str], variables: dict[str, str], place: Place, log_dir: Path | None) -> None:
         self._command = command
         self._variables = variables
         self._place = place
         self._logs: dict[int, str | None] = {1: None, 2: None}
         if log_dir is not None:
-            directory = Path(log_dir) / f"rank{place.rank}"
-            directory.mkdir(parents=True, exist_ok=True)
-            self._logs = {1: str(directory / "stdout.log"), 2: str(directory / "stderr.log")}
+            self._logs = {1: str(log_dir / "stdout.log"), 2: str(log_dir / "stderr.log")}
         self._asked: list[int] = []
 
     def run(self, launch: str, grace_s: float) -> int:

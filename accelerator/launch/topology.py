@@ -7,6 +7,7 @@ a "core" is one or more CPUs that share a core's execution units.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -96,11 +97,16 @@ class Cache:
     cpus: frozenset[int]
 
 
+def own_affinity() -> set[int] | None:
+    """This process's affinity mask, None where the system has none."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+
+
 def read_topology(files: HostFiles, affinity: Collection[int] | None) -> Topology:
     """The machine as the kernel describes it.
 
     Args:
-        affinity: CPUs of this process's affinity mask, None where the system has none.
+        affinity: CPUs that may be used, see :func:`own_affinity`.
     """
     nodes = _nodes(files)
     online = _online(files, nodes, affinity)

@@ -7,6 +7,7 @@ ended is known, and what is left of a failed launch is ended.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -29,12 +30,16 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.failures import Failure, first_failure
 from accelerator.launch.job import DEFAULT_PORT, Job
-from accelerator.launch.observer import Observer
+from accelerator.launch.observer import Observer, make_log_directory
 from accelerator.launch.orphans import VARIABLE, end_processes_of
-from accelerator.launch.ranks import HostPlan
+from accelerator.launch.ranks import HostPlan, plural
 from accelerator.launch.signals import Ending
 from accelerator.launch.worker import tell, worker_command
 
+_AGENT_LOGGER = "torch.distributed.elastic.agent.server.api"
+_PROCESSES_LOGGER = "torch.distributed.elastic.multiprocessing.api"
+# What torch says of the end of ranks this launcher says, too, with rank, host and cause.
+_TOLD_HERE = ("failed (exitcode", "Sending process", "Unable to shutdown process", "Received %s death signal")
 _NETWORK_ERRORS = (RendezvousError, DistError, TimeoutError)
 _RENDEZVOUS_TIMEOUT_S = 900
 # A name may be announced only when its host has started.
@@ -48,6 +53,8 @@ def run(job: Job, plan: HostPlan) -> int:
     That is the first failing rank's, 128 and the signal's number where a signal ended it or this launcher, and 1
     where the hosts did not meet.
     """
+    if job.log_dir is not None:
+        make_log_directory(job.log_dir)
     ending = Ending()
     ending.raise_first(_asked)
     if job.reports:
@@ -55,33 +62,37 @@ def run(job: Job, plan: HostPlan) -> int:
     directory = None
     if job.log_dir is None:
         directory = Path(tempfile.mkdtemp(prefix="accel-launch-"))  # error files alone
+    for module in (_AGENT_LOGGER, _PROCESSES_LOGGER):
+        logging.getLogger(module).addFilter(_is_news)
     observer = Observer()
     _end_in_time(job, observer)
+    result, stopped = None, None
     try:
-        _resolve(job)
-        agent = _Agent(job, plan, observer, directory, ending)
-        result = agent.run_and_close()
-        ending.note_only()
+        try:
+            _resolve(job)
+            result = _Agent(job, plan, observer, directory, ending).run_and_close()
+            ending.note_only()
+        except (SignalException, LaunchError, *_NETWORK_ERRORS) as error:
+            ending.note_only()
+            stopped = error
+        has_succeeded = result is not None and not result.is_failed()
+        if not has_succeeded:
+            end_processes_of(job.part, job.grace_s)
         observer.stop()
-        if result is not None and not result.is_failed():
-            return 0
-        failure = _first(result, observer)
-        end_processes_of(job.part, job.grace_s)
-    except SignalException as asked:
-        ending.note_only()
-        end_processes_of(job.part, job.grace_s)
-        observer.stop()
-        tell(f"{asked.sigval.name}: the ranks of {socket.gethostname()} were told to end, and have ended")
-        return 128 + asked.sigval
-    except (LaunchError, *_NETWORK_ERRORS) as error:
-        ending.note_only()
-        end_processes_of(job.part, job.grace_s)
-        observer.stop()
-        tell(str(error if isinstance(error, LaunchError) else _not_met(job, error)))
-        return 1
+        return 0 if has_succeeded else _tell_end(job, _first(result, observer), stopped)
     finally:
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _tell_end(job: Job, failure: Failure | None, stopped: Exception | None) -> int:
+    """Say why a launch has not succeeded; the exit status."""
+    if isinstance(stopped, SignalException):
+        tell(f"{stopped.sigval.name}: the ranks of {socket.gethostname()} were told to end, and have ended")
+        return 128 + stopped.sigval
+    if stopped is not None:
+        tell(str(stopped if isinstance(stopped, LaunchError) else _not_met(job, stopped)))
+        return 1
     if failure is None:
         tell("the hosts could not agree on their ranks; see the messages above")
         return 1
@@ -96,7 +107,7 @@ class _Agent(LocalElasticAgent):
     """Torch's agent, which tells an observer what it starts, and does not wait longer than it was told."""
 
     def __init__(self, job: Job, plan: HostPlan, observer: Observer, directory: Path | None, ending: Ending) -> None:
-        spec_of_workers = {**plan.spec(job.part), "parent": os.getpid()}
+        spec_of_workers = {**plan.spec(), "parent": os.getpid()}
         command = worker_command(sys.executable, spec_of_workers, list(job.program))
         rendezvous, address, port = _rendezvous(job)
         spec = WorkerSpec(
@@ -113,7 +124,7 @@ class _Agent(LocalElasticAgent):
         log_dir = job.log_dir
         if log_dir is not None and job.num_nodes > 1:
             log_dir = log_dir / f"node{job.node_rank}"  # the directory may be shared
-        logs = _Streams(observer, job.part, log_dir, directory)
+        logs = _Streams(observer, plan, job.part, log_dir, directory)
         super().__init__(spec, logs)
         self._observer = observer
         self._grace_s = job.grace_s
@@ -138,6 +149,19 @@ class _Agent(LocalElasticAgent):
         with contextlib.suppress(*_NETWORK_ERRORS):  # the host with rank 0 may be gone: then nobody waits
             self._rdzv_handler.shutdown()
 
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        self._last = result
+        return result
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        failure = _first(self._last, self._observer)
+        if failure is None:
+            tell("ranks of other hosts are started again, and so are those of this one")
+        else:
+            tell(f"{failure}\nAll ranks are started again; {plural(self._remaining_restarts, 'restart')} left.")
+        super()._restart_workers(worker_group)
+
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         super()._stop_workers(worker_group)
         end_processes_of(self._part, self._grace_s)  # the next attempt is not to meet what this one has left behind
@@ -159,18 +183,25 @@ class _Agent(LocalElasticAgent):
 
 
 class _Streams(DefaultLogsSpecs):
-    """Standard error of the ranks goes through the observer, and with a directory for logs both streams do."""
+    """Standard error of the ranks goes through the observer, and with a directory for logs both streams do.
 
-    def __init__(self, observer: Observer, part: str, log_dir: Path | None, directory: Path | None) -> None:
+    It is also where the variables of each rank can be added to.
+    """
+
+    def __init__(
+        self, observer: Observer, plan: HostPlan, part: str, log_dir: Path | None, directory: Path | None
+    ) -> None:
         redirected = Std.NONE if log_dir is None else Std.ALL
         super().__init__(str(log_dir or directory), redirects=redirected)
         self._observer = observer
+        self._plan = plan
         self._part = part
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         destination = super().reify(envs)
         for local_rank, variables in envs.items():
-            variables[VARIABLE] = self._part
+            # The agent's own, RANK and the like, stay as they are.
+            variables.update({**self._plan.variables_of(local_rank), **variables, VARIABLE: self._part})
             for target, paths in ((1, destination.stdouts), (2, destination.stderrs)):
                 log = paths[local_rank] or None
                 if log is not None or target == 2:
@@ -287,6 +318,10 @@ def _end_in_time(job: Job, observer: Observer) -> None:
         os._exit(128 + number)
 
     threading.Thread(target=wait, name="accel-launch deadline", daemon=True).start()
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(_TOLD_HERE)
 
 
 def _asked(number: signal.Signals) -> SignalException:

@@ -32,10 +32,11 @@ def worker_command(python: str, spec: dict[str, Any], program: list[str]) -> lis
     """The command that runs ``program`` as a rank, as ``spec`` says.
 
     Args:
-        spec: ``launch`` (names this launch), ``variables`` (set for all ranks), ``ranks`` (for each local rank
-            ``cpus``, ``memory`` as ``[mode, nodes]`` and ``variables``; empty: nothing is bound), and for
-            :mod:`accelerator.launch.supervised` also ``supervised``. Where the launcher itself starts the worker,
-            ``parent`` is its process id: a worker that has another parent has outlived it, and ends.
+        spec: ``ranks`` (for each local rank
+            ``cpus`` and ``memory`` as ``[mode, nodes]``; empty: nothing is bound), or all that
+            :mod:`accelerator.launch.supervised` wants. Where the launcher itself starts the worker, ``parent`` is
+            its process id: a worker that has another parent has outlived it, and ends. Everybody on the host can
+            see all of it: what users have set travels in the environment.
     """
     return [python, "-I", "-S", str(WORKER), json.dumps(spec, separators=(",", ":")), "--", *program]
 
@@ -50,24 +51,16 @@ def main(arguments: list[str]) -> int:
         from accelerator.launch.supervised import supervise
 
         return supervise(spec, program)
-    variables = prepare(spec, environment.LOCAL_RANK.get())
-    return become(program, environment.child_environment(**variables))
-
-
-def prepare(spec: dict[str, Any], local_rank: int) -> dict[str, str]:
-    """Bind this process, and return the variables of its rank."""
-    variables = dict(spec["variables"])
     if spec["ranks"]:
-        own = spec["ranks"][local_rank]
-        variables.update(own["variables"])
-        bind(own["cpus"], own["memory"], local_rank)
-    return variables
+        local_rank = environment.LOCAL_RANK.get()
+        bind(spec["ranks"][local_rank], local_rank)
+    return become(program, environment.child_environment())
 
 
-def bind(cpus: list[int], memory: tuple[str, list[int]], local_rank: int) -> None:
-    """Bind this process; what the kernel refuses is told and goes unbound."""
-    refusals = [bind_to_cpus(cpus)] if cpus else []
-    mode, nodes = memory
+def bind(own: dict[str, Any], local_rank: int) -> None:
+    """Bind this process as its part of the spec says; what the kernel refuses is told and goes unbound."""
+    refusals = [bind_to_cpus(own["cpus"])]
+    mode, nodes = own["memory"]
     if mode != "any":
         refusals.append(set_memory_policy(mode, nodes))
     for reason in filter(None, refusals):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ TELL = """
 import json, os, re, sys
 status = open("/proc/self/status").read()
 names = ("RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE LOCAL_SIZE MASTER_ADDR MASTER_PORT CUDA_VISIBLE_DEVICES "
-         "OMP_NUM_THREADS ACCEL_LAUNCH_ID FROM_FILE").split()
+         "OMP_NUM_THREADS ACCEL_LAUNCH_ID FROM_FILE OF_FIRST_HOST PATH PYTHONHASHSEED").split()
 told = {name: os.environ.get(name) for name in names}
 told["cpus"] = re.search(r"Cpus_allowed_list:\\s*(\\S+)", status)[1]
 told["arguments"] = sys.argv[1:]
@@ -33,8 +34,7 @@ try:
     told["policies"] = sorted({line.split()[1] for line in open("/proc/self/numa_maps")})
 except OSError:
     told["policies"] = None
-directory = os.environ.get("TELL_IN", ".")
-with open(os.path.join(directory, f"rank{told['RANK']}.json"), "w") as file:
+with open(f"rank{told['RANK']}.json", "w") as file:
     json.dump(told, file)
 print("rank", told["RANK"])
 """
@@ -91,6 +91,34 @@ def launch(
     )
     assert left_of(mark) == [], done.stderr
     return done
+
+
+class Watch:
+    """Looks at the command lines of all processes again and again, as anybody can, for a text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._stop = threading.Event()
+        self.seen: set[str] = set()
+        self.looked_at: set[str] = set()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.002):
+            for entry in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    line = entry.read_text(errors="replace").replace("\0", " ")
+                    self.looked_at.add(line)
+                    if self._text in line:
+                        self.seen.add(line)
 
 
 class Started:

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trees import Made, told
 
-from accelerator.launch.binding import BindingError, format_list, parse_core_list, plan_binding, threads_without_binding
+from accelerator.launch.binding import BindingError, parse_core_list, plan_binding, threads_without_binding
+from accelerator.launch.lists import format_list
 from accelerator.launch.topology import Core, Node, Topology, read_caches, read_topology
 from op_builder.cgroups import HostFiles
 
@@ -332,6 +333,17 @@ def machines(draw: st.DrawFn) -> tuple[Topology, int]:
     quota = draw(st.none() | st.floats(0.1, 64))
     topology = Topology(tuple(cores), draw(st.sampled_from([nodes, ()])), frozenset(allowed), memory, quota, "")
     return topology, draw(st.integers(1, len(allowed)))
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(machines(), st.data())
+def test_ranks_never_share_a_cpu_nor_leave_what_is_listed(case: tuple[Topology, int], data: st.DataObject) -> None:
+    topology, ranks = case
+    cpus = st.sets(st.sampled_from(sorted(topology.allowed)), min_size=ranks)
+    listed = frozenset(data.draw(cpus))
+    used = [cpu for binding in plan_binding(topology, ranks, listed) for cpu in binding.cpus]
+    assert len(used) == len(set(used))
+    assert set(used) <= listed
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -4,69 +4,47 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
 import sys
-import sysconfig
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import TELL, WAIT, Started, launch, left_of
+from launching import TELL, WAIT, Started, Watch, launch, left_of
+from mpis import MPIS, available
 
-from accelerator.launch.binding import format_list, plan_binding
+from accelerator.launch.binding import plan_binding
 from accelerator.launch.errors import LaunchError
+from accelerator.launch.lists import format_list
 from accelerator.launch.supervised import Place, first_of_nodelist, read_place
 from accelerator.launch.topology import read_topology
 from op_builder import env
 from op_builder.cgroups import HostFiles
 
 CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
-TWO = ["--num_accelerators", "2"]
-
-
-def intel_directory() -> Path | None:
-    """Where Intel MPI's mpirun is: beside this interpreter (the package impi-rt), or as the system says."""
-    for directory in (Path(sysconfig.get_path("scripts")), Path(os.environ.get("I_MPI_ROOT", "/nowhere")) / "bin"):
-        if (directory / "mpirun").exists() and (directory / "hydra_bstrap_proxy").exists():
-            return directory
-    return None
-
-
-def available(launcher: str) -> tuple[list[str], dict[str, str]]:
-    """Options and variables to run below that launcher; the test is skipped where it is not installed."""
-    if launcher == "openmpi" and shutil.which("mpirun.openmpi") is None:
-        pytest.skip("needs Open MPI as Debian has it: apt-get install openmpi-bin")
-    if launcher == "mpich" and shutil.which("mpirun.mpich") is None:
-        pytest.skip("needs MPICH as Debian has it: apt-get install mpich")
-    variables = {}
-    if launcher == "impi":
-        directory = intel_directory()
-        if directory is None:
-            pytest.skip("needs Intel MPI: pip install impi-rt")
-        variables["PATH"] = f"{directory}{os.pathsep}{os.environ['PATH']}"
-    return ["--launcher", launcher, *TWO], variables
-
-
-MPIS = ["openmpi", "mpich", "impi"]
 
 
 @pytest.mark.skipif(CPUS < 2, reason="needs two CPUs to bind two ranks to")
 @pytest.mark.parametrize("launcher", MPIS)
 def test_ranks_below_mpi_are_bound_and_numbered(launcher: str, tmp_path: Path) -> None:
-    options, variables = available(launcher)
+    variables = available(launcher)
+    options = ["--launcher", launcher, "--num_accelerators", "2"]
     (tmp_path / "tell.py").write_text(TELL)
-    (tmp_path / ".accel_env").write_text("FROM_FILE=a b\n")
+    secret = "a \\\"';,$x=\\n secret of the file"
+    (tmp_path / ".accel_env").write_text(f"FROM_FILE={secret}\n")
     variables["CUDA_VISIBLE_DEVICES"] = "5,7"
-    done = launch([*options, "--bind_cores_to_rank", "--log_dir", "logs", "tell.py", "$x"], tmp_path, **variables)
+    with Watch("secret of the file") as watch:
+        done = launch([*options, "--bind_cores_to_rank", "--log_dir", "logs", "tell.py", "$x"], tmp_path, **variables)
     assert done.returncode == 0, done.stderr
+    assert watch.seen == set()
+    assert [line for line in watch.looked_at if "worker.py" in line and "tell.py" in line]
     plan = plan_binding(read_topology(HostFiles(), os.sched_getaffinity(0)), 2)
     for rank in (0, 1):
         told = json.loads((tmp_path / f"rank{rank}.json").read_text())
         assert told["cpus"] == format_list(plan[rank].cpus)
         assert (told["LOCAL_RANK"], told["WORLD_SIZE"], told["LOCAL_WORLD_SIZE"]) == (str(rank), "2", "2")
         assert (told["LOCAL_SIZE"], told["MASTER_ADDR"], told["MASTER_PORT"]) == ("2", "127.0.0.1", "29500")
-        assert (told["FROM_FILE"], told["arguments"]) == ("a b", ["$x"])
+        assert (told["FROM_FILE"], told["arguments"]) == (secret, ["$x"])
         assert told["CUDA_VISIBLE_DEVICES"] == "5,7"
         assert (tmp_path / "logs" / f"rank{rank}" / "stdout.log").read_text() == f"rank {rank}\n"
 
@@ -75,7 +53,8 @@ def test_ranks_below_mpi_are_bound_and_numbered(launcher: str, tmp_path: Path) -
 @pytest.mark.parametrize("launcher", MPIS)
 @pytest.mark.parametrize(("how", "status"), [("killed", 137), ("exits", 7)])
 def test_a_failing_rank_below_mpi_is_told(launcher: str, how: str, status: int, tmp_path: Path) -> None:
-    options, variables = available(launcher)
+    variables = available(launcher)
+    options = ["--launcher", launcher, "--num_accelerators", "2"]
     (tmp_path / "wait.py").write_text(WAIT)
     done = launch([*options, "--grace_period", "3", "wait.py", how], tmp_path, **variables)
     assert done.returncode == status, done.stderr
@@ -87,7 +66,8 @@ def test_a_failing_rank_below_mpi_is_told(launcher: str, how: str, status: int, 
 @pytest.mark.parametrize("launcher", MPIS)
 @pytest.mark.parametrize("how", ["polite", "stubborn"])
 def test_signals_reach_the_ranks_below_mpi(launcher: str, how: str, tmp_path: Path) -> None:
-    options, variables = available(launcher)
+    variables = available(launcher)
+    options = ["--launcher", launcher, "--num_accelerators", "2"]
     (tmp_path / "wait.py").write_text(WAIT)
     with env.scope(**variables), Started([*options, "--grace_period", "2", "wait.py", how], tmp_path) as started:
         started.wait_for("up0", "up1")
@@ -96,6 +76,19 @@ def test_signals_reach_the_ranks_below_mpi(launcher: str, how: str, tmp_path: Pa
         if how == "polite":
             assert {(tmp_path / f"got{rank}").read_text() for rank in (0, 1)} == {"SIGTERM"}
         assert left_of(started.mark) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", MPIS)
+def test_ranks_below_mpi_end_with_a_driver_that_is_killed(launcher: str, tmp_path: Path) -> None:
+    variables = available(launcher)
+    (tmp_path / "wait.py").write_text(WAIT)
+    options = ["--launcher", launcher, "--num_accelerators", "2", "--grace_period", "1"]
+    with env.scope(**variables), Started([*options, "wait.py", "stubborn"], tmp_path) as started:
+        started.wait_for("up0", "up1")
+        started.process.kill()
+        started.process.wait()
+        assert left_of(started.mark, patience_s=30) == [], started.errors
 
 
 # srun as a program sees it: tasks with Slurm's variables. Slurm itself is not in reach of a test.

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,12 @@ from rich.console import Console
 from trees import Made
 
 from accelerator.launch import command_line, picture
+from accelerator.launch.cluster import cluster_command
 from accelerator.launch.command_line import main
 from accelerator.launch.hostfile import Host
 from accelerator.launch.options import parse
 from accelerator.launch.ranks import BindingRequest, plan_host
+from accelerator.launch.ssh import ssh_commands
 from accelerator.launch.topology import read_caches, read_topology
 from op_builder import env
 from op_builder.cgroups import HostFiles
@@ -102,8 +105,12 @@ def test_two_dashes_end_the_options() -> None:
         ([], "which script?"),
         (["--bind_core_to_rank", "x.py"], "there is no option --bind_core_to_rank; did you mean --bind_cores_to_rank?"),
         (["--num-accelerator=2", "x.py"], "there is no option --num-accelerator; did you mean --num_accelerators?"),
-        (["--num_accelerators", "0", "x.py"], "whole number of at least 1"),
-        (["--master_port", "70000", "x.py"], "invalid port value: '70000'"),
+        (["--num_accelerators", "0", "x.py"], "expected a whole number of at least 1, not '0'"),
+        (["--num_nodes", "two", "x.py"], "argument --num_nodes: expected a whole number of at least 1, not 'two'"),
+        (["--master_port", "70000", "x.py"], "expected a port, 1 to 65535, not '70000'"),
+        (["--grace_period", "nan", "x.py"], "expected a number of seconds, not 'nan'"),
+        (["y.py"], "There is no script y.py. Remedy: Correct its path. For a module give --module"),
+        (["--log_dir", "two/logs", "x.py"], "two/logs cannot be made on "),
         (["--launcher", "pdsh", "x.py"], "invalid choice: 'pdsh'"),
         (["--module", "--no_python", "x"], "exclude each other"),
         (["--json", "x.py"], "--json goes with --show_topology"),
@@ -134,6 +141,7 @@ def test_what_cannot_be_done_is_told_and_nothing_starts(
 ) -> None:
     monkeypatch.setattr("subprocess.Popen", lambda *_a, **_k: pytest.fail("something was started"))
     Path("two").write_text("a slots=1\nb slots=1\n")
+    Path("x.py").touch()
     assert message in " ".join(refused(capsys, *arguments).split())
 
 
@@ -153,7 +161,7 @@ def test_the_default_is_a_rank_for_each_numa_node_with_cores_that_may_be_used(
     assert "for 2 of 2 ranks" in dry_run(capsys, "train.py")
     with monkeypatch.context() as masked:
         masked.setattr(os, "sched_getaffinity", lambda _pid: {5, 7})
-        assert "for 1 of 1 ranks" in dry_run(capsys, "train.py")
+        assert "for 1 of 1 rank " in dry_run(capsys, "train.py")
     write_machine(tmp_path, Made(sockets=5, cores=2))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(10)))
     assert "for 5 of 5 ranks" in dry_run(capsys, "train.py")
@@ -192,14 +200,48 @@ def test_each_host_gets_a_command_by_ssh(capsys: pytest.CaptureFixture[str], tmp
     assert "launcher: ssh, 4 ranks on 2 hosts" in told
     first, second = (line for line in told.splitlines() if line.startswith("host "))
     assert first.startswith("host 0, a, slots 0,2: ssh -p 22 -o BatchMode=yes a 'cd ")
-    assert f"cd {tmp_path} && exec env ACCEL_ACCELERATOR=cpu " in first
-    assert " OMP_SCHEDULE=static " in first
-    assert " PYTHONPATH=/code " in first
-    assert "HOME=" not in first
+    assert f"cd {tmp_path} && exec {sys.executable} -I -S " in first
     assert "--num_nodes=2 --node_rank=0 --master_addr=a --master_port=29500 --host_slots=4 --host_chosen=0,2" in first
     assert "--bind_cores_to_rank" in first
     assert "BatchMode=yes me@b 'cd " in second
     assert "--node_rank=1 --master_addr=a --master_port=29500 --host_slots=2 --host_chosen=0,1" in second
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "openmpi", "mpich", "impi", "slurm"])
+def test_values_of_variables_stand_on_no_command_line(launcher: str) -> None:
+    """Everybody on a host can read those."""
+    Path(".accel_env").write_text("TOKEN='of the file'\n")
+    Path("hosts").write_text("a slots=1\nb slots=1\n")
+    arguments = ["--hostfile", "hosts", "--launcher", launcher, "t.py"]
+    with env.scope(PYTHONPATH="/of the shell", OTHER="of no concern"):
+        job = command_line.make_job(parse(arguments))
+    commands = ssh_commands(job, Path.cwd()) if launcher == "ssh" else [cluster_command(job)]
+    assert not [word for command in commands for word in command.command if "of the" in word]
+    for command in commands:
+        sent = command.variables if command.sent is None else command.sent
+        assert sent["TOKEN"] == "of the file"
+        assert "OTHER" not in str(command)
+        if command.sent is not None:
+            assert sent["PYTHONPATH"] == "/of the shell"
+        elif launcher != "slurm":
+            words = command.command
+            names = words[words.index("-genvlist") + 1].split(",") if "-genvlist" in words else words
+            assert {"TOKEN", "PYTHONPATH", "ACCEL_ACCELERATOR"} <= set(names)
+
+
+def test_a_worker_of_this_host_is_told_no_values_either() -> None:
+    plan = plan_host(Host("localhost", 1, (0,)), BindingRequest(True), read_topology(HostFiles(), {0}), {})
+    plan = replace(plan, variables={"TOKEN": "secret"})
+    assert "secret" not in str(plan.spec())
+    assert plan.variables_of(0) == {"TOKEN": "secret", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("own", ["-genvall", "-genvlist A,B", "-genvnone"])
+def test_what_the_user_says_of_hydras_variables_stands_alone(own: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for launcher in ("mpich", "impi"):
+        told = dry_run(capsys, "--launcher", launcher, f"--launcher_args={own}", "t.py")
+        assert told.count("-genv") == 1
+        assert f" {own} " in told
 
 
 def test_each_host_chooses_its_devices_from_its_own_variable(capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,8 +279,8 @@ def test_hosts_must_be_able_to_find_rank_0(capsys: pytest.CaptureFixture[str]) -
     ("launcher", "parts"),
     [
         ("openmpi", ["-np 4 --map-by ppr:2:node --bind-to none --host a:2,b:2", "-x ACCEL_ACCELERATOR"]),
-        ("mpich", ["-np 4 -ppn 2 -bind-to none -hosts a,b"]),
-        ("impi", ["I_MPI_PIN=0", "-np 4 -ppn 2 -hosts a,b"]),
+        ("mpich", ["-np 4 -ppn 2 -bind-to none -hosts a,b -genvlist ACCEL_"]),
+        ("impi", ["I_MPI_PIN=0", "-np 4 -ppn 2 -hosts a,b -genvlist ACCEL_", ",I_MPI_PIN"]),
         ("slurm", ["srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpu-bind=none --nodelist=a,b --export=ALL"]),
     ],
 )

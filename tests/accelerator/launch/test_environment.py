@@ -45,6 +45,16 @@ def test_variables_are_forwarded_by_prefix() -> None:
     assert list(environment.forwarded(variables, [])) == ["ACCEL_CACHE_DIR", "PYTHONPATH"]
 
 
+def test_what_sets_up_a_launcher_is_forwarded_below_it() -> None:
+    variables = {"I_MPI_FABRICS": "ofi", "MPICH_X": "1", "FI_PROVIDER": "tcp", "I_MPI": "1"}
+    told = {launcher: list(environment.forwarded(variables, [], (), launcher)) for launcher in ("ssh", "mpich", "impi")}
+    assert told == {
+        "ssh": ["FI_PROVIDER"],
+        "mpich": ["FI_PROVIDER", "MPICH_X"],
+        "impi": ["FI_PROVIDER", "I_MPI_FABRICS"],
+    }
+
+
 def test_which_devices_a_host_shows_is_not_forwarded() -> None:
     variables = {"CUDA_VISIBLE_DEVICES": "3", "CUDA_LAUNCH_BLOCKING": "1"}
     kept = environment.forwarded(variables, ["CUDA_"], CPU_Accelerator().visible_devices_envs())

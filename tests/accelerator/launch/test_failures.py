@@ -138,7 +138,7 @@ def test_ssh_that_does_not_get_there_is_told(capfd: pytest.CaptureFixture[str]) 
     status, told = run(["echo 'Connection refused' >&2; exit 255"], capfd)
     assert status == 255
     assert "Connection refused" in told
-    assert "'ssh host0 true' must work without questions" in told
+    assert "host0: ssh failed; see above. Remedy: Have 'sh -c true' work without questions." in told
 
 
 def test_what_has_no_line_end_is_passed_on_at_once(capfd: pytest.CaptureFixture[str]) -> None:
@@ -146,7 +146,17 @@ def test_what_has_no_line_end_is_passed_on_at_once(capfd: pytest.CaptureFixture[
 
 
 def test_a_launcher_that_is_missing_is_an_error(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "accelerator.launch", "--launcher", "slurm", "--num_accelerators", "1", "x.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "accelerator.launch",
+        "--launcher",
+        "slurm",
+        "--num_accelerators",
+        "1",
+        "--module",
+        "x",
+    ]
     variables = environment(PATH=str(tmp_path))
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 2

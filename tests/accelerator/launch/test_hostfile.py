@@ -85,8 +85,8 @@ def test_an_address_with_colons_is_a_host_as_it_is() -> None:
     ("include", "exclude", "message"),
     [
         ("a", "b", "both given"),
-        ("worker", None, r"--include 'worker': there is no host 'worker'; Hosts are a, b, c"),
-        ("aa:0", None, r"there is no host 'aa'; did you mean a\?"),
+        ("worker", None, r"--include 'worker': there is no host 'worker'; there are a, b, c"),
+        ("aa:0", None, r"there is no host 'aa' \(did you mean a\?\); there are a, "),
         ("a:4", None, r"host a has slots 0 to 3, not 4"),
         ("a:", None, r"'' is no list of slots"),
         ("a:x", None, r"'x' is no list of slots"),

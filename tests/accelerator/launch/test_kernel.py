@@ -16,6 +16,7 @@ from launching import ROOT, environment, left_of
 from accelerator.launch.kernel import bind_to_cpus, set_memory_policy
 from accelerator.launch.observer import Observer
 from accelerator.launch.orphans import end_processes_of, processes_of
+from accelerator.launch.received import receiving_command, sent_line
 
 pytestmark = pytest.mark.skipif(platform.system() != "Linux", reason="needs Linux")
 
@@ -54,9 +55,8 @@ def test_refusals_are_reasons() -> None:
 def test_a_rank_that_cannot_be_bound_runs_and_tells(tmp_path: Path) -> None:
     from accelerator.launch.worker import worker_command
 
-    ranks = [{"cpus": [100_000], "memory": ["bind", [1000]], "variables": {"A": "1"}}]
-    spec = {"launch": "x", "variables": {"B": "2"}, "ranks": ranks}
-    program = [sys.executable, "-c", "import os; print(os.environ['A'], os.environ['B'])"]
+    spec = {"ranks": [{"cpus": [100_000], "memory": ["bind", [1000]]}]}
+    program = [sys.executable, "-c", "print('ran')"]
     done = subprocess.run(
         worker_command(sys.executable, spec, program),
         env=environment(LOCAL_RANK="0"),
@@ -65,7 +65,7 @@ def test_a_rank_that_cannot_be_bound_runs_and_tells(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert done.stdout == "1 2\n"
+    assert done.stdout == "ran\n"
     assert done.stderr.count("local rank 0 runs unbound: ") == 2
 
 
@@ -75,7 +75,7 @@ def test_the_worker_is_not_misled_by_the_users_modules(tmp_path: Path) -> None:
 
     for name in ("json.py", "accelerator.py", "sitecustomize.py"):
         (tmp_path / name).write_text("raise SystemExit('the user has a module of that name')")
-    spec = {"launch": "x", "variables": {}, "ranks": []}
+    spec = {"ranks": []}
     program = [sys.executable, "-S", "-c", "print('ran')"]
     variables = environment(LOCAL_RANK="0", PYTHONPATH=str(tmp_path))
     command = worker_command(sys.executable, spec, ["env", "-u", "PYTHONPATH", *program])
@@ -83,12 +83,33 @@ def test_the_worker_is_not_misled_by_the_users_modules(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("ran\n", "")
 
 
+def test_variables_are_received_before_the_command_starts_and_the_rest_is_left_to_it(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('the user has a module of that name')")
+    sent = {"TOKEN": "a 'b\n$c", "PYTHONPATH": "/first", "ODD": "\udcff"}
+    program = (
+        "import os, sys; print([os.fsencode(os.environ[n]) for n in ('TOKEN', 'ODD')], sys.path, sys.stdin.read())"
+    )
+    command = receiving_command(sys.executable, [sys.executable, "-S", "-c", program])
+    given = sent_line(sent) + b"SIGINT\n"
+    done = subprocess.run(command, input=given, env=environment(), cwd=tmp_path, capture_output=True, check=False)
+    told = done.stdout.decode()
+    assert told.startswith(str([b"a 'b\n$c", b"\xff"])), done.stderr
+    assert "'/first'" in told
+    assert told.endswith(" SIGINT\n\n")
+
+
+def test_a_command_whose_sender_is_gone_does_not_start(tmp_path: Path) -> None:
+    command = receiving_command(sys.executable, ["touch", "started"])
+    assert subprocess.run(command, input=sent_line({"A": "b"})[:-3], cwd=tmp_path, check=False).returncode == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_worker_that_has_outlived_its_launcher_ends() -> None:
     """Its launcher was killed before the kernel was asked to tell of it."""
     from accelerator.launch.worker import worker_command
 
     for parent, status in ((os.getpid(), 0), (os.getppid(), -signal.SIGKILL)):
-        spec = {"launch": "x", "variables": {}, "ranks": [], "parent": parent}
+        spec = {"ranks": [], "parent": parent}
         command = worker_command(sys.executable, spec, ["true"])
         assert subprocess.run(command, env=environment(LOCAL_RANK="0"), check=False).returncode == status
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import ROOT, TELL, WAIT, Started, environment, launch, left_of
+from launching import ROOT, TELL, WAIT, Started, Watch, environment, launch, left_of
 
-from accelerator.launch.binding import format_list, plan_binding
+from accelerator.launch.binding import plan_binding
 from accelerator.launch.job import Job
+from accelerator.launch.lists import format_list
 from accelerator.launch.topology import read_topology
 from op_builder.cgroups import HostFiles
 
@@ -63,6 +64,16 @@ def test_the_kernel_agrees_with_the_plan(tmp_path: Path) -> None:
         assert f"local rank {rank}: CPU {format_list(plan[rank].cpus)}" in done.stderr
 
 
+def test_values_of_the_file_of_variables_are_seen_on_no_command_line(tmp_path: Path) -> None:
+    (tmp_path / ".accel_env").write_text("FROM_FILE=secret-of-the-file\nRANK=7\n")
+    with Watch("secret-of-the-file") as watch:
+        done = launch([*TWO, "tell.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {told(tmp_path, rank)["FROM_FILE"] for rank in (0, 1)} == {"secret-of-the-file"}
+    assert watch.seen == set()
+    assert [line for line in watch.looked_at if "worker.py" in line]
+
+
 def test_a_listed_cpu_is_the_only_one(tmp_path: Path) -> None:
     last = max(os.sched_getaffinity(0))
     done = launch(["--num_accelerators", "1", "--bind_core_list", str(last), "--module", "tell"], tmp_path)
@@ -94,6 +105,7 @@ def test_the_first_failing_rank_is_told_and_gives_the_exit_status(
     assert f") on {os.uname().nodename} ended {cause}" in done.stderr
     assert "accel-launch: rank 1 (local rank 1, pid " in done.stderr
     assert "accel-launch: rank 0" not in done.stderr
+    assert "torch/distributed" not in done.stderr, "torch says the same once more"
     assert "  | last words of the rank" in done.stderr
 
 
@@ -167,7 +179,9 @@ def command_line(process_id: int) -> str:
 def test_failed_ranks_are_started_again(tmp_path: Path) -> None:
     program = "import os, sys; sys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)"
     (tmp_path / "once.py").write_text(program)
-    assert launch([*TWO, "--max_restarts", "1", "once.py"], tmp_path).returncode == 0
+    done = launch([*TWO, "--max_restarts", "1", "once.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "ended with exit status 3\nAll ranks are started again; 0 restarts left.\n" in done.stderr
     assert launch(["--num_accelerators", "1", "once.py"], tmp_path).returncode == 3
 
 

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 import two_hosts
-from launching import ROOT, TELL, WAIT, Started, launch
+from launching import ROOT, TELL, WAIT, Started, Watch, launch
+from mpis import MPIS, available
 from two_hosts import ADDRESSES, TwoHosts
+
+from op_builder import env
 
 MISSING = two_hosts.what_is_missing() if os.name == "posix" else "needs Linux"
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
@@ -21,6 +24,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(MISSING is not None, reason=s
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
     with two_hosts.two_hosts(tmp_path_factory.mktemp("hosts")) as made:
         yield made
+
+
+def below(launcher: str, hosts: TwoHosts, options: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Options and variables for these hosts and that launcher."""
+    if launcher == "ssh":
+        return options, {}
+    variables = available(launcher)
+    agent = str(hosts.agent)
+    words = {
+        "openmpi": f"--mca plm_rsh_agent {agent} --mca btl_tcp_if_include {hosts.interface}",
+        "mpich": f"-launcher-exec {agent}",
+        "impi": f"-launcher-exec {agent} -iface {hosts.interface}",  # names of these hosts are known to nobody
+    }[launcher]
+    rest = [option for option in options if not option.startswith("--launcher_args")]
+    return [*rest, "--launcher", launcher, f"--launcher_args={words}"], variables
 
 
 @pytest.fixture
@@ -50,6 +68,30 @@ def test_ranks_are_numbered_across_hosts(hosts: TwoHosts, options: list[str], tm
     assert {t["FROM_FILE"] for t in told} == {"for all"}
     assert told[0]["arguments"] == ["$x 'y'"]
     assert len({t["ACCEL_LAUNCH_ID"].partition(".")[0] for t in told}) == 1
+
+
+@pytest.mark.parametrize("launcher", ["ssh", *MPIS])
+def test_the_other_host_gets_what_it_is_to_have_and_nobody_sees_it(
+    launcher: str, hosts: TwoHosts, options: list[str], tmp_path: Path
+) -> None:
+    """Not the first host's own: its PATH, and which devices it shows."""
+    arguments, variables = below(launcher, hosts, options)
+    (tmp_path / ".accel_env").write_text(f"GLOO_SOCKET_IFNAME={hosts.interface}\nFROM_FILE=secret-of-the-file\n")
+    path = f"/first{os.pathsep}{variables.get('PATH', os.environ['PATH'])}"
+    own = {"PATH": path, "CUDA_VISIBLE_DEVICES": "7", "OF_FIRST_HOST": "yes", "PYTHONHASHSEED": "12345678"}
+    with Watch("secret-of-the-file") as watch, Watch("12345678") as watch_shell:
+        arguments = [*arguments, "--num_accelerators", "1", "--bind_cores_to_rank", "tell.py"]
+        done = launch(arguments, tmp_path, hosts.on("a", []), **{**variables, **own})
+    assert done.returncode == 0, done.stderr
+    told = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert {t["FROM_FILE"] for t in told} == {"secret-of-the-file"}
+    assert watch.seen | watch_shell.seen == set()
+    assert [line for line in watch.looked_at if "tell.py" in line]
+    assert told[1]["host"] == "host-b"
+    assert told[1]["CUDA_VISIBLE_DEVICES"] == "0"
+    assert told[1]["OF_FIRST_HOST"] is None
+    assert told[1]["PYTHONHASHSEED"] == "12345678"
+    assert "/first" not in told[1]["PATH"]
 
 
 def test_ranks_of_two_hosts_train_together(hosts: TwoHosts, options: list[str], tmp_path: Path) -> None:
@@ -88,6 +130,24 @@ def test_all_hosts_start_again_when_one_restarts_its_ranks(hosts: TwoHosts, opti
     assert {(tmp_path / f"ended-host-{host}").read_text() for host in ("a", "b")} == {"2"}
 
 
+@pytest.mark.parametrize("launcher", MPIS)
+@pytest.mark.parametrize(("how", "status"), [("killed", 137), ("polite", 143)])
+def test_nothing_is_left_on_either_host_below_mpi(
+    launcher: str, how: str, status: int, hosts: TwoHosts, options: list[str], tmp_path: Path
+) -> None:
+    arguments, variables = below(launcher, hosts, options)
+    arguments = [*arguments, "--num_accelerators", "1", "wait.py", how]
+    with env.scope(**variables), Started(arguments, tmp_path, hosts.on("a", [])) as started:
+        if how == "polite":
+            started.wait_for("up0", "up1")
+            started.process.terminate()
+        assert started.end() == status, started.errors
+        if how == "killed":
+            assert "accel-launch: rank 1 (local rank 0, pid " in started.errors
+            assert ") on host-b ended by signal 9 (SIGKILL)" in started.errors
+        assert left_of_launch(tmp_path) == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_reach_the_ranks_of_all_hosts(
     number: signal.Signals, hosts: TwoHosts, options: list[str], tmp_path: Path
@@ -100,10 +160,13 @@ def test_signals_reach_the_ranks_of_all_hosts(
         assert left_of_launch(tmp_path) == []
 
 
+@pytest.mark.parametrize("launcher", ["ssh", *MPIS])
 def test_ranks_of_all_hosts_end_with_a_driver_that_is_killed(
-    hosts: TwoHosts, options: list[str], tmp_path: Path
+    launcher: str, hosts: TwoHosts, options: list[str], tmp_path: Path
 ) -> None:
-    with Started([*options, "--num_accelerators", "1", "wait.py", "stubborn"], tmp_path, hosts.on("a", [])) as started:
+    arguments, variables = below(launcher, hosts, options)
+    arguments = [*arguments, "--num_accelerators", "1", "wait.py", "stubborn"]
+    with env.scope(**variables), Started(arguments, tmp_path, hosts.on("a", [])) as started:
         started.wait_for("up0", "up1")
         started.process.kill()
         started.end()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from accelerator.launch.binding import RankBinding, format_list
+from accelerator.launch.binding import RankBinding
+from accelerator.launch.lists import format_list
 
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"

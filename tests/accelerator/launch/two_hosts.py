@@ -21,12 +21,14 @@ class TwoHosts:
 
     Attributes:
         ssh_args: what ssh needs to get to either without a question.
+        agent: ssh with these, for those who take no arguments for it.
         interface: of the cable, by host.
     """
 
     directory: Path
     namespaces: dict[str, str]
     ssh_args: str
+    agent: Path
     interface: str
 
     def on(self, host: str, command: Sequence[str]) -> list[str]:
@@ -93,7 +95,10 @@ def two_hosts(directory: Path) -> Iterator[TwoHosts]:
             log = (directory / f"sshd_{host}.log").open("w")
             servers.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
         ssh_args = f"-p {PORT} -i {key} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
-        hosts = TwoHosts(directory, namespaces, ssh_args, "cable")
+        agent = directory / "ssh"
+        agent.write_text(f'#!/bin/sh\nexec ssh {ssh_args} "$@"\n')
+        agent.chmod(0o755)
+        hosts = TwoHosts(directory, namespaces, ssh_args, agent, "cable")
         for address in ADDRESSES.values():
             wait_for_ssh(hosts, address)
         yield hosts
