@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 # What accel-ops requires and commands import; they may be started in a checkout whose requirements are not installed.
-_REQUIRED = ("torch", "ninja", "packaging", "psutil", "pybind11", "rich", "xxhash")
+REQUIRED = ("torch", "ninja", "packaging", "psutil", "pybind11", "rich", "setuptools", "xxhash")
 
 
 def run_main(main: Callable[[], int]) -> NoReturn:
@@ -20,7 +20,7 @@ def run_main(main: Callable[[], int]) -> NoReturn:
         finally:
             sys.stdout.flush()
     except ModuleNotFoundError as error:
-        if error.name not in _REQUIRED:
+        if error.name not in REQUIRED:
             raise
         sys.exit(
             f"{error.name} is not installed in {sys.prefix}, and accel-ops needs it. Remedy: pip install accel-ops."

@@ -166,7 +166,8 @@ def linked_files(flags: Iterable[str]) -> list[str]:
     words = [word for flag in flags for word in re.split("[,=]", flag.removeprefix("@"))]
     directories = [flag.removeprefix("-L") for flag in flags if flag.startswith("-L")]
     names = [flag.removeprefix("-l") for flag in flags if flag.startswith("-l")]
-    words += [f"{directory}/lib{name}.a" for directory in directories for name in names]
+    files = [name.removeprefix(":") if name.startswith(":") else f"lib{name}.a" for name in names]
+    words += [f"{directory}/{file}" for directory in directories for file in files]
     return [word for word in dict.fromkeys(words) if os.path.isabs(word) and ".so" not in word and os.path.isfile(word)]
 
 

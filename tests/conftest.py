@@ -24,8 +24,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The long ones come last, so that what a limit of time keeps from running is as little as can be.
-    items.sort(key=_is_slow)
+    # The long ones come last, so that what a limit of time keeps from running is as little as can be; of them first
+    # those that nothing else stands for.
+    items.sort(key=lambda item: (_is_slow(item), item.get_closest_marker("first") is None))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

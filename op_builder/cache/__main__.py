@@ -13,7 +13,7 @@ from typing import Any
 
 from op_builder.cache.bundle import export_bundle, import_bundle, misfits
 from op_builder.cache.leftovers import leftovers, other_bytes, remove_leftovers, surplus_leftovers, sweep_small
-from op_builder.cache.maintenance import Usage, remove, surplus, usages
+from op_builder.cache.maintenance import Usage, examine, keep_in_bounds, remove, surplus, usages
 from op_builder.cache.store import Cache
 from op_builder.command_line import run_main
 from op_builder.errors import AccelError
@@ -26,7 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status: 0, 1 when verify found damage, 2 for an error."""
     options = _parser().parse_args(arguments, argparse.Namespace(json=False, directory=None))
     try:
-        status, data, text = _COMMANDS[options.command](Cache(options.directory), options)
+        # Who looks moves nothing; verify does so after it has looked.
+        looks = options.command in ("list", "info", "verify", "export")
+        status, data, text = _COMMANDS[options.command](Cache(options.directory, is_ours=not looks), options)
     except AccelError as error:
         print(error, file=sys.stderr)
         return 2
@@ -82,13 +84,19 @@ def _info(cache: Cache, options: argparse.Namespace) -> Answer:
 
 
 def _verify(cache: Cache, _: argparse.Namespace) -> Answer:
-    damaged = [entry for entry in cache.entries() if not entry.is_intact()]
-    for entry in damaged:
-        cache.set_aside(entry.directory, "its binary does not match its manifest")
-    whole = len(cache.entries())
-    names = [str(entry.directory) for entry in damaged]
-    text = "\n".join([*(f"damaged, set aside: {name}" for name in names), f"{_entries(whole)} whole."])
-    return int(bool(damaged)), {"whole": whole, "damaged": names}, text
+    whole, damaged = examine(cache)
+    mover = Cache(cache.root)
+    lines, kept = [], []
+    for directory, reason in damaged.items():
+        mover.set_aside(directory, reason)
+        if directory.exists():
+            kept.append(str(directory))
+        lines.append(f"damaged, {'cannot be moved' if directory.exists() else 'set aside'}: {directory}: {reason}")
+    lines.append(f"{_entries(len(whole))} whole.")
+    if kept:
+        lines.append(f"Remedy: have somebody verify it who may write {cache.root}; load() passes over what is damaged.")
+    data = {"whole": len(whole), "damaged": [str(directory) for directory in damaged], "cannot_be_moved": kept}
+    return int(bool(damaged)), data, "\n".join(lines)
 
 
 def _prune(cache: Cache, options: argparse.Namespace) -> Answer:
@@ -101,7 +109,8 @@ def _prune(cache: Cache, options: argparse.Namespace) -> Answer:
     if options.max_size is not None:
         sizes = [*(usage.size_bytes for usage in found), *(item.size_bytes for item in others)]
         excess = sum(sizes) - options.max_size
-    freed = remove_leftovers(surplus_leftovers(others, excess_bytes=excess, older_than_s=options.older_than))
+    freed = sweep_small(cache)
+    freed += remove_leftovers(surplus_leftovers(others, excess_bytes=excess, older_than_s=options.older_than))
     going = surplus(found, max_size_bytes=options.max_size, older_than_s=options.older_than, unused=options.unused)
     return _removed(cache, going, freed)
 
@@ -134,6 +143,7 @@ def _export(cache: Cache, options: argparse.Namespace) -> Answer:
 
 def _import(cache: Cache, options: argparse.Namespace) -> Answer:
     entries = import_bundle(cache, options.file)
+    keep_in_bounds(cache)
     data, lines = [], []
     for entry in entries:
         op, key, differences = entry.manifest.op, entry.directory.name, misfits(entry.manifest, cache.memo)

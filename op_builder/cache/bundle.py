@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -64,7 +65,8 @@ def import_bundle(cache: Cache, path: Path) -> list[Entry]:
     try:
         with zipfile.ZipFile(path) as bundle:
             found = [_read(bundle, name) for name in bundle.namelist() if name.endswith(f"/{MANIFEST}")]
-    except (OSError, zipfile.BadZipFile, KeyError, EOFError) as error:
+    # The last three are what zipfile raises of bytes that were changed on the way.
+    except (OSError, zipfile.BadZipFile, KeyError, EOFError, zlib.error, RuntimeError, ValueError) as error:
         raise BundleError(f"{path} cannot be read as a bundle: {error}.", "Export it again.") from error
     if not found:
         raise BundleError(f"{path} holds no built ops.", "Make it with: python -m op_builder.cache export FILE.")

@@ -2,7 +2,7 @@
 
 Entries that were set aside, and logs of failed builds, are there for people to look at; SYCL kernels that the
 SYCL runtime has compiled are compiled again when one is missing. These count in the cache's bound, and go before any
-entry. Locks and memos are small, but each key leaves some.
+entry. Locks and memos are small, but each key leaves some; builds that were killed leave their staging directories.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from op_builder.cache import staging
 from op_builder.cache.store import Cache
 from op_builder.toolchains.sycl_runtime import KERNELS_DIRECTORY
 
 _TO_LOOK_AT = ("rejected", "logs")
-_SMALL = ("locks", "memo")
+_SMALL = ("locks", "memo", "staging")
 _YOUNG_S = 60.0  # its name may stand on a screen just now
 _OLD_MEMO_S = 30 * 24 * 3600.0
 # Where the file system knows no locks, age tells that a lock is not held.
@@ -71,25 +72,29 @@ def remove_leftovers(going: Iterable[Leftover]) -> int:
 
 
 def sweep_small(cache: Cache, *, all_of_them: bool = False) -> int:
-    """Remove locks that nobody holds and memos that are old; returns the bytes that were freed.
+    """Remove locks that nobody holds, memos that are old and what killed builds left; returns the bytes freed.
 
     Args:
-        all_of_them: whatever their age.
+        all_of_them: locks and memos whatever their age.
     """
-    before = _size_bytes(cache.root / "locks") + _size_bytes(cache.root / "memo")
-    now = time.time()
+    before, now = _bytes_in(cache, _SMALL), time.time()
+    staging.sweep(cache.root / "staging")
     for path in _inside(cache.root / "memo"):
         if all_of_them or now - _made_at(path) > _OLD_MEMO_S:
             _unlink(path)
     for path in _inside(cache.root / "locks"):
         if path.suffix == ".lock":
             _remove_unheld(path, now, min_age_s=0.0 if all_of_them else _YOUNG_S)
-    return before - _size_bytes(cache.root / "locks") - _size_bytes(cache.root / "memo")
+    return max(0, before - _bytes_in(cache, _SMALL))  # a build may be at work
 
 
 def other_bytes(cache: Cache) -> int:
     """Bytes of all that this module is about."""
-    return sum(_size_bytes(cache.root / name) for name in (*_TO_LOOK_AT, KERNELS_DIRECTORY, *_SMALL))
+    return _bytes_in(cache, (*_TO_LOOK_AT, KERNELS_DIRECTORY, *_SMALL))
+
+
+def _bytes_in(cache: Cache, names: Iterable[str]) -> int:
+    return sum(_size_bytes(cache.root / name) for name in names)
 
 
 def _remove_unheld(lock: Path, now: float, min_age_s: float) -> None:

@@ -1,7 +1,7 @@
 """Keeping the cache in bounds: what was used when, what is in use, what may go.
 
-An entry's last use is the modification time of its manifest; a hit renews it, at most once an
-hour. Removing a binary that some process has mapped would not hurt that process, but the next
+An entry's last use is the modification time of its manifest; a hit renews it, at most twice a
+minute. Removing a binary that some process has mapped would not hurt that process, but the next
 load would compile again, so what is in use stays.
 """
 
@@ -11,14 +11,15 @@ import contextlib
 import logging
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from op_builder import env
+from op_builder.cache import staging
 from op_builder.cache.leftovers import leftovers, remove_leftovers, surplus_leftovers, sweep_small
+from op_builder.cache.staging import subdirectories
 from op_builder.cache.store import MANIFEST, Cache, Entry
 from op_builder.errors import CacheError
 
@@ -40,6 +41,27 @@ class Usage:
     @property
     def may_go(self) -> bool:
         return not self.is_mapped and time.time() - self.used_at > _JUST_USED_S
+
+
+def examine(cache: Cache) -> tuple[list[Entry], dict[Path, str]]:
+    """Read every entry, and move none: those that are whole, and the directories of the others with what is wrong.
+
+    Args:
+        cache: one that is not ours to tidy.
+    """
+    whole = []
+    for entry in cache.entries():
+        if entry.is_intact():
+            whole.append(entry)
+        else:
+            cache.set_aside(entry.directory, "its binary does not match its manifest")
+    directories = [path for op in subdirectories(cache.root / "ops") for path in _entry_directories(op)]
+    bare = {path: "it has no manifest" for path in directories if path.exists() and not (path / MANIFEST).exists()}
+    return whole, {**cache.damaged, **bare}
+
+
+def _entry_directories(op: Path) -> list[Path]:
+    return [entry for plan in subdirectories(op) for entry in subdirectories(plan)]
 
 
 def usages(cache: Cache, op: str | None = None) -> list[Usage]:
@@ -90,9 +112,9 @@ def remove(cache: Cache, going: Iterable[Usage]) -> int:
     for usage in going:
         with cache.errors_explained():
             # First out of sight, in one step, so that no reader finds half an entry.
-            trash = tempfile.mkdtemp(prefix="removed-", dir=cache.writable_dir("staging"))
+            trash = staging.make_directory(cache.writable_dir("staging"), "removed")
             with contextlib.suppress(FileNotFoundError):  # another process was first
-                os.rename(usage.entry.directory, os.path.join(trash, "entry"))
+                os.rename(usage.entry.directory, trash / "entry")
             shutil.rmtree(trash, ignore_errors=True)
         with contextlib.suppress(OSError):
             usage.entry.directory.parent.rmdir()

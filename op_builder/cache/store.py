@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 _MANIFEST_FORMAT = 5
-_NOTE_EVERY_S = 3600.0
+_NOTE_EVERY_S = 30.0  # less than what pruning takes for "just now"
 _ATTEMPTS = 5
 # Hashing more than this takes a second and is done again only when the file's status changes.
 _LARGE_BYTES = 64 << 20
@@ -167,7 +167,7 @@ class Entry:
         return self.directory.name
 
     def note_use(self) -> None:
-        """Renew the time of last use, for pruning; at most once an hour, and not in a read-only cache."""
+        """Renew the time of last use, for pruning; at most twice a minute, and not in a read-only cache."""
         manifest = self.directory / MANIFEST
         with contextlib.suppress(OSError):
             if time.time() - manifest.stat().st_mtime > _NOTE_EVERY_S:

@@ -103,12 +103,18 @@ def stamped_directories(plan: BuildPlan, toolset: Toolset) -> list[str]:
 
 
 def _compiler_own(compiler: Compiler) -> list[str]:
-    """Where a compiler keeps its own headers and those of the C++ standard library that comes with it."""
+    """Where a compiler keeps its own headers and those of the C++ standard library that comes with it.
+
+    clang and others take the library of some GCC, whose version their own does not tell: that counts by content.
+    """
     prefix, target = Path(compiler.path).parent.parent, compiler.target
+    if not compiler.is_gcc:
+        found = [str(prefix / "lib" / "clang"), "/usr/lib/clang"]
+        return found if prefix == Path("/usr") else [*found, str(prefix / "include" / "c++")]
     of_prefix = ["lib/gcc", "include/c++", f"include/{target}/c++", f"{target}/include/c++"]
-    return [str(prefix / name) for name in of_prefix] + [
+    return [
+        *(str(prefix / name) for name in of_prefix),
         "/usr/lib/gcc",
-        "/usr/lib/clang",
         "/usr/include/c++",
         f"/usr/include/{target}/c++",
     ]

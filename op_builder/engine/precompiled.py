@@ -14,6 +14,7 @@ precompiled header that does not fit flags and macros, and reads the text instea
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -274,6 +275,8 @@ def main() -> None:
     """The process that precompiles: one at a time for each key; a failure leaves its log."""
     request = json.loads(sys.argv[1])
     os.nice(_NICENESS)
+    with contextlib.suppress(OSError):  # where memory runs out, this ends, and its compiler, and nobody's build
+        Path("/proc/self/oom_score_adj").write_text("1000")
     cache = Cache(Path(request["cache"]))
     header = _plan_of(request["flags"], request["text"])
     toolset = find_toolset(header, cache.memo)

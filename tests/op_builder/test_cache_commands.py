@@ -8,6 +8,7 @@ import fcntl
 import json
 import mmap
 import os
+import subprocess
 import time
 import zipfile
 from pathlib import Path
@@ -21,7 +22,8 @@ from test_cache_store import manifest
 from op_builder import env
 from op_builder.cache.__main__ import main
 from op_builder.cache.maintenance import keep_in_bounds, usages
-from op_builder.cache.store import Cache, Entry
+from op_builder.cache.staging import this_host
+from op_builder.cache.store import MANIFEST, Cache, Entry
 
 DAY_S = 86400
 
@@ -101,11 +103,64 @@ def test_info_on_an_op_that_is_not_there_is_an_error(capsys: pytest.CaptureFixtu
 
 
 def test_verify_finds_damage_sets_it_aside_and_fails(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
-    assert command(capsys, filled, "verify") == {"whole": 3, "damaged": []}
+    assert command(capsys, filled, "verify") == {"whole": 3, "damaged": [], "cannot_be_moved": []}
     victim = filled.entries("other")[0]
     replace_content(victim.artifact, victim.artifact.read_bytes()[:-1])
-    assert command(capsys, filled, "verify", status=1) == {"whole": 2, "damaged": [str(victim.directory)]}
+    found = command(capsys, filled, "verify", status=1)
+    assert found == {"whole": 2, "damaged": [str(victim.directory)], "cannot_be_moved": []}
     assert ops(filled) == ["small", "small"]
+
+
+@pytest.mark.parametrize("how", ["torn", "missing"])
+def test_verify_finds_a_manifest_that_is_not_whole(capsys: pytest.CaptureFixture[str], filled: Cache, how: str) -> None:
+    victim = filled.entries("other")[0]
+    manifest = victim.directory / MANIFEST
+    text = manifest.read_text()
+    manifest.unlink()
+    if how == "torn":
+        manifest.write_text(text[: len(text) // 2])
+    for looking in (["list"], ["info", "small"]):
+        command(capsys, filled, *looking)
+        assert victim.directory.exists(), "who looks moves nothing"
+    found = command(capsys, filled, "verify", status=1)
+    assert found == {"whole": 2, "damaged": [str(victim.directory)], "cannot_be_moved": []}
+    assert not victim.directory.exists()
+
+
+def test_verify_says_that_it_could_not_move_what_is_damaged(
+    capsys: pytest.CaptureFixture[str], filled: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = filled.entries("other")[0]
+    replace_content(victim.artifact, victim.artifact.read_bytes()[:-1])
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "rename", refused)  # root may write anywhere, so permissions would not do
+    found = command(capsys, filled, "verify", status=1)
+    assert found == {"whole": 2, "damaged": [str(victim.directory)], "cannot_be_moved": [str(victim.directory)]}
+    assert main(["verify", "--directory", str(filled.root)]) == 1
+    said = capsys.readouterr().out
+    assert "cannot be moved" in said
+    assert "set aside" not in said
+
+
+def test_what_a_killed_build_left_goes_with_clear_and_counts_before(
+    capsys: pytest.CaptureFixture[str], filled: Cache
+) -> None:
+    name = f"other@{this_host()}@{ended_process()}@x"
+    (filled.root / "staging" / name).mkdir(parents=True)
+    (filled.root / "staging" / name / "big.o").write_bytes(bytes(1 << 20))
+    os.utime(filled.root / "staging" / name, (0, 0))
+    assert command(capsys, filled, "list")["other_bytes"] >= 1 << 20
+    assert command(capsys, filled, "clear")["freed_bytes"] >= 1 << 20
+    assert list((filled.root / "staging").iterdir()) == []
+
+
+def ended_process() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
 
 
 def test_prune_by_age_takes_what_was_not_used_for_so_long(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
@@ -365,6 +420,39 @@ def test_an_altered_bundle_is_refused_whole(capsys: pytest.CaptureFixture[str], 
     assert main(["import", str(altered), "--directory", str(elsewhere.root)]) == 2
     assert "does not match" in capsys.readouterr().err
     assert elsewhere.entries() == []
+
+
+def test_a_bundle_that_was_damaged_on_the_way_is_refused(
+    capsys: pytest.CaptureFixture[str], filled: Cache, tmp_path: Path
+) -> None:
+    bundle, damaged = tmp_path / "ops.zip", tmp_path / "damaged.zip"
+    command(capsys, filled, "export", str(bundle))
+    whole = bundle.read_bytes()
+    cut = [whole[: len(whole) * part // 8] for part in range(8)]
+    flipped = [
+        whole[:at] + bytes([whole[at] ^ 0x20]) + whole[at + 1 :] for at in range(0, len(whole), len(whole) // 97)
+    ]
+    refused = 0
+    for content in (*cut, *flipped):
+        damaged.write_bytes(content)
+        elsewhere = Cache(tmp_path / "elsewhere")
+        status = main(["import", str(damaged), "--directory", str(elsewhere.root)])
+        assert status in (0, 2)  # a flipped date, say, harms nothing
+        refused += status == 2
+        capsys.readouterr()
+        assert all(entry.is_intact() for entry in elsewhere.entries())
+    assert refused > len(cut) + len(flipped) // 2
+
+
+def test_an_import_keeps_the_cache_in_bounds(
+    capsys: pytest.CaptureFixture[str], filled: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = tmp_path / "ops.zip"
+    command(capsys, filled, "export", str(bundle), "other")
+    bounded = []
+    monkeypatch.setattr("op_builder.cache.__main__.keep_in_bounds", bounded.append)
+    command(capsys, Cache(tmp_path / "elsewhere"), "import", str(bundle))
+    assert [cache.root for cache in bounded] == [tmp_path / "elsewhere"]
 
 
 def test_a_name_that_leaves_the_directory_is_refused(

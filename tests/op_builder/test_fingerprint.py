@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from small_ops import SmallBuilder, make_small
 
+from op_builder import env
 from op_builder.cache.store import Cache
 from op_builder.file_contents import file_sha256, settled_status
 from op_builder.fingerprint import PlanKey, plan_key
@@ -64,6 +65,16 @@ def test_what_can_change_the_binary_changes_the_key(
 def test_another_compiler_changes_the_key(small: SmallBuilder, field: str) -> None:
     other = Toolset(replace(TOOLSET.cxx, **{field: "other"}))
     assert key_of(small, other).digest != key_of(small).digest
+
+
+@pytest.mark.skipif(shutil.which("clang++") is None, reason="needs clang++")
+def test_headers_of_gccs_library_count_by_content_where_clang_takes_them(small: SmallBuilder) -> None:
+    with env.scope(CXX="clang++"):
+        small.jit_load()
+    (entry,) = small.cache.entries()
+    of_library = {name for name in entry.manifest.system_headers.paths if "/c++/" in name}
+    assert any(name.endswith("/cstdint") for name in of_library)
+    assert not any("/clang/" in name for name in entry.manifest.system_headers.paths), "its version stands for those"
 
 
 def test_torch_headers_change_the_key(small: SmallBuilder, monkeypatch: pytest.MonkeyPatch) -> None:

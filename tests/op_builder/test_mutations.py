@@ -296,8 +296,8 @@ def another_platform(bench: Bench) -> None:
     bench.builder.cxx_flags[-1] = str(bench.path("another"))
 
 
-def archive(value: int) -> Change:
-    """Write the static library that takes the place of part.cpp."""
+def archive(value: int, *, by_name: bool = False) -> Change:
+    """Write the static library that takes the place of part.cpp; it is linked by its path, or by -L and -l:."""
 
     def make(bench: Bench) -> None:
         source, member, library = (bench.path(name) for name in ("archived.cpp", "archived.o", "libpart.a"))
@@ -305,7 +305,7 @@ def archive(value: int) -> Change:
         library.unlink(missing_ok=True)
         assert os.system(f"g++ -fPIC -c '{source}' -o '{member}' && ar rcs '{library}' '{member}'") == 0
         bench.builder.files = ["main.cpp"]
-        bench.builder.libraries = [str(library)]
+        bench.builder.libraries = [f"-L{library.parent}", f"-l:{library.name}"] if by_name else [str(library)]
 
     return make
 
@@ -490,6 +490,7 @@ OTHER_CXX_ABI = torch_says(cxx11_abi=not torch._C._GLIBCXX_USE_CXX11_ABI)
     order_of_include_directories=Row(attribute("includes", ["include", "first"]), shows=("twice",)),
     another_directory_of_a_flag=Row(another_platform, prepare=with_platform, shows=("platform",)),
     static_library_behind_an_unchanged_flag=Row(archive(2), prepare=archive(1), shows=("part",)),
+    static_library_named_exactly=Row(archive(2, by_name=True), prepare=archive(1, by_name=True), shows=("part",)),
     op_name=Row(attribute("name", "renamed")),
     module_name=Row(attribute("module", "renamed")),
     module_name_of_a_stable_op=Row(attribute("module", "renamed"), builder=StableBuilder),

@@ -154,6 +154,13 @@ def test_no_process_is_started(
         precompiled.make_in_background(request.plan, request.toolset, cache)
 
 
+def test_it_is_not_made_where_memory_is_short(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.writable_dir("logs")
+    assert precompiled._obstacle(cache) == ""
+    monkeypatch.setattr(precompiled, "available_memory_bytes", lambda _: (3 << 30) - 1)
+    assert precompiled._obstacle(cache) == "memory is short"
+
+
 class TextBuilder(OpBuilder):
     NAME = "text"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from small_ops import SmallBuilder, replace_content
 
 from op_builder import env
 from op_builder.cache.store import Cache, Entry
+from op_builder.command_line import REQUIRED
 from op_builder.report.__main__ import main
 from op_builder.report.collect import environment, explain, op_row
 from op_builder.report.render import print_explanation
@@ -292,6 +294,12 @@ def test_a_requirement_that_is_not_installed_is_named_with_the_remedy(arguments:
     assert "is not installed in" in done.stderr
     assert "Remedy: pip install accel-ops." in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_every_requirement_is_known_by_its_name() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    listed = project.partition("\ndependencies = [")[2].partition("]")[0]
+    assert sorted(re.findall(r'"([a-z0-9]+)', listed)) == sorted(REQUIRED)
 
 
 def test_looking_writes_nothing_but_memos(tmp_path: Path) -> None:

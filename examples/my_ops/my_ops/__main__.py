@@ -33,13 +33,13 @@ def milliseconds(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) 
     for _ in range(20):
         begun = time.perf_counter()
         function(*tensors)
-        if tensors[0].is_cuda:
-            torch.cuda.synchronize()
+        if tensors[0].device.type != "cpu":
+            torch.accelerator.synchronize()
         times.append(time.perf_counter() - begun)
     return min(times) * 1e3
 
 
 if __name__ == "__main__":
-    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+    for device in ("cpu", *(name for name in ("cuda", "xpu") if getattr(torch, name).is_available())):
         for dtype in (torch.float32, torch.bfloat16):
             print(compare(device, dtype))
