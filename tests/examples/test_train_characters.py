@@ -40,7 +40,15 @@ def train(corpus: text.Corpus, **changes: object) -> training.Run:
     return training.train(adamw, corpus, recipe, CPU_Accelerator(), on_step=[].append)
 
 
-@pytest.mark.parametrize("options", [[], ["--host-masters"], ["--dtype", "bfloat16"]], ids=lambda o: " ".join(o) or "-")
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        pytest.param(["--host-masters"], marks=pytest.mark.slow),
+        pytest.param(["--dtype", "bfloat16"], marks=pytest.mark.slow),
+    ],
+    ids=lambda options: " ".join(options) or "-",
+)
 def test_a_short_demo_says_where_the_op_came_from_and_that_the_runs_agree(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -55,6 +63,7 @@ def test_a_short_demo_says_where_the_op_came_from_and_that_the_runs_agree(
     assert (tmp_path / "new" / "out" / train_characters.PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_runtime() is None, reason="needs the SYCL runtime: pip install 'accel-ops[sycl]'")
 def test_the_model_trains_through_sycl_kernels_as_by_those_of_the_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -148,6 +148,7 @@ def test_a_builder_that_raises_is_a_failure_of_its_own(small: SmallBuilder) -> N
     assert [outcome.status for outcome in outcomes] == ["failed", "built"]
 
 
+@pytest.mark.slow
 def test_the_command_builds_all_and_says_so_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--all", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)

@@ -53,6 +53,7 @@ def test_the_same_text_gives_the_same_object_and_another_text_a_new_one() -> Non
     assert (first.value(), second.value()) == (1, 2)
 
 
+@pytest.mark.slow
 def test_a_changed_pybind11_module_is_another_module_in_the_same_process() -> None:
     text = '#include <pybind11/pybind11.h>\nPYBIND11_MODULE(edited, m) { m.def("value", [] { return VALUE; }); }'
     first, second = (load_inline("edited", text, extra_cflags=["-O0", f"-DVALUE={value}"]) for value in (1, 2))

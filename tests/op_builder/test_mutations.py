@@ -222,20 +222,18 @@ class Row:
         prepare: sets the stage, before the first load.
         builder: the kind of op.
         shows: the parts of value() that the change makes 2, where the module can show it.
-        slow: nvcc takes its time; of its rows only those that no other stands for are quick.
     """
 
     change: Change
     prepare: Change = lambda _: None
     builder: type[MutatedBuilder] = MutatedBuilder
     shows: tuple[str, ...] = ()
-    slow: bool = False
 
 
-def rows(**table: Row) -> pytest.MarkDecorator:
-    """One test per row, under the row's name."""
+def rows(*, slow: Callable[[str], bool], **table: Row) -> pytest.MarkDecorator:
+    """One test per row, under the row's name; ``slow`` tells of a name whether it is one of the slow ones."""
     parameters = [
-        pytest.param(row.builder, row, id=name, marks=[pytest.mark.slow] if row.slow else [])
+        pytest.param(row.builder, row, id=name, marks=[pytest.mark.slow] if slow(name) else [])
         for name, row in table.items()
     ]
     return pytest.mark.parametrize(("bench", "row"), parameters, indirect=["bench"])
@@ -442,7 +440,28 @@ NEXT_PYTHON = python_says(".cpython-399-x86_64-linux-gnu.so")
 OTHER_CXX_ABI = torch_says(cxx11_abi=not torch._C._GLIBCXX_USE_CXX11_ABI)
 
 
+# Each compiles twice. One row of each kind is quick, and stands for the others of its kind.
+QUICK = {
+    "first_source",
+    "kernel_source",
+    "header",
+    "nested_header",
+    "new_header_in_an_earlier_include_directory",
+    "cxx_flag",
+    "define",
+    "flag_of_one_source",
+    "link_flag",
+    "static_library_behind_an_unchanged_flag",
+    "flag_in_CXX",
+    "version_of_the_compiler",
+    "cuda_architectures",
+    "torch_version",
+    "python_abi",
+}
+
+
 @rows(
+    slow=lambda name: name not in QUICK,
     # sources
     first_source=Row(edited("op/main.cpp", "own = 1", "own = 2"), shows=("main",)),
     second_source=Row(edited("op/part.cpp", "1", "2"), shows=("part",)),
@@ -457,7 +476,7 @@ OTHER_CXX_ABI = torch_says(cxx11_abi=not torch._C._GLIBCXX_USE_CXX11_ABI)
     header_of_another_directory=Row(
         edited("platform/platform.h", "1", "2"), prepare=with_platform, shows=("platform",)
     ),
-    header_of_a_kernel=Row(edited("op/include/kernel.h", "1", "2"), builder=KernelBuilder, slow=True),
+    header_of_a_kernel=Row(edited("op/include/kernel.h", "1", "2"), builder=KernelBuilder),
     # headers that come before others of their name
     new_header_in_an_earlier_include_directory=Row(
         written("op/first/outer.h", '#include "nested.h"\n#define OUTER 2\n'), shows=("outer",)
@@ -482,8 +501,8 @@ OTHER_CXX_ABI = torch_says(cxx11_abi=not torch._C._GLIBCXX_USE_CXX11_ABI)
         attribute("cxx_flags", ["-DDEFINED=2"]), prepare=flag("cxx_flags", "-DDEFINED=1"), shows=("defined",)
     ),
     flag_of_one_source=Row(flag("main_flags", "-DFOR_MAIN=2"), shows=("for_main",)),
-    nvcc_flag=Row(flag("nvcc_flags", "-lineinfo"), builder=KernelBuilder, slow=True),
-    host_flag_of_an_op_with_kernels=Row(flag("cxx_flags", "-O1"), builder=KernelBuilder, slow=True),
+    nvcc_flag=Row(flag("nvcc_flags", "-lineinfo"), builder=KernelBuilder),
+    host_flag_of_an_op_with_kernels=Row(flag("cxx_flags", "-O1"), builder=KernelBuilder),
     link_flag=Row(flag("link_flags", "-Wl,-z,now")),
     library=Row(flag("libraries", "m")),
     include_directory_more=Row(lambda bench: bench.builder.includes.insert(0, "include/detail")),
@@ -509,9 +528,9 @@ OTHER_CXX_ABI = torch_says(cxx11_abi=not torch._C._GLIBCXX_USE_CXX11_ABI)
     upgrade_behind_an_unchanged_wrapper=Row(upgrade_behind_the_wrapper, prepare=cxx_behind_a_wrapper),
     link_switched_behind_an_unchanged_wrapper=Row(switch_the_link, prepare=cxx_behind_a_link),
     version_of_nvcc=Row(nvcc_answers("13.9.9"), builder=KernelBuilder),
-    version_of_nvccs_host_compiler=Row(cxx_answers("g++ 99.1"), builder=KernelBuilder, slow=True),
+    version_of_nvccs_host_compiler=Row(cxx_answers("g++ 99.1"), builder=KernelBuilder),
     cuda_architectures=Row(environment(TORCH_CUDA_ARCH_LIST="8.0"), builder=KernelBuilder),
-    cuda_architectures_with_ptx=Row(environment(TORCH_CUDA_ARCH_LIST="9.0+PTX"), builder=KernelBuilder, slow=True),
+    cuda_architectures_with_ptx=Row(environment(TORCH_CUDA_ARCH_LIST="9.0+PTX"), builder=KernelBuilder),
     another_cpu_under_march_native=Row(another_cpu, prepare=flag("cxx_flags", "-march=native")),
     another_cpu_under_march_native_of_one_source=Row(another_cpu, prepare=flag("main_flags", "-march=native")),
     # torch and Python
@@ -611,10 +630,11 @@ def loudly(bench: Bench) -> None:
 
 
 @rows(
+    slow=lambda name: name in ("touched_kernel", "nvcc_touched"),  # nvcc takes its time
     touched_source=Row(touched("op/main.cpp", "op/part.cpp")),
     touched_headers=Row(touched("op/include/outer.h", "op/include/nested.h", "op/beside.h")),
     touched_header_of_another_directory=Row(touched("platform/platform.h"), prepare=with_platform),
-    touched_kernel=Row(touched("op/kernel.cu", "op/include/kernel.h"), builder=KernelBuilder, slow=True),
+    touched_kernel=Row(touched("op/kernel.cu", "op/include/kernel.h"), builder=KernelBuilder),
     sources_saved_unchanged=Row(rewritten("op/main.cpp", "op/part.cpp")),
     headers_saved_unchanged=Row(rewritten("op/include/outer.h", "op/include/nested.h", "op/beside.h")),
     header_of_another_directory_saved_unchanged=Row(rewritten("platform/platform.h"), prepare=with_platform),
@@ -640,7 +660,7 @@ def loudly(bench: Bench) -> None:
     ccache_in_front=Row(ccache_in_front),
     compiler_touched=Row(lambda bench: os.utime(bench.path("tools/g++"), (1, 1))),
     compiler_installed_again=Row(lambda bench: bench.write_tool("g++", real_cxx())),
-    nvcc_touched=Row(lambda bench: os.utime(bench.path("tools/nvcc"), (1, 1)), builder=KernelBuilder, slow=True),
+    nvcc_touched=Row(lambda bench: os.utime(bench.path("tools/nvcc"), (1, 1)), builder=KernelBuilder),
     cuda_architectures_for_host_code=Row(environment(TORCH_CUDA_ARCH_LIST="8.0")),
     nvcc_for_host_code=Row(nvcc_answers("13.9.9")),
     another_cpu=Row(another_cpu),

@@ -382,7 +382,9 @@ PEERS = {
 }
 
 
-@pytest.mark.parametrize("peer", PEERS)
+@pytest.mark.parametrize(
+    "peer", [name if name == "AdamW" else pytest.param(name, marks=pytest.mark.slow) for name in PEERS]
+)
 def test_1000_steps_stay_beside_torch_in_float64(peer):
     """Within the running error bound, and that is small: ten roundings of the largest parameter in every step."""
     kind, change = PEERS[peer]
