@@ -87,7 +87,8 @@ def _check_script(job: Job, options: argparse.Namespace) -> None:
     """
     script = options.program[0]
     runs_here = job.launcher != "slurm" and any(host.is_local for host in job.hosts)
-    if runs_here and not (options.module or options.no_python or Path(script).exists()):
+    is_script = not (options.module or options.no_python or script == "-")
+    if runs_here and is_script and not Path(script).exists():
         raise LaunchError(
             f"There is no script {script}.",
             "Correct its path. For a module give --module, for what is no Python script --no_python.",
