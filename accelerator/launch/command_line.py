@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, NoReturn
 from accelerator.launch import environment as worker_environment
 from accelerator.launch.binding import parse_core_list
 from accelerator.launch.errors import BindingError, LaunchError
+from accelerator.launch.guard import guarded
 from accelerator.launch.hostfile import Host, choose_hosts, limit, read_hostfile
 from accelerator.launch.job import Job, program_command
+from accelerator.launch.observer import make_log_directory
 from accelerator.launch.options import parse
 from accelerator.launch.ranks import BindingRequest, HostPlan, plan_host
 from accelerator.launch.topology import Topology, own_affinity, read_caches, read_topology
@@ -68,9 +70,12 @@ def _launch(options: argparse.Namespace) -> int:
         plan = _plan_here(job)
         for line in plan.lines():
             tell(line if job.num_nodes == 1 else f"{socket.gethostname()}: {line}")
-        from accelerator.launch import torchrun
+        if job.log_dir is not None:
+            make_log_directory(job.log_dir)
+        with guarded(job.part, job.grace_s):  # it is there by the time that torch is
+            from accelerator.launch import torchrun
 
-        return torchrun.run(job, plan)
+            return torchrun.run(job, plan)
     from accelerator.launch import driver
     from accelerator.launch.cluster import cluster_command
     from accelerator.launch.ssh import ssh_commands
@@ -87,7 +92,8 @@ def _check_script(job: Job, options: argparse.Namespace) -> None:
     """
     script = options.program[0]
     runs_here = job.launcher != "slurm" and any(host.is_local for host in job.hosts)
-    if runs_here and not (options.module or options.no_python or Path(script).exists()):
+    is_script = not (options.module or options.no_python or script == "-")
+    if runs_here and is_script and not Path(script).exists():
         raise LaunchError(
             f"There is no script {script}.",
             "Correct its path. For a module give --module, for what is no Python script --no_python.",

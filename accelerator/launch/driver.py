@@ -30,6 +30,7 @@ from op_builder import env as environment
 from op_builder.cgroups import read_text
 
 _LOOK_EVERY_S = 0.05
+_LAST_WORDS_S = 1.0
 # A host gives its ranks the grace period, and then what they have left behind another; and it takes its own time.
 _ON_TOP_S = 5.0
 
@@ -68,8 +69,8 @@ def run(job: Job, commands: Sequence[RemoteCommand]) -> int:
             status = driver.run(commands)
         finally:
             driver.kill()
-    if status != 0:
-        end_processes_of(job.launch, job.grace_s)
+        if status != 0:
+            end_processes_of(job.launch, job.grace_s)
     return status
 
 
@@ -79,7 +80,7 @@ class _Driver:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._running: dict[subprocess.Popen[bytes], RemoteCommand] = {}
-        self._pumps: list[threading.Thread] = []
+        self._pumps: dict[subprocess.Popen[bytes], threading.Thread] = {}
         self._failures: list[Failure] = []
         self._ordered: signal.Signals | None = None
 
@@ -97,7 +98,7 @@ class _Driver:
                 command = self._running.pop(process)
                 if process.returncode != 0 and first_status == 0 and not told:
                     first_status = exit_status(process.returncode)
-                    self._explain(command, process.returncode)
+                    self._explain(process, command)
             # A rank's failure is enough: not every MPI ends the others when one of them has an exit status.
             if not told and (self._ordered is not None or first_status != 0 or self._failures):
                 told, deadline = True, time.monotonic() + 2 * self._job.grace_s + _ON_TOP_S
@@ -105,7 +106,7 @@ class _Driver:
             if told and time.monotonic() > deadline:
                 self.kill()
             time.sleep(_LOOK_EVERY_S)
-        for pump in self._pumps:
+        for pump in self._pumps.values():
             pump.join(timeout=_ON_TOP_S)  # what a rank's children still write is not waited for
         failure = first_failure(self._failures)
         if self._ordered is not None:
@@ -144,7 +145,7 @@ class _Driver:
                 process.stdin.flush()
         pump = threading.Thread(target=self._pump, args=(process.stderr,), daemon=True)
         pump.start()
-        self._pumps.append(pump)
+        self._pumps[process] = pump
 
     def _pump(self, stream: BinaryIO) -> None:
         """Pass on standard error, but for what is meant for this process."""
@@ -174,8 +175,12 @@ class _Driver:
                     for receiver in _receivers(process.pid, command.command[0]):
                         os.kill(receiver, signal.SIGTERM)
 
-    def _explain(self, command: RemoteCommand, status: int) -> None:
-        if command.takes_orders and status == 255:
+    def _explain(self, process: subprocess.Popen[bytes], command: RemoteCommand) -> None:
+        status = process.returncode
+        by_ssh = command.sent is not None
+        if by_ssh and status == 255:
+            self._pumps[process].join(timeout=_LAST_WORDS_S)
+        if by_ssh and status == 255 and not self._failures:  # a rank's own status may be 255, too
             attempt = shlex.join([*command.command[:-1], "true"])
             tell(f"{command.label}: ssh failed; see above. Remedy: Have '{attempt}' work without questions.")
         elif self._ordered is None and self._running:

@@ -43,7 +43,8 @@ def describe_job(job: Job, plan: HostPlan | BindingError, directory: Path) -> li
             slots = ",".join(map(str, job.hosts[rank].chosen))
             lines.append(f"host {rank}, {command.label}, slots {slots}: {_shell(command)}")
         sent = next((command.sent for command in commands if command.sent), {})
-        lines.append(f"variables, by ssh's standard input: {assignments(sent)}")
+        if sent:
+            lines.append(f"variables, by ssh's standard input: {assignments(sent)}")
     else:
         lines.append(f"command: {_shell(cluster_command(job))}")
     if isinstance(plan, BindingError):

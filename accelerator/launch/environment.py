@@ -37,8 +37,9 @@ def read_environment_files(directories: Iterable[Path]) -> dict[str, str]:
             text = path.read_text()
         except FileNotFoundError:
             continue
-        except OSError as error:
-            raise LaunchError(f"{path} cannot be read: {error.strerror}.", "Make it readable, or remove it.") from None
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is no text"
+            raise LaunchError(f"{path} cannot be read: {reason}.", "Make it readable, or remove it.") from None
         variables.update(parse_environment_file(text, str(path)))
     return variables
 
@@ -53,7 +54,8 @@ def parse_environment_file(text: str, source: str) -> dict[str, str]:
         name, equals, value = stripped.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise LaunchError(
-                f"{source}:{number}: {stripped!r}: expected NAME=VALUE, without spaces around '='.",
+                # Nothing of the line is told: it may be a piece of a secret that was broken in two.
+                f"{source}:{number}: expected NAME=VALUE, without 'export' and without spaces around '='.",
                 "Correct that line; comments begin with #.",
             )
         quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""

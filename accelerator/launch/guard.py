@@ -1,8 +1,8 @@
-"""What ends an MPI's launcher, and its ranks, when the driver above it is gone, however that came.
+"""What ends the rest of a launch on this host when its launcher is gone, however that came.
 
-``python -I -S guard.py LAUNCH GRACE_S``, with a pipe from the driver as standard input: a byte says that the launch has
-ended; the end of the pipe without one, that the driver was killed. MPI's launchers would go on. (ssh's other side reads
-orders from such a pipe itself.)
+``python -I -S guard.py LAUNCH GRACE_S``, with a pipe from the launcher as standard input: a byte says that the launch
+has ended; the end of the pipe without one, that the launcher was killed. The mpirun below it would go on then, and so
+would what ranks have started in sessions of their own.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).resolve().parents[2]))  # last: much may lie there that is named as modules here
 
-from accelerator.launch.orphans import end_processes_of
+from accelerator.launch.orphans import VARIABLE, end_processes_of
+from op_builder import env as environment
 
 
 @contextmanager
 def guarded(launch: str, grace_s: float) -> Iterator[None]:
     """While this lasts, what has the launch's variable on this host ends with this process."""
     command = [sys.executable, "-I", "-S", str(Path(__file__).resolve()), launch, str(grace_s)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True) as guard:
+    variables = environment.child_environment(**{VARIABLE: None})  # who ends what is left of a launch spares it
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=variables, bufsize=0, start_new_session=True) as guard:
         assert guard.stdin is not None
         try:
             yield

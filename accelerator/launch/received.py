@@ -15,7 +15,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).resolve().parents[2]))  # last: much may lie there that is named as modules here
 
-from accelerator.launch.worker import become
+from accelerator.launch.worker import become, tell
 from op_builder import env as environment
 
 RECEIVED = Path(__file__).resolve()
@@ -37,6 +37,7 @@ def main(command: list[str]) -> int:
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)  # one by one: the rest is not ours
         if not byte:
+            tell("standard input ended before the variables of this host came; is the launcher that sends them gone?")
             return 1
         line += byte
     return become(command, environment.child_environment(**json.loads(line)))

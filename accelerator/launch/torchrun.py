@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.failures import Failure, first_failure
 from accelerator.launch.job import DEFAULT_PORT, Job
-from accelerator.launch.observer import Observer, make_log_directory
+from accelerator.launch.observer import Observer
 from accelerator.launch.orphans import VARIABLE, end_processes_of
 from accelerator.launch.ranks import HostPlan, plural
 from accelerator.launch.signals import Ending
@@ -40,6 +40,9 @@ _AGENT_LOGGER = "torch.distributed.elastic.agent.server.api"
 _PROCESSES_LOGGER = "torch.distributed.elastic.multiprocessing.api"
 # What torch says of the end of ranks this launcher says, too, with rank, host and cause.
 _TOLD_HERE = ("failed (exitcode", "Sending process", "Unable to shutdown process", "Received %s death signal")
+# Of the variables that it sets those that are its own; the others repeat what this launcher was started with.
+_AGENTS = frozenset(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+_AGENTS_PREFIXES = ("GROUP_", "ROLE_", "TORCHELASTIC_")
 _NETWORK_ERRORS = (RendezvousError, DistError, TimeoutError)
 _RENDEZVOUS_TIMEOUT_S = 900
 # A name may be announced only when its host has started.
@@ -53,22 +56,20 @@ def run(job: Job, plan: HostPlan) -> int:
     That is the first failing rank's, 128 and the signal's number where a signal ended it or this launcher, and 1
     where the hosts did not meet.
     """
-    if job.log_dir is not None:
-        make_log_directory(job.log_dir)
     ending = Ending()
-    ending.raise_first(_asked)
-    if job.reports:
-        _obey_standard_input()
     directory = None
     if job.log_dir is None:
         directory = Path(tempfile.mkdtemp(prefix="accel-launch-"))  # error files alone
     for module in (_AGENT_LOGGER, _PROCESSES_LOGGER):
         logging.getLogger(module).addFilter(_is_news)
     observer = Observer()
-    _end_in_time(job, observer)
+    _end_in_time(job, observer, directory)
     result, stopped = None, None
     try:
         try:
+            ending.raise_first(_asked)
+            if job.reports:
+                _obey_standard_input()  # an order may be waiting there already
             _resolve(job)
             result = _Agent(job, plan, observer, directory, ending).run_and_close()
             ending.note_only()
@@ -81,8 +82,12 @@ def run(job: Job, plan: HostPlan) -> int:
         observer.stop()
         return 0 if has_succeeded else _tell_end(job, _first(result, observer), stopped)
     finally:
-        if directory is not None:
-            shutil.rmtree(directory, ignore_errors=True)
+        _remove(directory)
+
+
+def _remove(directory: Path | None) -> None:
+    if directory is not None:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _tell_end(job: Job, failure: Failure | None, stopped: Exception | None) -> int:
@@ -200,8 +205,10 @@ class _Streams(DefaultLogsSpecs):
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         destination = super().reify(envs)
         for local_rank, variables in envs.items():
-            # The agent's own, RANK and the like, stay as they are.
-            variables.update({**self._plan.variables_of(local_rank), **variables, VARIABLE: self._part})
+            own = {
+                name: value for name, value in variables.items() if name in _AGENTS or name.startswith(_AGENTS_PREFIXES)
+            }
+            variables.update({**self._plan.variables_of(local_rank), **own, VARIABLE: self._part})
             for target, paths in ((1, destination.stdouts), (2, destination.stderrs)):
                 log = paths[local_rank] or None
                 if log is not None or target == 2:
@@ -264,9 +271,13 @@ def _not_met(job: Job, error: Exception) -> LaunchError:
             f"Port {port} of {socket.gethostname()}, where rank 0 is to listen, is in use.",
             "Give another --master_port, the same on all hosts, or end who uses it ('ss -ltnp' tells).",
         )
-    where = "of this host" if job.num_nodes == 1 and job.master_port is None else f"at {job.master_addr} port {port}"
+    if job.num_nodes == 1:
+        return LaunchError(
+            f"The ranks of {socket.gethostname()} have no place to meet: {reason}",
+            "Look that it may connect to itself (127.0.0.1).",
+        )
     return LaunchError(
-        f"The {job.num_nodes} hosts did not meet {where}: {reason}",
+        f"The {job.num_nodes} hosts did not meet at {job.master_addr} port {port}: {reason}",
         "Look that --master_addr is the host with rank 0, that no firewall closes --master_port to the others, and "
         f"that each host was started within {_RENDEZVOUS_TIMEOUT_S} seconds.",
     )
@@ -303,7 +314,7 @@ def _first(result: RunResult | None, observer: Observer) -> Failure | None:
     return first_failure(failures)
 
 
-def _end_in_time(job: Job, observer: Observer) -> None:
+def _end_in_time(job: Job, observer: Observer, directory: Path | None) -> None:
     """End this process after a signal, also where torch waits for other hosts and lets no handler of Python run."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -315,6 +326,7 @@ def _end_in_time(job: Job, observer: Observer) -> None:
         time.sleep(2 * job.grace_s + _ON_TOP_S if observer.has_watched else _ON_TOP_S)
         end_processes_of(job.part, job.grace_s)
         tell(f"{signal.Signals(number).name}: ended without waiting any longer")
+        _remove(directory)
         os._exit(128 + number)
 
     threading.Thread(target=wait, name="accel-launch deadline", daemon=True).start()

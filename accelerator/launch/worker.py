@@ -32,11 +32,10 @@ def worker_command(python: str, spec: dict[str, Any], program: list[str]) -> lis
     """The command that runs ``program`` as a rank, as ``spec`` says.
 
     Args:
-        spec: ``ranks`` (for each local rank
-            ``cpus`` and ``memory`` as ``[mode, nodes]``; empty: nothing is bound), or all that
-            :mod:`accelerator.launch.supervised` wants. Where the launcher itself starts the worker, ``parent`` is
-            its process id: a worker that has another parent has outlived it, and ends. Everybody on the host can
-            see all of it: what users have set travels in the environment.
+        spec: ``ranks`` (for each local rank ``cpus`` and ``memory`` as ``[mode, nodes]``; empty: nothing is
+            bound), or all that :mod:`accelerator.launch.supervised` wants. Where the launcher itself starts the
+            worker, ``parent`` is its process id: a worker that has another parent has outlived it, and ends.
+            Everybody on the host can see the spec; so values that users have set travel in the environment.
     """
     return [python, "-I", "-S", str(WORKER), json.dumps(spec, separators=(",", ":")), "--", *program]
 

@@ -145,6 +145,13 @@ def test_what_cannot_be_done_is_told_and_nothing_starts(
     assert message in " ".join(refused(capsys, *arguments).split())
 
 
+def test_a_script_may_come_by_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    run: list[tuple[str, ...]] = []
+    monkeypatch.setattr("accelerator.launch.torchrun.run", lambda job, _plan: run.append(job.program) or 0)
+    assert main(["-"]) == 0
+    assert run == [(sys.executable, "-u", "-")]
+
+
 def test_a_dry_run_tells_bindings_variables_and_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     Path(".accel_env").write_text("GLOO_SOCKET_IFNAME=eth0\n")
     told = dry_run(capsys, "--bind-cores-to-rank", "train.py", "--lr", "$1 x")
@@ -205,6 +212,8 @@ def test_each_host_gets_a_command_by_ssh(capsys: pytest.CaptureFixture[str], tmp
     assert "--bind_cores_to_rank" in first
     assert "BatchMode=yes me@b 'cd " in second
     assert "--node_rank=1 --master_addr=a --master_port=29500 --host_slots=2 --host_chosen=0,1" in second
+    assert "variables, by ssh's standard input: " in told
+    assert "by ssh's standard input" not in dry_run(capsys, "--launcher", "ssh", "--num_accelerators", "1", "t.py")
 
 
 @pytest.mark.parametrize("launcher", ["ssh", "openmpi", "mpich", "impi", "slurm"])
@@ -230,7 +239,7 @@ def test_values_of_variables_stand_on_no_command_line(launcher: str) -> None:
 
 
 def test_a_worker_of_this_host_is_told_no_values_either() -> None:
-    plan = plan_host(Host("localhost", 1, (0,)), BindingRequest(True), read_topology(HostFiles(), {0}), {})
+    plan = plan_host(Host("localhost", 1, (0,)), BindingRequest(True), read_topology(command_line.HostFiles(), {0}), {})
     plan = replace(plan, variables={"TOKEN": "secret"})
     assert "secret" not in str(plan.spec())
     assert plan.variables_of(0) == {"TOKEN": "secret", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -33,10 +33,17 @@ def test_a_later_file_overrides_an_earlier_and_a_missing_one_is_none(tmp_path: P
     assert found == {"A": "1", "B": "2", "C": "x y", "D": "a=b", "E": ""}
 
 
-@pytest.mark.parametrize("line", ["export A=1", "A", "A = 1", "1A=2", "=3"])
-def test_a_wrong_line_of_a_file_is_told_with_its_number(line: str) -> None:
-    with pytest.raises(LaunchError, match=r"\.accel_env:2: .*expected NAME=VALUE"):
+@pytest.mark.parametrize("line", ["export A=s3cret", "s3cret", "A = s3cret", "1A=s3cret", "=s3cret", "s3/cret=="])
+def test_a_wrong_line_of_a_file_is_told_by_its_number_alone(line: str) -> None:
+    with pytest.raises(LaunchError, match=r"\.accel_env:2: expected NAME=VALUE") as told:
         environment.parse_environment_file(f"OK=1\n{line}\n", "/home/me/.accel_env")
+    assert "s3" not in str(told.value)
+
+
+def test_a_file_that_is_no_text_is_told(tmp_path: Path) -> None:
+    (tmp_path / ".accel_env").write_bytes(b"A=\xff\n")
+    with pytest.raises(LaunchError, match=r"\.accel_env cannot be read: it is no text"):
+        environment.read_environment_files([tmp_path])
 
 
 def test_variables_are_forwarded_by_prefix() -> None:

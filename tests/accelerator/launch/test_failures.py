@@ -16,6 +16,7 @@ from accelerator.launch.driver import RemoteCommand
 from accelerator.launch.failures import Failure, first_failure, tail_of
 from accelerator.launch.hostfile import Host
 from accelerator.launch.job import Job
+from accelerator.launch.received import receiving_command
 from accelerator.launch.worker import tell
 
 FAILURE = Failure(rank=3, local_rank=1, host="b", pid=99, exit_code=-9, time_s=10.5, tail="one\ntwo", message="why")
@@ -87,9 +88,15 @@ def test_the_tail_is_the_last_lines() -> None:
 
 
 def run(commands: list[str], capfd: pytest.CaptureFixture[str], grace_s: float = 5.0) -> tuple[int, str]:
-    job = Job(program=("x",), hosts=(Host("a", 1, (0,)),), launcher="ssh", grace_s=grace_s)
     made = [RemoteCommand(f"host{n}", ("sh", "-c", text), True, {}) for n, text in enumerate(commands)]
-    status = driver.run(job, made)
+    return run_commands(made, capfd, grace_s)
+
+
+def run_commands(
+    commands: list[RemoteCommand], capfd: pytest.CaptureFixture[str], grace_s: float = 5.0
+) -> tuple[int, str]:
+    job = Job(program=("x",), hosts=(Host("a", 1, (0,)),), launcher="ssh", grace_s=grace_s)
+    status = driver.run(job, commands)
     return status, capfd.readouterr().err
 
 
@@ -100,10 +107,11 @@ def test_when_one_host_fails_the_others_are_told_to_end(capfd: pytest.CaptureFix
     assert "host0 ended with status 4; ending the others" in told
 
 
-def test_of_several_failing_hosts_the_rank_that_failed_first_is_told(capfd: pytest.CaptureFixture[str]) -> None:
-    def fails(failure: Failure, status: int) -> str:
-        return f"printf '%s' '{failure.to_line()[:-1]}' >&2; printf '\\n' >&2; exit {status}"
+def fails(failure: Failure, status: int) -> str:
+    return f"printf '%s' '{failure.to_line()[:-1]}' >&2; printf '\\n' >&2; exit {status}"
 
+
+def test_of_several_failing_hosts_the_rank_that_failed_first_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     first, second = replace(FAILURE, host="first", time_s=1.0), replace(FAILURE, host="second", time_s=2.0)
     status, told = run([fails(replace(second, exit_code=1), 1), "sleep 0.5; " + fails(first, 137)], capfd)
     assert status == 137
@@ -122,7 +130,7 @@ def test_a_host_has_the_time_that_its_ranks_and_what_they_left_may_take(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "_ON_TOP_S", 0.5)
-    _, told = run(["exit 3", "read order; sleep 3; echo all have ended >&2"], capfd, grace_s=2.0)
+    _, told = run(["exit 3", "read order; sleep 5; echo all have ended >&2"], capfd, grace_s=4.0)
     assert "all have ended" in told
 
 
@@ -135,10 +143,38 @@ def test_a_driver_leaves_signals_ignored_that_were_ignored_before(capfd: pytest.
 
 
 def test_ssh_that_does_not_get_there_is_told(capfd: pytest.CaptureFixture[str]) -> None:
-    status, told = run(["echo 'Connection refused' >&2; exit 255"], capfd)
+    refused = ("sh", "-c", "read sent; echo 'Connection refused' >&2; exit 255")
+    status, told = run_commands([RemoteCommand("host0", refused, True, {}, sent={})], capfd)
     assert status == 255
     assert "Connection refused" in told
     assert "host0: ssh failed; see above. Remedy: Have 'sh -c true' work without questions." in told
+
+
+def test_a_rank_that_ends_with_ssh_s_own_status_is_not_taken_for_ssh(capfd: pytest.CaptureFixture[str]) -> None:
+    here = RemoteCommand("localhost", ("sh", "-c", "exit 255"), True, {})
+    there = RemoteCommand("b", ("sh", "-c", "read sent; " + fails(replace(FAILURE, exit_code=255), 255)), True, {}, {})
+    for command in (here, there):
+        status, told = run_commands([command], capfd)
+        assert status == 255
+        assert "ssh failed" not in told
+
+
+def test_what_is_left_is_ended_while_signals_are_still_heeded(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    before = signal.getsignal(signal.SIGTERM)
+    look = lambda *_: seen.append(signal.getsignal(signal.SIGTERM) is not before)  # noqa: E731
+    monkeypatch.setattr(driver, "end_processes_of", look)
+    assert run(["exit 3"], capfd)[0] == 3
+    assert seen == [True]
+
+
+def test_a_host_that_is_sent_no_variables_tells_so() -> None:
+    command = receiving_command(sys.executable, ["true"])
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "accel-launch: standard input ended before the variables of this host came" in done.stderr
 
 
 def test_what_has_no_line_end_is_passed_on_at_once(capfd: pytest.CaptureFixture[str]) -> None:
@@ -146,17 +182,7 @@ def test_what_has_no_line_end_is_passed_on_at_once(capfd: pytest.CaptureFixture[
 
 
 def test_a_launcher_that_is_missing_is_an_error(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "accelerator.launch",
-        "--launcher",
-        "slurm",
-        "--num_accelerators",
-        "1",
-        "--module",
-        "x",
-    ]
+    command = [sys.executable, "-m", "accelerator.launch", "--launcher", "slurm", "--num_accelerators", "1", "x.py"]
     variables = environment(PATH=str(tmp_path))
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 2

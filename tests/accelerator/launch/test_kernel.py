@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -139,13 +140,15 @@ def sleeper(**variables: str) -> subprocess.Popen[bytes]:
 
 
 def test_what_a_launch_left_behind_is_found_by_its_variable_and_ended() -> None:
-    processes = [sleeper(ACCEL_LAUNCH_ID="t1", RANK="0"), sleeper(ACCEL_LAUNCH_ID="t1", RANK="1"), sleeper(RANK="0")]
+    launch = uuid.uuid4().hex
+    ranks = [sleeper(ACCEL_LAUNCH_ID=launch, RANK=str(rank)) for rank in (0, 1)]
+    processes = [*ranks, sleeper(RANK="0")]
     try:
-        assert sorted(processes_of("t1")) == sorted(process.pid for process in processes[:2])
-        end_processes_of("t1", 0.2, rank=1)
+        assert sorted(processes_of(launch)) == sorted(process.pid for process in processes[:2])
+        end_processes_of(launch, 0.2, rank=1)
         assert processes[1].wait(timeout=60) == -signal.SIGKILL
-        assert processes_of("t1") == [processes[0].pid]
-        end_processes_of("t1", 0.2)
+        assert processes_of(launch) == [processes[0].pid]
+        end_processes_of(launch, 0.2)
         assert processes[0].wait(timeout=60) == -signal.SIGKILL
         assert processes[2].poll() is None
     finally:

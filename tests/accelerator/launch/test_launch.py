@@ -9,17 +9,19 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import ROOT, TELL, WAIT, Started, Watch, environment, launch, left_of
+from launching import ROOT, TELL, WAIT, Started, Watch, command, environment, launch, left_of
 
 from accelerator.launch.binding import plan_binding
 from accelerator.launch.job import Job
 from accelerator.launch.lists import format_list
 from accelerator.launch.topology import read_topology
+from op_builder import env
 from op_builder.cgroups import HostFiles
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs Linux")
@@ -71,7 +73,19 @@ def test_values_of_the_file_of_variables_are_seen_on_no_command_line(tmp_path: P
     assert done.returncode == 0, done.stderr
     assert {told(tmp_path, rank)["FROM_FILE"] for rank in (0, 1)} == {"secret-of-the-file"}
     assert watch.seen == set()
-    assert [line for line in watch.looked_at if "worker.py" in line]
+    assert [line for line in watch.looked_at if "tell.py" in line and "accelerator.launch" not in line], "of a rank"
+
+
+def test_what_is_planned_for_a_rank_stands_above_what_the_launcher_was_started_with(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    (tmp_path / ".accel_env").write_text("OMP_NUM_THREADS=2\nTORCH_NCCL_ASYNC_ERROR_HANDLING=0\nRANK=7\n")
+    own = {"CUDA_VISIBLE_DEVICES": "4,5", "OMP_NUM_THREADS": "8"}
+    done = launch(["--hostfile", "hosts", "--include", "localhost:1", "tell.py"], tmp_path, **own)
+    assert done.returncode == 0, done.stderr
+    got = told(tmp_path, 0)
+    assert got["CUDA_VISIBLE_DEVICES"] == "5"
+    assert got["OMP_NUM_THREADS"] == "2"
+    assert got["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
 
 
 def test_a_listed_cpu_is_the_only_one(tmp_path: Path) -> None:
@@ -157,15 +171,39 @@ def ranks_of(started: Started) -> list[int]:
     return [process_id for process_id in left_of(started.mark, 0) if "wait.py" in command_line(process_id)]
 
 
-def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
-    with Started([*TWO, "wait.py", "stubborn"], tmp_path) as started:
+@pytest.mark.parametrize("options", [[], ["--launcher", "ssh"]], ids=["torchrun", "ssh"])
+def test_nothing_outlives_a_launcher_that_is_killed(options: list[str], tmp_path: Path) -> None:
+    if options:
+        options = [*options, "--master_port", str(free_port())]
+    with Started([*TWO, *options, "--grace_period", "1", "wait.py", "stubborn"], tmp_path) as started:
         started.wait_for("up0", "up1")
-        assert len(ranks_of(started)) == 3
-        started.process.kill()
+        launchers = [process_id for process_id in ranks_of(started) if "accelerator" in command_line(process_id)]
+        assert len(ranks_of(started)) - len(launchers) == 2
+        for process_id in launchers:
+            os.kill(process_id, signal.SIGKILL)
         started.end()
-        # What ranks have started in sessions of their own is theirs: nobody is left to end it.
-        left = [process_id for process_id in left_of(started.mark, 2) if "wait.py" in command_line(process_id)]
-        assert left == []
+        # The kernel ends the ranks, and a guard what they have started in sessions of their own.
+        assert left_of(started.mark, patience_s=30) == []
+
+
+@pytest.mark.parametrize("order", ["SIGTERM\n", ""], ids=["told", "driver gone"])
+def test_an_order_that_is_waiting_already_is_obeyed(order: str, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    by_driver = ["--host_slots=1", "--host_chosen=0", f"--host_launch={uuid.uuid4().hex}", "wait.py", "stubborn"]
+    done = subprocess.run(
+        command(*by_driver),
+        cwd=tmp_path,
+        env=environment(TMPDIR=str(temporary)),
+        input=order,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 143, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "accel-launch: SIGTERM: " in done.stderr
+    assert not list(temporary.glob("accel-launch-*"))
 
 
 def command_line(process_id: int) -> str:
@@ -187,14 +225,17 @@ def test_failed_ranks_are_started_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_launcher_that_waits_for_other_hosts_ends_when_told_to(tmp_path: Path) -> None:
-    alone = ["--num_nodes", "2", "--master_addr", "127.0.0.1", "--master_port", "45671", "tell.py"]
-    with Started([*TWO, *alone], tmp_path) as started:
+    alone = ["--num_nodes", "2", "--master_addr", "127.0.0.1", "--master_port", str(free_port()), "tell.py"]
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with env.scope(TMPDIR=str(temporary)), Started([*TWO, *alone], tmp_path) as started:
         deadline = time.monotonic() + 60
         while "unbound ranks" not in started.errors and time.monotonic() < deadline:
             time.sleep(0.1)
         time.sleep(5)  # torch is imported, and waits
         started.process.send_signal(signal.SIGINT)
         assert started.process.wait(timeout=60) == 130, started.errors
+        assert not list(temporary.glob("accel-launch-*"))
 
 
 @pytest.mark.slow
@@ -219,8 +260,8 @@ def test_a_launcher_by_ssh_is_not_misled_by_the_users_modules(tmp_path: Path) ->
         (tmp_path / name).write_text("raise SystemExit('the user has a module of that name')")
     entry = str(ROOT / "accelerator" / "launch" / "__main__.py")
     options = ["--launcher", "ssh", "--num_accelerators", "1", "--master_port", str(free_port()), "--no_python"]
-    command = [sys.executable, entry, *options, "sh", "-c", "echo $RANK > ran"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    launcher = [sys.executable, entry, *options, "sh", "-c", "echo $RANK > ran"]
+    done = subprocess.run(launcher, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "ran").read_text() == "0\n"
 
@@ -253,6 +294,17 @@ def test_an_address_that_leads_nowhere_is_told(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "accel-launch: --master_addr no-such-host.invalid leads nowhere: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_one_host_is_not_called_many_that_did_not_meet() -> None:
+    from accelerator.launch.torchrun import _not_met
+
+    for port in (None, 4000):
+        told = str(_not_met(Job(("x",), (), master_port=port), TimeoutError("too late")))
+        assert "hosts did not meet" not in told
+        assert f"{socket.gethostname()} have no place to meet: too late" in told
+    many = Job(("x",), (), num_nodes=2, master_addr="a", master_port=4000)
+    assert "The 2 hosts did not meet at a port 4000: too late" in str(_not_met(many, TimeoutError("too late")))
 
 
 def test_hosts_wait_for_each_other_equally_long_with_and_without_restarts() -> None:
