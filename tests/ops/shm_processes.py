@@ -561,7 +561,7 @@ def closed_by_a_handler(place: Place, is_quick: bool) -> None:
     group.barrier()
     if place.rank == 1:
         place.wait("over")
-        group.barrier()
+        return
 
     def end(*_: object) -> None:
         group.close()
