@@ -51,7 +51,8 @@ def store_for_threads(store: Store) -> Store:
     torch's TCPStore is locked by whoever waits for a key, as the main thread may in ``new_group()``, until that comes.
     """
     try:
-        return store.clone()
+        cloned: Store = store.clone()  # type: ignore[attr-defined]  # torch has it since 2.8, its stubs have not
+        return cloned
     except RuntimeError as error:
         if "pure virtual" not in str(error):
             raise

@@ -83,8 +83,9 @@ class OpsThatCloseAgain:
         return True
 
     def disconnect(self, number: int) -> None:
-        assert number not in self.ended
         self.ended.append(number)
+        if len(self.ended) > 1:
+            return
         assert self.comm is not None
         closer = threading.Thread(target=self.comm.close)
         closer.start()
