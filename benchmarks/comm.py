@@ -2,8 +2,9 @@
 ranks than cores.
 
 Each contender is a process with one thread for each rank, which stay for the whole run; the contenders take turns at
-each size. A figure is the median of the turns, a turn the mean of as many calls as take a tenth of a second. In the
-crowd of four ranks for each core oneCCL has no part: its own threads take a core for each rank.
+each size. A figure is the median of the turns, a turn the mean of as many calls as take a tenth of a second. The crowd
+is four ranks for each core, on four cores at most, to which they are bound. oneCCL has no part in it: its own threads
+take a core for each rank.
 
     python -m benchmarks.comm [--quick] [--peers gloo,deepspeed,oneccl] [--json] [--write]
 """
@@ -17,7 +18,7 @@ import os
 import socket
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ PEERS = ("gloo", "deepspeed", "oneccl")
 OURS, SYMMETRIC = "accel-ops", "accel-ops, symmetric"
 RANKS = 2
 CROWD_PER_CORE = 4
+CROWD_CORES = 4  # at most: what is asked is how ranks share a core, and each rank is a process with torch in it
 CROWD_PEERS = ("gloo", "deepspeed")
 CROWD_SIZES = [1 << 12, 1 << 22]
 CROWD_ROUNDS = 5  # at most: a rank that spins keeps the one it waits for from its core, for whole slices of time
@@ -39,9 +41,9 @@ PICTURE = ROOT / "docs" / "images" / "all_reduce.png"
 
 
 class Ranks:
-    """The processes of one contender."""
+    """The processes of one contender, on these cores."""
 
-    def __init__(self, contender: str, python: Path, size: int = RANKS) -> None:
+    def __init__(self, contender: str, python: Path, size: int, cores: Set[int]) -> None:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
@@ -50,7 +52,13 @@ class Ranks:
         variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([inherited] if inherited else [])])
         command = [str(python), str(PROGRAMS / "all_reduce.py"), contender]
         self.contender = contender
-        self._processes = [_measure.PeerProcess([*command, str(rank), str(size)], variables) for rank in range(size)]
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cores)  # theirs from their first moment: they inherit it
+        try:
+            commands = [[*command, str(rank), str(size)] for rank in range(size)]
+            self._processes = [_measure.PeerProcess(one, variables) for one in commands]
+        finally:
+            os.sched_setaffinity(0, before)
 
     def seconds(self, size_bytes: int, repeats: int) -> float:
         """Of one all-reduce, in the mean: the slowest rank's."""
@@ -179,8 +187,10 @@ def parse_arguments() -> argparse.Namespace:
     return _measure.parse_with_peers(parser, PEERS)
 
 
-def contend(arguments: argparse.Namespace, names: Sequence[str], sizes: Sequence[int], ranks: int) -> list[Row]:
-    """A row for each size, of all contenders with as many ranks."""
+def contend(
+    arguments: argparse.Namespace, names: Sequence[str], sizes: Sequence[int], ranks: int, cores: Set[int]
+) -> list[Row]:
+    """A row for each size, of all contenders with as many ranks on these cores."""
     contenders: list[Ranks] = []
     rounds = 3 if arguments.quick else arguments.rounds
     try:
@@ -188,7 +198,7 @@ def contend(arguments: argparse.Namespace, names: Sequence[str], sizes: Sequence
             python = Path(sys.executable)
             if name == "deepspeed":
                 python = _measure.peer_python(*_measure.DEEPSPEED, arguments.deepspeed_python)
-            contenders.append(Ranks(name, python, ranks))
+            contenders.append(Ranks(name, python, ranks, cores))
             contenders[-1].seconds(sizes[0], 1)  # built and met before the next one starts
         return measure(contenders, sizes, rounds if ranks == RANKS else min(rounds, CROWD_ROUNDS))
     finally:
@@ -196,36 +206,39 @@ def contend(arguments: argparse.Namespace, names: Sequence[str], sizes: Sequence
             processes.close()
 
 
-def crowd_size() -> int:
-    """How many ranks are a crowd on the cores of this process."""
-    return CROWD_PER_CORE * len(os.sched_getaffinity(0))
+def crowd_cores(cores: Set[int]) -> set[int]:
+    """Which of the cores that this process may use the crowd gets."""
+    return set(sorted(cores)[:CROWD_CORES])
 
 
 def main() -> None:
     arguments = parse_arguments()
     machine = _measure.describe_machine()
     build_s = min(cold_build_s("ShareMemCommBuilder") for _ in range(1 if arguments.quick else 3))
-    rows = contend(arguments, (OURS, SYMMETRIC, *arguments.peers), QUICK_SIZES if arguments.quick else SIZES, RANKS)
+    cores = os.sched_getaffinity(0)
+    sizes = QUICK_SIZES if arguments.quick else SIZES
+    rows = contend(arguments, (OURS, SYMMETRIC, *arguments.peers), sizes, RANKS, cores)
     peers = [name for name in arguments.peers if name in CROWD_PEERS]
-    crowd = contend(arguments, (OURS, SYMMETRIC, *peers), CROWD_SIZES, crowd_size())
-    report(arguments, machine, {RANKS: rows, crowd_size(): crowd}, asked_rows(rows, build_s))
+    few = crowd_cores(cores)
+    crowd = contend(arguments, (OURS, SYMMETRIC, *peers), CROWD_SIZES, CROWD_PER_CORE * len(few), few)
+    tables = {f"{RANKS} ranks": rows, f"{CROWD_PER_CORE * len(few)} ranks on {len(few)} cores": crowd}
+    report(arguments, machine, tables, asked_rows(rows, build_s))
 
 
-def report(arguments: argparse.Namespace, machine: Any, rows: Mapping[int, list[Row]], asked: list[list[str]]) -> None:
-    """``rows``: by the number of ranks."""
+def report(arguments: argparse.Namespace, machine: Any, rows: Mapping[str, list[Row]], asked: list[list[str]]) -> None:
+    """``rows``: by how many ranks they are of; the first is the picture's."""
     if arguments.json:
-        results = {size: [dataclasses.asdict(row) for row in listed] for size, listed in rows.items()}
+        results = {ranks: [dataclasses.asdict(row) for row in listed] for ranks, listed in rows.items()}
         print(json.dumps({"machine": dataclasses.asdict(machine), "results": results, "asked": asked}, indent=2))
     else:
         _measure.console.print(str(machine))
-        for size, listed in rows.items():
-            _measure.console.print(_measure.table(f"All-reduce, {size} ranks", columns(listed), table_rows(listed)))
+        for ranks, listed in rows.items():
+            _measure.console.print(_measure.table(f"All-reduce, {ranks}", columns(listed), table_rows(listed)))
         _measure.console.print(_measure.table("Asked", ASKED_COLUMNS, asked))
     if arguments.write:
-        draw(rows[RANKS])
+        draw(next(iter(rows.values())))
         tables = [
-            f"{size} ranks:\n\n{_measure.markdown(columns(listed), table_rows(listed))}"
-            for size, listed in rows.items()
+            f"{ranks}:\n\n{_measure.markdown(columns(listed), table_rows(listed))}" for ranks, listed in rows.items()
         ]
         _measure.write_results("comm", "\n".join([f"{machine}\n", *tables, _measure.markdown(ASKED_COLUMNS, asked)]))
 

@@ -21,7 +21,7 @@ from op_builder.ops.distributed_across import GiveUpNote, connect_hosts, require
 from op_builder.ops.distributed_arguments import make_timeout
 from op_builder.ops.distributed_collectives import Collectives, HierarchicalCollectives
 from op_builder.ops.distributed_group import AccelProcessGroup, CollectiveCounts, Parts
-from op_builder.ops.distributed_hosts import Layout, RankFacts, exchange, host_identity, layout
+from op_builder.ops.distributed_hosts import Layout, MadeGroups, RankFacts, exchange, host_identity, layout
 
 __all__ = ["BACKEND", "AccelProcessGroup", "CollectiveCounts", "collective_counts", "register"]
 
@@ -56,14 +56,15 @@ def collective_counts(group: dist.ProcessGroup | None = None) -> CollectiveCount
 def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
     """Make this rank's part of a group; torch calls it on all ranks of the group."""
     rank, size = options.group_rank, options.group_size
-    store = _store_of_its_own(options.store, rank)
+    made = MadeGroups(options.store, rank)
+    store = made.store
     timeout = make_timeout(options.timeout)
     name = str(options.group_id) or "default"
     members = tuple(options.global_ranks_in_group)
-    gloo = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
     module, obstacle = _load()
     across = require_across(env.ACCEL_DISTRIBUTED_ACROSS.get() or "gloo")
-    facts = exchange(store, rank, size, RankFacts(host_identity(), obstacle, across))
+    facts = exchange(made, size, RankFacts(host_identity(), obstacle, across))
+    gloo = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, size, timeout)
     found = layout(rank, facts)
     collectives: Collectives | None = None
     if _shared_memory_serves(name, facts):
@@ -73,15 +74,6 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
             bridge = connect_hosts(_one_way_across(facts), store, found, timeout, note)
             collectives = HierarchicalCollectives(found, collectives, bridge, note)
     return AccelProcessGroup(store, rank, size, Parts(gloo, collectives, found, name, members))
-
-
-def _store_of_its_own(store: Store, rank: int) -> Store:
-    """A part of the store that no group had before: what one left, as addresses of sockets, would be believed.
-
-    A default group that is destroyed and made again is given the same store, under the same name.
-    """
-    number = store.add(f"accel/made/{rank}", 1)  # the same on all ranks, as all make the same groups
-    return PrefixStore(f"accel/{number}", store)
 
 
 def _load() -> tuple[Any, str]:

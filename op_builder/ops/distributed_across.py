@@ -45,6 +45,20 @@ class Across(Protocol):
         """Give back what it holds."""
 
 
+def store_for_threads(store: Store) -> Store:
+    """The same store by a connection of its own, for whatever thread does collectives.
+
+    torch's TCPStore is locked by whoever waits for a key, as the main thread may in ``new_group()``, until that comes.
+    """
+    try:
+        cloned: Store = store.clone()  # type: ignore[attr-defined]  # torch has it since 2.8, its stubs have not
+        return cloned
+    except RuntimeError as error:
+        if "pure virtual" not in str(error):
+            raise
+        return store  # of a class written in Python, which has no clone() and none of that lock
+
+
 class GiveUpNote:
     """Who gave up first, and why: one line in the group's store.
 
@@ -53,7 +67,7 @@ class GiveUpNote:
     """
 
     def __init__(self, store: Store, rank: int) -> None:
-        self._store = store
+        self._store = store_for_threads(store)
         self._rank = rank
 
     def leave(self, why: str) -> None:
@@ -91,7 +105,8 @@ class GlooAcross:
     def __init__(self, store: Store, layout: Layout, timeout: timedelta, note: GiveUpNote) -> None:
         self._hosts = len(layout.hosts)
         self._note = note
-        self._gloo: Any = dist.ProcessGroupGloo(PrefixStore("across", store), layout.host, self._hosts, timeout)
+        prefixed = PrefixStore("across", store_for_threads(store))  # gloo may read it when a collective first needs to
+        self._gloo: Any = dist.ProcessGroupGloo(prefixed, layout.host, self._hosts, timeout)
 
     def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
         """See :class:`Across`."""

@@ -10,6 +10,7 @@ import torch
 from op_builder.errors import CommunicationError, OpArgumentError, SharedMemoryCommError
 from op_builder.ops.distributed_across import Across, GiveUpNote
 from op_builder.ops.distributed_hosts import Layout
+from op_builder.ops.native.shared_memory_group import STILL_USABLE
 
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -59,6 +60,7 @@ class HierarchicalCollectives:
         self._across = across
         self._note = note
         self._failure: CommunicationError | None = None
+        self._is_closed = False
 
     def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
         """See :class:`Collectives`."""
@@ -118,6 +120,7 @@ class HierarchicalCollectives:
 
     def close(self) -> None:
         """See :class:`Collectives`."""
+        self._is_closed = True
         self._own.close()
         if self._across is not None:
             self._across.close()
@@ -127,8 +130,21 @@ class HierarchicalCollectives:
         self._require_whole()
         try:
             step(self._own)
-        except OpArgumentError:  # nothing was sent
-            raise
+        except OpArgumentError as error:
+            if not self._is_closed:  # nothing was sent
+                raise
+            destroyed = CommunicationError("The group was destroyed during a collective.", "Make a new one.")
+            self._give_up(destroyed)
+            raise destroyed from error
+        except SharedMemoryCommError as error:
+            if not error.remedy.endswith(STILL_USABLE):
+                self._give_up(error)
+                raise
+            # So it is on this host. The others were about to go on, and have been told not to.
+            remedy = f"{error.remedy.removesuffix(STILL_USABLE)} The ranks need a new group."
+            ended = _with_remedy(error, remedy)
+            self._give_up(ended)
+            raise ended from error
         except BaseException as error:
             self._give_up(error)
             raise
@@ -141,7 +157,8 @@ class HierarchicalCollectives:
         try:
             step(self._across)
         except CommunicationError as error:
-            told = self._note.read_after_failure()
+            # This rank's own end of it is nobody's failure: no other rank's note is about to come.
+            told = "" if self._is_closed else self._note.read_after_failure()
             if not told or told in error.message:
                 self._give_up(error)
                 raise
@@ -159,13 +176,11 @@ class HierarchicalCollectives:
         except SharedMemoryCommError as error:
             if self._layout.is_leader or error.rank != 0:
                 raise
-            raise SharedMemoryCommError(
-                f"{error.message} It is the first rank of its host and gave up between the {len(self._layout.hosts)} "
-                "hosts of the group, or is still there.",
+            raise _with_remedy(
+                error,
                 "See that rank's error, and which rank of another host is missing. The ranks need a new group.",
-                rank=error.rank,
-                operation=error.operation,
-                waited_s=error.waited_s,
+                f" It is the first rank of its host and gave up between the {len(self._layout.hosts)} hosts of the "
+                "group, or is still there.",
             ) from error
 
     def _require_whole(self) -> None:
@@ -187,6 +202,13 @@ class HierarchicalCollectives:
             return ""
         rank = self._layout.local_ranks[error.rank]
         return f" That is rank {rank} of the group." if rank != error.rank else ""
+
+
+def _with_remedy(error: SharedMemoryCommError, remedy: str, more: str = "") -> SharedMemoryCommError:
+    """The same with another remedy, and more in its message."""
+    return SharedMemoryCommError(
+        f"{error.message}{more}", remedy, rank=error.rank, operation=error.operation, waited_s=error.waited_s
+    )
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

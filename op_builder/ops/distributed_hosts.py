@@ -7,23 +7,52 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from op_builder import env
 from op_builder.errors import CommunicationError
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK_NAMESPACE = Path("/proc/self/ns/net")
+_NEW_STORE = "Start all ranks again, on a new store."
 
 
-class Store(Protocol):
-    """What is used of a ``torch.distributed.Store``."""
+class MadeGroups:
+    """How many groups of one name each rank has made on a store, this one's new one among them.
 
-    def set(self, key: str, value: str) -> None:
-        """Tell the other ranks."""
+    A default group that is destroyed and made again is given the same store, under the same name. What the one before
+    left there, as addresses of sockets, would be believed. So each group has a part of the store by its number, which
+    is the same on all ranks as long as all make the same groups.
 
-    def get(self, key: str) -> bytes:
-        """What a rank told; waits for it, for as long as the store's timeout."""
+    Attributes:
+        rank: this one, in the group.
+        store: that part.
+    """
+
+    def __init__(self, store: Store, rank: int) -> None:
+        self.rank = rank
+        self._whole = store
+        self._number = store.add(self._key(rank), 1)
+        self.store = PrefixStore(f"accel/{self._number}", store)
+
+    def difference(self, rank: int) -> str:
+        """What to say where that rank has made another number of them; empty where it has not, or none yet."""
+        key = self._key(rank)
+        try:
+            number = int(self._whole.get(key)) if self._whole.check([key]) else 0
+        except RuntimeError:  # the store may be gone
+            return ""
+        if number in (0, self._number):
+            return ""
+        return (
+            f" On this store it has made {number} groups of this name, this rank {self._number}: unless it is still to "
+            "come, one of them was started, or has tried, again alone, and all need a new store."
+        )
+
+    @staticmethod
+    def _key(rank: int) -> str:
+        return f"accel/made/{rank}"
 
 
 @dataclass(frozen=True)
@@ -102,14 +131,19 @@ def host_identity() -> str:
         return f"{os.uname().nodename} {os.uname().version}"
 
 
-def exchange(store: Store, rank: int, size: int, mine: RankFacts) -> list[RankFacts]:
-    """The facts of all ranks, in order; every rank calls it.
+def exchange(made: MadeGroups, size: int, mine: RankFacts) -> list[RankFacts]:
+    """The facts of all ranks, in order; every rank calls it, before it does anything else with the others.
 
     Raises:
-        CommunicationError: a rank told nothing within the store's timeout.
+        CommunicationError: a rank told nothing within the store's timeout, or has gone on to another group.
     """
-    store.set(_key(rank), json.dumps(asdict(mine)))
-    return [mine if other == rank else _read(store, other) for other in range(size)]
+    made.store.set(_key(made.rank), json.dumps(asdict(mine)))
+    facts = [mine if other == made.rank else _read(made, other) for other in range(size)]
+    for other in range(size):
+        # Who is still to be met has made as many. Another one told this some time ago.
+        if other != made.rank and (difference := made.difference(other)):
+            raise CommunicationError(f"Rank {other} of the group has gone on to another one.{difference}", _NEW_STORE)
+    return facts
 
 
 def layout(rank: int, facts: Sequence[RankFacts]) -> Layout:
@@ -120,12 +154,12 @@ def layout(rank: int, facts: Sequence[RankFacts]) -> Layout:
     return Layout(rank, tuple(map(tuple, hosts.values())))
 
 
-def _read(store: Store, rank: int) -> RankFacts:
+def _read(made: MadeGroups, rank: int) -> RankFacts:
     try:
-        return RankFacts(**json.loads(store.get(_key(rank))))
+        return RankFacts(**json.loads(made.store.get(_key(rank))))
     except RuntimeError as error:
         raise CommunicationError(
-            f"Rank {rank} of the group did not come: {str(error).splitlines()[0]}.",
+            f"Rank {rank} of the group did not come: {str(error).splitlines()[0]}.{made.difference(rank)}",
             "See why it ended, or give init_process_group() or new_group() a longer timeout.",
         ) from error
 

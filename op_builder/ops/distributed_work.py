@@ -18,7 +18,7 @@ from op_builder.errors import AccelError, CommunicationError
 
 _NO_TIMEOUT = timedelta()
 _FOR_EVER = -1.0  # as threading's locks call it
-_PARTING_S = 2.0  # a wait for another rank notices within half a second that its group was closed
+_PARTING_S = 5.0  # a wait for another rank notices within half a second that its group was closed, if it gets a core
 
 
 class DoneWork(Work):
@@ -235,7 +235,7 @@ class WorkQueue:
         allows no such thing, and that aborts the process.
         """
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread is not threading.current_thread() and not self._is_my_turn():
             thread.join(_PARTING_S)
 
     def serve_one(self) -> bool:
@@ -245,6 +245,15 @@ class WorkQueue:
             if work is not None:
                 work.run()
         return not self._is_closed
+
+    def _is_my_turn(self) -> bool:
+        """Whether this is the handler of a signal in the middle of a collective, for whose end the thread waits."""
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            return self._is_doing
+        finally:
+            self._turn.release()
 
     def _take(self) -> QueuedWork | None:
         """The first that waits; None where there is none, as close() may have been faster."""

@@ -34,6 +34,14 @@ def start(backend: str, rank: int, size: int, directory: str, timeout: timedelta
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
 
+def require(is_so: Callable[[], bool]) -> None:
+    """Return when it is so; fail when it is not for a minute."""
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def small_integers(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
     """Values whose sums every type holds exactly, other ones on each rank."""
     return (torch.arange(numel) % 7 - 3 + rank).to(dtype)
@@ -372,12 +380,14 @@ def ends_meanwhile(rank: int, size: int, directory: str, destroys: bool) -> list
     """Rank 0 begins a collective and ends; rank 1 would take part later."""
     start("accel", rank, size, directory, timedelta(seconds=120))
     dist.all_reduce(torch.ones(10), async_op=True).wait()
+    over = Path(directory, "over")
     if rank == 0:
         group = dist.group.WORLD
         assert isinstance(group, accel.AccelProcessGroup)
         threads = threading.active_count()
         kept = dist.barrier(async_op=True)
-        time.sleep(0.2)  # the thread has begun
+        require(lambda: group._queue._is_doing)
+        time.sleep(0.5)  # now it waits
         assert not kept.is_completed()
         began = time.monotonic()
         if destroys:
@@ -385,15 +395,38 @@ def ends_meanwhile(rank: int, size: int, directory: str, destroys: bool) -> list
             del group
         else:
             atexit._run_exitfuncs()  # as the process's end does first
+        told = [time.monotonic() - began, threading.active_count() - threads + 1]
+        over.touch()
         assert isinstance(kept.exception(), CommunicationError)
-        return [time.monotonic() - began, threading.active_count() - threads + 1]
-    time.sleep(5)
+        return told
+    require(over.exists)
     try:
         for _ in range(2):  # rank 0 has said that it is there, but once
             dist.barrier()
     except CommunicationError as error:
         return [str(error), 0]
     return ["nothing", 0]
+
+
+def makes_a_group_meanwhile(rank: int, size: int, _directory: str) -> bool:
+    """Rank 0 has collectives to do in its group's thread, and waits in new_group() for rank 1, which does them first.
+
+    They meet by the environment, so on a TCPStore.
+    """
+    dist.init_process_group("accel", rank=rank, world_size=size, timeout=timedelta(seconds=20))
+    if rank == 0:
+        works = [dist.barrier(async_op=True) for _ in range(2)]
+    else:
+        time.sleep(2)  # rank 0 waits, and its thread has looked for a note
+        works = [dist.barrier(async_op=True) for _ in range(2)]
+        for work in works:
+            work.wait()
+    group = dist.new_group()
+    for work in works:
+        work.wait()
+    dist.barrier(group)
+    dist.destroy_process_group()
+    return True
 
 
 def a_rank_of_a_subset_dies(rank: int, size: int, directory: str) -> str:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rank_processes import GUARD_S, ROOT, run_ranks, values
 
 from op_builder import env
 from op_builder.cpu import CCLCommBuilder, ShareMemCommBuilder
+from op_builder.ops.native.ccl_comm import ADDRESS_BYTES, Communicator
 from op_builder.toolchains.oneccl import find_oneccl
 
 PROGRAM = Path(__file__).with_name("ccl_programs.py")
@@ -65,6 +67,36 @@ def test_communicators_and_tensors_are_given_back(tmp_path: Path) -> None:
         assert "The communicator was closed." in closed
         assert forgotten == "the communicator is forgotten"
         assert kept == 0
+
+
+class OpsThatCloseAgain:
+    """Ops of oneCCL without it. While one thread is in disconnect(), another one closes the communicator."""
+
+    def __init__(self) -> None:
+        self.comm: Communicator | None = None
+        self.ended: list[int] = []
+
+    def connect(self, *_: object) -> tuple[int, int]:
+        return 7, 1
+
+    def wait(self, *_: object) -> bool:
+        return True
+
+    def disconnect(self, number: int) -> None:
+        self.ended.append(number)
+        if len(self.ended) > 1:
+            return
+        assert self.comm is not None
+        closer = threading.Thread(target=self.comm.close)
+        closer.start()
+        closer.join()
+
+
+def test_a_communicator_that_two_threads_close_is_given_back_once() -> None:
+    ops = OpsThatCloseAgain()
+    ops.comm = Communicator(ops, 1, 0, [1] * ADDRESS_BYTES, 1.0)
+    ops.comm.close()
+    assert ops.ended == [7]
 
 
 def test_a_signal_ends_the_wait_of_an_inference_all_reduce(tmp_path: Path) -> None:

@@ -149,6 +149,13 @@ def test_the_handler_of_a_signal_ends_a_wait(ranks: Ranks, number: int, raised: 
     assert "rank 0 gave up when it was interrupted" in other[1]
 
 
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_a_handler_that_closes_the_group_and_exits_ends_the_process_as_it_says(ranks: Ranks, is_quick: bool) -> None:
+    first, other = ranks.run("closed_by_a_handler", 2, is_quick=is_quick)
+    assert first.error == "SystemExit: 0"
+    assert other.error == ""
+
+
 def test_a_handler_that_returns_changes_nothing(ranks: Ranks) -> None:
     assert ranks.values("harmless_signal", 2) == [3, 0]
 

@@ -185,9 +185,9 @@ class Communicator:
 
     def close(self) -> None:
         """Give the communicator back; once more does nothing."""
-        if self._number is not None:
-            self.ops.disconnect(self._number)
-            self._number = None
+        number, self._number = self._number, None  # first, as two threads may close it: one that waits, and its user's
+        if number is not None:
+            self.ops.disconnect(number)
 
     def _require_open(self) -> int:
         if self._failure is not None:

@@ -26,6 +26,9 @@ _SLOT_BYTES = 256 << 10
 _ONE_SHOT_BYTES = 4 << 10
 _SPIN_NS = 50_000
 
+STILL_USABLE = " Nothing was changed; the group is usable."
+"""How the remedy of a failure ends after which that is so."""
+
 _KINDS = ("none", "died", "left", "gave_up", "late", "interrupted", "mismatch", "busy")
 _REMEDIES = {
     "died": "See why it ended. This group is broken; make a new one of the ranks that live.",
@@ -33,7 +36,7 @@ _REMEDIES = {
     "gave_up": "See that rank's error. This group is broken; make a new one.",
     "late": "See what it does instead, or allow more time: timeout_s= or ACCEL_COMM_TIMEOUT_S. This group is broken.",
     "interrupted": "This group is broken; make a new one.",
-    "mismatch": "Have all ranks of a group call the same, in the same order. Nothing was changed; the group is usable.",
+    "mismatch": f"Have all ranks of a group call the same, in the same order.{STILL_USABLE}",
     "busy": "Do not use the group from the handler of a signal.",
 }
 
@@ -297,6 +300,7 @@ class SharedMemoryGroup:
             number, rank, _, waited_ms = self._native.failure(self._number)
             text = self._native.explain(self._number)
         except ValueError:
+            raise_interruption(self._native)  # it may be the handler that has closed the group
             raise SharedMemoryCommError(
                 f"{operation} of {self!r} was ended: another thread of this rank closed the group.",
                 _REMEDIES["left"],
@@ -305,7 +309,7 @@ class SharedMemoryGroup:
             ) from None
         kind = _KINDS[number]
         if kind == "interrupted":
-            raise_interruption(self._native.take_raised())
+            raise_interruption(self._native)
         raise SharedMemoryCommError(
             f"{operation} of {self!r} failed: {text}.",
             _REMEDIES.get(kind, ""),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -69,8 +70,11 @@ def _never(*_: object) -> None:
     """What calls the torch op each time."""
 
 
-def raise_interruption(taken: Sequence[int]) -> None:
-    """Raise the exception of a signal's handler that ended a wait."""
+def raise_interruption(native: NativeGroups) -> None:
+    """Raise the exception of a signal's handler that ended a wait of this thread; without one do nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # handlers run in that one alone, and what one raised is for it
+    taken = native.take_raised()
     if taken[0]:
         ctypes.pythonapi.PyErr_Restore(
             *(ctypes.c_void_p(part or None) for part in taken)

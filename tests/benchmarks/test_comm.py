@@ -1,0 +1,31 @@
+"""The benchmark of all-reduces: how many ranks it starts, and where."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from benchmarks import comm
+
+
+def test_a_crowd_has_few_cores_however_many_there_are() -> None:
+    assert comm.crowd_cores(set(range(7, 200))) == {7, 8, 9, 10}
+    assert comm.crowd_cores({0, 1}) == {0, 1}
+
+
+def test_ranks_are_bound_from_their_start_and_this_process_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[set[int]] = []
+
+    def start(_command: Sequence[str], _variables: dict[str, str]) -> None:
+        bound.append(os.sched_getaffinity(0))
+
+    monkeypatch.setattr(comm._measure, "PeerProcess", start)
+    before = os.sched_getaffinity(0)
+    one = {min(before)}
+    comm.Ranks("accel-ops", Path(sys.executable), 3, one)
+    assert bound == [one] * 3
+    assert os.sched_getaffinity(0) == before
