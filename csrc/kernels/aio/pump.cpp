@@ -93,27 +93,31 @@ Pump::Pump(Queue& queue, const Settings& settings, Inbox& inbox, Finisher& finis
 }
 
 void Pump::run() {
-  do {
+  for (;;) {
     stage_due();
     if (settings_.overlap_events || in_flight_ == 0) {
       fill();
     }
-    hand_over();
-    if (in_flight_ > 0) {
-      collect();
+    if (in_flight_ > 0 || !staged_.empty()) {
+      hand_over();
+      if (in_flight_ > 0) {
+        collect();
+      }
+    } else if (!await_work()) {
+      return;
     }
-  } while (in_flight_ > 0 || !staged_.empty() || await_work());
+  }
 }
 
-// With nothing in flight: waits for a share, or until a command may begin again. False when nothing will ever come.
+// Where nothing is in flight and fill() found nothing to begin: waits for a share, or until a command may begin again.
+// False when nothing will ever come.
 bool Pump::await_work() {
-  const bool has_share = share_.begin < share_.end;
   if (delayed_.empty()) {
-    return has_share || inbox_.take(share_);
+    return inbox_.take(share_);  // the last one is cut: with nothing in flight it had all slots and buffers
   }
   const auto is_earlier = [](const Delayed& one, const Delayed& other) { return one.due < other.due; };
   const Clock::time_point due = std::min_element(delayed_.begin(), delayed_.end(), is_earlier)->due;
-  if (has_share || free_slots_.empty()) {
+  if (share_.begin < share_.end || free_slots_.empty()) {
     std::this_thread::sleep_until(due);  // those that wait have all slots, or all bounce buffers
   } else {
     inbox_.take_before(share_, due);
