@@ -36,10 +36,14 @@ class _Task(Future[T]):
     Attributes:
         work: what a worker does when its turn comes; None for a thread that waits for ``turn`` and works itself.
         is_taken: a worker has it, or it was cancelled before one had.
+        has_callbacks: somebody wants to be called when it is done.
+        keeps_place: it is done, and its worker still counts as one.
     """
 
     was_told = False
     is_taken = False
+    has_callbacks = False
+    keeps_place = False
 
     def __init__(self, here: _Here, work: Callable[[], T] | None = None) -> None:
         super().__init__()
@@ -60,6 +64,14 @@ class _Task(Future[T]):
         self.was_told = True
         return error
 
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        self.has_callbacks = True
+        super().add_done_callback(fn)
+
+    def call_first(self, leave: Callable[[Future[T]], object]) -> None:
+        """Have the queue's own callback run, before all callbacks of others."""
+        super().add_done_callback(leave)
+
     def _check_wait(self, timeout: float | None) -> None:
         if timeout is None and not self.done():
             self._here.refuse_to_wait()
@@ -68,9 +80,9 @@ class _Task(Future[T]):
 class StoreQueue:
     """Threads that work off what is begun; they are there while there is something to do.
 
-    A task gets a thread when it is the first in line for its name, so none waits for another. Callbacks of
-    futures run in the thread that did the work, which no longer counts as one of ``threads`` then: they may
-    use the store and wait.
+    A task gets a thread when it is the first in line for its name, so none waits for another. A thread does one
+    task after another. Callbacks of a future run in the thread that did the work, which no longer counts as one
+    of ``threads`` then, and another takes its place: they may use the store and wait.
 
     Args:
         threads: most that are at work at a time.
@@ -89,7 +101,7 @@ class StoreQueue:
         """Have ``work`` done in the background, after all else that concerns ``name``."""
         self._own()
         task = _Task(self._here, work)
-        task.add_done_callback(partial(self._leave, name))  # before all callbacks of others
+        task.call_first(partial(self._leave, name))
         try:
             self._enter(name, task)
             self._hire()
@@ -103,7 +115,7 @@ class StoreQueue:
         self._own()
         self._here.refuse_to_wait()
         task: _Task[None] = _Task(self._here)
-        task.add_done_callback(partial(self._leave, name))
+        task.call_first(partial(self._leave, name))
         try:
             self._enter(name, task)
             task.turn.wait()
@@ -175,12 +187,15 @@ class StoreQueue:
         is_worker = False
         with self._lock:
             if task.cancelled():
+                task.work = None  # it may hold tensors, and a future lives for long
                 if not task.is_taken:
                     task.is_taken = True
                     task.set_running_or_notify_cancel()  # or who waits for it would do so for ever
             elif task.is_taken:
                 is_worker = True
-                self._workers -= 1
+                task.keeps_place = not task.has_callbacks
+                if task.has_callbacks:  # they may wait for what others do
+                    self._workers -= 1
             line = self._lines.get(name, deque())
             if task in line:
                 is_first = line[0] is task
@@ -191,6 +206,8 @@ class StoreQueue:
                     self._call(line[0])
             if _has_failed(task) and not task.was_told:
                 self._failed = [*(earlier for earlier in self._failed if not earlier.was_told), task]
+        if task.keeps_place:
+            return  # it takes what has become ready itself: a thread for each task would cost more than a small one
         try:
             self._hire()
         except RuntimeError:  # there is no thread; a worker goes on by itself
@@ -219,10 +236,10 @@ class StoreQueue:
     def _work(self, has_place: bool = True) -> None:
         while (task := self._take(has_place)) is not None:
             self._do(task)
-            has_place = False  # _leave() gave it up, before the callbacks of others ran
+            has_place = task.keeps_place
 
     def _do(self, task: Any) -> None:
-        work, task.work = task.work, None  # it may hold tensors, and a future lives for long
+        work, task.work = task.work, None  # as where it is cancelled
         try:
             with self._at_work():
                 result = work()
@@ -234,7 +251,8 @@ class StoreQueue:
     def _take(self, has_place: bool) -> Any:
         """The next task, with a place among the workers; None where there is none of either."""
         with self._lock:
-            self._workers -= has_place
+            if has_place:
+                self._workers -= 1
             while self._ready and self._workers < self._threads:
                 task = self._ready.popleft()
                 if not task.is_taken:

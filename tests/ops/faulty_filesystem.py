@@ -2,7 +2,7 @@
 
 Names begin with what happens: ``short`` (each request does a part of what was asked), ``slow`` (a second a read),
 ``lies`` (each read gives another last byte), ``EIO-4096`` and the like (that error for every request that
-reaches that byte), ``busy-600`` (EAGAIN for the first 600 requests), ``cut-4096`` (the first read cuts the file there).
+reaches that byte), ``busy-600`` (EBUSY for the first 600 requests), ``cut-4096`` (the first read cuts the file there).
 All others are sound.
 """
 
@@ -38,7 +38,7 @@ class FaultyDirectory(mfusepy.Operations):
             raise OSError(getattr(errno, fault), fault)
         if fault == "busy" and self._refusals.setdefault(path, at) > 0:
             self._refusals[path] -= 1
-            raise OSError(errno.EAGAIN, fault)
+            raise OSError(errno.EBUSY, fault)
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         status = os.lstat(self._backing + path) if fh is None else os.fstat(fh)

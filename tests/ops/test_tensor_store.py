@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, wait
 from pathlib import Path
@@ -300,6 +301,21 @@ def test_a_future_can_be_cancelled_before_its_turn(tmp_path: Path) -> None:
             cancelled.result()
 
 
+def test_a_cancelled_future_keeps_no_tensor(tmp_path: Path) -> None:
+    gate = threading.Event()
+    with TensorStore(tmp_path, threads=1) as store:
+        store.save_async("x", torch.ones(1), progress=lambda *_: gate.wait(20))
+        in_line, ready = torch.ones(1), torch.ones(1)
+        futures = [store.save_async("x", in_line), store.save_async("y", ready)]
+        # The store may have a view of the tensor: what counts is the memory.
+        memories = [weakref.ref(tensor.untyped_storage()) for tensor in (in_line, ready)]
+        del in_line, ready
+        assert all(memory() is not None for memory in memories)
+        assert all(future.cancel() for future in futures)
+        assert all(memory() is None for memory in memories)
+        gate.set()
+
+
 def test_a_failure_that_no_future_told_is_raised_by_wait_and_close(tmp_path: Path) -> None:
     store = TensorStore(tmp_path)
     store.load_async("missing")
@@ -456,6 +472,26 @@ def test_a_thread_that_could_work_does_not_stand_in_line(tmp_path: Path) -> None
         finally:
             gate.set()
         assert all(load.result() == 1 for load in loads)
+
+
+@pytest.mark.parametrize("names", [1, 100], ids=["one name", "many names"])
+def test_many_small_saves_share_few_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: int) -> None:
+    gate, started, start = threading.Event(), [], threading.Thread.start
+
+    def count(thread: threading.Thread) -> None:
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", count)
+    with TensorStore(tmp_path, threads=2, is_durable=False) as store:
+        for name in ("a", "b"):
+            store.save_async(name, torch.ones(1), progress=lambda *_: gate.wait(60))
+        for number in range(200):
+            store.save_async(f"x-{number % names}", torch.full((1,), number))
+        gate.set()
+        store.wait()
+        assert store.load(f"x-{names - 1}") == 199
+    assert len(started) == 2
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -44,6 +44,11 @@ struct Event {
 };
 static_assert(sizeof(Event) == 32);
 
+struct Time {
+  long seconds;
+  long nanoseconds;
+};
+
 constexpr std::uint16_t kRead = 0;
 constexpr std::uint16_t kWrite = 1;
 
@@ -82,10 +87,12 @@ class LinuxAioQueue final : public Queue {
     return static_cast<int>(taken);
   }
 
-  int collect(Completion* completions, int least, int most) override {
+  int collect(Completion* completions, int least, int most, Timeout timeout) override {
     const int asked = most < depth_ ? most : depth_;
+    const std::int64_t wait_ns = timeout ? timeout->count() : 0;
+    Time time{static_cast<long>(wait_ns / 1'000'000'000), static_cast<long>(wait_ns % 1'000'000'000)};
     const long taken = syscall(SYS_io_getevents, context_, static_cast<long>(least), static_cast<long>(asked),
-                               events_.data(), nullptr);
+                               events_.data(), timeout ? &time : nullptr);
     if (taken < 0) {
       return -errno;
     }

@@ -93,32 +93,41 @@ Pump::Pump(Queue& queue, const Settings& settings, Inbox& inbox, Finisher& finis
 }
 
 void Pump::run() {
-  do {
+  for (;;) {
     stage_due();
     if (settings_.overlap_events || in_flight_ == 0) {
       fill();
     }
-    hand_over();
-    if (in_flight_ > 0) {
-      collect();
+    if (in_flight_ > 0 || !staged_.empty()) {
+      hand_over();
+      if (in_flight_ > 0) {
+        collect();
+      }
+    } else if (!await_work()) {
+      return;
     }
-  } while (in_flight_ > 0 || !staged_.empty() || await_work());
+  }
 }
 
-// With nothing in flight: waits for a share, or until a command may begin again. False when nothing will ever come.
+// Where nothing is in flight and fill() found nothing to begin: waits for a share, or until a command may begin again.
+// False when nothing will ever come.
 bool Pump::await_work() {
-  const bool has_share = share_.begin < share_.end;
   if (delayed_.empty()) {
-    return has_share || inbox_.take(share_);
+    return inbox_.take(share_);  // the last one is cut: with nothing in flight it had all slots and buffers
   }
-  const auto is_earlier = [](const Delayed& one, const Delayed& other) { return one.due < other.due; };
-  const Clock::time_point due = std::min_element(delayed_.begin(), delayed_.end(), is_earlier)->due;
-  if (has_share || free_slots_.empty()) {
+  const Clock::time_point due = next_due();
+  if (share_.begin < share_.end || free_slots_.empty()) {
     std::this_thread::sleep_until(due);  // those that wait have all slots, or all bounce buffers
   } else {
     inbox_.take_before(share_, due);
   }
   return true;
+}
+
+// When the first of those that wait may begin again: there is one.
+Clock::time_point Pump::next_due() const {
+  const auto is_earlier = [](const Delayed& one, const Delayed& other) { return one.due < other.due; };
+  return std::min_element(delayed_.begin(), delayed_.end(), is_earlier)->due;
 }
 
 // Commands whose time to begin again has come, or that need not because their operation has failed meanwhile.
@@ -231,10 +240,18 @@ void Pump::hand_over() {
   staged_.erase(staged_.begin(), staged_.begin() + static_cast<std::ptrdiff_t>(first));
 }
 
+// Waits for what is in flight: for one command, or until one may begin again; without `overlap_events` for all.
 void Pump::collect() {
   int missing = settings_.overlap_events ? 1 : in_flight_;
+  Timeout timeout;
+  if (settings_.overlap_events && !delayed_.empty()) {
+    timeout = std::max<Clock::duration>(next_due() - Clock::now(), Clock::duration::zero());
+  }
   while (missing > 0) {
-    const int taken = queue_.collect(completions_.data(), missing, static_cast<int>(completions_.size()));
+    const int taken = queue_.collect(completions_.data(), missing, static_cast<int>(completions_.size()), timeout);
+    if (taken == 0 && timeout) {
+      return;
+    }
     if (taken < 0) {
       // The memory belongs to the kernel until it says otherwise: there is nothing to do but to ask again.
       if (-taken != EINTR) {

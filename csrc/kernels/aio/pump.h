@@ -91,6 +91,7 @@ class Pump {
   };
 
   bool await_work();
+  Clock::time_point next_due() const;
   void stage_due();
   void fill();
   bool stage_next();

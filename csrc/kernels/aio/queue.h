@@ -2,9 +2,11 @@
 // a pool of threads.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 namespace accel::aio {
 
@@ -25,6 +27,9 @@ struct Completion {
   std::int64_t result;  // bytes, or -errno
 };
 
+// How long to wait; nothing: for ever.
+using Timeout = std::optional<std::chrono::nanoseconds>;
+
 // Used by one thread at a time. To destroy a queue with commands in flight is an error of the caller.
 class Queue {
  public:
@@ -33,8 +38,9 @@ class Queue {
   // Returns how many it took, or -errno if it took none.
   virtual int submit(const Command* commands, int count) = 0;
   // Waits until `least` commands are complete, and takes up to `most` (>= least) of those that are.
-  // Returns how many it took, which a signal can make fewer, or -errno if it took none.
-  virtual int collect(Completion* completions, int least, int most) = 0;
+  // Returns how many it took, which a signal or the timeout can make fewer, or -errno if it took none. An engine of a
+  // kernel that knows no timeout there waits without.
+  virtual int collect(Completion* completions, int least, int most, Timeout timeout) = 0;
 };
 
 // A queue for up to `depth` commands in flight, or nothing and `error` an errno: ENOSYS where the engine is not of this
