@@ -12,6 +12,7 @@ import select
 import subprocess
 import sys
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,35 @@ class Ranks:
     """Runs cases of shm_processes.py in as many processes as there are ranks."""
 
     def __init__(self, *options: str) -> None:
+        self._mark = f"ACCEL_TEST_RANKS={uuid.uuid4()}"  # the ranks have it, and nobody else
+        name, _, value = self._mark.partition("=")
         self._process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(PROGRAM), *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, name: value},
         )
+
+    def shared_memory_holders(self) -> set[tuple[int, str]]:
+        """Ranks, and this process, that have memory of the op open or mapped, and as what.
+
+        That has no name in any file system. Other tests may have some at the same time.
+        """
+        found = set()
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                is_ours = self._mark.encode() in (process / "environ").read_bytes().split(b"\0")
+                if not is_ours and process.name != str(os.getpid()):
+                    continue
+                if "accel_shm_comm" in (process / "maps").read_text():
+                    found.add((int(process.name), "maps"))
+                for descriptor in (process / "fd").iterdir():
+                    if "accel_shm_comm" in os.readlink(descriptor):
+                        found.add((int(process.name), "fd"))
+            except OSError:  # it ended, or is another user's
+                continue
+        return found
 
     def run(self, case: str, size: int, **arguments: Any) -> list[RankEnd]:
         """Each rank's end, by rank."""
@@ -85,18 +112,3 @@ def shared_files() -> set[str]:
         return set()
     others = ("tmp", "torch_", "sem.", "psm_", "deepspeed")
     return {name for name in os.listdir("/dev/shm") if not name.startswith(others)}
-
-
-def shared_memory_holders() -> set[tuple[int, str]]:
-    """Processes that have memory of the op open or mapped, and as what; that has no name in any file system."""
-    found = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if "accel_shm_comm" in (process / "maps").read_text():
-                found.add((int(process.name), "maps"))
-            for descriptor in (process / "fd").iterdir():
-                if "accel_shm_comm" in os.readlink(descriptor):
-                    found.add((int(process.name), "fd"))
-        except OSError:  # it ended, or is another user's
-            continue
-    return found

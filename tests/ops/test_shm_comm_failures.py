@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from rank_processes import ROOT
-from shm_ranks import RankEnd, Ranks, shared_files, shared_memory_holders
+from shm_ranks import RankEnd, Ranks, shared_files
 
 from op_builder import env
 from op_builder.cpu import ShareMemCommBuilder
@@ -67,14 +67,14 @@ def test_a_broken_group_says_so_at_once(ranks: Ranks) -> None:
 
 
 def test_nothing_is_left_when_all_are_killed(ranks: Ranks) -> None:
-    before, holders = shared_files(), shared_memory_holders()
+    before, holders = shared_files(), ranks.shared_memory_holders()
     group = ShareMemCommBuilder().load().new_group(1, 0)
-    assert {(os.getpid(), "maps"), (os.getpid(), "fd")} <= shared_memory_holders()  # it would be seen
+    assert {(os.getpid(), "maps"), (os.getpid(), "fd")} <= ranks.shared_memory_holders()  # it would be seen
     group.close()
     ends = ranks.run("all_are_killed", 3)
     assert [end.signal for end in ends] == [signal.SIGKILL] * 3
     assert shared_files() <= before
-    assert shared_memory_holders() <= holders
+    assert ranks.shared_memory_holders() <= holders
 
 
 def test_a_rank_that_dies_while_the_group_is_made(ranks: Ranks) -> None:
