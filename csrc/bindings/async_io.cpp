@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include <torch/csrc/stable/ops.h>
 
 #include "bindings/locked_pages.h"
 #include "bindings/tensor_checks.h"
@@ -134,12 +133,12 @@ void define(accel::Library& library) {
 }
 
 void implement(accel::Library& library) {
-  library.impl("create", TORCH_BOX(&create));
-  library.impl("destroy", TORCH_BOX(&destroy));
-  library.impl("submit", TORCH_BOX(&submit));
-  library.impl("wait", TORCH_BOX(&wait));
-  library.impl("adopt", TORCH_BOX(&adopt));
-  library.impl("counters", TORCH_BOX(&counters));
+  library.impl("create", ACCEL_BOX(&create));
+  library.impl("destroy", ACCEL_BOX(&destroy));
+  library.impl("submit", ACCEL_BOX(&submit));
+  library.impl("wait", ACCEL_BOX(&wait));
+  library.impl("adopt", ACCEL_BOX(&adopt));
+  library.impl("counters", ACCEL_BOX(&counters));
   accel::LockedPages::implement(library);
 }
 

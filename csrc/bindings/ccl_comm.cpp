@@ -6,16 +6,16 @@
 #include <string>
 #include <vector>
 
-#include <torch/csrc/stable/ops.h>
 
-#include "bindings/stable_library.h"
 #include "bindings/tensor_checks.h"
 #include "kernels/ccl/communicator.h"
+#include "torch_c/boxed.h"
+#include "torch_c/library.h"
 
 namespace {
 
 namespace oneccl = accel::oneccl;
-using torch::stable::Tensor;
+using accel::Tensor;
 
 struct TypeAndSize {
   oneccl::DataType type;
@@ -24,7 +24,7 @@ struct TypeAndSize {
 
 TypeAndSize type_of(const Tensor& tensor) {
   using oneccl::DataType;
-  using torch::headeronly::ScalarType;
+  using accel::ScalarType;
   switch (tensor.scalar_type()) {
     case ScalarType::Char:
       return {DataType::int8, 1};
@@ -127,21 +127,21 @@ void define(accel::Library& library) {
 }
 
 void implement(accel::Library& library) {
-  library.impl("make_address", TORCH_BOX(&make_address));
-  library.impl("connect", TORCH_BOX(&connect));
-  library.impl("disconnect", TORCH_BOX(&disconnect));
-  library.impl("barrier", TORCH_BOX(&barrier));
-  library.impl("wait", TORCH_BOX(&wait));
+  library.impl("make_address", ACCEL_BOX(&make_address));
+  library.impl("connect", ACCEL_BOX(&connect));
+  library.impl("disconnect", ACCEL_BOX(&disconnect));
+  library.impl("barrier", ACCEL_BOX(&barrier));
+  library.impl("wait", ACCEL_BOX(&wait));
 }
 
 void implement_cpu(accel::Library& library) {
-  library.impl("all_reduce", TORCH_BOX(&all_reduce));
-  library.impl("broadcast", TORCH_BOX(&broadcast));
-  library.impl("inference_all_reduce", TORCH_BOX(&inference_all_reduce));
+  library.impl("all_reduce", ACCEL_BOX(&all_reduce));
+  library.impl("broadcast", ACCEL_BOX(&broadcast));
+  library.impl("inference_all_reduce", ACCEL_BOX(&inference_all_reduce));
 }
 
 void implement_meta(accel::Library& library) {
-  library.impl("inference_all_reduce", TORCH_BOX(&inference_all_reduce_meta));
+  library.impl("inference_all_reduce", ACCEL_BOX(&inference_all_reduce_meta));
 }
 
 }  // namespace

@@ -69,12 +69,12 @@ void define(accel::Library& library) {
 
 void implement(accel::Library& library) {
   Ops::implement(library);
-  library.impl("rollback", TORCH_BOX(&rollback));
+  library.impl("rollback", ACCEL_BOX(&rollback));
 }
 
 void implement_meta(accel::Library& library) {
   Ops::implement_meta(library);
-  library.impl("rollback", TORCH_BOX(&rollback_meta));
+  library.impl("rollback", ACCEL_BOX(&rollback_meta));
 }
 
 }  // namespace

@@ -18,10 +18,7 @@ struct DevicePlace {
   std::int32_t index;
 
   static DevicePlace of(const Tensor& tensor) {
-    DevicePlace place{0, 0};
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &place.type));
-    place.index = tensor.is_cpu() ? 0 : tensor.get_device_index();
-    return place;
+    return {tensor.device_type(), tensor.is_cpu() ? 0 : tensor.device_index()};
   }
   bool has(const Tensor& tensor) const {
     const DevicePlace other = of(tensor);
@@ -45,7 +42,7 @@ struct DeviceArray {
 // The address of a dense tensor's elements, of `element_bytes` each, on the device `place`.
 inline void* device_memory(const Tensor& tensor, const Argument& argument, const DevicePlace& place,
                            std::int64_t element_bytes) {
-  if (!is_strided(tensor)) {
+  if (!tensor.is_strided()) {
     refuse(argument.text() + " is sparse; a dense (strided) tensor is needed.",
            "Pass a dense tensor, for example x.to_dense().");
   }
@@ -60,7 +57,6 @@ inline void* device_memory(const Tensor& tensor, const Argument& argument, const
 }
 
 inline DeviceArray device_array(const Tensor& tensor, const Argument& argument, const DevicePlace& place) {
-  using torch::headeronly::ScalarType;
   DeviceArray array{nullptr, tensor.numel(), DType::float32};
   switch (tensor.scalar_type()) {
     case ScalarType::Float:
@@ -151,7 +147,7 @@ DeviceLists checked_device_lists(const TensorLists& lists, const Tensors& steps,
   const DevicePlace place = DevicePlace::of(lists.params[0]);
   for (std::size_t i = 0; i < steps.size(); ++i) {
     const Tensor& step = steps[i];
-    if (step.numel() != 1 || step.scalar_type() != torch::headeronly::ScalarType::Float || !place.has(step)) {
+    if (step.numel() != 1 || step.scalar_type() != ScalarType::Float || !place.has(step)) {
       refuse(Argument{"step", i}.text() + " is no tensor of one float32 on the device of its parameter.",
              "Pass, for example, torch.zeros((), device=param.device).");
     }

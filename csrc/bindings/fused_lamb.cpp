@@ -35,10 +35,7 @@ struct FusedLamb {
     // From torch's allocator, on the current stream: while a graph is captured, from the graph's own pool. It goes
     // back when this returns, and is used again only by what is queued behind the kernels.
     const std::size_t bytes = accel::cuda::lamb_workspace_bytes(tensors, count, arguments.chunk_size);
-    const std::int64_t shape[] = {static_cast<std::int64_t>(bytes)};
-    const accel::Tensor workspace = torch::stable::empty(
-        {shape, 1}, torch::headeronly::ScalarType::Byte, std::nullopt,
-        torch::stable::Device(torch::headeronly::DeviceType::CUDA, device));
+    const accel::Tensor workspace = accel::empty_cuda_bytes(static_cast<std::int64_t>(bytes), device);
     return accel::cuda::fused_lamb(tensors, count, named(arguments.options.data()), static_cast<double>(arguments.step),
                                    controls, arguments.chunk_size, workspace.data_ptr(), stream);
   }

@@ -24,8 +24,9 @@
 
 #include "bindings/host_tensors.h"
 #include "bindings/kept_lists.h"
-#include "bindings/stable_library.h"
 #include "bindings/watched_tensors.h"
+#include "torch_c/boxed.h"
+#include "torch_c/library.h"
 
 namespace accel {
 
@@ -69,17 +70,16 @@ inline void require_steps(const TensorLists& lists, const Tensors& steps) {
 }
 
 // -1 for the CPU.
-inline std::int32_t device_of(const Tensor& tensor) { return tensor.is_cpu() ? -1 : tensor.get_device_index(); }
+inline std::int32_t device_of(const Tensor& tensor) { return tensor.is_cpu() ? -1 : tensor.device_index(); }
 
 // The address of the only element of a control tensor; null when there is none.
 template <class T>
 const T* control_data(const std::optional<Tensor>& tensor, const char* role, std::int32_t device) {
-  using torch::headeronly::ScalarType;
   if (!tensor.has_value()) {
     return nullptr;
   }
   constexpr bool is_float = std::is_same_v<T, float>;
-  if (!is_strided(*tensor) || tensor->numel() != 1 ||
+  if (!tensor->is_strided() || tensor->numel() != 1 ||
       tensor->scalar_type() != (is_float ? ScalarType::Float : ScalarType::Int)) {
     refuse(std::string(role) + " is no tensor of one " + (is_float ? "float32." : "int32."),
            is_float ? "Pass, for example, torch.ones(1)." : "Pass, for example, torch.zeros(1, dtype=torch.int32).");
@@ -111,24 +111,24 @@ class FusedOps {
   }
 
   static void implement(Library& library) {
-    library.impl("update", TORCH_BOX(&update));
-    library.impl("prepare", TORCH_BOX(&prepare));
-    library.impl("replace_grads", TORCH_BOX(&replace_grads));
+    library.impl("update", ACCEL_BOX(&update));
+    library.impl("prepare", ACCEL_BOX(&prepare));
+    library.impl("replace_grads", ACCEL_BOX(&replace_grads));
   }
 
   // For tracing: the ops return nothing and fake tensors have no memory, so there is nothing to do.
   static void implement_meta(Library& library) {
-    library.impl("update", TORCH_BOX(&update_meta));
-    library.impl("prepare", TORCH_BOX(&prepare_meta));
-    library.impl("replace_grads", TORCH_BOX(&replace_grads_meta));
+    library.impl("update", ACCEL_BOX(&update_meta));
+    library.impl("prepare", ACCEL_BOX(&prepare_meta));
+    library.impl("replace_grads", ACCEL_BOX(&replace_grads_meta));
   }
 
   static void implement_without_tensors(Library& library) {
-    library.impl("release_grads", TORCH_BOX(&release_grads));
-    library.impl("update_prepared", TORCH_BOX(&update_prepared));
-    library.impl("forget", TORCH_BOX(&forget));
-    library.impl("supported_isas", TORCH_BOX(&Runner::supported_isas));
-    library.impl("devices", TORCH_BOX(&Runner::devices));
+    library.impl("release_grads", ACCEL_BOX(&release_grads));
+    library.impl("update_prepared", ACCEL_BOX(&update_prepared));
+    library.impl("forget", ACCEL_BOX(&forget));
+    library.impl("supported_isas", ACCEL_BOX(&Runner::supported_isas));
+    library.impl("devices", ACCEL_BOX(&Runner::devices));
   }
 
  private:

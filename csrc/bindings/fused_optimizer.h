@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include <torch/csrc/stable/accelerator.h>
 
 #include "bindings/fused_ops.h"
 #include "bindings/host_optimizer.h"
@@ -22,9 +21,10 @@
 #if defined(ACCEL_WITH_CUDA)
 #include "bindings/device_tensors.h"
 #include "kernels/cuda/multi_tensor.h"
+#include "torch_c/ops.h"
 
-// torch declares it for those who define USE_CUDA; the symbol is there with every CUDA build of torch.
-extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
+// The symbol is there with every CUDA build of torch.
+extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
 #endif
 
 namespace accel {
@@ -133,9 +133,8 @@ class FusedOptimizer {
                                   control_data<float>(control.grad_scale, "grad_scale", device),
                                   control_data<float>(control.lr, "lr", device), arguments.maximize};
     require_arguments(arguments, Optimizer::kOptions, Optimizer::kHasStep && checked.device.steps.empty());
-    const torch::stable::accelerator::DeviceGuard guard(device);
-    void* stream = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+    const DeviceGuard guard(device);
+    void* const stream = ACCEL_TORCH_GET(void*, aoti_torch_get_current_cuda_stream, device);
     require_success(cuda::use_device(device));
     require_success(
         cuda::advance_steps(checked.device.steps.data(), checked.device.steps.size(), controls, stream));

@@ -28,16 +28,15 @@
 #include <utility>
 #include <vector>
 
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
 #include "bindings/host_tensors.h"
 #include "bindings/kept_lists.h"
 #include "bindings/optimizer_passes.h"
-#include "bindings/stable_library.h"
 #include "bindings/watched_tensors.h"
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/optimizer.h"
+#include "torch_c/boxed.h"
+#include "torch_c/library.h"
 
 namespace accel {
 
@@ -61,7 +60,7 @@ inline double sum_of_squares(const Tensors& tensors, const char* role, cpu::Isa 
     }
   }
   std::vector<double> sums(pieces.size());
-  torch::stable::parallel_for(0, static_cast<std::int64_t>(pieces.size()), 1, [&](std::int64_t first, std::int64_t last) {
+  parallel_for(0, static_cast<std::int64_t>(pieces.size()), 1, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t i = first; i < last; ++i) {
       sums[i] = pieces[i].sum(pieces[i].data, pieces[i].count);
     }
@@ -109,25 +108,25 @@ class HostOptimizer {
   }
 
   static void implement(Library& library) {
-    library.impl("update", TORCH_BOX(&update));
-    library.impl("sum_of_squares", TORCH_BOX(&sum_of_squares_op));
-    library.impl("prepare", TORCH_BOX(&prepare));
-    library.impl("replace_grads", TORCH_BOX(&replace_grads));
+    library.impl("update", ACCEL_BOX(&update));
+    library.impl("sum_of_squares", ACCEL_BOX(&sum_of_squares_op));
+    library.impl("prepare", ACCEL_BOX(&prepare));
+    library.impl("replace_grads", ACCEL_BOX(&replace_grads));
   }
 
   static void implement_meta(Library& library) {
-    library.impl("update", TORCH_BOX(&update_meta));
-    library.impl("sum_of_squares", TORCH_BOX(&sum_of_squares_meta));
-    library.impl("prepare", TORCH_BOX(&prepare_meta));
-    library.impl("replace_grads", TORCH_BOX(&replace_grads_meta));
+    library.impl("update", ACCEL_BOX(&update_meta));
+    library.impl("sum_of_squares", ACCEL_BOX(&sum_of_squares_meta));
+    library.impl("prepare", ACCEL_BOX(&prepare_meta));
+    library.impl("replace_grads", ACCEL_BOX(&replace_grads_meta));
   }
 
   static void implement_without_tensors(Library& library) {
-    library.impl("release_grads", TORCH_BOX(&release_grads));
-    library.impl("update_prepared", TORCH_BOX(&update_prepared));
-    library.impl("grad_sum_of_squares", TORCH_BOX(&grad_sum_of_squares));
-    library.impl("forget", TORCH_BOX(&forget));
-    library.impl("supported_isas", TORCH_BOX(&supported_isas));
+    library.impl("release_grads", ACCEL_BOX(&release_grads));
+    library.impl("update_prepared", ACCEL_BOX(&update_prepared));
+    library.impl("grad_sum_of_squares", ACCEL_BOX(&grad_sum_of_squares));
+    library.impl("forget", ACCEL_BOX(&forget));
+    library.impl("supported_isas", ACCEL_BOX(&supported_isas));
   }
 
   // Checks all tensors and chooses the kernels, by `find(isa, types)`.
@@ -240,7 +239,7 @@ class HostOptimizer {
   }
 
   static void sum_of_squares_op(Tensors tensors, Tensor sum, std::string isa) {
-    if (sum.scalar_type() != torch::headeronly::ScalarType::Double || sum.numel() != 1) {
+    if (sum.scalar_type() != ScalarType::Double || sum.numel() != 1) {
       refuse("sum is no tensor of one float64.", "Pass torch.zeros(1, dtype=torch.float64).");
     }
     *reinterpret_cast<double*>(host_memory(sum, {"sum", 0}, 8).data) = sum_of_squares(tensors, "tensor", checked_isa(isa));

@@ -12,16 +12,15 @@
 #include <utility>
 #include <vector>
 
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
 #include "bindings/optimizer_passes.h"
 #include "bindings/tensor_checks.h"
 #include "kernels/cpu/optimizer.h"
+#include "torch_c/parallel.h"
+#include "torch_c/tensor.h"
 
 namespace accel {
 
-using torch::stable::Tensor;
 using Tensors = std::vector<Tensor>;
 
 inline cpu::Isa checked_isa(const std::string& name) {
@@ -59,7 +58,7 @@ void check_each(std::size_t count, const Check& check) {
   std::mutex mutex;
   std::exception_ptr refusal;
   std::int64_t refused = 0;
-  torch::stable::parallel_for(
+  parallel_for(
       0, static_cast<std::int64_t>(count), kGrainChecks, [&](std::int64_t first, std::int64_t last) {
         std::int64_t i = first;
         try {
@@ -149,7 +148,7 @@ UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::
     cpu::StateStorage storage = cpu::StateStorage::float32;
     HostMemory state;
     if (!lists.scales.empty()) {
-      if (tensor.scalar_type() != torch::headeronly::ScalarType::Byte) {
+      if (tensor.scalar_type() != ScalarType::Byte) {
         refuse(argument.text() + " is of type " + type_name(tensor) + "; states with scales are bytes.",
                "Pass uint8 tensors, or no scales.");
       }
@@ -242,8 +241,7 @@ class StepCounter {
  public:
   StepCounter() = default;
   StepCounter(const Tensor& tensor, std::size_t index) : type_(tensor.scalar_type()) {
-    using torch::headeronly::ScalarType;
-    const bool is_known = type_ == ScalarType::Float || type_ == ScalarType::Double || type_ == ScalarType::Long;
+      const bool is_known = type_ == ScalarType::Float || type_ == ScalarType::Double || type_ == ScalarType::Long;
     if (!is_known || tensor.numel() != 1 || !tensor.is_cpu()) {
       refuse(Argument{"step", index}.text() + " is no CPU tensor of one float32, float64 or int64.",
              "Pass, for example, torch.tensor(0.0).");
@@ -253,9 +251,9 @@ class StepCounter {
   }
   double read() const {
     switch (type_) {
-      case torch::headeronly::ScalarType::Float:
+      case ScalarType::Float:
         return *static_cast<const float*>(data_);
-      case torch::headeronly::ScalarType::Double:
+      case ScalarType::Double:
         return *static_cast<const double*>(data_);
       default:
         return static_cast<double>(*static_cast<const std::int64_t*>(data_));
@@ -263,10 +261,10 @@ class StepCounter {
   }
   void write(double value) const {
     switch (type_) {
-      case torch::headeronly::ScalarType::Float:
+      case ScalarType::Float:
         *static_cast<float*>(data_) = static_cast<float>(value);
         break;
-      case torch::headeronly::ScalarType::Double:
+      case ScalarType::Double:
         *static_cast<double*>(data_) = value;
         break;
       default:
@@ -275,7 +273,7 @@ class StepCounter {
   }
 
  private:
-  torch::headeronly::ScalarType type_ = torch::headeronly::ScalarType::Float;
+  ScalarType type_ = ScalarType::Float;
   void* data_ = nullptr;
 };
 

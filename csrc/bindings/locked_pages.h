@@ -7,8 +7,9 @@
 #include <mutex>
 #include <vector>
 
-#include "bindings/stable_library.h"
 #include "kernels/memory/pages.h"
+#include "torch_c/boxed.h"
+#include "torch_c/library.h"
 
 namespace accel {
 
@@ -48,9 +49,9 @@ class LockedPages {
   }
 
   static void implement(Library& library) {
-    library.impl("allocate", TORCH_BOX(&allocate));
-    library.impl("unlock", TORCH_BOX(&unlock));
-    library.impl("release", TORCH_BOX(&release));
+    library.impl("allocate", ACCEL_BOX(&allocate));
+    library.impl("unlock", ACCEL_BOX(&unlock));
+    library.impl("release", ACCEL_BOX(&release));
   }
 
  private:

@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <vector>
 
-#include <torch/csrc/stable/ops.h>
 
 #include "common/partition.h"
 #include "kernels/cpu/optimizer.h"
+#include "torch_c/parallel.h"
 
 namespace accel {
 
@@ -64,7 +64,7 @@ template <class Visit>
 void for_each_share(const std::vector<std::int64_t>& starts, const Visit& visit) {
   const std::int64_t total = starts.back();
   const std::int64_t blocks = (total + kBlockElements - 1) / kBlockElements;
-  torch::stable::parallel_for(0, blocks, kGrainBlocks, [&](std::int64_t first, std::int64_t last) {
+  parallel_for(0, blocks, kGrainBlocks, [&](std::int64_t first, std::int64_t last) {
     const std::int64_t end = last * kBlockElements < total ? last * kBlockElements : total;
     for_each_piece(starts.data(), static_cast<std::int64_t>(starts.size()) - 1, first * kBlockElements, end, visit);
   });

@@ -10,18 +10,20 @@
 #include <string>
 #include <vector>
 
-#include <torch/csrc/stable/ops.h>
 
 #include "bindings/python_call.h"
 #include "bindings/shm_groups.h"
-#include "bindings/stable_library.h"
 #include "bindings/tensor_checks.h"
+#include "torch_c/boxed.h"
+#include "torch_c/library.h"
+#include "torch_c/ops.h"
 
 namespace {
 
 namespace comm = accel::comm;
 using accel::in_words;
-using torch::stable::Tensor;
+using accel::ScalarType;
+using accel::Tensor;
 
 // Symmetric memory by the address of this rank's part, as long as a tensor lies on it.
 struct SymmetricMemories {
@@ -156,7 +158,6 @@ struct ReducedTensor : accel::HostMemory {
 };
 
 ReducedTensor reduced_tensor(const Tensor& tensor, const accel::Argument& argument) {
-  using torch::headeronly::ScalarType;
   comm::Element element = comm::Element::float32;
   switch (tensor.scalar_type()) {
     case ScalarType::Float:
@@ -206,7 +207,7 @@ void all_reduce_in_place(Tensor tensor, std::int64_t group, std::int64_t reducti
 Tensor all_reduce(Tensor tensor, std::int64_t group, std::int64_t reduction) {
   const ReducedTensor memory = reduced_tensor(tensor, kTensor);
   const comm::Collectives::Numbers numbers{memory.numel, memory.element, reduction_of(reduction, memory.element)};
-  Tensor result = torch::stable::empty_like(tensor);
+  Tensor result = accel::empty_like(tensor);
   void* const out = result.data_ptr();
   run(group, [&](comm::Collectives& all) { return all.all_reduce(memory.data, out, numbers); });
   return result;
@@ -340,7 +341,7 @@ std::vector<std::int64_t> control(std::int64_t what, std::vector<std::int64_t> n
 }
 
 // Without memory: what the results look like.
-Tensor all_reduce_meta(Tensor tensor, std::int64_t, std::int64_t) { return torch::stable::empty_like(tensor); }
+Tensor all_reduce_meta(Tensor tensor, std::int64_t, std::int64_t) { return accel::empty_like(tensor); }
 void all_reduce_in_place_meta(Tensor, std::int64_t, std::int64_t) {}
 void reduce_scatter_meta(Tensor, Tensor, std::int64_t, std::int64_t) {}
 void all_gather_meta(Tensor, Tensor, std::int64_t) {}
@@ -358,25 +359,25 @@ void define(accel::Library& library) {
 }
 
 void implement(accel::Library& library) {
-  library.impl("control", TORCH_BOX(&control));
-  library.impl("explain", TORCH_BOX(&explain));
-  library.impl("barrier", TORCH_BOX(&barrier));
+  library.impl("control", ACCEL_BOX(&control));
+  library.impl("explain", ACCEL_BOX(&explain));
+  library.impl("barrier", ACCEL_BOX(&barrier));
 }
 
 void implement_on_cpu(accel::Library& library) {
-  library.impl("all_reduce", TORCH_BOX(&all_reduce));
-  library.impl("all_reduce_", TORCH_BOX(&all_reduce_in_place));
-  library.impl("reduce_scatter", TORCH_BOX(&reduce_scatter));
-  library.impl("all_gather", TORCH_BOX(&all_gather));
-  library.impl("broadcast_", TORCH_BOX(&broadcast));
+  library.impl("all_reduce", ACCEL_BOX(&all_reduce));
+  library.impl("all_reduce_", ACCEL_BOX(&all_reduce_in_place));
+  library.impl("reduce_scatter", ACCEL_BOX(&reduce_scatter));
+  library.impl("all_gather", ACCEL_BOX(&all_gather));
+  library.impl("broadcast_", ACCEL_BOX(&broadcast));
 }
 
 void implement_without_memory(accel::Library& library) {
-  library.impl("all_reduce", TORCH_BOX(&all_reduce_meta));
-  library.impl("all_reduce_", TORCH_BOX(&all_reduce_in_place_meta));
-  library.impl("reduce_scatter", TORCH_BOX(&reduce_scatter_meta));
-  library.impl("all_gather", TORCH_BOX(&all_gather_meta));
-  library.impl("broadcast_", TORCH_BOX(&broadcast_meta));
+  library.impl("all_reduce", ACCEL_BOX(&all_reduce_meta));
+  library.impl("all_reduce_", ACCEL_BOX(&all_reduce_in_place_meta));
+  library.impl("reduce_scatter", ACCEL_BOX(&reduce_scatter_meta));
+  library.impl("all_gather", ACCEL_BOX(&all_gather_meta));
+  library.impl("broadcast_", ACCEL_BOX(&broadcast_meta));
 }
 
 }  // namespace

@@ -1,58 +1,7 @@
-// Registration of an op library under a namespace that the loader chooses.
-//
-// torch ends the process when two libraries register the same namespace, and two builds of one
-// op may live in one process (a kernel was edited, a cache was switched). So a binding does not
-// fix its namespace at compile time: it describes its parts once with ACCEL_OP_LIBRARY, and the
-// loader calls the one exported function, accel_register_library, with a namespace that ends in
-// the hash of this very build.
-//
-// LibTorch Stable ABI, target 2.10: every torch symbol used here is plain C.
+// For bindings written with torch's own classes, the LibTorch Stable ABI for target 2.10: its Tensor and TORCH_BOX beside
+// our registration. Ours do without them (torch_c/), as they take a second or two to compile.
 #pragma once
-
-#include <cstddef>
-#include <cstring>
-#include <exception>
 
 #include <torch/csrc/stable/library.h>
 
-namespace accel {
-
-using Library = torch::stable::detail::StableLibrary;
-
-// One registration block. A null dispatch key defines schemas; any other key ("CPU", "CUDA",
-// "Meta") implements them for that key.
-struct LibraryPart {
-  const char* dispatch_key;
-  void (*fill)(Library&);
-};
-
-// Registers all parts under `name_space`. Returns 0, or 1 with the reason in `error`
-// (cut to `error_size` bytes). The libraries are never destroyed: their ops must outlive
-// static destruction in torch.
-inline int register_library(
-    const LibraryPart* parts, std::size_t count, const char* name_space, char* error, std::size_t error_size) noexcept {
-  try {
-    for (std::size_t i = 0; i < count; ++i) {
-      const LibraryPart& part = parts[i];
-      const auto kind = part.dispatch_key == nullptr ? Library::Kind::DEF : Library::Kind::IMPL;
-      part.fill(*new Library(kind, name_space, part.dispatch_key, __FILE__, __LINE__));
-    }
-    return 0;
-  } catch (const std::exception& exception) {
-    if (error_size > 0) {
-      std::strncpy(error, exception.what(), error_size - 1);
-      error[error_size - 1] = '\0';
-    }
-    return 1;
-  }
-}
-
-}  // namespace accel
-
-// At namespace scope of one binding file: ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", implement})
-#define ACCEL_OP_LIBRARY(...)                                                                   \
-  extern "C" __attribute__((visibility("default"))) int accel_register_library(                 \
-      const char* name_space, char* error, std::size_t error_size) {                            \
-    static const ::accel::LibraryPart parts[] = {__VA_ARGS__};                                  \
-    return ::accel::register_library(parts, sizeof(parts) / sizeof(parts[0]), name_space, error, error_size); \
-  }
+#include "torch_c/library.h"

@@ -6,14 +6,13 @@
 #include <stdexcept>
 #include <string>
 
-#include <torch/csrc/stable/tensor.h>
 
 #include "common/dtype.h"
+#include "torch_c/tensor.h"
 
 namespace accel {
 
 // Reports a bad argument: Python sees a ValueError with the two texts on a line each.
-// (STD_TORCH_CHECK throws the same way, but puts a source position in front and is a RuntimeError.)
 [[noreturn]] inline void refuse(const std::string& found, const std::string& remedy) {
   throw std::invalid_argument(found + '\n' + remedy);
 }
@@ -54,21 +53,18 @@ struct Argument {
   }
 };
 
-inline std::string type_name(const torch::stable::Tensor& tensor) {
-  return torch::headeronly::toString(tensor.scalar_type());
+inline std::string type_name(const Tensor& tensor) {
+  return tensor.type_name();
 }
 
 // The address of the first of `bytes` bytes of a dense tensor, whose elements are of `element_bytes`. A storage can be
 // freed or shrunk in place, as x.untyped_storage().resize_(0) does to save memory; the sizes of its tensors stay, so
 // nothing else would tell that the elements are gone.
-inline void* memory_of(const torch::stable::Tensor& tensor, const Argument& argument, std::int64_t bytes,
+inline void* memory_of(const Tensor& tensor, const Argument& argument, std::int64_t bytes,
                        std::int64_t element_bytes) {
   void* const data = tensor.data_ptr();
-  std::int64_t stored = 0;  // in bytes, where the offset is in elements
-  std::int64_t offset = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &stored));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(tensor.get(), &offset));
-  const std::int64_t end = offset * element_bytes + bytes;
+  const std::int64_t stored = tensor.storage_bytes();
+  const std::int64_t end = tensor.storage_offset() * element_bytes + bytes;
   if (bytes > 0 && (end > stored || data == nullptr)) {
     refuse(argument.text() + " reaches to byte " + std::to_string(end) + " of its storage, which has " +
                std::to_string(data == nullptr ? 0 : stored) + " bytes: it was freed or shrunk.",
@@ -77,16 +73,9 @@ inline void* memory_of(const torch::stable::Tensor& tensor, const Argument& argu
   return data;
 }
 
-// Whether `tensor` is dense. Tensor::layout() came with torch 2.11; the C functions are those of 2.10.
-inline bool is_strided(const torch::stable::Tensor& tensor) {
-  std::int32_t layout = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_layout(tensor.get(), &layout));
-  return layout == aoti_torch_layout_strided();
-}
-
 // The memory of `tensor`, whose elements are of `element_bytes`.
-inline HostMemory host_memory(const torch::stable::Tensor& tensor, const Argument& argument, std::int64_t element_bytes) {
-  if (!is_strided(tensor)) {
+inline HostMemory host_memory(const Tensor& tensor, const Argument& argument, std::int64_t element_bytes) {
+  if (!tensor.is_strided()) {
     refuse(argument.text() + " is sparse; a dense (strided) tensor is needed.", "Pass a dense tensor, for example x.to_dense().");
   }
   if (!tensor.is_cpu()) {
@@ -100,8 +89,7 @@ inline HostMemory host_memory(const torch::stable::Tensor& tensor, const Argumen
   return {static_cast<char*>(memory_of(tensor, argument, bytes, element_bytes)), numel, bytes};
 }
 
-inline HostTensor host_tensor(const torch::stable::Tensor& tensor, const Argument& argument) {
-  using torch::headeronly::ScalarType;
+inline HostTensor host_tensor(const Tensor& tensor, const Argument& argument) {
   DType dtype = DType::float32;
   switch (tensor.scalar_type()) {
     case ScalarType::Float:

@@ -7,8 +7,8 @@
 #include <initializer_list>
 #include <vector>
 
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
+#include "torch_c/parallel.h"
+#include "torch_c/tensor.h"
 
 namespace accel {
 
@@ -22,15 +22,15 @@ constexpr std::int64_t kGrainTensors = 512;
 class WatchedTensors {
  public:
   // From now on these, and no others.
-  void watch(std::initializer_list<const std::vector<torch::stable::Tensor>*> lists) {
+  void watch(std::initializer_list<const std::vector<Tensor>*> lists) {
     std::vector<AtenTensorHandle> handles;
     for (const auto* const tensors : lists) {
-      for (const torch::stable::Tensor& tensor : *tensors) {
+      for (const Tensor& tensor : *tensors) {
         handles.push_back(tensor.get());
       }
     }
     watched_.assign(handles.size(), Watched());
-    torch::stable::parallel_for(0, static_cast<std::int64_t>(handles.size()), kGrainTensors,
+    parallel_for(0, static_cast<std::int64_t>(handles.size()), kGrainTensors,
                                 [&](std::int64_t first, std::int64_t last) {
                                   for (std::int64_t i = first; i < last; ++i) {
                                     watched_[i] = Watched(handles[i]);
@@ -43,7 +43,7 @@ class WatchedTensors {
   // False where nothing is watched.
   bool are_unchanged() const {
     std::atomic<bool> unchanged{!watched_.empty()};
-    torch::stable::parallel_for(
+    parallel_for(
         0, static_cast<std::int64_t>(watched_.size()), kGrainTensors, [&](std::int64_t first, std::int64_t last) {
           for (std::int64_t i = first; i < last; ++i) {
             if (!watched_[i].is_unchanged()) {

@@ -5,9 +5,10 @@
 
 #include "bindings/device_tensors.h"
 #include "bindings/groups.h"
-#include "bindings/stable_library.h"
 #include "host/launch.h"
 #include "host/tensor_stream.h"
+#include "torch_c/boxed.h"
+#include "torch_c/library.h"
 
 namespace {
 
@@ -16,7 +17,7 @@ using accel::DeviceArray;
 using accel::DevicePlace;
 using accel::refuse;
 using accel::xpu::Kernel;
-using torch::stable::Tensor;
+using accel::Tensor;
 
 // By element type (float32, bfloat16, float16), then bits (8, 4).
 const Kernel kQuantize[] = {ACCEL_SYCL_KERNEL(accel::xpu::block_quantize<float, 8>),
@@ -49,7 +50,7 @@ struct Shape {
 };
 
 void* codes_of(const Tensor& tensor, const DevicePlace& place, const Shape& shape, std::int64_t bits) {
-  using torch::headeronly::ScalarType;
+  using accel::ScalarType;
   const bool is_known = tensor.scalar_type() == (bits == 8 ? ScalarType::Char : ScalarType::Byte);
   const std::int64_t needed = bits == 8 ? shape.numel : (shape.numel + 1) / 2;
   if (!is_known || tensor.numel() != needed) {
@@ -65,7 +66,7 @@ float* scales_of(const Tensor& tensor, const DevicePlace& place, const Shape& sh
     refuse("block_size is " + std::to_string(shape.block) + ".", "Pass an even number, for example 256.");
   }
   const std::int64_t blocks = (shape.numel + shape.block - 1) / shape.block;
-  if (tensor.scalar_type() != torch::headeronly::ScalarType::Float || tensor.numel() != blocks) {
+  if (tensor.scalar_type() != ScalarType::Float || tensor.numel() != blocks) {
     refuse("scales has " + std::to_string(tensor.numel()) + " elements of type " + accel::type_name(tensor) + "; " +
                std::to_string(blocks) + " of float32 are needed.",
            "Pass the scales as they were made.");
@@ -128,12 +129,12 @@ void define(accel::Library& library) {
   library.def("dequantize(Tensor codes, Tensor scales, Tensor(a!) x, int block, int bits) -> ()");
 }
 void implement(accel::Library& library) {
-  library.impl("quantize", TORCH_BOX(&quantize));
-  library.impl("dequantize", TORCH_BOX(&dequantize));
+  library.impl("quantize", ACCEL_BOX(&quantize));
+  library.impl("dequantize", ACCEL_BOX(&dequantize));
 }
 void implement_meta(accel::Library& library) {
-  library.impl("quantize", TORCH_BOX(&nothing));
-  library.impl("dequantize", TORCH_BOX(&nothing));
+  library.impl("quantize", ACCEL_BOX(&nothing));
+  library.impl("dequantize", ACCEL_BOX(&nothing));
 }
 
 }  // namespace

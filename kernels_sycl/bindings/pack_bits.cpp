@@ -5,16 +5,17 @@
 
 #include "bindings/device_tensors.h"
 #include "bindings/groups.h"
-#include "bindings/stable_library.h"
 #include "host/launch.h"
 #include "host/tensor_stream.h"
+#include "torch_c/boxed.h"
+#include "torch_c/library.h"
 
 namespace {
 
 using accel::Argument;
 using accel::DevicePlace;
 using accel::refuse;
-using torch::stable::Tensor;
+using accel::Tensor;
 
 // By bit order: little, big.
 const accel::xpu::Kernel kPack[] = {ACCEL_SYCL_KERNEL(accel::xpu::pack_bits<false>),
@@ -26,7 +27,7 @@ const accel::xpu::Kernel kUnpack[] = {ACCEL_SYCL_KERNEL(accel::xpu::unpack_bits<
 constexpr std::int64_t kPieceBytes = 8192;
 
 void* bytes_of(const Tensor& tensor, const char* role, const DevicePlace& place) {
-  using torch::headeronly::ScalarType;
+  using accel::ScalarType;
   if (tensor.scalar_type() != ScalarType::Byte && tensor.scalar_type() != ScalarType::Bool) {
     refuse(std::string(role) + " is of type " + accel::type_name(tensor) + "; uint8 or bool is needed.",
            "Convert it, for example x != 0.");
@@ -88,12 +89,12 @@ void define(accel::Library& library) {
   library.def("unpack(Tensor packed, Tensor(a!) x, int columns, bool big) -> ()");
 }
 void implement(accel::Library& library) {
-  library.impl("pack", TORCH_BOX(&pack));
-  library.impl("unpack", TORCH_BOX(&unpack));
+  library.impl("pack", ACCEL_BOX(&pack));
+  library.impl("unpack", ACCEL_BOX(&unpack));
 }
 void implement_meta(accel::Library& library) {
-  library.impl("pack", TORCH_BOX(&nothing));
-  library.impl("unpack", TORCH_BOX(&nothing));
+  library.impl("pack", ACCEL_BOX(&nothing));
+  library.impl("unpack", ACCEL_BOX(&nothing));
 }
 
 }  // namespace

@@ -7,9 +7,10 @@
 
 #include "bindings/device_tensors.h"
 #include "bindings/groups.h"
-#include "bindings/stable_library.h"
 #include "host/launch.h"
 #include "host/tensor_stream.h"
+#include "torch_c/boxed.h"
+#include "torch_c/library.h"
 
 namespace {
 
@@ -19,7 +20,7 @@ using accel::DevicePlace;
 using accel::DType;
 using accel::refuse;
 using accel::xpu::Kernel;
-using torch::stable::Tensor;
+using accel::Tensor;
 
 // By types of x and weight, then without and with a residual.
 #define ACCEL_NORMS(...) \
@@ -109,8 +110,8 @@ void nothing(Tensor, std::optional<Tensor>, Tensor, Tensor, double) {}
 void define(accel::Library& library) {
   library.def("rms_norm(Tensor x, Tensor(a!)? residual, Tensor weight, Tensor(b!) out, float eps) -> ()");
 }
-void implement(accel::Library& library) { library.impl("rms_norm", TORCH_BOX(&rms_norm)); }
-void implement_meta(accel::Library& library) { library.impl("rms_norm", TORCH_BOX(&nothing)); }
+void implement(accel::Library& library) { library.impl("rms_norm", ACCEL_BOX(&rms_norm)); }
+void implement_meta(accel::Library& library) { library.impl("rms_norm", ACCEL_BOX(&nothing)); }
 
 }  // namespace
 

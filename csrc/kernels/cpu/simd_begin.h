@@ -16,7 +16,7 @@
 // Compile with -ffp-contract=off: results must not depend on which products a compiler fuses.
 
 #if defined(ACCEL_TARGET_AVX2) || defined(ACCEL_TARGET_AVX512)
-#include <immintrin.h>
+#include "kernels/cpu/x86_intrinsics.h"
 #elif defined(ACCEL_TARGET_NEON)
 #include <arm_neon.h>
 #elif defined(__x86_64__)

@@ -1,0 +1,85 @@
+// Registration of an op library under a namespace that the loader chooses.
+//
+// torch ends the process when two libraries register the same namespace, and two builds of one
+// op may live in one process (a kernel was edited, a cache was switched). So a binding does not
+// fix its namespace at compile time: it describes its parts once with ACCEL_OP_LIBRARY, and the
+// loader calls the one exported function, accel_register_library, with a namespace that ends in
+// the hash of this very build.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <exception>
+
+#include "torch_c/functions.h"
+
+// In which boxed functions take and give values: TORCH_BOX, whose headers come first then, does it as they do.
+#if defined(TORCH_ABI_VERSION)
+#define ACCEL_TORCH_BOX_ABI TORCH_ABI_VERSION
+#else
+#define ACCEL_TORCH_BOX_ABI ::accel::torch_c::kAbi
+#endif
+
+namespace accel {
+
+// Schemas of a namespace, or the functions behind them for one dispatch key.
+class Library {
+ public:
+  // Of schemas where `dispatch_key` is null.
+  Library(const char* name_space, const char* dispatch_key) {
+    if (dispatch_key == nullptr) {
+      ACCEL_TORCH(aoti_torch_library_init_def, name_space, __FILE__, __LINE__, &handle_);
+    } else {
+      ACCEL_TORCH(aoti_torch_library_init_impl, name_space, dispatch_key, __FILE__, __LINE__, &handle_);
+    }
+  }
+
+  Library& def(const char* schema) {
+    ACCEL_TORCH(aoti_torch_library_def, handle_, schema);
+    return *this;
+  }
+  // `function`: ACCEL_BOX(&function) of boxed.h, or TORCH_BOX(&function) of torch's own headers.
+  Library& impl(const char* name, void (*function)(StableIValue*, std::uint64_t, std::uint64_t)) {
+    ACCEL_TORCH(torch_library_impl, handle_, name, function, ACCEL_TORCH_BOX_ABI);
+    return *this;
+  }
+
+ private:
+  TorchLibraryHandle handle_ = nullptr;
+};
+
+// One registration block. A null dispatch key defines schemas; any other key ("CPU", "CUDA",
+// "Meta") implements them for that key.
+struct LibraryPart {
+  const char* dispatch_key;
+  void (*fill)(Library&);
+};
+
+// Registers all parts under `name_space`. Returns 0, or 1 with the reason in `error`
+// (cut to `error_size` bytes). The libraries are never destroyed: their ops must outlive
+// static destruction in torch.
+inline int register_library(
+    const LibraryPart* parts, std::size_t count, const char* name_space, char* error, std::size_t error_size) noexcept {
+  try {
+    for (std::size_t i = 0; i < count; ++i) {
+      parts[i].fill(*new Library(name_space, parts[i].dispatch_key));
+    }
+    return 0;
+  } catch (const std::exception& exception) {
+    if (error_size > 0) {
+      std::strncpy(error, exception.what(), error_size - 1);
+      error[error_size - 1] = '\0';
+    }
+    return 1;
+  }
+}
+
+}  // namespace accel
+
+// At namespace scope of one binding file: ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", implement})
+#define ACCEL_OP_LIBRARY(...)                                                                   \
+  extern "C" __attribute__((visibility("default"))) int accel_register_library(                 \
+      const char* name_space, char* error, std::size_t error_size) {                            \
+    static const ::accel::LibraryPart parts[] = {__VA_ARGS__};                                  \
+    return ::accel::register_library(parts, sizeof(parts) / sizeof(parts[0]), name_space, error, error_size); \
+  }
