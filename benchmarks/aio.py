@@ -1,7 +1,8 @@
 """async_io beside fio and DeepSpeed's op, on one file, in one run.
 
 Each contender is first tried three times with every setting of its own; then all take turns, each with its fastest one
-or, of several as fast, with the one that takes the least CPU time. A figure is the median of its turns. Everything goes past the page cache.
+or, of several as fast, with the one that takes the least CPU time. A figure is the median of its turns. Everything goes
+past the page cache.
 
     python -m benchmarks.aio [--directory DIR] [--size-mib N] [--rounds N] [--peers fio,deepspeed] [--json] [--write]
 """

@@ -17,7 +17,7 @@ _CXX_HEADER = "#include <torch/extension.h>\n"
 _CUDA_HEADER = "#include <torch/types.h>\n#include <cuda.h>\n#include <cuda_runtime.h>\n"
 # A text that includes one of these brings what its binding needs.
 _BRINGS_ITS_OWN = re.compile(
-    r'^\s*#\s*include\s*[<"](?:torch/|ATen/|c10/|pybind11/|Python\.h|bindings/stable_library\.h)', re.MULTILINE
+    r'^\s*#\s*include\s*[<"](?:torch/|ATen/|c10/|pybind11/|Python\.h|bindings/stable_library\.h|torch_c/)', re.MULTILINE
 )
 
 

@@ -43,7 +43,8 @@ MACHINES = [
     # Two CPUs of a module share its floating-point units, and the kernel calls them siblings: to the kernel and us a
     # core; hwloc counts 64.
     Machine("opteron6276_4x16", 4, 8, 32, 64),
-    Machine("opteron865_8x2", 7, 7, 10, 10, affinity="0-6,12-15"),
+    # hwloc shows a seventh socket, of which the job may use the memory alone.
+    Machine("opteron865_8x2", 6, 6, 10, 10, affinity="0-6,12-15"),
     Machine("opteron_4x12_sparse_nodes", 4, 8, 48, 48),
     # The kernel tells no sockets (-1): one to us, one for each core to hwloc.
     Machine("power7_64x4", 1, 8, 64, 256),
@@ -78,14 +79,20 @@ def test_counts_are_those_that_hwloc_finds(host_files: Write, machine: Machine) 
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.file)
-@pytest.mark.parametrize("ranks", [1, 2, 3, "one for each node"])
-def test_ranks_get_cores_of_their_own_and_local_memory(host_files: Write, machine: Machine, ranks: int | str) -> None:
+def test_ranks_get_cores_of_their_own_and_memory_that_is_there(host_files: Write, machine: Machine) -> None:
     topology = read(host_files, machine)
-    bindings = plan_binding(topology, ranks if isinstance(ranks, int) else machine.nodes)
+    for ranks in {1, 2, 3, machine.nodes}:
+        check_bindings(topology, ranks)
+
+
+def check_bindings(topology: Topology, ranks: int) -> None:
+    bindings = plan_binding(topology, ranks)
     used = [cpu for binding in bindings for cpu in binding.cpus]
     assert len(used) == len(set(used))
     assert set(used) <= topology.allowed
-    first_threads = [min(set(core.cpus) & topology.allowed) for core in topology.cores if set(core.cpus) & topology.allowed]
+    first_threads = [
+        min(set(core.cpus) & topology.allowed) for core in topology.cores if set(core.cpus) & topology.allowed
+    ]
     assert set(used) <= set(first_threads), "hyper-threads stay free as long as there are cores"
     memory = {node.number for node in topology.memory_nodes}
     for binding in bindings:
@@ -95,7 +102,7 @@ def test_ranks_get_cores_of_their_own_and_local_memory(host_files: Write, machin
 
 BINDINGS = [
     ("kunpeng920_2x64", 4, None, [f"{32 * r}-{32 * r + 31} @{r} bind {r} x32" for r in range(4)]),
-    ("opteron6134_4x8", 2, "0-5", ["0-2 @0 bind 0 x3", "3-5 @0-1 any x3"]),
+    ("opteron6134_4x8", 2, "0-5", ["0-2 @0 bind 0 x3", "3-5 @0-1 bind 0-1 x3"]),
     (
         "opteron_4x12_sparse_nodes",
         8,
