@@ -17,6 +17,7 @@ using accel::DeviceArray;
 using accel::DevicePlace;
 using accel::refuse;
 using accel::xpu::Kernel;
+using accel::ScalarType;
 using accel::Tensor;
 
 // By element type (float32, bfloat16, float16), then bits (8, 4).
@@ -50,7 +51,6 @@ struct Shape {
 };
 
 void* codes_of(const Tensor& tensor, const DevicePlace& place, const Shape& shape, std::int64_t bits) {
-  using accel::ScalarType;
   const bool is_known = tensor.scalar_type() == (bits == 8 ? ScalarType::Char : ScalarType::Byte);
   const std::int64_t needed = bits == 8 ? shape.numel : (shape.numel + 1) / 2;
   if (!is_known || tensor.numel() != needed) {
