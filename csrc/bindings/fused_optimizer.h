@@ -24,7 +24,8 @@
 #include "torch_c/ops.h"
 
 // The symbol is there with every CUDA build of torch.
-extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
+extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_get_current_cuda_stream(
+    int32_t device_index, void** ret_stream);
 #endif
 
 namespace accel {

@@ -3,5 +3,6 @@
 #pragma once
 
 #include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>  // without it the link misses functions of Tensor
 
 #include "torch_c/library.h"
