@@ -22,7 +22,7 @@ from op_builder.ops.native.shared_memory_segments import shared_segments, space_
 
 REDUCTIONS = {"sum": 0, "max": 1, "min": 2, "avg": 3}
 
-_SLOT_BYTES = 256 << 10
+_SLOT_BYTES = 512 << 10
 _ONE_SHOT_BYTES = 4 << 10
 _SPIN_NS = 50_000
 
