@@ -92,15 +92,24 @@ class SharedMemoryCommError(CommunicationError):
         rank: whom it failed for; None where it is no single rank.
         operation: the collective, ``all_reduce``; empty where it was none.
         waited_s: seconds that this rank waited for that one.
+        is_group_usable: nothing was changed, and the group can be used on.
     """
 
     def __init__(
-        self, message: str, remedy: str = "", *, rank: int | None = None, operation: str = "", waited_s: float = 0.0
+        self,
+        message: str,
+        remedy: str = "",
+        *,
+        rank: int | None = None,
+        operation: str = "",
+        waited_s: float = 0.0,
+        is_group_usable: bool = False,
     ) -> None:
         super().__init__(message, remedy)
         self.rank = rank
         self.operation = operation
         self.waited_s = waited_s
+        self.is_group_usable = is_group_usable
 
 
 class SharedMemorySpaceError(SharedMemoryCommError, MemoryError):

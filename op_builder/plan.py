@@ -25,8 +25,8 @@ class Binding(enum.Enum):
     """How an op's binary meets Python."""
 
     STABLE = "stable"
-    """LibTorch Stable ABI, registered through ``bindings/stable_library.h``: any torch >= 2.10,
-    any CPython; what the project's own ops use."""
+    """LibTorch Stable ABI, registered through ``torch_c/library.h`` or ``bindings/stable_library.h``: any
+    torch >= 2.10, any CPython; what the project's own ops use."""
 
     TORCH = "torch"
     """Anything that includes torch's C++ headers: a pybind11 or CPython module, a
@@ -52,7 +52,7 @@ _SUFFIXES = {
     ".cu": Language.CUDA,
 }
 
-# The function by which a binary of Binding.STABLE registers its ops; see bindings/stable_library.h.
+# The function by which a binary of Binding.STABLE registers its ops; see torch_c/library.h.
 ENTRY_POINT = "accel_register_library"
 
 # By this name a manifest's needs tell the SYCL runtime that a binary is linked with: {"libsycl.so": "9"}.

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-
 #include "bindings/locked_pages.h"
 #include "bindings/tensor_checks.h"
 #include "kernels/aio/handle.h"

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-
 #include "bindings/tensor_checks.h"
 #include "kernels/ccl/communicator.h"
 #include "torch_c/boxed.h"
@@ -43,7 +42,7 @@ TypeAndSize type_of(const Tensor& tensor) {
     case ScalarType::Double:
       return {DataType::float64, 8};
     default:
-      accel::refuse("tensor is of type " + accel::type_name(tensor) +
+      accel::refuse("tensor is of type " + tensor.type_name() +
                         "; oneCCL takes float32, bfloat16, float16, float64, int8, uint8, int32 and int64.",
                     "Convert it, for example x.float(); a bool tensor can be sent as x.view(torch.uint8).");
   }

@@ -70,7 +70,7 @@ inline DeviceArray device_array(const Tensor& tensor, const Argument& argument, 
     default:
       // Where it lies is told first: a sparse or foreign tensor may be of a foreign type besides.
       device_memory(tensor, argument, place, 0);
-      refuse(argument.text() + " is of type " + type_name(tensor) + "; float32, bfloat16 or float16 is needed.",
+      refuse(argument.text() + " is of type " + tensor.type_name() + "; float32, bfloat16 or float16 is needed.",
              "Convert it, for example x.float().");
   }
   array.data = device_memory(tensor, argument, place, size_bytes(array.dtype));

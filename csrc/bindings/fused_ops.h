@@ -141,7 +141,7 @@ class FusedOps {
     }
     const TensorLists lists{std::move(params), std::move(grads), std::move(states), {}, {}};
     const FusedArguments arguments{std::move(options), step, maximize, chunk_size, std::move(isa)};
-    Runner::run(Runner::check(lists, steps, arguments.isa), {lr, noop_flag, grad_scale, found_inf},
+    Runner::run(Runner::check(lists, steps, arguments.isa), {std::move(lr), std::move(noop_flag), std::move(grad_scale), std::move(found_inf)},
                 device_of(lists.params[0]), arguments);
   }
 
@@ -202,7 +202,8 @@ class FusedOps {
                               std::string isa) {
     const auto prepared = Lists::find(list);
     prepared->check_again(isa);
-    Runner::run(prepared->checked, {lr, noop_flag, grad_scale, found_inf}, prepared->device,
+    Runner::run(prepared->checked, {std::move(lr), std::move(noop_flag), std::move(grad_scale), std::move(found_inf)},
+                prepared->device,
                 {std::move(options), step, maximize, chunk_size, std::move(isa)});
   }
 

@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-
 #include "bindings/fused_ops.h"
 #include "bindings/host_optimizer.h"
 

@@ -28,7 +28,6 @@
 #include <utility>
 #include <vector>
 
-
 #include "bindings/host_tensors.h"
 #include "bindings/kept_lists.h"
 #include "bindings/optimizer_passes.h"

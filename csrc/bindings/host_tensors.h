@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-
 #include "bindings/optimizer_passes.h"
 #include "bindings/tensor_checks.h"
 #include "kernels/cpu/optimizer.h"
@@ -149,7 +148,7 @@ UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::
     HostMemory state;
     if (!lists.scales.empty()) {
       if (tensor.scalar_type() != ScalarType::Byte) {
-        refuse(argument.text() + " is of type " + type_name(tensor) + "; states with scales are bytes.",
+        refuse(argument.text() + " is of type " + tensor.type_name() + "; states with scales are bytes.",
                "Pass uint8 tensors, or no scales.");
       }
       storage = cpu::StateStorage::blockwise_8bit;
@@ -241,7 +240,7 @@ class StepCounter {
  public:
   StepCounter() = default;
   StepCounter(const Tensor& tensor, std::size_t index) : type_(tensor.scalar_type()) {
-      const bool is_known = type_ == ScalarType::Float || type_ == ScalarType::Double || type_ == ScalarType::Long;
+    const bool is_known = type_ == ScalarType::Float || type_ == ScalarType::Double || type_ == ScalarType::Long;
     if (!is_known || tensor.numel() != 1 || !tensor.is_cpu()) {
       refuse(Argument{"step", index}.text() + " is no CPU tensor of one float32, float64 or int64.",
              "Pass, for example, torch.tensor(0.0).");

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <vector>
 
-
 #include "common/partition.h"
 #include "kernels/cpu/optimizer.h"
 #include "torch_c/parallel.h"

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-
 #include "bindings/python_call.h"
 #include "bindings/shm_groups.h"
 #include "bindings/tensor_checks.h"
@@ -173,7 +172,7 @@ ReducedTensor reduced_tensor(const Tensor& tensor, const accel::Argument& argume
       break;
     default:
       accel::host_memory(tensor, argument, 0);
-      accel::refuse(argument.text() + " is of type " + accel::type_name(tensor) +
+      accel::refuse(argument.text() + " is of type " + tensor.type_name() +
                         "; float32, bfloat16, float16 or int32 is needed.",
                     "Convert it, for example x.float().");
   }
@@ -218,8 +217,8 @@ void reduce_scatter(Tensor output, Tensor input, std::int64_t group, std::int64_
   const ReducedTensor in = reduced_tensor(input, kInput);
   const auto found = groups().find(group);
   if (out.element != in.element || in.numel != out.numel * found->size()) {
-    accel::refuse("The input has " + std::to_string(in.numel) + " elements of " + accel::type_name(input) +
-                      ", the output " + std::to_string(out.numel) + " of " + accel::type_name(output) + ", for " +
+    accel::refuse("The input has " + std::to_string(in.numel) + " elements of " + input.type_name() +
+                      ", the output " + std::to_string(out.numel) + " of " + output.type_name() + ", for " +
                       std::to_string(found->size()) + " ranks.",
                   "Pass an input of the output's type with as many times its elements as there are ranks.");
   }
@@ -233,8 +232,8 @@ void all_gather(Tensor output, Tensor input, std::int64_t group) {
   const accel::HostMemory in = bytes_of(input, kInput);
   const auto found = groups().find(group);
   if (output.scalar_type() != input.scalar_type() || out.numel != in.numel * found->size()) {
-    accel::refuse("The output has " + std::to_string(out.numel) + " elements of " + accel::type_name(output) +
-                      ", the input " + std::to_string(in.numel) + " of " + accel::type_name(input) + ", for " +
+    accel::refuse("The output has " + std::to_string(out.numel) + " elements of " + output.type_name() +
+                      ", the input " + std::to_string(in.numel) + " of " + input.type_name() + ", for " +
                       std::to_string(found->size()) + " ranks.",
                   "Pass an output of the input's type with as many times its elements as there are ranks.");
   }
@@ -305,8 +304,7 @@ std::int64_t python_method() {
   return is_usable ? reinterpret_cast<std::int64_t>(&method) : 0;
 }
 
-// What is no collective, by number and with numbers alone: torch's templates for one op take as long to compile as all
-// of this. op_builder/ops/native/shared_memory_native.py has the names; it passes as many numbers as are used.
+// What is no collective, by number and with numbers alone, so that one op is enough for all. op_builder/ops/native/shared_memory_native.py has the names; it passes as many numbers as are used.
 std::vector<std::int64_t> control(std::int64_t what, std::vector<std::int64_t> numbers) {
   switch (what) {
     case 0:

@@ -6,7 +6,6 @@
 #include <stdexcept>
 #include <string>
 
-
 #include "common/dtype.h"
 #include "torch_c/tensor.h"
 
@@ -52,10 +51,6 @@ struct Argument {
     return index == kNoList ? std::string(role) : std::string(role) + " of tensor " + std::to_string(index);
   }
 };
-
-inline std::string type_name(const Tensor& tensor) {
-  return tensor.type_name();
-}
 
 // The address of the first of `bytes` bytes of a dense tensor, whose elements are of `element_bytes`. A storage can be
 // freed or shrunk in place, as x.untyped_storage().resize_(0) does to save memory; the sizes of its tensors stay, so
@@ -103,7 +98,7 @@ inline HostTensor host_tensor(const Tensor& tensor, const Argument& argument) {
     default:
       // Where it lies is told first: a sparse or foreign tensor may be of a foreign type besides.
       host_memory(tensor, argument, 0);
-      refuse(argument.text() + " is of type " + type_name(tensor) + "; float32, bfloat16 or float16 is needed.",
+      refuse(argument.text() + " is of type " + tensor.type_name() + "; float32, bfloat16 or float16 is needed.",
              "Convert it, for example x.float().");
   }
   return {host_memory(tensor, argument, size_bytes(dtype)), dtype};

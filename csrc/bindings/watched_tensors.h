@@ -30,12 +30,12 @@ class WatchedTensors {
       }
     }
     watched_.assign(handles.size(), Watched());
-    parallel_for(0, static_cast<std::int64_t>(handles.size()), kGrainTensors,
-                                [&](std::int64_t first, std::int64_t last) {
-                                  for (std::int64_t i = first; i < last; ++i) {
-                                    watched_[i] = Watched(handles[i]);
-                                  }
-                                });
+    const auto count = static_cast<std::int64_t>(handles.size());
+    parallel_for(0, count, kGrainTensors, [&](std::int64_t first, std::int64_t last) {
+      for (std::int64_t i = first; i < last; ++i) {
+        watched_[i] = Watched(handles[i]);
+      }
+    });
   }
 
   void clear() { watched_.clear(); }

@@ -5,16 +5,16 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "torch_c/library.h"
 #include "torch_c/tensor.h"
 
 namespace accel {
-
-using BoxedFunction = void (*)(StableIValue* stack, std::uint64_t arguments, std::uint64_t results);
 
 namespace torch_c {
 
@@ -110,18 +110,28 @@ void call(Result (*function)(Arguments...), StableIValue* stack, std::index_sequ
   }
 }
 
+// An op whose schema and function differ in their numbers of arguments or results would read and write beyond the stack.
+inline void require_counts(std::uint64_t given, std::uint64_t taken, std::uint64_t asked, std::uint64_t returned) {
+  if (given != taken || asked != returned) {
+    throw std::logic_error("The schema has " + std::to_string(given) + " arguments and " + std::to_string(asked) +
+                           " results, its function " + std::to_string(taken) + " and " + std::to_string(returned) + ".");
+  }
+}
+
 template <class Result, class... Arguments>
-void call(Result (*function)(Arguments...), StableIValue* stack) {
+void call(Result (*function)(Arguments...), StableIValue* stack, std::uint64_t arguments, std::uint64_t results) {
+  static_assert((!std::is_reference_v<Arguments> && ...), "take arguments by value: they are the function's");
+  require_counts(arguments, sizeof...(Arguments), results, std::is_void_v<Result> ? 0 : 1);
   call(function, stack, std::index_sequence_for<Arguments...>());
 }
 
 template <auto function>
-void boxed(StableIValue* stack, std::uint64_t, std::uint64_t) {
-  call(function, stack);
+void boxed(StableIValue* stack, std::uint64_t arguments, std::uint64_t results) {
+  call(function, stack, arguments, results);
 }
 
 }  // namespace torch_c
 }  // namespace accel
 
 // The boxed form of a function: its parameters, by value, and its result, if it has one, are of the types of Passed<>.
-#define ACCEL_BOX(function) (::accel::torch_c::boxed<(function)>)
+#define ACCEL_BOX(function) (::accel::Boxed{::accel::torch_c::boxed<(function)>, ::accel::torch_c::kAbi})

@@ -2,7 +2,7 @@
 //
 // Torch's own headers declare them too, but bring half a megabyte of C++ templates along, which takes a compiler longer
 // than everything else in a binding. The names and types are torch's and repeat its declarations word for word, so that
-// a file may include both; tests/csrc/test_torch_c.py has the compiler compare them.
+// a file may include both; tests/op_builder/test_torch_c.py has the compiler compare them.
 #pragma once
 
 #include <cstddef>
@@ -105,6 +105,9 @@ namespace accel::torch_c {
 // torch 2.10.0, in which values are passed to and from ops here.
 constexpr std::uint64_t kAbi = 0x020a000000000000;
 
+// How torch's dispatcher calls an op: arguments and then results in one array, and how many there are of each.
+using BoxedFunction = void (*)(StableIValue* stack, uint64_t arguments, uint64_t results);
+
 [[noreturn]] inline void fail(const char* function) {
   throw std::runtime_error(std::string("torch's ") + function + "() failed.");
 }
@@ -118,3 +121,11 @@ constexpr std::uint64_t kAbi = 0x020a000000000000;
       ::accel::torch_c::fail(#function);     \
     }                                        \
   } while (false)
+
+// What such a function puts where its last argument points.
+#define ACCEL_TORCH_GET(Type, function, ...)                  \
+  [&] {                                                       \
+    Type accel_torch_got{};                                   \
+    ACCEL_TORCH(function, __VA_ARGS__, &accel_torch_got);     \
+    return accel_torch_got;                                   \
+  }()

@@ -13,18 +13,20 @@
 
 #include "torch_c/functions.h"
 
-// In which boxed functions take and give values: TORCH_BOX, whose headers come first then, does it as they do.
-#if defined(TORCH_ABI_VERSION)
-#define ACCEL_TORCH_BOX_ABI TORCH_ABI_VERSION
-#else
-#define ACCEL_TORCH_BOX_ABI ::accel::torch_c::kAbi
-#endif
-
 namespace accel {
+
+// A boxed function, and the ABI in which it takes and gives values: ACCEL_BOX(&function) of boxed.h is one, and with
+// bindings/stable_library.h torch's TORCH_BOX(&function) becomes one.
+struct Boxed {
+  torch_c::BoxedFunction function;
+  std::uint64_t abi;
+};
 
 // Schemas of a namespace, or the functions behind them for one dispatch key.
 class Library {
  public:
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
   // Of schemas where `dispatch_key` is null.
   Library(const char* name_space, const char* dispatch_key) {
     if (dispatch_key == nullptr) {
@@ -38,11 +40,15 @@ class Library {
     ACCEL_TORCH(aoti_torch_library_def, handle_, schema);
     return *this;
   }
-  // `function`: ACCEL_BOX(&function) of boxed.h, or TORCH_BOX(&function) of torch's own headers.
-  Library& impl(const char* name, void (*function)(StableIValue*, std::uint64_t, std::uint64_t)) {
-    ACCEL_TORCH(torch_library_impl, handle_, name, function, ACCEL_TORCH_BOX_ABI);
+  Library& impl(const char* name, const Boxed& boxed) {
+    ACCEL_TORCH(torch_library_impl, handle_, name, boxed.function, boxed.abi);
     return *this;
   }
+#if defined(ACCEL_BOXED_BY_TORCH)
+  Library& impl(const char* name, torch_c::BoxedFunction function) {
+    return impl(name, Boxed{function, ACCEL_BOXED_BY_TORCH});
+  }
+#endif
 
  private:
   TorchLibraryHandle handle_ = nullptr;

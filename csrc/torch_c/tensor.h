@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <utility>
 
 #include "torch_c/functions.h"
@@ -53,26 +54,15 @@ inline const NamedType* find_type(std::int32_t number) {
   return nullptr;
 }
 
-// A value that a C function puts where its last argument points.
-#define ACCEL_TORCH_GET(Type, function, ...)         \
-  [&] {                                              \
-    Type value{};                                    \
-    ACCEL_TORCH(function, __VA_ARGS__, &value);      \
-    return value;                                    \
-  }()
-
 }  // namespace torch_c
 
-// A reference to a tensor, as torch::Tensor is one: copies mean the same tensor.
+// A reference to a tensor, as torch::Tensor is one: copies mean the same tensor. A copy allocates a handle; one that was
+// moved from means none, and can only be assigned to.
 class Tensor {
  public:
-  Tensor() = default;
   // Takes over the handle.
   explicit Tensor(AtenTensorHandle owned) : handle_(owned) {}
-  Tensor(const Tensor& other)
-      : handle_(other.handle_ == nullptr
-                    ? nullptr
-                    : ACCEL_TORCH_GET(AtenTensorHandle, aoti_torch_new_tensor_handle, other.handle_)) {}
+  Tensor(const Tensor& other) : handle_(ACCEL_TORCH_GET(AtenTensorHandle, aoti_torch_new_tensor_handle, other.handle_)) {}
   Tensor(Tensor&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
   Tensor& operator=(Tensor other) noexcept {
     std::swap(handle_, other.handle_);
@@ -109,16 +99,17 @@ class Tensor {
     return named == nullptr ? ScalarType::kOther : named->type;
   }
   // As torch writes it, for messages.
-  const char* type_name() const {
-    const torch_c::NamedType* const named = torch_c::find_type(dtype());
-    return named == nullptr ? "an unknown type" : named->name;
+  std::string type_name() const {
+    const std::int32_t number = dtype();
+    const torch_c::NamedType* const named = torch_c::find_type(number);
+    return named == nullptr ? "number " + std::to_string(number) : named->name;
   }
   std::int64_t element_size() const { return static_cast<std::int64_t>(aoti_torch_dtype_element_size(dtype())); }
 
  private:
   std::int32_t dtype() const { return ACCEL_TORCH_GET(std::int32_t, aoti_torch_get_dtype, handle_); }
 
-  AtenTensorHandle handle_ = nullptr;
+  AtenTensorHandle handle_;
 };
 
 }  // namespace accel

@@ -54,7 +54,7 @@ void* codes_of(const Tensor& tensor, const DevicePlace& place, const Shape& shap
   const bool is_known = tensor.scalar_type() == (bits == 8 ? ScalarType::Char : ScalarType::Byte);
   const std::int64_t needed = bits == 8 ? shape.numel : (shape.numel + 1) / 2;
   if (!is_known || tensor.numel() != needed) {
-    refuse("codes has " + std::to_string(tensor.numel()) + " elements of type " + accel::type_name(tensor) + "; " +
+    refuse("codes has " + std::to_string(tensor.numel()) + " elements of type " + tensor.type_name() + "; " +
                std::to_string(needed) + (bits == 8 ? " of int8" : " of uint8") + " are needed.",
            "Pass the codes as they were made.");
   }
@@ -67,7 +67,7 @@ float* scales_of(const Tensor& tensor, const DevicePlace& place, const Shape& sh
   }
   const std::int64_t blocks = (shape.numel + shape.block - 1) / shape.block;
   if (tensor.scalar_type() != ScalarType::Float || tensor.numel() != blocks) {
-    refuse("scales has " + std::to_string(tensor.numel()) + " elements of type " + accel::type_name(tensor) + "; " +
+    refuse("scales has " + std::to_string(tensor.numel()) + " elements of type " + tensor.type_name() + "; " +
                std::to_string(blocks) + " of float32 are needed.",
            "Pass the scales as they were made.");
   }

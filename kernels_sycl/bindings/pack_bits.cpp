@@ -29,7 +29,7 @@ constexpr std::int64_t kPieceBytes = 8192;
 void* bytes_of(const Tensor& tensor, const char* role, const DevicePlace& place) {
   using accel::ScalarType;
   if (tensor.scalar_type() != ScalarType::Byte && tensor.scalar_type() != ScalarType::Bool) {
-    refuse(std::string(role) + " is of type " + accel::type_name(tensor) + "; uint8 or bool is needed.",
+    refuse(std::string(role) + " is of type " + tensor.type_name() + "; uint8 or bool is needed.",
            "Convert it, for example x != 0.");
   }
   return accel::device_memory(tensor, {role, Argument::kNoList}, place, 1);

@@ -267,7 +267,7 @@ def _refuse_torch_cxx(artifact: Path, undefined: set[str]) -> None:
         raise LoadError(
             f"{artifact.name} is to use only torch's stable C ABI, but needs C++ symbols of torch: "
             f"{', '.join(found[:4])}.",
-            "Include only torch/csrc/stable/ and torch/headeronly/, or declare BINDING = Binding.TORCH.",
+            "Include only torch_c/, torch/csrc/stable/ and torch/headeronly/, or declare BINDING = Binding.TORCH.",
         )
 
 

@@ -10,7 +10,6 @@ import torch
 from op_builder.errors import CommunicationError, OpArgumentError, SharedMemoryCommError
 from op_builder.ops.distributed_across import Across, GiveUpNote
 from op_builder.ops.distributed_hosts import Layout
-from op_builder.ops.native.shared_memory_group import STILL_USABLE
 
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -137,12 +136,13 @@ class HierarchicalCollectives:
             self._give_up(destroyed)
             raise destroyed from error
         except SharedMemoryCommError as error:
-            if not error.remedy.endswith(STILL_USABLE):
+            if not error.is_group_usable:
                 self._give_up(error)
                 raise
-            # So it is on this host. The others were about to go on, and have been told not to.
-            remedy = f"{error.remedy.removesuffix(STILL_USABLE)} The ranks need a new group."
-            ended = _with_remedy(error, remedy)
+            # On this host it is. The others were about to go on, and have been told not to.
+            ended = _with_remedy(
+                error, "Have all ranks of a group call the same, in the same order. The ranks need a new group."
+            )
             self._give_up(ended)
             raise ended from error
         except BaseException as error:

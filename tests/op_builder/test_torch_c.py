@@ -20,6 +20,7 @@ SHIMS = ("torch/csrc/inductor/aoti_torch/c/shim.h", "torch/csrc/stable/c/shim.h"
 
 ECHO = """
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -42,7 +43,7 @@ static std::string many(int64_t a, double b, bool c, std::string d, std::vector<
 static Tensor same(Tensor x) { return x; }
 static Tensor copied(Tensor x) {
   Tensor other = x;  // a second handle of it
-  Tensor third;
+  Tensor third = x;
   third = other;
   return third;
 }
@@ -54,6 +55,9 @@ static std::string describe(Tensor x) {
   const char* const place = x.is_cpu() ? " cpu" : " elsewhere";
   return type + " " + std::to_string(x.element_size()) + (x.is_strided() ? " dense" : " sparse") + place;
 }
+static int64_t refuse(Tensor, std::vector<Tensor>, std::optional<Tensor>, std::string) {
+  throw std::invalid_argument("as it was asked");
+}
 static int64_t address(Tensor x) { return reinterpret_cast<int64_t>(x.data_ptr()); }
 
 static void define(accel::Library& m) {
@@ -63,6 +67,8 @@ static void define(accel::Library& m) {
   m.def("same(Tensor(a) x) -> Tensor(a)").def("copied(Tensor(a) x) -> Tensor(a)").def("like(Tensor x) -> Tensor");
   m.def("tensors(Tensor[] x) -> Tensor[]").def("numel_or(Tensor? x, int otherwise) -> int");
   m.def("describe(Tensor x) -> str").def("address(Tensor x) -> int");
+  m.def("refuse(Tensor a, Tensor[] b, Tensor? c, str d) -> int");
+  m.def("too_few(int x) -> int").def("too_many(int x, int y) -> int").def("no_result(int x) -> ()");
 }
 static void implement(accel::Library& m) {
   m.impl("integer", ACCEL_BOX(&integer)).impl("real", ACCEL_BOX(&real)).impl("truth", ACCEL_BOX(&truth));
@@ -70,20 +76,25 @@ static void implement(accel::Library& m) {
   m.impl("many", ACCEL_BOX(&many)).impl("same", ACCEL_BOX(&same)).impl("copied", ACCEL_BOX(&copied));
   m.impl("like", ACCEL_BOX(&like)).impl("tensors", ACCEL_BOX(&tensors)).impl("numel_or", ACCEL_BOX(&numel_or));
   m.impl("describe", ACCEL_BOX(&describe)).impl("address", ACCEL_BOX(&address));
+  m.impl("refuse", ACCEL_BOX(&refuse)).impl("no_result", ACCEL_BOX(&integer));
+  m.impl("too_few", ACCEL_BOX(&numel_or)).impl("too_many", ACCEL_BOX(&integer));
 }
 ACCEL_OP_LIBRARY({nullptr, define}, {"CompositeExplicitAutograd", implement})
 """
 
 
+TARGET = ["-std=c++17", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
+
+
 def declared(text: str) -> set[str]:
-    return set(re.findall(r"\b((?:aoti_)?torch_\w+)\(", text))
+    return set(re.findall(r"\b((?:aoti_)?torch_\w+)\s*\(", text))
 
 
 def compiles_beside_torch(functions: Path, compiler: str, *, ours_first: bool) -> subprocess.CompletedProcess[str]:
     ours = f'#include "{functions}"'
     theirs = [f"#include <{name}>" for name in SHIMS]
     text = "\n".join([ours, *theirs] if ours_first else [*theirs, ours])
-    command = [compiler, "-std=c++17", "-fsyntax-only", "-DTORCH_TARGET_VERSION=0x020a000000000000", "-x", "c++", "-"]
+    command = [compiler, *TARGET, "-fsyntax-only", "-x", "c++", "-"]
     includes = [f"-I{path}" for path in (CSRC, torch_install().root / "include")]
     return subprocess.run([*command, *includes], input=text, capture_output=True, text=True, check=False)
 
@@ -98,9 +109,11 @@ def test_declarations_are_those_of_torch(compiler: str, ours_first: bool) -> Non
 
 
 def test_torch_declares_every_function() -> None:
-    """Else the compiler would have nothing to compare it with."""
-    include = torch_install().root / "include"
-    theirs = set().union(*(declared((include / name).read_text()) for name in SHIMS))
+    """Of 2.10, which the headers of later ones show for that target: else the compiler has nothing to compare."""
+    text = "\n".join(f"#include <{name}>" for name in SHIMS)
+    command = ["g++", *TARGET, "-E", "-P", "-x", "c++", "-", f"-I{torch_install().root / 'include'}"]
+    theirs = declared(subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout)
+    assert "torch_exception_get_what" not in theirs
     ours = declared((CSRC / "torch_c" / "functions.h").read_text())
     assert len(ours) > 40
     assert ours <= theirs
@@ -173,6 +186,23 @@ def test_lists_and_optional_tensors_are_let_go(echo: Any) -> None:
     assert (x._use_count(), y._use_count()) == before  # type: ignore[attr-defined]
 
 
+def test_what_an_op_throws_leaves_nothing_behind(echo: Any) -> None:
+    x, y = torch.arange(6.0), torch.arange(3)
+    before = x._use_count(), y._use_count()  # type: ignore[attr-defined]
+    for _ in range(100):
+        with pytest.raises(ValueError, match="as it was asked"):
+            echo.refuse(x, [x, y], y, "text")
+    assert (x._use_count(), y._use_count()) == before  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("op", "arguments"), [("too_few", (1,)), ("too_many", (1, 2)), ("no_result", (1,))])
+def test_a_schema_that_its_function_does_not_fit_is_told(echo: Any, op: str, arguments: tuple[int, ...]) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"The schema has [12] arguments and [01] results, its function [12] and 1\."
+    ):
+        getattr(echo, op)(*arguments)
+
+
 def test_a_tensor_like_another_has_its_shape_type_and_strides(echo: Any) -> None:
     for x in (torch.ones(2, 3, dtype=torch.bfloat16), torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)):
         result = echo.like(x)
@@ -194,6 +224,7 @@ TYPES = {
     torch.uint16: "UInt16 9 2",
     torch.complex64: "ComplexFloat 9 8",
     torch.float8_e4m3fn: "Float8_e4m3fn 9 1",
+    torch.float8_e8m0fnu: "number 44 9 1",
 }
 
 

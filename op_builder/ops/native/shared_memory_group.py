@@ -26,9 +26,6 @@ _SLOT_BYTES = 512 << 10
 _ONE_SHOT_BYTES = 4 << 10
 _SPIN_NS = 50_000
 
-STILL_USABLE = " Nothing was changed; the group is usable."
-"""How the remedy of a failure ends after which that is so."""
-
 _KINDS = ("none", "died", "left", "gave_up", "late", "interrupted", "mismatch", "busy")
 _REMEDIES = {
     "died": "See why it ended. This group is broken; make a new one of the ranks that live.",
@@ -36,7 +33,7 @@ _REMEDIES = {
     "gave_up": "See that rank's error. This group is broken; make a new one.",
     "late": "See what it does instead, or allow more time: timeout_s= or ACCEL_COMM_TIMEOUT_S. This group is broken.",
     "interrupted": "This group is broken; make a new one.",
-    "mismatch": f"Have all ranks of a group call the same, in the same order.{STILL_USABLE}",
+    "mismatch": "Have all ranks of a group call the same, in the same order. Nothing was changed; the group is usable.",
     "busy": "Do not use the group from the handler of a signal.",
 }
 
@@ -256,6 +253,7 @@ class SharedMemoryGroup:
                 "See that rank's error. The group is usable.",
                 rank=lacking_rank,
                 operation="empty_symmetric",
+                is_group_usable=True,
             )
         return torch.frombuffer(buffer, dtype=dtype, count=count).view(sizes)
 
@@ -316,6 +314,7 @@ class SharedMemoryGroup:
             rank=rank,
             operation=operation,
             waited_s=waited_ms / 1000,
+            is_group_usable=kind == "mismatch",
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Topology and binding over the recorded files of real machines; ``recorded/README.md`` says which and whose.
+"""Topology and binding over the recorded files of machines; ``recorded/README.md`` says which and whose.
 
 The counts are hwloc's for the same files. Where the two differ, the row says why.
 """
@@ -6,6 +6,7 @@ The counts are hwloc's for the same files. Where the two differ, the row says wh
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from op_builder.cgroups import HostFiles
 Write = Callable[[dict[str, str]], HostFiles]
 
 RECORDED = Path(__file__).resolve().parent / "recorded"
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,13 @@ def test_caches_of_a_recorded_machine(host_files: Write) -> None:
 def test_this_machine_can_be_recorded(host_files: Write) -> None:
     """What `record.py` writes of the machine that runs this is read as the machine itself is."""
     texts = json.loads(
-        subprocess.run([sys.executable, RECORDED / "record.py"], check=True, capture_output=True, text=True).stdout
+        subprocess.run(
+            [sys.executable, RECORDED / "record.py"],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        ).stdout
     )
     recorded, here = read_topology(host_files(texts), None), read_topology(HostFiles(), None)
     assert (recorded.cores, recorded.nodes) == (here.cores, here.nodes)

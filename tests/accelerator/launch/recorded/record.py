@@ -8,6 +8,7 @@ where newer ones write lists too: of those the list is made from the mask.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -46,7 +47,9 @@ def record(root: Path) -> dict[str, str]:
 
 def _texts(root: Path) -> Iterator[tuple[Path, str]]:
     for pattern in _WHOLE:
-        yield from ((path, path.read_text()) for path in root.glob(pattern))
+        for path in root.glob(pattern):
+            with contextlib.suppress(OSError):  # a control group may have ended meanwhile
+                yield path, path.read_text()
     for directories, listed, masked in _LISTS:
         for directory in root.glob(directories):
             path = directory / listed
