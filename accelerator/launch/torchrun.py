@@ -177,7 +177,9 @@ class _Agent(LocalElasticAgent):
         self._observer.watch(process_ids)
         context = getattr(self, "_pcontext", None)
         close = getattr(context, "close", None)
-        if close is not None:
+        if close is None:
+            tell("this torch's agent is not known: ranks beside one that fails are given 30 s, not --grace_period")
+        else:
 
             def close_in_time(death_sig: signal.Signals | None = None, timeout: float = 0) -> None:  # noqa: ARG001
                 # Where a rank has failed, the agent gives the others 30 s, which no setting changes.

@@ -350,56 +350,55 @@ def ranks_as_threads(place: Place) -> bool:
 
 
 def soak(place: Place, rounds: int, seed: int) -> str:
-    """Collectives of every kind and of random lengths, each checked."""
+    """Collectives of every kind, of every type and of random lengths, each element checked.
+
+    Values are small whole numbers, so that a sum of them is exact in any type, and differ by rank and place.
+    """
     group = place.group()
-    symmetric = group.empty_symmetric(8192 * place.size)
+    symmetric = group.empty_symmetric(8192 * place.size * 4, torch.uint8)
     chance = random.Random(seed)
     digest = hashlib.sha256()
-    ranks = range(1, place.size + 1)
-    for _ in range(rounds):
+    ranks = range(place.size)
+
+    def values(rank: int, count: int, base: int, dtype: torch.dtype) -> torch.Tensor:
+        return ((torch.arange(count) * 7 + base + 3 * rank) % 16).to(dtype)
+
+    for turn in range(rounds):
         kind = chance.randrange(7)
         count = chance.choice((0, 1, 7, 64, 500, chance.randrange(8192)))
+        if turn % 500 == 499:  # several chunks of any type
+            count = chance.randrange(1 << 20, 1 << 21)
+        dtype = chance.choice((torch.float32, torch.bfloat16, torch.float16, torch.int32))
         base = chance.randrange(100)
-        x = symmetric[:count] if kind == 6 else torch.empty(count)
-        x.fill_(base * (place.rank + 1))
+        mine = values(place.rank, count, base, dtype)
         if kind in (0, 1, 6):
-            op = chance.choice(("sum", "max"))
+            is_symmetric = kind == 6 and count < 8192
+            x = symmetric.view(dtype)[:count].copy_(mine) if is_symmetric else mine
+            op = chance.choice(("sum", "max", "min"))
             group.all_reduce(x, op)
-            expected = base * (sum(ranks) if op == "sum" else place.size)
+            every = torch.stack([values(rank, count, base, dtype) for rank in ranks])
+            expected = every.sum(0, dtype=dtype) if op == "sum" else getattr(every, f"a{op}")(0)
         elif kind == 2:
             source = chance.randrange(place.size)
-            group.broadcast(x, source)
-            expected = base * (source + 1)
+            group.broadcast(mine, source)
+            x, expected = mine, values(source, count, base, dtype)
         elif kind == 3:
-            y = torch.empty(count * place.size)
-            group.all_gather(y, x)
-            x, expected = y[count * (place.size - 1) :], base * place.size
+            x = torch.empty(count * place.size, dtype=dtype)
+            group.all_gather(x, mine)
+            expected = torch.cat([values(rank, count, base, dtype) for rank in ranks])
         elif kind == 4:
-            y = torch.empty(count)
-            group.reduce_scatter(y, x.repeat(place.size))
-            x, expected = y, base * sum(ranks)
+            x = torch.empty(count, dtype=dtype)
+            group.reduce_scatter(x, torch.cat([mine + part for part in ranks]))
+            expected = torch.stack([values(rank, count, base, dtype) + place.rank for rank in ranks]).sum(
+                0, dtype=dtype
+            )
         else:
             group.barrier()
-            expected = base * (place.rank + 1)
-        if count:
-            assert float(x[0]) == float(x[-1]) == expected, (kind, count)
-        if kind != 5:
-            digest.update(bytes(x.numpy()[:8]))
+            x = expected = mine
+        assert torch.equal(x, expected), (turn, kind, count, dtype)
+        if kind not in (4, 5):  # these differ from rank to rank
+            digest.update(x.view(torch.uint8).numpy()[:32].tobytes())
     return digest.hexdigest()
-
-
-def timed(place: Place, count: int, rounds: int) -> float:
-    """Seconds of one all-reduce."""
-    group = place.group()
-    x = torch.ones(count)
-    group.all_reduce(x)
-    began = time.monotonic()
-    for _ in range(rounds):
-        group.all_reduce(x, "avg")
-    return (time.monotonic() - began) / rounds
-
-
-# What goes wrong ----------------------------------------------------------------------------------------------------
 
 
 def call(group: SharedMemoryGroup, collective: str, count: int, symmetric: torch.Tensor | None = None) -> None:

@@ -75,6 +75,22 @@ def test_every_collective_of_64_mb_between_8_ranks(ranks: Ranks, dtype: str) -> 
     assert all(bits == told[0] for bits in told)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_collective_of_256_mb_between_8_ranks(ranks: Ranks, dtype: str) -> None:
+    told = ranks.values("every_collective_of_size", 8, dtype=dtype, sizes_bytes=(256 << 20,))
+    assert all(bits == told[0] for bits in told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [5, 8])
+def test_every_collective_on_symmetric_memory_of_more_ranks(ranks: Ranks, size: int, dtype: str) -> None:
+    sizes = (0, 4, 4 << 10, 5_000_011)
+    told = ranks.values("every_collective_of_size", size, dtype=dtype, sizes_bytes=sizes, symmetric=True)
+    assert all(bits == told[0] for bits in told)
+
+
 def test_the_small_tensor_may_be_a_part_of_the_large_one(ranks: Ranks) -> None:
     assert ranks.values("in_place_parts", 3) == [True] * 3
 
@@ -131,10 +147,11 @@ def test_two_jobs_at_once(ranks: Ranks) -> None:
 @pytest.mark.parametrize("size", [2, 5])
 def test_many_mixed_collectives(ranks: Ranks, size: int) -> None:
     told = ranks.values("soak", size, rounds=1000, seed=size)
-    assert all(told)  # each was checked there; ranks' own parts differ
+    assert len(set(told)) == 1  # each was checked there; here the bits of those that all ranks have alike
 
 
 @pytest.mark.slow
+@pytest.mark.first
 @pytest.mark.parametrize(("size", "rounds"), [(2, 97_000), (8, 3_000)])
 def test_a_hundred_thousand_mixed_collectives(ranks: Ranks, size: int, rounds: int) -> None:
-    assert all(ranks.values("soak", size, rounds=rounds, seed=7))
+    assert len(set(ranks.values("soak", size, rounds=rounds, seed=7))) == 1

@@ -244,7 +244,7 @@ def test_no_space_for_symmetric_memory(ranks: Ranks) -> None:
 def test_no_space_for_a_group(ranks: Ranks) -> None:
     first, second = ranks.run("no_space_for_a_group", 2)
     assert first.error.startswith(
-        "SharedMemorySpaceError: 1052672 bytes of shared memory cannot be had: File too large."
+        "SharedMemorySpaceError: 2101248 bytes of shared memory cannot be had: File too large."
     )
     assert "Rank 0 cannot take part" in second.error
     assert max(first.seconds, second.seconds) < 15  # of a timeout of 60

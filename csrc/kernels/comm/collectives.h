@@ -104,7 +104,7 @@ class Collectives {
   bool broadcast(void* data, std::int64_t bytes, int source);
   bool barrier();
 
-  // Collectives on memory in it move no byte twice. All ranks add the same, in the same order.
+  // In-place collectives of more than one_shot_bytes on memory in it move no byte twice. All ranks add the same, in the same order.
   void add_symmetric(std::shared_ptr<const Symmetric> memory) { symmetric_.push_back(std::move(memory)); }
   void remove_symmetric(const void* base);
 

@@ -206,6 +206,9 @@ class SharedMemoryGroup:
     def empty_symmetric(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor in memory that all ranks see, so that collectives on it, or on views of it, move no byte twice.
 
+        So it is with an all-reduce in place of more than 4 KiB, a reduce-scatter from it, an all-gather into it, and a
+        broadcast; smaller ones are copied, as that is faster.
+
         All ranks call this together, with the same arguments, and use the same parts of it in a collective. The memory
         goes with the last view, and after :meth:`close` it is memory like any other.
 

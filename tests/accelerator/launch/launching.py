@@ -44,7 +44,7 @@ print("rank", told["RANK"])
 WAIT = """
 import os, signal, subprocess, sys, time
 how, rank = sys.argv[1], int(os.environ["RANK"])
-if how == "stubborn":
+if how == "stubborn" or (how == "one_fails" and rank == 0):
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 if how == "polite":
@@ -53,10 +53,20 @@ if how == "polite":
         sys.exit(0)
     signal.signal(signal.SIGTERM, note)
     signal.signal(signal.SIGINT, note)
+if how == "slow":
+    def clean_up(number, _frame):
+        time.sleep(1.5)
+        with open(f"cleaned{rank}", "w") as file:
+            file.write("up")
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, clean_up)
 subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
 open(f"up{rank}", "w").close()
 while len([name for name in os.listdir() if name.startswith("up")]) < int(os.environ["WORLD_SIZE"]):
     time.sleep(0.05)
+if rank == 1 and how == "one_fails":
+    open("failing", "w").close()
+    sys.exit(3)
 if rank == 1 and how in ("killed", "exits"):
     print("last words of the rank", file=sys.stderr, flush=True)
     if how == "killed":

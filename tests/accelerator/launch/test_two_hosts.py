@@ -17,7 +17,7 @@ from two_hosts import ADDRESSES, TwoHosts
 from op_builder import env
 
 MISSING = two_hosts.what_is_missing() if os.name == "posix" else "needs Linux"
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
+pytestmark = [pytest.mark.slow, pytest.mark.first, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 
 
 @pytest.fixture(scope="module")
