@@ -56,18 +56,19 @@ def _launch(options: argparse.Namespace) -> int:
     if options.dry_run:
         from accelerator.launch.dry_run import describe_job
 
-        plan: HostPlan | BindingError
-        try:
-            plan = _plan_here(job)
-        except BindingError as error:
-            if job.launcher == "torchrun":
-                raise
-            plan = error  # where the ranks will run there may be more cores
-        print("\n".join(describe_job(job, plan, Path.cwd())))
+        plans: dict[Host, HostPlan | BindingError] = {}
+        for host in job.hosts:
+            try:
+                plans[host] = _plan_here(job, host)
+            except BindingError as error:
+                if job.launcher == "torchrun":
+                    raise
+                plans[host] = error  # where the ranks will run there may be more cores
+        print("\n".join(describe_job(job, plans, Path.cwd())))
         return 0
     _check_script(job, options)
     if job.launcher == "torchrun":
-        plan = _plan_here(job)
+        plan = _plan_here(job, job.hosts[0])
         for line in plan.lines():
             tell(line if job.num_nodes == 1 else f"{socket.gethostname()}: {line}")
         if job.log_dir is not None:
@@ -218,11 +219,11 @@ def _default_count(accelerator: DeepSpeedAccelerator) -> int:
     return max(1, len({node.cpus for node in topology.nodes if node.cpus & topology.allowed}))
 
 
-def _plan_here(job: Job) -> HostPlan:
-    """The plan for a host like this one."""
+def _plan_here(job: Job, host: Host) -> HostPlan:
+    """The plan for a host, were it like this one."""
     given = {**environment.child_environment(), **job.variables}
-    plan = plan_host(job.hosts[0], job.binding, _topology(), given)
-    devices = worker_environment.visible_devices(job.device_variables, given, job.hosts[0].chosen)
+    plan = plan_host(host, job.binding, _topology(), given)
+    devices = worker_environment.visible_devices(job.device_variables, given, host.chosen)
     return replace(plan, variables={**job.variables, **devices, **plan.variables})
 
 

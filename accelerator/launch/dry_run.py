@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from accelerator.launch.cluster import cluster_command
 from accelerator.launch.driver import RemoteCommand
 from accelerator.launch.errors import BindingError
+from accelerator.launch.hostfile import Host
 from accelerator.launch.job import DEFAULT_PORT, Job
 from accelerator.launch.ranks import HostPlan, assignments, describe, plural
 from accelerator.launch.ssh import master_address, ssh_commands
@@ -17,14 +19,15 @@ from accelerator.launch.worker import worker_command
 _AGENT_SETS = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT and TORCHELASTIC_*"
 
 
-def describe_job(job: Job, plan: HostPlan | BindingError, directory: Path) -> list[str]:
+def describe_job(job: Job, plans: Mapping[Host, HostPlan | BindingError], directory: Path) -> list[str]:
     """The lines that ``--dry_run`` prints.
 
     Args:
-        plan: of a host like this one, or why there is none; of ``torchrun``, this host's.
+        plans: of each host, were it like this one, or why there is none.
         directory: where the program would run.
     """
     total = sum(len(host.chosen) for host in job.hosts)
+    plan = plans[job.hosts[0]]
     if job.launcher == "torchrun" and isinstance(plan, HostPlan):
         total = len(job.hosts[0].chosen) * job.num_nodes
         lines = [
@@ -47,9 +50,18 @@ def describe_job(job: Job, plan: HostPlan | BindingError, directory: Path) -> li
             lines.append(f"variables, by ssh's standard input: {assignments(sent)}")
     else:
         lines.append(f"command: {_shell(cluster_command(job))}")
-    if isinstance(plan, BindingError):
-        return [*lines, f"this host could not hold it: {plan}"]
-    return [*lines, *_binding(plan, "on a host like this one, ")]
+    # Hosts of as many slots, of which the same are used, get the same.
+    alike: dict[tuple[int, tuple[int, ...]], list[Host]] = {}
+    for host in job.hosts:
+        alike.setdefault((host.slots, host.chosen), []).append(host)
+    for hosts in alike.values():
+        whose = "" if len(alike) == 1 else f"{', '.join(host.name for host in hosts)}: "
+        plan = plans[hosts[0]]
+        if isinstance(plan, BindingError):
+            lines.append(f"{whose}this host could not hold it: {plan}")
+        else:
+            lines += _binding(plan, f"{whose}on a host like this one, ")
+    return lines
 
 
 def _binding(plan: HostPlan, where: str) -> list[str]:

@@ -212,6 +212,8 @@ def test_each_host_gets_a_command_by_ssh(capsys: pytest.CaptureFixture[str], tmp
     assert "--bind_cores_to_rank" in first
     assert "BatchMode=yes me@b 'cd " in second
     assert "--node_rank=1 --master_addr=a --master_port=29500 --host_slots=2 --host_chosen=0,1" in second
+    assert "a: on a host like this one, environment of all ranks: CUDA_VISIBLE_DEVICES=0,2 " in told
+    assert "me@b: on a host like this one, environment of all ranks: CUDA_VISIBLE_DEVICES=0,1 " in told
     assert "variables, by ssh's standard input: " in told
     assert "by ssh's standard input" not in dry_run(capsys, "--launcher", "ssh", "--num_accelerators", "1", "t.py")
 
