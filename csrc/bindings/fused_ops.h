@@ -141,7 +141,8 @@ class FusedOps {
     }
     const TensorLists lists{std::move(params), std::move(grads), std::move(states), {}, {}};
     const FusedArguments arguments{std::move(options), step, maximize, chunk_size, std::move(isa)};
-    Runner::run(Runner::check(lists, steps, arguments.isa), {std::move(lr), std::move(noop_flag), std::move(grad_scale), std::move(found_inf)},
+    Runner::run(Runner::check(lists, steps, arguments.isa),
+                {std::move(lr), std::move(noop_flag), std::move(grad_scale), std::move(found_inf)},
                 device_of(lists.params[0]), arguments);
   }
 

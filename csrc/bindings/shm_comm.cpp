@@ -304,7 +304,8 @@ std::int64_t python_method() {
   return is_usable ? reinterpret_cast<std::int64_t>(&method) : 0;
 }
 
-// What is no collective, by number and with numbers alone, so that one op is enough for all. op_builder/ops/native/shared_memory_native.py has the names; it passes as many numbers as are used.
+// What is no collective, by number and with numbers alone, so that one op is enough for all.
+// op_builder/ops/native/shared_memory_native.py has the names; it passes as many numbers as are used.
 std::vector<std::int64_t> control(std::int64_t what, std::vector<std::int64_t> numbers) {
   switch (what) {
     case 0:
