@@ -196,6 +196,7 @@ addopts = -ra --strict-markers --import-mode=importlib -p no:cacheprovider
 pythonpath = ops
 markers =
   slow: takes long
+  first: runs before other slow ones
   cuda: needs a CUDA device
 """
 
