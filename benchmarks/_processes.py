@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from op_builder.cache.store import MANIFEST
+
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "benchmarks" / "programs"
 TIMEOUT_S = 900
@@ -97,5 +99,9 @@ def make_read_only(source: Path, target: Path) -> Path:
 
 
 def snapshot(directory: Path) -> dict[str, int]:
-    """Every path below a directory with the time of its last change."""
-    return {str(path): path.lstat().st_mtime_ns for path in (directory, *directory.rglob("*"))}
+    """Every path below a directory with the time of its last change; of a manifest that is the last use.
+
+    Root may renew it wherever it likes, so it counts as 0.
+    """
+    paths = (directory, *directory.rglob("*"))
+    return {str(path): 0 if path.name == MANIFEST else path.lstat().st_mtime_ns for path in paths}

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <mutex>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -14,6 +13,7 @@
 
 #include "bindings/optimizer_passes.h"
 #include "bindings/tensor_checks.h"
+#include "common/mutex.h"
 #include "kernels/cpu/optimizer.h"
 #include "torch_c/parallel.h"
 #include "torch_c/tensor.h"
@@ -54,7 +54,7 @@ constexpr std::int64_t kGrainChecks = 256;
 // would; for others it may have been called or not.
 template <class Check>
 void check_each(std::size_t count, const Check& check) {
-  std::mutex mutex;
+  Mutex mutex;
   std::exception_ptr refusal;
   std::int64_t refused = 0;
   parallel_for(
@@ -65,7 +65,7 @@ void check_each(std::size_t count, const Check& check) {
             check(static_cast<std::size_t>(i));
           }
         } catch (...) {  // not through torch, which would put it into other words
-          const std::lock_guard<std::mutex> lock(mutex);
+          const Lock lock(mutex);
           if (!refusal || i < refused) {
             refusal = std::current_exception();
             refused = i;

@@ -3,12 +3,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <utility>
 
 #include "bindings/tensor_checks.h"
+#include "common/mutex.h"
 
 namespace accel {
 
@@ -18,14 +18,14 @@ class KeptLists {
  public:
   static std::int64_t add(std::shared_ptr<Kept> kept) {
     KeptLists& all = instance();
-    const std::lock_guard<std::mutex> lock(all.mutex_);
+    const Lock lock(all.mutex_);
     all.lists_[++all.last_] = std::move(kept);
     return all.last_;
   }
 
   static std::shared_ptr<Kept> find(std::int64_t number) {
     KeptLists& all = instance();
-    const std::lock_guard<std::mutex> lock(all.mutex_);
+    const Lock lock(all.mutex_);
     const auto found = all.lists_.find(number);
     if (found == all.lists_.end()) {
       refuse("There is no prepared list " + std::to_string(number) + ".", "Call prepare first.");
@@ -36,7 +36,7 @@ class KeptLists {
   static void forget(std::int64_t number) {
     KeptLists& all = instance();
     std::shared_ptr<Kept> last;  // its tensors are let go after the lock
-    const std::lock_guard<std::mutex> lock(all.mutex_);
+    const Lock lock(all.mutex_);
     const auto found = all.lists_.find(number);
     if (found != all.lists_.end()) {
       last = std::move(found->second);
@@ -51,7 +51,7 @@ class KeptLists {
     return *one;
   }
 
-  std::mutex mutex_;
+  Mutex mutex_;
   std::unordered_map<std::int64_t, std::shared_ptr<Kept>> lists_;
   std::int64_t last_ = 0;
 };

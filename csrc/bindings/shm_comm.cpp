@@ -5,14 +5,15 @@
 #include <cstring>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/python_call.h"
 #include "bindings/shm_groups.h"
 #include "bindings/tensor_checks.h"
+#include "common/mutex.h"
 #include "torch_c/boxed.h"
 #include "torch_c/library.h"
 #include "torch_c/ops.h"
@@ -26,7 +27,7 @@ using accel::Tensor;
 
 // Symmetric memory by the address of this rank's part, as long as a tensor lies on it.
 struct SymmetricMemories {
-  std::mutex mutex;
+  accel::Mutex mutex;
   std::map<std::int64_t, std::shared_ptr<const comm::Symmetric>> by_address;
 };
 SymmetricMemories& memories() {
@@ -109,16 +110,22 @@ std::vector<std::int64_t> attach(const std::vector<std::int64_t>& numbers) {
     return {0, error};
   }
   const auto address = reinterpret_cast<std::int64_t>(memory->base(memory->rank));
-  const std::lock_guard<std::mutex> lock(memories().mutex);
+  const accel::Lock lock(memories().mutex);
   memories().by_address.emplace(address, memory);
   return {address, 0};
 }
 
 // The last tensor on that address is gone. The group may be gone, too.
 void release(std::int64_t group, std::int64_t address) {
-  std::unique_lock<std::mutex> lock(memories().mutex);
-  const auto node = memories().by_address.extract(address);
-  lock.unlock();
+  std::shared_ptr<const comm::Symmetric> memory;  // unmapped after the lock, and after the group has let it go
+  {
+    const accel::Lock lock(memories().mutex);
+    const auto found = memories().by_address.find(address);
+    if (found != memories().by_address.end()) {
+      memory = std::move(found->second);
+      memories().by_address.erase(found);
+    }
+  }
   try {
     groups().find(group)->remove_symmetric(reinterpret_cast<const void*>(address));
   } catch (const std::invalid_argument&) {

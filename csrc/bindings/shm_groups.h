@@ -6,12 +6,12 @@
 #include <cstdio>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include <pthread.h>
 
 #include "bindings/tensor_checks.h"
+#include "common/mutex.h"
 #include "kernels/comm/group.h"
 
 namespace accel {
@@ -27,12 +27,12 @@ inline std::atomic<std::int64_t>& forks() {
 class ShmGroups {
  public:
   std::int64_t add(std::shared_ptr<comm::Group> group) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     groups_.emplace(++last_, Entry{std::move(group), forks()});
     return last_;
   }
   std::shared_ptr<comm::Group> find(std::int64_t number) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     const auto found = groups_.find(number);
     if (found == groups_.end()) {
       refuse("The group " + std::to_string(number) + " is closed.", "Make a new one with new_group().");
@@ -44,7 +44,7 @@ class ShmGroups {
     return found->second.group;
   }
   void remove(std::int64_t number) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     groups_.erase(number);
   }
 
@@ -53,7 +53,7 @@ class ShmGroups {
     std::shared_ptr<comm::Group> group;
     std::int64_t forks;
   };
-  std::mutex mutex_;
+  Mutex mutex_;
   std::map<std::int64_t, Entry> groups_;
   std::int64_t last_ = 0;
 };

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from watched_programs import ROOT, each_watch, run_watched
+from watched_programs import ROOT, each_watch, needs_sources, run_watched
 
 SOURCES = [
     ROOT / "tests/ops/native/shm_comm_check.cpp",
@@ -21,3 +21,9 @@ def test_no_race_no_stray_access_and_every_element(tmp_path: Path, compiler: str
     program = tmp_path / "shm_comm_check"
     told = run_watched(program, compiler, sanitizer, SOURCES, 400, flags=["-ffp-contract=off"])
     assert told.count("ranks: done") == 4
+
+
+@needs_sources
+def test_slots_are_written_the_faster_way(tmp_path: Path) -> None:
+    sources = [ROOT / "tests/ops/native/streaming_check.cpp"]
+    assert "chosen well" in run_watched(tmp_path / "check", "g++", "address,undefined", sources)

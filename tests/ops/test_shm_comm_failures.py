@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -79,8 +80,10 @@ def test_nothing_is_left_when_all_are_killed(ranks: Ranks) -> None:
 
 def test_a_rank_that_dies_while_the_group_is_made(ranks: Ranks) -> None:
     *others, _ = ranks.run("killed_while_meeting", 3)
+    assert any("Rank 2 ended while group" in end.error for end in others), others
     for end in others:
-        assert "Rank 2 ended while group" in end.error, end
+        # One that comes later may find the other gone, which has given up by then.
+        assert re.search(r"Rank [012] ended while group", end.error), end
         assert end.seconds < 15  # of a timeout of 20
 
 

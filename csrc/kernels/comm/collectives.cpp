@@ -9,8 +9,6 @@ namespace accel::comm {
 namespace {
 
 constexpr std::int64_t kBlock = 8 << 10;
-// Of a call with that many chunks the first ones are done both ways, and the rest in the better.
-constexpr std::int64_t kTrialChunks = 4, kManyChunks = 12;
 
 // Chunks of equal length, as few as fit.
 std::int64_t chunk_length(std::int64_t count, std::int64_t most, std::int64_t granule) {
@@ -120,71 +118,42 @@ bool Collectives::all_reduce_small(const void* input, void* output, const Number
   return true;
 }
 
-// In step i a rank fills in chunk i (all of it but what it reduces itself), reduces its slice of chunk i - 1, and copies
-// out the others' slices of chunk i - 2.
+// In step i a rank gives chunk i, reduces its slice of chunk i - 1, and takes the others' slices of chunk i - 2.
 bool Collectives::all_reduce_large(const char* input, char* output, const Numbers& numbers) {
   const std::int64_t element_bytes = size_bytes(numbers.element);
   const std::int64_t length = chunk_length(numbers.count, layout_.slot_bytes / element_bytes, size_ * kLine / element_bytes);
   const std::int64_t chunks = (numbers.count + length - 1) / length;
-  const auto count_of = [&](std::int64_t chunk) { return std::min(length, numbers.count - chunk * length); };
-  const bool is_long = chunks >= kManyChunks;
-  bool streams = is_long || streaming_.begin(numbers.count * element_bytes);
-  std::int64_t began_ns = 0;
-  std::int64_t streamed_ns = 0;
-  phases_.announce(call(Kind::all_reduce, &numbers, numbers.count));
+  const std::int64_t bytes = numbers.count * element_bytes;
+  const bool is_long = chunks >= StreamingInSteps::kLeast;
+  StreamingInSteps in_steps;
+  AllReduce work{input, output, numbers, element_bytes, length, chunks, is_long || streaming_.begin(bytes)};
+  std::int64_t began_ns = now_ns();
+  phases_.announce(call(Kind::all_reduce, &numbers, numbers.count), streaming_.taken_ns());
   for (std::int64_t step = 0; step < chunks + 2; ++step) {
-    if (step == 1 ? !phases_.meet_and_compare() : step > 1 && !phases_.meet()) {
+    if (step == 1) {
+      const std::int64_t arrived_ns = now_ns();
+      if (!phases_.meet_and_compare()) {
+        return false;
+      }
+      began_ns += now_ns() - arrived_ns;  // from here on nobody is late
+      streaming_.learn(phases_.largest_remark());
+    } else if (step > 1 && !phases_.meet()) {
       return false;
     }
-    if (step == 1) {
-      began_ns = now_ns();  // from here on nobody is late
-    } else if (is_long && step == 1 + kTrialChunks) {
-      streamed_ns = now_ns() - began_ns;
-      streams = false;
-    } else if (is_long && step == 2 + kTrialChunks) {
-      began_ns = now_ns();  // what was streamed is read
-    } else if (is_long && step == 2 + 2 * kTrialChunks) {
-      streams = streamed_ns < now_ns() - began_ns;
-      streaming_.decide(streams);
+    if (is_long) {
+      if (in_steps.begin(step, now_ns())) {
+        streaming_.decide(bytes, in_steps.streams());
+      }
+      work.streams = in_steps.streams();
     }
-    const int met = phases_.parity();
-    const int next = phases_.next_parity();
     if (step >= 1 && step <= chunks) {
-      const std::int64_t begin = (step - 1) * length * element_bytes;
-      const Slice mine = slice_of(count_of(step - 1), size_, rank_, element_bytes);
-      const std::int64_t offset = mine.begin * element_bytes;
-      for (int other = 0; other < size_; ++other) {
-        sources_[other] = given(other, met) + offset;
-      }
-      sources_[rank_] = input + begin + offset;
-      char* const to = output + begin + offset;
-      // In blocks that are still in the first cache when they are copied.
-      for (std::int64_t at = 0; at < mine.count() * element_bytes; at += kBlock) {
-        const std::int64_t bytes = std::min(kBlock, mine.count() * element_bytes - at);
-        void* const out = to + at;
-        run(numbers, sources_.data(), &out, 1, bytes / element_bytes);
-        stream(reduced(rank_, next) + at, out, bytes, !streams);
-        for (const void*& source : sources_) {
-          source = static_cast<const char*>(source) + kBlock;
-        }
-      }
+      reduce_slice(work, step - 1);
     }
     if (step < chunks) {
-      const char* const from = input + step * length * element_bytes;
-      const std::int64_t count = count_of(step);
-      const Slice mine = slice_of(count, size_, rank_, element_bytes);
-      char* const slot = given(rank_, next);
-      const std::int64_t end = mine.end * element_bytes;
-      stream(slot, from, mine.begin * element_bytes, !streams);
-      stream(slot + end, from + end, count * element_bytes - end, !streams);
+      give(work, step);
     }
     if (step >= 2) {
-      char* const to = output + (step - 2) * length * element_bytes;
-      for (int turn = 1; turn < size_; ++turn) {
-        const int other = (rank_ + turn) % size_;
-        const Slice theirs = slice_of(count_of(step - 2), size_, other, element_bytes);
-        copy(to + theirs.begin * element_bytes, reduced(other, met), theirs.count() * element_bytes);
-      }
+      take_slices(work, step - 2);
     }
     if (step <= chunks) {
       fence_streams();
@@ -195,6 +164,47 @@ bool Collectives::all_reduce_large(const char* input, char* output, const Number
     streaming_.end(now_ns() - began_ns);
   }
   return true;
+}
+
+// All of the chunk but what this rank reduces itself.
+void Collectives::give(const AllReduce& work, std::int64_t chunk) {
+  const char* const from = work.input + work.begin_bytes(chunk);
+  const std::int64_t count = work.count_of(chunk);
+  const Slice mine = slice_of(count, size_, rank_, work.element_bytes);
+  char* const slot = given(rank_, phases_.next_parity());
+  const std::int64_t end = mine.end * work.element_bytes;
+  stream(slot, from, mine.begin * work.element_bytes, !work.streams);
+  stream(slot + end, from + end, count * work.element_bytes - end, !work.streams);
+}
+
+void Collectives::reduce_slice(const AllReduce& work, std::int64_t chunk) {
+  const Slice mine = slice_of(work.count_of(chunk), size_, rank_, work.element_bytes);
+  const std::int64_t offset = mine.begin * work.element_bytes;
+  for (int other = 0; other < size_; ++other) {
+    sources_[other] = given(other, phases_.parity()) + offset;
+  }
+  sources_[rank_] = work.input + work.begin_bytes(chunk) + offset;
+  char* const to = work.output + work.begin_bytes(chunk) + offset;
+  char* const slot = reduced(rank_, phases_.next_parity());
+  // In blocks that are still in the first cache when they are copied.
+  for (std::int64_t at = 0; at < mine.count() * work.element_bytes; at += kBlock) {
+    const std::int64_t bytes = std::min(kBlock, mine.count() * work.element_bytes - at);
+    void* const out = to + at;
+    run(work.numbers, sources_.data(), &out, 1, bytes / work.element_bytes);
+    stream(slot + at, out, bytes, !work.streams);
+    for (const void*& source : sources_) {
+      source = static_cast<const char*>(source) + kBlock;
+    }
+  }
+}
+
+void Collectives::take_slices(const AllReduce& work, std::int64_t chunk) {
+  char* const to = work.output + work.begin_bytes(chunk);
+  for (int turn = 1; turn < size_; ++turn) {
+    const int other = (rank_ + turn) % size_;
+    const Slice theirs = slice_of(work.count_of(chunk), size_, other, work.element_bytes);
+    copy(to + theirs.begin * work.element_bytes, reduced(other, phases_.parity()), theirs.count() * work.element_bytes);
+  }
 }
 
 bool Collectives::all_reduce_symmetric(const Symmetric& memory, void* data, const Numbers& numbers) {
@@ -225,6 +235,7 @@ bool Collectives::reduce_scatter(const void* input, void* output, const Numbers&
   const std::int64_t length = chunk_length(numbers.count, room / element_bytes, kLine / element_bytes);
   const std::int64_t chunks = std::max<std::int64_t>(1, (numbers.count + length - 1) / length);
   const auto count_of = [&](std::int64_t chunk) { return std::min(length, numbers.count - chunk * length); };
+  const bool is_plain = !streaming_.is_better(part * size_);
   phases_.announce(call(Kind::reduce_scatter, &numbers, numbers.count));
   for (std::int64_t step = 0; step <= chunks; ++step) {
     if (step == 1 ? !phases_.meet_and_compare() : step > 1 && !phases_.meet()) {
@@ -245,7 +256,7 @@ bool Collectives::reduce_scatter(const void* input, void* output, const Numbers&
       for (int other = 0; other < size_; ++other) {
         if (other != rank_) {
           stream(slot + other * room, from + other * part + step * length * element_bytes,
-                 count_of(step) * element_bytes, !streaming_.is_better());
+                 count_of(step) * element_bytes, is_plain);
         }
       }
       fence_streams();
@@ -281,6 +292,7 @@ bool Collectives::all_gather(const void* input, void* output, std::int64_t bytes
   const std::int64_t length = chunk_length(bytes, layout_.slot_bytes, kLine);
   const std::int64_t chunks = std::max<std::int64_t>(1, (bytes + length - 1) / length);
   const auto bytes_of = [&](std::int64_t chunk) { return std::min(length, bytes - chunk * length); };
+  const bool is_plain = !streaming_.is_better(bytes * size_);
   phases_.announce(call(Kind::all_gather, nullptr, bytes));
   for (std::int64_t step = 0; step <= chunks; ++step) {
     if (step == 1 ? !phases_.meet_and_compare() : step > 1 && !phases_.meet()) {
@@ -288,7 +300,7 @@ bool Collectives::all_gather(const void* input, void* output, std::int64_t bytes
     }
     const int met = phases_.parity();
     if (step < chunks) {
-      stream(given(rank_, phases_.next_parity()), from + step * length, bytes_of(step), !streaming_.is_better());
+      stream(given(rank_, phases_.next_parity()), from + step * length, bytes_of(step), is_plain);
     }
     for (int turn = 0; step >= 1 && turn < size_; ++turn) {  // not before all are known to do the same
       const int other = (rank_ + turn) % size_;
@@ -325,6 +337,7 @@ bool Collectives::broadcast(void* data, std::int64_t bytes, int source) {
   const std::int64_t length = chunk_length(bytes, layout_.slot_bytes, kLine);
   const std::int64_t chunks = std::max<std::int64_t>(1, (bytes + length - 1) / length);
   const auto bytes_of = [&](std::int64_t chunk) { return std::min(length, bytes - chunk * length); };
+  const bool is_plain = !streaming_.is_better(bytes);
   phases_.announce(call(Kind::broadcast, nullptr, bytes, source));
   for (std::int64_t step = 0; step <= chunks; ++step) {
     if (step == 1 ? !phases_.meet_and_compare() : step > 1 && !phases_.meet()) {
@@ -335,8 +348,7 @@ bool Collectives::broadcast(void* data, std::int64_t bytes, int source) {
     }
     if (step < chunks) {
       if (rank_ == source) {
-        stream(given(rank_, phases_.next_parity()), local + step * length, bytes_of(step),
-               !streaming_.is_better());
+        stream(given(rank_, phases_.next_parity()), local + step * length, bytes_of(step), is_plain);
         fence_streams();
       }
       phases_.publish();

@@ -9,6 +9,7 @@
 // on all ranks and in every run.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "kernels/comm/phases.h"
 #include "kernels/comm/reduce.h"
 #include "kernels/comm/segment.h"
+#include "kernels/comm/streaming.h"
 
 namespace accel::comm {
 
@@ -44,42 +46,9 @@ struct SlotLayout {
   std::int64_t reduced(int parity) const { return kControlBytes + (2 + parity) * slot_bytes; }
 };
 
-// Whether what others read next is written past the caches, found out by trying. Where the ranks share a cache it costs a
-// third; where they do not, a line comes from the other's cache several times as slowly as from memory. Cores of virtual
-// machines move, so it is tried again and again. All ranks try in the same calls, as they make the same ones.
-class Streaming {
- public:
-  // Whether to, in a call over `bytes`, of which all make many. A trial takes two: the first finds the slots as the other
-  // way has left them.
-  bool begin(std::int64_t bytes) {
-    calls_ = bytes == bytes_ ? calls_ + 1 : 0;
-    bytes_ = bytes;
-    const std::int64_t turn = calls_ < kTrialEvery ? calls_ - kFirstTrial : calls_ % kTrialEvery;
-    trial_ = turn == 0 || turn == 1 ? static_cast<int>(turn) + 1 : 0;
-    return (trial_ != 0) != is_better_;
-  }
-  void end(std::int64_t taken_ns) {
-    if (trial_ == 0) {
-      usual_ns_ = taken_ns;
-    } else if (trial_ == 2 && taken_ns < usual_ns_ - usual_ns_ / 16) {
-      is_better_ = !is_better_;
-    }
-  }
-  void decide(bool is_better) { is_better_ = is_better; }
-  bool is_better() const { return is_better_; }
-
- private:
-  static constexpr std::int64_t kFirstTrial = 2, kTrialEvery = 32;
-  std::int64_t calls_ = 0;
-  std::int64_t bytes_ = 0;
-  std::int64_t usual_ns_ = 0;
-  int trial_ = 0;  // the first or second call of one
-  bool is_better_ = true;
-};
-
 struct Tuning {
-  std::int64_t slot_bytes = 256 << 10;
-  std::int64_t one_shot_bytes = 4 << 10;  // up to here each rank reads all others' data
+  std::int64_t slot_bytes;
+  std::int64_t one_shot_bytes;  // up to here each rank reads all others' data
 };
 
 // Functions return false when a rank did not come or did something else: phases.failure() says why. What they were to
@@ -115,6 +84,19 @@ class Collectives {
     std::int64_t end;
     std::int64_t count() const { return end - begin; }
   };
+  // What all steps of an all-reduce in chunks share.
+  struct AllReduce {
+    const char* input;
+    char* output;
+    const Numbers& numbers;
+    std::int64_t element_bytes;
+    std::int64_t length;  // elements of a chunk
+    std::int64_t chunks;
+    bool streams;
+
+    std::int64_t begin_bytes(std::int64_t chunk) const { return chunk * length * element_bytes; }
+    std::int64_t count_of(std::int64_t chunk) const { return std::min(length, numbers.count - chunk * length); }
+  };
   static constexpr int kNoRank = 0xffff;
   enum class Kind : std::uint8_t { all_reduce, reduce_scatter, all_gather, broadcast, barrier };
 
@@ -127,6 +109,9 @@ class Collectives {
 
   bool all_reduce_small(const void* input, void* output, const Numbers& numbers);
   bool all_reduce_large(const char* input, char* output, const Numbers& numbers);
+  void give(const AllReduce& work, std::int64_t chunk);
+  void reduce_slice(const AllReduce& work, std::int64_t chunk);
+  void take_slices(const AllReduce& work, std::int64_t chunk);
   bool all_reduce_symmetric(const Symmetric& memory, void* data, const Numbers& numbers);
   bool reduce_scatter_symmetric(const Symmetric& memory, const void* input, void* output, const Numbers& numbers);
   bool all_gather_symmetric(const Symmetric& memory, const void* input, void* output, std::int64_t bytes);

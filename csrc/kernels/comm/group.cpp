@@ -81,7 +81,7 @@ bool Group::is_ready() {
     return false;
   }
   if (has_removals_) {
-    const std::lock_guard<std::mutex> lock(removals_mutex_);
+    const Lock lock(removals_mutex_);
     for (const void* base : removals_) {
       collectives_.remove_symmetric(base);
     }
@@ -111,7 +111,7 @@ void Group::note_failure() {
 }
 
 Failure Group::last_failure() {
-  const std::lock_guard<std::recursive_mutex> lock(mutex_);
+  const Lock lock(mutex_);
   return last_failure_;
 }
 
@@ -127,7 +127,7 @@ std::shared_ptr<const Symmetric> Group::add_symmetric(std::uint64_t id, const st
   if (error != 0) {
     return nullptr;
   }
-  const std::lock_guard<std::recursive_mutex> lock(mutex_);
+  const Lock lock(mutex_);
   auto bases = bytes_of(mappings);
   auto memory = std::make_shared<const Symmetric>(
       Symmetric{id, rank(), bytes, std::move(bases), std::move(mappings)});
@@ -136,7 +136,7 @@ std::shared_ptr<const Symmetric> Group::add_symmetric(std::uint64_t id, const st
 }
 
 void Group::remove_symmetric(const void* base) {
-  const std::lock_guard<std::mutex> lock(removals_mutex_);
+  const Lock lock(removals_mutex_);
   removals_.push_back(base);
   has_removals_ = true;
 }

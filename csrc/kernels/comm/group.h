@@ -4,9 +4,9 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
+#include "common/mutex.h"
 #include "kernels/comm/collectives.h"
 
 namespace accel::comm {
@@ -40,7 +40,7 @@ class Group final : private Surroundings {
   // says so again at once.
   template <class Collective>
   Failure run(const Collective& collective) {
-    const std::lock_guard<std::recursive_mutex> lock(mutex_);
+    const Lock lock(mutex_);
     if (!is_ready()) {
       return last_failure_;
     }
@@ -82,14 +82,14 @@ class Group final : private Surroundings {
   const std::vector<int> descriptors_;
   const std::vector<bool> is_here_;
   std::vector<Mapping> mappings_;
-  std::recursive_mutex mutex_;  // a signal's handler may run in the middle of a wait, and call anything
+  Mutex mutex_{Mutex::Kind::recursive};  // a signal's handler may run in the middle of a wait, and call anything
   Phases phases_;
   Collectives collectives_;
   Failure last_failure_;
   bool is_broken_ = false;
   bool is_running_ = false;
   std::atomic<bool> has_left_{false};
-  std::mutex removals_mutex_;
+  Mutex removals_mutex_;
   std::vector<const void*> removals_;  // symmetric memory that died, perhaps during a collective
   std::atomic<bool> has_removals_{false};
 };

@@ -42,7 +42,8 @@ constexpr std::uint32_t kOpen = 0, kLeft = 1, kGaveUp = 2;
 struct alignas(64) Board {
   std::atomic<std::uint32_t> phase;
   std::atomic<std::uint32_t> state;
-  Call calls[2];  // of the phase's parity
+  Call calls[2];             // of the phase's parity, as are the remarks
+  std::uint32_t remarks[2];  // what a rank says besides, which may be another thing for each
 };
 static_assert(sizeof(Board) == 64);
 
@@ -94,7 +95,11 @@ class Phases {
   int parity() const { return static_cast<int>(phase_ & 1); }
 
   // To be said before the first publish() of a collective.
-  void announce(const Call& call) { controls_[rank_]->board.calls[next_parity()] = call; }
+  void announce(const Call& call, std::uint32_t remark = 0) {
+    Board& own = controls_[rank_]->board;
+    own.calls[next_parity()] = call;
+    own.remarks[next_parity()] = remark;
+  }
 
   void publish() {
     Control& own = *controls_[rank_];
@@ -129,6 +134,16 @@ class Phases {
       }
     }
     return true;
+  }
+
+  // The largest of the remarks, once all ranks are met.
+  std::uint32_t largest_remark() const {
+    std::uint32_t largest = 0;
+    for (const Control* control : controls_) {
+      const std::uint32_t remark = control->board.remarks[parity()];
+      largest = remark > largest ? remark : largest;
+    }
+    return largest;
   }
 
   const Call& call_of(int rank) const { return controls_[rank]->board.calls[parity()]; }

@@ -176,6 +176,6 @@ int main(int argc, char** argv) {
   run({2, rounds, {4096, 512}, 6000, 20'000});
   run({3, rounds / 2, {4096, 512}, 5000, 0});
   run({5, rounds / 4, {8192, 1024}, 9000, 0});
-  run({2, rounds / 8, {4096, 512}, 40'000, 0});  // so many chunks that both ways of filling slots are tried in a call
+  run({2, rounds / 8, {4096, 512}, 40'000, 0});  // so many chunks that both ways are tried in a call
   return failures == 0 ? 0 : 1;
 }
