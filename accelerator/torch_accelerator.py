@@ -9,9 +9,9 @@ differs. Nothing is remembered here that the device module knows.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -343,33 +343,33 @@ class TorchAccelerator(DeepSpeedAccelerator):
     # Tensors --------------------------------------------------------------------------------
 
     def _maker(self, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-        return functools.partial(torch.tensor, dtype=dtype, device=self.device_type)
+        return partial(torch.tensor, dtype=dtype, device=torch.device(self.device_type))
 
-    @property
+    @cached_property
     def BFloat16Tensor(self) -> Callable[..., torch.Tensor]:
         return self._maker(torch.bfloat16)
 
-    @property
+    @cached_property
     def ByteTensor(self) -> Callable[..., torch.Tensor]:
         return self._maker(torch.uint8)
 
-    @property
+    @cached_property
     def DoubleTensor(self) -> Callable[..., torch.Tensor]:
         return self._maker(torch.float64)
 
-    @property
+    @cached_property
     def FloatTensor(self) -> Callable[..., torch.Tensor]:
         return self._maker(torch.float32)
 
-    @property
+    @cached_property
     def HalfTensor(self) -> Callable[..., torch.Tensor]:
         return self._maker(torch.float16)
 
-    @property
+    @cached_property
     def IntTensor(self) -> Callable[..., torch.Tensor]:
         return self._maker(torch.int32)
 
-    @property
+    @cached_property
     def LongTensor(self) -> Callable[..., torch.Tensor]:
         return self._maker(torch.int64)
 

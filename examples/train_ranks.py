@@ -40,7 +40,10 @@ def main(arguments: list[str] | None = None) -> int:
         dist.init_process_group(accelerator.communication_backend_name())
         accelerator.set_device(int(os.environ["LOCAL_RANK"]))
     cpus = sorted(os.sched_getaffinity(0))
-    print(f"rank {rank} of {size}: CPUs {cpus}, {torch.get_num_threads()} threads", flush=True)
+    threads = torch.get_num_threads()
+    # In one write: print() makes two where output is unbuffered, and another rank's may come between.
+    sys.stdout.write(f"rank {rank} of {size}: CPUs {cpus}, {threads} {'thread' if threads == 1 else 'threads'}\n")
+    sys.stdout.flush()
 
     corpus = standard_library(size_bytes=200_000)
     torch.manual_seed(options.seed)  # the same parameters everywhere

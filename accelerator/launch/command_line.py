@@ -8,12 +8,13 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from accelerator.launch import environment as worker_environment
 from accelerator.launch.binding import parse_core_list
-from accelerator.launch.errors import BindingError, LaunchError
+from accelerator.launch.errors import LaunchError
 from accelerator.launch.guard import guarded
 from accelerator.launch.hostfile import Host, choose_hosts, limit, read_hostfile
 from accelerator.launch.job import Job, program_command
@@ -56,15 +57,7 @@ def _launch(options: argparse.Namespace) -> int:
     if options.dry_run:
         from accelerator.launch.dry_run import describe_job
 
-        plans: dict[Host, HostPlan | BindingError] = {}
-        for host in job.hosts:
-            try:
-                plans[host] = _plan_here(job, host)
-            except BindingError as error:
-                if job.launcher == "torchrun":
-                    raise
-                plans[host] = error  # where the ranks will run there may be more cores
-        print("\n".join(describe_job(job, plans, Path.cwd())))
+        print("\n".join(describe_job(job, partial(_plan_here, job), Path.cwd())))
         return 0
     _check_script(job, options)
     if job.launcher == "torchrun":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from accelerator.launch.cluster import cluster_command
@@ -19,16 +19,19 @@ from accelerator.launch.worker import worker_command
 _AGENT_SETS = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT and TORCHELASTIC_*"
 
 
-def describe_job(job: Job, plans: Mapping[Host, HostPlan | BindingError], directory: Path) -> list[str]:
+def describe_job(job: Job, plan_of: Callable[[Host], HostPlan], directory: Path) -> list[str]:
     """The lines that ``--dry_run`` prints.
 
     Args:
-        plans: of each host, were it like this one, or why there is none.
+        plan_of: the plan of a host, were it like this one.
         directory: where the program would run.
+
+    Raises:
+        LaunchError: what torchrun would do here cannot be done.
     """
     total = sum(len(host.chosen) for host in job.hosts)
-    plan = plans[job.hosts[0]]
-    if job.launcher == "torchrun" and isinstance(plan, HostPlan):
+    if job.launcher == "torchrun":
+        plan = plan_of(job.hosts[0])
         total = len(job.hosts[0].chosen) * job.num_nodes
         lines = [
             f"launcher: torchrun, torch's elastic agent, for {plan.ranks} of {plural(total, 'rank')} "
@@ -56,11 +59,10 @@ def describe_job(job: Job, plans: Mapping[Host, HostPlan | BindingError], direct
         alike.setdefault((host.slots, host.chosen), []).append(host)
     for hosts in alike.values():
         whose = "" if len(alike) == 1 else f"{', '.join(host.name for host in hosts)}: "
-        plan = plans[hosts[0]]
-        if isinstance(plan, BindingError):
-            lines.append(f"{whose}this host could not hold it: {plan}")
-        else:
-            lines += _binding(plan, f"{whose}on a host like this one, ")
+        try:
+            lines += _binding(plan_of(hosts[0]), f"{whose}on a host like this one, ")
+        except BindingError as error:  # where the ranks will run there may be more cores
+            lines.append(f"{whose}this host could not hold it: {error}")
     return lines
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from benchmarks import launch
@@ -26,6 +28,18 @@ def test_a_start_is_measured_to_the_last_rank() -> None:
     assert 0.1 < launch.start_seconds(launch.BOUND[:-1]) < launch.TIMEOUT_S
 
 
-def test_a_run_that_fails_is_an_error_with_its_last_words() -> None:
+def test_a_block_of_the_loop_is_measured_and_its_ranks_end() -> None:
+    loop = launch.Loop(launch.LAUNCH)
+    try:
+        found = loop.block(20)
+    finally:
+        loop.close()
+    assert found.median_s > 0
+    assert found.spread > 0
+    assert loop._process.returncode == 0
+
+
+@pytest.mark.parametrize("use", [launch.start_seconds, lambda launcher: launch.Loop(launcher).block(20)])
+def test_a_launch_that_fails_is_an_error_with_its_last_words(use: Callable[[list[str]], object]) -> None:
     with pytest.raises(RuntimeError, match=r"failed with status 2:\n[\s\S]*there is no option"):
-        launch.run([*launch.LAUNCH, "--nothing", "x.py"], ".")
+        use([*launch.LAUNCH, "--nothing"])
