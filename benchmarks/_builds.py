@@ -85,7 +85,7 @@ def bare_commands_s(builder: object) -> float:
 
         started = time.perf_counter()
         with ThreadPoolExecutor(job_count(request.plan)) as pool:
-            list(pool.map(run, [step.command for step in commands.compile_steps]))
+            list(pool.map(run, [*(step.command for step in commands.compile_steps), *commands.stand_ins.values()]))
         run(commands.link)
         return time.perf_counter() - started
 

@@ -13,10 +13,14 @@ _CLOCK_TICK_NS = 50_000_000
 _PIECE_BYTES = 1 << 16  # more would have the allocator ask the kernel each time
 
 
-def file_status(path: str) -> tuple[int, ...] | None:
-    """(size, mtime_ns, ctime_ns, inode), or None when there is no such file."""
+def file_status(path: str, *, of_link: bool = False) -> tuple[int, ...] | None:
+    """(size, mtime_ns, ctime_ns, inode), or None when there is no such file.
+
+    Args:
+        of_link: where ``path`` is a link, of the link itself.
+    """
     try:
-        status = os.stat(path)
+        status = os.lstat(path) if of_link else os.stat(path)
     except OSError:
         return None
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)

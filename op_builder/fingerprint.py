@@ -2,9 +2,9 @@
 
 The *plan key* is known before anything is compiled: contents of the sources, flags, identity of
 the compilers, torch's headers and ABI, the Python ABI where the binding needs it. The
-*build key* adds the content of every header the compiler really read, as the depfiles of the
-build say. Places do not count: files are named relative to where the plan finds them, so a
-moved checkout, another user's home or a reinstalled package has the same keys.
+*build key* adds the content of every header the compiler really read, and of every archive the
+linker took in, as the depfiles of the build say. Places do not count: files are named relative to
+where the plan finds them, so a moved checkout, another user's home or a reinstalled package has the same keys.
 
 Headers of torch, Python, CUDA and the compiler count through their identity in the plan key;
 all others by content, with a shortcut for files whose status is as it was.
@@ -126,7 +126,6 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
     parts = recipe_parts(plan)
     parts["platform"] = platform_name()
     parts["cuda archs"] = ";".join(plan.cuda_archs)
-    parts["torch headers"] = header_stamp(memo, stable=plan.binding is Binding.STABLE)
     if plan.sycl is not None:
         from op_builder.toolchains.sycl_runtime import find_runtime
 
@@ -135,12 +134,14 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
     for library in plan.libraries:
         parts[f"library {library.name}"] = library.version
     if plan.binding is Binding.TORCH:
+        # Thousands of headers, as one. An op on the Stable ABI reads a few, or none, and they are looked at one by one.
+        parts["torch headers"] = header_stamp(memo)
         parts["torch c++ abi"] = f"cxx11={int(torch_install().cxx11_abi)}"
         parts["python abi"] = str(sysconfig.get_config_var("EXT_SUFFIX"))
     flags = [*plan.cxx_flags, *plan.nvcc_flags, *plan.link_flags, *(toolset.cxx.command if toolset else ())]
     flags += [flag for source in plan.sources for flag in source.flags]
     if any(flag.endswith("=native") for flag in flags):
-        parts["cpu"] = _cpu_model()
+        parts["cpu"] = cpu_digest()
     if toolset is not None:
         parts.update(toolset.identities)
     return PlanKey(parts)
@@ -149,26 +150,44 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
 COMPILER_PARTS = ("c++ compiler", "cuda compiler", "sycl compiler", "compiler variables")
 
 
-def build_key(plan_key: PlanKey, plan: BuildPlan, depfiles: Iterable[Path], stamped: Iterable[str]) -> BuildKey:
+def build_key(
+    plan_key: PlanKey, plan: BuildPlan, depfiles: Iterable[Path], stamped: Iterable[str], linked: Path | None = None
+) -> BuildKey:
     """The second-stage key: with the headers that the depfiles of a finished build name.
 
     Args:
+        linked: the linker's own depfile, where it writes one.
         stamped: directories whose files count through an identity in the plan key instead.
     """
-    return BuildKey(plan_key, *read_headers(plan, depfiles, stamped))
+    return BuildKey(plan_key, *read_headers(plan, depfiles, stamped, linked))
 
 
 def linked_files(flags: Iterable[str]) -> list[str]:
-    """Files that end up in the binary or steer the link: archives, objects, version scripts.
+    """Files that flags name and that end up in the binary or steer the link: archives, objects, version scripts.
 
-    A shared library is only named in the binary, whatever it holds.
+    A shared library is only named in the binary, whatever it holds. What else the linker finds, it lists.
     """
+    flags = list(flags)
     words = [word for flag in flags for word in re.split("[,=]", flag.removeprefix("@"))]
-    directories = [flag.removeprefix("-L") for flag in flags if flag.startswith("-L")]
-    names = [flag.removeprefix("-l") for flag in flags if flag.startswith("-l")]
-    files = [name.removeprefix(":") if name.startswith(":") else f"lib{name}.a" for name in names]
-    words += [f"{directory}/{file}" for directory in directories for file in files]
+    names = [name.removeprefix(":") if name.startswith(":") else f"lib{name}.a" for name in _values("-l", flags)]
+    words += [f"{directory}/{name}" for directory in _values("-L", flags) for name in names]
     return [word for word in dict.fromkeys(words) if os.path.isabs(word) and ".so" not in word and os.path.isfile(word)]
+
+
+def _values(flag: str, words: Iterable[str]) -> list[str]:
+    """What a flag is given, in one word with it or in the next."""
+    rest = iter(words)
+    return [word.removeprefix(flag) or next(rest, "") for word in rest if word.startswith(flag)]
+
+
+def saved_since(started_ns: int, plan: BuildPlan, key: BuildKey) -> bool:
+    """Whether a source or a header was written, or a link to one was switched, at ``started_ns`` or later."""
+    roots = Roots.of(plan)
+    names = [str(source.path) for source in plan.sources if source.text is None]
+    names += [roots.locate(header.root, header.path) for header in key.headers]
+    names += key.system.paths
+    statuses = (status for name in names for status in (file_status(name), file_status(name, of_link=True)))
+    return any(last_touched_ns(status) >= started_ns for status in statuses)
 
 
 def _digest(parts: Mapping[str, Any]) -> str:
@@ -177,7 +196,7 @@ def _digest(parts: Mapping[str, Any]) -> str:
 
 
 @lru_cache(maxsize=1)
-def _cpu_model() -> str:
+def cpu_digest() -> str:
     """What ``-march=native`` stands for on this machine, as far as it can be seen from outside."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()

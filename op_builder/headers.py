@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import re
 import sys
+import sysconfig
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,17 @@ from op_builder.file_contents import (
     statuses_digest,
 )
 from op_builder.memo import Memo
-from op_builder.plan import BuildPlan
+from op_builder.plan import Binding, BuildPlan
+from op_builder.torch_install import torch_install
+
+
+class HeaderGoneError(Exception):
+    """A header of the op's own that a build read is not there when its content is asked for."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """One header that a build read.
+    """One header that a build read, or another file that it took in.
 
     Attributes:
         root: name of the place it is relative to (see :class:`Roots`).
@@ -107,10 +114,16 @@ class Roots:
 
     ``native`` is the project's source root, ``include0`` ... the plan's include directories,
     ``before0`` ... and ``after0`` ... those that flags have the compilers search before and after
-    them, and ``source0`` ... the distinct directories of its sources.
+    them, ``torch`` the headers of torch, of which an op on the Stable ABI has its own list, and ``source0`` ... the
+    distinct directories of its sources.
+
+    Attributes:
+        directories: by name, resolved.
+        spelled: those that are spelled otherwise, through links, by that spelling.
     """
 
     directories: Mapping[str, str]
+    spelled: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     def of(plan: BuildPlan) -> Roots:
@@ -119,10 +132,13 @@ class Roots:
         found = [(f"before{i}", Path(path)) for i, path in enumerate(before)]
         found += [(f"include{i}", path) for i, path in enumerate(plan.include_dirs)]
         found += [(f"after{i}", Path(path)) for i, path in enumerate(after)]
+        if plan.binding is Binding.STABLE:
+            found.append(("torch", torch_install().include_dir))
         found.append(("native", paths.native_root()))
         directories = dict.fromkeys(source.path.parent for source in plan.sources if source.text is None)
         found += [(f"source{i}", path) for i, path in enumerate(directories)]
-        return Roots({name: os.path.realpath(path) for name, path in found})
+        resolved = {name: os.path.realpath(path) for name, path in found}
+        return Roots(resolved, {str(path): resolved[name] for name, path in found if str(path) != resolved[name]})
 
     def locate(self, root: str, path: str) -> str:
         """The absolute path; empty, which no file has, when this plan has no such place."""
@@ -130,16 +146,31 @@ class Roots:
         return f"{directory}/{path}" if directory is not None else ""
 
     def name(self, path: str) -> tuple[str, str]:
-        """(root, relative path) of an absolute, resolved path; ("", path) for a system's file."""
-        holding = [(root, place) for root, place in self.directories.items() if path.startswith(place + os.sep)]
-        if holding:
-            root, directory = max(holding, key=lambda item: len(item[1]))
-            return root, os.path.relpath(path, directory)
-        systems = path.startswith(("/usr/", "/opt/", "/lib/", os.path.realpath(sys.prefix) + os.sep))
-        if systems or "source0" not in self.directories:
+        """(root, relative path) of an absolute path without ``..``; ("", path) for a system's file.
+
+        Links below a root keep their names: the file is read through them, so that one which is switched shows.
+        """
+        root, relative = self.holding(path)
+        if root or "source0" not in self.directories:
+            return root, relative
+        base = self.directories["source0"]
+        of_system = path.startswith(("/usr/", "/opt/", "/lib/", _own_prefix() + os.sep))
+        if of_system and os.path.commonpath((path, base)) in _everybodys():
             return "", path
         # Beside the sources, above them: ../common/x.h of somebody's tree.
-        return "source0", os.path.relpath(path, self.directories["source0"])
+        return "source0", os.path.relpath(path, base)
+
+    def holding(self, path: str) -> tuple[str, str]:
+        """(root, relative path) of an absolute path below a root; ("", path) for any other."""
+        for spelled, resolved in self.spelled.items():
+            if path.startswith(spelled + os.sep):
+                path = resolved + path[len(spelled) :]
+                break
+        holding = [(root, place) for root, place in self.directories.items() if path.startswith(place + os.sep)]
+        if not holding:
+            return "", path
+        root, directory = max(holding, key=lambda item: len(item[1]))
+        return root, os.path.relpath(path, directory)
 
     def locate_place(self, place: str) -> str:
         """The absolute path of a place given as ``root/path``."""
@@ -160,7 +191,25 @@ class Roots:
         return tuple(place for place in dict.fromkeys(places) if not os.path.exists(self.locate_place(place)))
 
 
-_SEARCHED = ("before", "include", "after")
+_SEARCHED = ("before", "include", "after", "torch")
+
+
+@cache
+def _own_prefix() -> str:
+    return os.path.realpath(sys.prefix)
+
+
+@cache
+def _everybodys() -> frozenset[str]:
+    """Directories below which many projects lie, so that to be in one of them together means nothing."""
+    prefix = _own_prefix()
+    shared = {"/", "/usr", "/usr/lib", "/usr/local", "/usr/local/lib", "/usr/share", "/opt", prefix}
+    for packages in (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]):
+        place = os.path.realpath(packages)
+        while place.startswith(prefix):
+            shared.add(place)
+            place = os.path.dirname(place)
+    return frozenset(shared)
 
 
 def _searched(flags: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -174,12 +223,16 @@ def _searched(flags: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def read_headers(
-    plan: BuildPlan, depfiles: Iterable[Path], stamped: Iterable[str]
+    plan: BuildPlan, depfiles: Iterable[Path], stamped: Iterable[str], linked: Path | None = None
 ) -> tuple[tuple[Header, ...], SystemHeaders]:
-    """The headers that the depfiles of a finished build name.
+    """The headers that the depfiles of a finished build name, and the archives among what was linked.
 
     Args:
+        linked: the linker's own depfile, where it writes one.
         stamped: directories whose files are not listed: they count through an identity in the plan key.
+
+    Raises:
+        HeaderGoneError: one of the op's own was removed since.
     """
     roots = Roots.of(plan)
     skipped = tuple(os.path.realpath(directory) + os.sep for directory in stamped)
@@ -190,20 +243,35 @@ def read_headers(
         for depfile in depfiles
         for name in parse_depfile(depfile.read_text(encoding="utf-8", errors="surrogateescape"))
     )
-    names = {os.path.realpath(name) for name in told if os.path.isabs(name)}
-    headers, system = [], []
+    names = {_without_dots(name) for name in told if os.path.isabs(name)}
     not_beside = _not_beside(sources | names, roots)
-    for name in sorted(names - sources):
-        if name.startswith(skipped) or not os.path.exists(name):
+    places = {name: roots.name(name) for name in names}
+    if linked is not None:
+        found = parse_linked(linked.read_text(encoding="utf-8", errors="surrogateescape"))
+        places |= {name: roots.holding(name) for name in map(_without_dots, found) if _is_linked_in(name)}
+    headers: dict[tuple[str, str], Header] = {}
+    system = []
+    for name, (root, path) in sorted(places.items()):
+        resolved = os.path.realpath(name)
+        if resolved in sources or resolved.startswith(skipped):
             continue
-        root, path = roots.name(name)
+        if not os.path.exists(name):
+            if roots.holding(name)[0]:
+                raise HeaderGoneError(name)
+            continue  # what a compiler made for itself
         if root:
             asked = [place for text, place in not_beside if name.endswith(os.sep + text)]
             shadows = tuple(dict.fromkeys([*roots.earlier(root, path), *asked]))
-            headers.append(Header(root, path, file_sha256(name), settled_status(name), shadows))
+            headers[root, path] = Header(root, path, file_sha256(name), settled_status(name), shadows)
         else:
             system.append(name)
-    return tuple(headers), SystemHeaders.of(system)
+    return tuple(headers.values()), SystemHeaders.of(system)
+
+
+def _without_dots(name: str) -> str:
+    """An absolute path without ``.`` and ``..``; what comes after the last of these keeps its links."""
+    before, dots, rest = name.rpartition("/../")
+    return os.path.normpath(os.path.join(os.path.realpath(before + "/.."), rest) if dots else name)
 
 
 _QUOTED = re.compile(rb'^[ \t]*#[ \t]*(?:include|import)[ \t]*"([^"\n]+)"', re.MULTILINE)
@@ -240,3 +308,34 @@ def parse_depfile(text: str) -> list[str]:
         held = prerequisites.replace("\\ ", "\0").replace("\\#", "#").replace("$$", "$")
         names += [name.replace("\0", " ") for name in held.split()]
     return names
+
+
+# Of the C library, as its headers are, but in every binary, and alike to all of them.
+_START_FILES = re.compile(r"\w*crt\w*\.o|libc_nonshared\.a")
+_ELF_TYPE = slice(16, 18)
+
+
+def _is_linked_in(name: str) -> bool:
+    """Whether a file that the linker opened ends up in the binary, or steers the link: a shared library does neither.
+
+    One that is named ``.so`` may be a linker script.
+    """
+    if not os.path.isabs(name) or _START_FILES.fullmatch(os.path.basename(name)):
+        return False
+    try:
+        with open(name, "rb") as file:
+            start = file.read(_ELF_TYPE.stop)
+    except OSError:
+        return False
+    return not (start.startswith(b"\x7fELF") and start[_ELF_TYPE] in (b"\3\0", b"\0\3"))
+
+
+def parse_linked(text: str) -> list[str]:
+    """The files in a linker's depfile, where each has a line; some linkers escape blanks, others do not.
+
+    >>> parse_linked("op.so: \\\n  0_op.o \\\n  /my libs/libx.a\n\n0_op.o:\n\n/my libs/libx.a:\n")
+    ['0_op.o', '/my libs/libx.a']
+    """
+    rule = text.partition("\n\n")[0]
+    lines = [line.strip().removesuffix("\\").strip() for line in rule.splitlines()[1:]]
+    return [line.replace("\\ ", " ").replace("\\#", "#").replace("$$", "$") for line in lines]

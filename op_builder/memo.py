@@ -2,7 +2,7 @@
 
 A memo is a JSON file valid as long as the files it was worked out from keep their size and
 modification time. It only saves time: it may vanish, be torn or be unwritable, and the fact is
-then worked out again.
+then worked out again. Beside a cache that cannot be written, memos are the user's own.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ def stat_of(path: str | Path) -> Stat | None:
 
 
 class Memo:
-    """Remembered facts in one directory, and in this process.
+    """Remembered facts in directories, and in this process.
 
     Args:
-        directory: where the JSON files lie; made when first written to.
+        directories: where the JSON files lie: all are read, and the first that lets itself be written to is,
+            which is made if need be.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, *directories: Path) -> None:
+        self._directories = directories
         self._seen: dict[str, dict[str, Any]] = {}
 
     def get(self, subject: str, work_out: Callable[[], tuple[dict[str, Any], list[str]]]) -> dict[str, Any]:
@@ -46,21 +47,32 @@ class Memo:
             subject: names the fact and everything it depends on besides files.
             work_out: finds it; returns the fact (JSON values) and the files it depends on.
         """
-        path = self._directory / (hashlib.sha256(subject.encode()).hexdigest()[:32] + ".json")
-        entry = self._seen.get(subject)
+        name = hashlib.sha256(subject.encode()).hexdigest()[:32] + ".json"
+        entry = self._valid(subject, name)
         if entry is None:
-            with contextlib.suppress(OSError, ValueError):
-                entry = json.loads(path.read_text())
-        if entry is not None and _still_valid(entry, subject):
-            self._seen[subject] = entry
-            fact: dict[str, Any] = entry["fact"]
-            return fact
-        fact, files = work_out()
-        entry = {"subject": subject, "fact": fact, "files": {name: stat_of(name) for name in files}}
+            fact, files = work_out()
+            entry = {"subject": subject, "fact": fact, "files": {file: stat_of(file) for file in files}}
+            self._write(name, json.dumps(entry))
         self._seen[subject] = entry
-        with contextlib.suppress(OSError):
-            _write_atomically(path, json.dumps(entry))
-        return fact
+        found: dict[str, Any] = entry["fact"]
+        return found
+
+    def _valid(self, subject: str, name: str) -> dict[str, Any] | None:
+        entry = self._seen.get(subject)
+        if entry is not None and _still_valid(entry, subject):
+            return entry
+        for directory in self._directories:
+            with contextlib.suppress(OSError, ValueError):
+                kept: dict[str, Any] = json.loads((directory / name).read_text())
+                if _still_valid(kept, subject):
+                    return kept
+        return None
+
+    def _write(self, name: str, text: str) -> None:
+        for directory in self._directories:
+            with contextlib.suppress(OSError):
+                _write_atomically(directory / name, text)
+                return
 
 
 def _still_valid(entry: Any, subject: str) -> bool:

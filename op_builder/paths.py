@@ -78,8 +78,9 @@ def label(path: Path, owner: type | None = None) -> str:
 
 def is_native(path: Path) -> bool:
     """Whether ``path`` lies in this project's ``csrc/`` or ``kernels_sycl/``."""
-    native = [native_root() / name for name in NATIVE_DIRECTORIES]
-    return any(directory == path or directory in path.parents for directory in native)
+    # By its text: pathlib's own comparisons would take a third of a millisecond of each load.
+    root, text = f"{native_root()}{os.sep}", str(path)
+    return text.startswith(root) and text[len(root) :].partition(os.sep)[0] in NATIVE_DIRECTORIES
 
 
 def outermost_bases(owner: type) -> list[Path]:

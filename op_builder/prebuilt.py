@@ -19,7 +19,7 @@ from op_builder._version import __version__
 from op_builder.cache.store import MANIFEST, Cache, Entry
 from op_builder.errors import AccelError
 from op_builder.file_contents import file_status
-from op_builder.fingerprint import platform_name, recipe_parts
+from op_builder.fingerprint import cpu_digest, platform_name, recipe_parts
 from op_builder.headers import Roots
 from op_builder.paths import NATIVE_DIRECTORIES, native_root, outermost_package
 from op_builder.plan import SYCL_LIBRARY, BuildPlan, make_plan
@@ -155,6 +155,9 @@ def _other_platform(entry: Entry) -> str | None:
     built_for = entry.manifest.key_parts.get("platform")
     if built_for != here:
         return f"it was built for {built_for}, this is {here}"
+    cpu = entry.manifest.key_parts.get("cpu")
+    if cpu is not None and cpu != cpu_digest():
+        return "it was compiled for the very CPU of another machine (-march=native)"
     needed, found = entry.manifest.needs.get("GLIBC"), _glibc()
     if needed and found and _numbers(found) < _numbers(needed):
         return f"it needs glibc {needed}, this is {found}"

@@ -63,6 +63,8 @@ class UnavailableOpBuilder(OpBuilder):
 
     REASON: ClassVar[str] = ""
     REMEDY: ClassVar[str] = ""
+    INSTEAD_OF: ClassVar[type[OpBuilder] | None] = None
+    """The class that cannot be made; None of an op that the device does not have."""
 
     def sources(self) -> list[str]:
         return []
@@ -206,7 +208,7 @@ def _make(cls: type[OpBuilder], package: str) -> OpBuilder:
     except Exception as error:  # another package's builder may raise anything; the report must survive it
         op = KnownOp(cls.NAME, cls.__name__, cls.SUMMARY)
         reason = f"Its builder cannot be made: {type(error).__name__}: {error}"
-        return _unavailable(op, package, reason, f"Report this to the author of {cls.__module__}.")()
+        return _unavailable(op, package, reason, f"Report this to the author of {cls.__module__}.", cls)()
 
 
 def builders_of(module: ModuleType) -> list[tuple[str, type[OpBuilder]]]:
@@ -223,13 +225,16 @@ def builders_of(module: ModuleType) -> list[tuple[str, type[OpBuilder]]]:
 
 
 @cache
-def _unavailable(op: KnownOp, package: str, reason: str, remedy: str) -> type[OpBuilder]:
+def _unavailable(
+    op: KnownOp, package: str, reason: str, remedy: str, instead_of: type[OpBuilder] | None = None
+) -> type[OpBuilder]:
     attributes = {
         "NAME": op.name,
         "BUILD_VAR": f"ACCEL_BUILD_{op.name.upper()}",
         "SUMMARY": op.summary,
         "REASON": reason,
         "REMEDY": remedy,
+        "INSTEAD_OF": instead_of,
         "__module__": package,
     }
     return type(op.builder, (UnavailableOpBuilder,), attributes)

@@ -5,8 +5,10 @@ Each way that is not taken leaves a reason in the log; the report asks the same 
 
 from __future__ import annotations
 
+import functools
 import logging
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from op_builder import env, loader
@@ -30,6 +32,11 @@ _JIT_FORBIDDEN = "ACCEL_JIT=0 forbids compiling when an op is loaded."
 _JIT_REMEDY = "Unset ACCEL_JIT, or use a cache directory or a wheel in which the op is built."
 
 
+@functools.cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
+
+
 @dataclass(frozen=True)
 class Request:
     """One op as asked for: its plan, tools and key. ``toolset`` is None without a compiler."""
@@ -40,33 +47,39 @@ class Request:
     key: PlanKey
     cache: Cache
 
+    @cached_property
+    def roots(self) -> Roots:
+        """The places that the headers of entries are named relative to."""
+        return Roots.of(self.plan)
+
     @staticmethod
     def of(builder: OpBuilder, cache: Cache | None = None) -> Request:
         """Work the request out; compiles and writes nothing but memos."""
-        cache = cache or builder.cache
+        used = cache or builder.cache
         plan = make_plan(builder)
         toolset: Toolset | None = None
         missing: AccelError | None = None
         try:
-            toolset = find_toolset(plan, cache.memo)
+            toolset = find_toolset(plan, used.memo)
         except AccelError as error:
             missing = error
-        return Request(plan, toolset, missing, plan_key(plan, toolset, cache.memo), cache)
+            if env.CXX.get() is not None:  # a compiler was asked for, and is not what will have been used
+                _warn_once(f"{error.message} Builds of any compiler are taken where there are some. {error.remedy}")
+        return Request(plan, toolset, missing, plan_key(plan, toolset, used.memo), used)
 
     def find_opened(self) -> Entry | None:
         """The entry that fits and is open in this process; its file may be gone."""
-        roots = Roots.of(self.plan)
+        any_compiler = self.toolset is None
         for entry in loader.opened_entries(self.plan.op):
-            allowed = COMPILER_PARTS if self.toolset is None else ()
-            same = self.key.differs_only_in(entry.manifest.key_parts, allowed)
-            if same and entry.manifest.key.headers_unchanged(roots, self.cache.memo, any_system=self.toolset is None):
+            same = self.key.differs_only_in(entry.manifest.key_parts, COMPILER_PARTS if any_compiler else ())
+            if same and entry.manifest.key.headers_unchanged(self.roots, self.cache.memo, any_system=any_compiler):
                 return entry
         return None
 
     def find_cached(self) -> Entry | None:
         """The cache entry that fits; without a compiler, whatever compiler it was made with."""
         any_compiler = self.toolset is None
-        return self.cache.find(self.key, self.plan.op, Roots.of(self.plan), any_compiler=any_compiler)
+        return self.cache.find(self.key, self.plan.op, self.roots, any_compiler=any_compiler)
 
 
 @dataclass(frozen=True)
@@ -170,7 +183,7 @@ def _forbidden(request: Request) -> IncompatibleOpError:
 
     plan, cache = request.plan, request.cache
     tools = " and ".join(request.toolset.identities.values()) if request.toolset is not None else "a compiler"
-    miss = nearest_miss(cache.entries(plan.op), request.key, Roots.of(plan), cache.memo)
+    miss = nearest_miss(cache.entries(plan.op), request.key, request.roots, cache.memo)
     nearest = f" The nearest entry differs in: {'; '.join(miss.differences)}." if miss is not None else ""
     return IncompatibleOpError(
         f"Op '{plan.op}' is neither prebuilt nor in the cache {cache.root}. {_JIT_FORBIDDEN} It would have compiled "

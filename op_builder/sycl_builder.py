@@ -102,5 +102,5 @@ class SYCLNativeOpBuilder(SYCLOpBuilder):
     BINDING = Binding.STABLE
 
     def source_args(self, source: str) -> list[str]:
-        # A binding checks and dispatches; optimising torch's templates in it takes longest of all.
+        # A binding checks and dispatches: half of the time it takes to compile would go into optimising that.
         return ["-O1"] if source.startswith("kernels_sycl/bindings/") else []

@@ -7,7 +7,6 @@ time an op is loaded the caller's process has it imported anyway.
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -45,13 +44,19 @@ class TorchInstall:
     def library_dir(self) -> Path:
         return self.root / "lib"
 
+    @property
+    def include_dir(self) -> Path:
+        return self.root / "include"
+
 
 def parse_release(version: str) -> tuple[int, int]:
     """(major, minor) of a version text: ``2.13.0+cpu`` is (2, 13)."""
-    match = re.match(r"(\d+)\.(\d+)", version)
-    if match is None:
+    # Not by a regular expression: to compile one takes a tenth of a warm load.
+    major, _, rest = version.partition(".")
+    minor = rest[: len(rest) - len(rest.lstrip("0123456789"))]
+    if not (major.isdecimal() and minor):
         raise ValueError(f"{version!r} does not begin with a version number like 2.10")
-    return int(match[1]), int(match[2])
+    return int(major), int(minor)
 
 
 @cache
@@ -78,37 +83,28 @@ def torch_install() -> TorchInstall:
     )
 
 
-# Where the headers of the Stable ABI lie, and what they include.
-_STABLE_HEADERS = tuple(f"torch/include/torch/{part}/" for part in ("csrc/stable", "csrc/inductor", "headeronly"))
-_ALL_HEADERS = ("torch/include/",)
+def header_stamp(memo: Memo) -> str:
+    """One short text that changes whenever torch, or a header of it, can have changed.
 
-
-def header_stamp(memo: Memo, *, stable: bool) -> str:
-    """One short text that changes whenever the headers of torch that an op may use can have changed.
-
-    It is made of the hashes that torch's install record has of each header (hashing the 5,400
-    files themselves would take longer than a whole warm load may), and of nothing else in the record,
-    which tells the place of the environment too.
-
-    Args:
-        stable: whether the op uses the Stable ABI alone; else torch's version and revision count too.
+    It is made of its version, its revision and the hashes that its install record has of each header (hashing the 5,400
+    files themselves would take longer than a whole warm load may), and of nothing else in the record, which tells the
+    place of the environment too.
     """
     import torch
 
     install = torch_install()
     record = _install_record(install)
-    kept = _STABLE_HEADERS if stable else _ALL_HEADERS
 
     def work_out() -> tuple[dict[str, Any], list[str]]:
         if record is None:  # a source build, or a distribution's package: version.py is rewritten by each build
             text = (install.root / "version.py").read_text(encoding="utf-8")
             return {"sha256": hashlib.sha256(text.encode()).hexdigest()}, [str(install.root / "version.py")]
         lines = record.read_text(encoding="utf-8").splitlines()
-        headers = sorted(line for line in lines if line.startswith(kept))
+        headers = sorted(line for line in lines if line.startswith("torch/include/"))
         return {"sha256": hashlib.sha256("\n".join(headers).encode()).hexdigest()}, [str(record)]
 
-    digest = memo.get(f"torch headers {kept} of {record or install.root}", work_out)["sha256"][:16]
-    return f"stable {digest}" if stable else f"{install.version} {getattr(torch.version, 'git_version', '')} {digest}"
+    digest = memo.get(f"torch headers of {record or install.root}", work_out)["sha256"][:16]
+    return f"{install.version} {getattr(torch.version, 'git_version', '')} {digest}"
 
 
 def _install_record(install: TorchInstall) -> Path | None:

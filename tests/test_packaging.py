@@ -81,7 +81,8 @@ def test_the_wheel_holds_packages_sources_and_licence_and_nothing_else(tree: Pat
     assert expected, "the checkout has native sources"
     assert expected <= names
     assert {"op_builder/py.typed", "accelerator/py.typed"} <= names
-    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    licences = {name.partition(".dist-info/licenses/")[2] for name in names if ".dist-info/licenses/" in name}
+    assert licences == {"LICENSE", "THIRD_PARTY_NOTICES.md"}
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"accelerator", "op_builder"}
     assert not [name for name in names if name.endswith((".so", ".pyc"))]

@@ -392,6 +392,11 @@ def test_the_tag_promises_no_older_c_library_than_auditwheel_finds(audit: dict[s
     assert promised <= numbers(audit["sym_tag"].removesuffix(platform.machine()))[:2]
 
 
+def test_the_wheel_brings_its_licence_and_the_notices(wheel: Path) -> None:
+    licences = {name.partition(".dist-info/licenses/")[2] for name in files_in(wheel)} - {""}
+    assert licences == {"LICENSE", "THIRD_PARTY_NOTICES.md"}
+
+
 def test_the_wheel_says_its_tag_and_is_small(wheel: Path) -> None:
     files = files_in(wheel)
     (name,) = [name for name in files if name.endswith(".dist-info/WHEEL")]

@@ -127,7 +127,7 @@ def _clear(cache: Cache, _: argparse.Namespace) -> Answer:
 
 
 def _export(cache: Cache, options: argparse.Namespace) -> Answer:
-    # A precompiled header serves a compiler; it goes along only when it is named.
+    # A precompiled header serves a compiler, and stays here.
     wanted = options.ops or {entry.manifest.op for entry in cache.entries() if entry.manifest.kind != "header"}
     entries = [entry for entry in cache.entries() if entry.manifest.op in wanted]
     missing = set(options.ops) - {entry.manifest.op for entry in entries}

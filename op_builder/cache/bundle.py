@@ -6,22 +6,40 @@ where no compiler need be; a compiler that is there must be the same.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import hashlib
+import os
+import tempfile
+import time
 import zipfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from op_builder.cache.staging import SURELY_OVER_S
 from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
 from op_builder.errors import AccelError, CacheError
 from op_builder.fingerprint import COMPILER_PARTS, plan_key
+from op_builder.headers import Roots
 from op_builder.memo import Memo
 from op_builder.plan import Binding, BuildPlan, Language, Source
 from op_builder.toolchains.toolset import find_toolset
 from op_builder.torch_install import torch_install
 
 # The parts of a key that come from the machine and what is installed there, not from the op.
-_MACHINE_PARTS = ("format", "platform", "torch headers", "torch c++ abi", "python abi", "cpu", *COMPILER_PARTS)
+_MACHINE_PARTS = (
+    "format",
+    "platform",
+    "torch headers",
+    "torch c++ abi",
+    "python abi",
+    "cpu",
+    "flags in CXX",
+    *COMPILER_PARTS,
+)
+
+_PARTIAL = ".partial"
 
 
 class BundleError(AccelError, ValueError):
@@ -38,21 +56,46 @@ def export_bundle(entries: Iterable[Entry], path: Path) -> int:
     chosen = list(entries)
     if not chosen:
         raise BundleError("There is no entry to export.", "Build the op first: python -m op_builder.build OP.")
-    partial = path.with_name(path.name + ".partial")
+    headers = sorted({entry.manifest.op for entry in chosen if entry.manifest.kind == "header"})
+    if headers:
+        raise BundleError(
+            f"{', '.join(headers)} is a precompiled header, which serves the compiler of this machine alone.",
+            "Leave it out; it is made anew where an op with torch/extension.h is compiled.",
+        )
+    _remove_abandoned(path)
     try:
-        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as bundle:
+        # A name of its own: another process may export to the same file.
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=_PARTIAL)
+    except OSError as error:
+        raise CacheError(f"{path} cannot be written: {error.strerror}.", "Choose another place.") from error
+    partial = Path(name)
+    try:
+        # Files out of an image may be older than what a zip file can say.
+        with (
+            os.fdopen(handle, "wb") as file,
+            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as bundle,
+        ):
             for entry in chosen:
                 if not entry.is_intact():
                     raise BundleError(f"The entry {entry.directory} is damaged.", "python -m op_builder.cache verify")
                 base = f"{entry.manifest.op}/{entry.directory.parent.name}/{entry.directory.name}"
                 bundle.write(entry.directory / MANIFEST, f"{base}/{MANIFEST}")
                 bundle.write(entry.artifact, f"{base}/{entry.manifest.artifact}")
+        partial.chmod(0o644)
         partial.replace(path)
     except OSError as error:
         raise CacheError(f"{path} cannot be written: {error.strerror}.", "Choose another place.") from error
     finally:
         partial.unlink(missing_ok=True)
     return len(chosen)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove what exports to ``path`` that were killed have left beside it."""
+    for left in path.parent.glob(f"{glob.escape(path.name)}.*{_PARTIAL}"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > SURELY_OVER_S:
+                left.unlink()
 
 
 def import_bundle(cache: Cache, path: Path) -> list[Entry]:
@@ -94,7 +137,11 @@ def misfits(manifest: Manifest, memo: Memo) -> list[str]:
         compared.difference_update(COMPILER_PARTS)
     here = plan_key(plan, toolset, memo).parts
     differing = [name for name in _MACHINE_PARTS if name in compared and parts.get(name) != here.get(name)]
-    return [f"{name}: built for {parts.get(name, 'none')}, here {here.get(name, 'none')}" for name in differing]
+    told = [f"{name}: built for {parts.get(name, 'none')}, here {here.get(name, 'none')}" for name in differing]
+    # What an op on the Stable ABI has read of torch; that of others is a part of the key.
+    torch = Roots({"torch": str(torch_install().include_dir)})
+    other = [header for header in manifest.headers if header.root == "torch" and not header.has_same_content(torch)]
+    return [*told, *(f"{header.path} of torch is another one here" for header in other)]
 
 
 def _read(bundle: zipfile.ZipFile, name: str) -> tuple[Manifest, bytes]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from op_builder.cache import staging
+from op_builder.cache.staging import SURELY_OVER_S
 from op_builder.cache.store import Cache
 from op_builder.toolchains.sycl_runtime import KERNELS_DIRECTORY
 
@@ -24,8 +25,6 @@ _TO_LOOK_AT = ("rejected", "logs")
 _SMALL = ("locks", "memo", "staging")
 _YOUNG_S = 60.0  # its name may stand on a screen just now
 _OLD_MEMO_S = 30 * 24 * 3600.0
-# Where the file system knows no locks, age tells that a lock is not held.
-_SURELY_OVER_S = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def _remove_unheld(lock: Path, now: float, min_age_s: float) -> None:
         except BlockingIOError:
             return
         except OSError:
-            if age_s < _SURELY_OVER_S:
+            if age_s < SURELY_OVER_S:
                 return
         # Who opened it in this moment holds a lock that no other will see: at worst something is built twice.
         _unlink(lock)

@@ -1,8 +1,9 @@
 """Keeping the cache in bounds: what was used when, what is in use, what may go.
 
 An entry's last use is the modification time of its manifest; a hit renews it, at most twice a
-minute. Removing a binary that some process has mapped would not hurt that process, but the next
-load would compile again, so what is in use stays.
+minute. What a process of this host has mapped stays: on a local disk it would not be hurt, but the
+next load would compile again. What other hosts have mapped cannot be seen, and a network file system
+takes it from them; there nothing that was used within a week goes by itself.
 """
 
 from __future__ import annotations
@@ -27,6 +28,22 @@ logger = logging.getLogger(__name__)
 
 # An entry that was used so lately may be about to be opened.
 _JUST_USED_S = 60.0
+# On a file system that other hosts may share, a process may have begun so long ago with what it still uses.
+_PERHAPS_USED_S = 7 * 24 * 3600.0
+_NETWORK_FILE_SYSTEMS = (
+    "nfs",
+    "cifs",
+    "smb",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "gluster",
+    "afs",
+    "9p",
+    "panfs",
+    "fuse",
+)
 
 
 @dataclass(frozen=True)
@@ -38,9 +55,9 @@ class Usage:
     used_at: float
     is_mapped: bool
 
-    @property
-    def may_go(self) -> bool:
-        return not self.is_mapped and time.time() - self.used_at > _JUST_USED_S
+    def may_go(self, rested_s: float = _JUST_USED_S) -> bool:
+        """Whether nobody is known to use it, and it was last used more than ``rested_s`` seconds ago."""
+        return not self.is_mapped and time.time() - self.used_at > rested_s
 
 
 def examine(cache: Cache) -> tuple[list[Entry], dict[Path, str]]:
@@ -80,6 +97,7 @@ def surplus(
     max_size_bytes: int | None = None,
     older_than_s: float | None = None,
     unused: bool = False,
+    rested_s: float = _JUST_USED_S,
 ) -> list[Usage]:
     """Of ``found``, those that go.
 
@@ -87,6 +105,7 @@ def surplus(
         max_size_bytes: the least lately used go until the rest fits.
         older_than_s: those not used for so many seconds go.
         unused: all but the last used of each op go.
+        rested_s: what was used within so many seconds stays in any case.
     """
     newest_first = sorted(found, key=lambda usage: usage.used_at, reverse=True)
     going: list[Usage] = []
@@ -98,7 +117,7 @@ def surplus(
             or (older_than_s is not None and time.time() - usage.used_at > older_than_s)
             or (unused and op in kept_ops)
         )
-        if goes and usage.may_go:
+        if goes and usage.may_go(rested_s):
             going.append(usage)
             continue
         kept_bytes += usage.size_bytes
@@ -136,11 +155,22 @@ def keep_in_bounds(cache: Cache) -> None:
     freed = remove_leftovers(surplus_leftovers(others, excess_bytes=total - bound))
     try:
         if total - freed > bound:
-            freed += remove(cache, surplus(usages(cache), max_size_bytes=bound))
+            rested_s = _PERHAPS_USED_S if is_on_network(cache.root) else _JUST_USED_S
+            freed += remove(cache, surplus(usages(cache), max_size_bytes=bound, rested_s=rested_s))
     except CacheError as error:
         logger.warning("The cache %s holds more than %d MiB: %s", cache.root, bound >> 20, error.message)
         return
     logger.info("The cache %s held more than %d MiB; %d bytes were freed.", cache.root, bound >> 20, freed)
+
+
+def is_on_network(directory: Path) -> bool:
+    """Whether other hosts may share the file system of ``directory``."""
+    import psutil  # not at the top: a warm load has no time for it
+
+    place = os.path.realpath(directory)
+    mounts = [part for part in psutil.disk_partitions(all=True) if Path(place).is_relative_to(part.mountpoint)]
+    nearest = max(mounts, key=lambda part: len(part.mountpoint), default=None)
+    return nearest is not None and nearest.fstype.startswith(_NETWORK_FILE_SYSTEMS)
 
 
 def _used_at(entry: Entry) -> float:

@@ -22,7 +22,7 @@ _ALIVE = "alive"
 # For so long a new directory may be without its lock.
 _YOUNG_S = 10.0
 # Where lock and process cannot both be asked, age decides.
-_SURELY_OVER_S = 24 * 3600.0
+SURELY_OVER_S = 24 * 3600.0
 
 
 def make_directory(parent: Path, op: str) -> Path:
@@ -75,7 +75,7 @@ def _is_abandoned(directory: Path) -> bool:
     _, _, rest = directory.name.partition("@")
     host, _, rest = rest.partition("@")
     if host != this_host():
-        return age_s > _SURELY_OVER_S
+        return age_s > SURELY_OVER_S
     try:
         locked = _is_locked(directory)
     except FileNotFoundError:
@@ -83,7 +83,7 @@ def _is_abandoned(directory: Path) -> bool:
             return False
         locked = False
     except OSError:  # the file system knows no locks
-        return age_s > _SURELY_OVER_S
+        return age_s > SURELY_OVER_S
     # Either sign of life is enough: a lock may be lost, and a process of another container is not seen.
     return not locked and not process_lives(rest.partition("@")[0])
 

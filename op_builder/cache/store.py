@@ -46,12 +46,33 @@ _LARGE_BYTES = 64 << 20
 
 
 def default_cache_dir() -> Path:
-    """``$ACCEL_CACHE_DIR``, else ``accel-ops`` below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """``$ACCEL_CACHE_DIR``, else ``accel-ops`` below ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Raises:
+        CacheError: this user has no home directory.
+    """
     asked = env.ACCEL_CACHE_DIR.get()
-    if asked is not None:
-        return asked.absolute()
-    base = env.XDG_CACHE_HOME.get() or Path.home() / ".cache"
-    return base / "accel-ops"
+    return asked.absolute() if asked is not None else _own_cache_dir()
+
+
+def _own_cache_dir() -> Path:
+    base = env.XDG_CACHE_HOME.get()
+    if base is not None:
+        return base / "accel-ops"
+    try:
+        return Path.home() / ".cache" / "accel-ops"
+    except RuntimeError:  # a number that is in no list of users, as in containers
+        raise CacheError("This user has no home directory to keep a cache in.", "Set ACCEL_CACHE_DIR.") from None
+
+
+def _memo_directories(root: Path) -> list[Path]:
+    """Where memos of the cache at ``root`` are: beside it; where that cannot be written, in the user's own, too."""
+    beside = root / "memo"
+    if os.access(root, os.W_OK) or not root.exists():
+        return [beside]
+    with contextlib.suppress(CacheError):
+        return [beside, _own_cache_dir() / "memo"]
+    return [beside]
 
 
 class OtherFormatError(ValueError):
@@ -197,7 +218,7 @@ class Cache:
         self.root = root or default_cache_dir()
         self._is_ours = is_ours
         self.damaged: dict[Path, str] = {}
-        self.memo = Memo(self.root / "memo")
+        self.memo = Memo(*_memo_directories(self.root))
 
     def find(self, key: PlanKey, op: str, roots: Roots, *, any_compiler: bool = False) -> Entry | None:
         """The intact entry of ``key`` whose headers are all as they were, or None.
@@ -275,7 +296,7 @@ class Cache:
                     if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT, errno.ESTALE):
                         raise
                     failure = error
-                if (winner := self._intact_entry(final)) is not None:
+                if (winner := _intact_entry(final, key.digest)) is not None:
                     return winner
                 self.set_aside(final, "its binary does not match its manifest")
             raise failure
@@ -322,6 +343,9 @@ class Cache:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise disk_full(self.root) from error
+            place = str(error.filename or self.root)
+            if os.path.isabs(place) and not place.startswith(str(self.root)):
+                raise CacheError(f"{place} cannot be used: {error.strerror}.", "Load again when it can.") from error
             raise CacheError(
                 f"The cache directory {self.root} cannot be written: {error.strerror} ({error.filename}).",
                 "Set ACCEL_CACHE_DIR to a directory you may write, or use ops that are prebuilt.",
@@ -344,23 +368,21 @@ class Cache:
         found = []
         for directory in subdirectories(plan_directory):
             try:
-                found.append(_read_entry(directory))
+                found.append(_read_entry(directory, directory.name if self._is_ours else None))
             except OSError:
                 # Gone just now, or a network file system does not show all of it yet. If it is damaged,
                 # publishing the same build again finds out.
-                continue
-            except OtherFormatError:
-                continue  # of another version of accel-ops, which may still use it
+                self._pass_over(directory, "its manifest cannot be read")
+            except OtherFormatError:  # which that version may still use
+                self._pass_over(directory, "its manifest is of another version of accel-ops")
             except (ValueError, KeyError, TypeError):
                 self.set_aside(directory, "its manifest cannot be read")
         return found
 
-    def _intact_entry(self, directory: Path) -> Entry | None:
-        try:
-            entry = _read_entry(directory)
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return entry if entry.is_intact() else None
+    def _pass_over(self, directory: Path, reason: str) -> None:
+        """Leave an entry where it is; in a package, which nobody else writes to, it is told."""
+        if not self._is_ours:
+            self.damaged[directory] = reason
 
     def set_aside(self, directory: Path, reason: str) -> None:
         """Move a damaged entry's directory out of the way, so that it is built again.
@@ -380,7 +402,7 @@ class Cache:
             moved = place / "entry"
             with contextlib.suppress(OSError):
                 os.rename(directory, moved)
-                if self._intact_entry(moved) is not None:
+                if _intact_entry(moved, directory.name) is not None:
                     os.rename(moved, directory)  # fails where there is a new entry by now
             if not moved.exists():
                 place.rmdir()
@@ -389,8 +411,28 @@ class Cache:
             (place / "reason.txt").write_text(f"{directory}: {reason}\n", encoding="utf-8", errors="surrogateescape")
 
 
-def _read_entry(directory: Path) -> Entry:
-    return Entry(directory, Manifest.from_json((directory / MANIFEST).read_text(encoding="utf-8")))
+def _read_entry(directory: Path, digest: str | None) -> Entry:
+    """The entry in a directory.
+
+    Args:
+        digest: of the key that the directory was named by, where that counts.
+
+    Raises:
+        ValueError: its manifest cannot be read, or says something else. It would be found under its plan, never fit,
+            and keep a new build from its place.
+    """
+    manifest = Manifest.from_json((directory / MANIFEST).read_text(encoding="utf-8"))
+    if digest is not None and manifest.key.digest != digest:
+        raise ValueError("the manifest was changed")
+    return Entry(directory, manifest)
+
+
+def _intact_entry(directory: Path, digest: str) -> Entry | None:
+    try:
+        entry = _read_entry(directory, digest)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return entry if entry.is_intact() else None
 
 
 def disk_full(root: Path) -> CacheError:

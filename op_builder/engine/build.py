@@ -20,7 +20,7 @@ from op_builder import env
 from op_builder.cache.staging import process_lives
 from op_builder.cache.store import Cache, Entry, disk_full
 from op_builder.engine import precompiled, torch_header
-from op_builder.engine.commands import BuildCommands, build_commands, stamped_directories
+from op_builder.engine.commands import LINKED_LIST, BuildCommands, build_commands, stamped_directories
 from op_builder.engine.diagnose import diagnose
 from op_builder.engine.jobs import JobBudget, job_count
 from op_builder.engine.kernels import try_kernels
@@ -29,9 +29,8 @@ from op_builder.engine.precompiled import Preincluded
 from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection, inspect
 from op_builder.errors import BuildCancelled, CacheError, CompileError, ToolchainError
-from op_builder.file_contents import file_status, last_touched_ns
-from op_builder.fingerprint import BuildKey, PlanKey, build_key, plan_key
-from op_builder.headers import Roots
+from op_builder.fingerprint import BuildKey, PlanKey, build_key, plan_key, saved_since
+from op_builder.headers import HeaderGoneError, Roots
 from op_builder.plan import BuildPlan
 from op_builder.toolchains.toolset import Toolset
 
@@ -115,8 +114,12 @@ class _Build:
             with self.cache.staging(self.plan.op) as staging, self.cache.errors_explained():
                 commands, header = self._compile(staging)
                 inspection = self._inspected(staging, staging / _LOG)
-                after = self._key(commands, staging, header)
-                settled = after.plan.digest == key.digest and not _saved_since(started_ns, self.plan, after)
+                try:
+                    after = self._key(commands, staging, header)
+                except HeaderGoneError as gone:
+                    logger.info("%s vanished while '%s' was built; building again.", gone, self.plan.op)
+                    continue
+                settled = after.plan.digest == key.digest and not saved_since(started_ns, self.plan, after)
                 if settled or (before is not None and after.digest == before.digest):
                     build_s = (time.time_ns() - started_ns) / 1e9
                     logger.info("Built '%s' in %.1f s.", self.plan.op, build_s)
@@ -183,15 +186,15 @@ class _Build:
                 "by which a changed header would be noticed.",
                 "Use a compiler that knows -MD and -MF.",
             )
-        read = build_key(key, self.plan, depfiles, stamped_directories(self.plan, self.toolset))
+        linked = staging / LINKED_LIST
+        read = build_key(
+            key,
+            self.plan,
+            depfiles,
+            stamped_directories(self.plan, self.toolset),
+            linked=linked if linked.exists() else None,
+        )
         return read if header is None else header.complete(read)
-
-
-def _saved_since(started_ns: int, plan: BuildPlan, key: BuildKey) -> bool:
-    roots = Roots.of(plan)
-    names = [str(source.path) for source in plan.sources if source.text is None]
-    names += [roots.locate(header.root, header.path) for header in key.headers]
-    return any(last_touched_ns(status) >= started_ns for status in map(file_status, names))
 
 
 def _compile_error(plan: BuildPlan, cache: Cache, log_path: Path) -> CompileError | CacheError:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from collections.abc import Container
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from op_builder.headers import Roots
 from op_builder.plan import Binding, BuildPlan, Language, Source
-from op_builder.toolchains.compiler import Compiler
+from op_builder.toolchains.compiler import LINKED_FLAG, Compiler, lists_linked
 from op_builder.toolchains.cuda import CudaToolkit
 from op_builder.toolchains.cuda_archs import gencode_flags
 from op_builder.toolchains.toolset import Toolset
@@ -19,6 +19,9 @@ from op_builder.torch_install import torch_install
 
 # The object that linked device code becomes, named as torch names it.
 DEVICE_OBJECT = "sycl_dlink.o"
+
+# What the linker took in, as it lists it.
+LINKED_LIST = "link.d"
 
 # The name under which a build's directory holds torch/extension.h for -include; see engine/precompiled.py.
 PRECOMPILED_HEADER = "torch_extension.h"
@@ -46,11 +49,13 @@ class BuildCommands:
 
     Attributes:
         device_link: of device code that was compiled ahead, into DEVICE_OBJECT; empty where there is none.
+        stand_ins: by file name, of the libraries that the link meets instead of torch's.
     """
 
     compile_steps: tuple[CompileStep, ...]
     link: tuple[str, ...]
     device_link: tuple[str, ...] = ()
+    stand_ins: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def build_commands(
@@ -78,13 +83,16 @@ def build_commands(
         # -MD, not -MMD: a system's header (libaio.h, say) may change the binary as one of the op's own may.
         steps.append(CompileStep(source, object_name, (*command, *output)))
     objects = [step.object_name for step in steps]
+    stand_ins = _stand_ins(plan, toolset)
+    torch_libraries = "." if stand_ins else str(torch_install().library_dir)
     if toolset.icpx is None or plan.sycl is None:
-        return BuildCommands(tuple(steps), _link(plan, objects, toolset))
+        return BuildCommands(tuple(steps), _link(plan, objects, toolset, torch_libraries), stand_ins=stand_ins)
     from op_builder.toolchains.sycl_ahead import device_link
 
     sycl_objects = [step.object_name for step in steps if step.source.language is Language.SYCL]
     device = device_link(toolset.icpx, plan.sycl.devices, sycl_objects, DEVICE_OBJECT)
-    return BuildCommands(tuple(steps), _link(plan, [*objects, DEVICE_OBJECT], toolset), tuple(device))
+    link = _link(plan, [*objects, DEVICE_OBJECT], toolset, torch_libraries)
+    return BuildCommands(tuple(steps), link, tuple(device), stand_ins)
 
 
 def precompile_command(plan: BuildPlan, toolset: Toolset, directory: Path) -> list[str]:
@@ -96,10 +104,11 @@ def precompile_command(plan: BuildPlan, toolset: Toolset, directory: Path) -> li
 
 
 def stamped_directories(plan: BuildPlan, toolset: Toolset) -> list[str]:
-    """Directories whose headers count in the key through an identity, not by content."""
+    """Directories whose files count in the key through an identity, not by content."""
     sycl = [str(path) for path in toolset.sycl.header_dirs] if toolset.sycl is not None else []
     foreign = [str(library.include_dir) for library in plan.libraries]
-    return [*_system_includes(plan), *_compiler_own(toolset.cxx), *_cuda_own(toolset.cuda), *sycl, *foreign]
+    torch = _system_includes(plan) if plan.binding is Binding.TORCH else []
+    return [*torch, *_compiler_own(toolset.cxx), *_cuda_own(toolset.cuda), *sycl, *foreign]
 
 
 def _compiler_own(compiler: Compiler) -> list[str]:
@@ -123,10 +132,11 @@ def _compiler_own(compiler: Compiler) -> list[str]:
 def _cuda_own(cuda: CudaToolkit | None) -> list[str]:
     if cuda is None:
         return []
-    found = [str(path) for path in cuda.home.glob("targets/*/include")]
-    # In an environment's prefix include/ is everybody's.
+    # The libraries, too: the runtime, cudart_static, is linked in.
+    found = [str(path) for kind in ("include", "lib") for path in cuda.home.glob(f"targets/*/{kind}")]
+    # In an environment's prefix include/ and lib/ are everybody's.
     is_environment = cuda.home == Path(sys.prefix) or (cuda.home / "conda-meta").is_dir()
-    return found if is_environment else [*found, str(cuda.home / "include")]
+    return found if is_environment else [*found, str(cuda.home / "include"), str(cuda.library_dir)]
 
 
 def _compile_cuda(plan: BuildPlan, source: Source, toolset: Toolset, maps: list[str]) -> list[str]:
@@ -187,37 +197,64 @@ def _quick_flags(plan: BuildPlan, compiler: Compiler) -> list[str]:
     return ["-fno-devirtualize"] if plan.binding is Binding.TORCH and compiler.is_gcc else []
 
 
-def _link(plan: BuildPlan, objects: list[str], toolset: Toolset) -> tuple[str, ...]:
-    torch = torch_install()
-    libraries = ["-ltorch_cpu", "-lc10"]
+def _torch_libraries(plan: BuildPlan, toolset: Toolset) -> list[str]:
+    """What of torch the binary of ``plan`` names as needed."""
+    libraries = ["torch_cpu", "c10"]
     if plan.uses_cuda or plan.sycl is not None or plan.binding is Binding.TORCH:
         # On a CUDA build libtorch brings all of torch's CUDA libraries: not for host code alone.
-        libraries.insert(0, "-ltorch")
-    search = [f"-L{torch.library_dir}"]
-    runtime: list[str] = []
+        libraries.insert(0, "torch")
     if plan.binding is Binding.TORCH:
-        libraries.append("-ltorch_python")
+        libraries.append("torch_python")
+        if toolset.cuda is not None:
+            libraries += ["torch_cuda", "c10_cuda"]
+    if toolset.sycl is not None and torch_install().xpu is not None:
+        libraries += ["torch_xpu", "c10_xpu"]
+    return libraries
+
+
+def _stand_ins(plan: BuildPlan, toolset: Toolset) -> dict[str, tuple[str, ...]]:
+    """Empty libraries of the names that the binary is to need, by file name.
+
+    To link with torch's own takes half a second, as the linker reads 100,000 symbols. A shared library
+    may leave its own unresolved, and those of torch have no versions: nothing is learned from reading them. That they
+    are there, the try after the build shows, which opens the binary with all its symbols bound.
+    """
+    if _links_strictly(plan, toolset):
+        return {}
+    names = [f"lib{library}.so" for library in _torch_libraries(plan, toolset)]
+    make = (*toolset.cxx.command, "-shared", "-nostdlib", "-x", "c++", "/dev/null")
+    return {name: (*make, f"-Wl,-soname,{name}", "-o", name) for name in names}
+
+
+def _links_strictly(plan: BuildPlan, toolset: Toolset) -> bool:
+    """Whether the linker is told to find all symbols: -z defs, --no-undefined, --unresolved-symbols."""
+    words = ("defs", "undefined", "unresolved")
+    return any(word in flag for flag in (*toolset.cxx.command, *plan.link_flags) for word in words)
+
+
+def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries: str) -> tuple[str, ...]:
+    search = [f"-L{torch_libraries}"]
+    runtime: list[str] = []
     if toolset.cuda is not None:
         search.append(f"-L{toolset.cuda.library_dir}")
-        runtime = _cuda_runtime(plan, toolset.cuda)
-        if plan.binding is Binding.TORCH:
-            libraries += ["-ltorch_cuda", "-lc10_cuda"]
+        runtime = _cuda_runtime(plan)
     sycl: list[str] = []
     if toolset.sycl is not None:
         search.append(f"-L{toolset.sycl.library_dir}")
         sycl = ["-lsycl"]
-        if torch.xpu is not None:
-            libraries += ["-ltorch_xpu", "-lc10_xpu"]
+    chosen = [flag for flag in plan.link_flags if flag.startswith(("-fuse-ld", "-B", "--ld-path"))]
+    listed = [f"-Wl,{LINKED_FLAG}={LINKED_LIST}"] if lists_linked((*toolset.cxx.command, *chosen)) else []
     return (
         *toolset.cxx.command,
         "-shared",
         *objects,
         "-o",
         plan.artifact_name,
+        *listed,
         *search,
         # By default the linker drops -ltorch, and with it the way to torch's CUDA symbols.
         "-Wl,--no-as-needed",
-        *libraries,
+        *(f"-l{library}" for library in _torch_libraries(plan, toolset)),
         "-Wl,--as-needed",
         *runtime,
         *sycl,
@@ -226,7 +263,7 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset) -> tuple[str, .
     )
 
 
-def _cuda_runtime(plan: BuildPlan, _cuda: CudaToolkit) -> list[str]:
+def _cuda_runtime(plan: BuildPlan) -> list[str]:
     # A Stable-ABI op carries the CUDA runtime in itself, so that it fits every torch of the
     # driver; an op on torch's C++ API must share torch's runtime library.
     if plan.binding is Binding.STABLE:
@@ -243,7 +280,7 @@ def _torch_includes(plan: BuildPlan) -> list[str]:
     if plan.binding is Binding.STABLE:
         # The Stable ABI's headers all lie here. cpp_extension would say so too, but importing it,
         # and setuptools with it, takes longer than half of what else a small build takes beside its compiler.
-        return [str(torch_install().root / "include")]
+        return [str(torch_install().include_dir)]
     from torch.utils import cpp_extension
 
     return [os.path.realpath(path) for path in cpp_extension.include_paths("cpu")]

@@ -67,17 +67,24 @@ def write_file(plan: BuildPlan, commands: BuildCommands, directory: Path) -> Non
         "rule link",
         "  command = $command",
         "  description = link $out",
+        "rule stand_in",
+        "  command = $command",
+        "  description = stand in for $out",
     ]
     for step in commands.compile_steps:
         lines.append(f"build {_path(step.object_name)}: compile {_path(str(step.source.path))}")
         lines.append(f"  command = {_value(shlex.join(step.command))}")
         lines.append(f"  label = {_value(step.source.label)}")
+    for name, command in commands.stand_ins.items():
+        lines.append(f"build {name}: stand_in")
+        lines.append(f"  command = {_value(shlex.join(command))}")
     objects = [_path(step.object_name) for step in commands.compile_steps]
     if commands.device_link:
         lines.append(f"build {DEVICE_OBJECT}: link {' '.join(objects)}")
         lines.append(f"  command = {_value(shlex.join(commands.device_link))}")
         objects.append(DEVICE_OBJECT)
-    lines.append(f"build {_path(plan.artifact_name)}: link {' '.join(objects)}")
+    needed = " ".join([*objects, "|", *commands.stand_ins] if commands.stand_ins else objects)
+    lines.append(f"build {_path(plan.artifact_name)}: link {needed}")
     lines.append(f"  command = {_value(shlex.join(commands.link))}")
     (directory / "build.ninja").write_text("\n".join(lines) + "\n")
 

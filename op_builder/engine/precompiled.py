@@ -32,15 +32,16 @@ from typing import IO
 
 from op_builder import env
 from op_builder.cache.store import Cache, Entry
-from op_builder.cgroups import HostFiles, available_memory_bytes
+from op_builder.cgroups import HostFiles, available_memory_bytes, falls_together, memory_limit_bytes
 from op_builder.engine import torch_header
 from op_builder.engine.commands import PRECOMPILED_HEADER, precompile_command, stamped_directories
 from op_builder.engine.first_include import eligible_sources, own_include_dirs
 from op_builder.engine.flags import DIRECTORY_FLAGS, grouped_flags
 from op_builder.engine.publish import publish
+from op_builder.engine.session import watched
 from op_builder.engine.try_load import Inspection
 from op_builder.errors import AccelError, ToolchainError
-from op_builder.fingerprint import BuildKey, build_key, plan_key
+from op_builder.fingerprint import BuildKey, build_key, plan_key, saved_since
 from op_builder.headers import Roots, parse_depfile
 from op_builder.plan import Binding, BuildPlan, Language, Source
 from op_builder.toolchains.process import run
@@ -202,26 +203,42 @@ def precompile(header: BuildPlan, toolset: Toolset, cache: Cache) -> Entry:
         ToolchainError: GCC failed, or does not take what it made.
         CacheError: the cache directory cannot be written.
     """
-    started = time.monotonic()
+    started, started_ns = time.monotonic(), time.time_ns()
     key = plan_key(header, toolset, cache.memo)
     with cache.staging(OP) as staging, cache.errors_explained():
         (staging / PRECOMPILED_HEADER).write_text(header.sources[0].text or "", encoding="utf-8")
         command = precompile_command(header, toolset, staging)
-        timeout_s = env.ACCEL_COMPILE_TIMEOUT_S.get()
-        environment = env.child_environment(TMPDIR=str(staging), LC_ALL="C")
-        done = run(command, cwd=staging, timeout_s=timeout_s, environment=environment)
-        if done.ok:
-            flags = command[: command.index("-MD")]
-            attempt = [*flags, "-include", PRECOMPILED_HEADER, "-Winvalid-pch", "-Werror", "-fsyntax-only"]
-            done = run([*attempt, "-x", "c++", os.devnull], cwd=staging, timeout_s=timeout_s, environment=environment)
-        if not done.ok:
-            raise ToolchainError(f"torch/extension.h cannot be precompiled: {done.errors.strip()[-2000:]}")
+        _compile(command, staging)
+        flags = command[: command.index("-MD")]
+        attempt = [*flags, "-include", PRECOMPILED_HEADER, "-Winvalid-pch", "-Werror", "-fsyntax-only"]
+        _compile([*attempt, "-x", "c++", os.devnull], staging)
         depfile = staging / f"{header.artifact_name}.d"
         (staging / _NAMES).write_text(json.dumps(_first_names(depfile, header, toolset)))
         whole_key = build_key(key, header, [depfile], stamped_directories(header, toolset))
+        if plan_key(header, toolset, cache.memo) != key or saved_since(started_ns, header, whole_key):
+            raise ToolchainError("torch/extension.h is not kept precompiled: a header changed meanwhile.")
         inspection = Inspection("header", (), "an empty file was compiled with it")
         build_s = time.monotonic() - started
         return publish(cache, header, staging, whole_key, inspection, build_s, keep=[_NAMES])
+
+
+def _compile(command: Sequence[str], staging: Path) -> None:
+    """Run the compiler, which ends with this process.
+
+    Raises:
+        ToolchainError: it failed, or did not end in time.
+    """
+    timeout_s = env.ACCEL_COMPILE_TIMEOUT_S.get()
+    environment = env.child_environment(TMPDIR=str(staging), LC_ALL="C")
+    log_path = staging / "precompile.log"
+    with log_path.open("w") as log, watched(command, cwd=staging, environment=environment, output=log) as process:
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise ToolchainError(f"torch/extension.h was not precompiled within {timeout_s:g} s.") from None
+    if code != 0:
+        said = log_path.read_text(errors="replace").strip()[-2000:]
+        raise ToolchainError(f"torch/extension.h cannot be precompiled: {said}")
 
 
 def _first_names(depfile: Path, header: BuildPlan, toolset: Toolset) -> list[str]:
@@ -243,6 +260,8 @@ def _obstacle(cache: Cache) -> str:
         return "ACCEL_CACHE_MAX_MIB leaves no room for it"
     if available_memory_bytes(HostFiles()) < _MEMORY_BYTES:
         return "memory is short"
+    if falls_together(HostFiles()) and memory_limit_bytes(HostFiles()) is not None:
+        return "where memory runs out, all processes of this control group are ended, the user's program among them"
     try:
         return "the disk is nearly full" if shutil.disk_usage(cache.root).free < _DISK_BYTES else ""
     except OSError as error:

@@ -21,7 +21,7 @@ class NativeOpBuilder(CPUOpBuilder):
         return ["csrc"]
 
     def source_args(self, source: str) -> list[str]:
-        # A binding checks and dispatches; optimising torch's templates in it takes longest of all.
+        # A binding checks and dispatches: half of the time it takes to compile would go into optimising that.
         return ["-O1"] if source.startswith("csrc/bindings/") else []
 
     def load_checks(self) -> list[CheckOutcome]:

@@ -92,6 +92,7 @@ def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata
             plain, tree = _unpacked(scratch, config_settings, metadata_directory)
             tag = _prebuild(tree, order, target)
             if not tag:  # nothing of this project is asked for
+                wheel.refuse_binaries(plain)
                 shutil.copy(plain, wheel_directory)
                 return plain.name
             return wheel.pack(tree, Path(wheel_directory), tag)

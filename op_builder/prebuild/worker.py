@@ -24,7 +24,7 @@ from op_builder._version import __version__
 from op_builder.build import Outcome, build_all
 from op_builder.cache.store import MANIFEST, Cache, Manifest
 from op_builder.cuda_builder import CUDAOpBuilder
-from op_builder.errors import AccelError, IncompatibleOpError
+from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
 from op_builder.headers import SystemHeaders
 from op_builder.paths import outermost_package
 from op_builder.prebuild.order import Order, variable_of
@@ -33,6 +33,7 @@ from op_builder.prebuild.target import REFUSED, say
 from op_builder.prebuilt import DIRECTORY, INDEX, INDEX_FORMAT
 from op_builder.registry import UnavailableOpBuilder, all_builders, registered_packages
 from op_builder.sycl_builder import SYCLOpBuilder
+from op_builder.toolchains.compiler import find_cxx
 from op_builder.torch_install import torch_install
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Built:
         op: the op's name.
         package: directory of the package that declares it, in the unpacked wheel.
         directory: where the cache has it.
-        manifest: what the cache knows of it.
+        manifest: what the wheel is to say of it.
     """
 
     op: str
@@ -90,9 +91,9 @@ def prebuild(tree: Path, order: Order) -> str:
     candidates = [*all_builders(package).values(), *all_builders(_HOST_OPS).values()]
     registered = [found for found in registered_packages(package) if found.complaint]
     order.refuse_unknown(candidates, " ".join(found.complaint for found in registered))
-    for found in registered:
-        if (tree / found.module.partition(".")[0]).exists():
-            say(f"warning: {found.complaint}")
+    complaints = [found.complaint for found in registered if (tree / found.module.partition(".")[0]).exists()]
+    for complaint in complaints:
+        say(f"warning: {complaint}")
     own = [builder for builder in candidates if _is_in(tree, builder)]
     how = (
         "named" if requested_name() else f"detected; {env.ACCEL_ACCELERATOR.name} names another, which need not be here"
@@ -100,8 +101,14 @@ def prebuild(tree: Path, order: Order) -> str:
     say(f"torch {torch_install().version}, Python {platform.python_version()}, accelerator {accelerator} ({how})")
     chosen, left_out = _choose(own, order, accelerator)
     if not chosen and not any(map(order.wants, own)):
+        if complaints and order.everything:
+            raise IncompatibleOpError(
+                f"None of the ops asked for can be built. {' '.join(complaints)}",
+                "Mend that, or unset ACCEL_BUILD_OPS: ops are then compiled when first loaded.",
+            )
         say("none of this project's ops is asked for; the wheel holds none")
         return ""
+    _refuse_cpu_of_compiler()
     with _cache_that_can_be_written(), env.scope(**{env.ACCEL_PRECOMPILE.name: "0"}):
         insisted = {builder.name for builder in chosen if order.insists_on(builder)}
         outcomes = build_all(chosen, required=insisted, force=False, report=_Progress(len(chosen)))
@@ -125,16 +132,37 @@ def prebuild(tree: Path, order: Order) -> str:
     return tag
 
 
+def _refuse_cpu_of_compiler() -> None:
+    """An op's own -march is in its recipe, by which a binary that does not fit is noticed; that of CXX is not."""
+    try:
+        command = find_cxx(Cache().memo).command
+    except ToolchainError:  # each op's check tells that
+        return
+    tied = [word for word in command if word.startswith(("-march=", "-mcpu="))]
+    if tied:
+        raise ToolchainError(
+            f"The compiler is {' '.join(command)}: {' '.join(tied)} ties each binary of the wheel to such CPUs, and "
+            "nothing would tell where it is installed.",
+            "Set CXX without it. This project's kernels choose among instruction sets when they are loaded.",
+        )
+
+
 def _is_in(tree: Path, builder: OpBuilder) -> bool:
     """Whether the wheel holds the package of a builder, or, of an op that is not there yet, this very project."""
-    if isinstance(builder, UnavailableOpBuilder):
+    declared = builder.INSTEAD_OF if isinstance(builder, UnavailableOpBuilder) else type(builder)
+    if declared is None:
         return Path(__file__).resolve().is_relative_to(tree)
-    package = outermost_package(type(builder))
+    package = outermost_package(declared)
     return package is not None and package.is_relative_to(tree)
 
 
 def _choose(builders: Sequence[OpBuilder], order: Order, accelerator: str) -> tuple[list[OpBuilder], list[LeftOut]]:
     """The builders whose ops are to be built, each recipe once, and what is left out."""
+    # What one device does not have, another may.
+    had = {builder.name for builder in builders if not isinstance(builder, UnavailableOpBuilder)}
+    builders = [
+        builder for builder in builders if not (isinstance(builder, UnavailableOpBuilder) and builder.name in had)
+    ]
     chosen: dict[str, OpBuilder] = {}
     left_out: dict[str, LeftOut] = {}
     for builder in builders:
@@ -176,6 +204,8 @@ def _settle(builders: Sequence[OpBuilder], outcomes: Sequence[Outcome]) -> tuple
         assert package is not None, "chosen because its package is in the wheel"
         directory = Path(outcome.path).parent
         manifest = Manifest.from_json((directory / MANIFEST).read_text(encoding="utf-8"))
+        # Not what of the system was read: that is the building machine's, and nobody asks for it in the wheel.
+        manifest = replace(manifest, system_headers=SystemHeaders.of([]))
         built.append(Built(outcome.op, package, directory, manifest))
     return built, left_out
 
@@ -192,9 +222,7 @@ def _place(built: Sequence[Built], package: Path) -> None:
     for item in built:
         place = package / DIRECTORY / item.place
         place.mkdir(parents=True, exist_ok=True)
-        # Not what of the system was read: that is the building machine's, and nobody asks for it here.
-        manifest = replace(item.manifest, system_headers=SystemHeaders.of([]))
-        (place / MANIFEST).write_text(manifest.to_json() + "\n", encoding="utf-8")
+        (place / MANIFEST).write_text(item.manifest.to_json() + "\n", encoding="utf-8")
         shutil.copyfile(item.directory / item.manifest.artifact, place / item.manifest.artifact)
 
 

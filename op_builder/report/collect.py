@@ -23,7 +23,6 @@ from op_builder.cpu_isa import chosen_isa, cpu_model, supported_isas
 from op_builder.engine.commands import build_commands
 from op_builder.engine.ninja import find_ninja
 from op_builder.errors import AccelError, UnknownOpError
-from op_builder.headers import Roots
 from op_builder.outcomes import Failed, guarded_value
 from op_builder.prebuilt import Rejected, prebuilt_roots, read_index
 from op_builder.registry import UnavailableOpBuilder, all_builders, device_package, registered_packages
@@ -247,7 +246,8 @@ def explain(builder: OpBuilder) -> dict[str, Any]:
     commands: list[str] = []
     if request.toolset is not None:
         built = build_commands(plan, request.toolset)
-        steps = [*(step.command for step in built.compile_steps), built.device_link, built.link]
+        steps = [*(step.command for step in built.compile_steps), built.device_link]
+        steps += [*built.stand_ins.values(), built.link]
         commands = [shlex.join(step) for step in steps if step]
     return {**explained, "commands": commands}
 
@@ -286,7 +286,7 @@ def _miss(request: resolver.Request, damaged: dict[Path, str]) -> dict[str, Any]
             "nearest": str(directory),
             "differences": [f"damaged, will be set aside and built again: {reason}"],
         }
-    miss = nearest_miss(request.cache.entries(request.plan.op), request.key, Roots.of(request.plan), request.cache.memo)
+    miss = nearest_miss(request.cache.entries(request.plan.op), request.key, request.roots, request.cache.memo)
     if miss is None:
         return {"nearest": None, "differences": []}
     return {"nearest": str(miss.nearest.directory), "differences": list(miss.differences)}

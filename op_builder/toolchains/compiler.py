@@ -23,6 +23,9 @@ from op_builder.toolchains.process import run
 _SCRIPT_BYTES = 1 << 16
 _ABSOLUTE_PATH = re.compile(rb"/[^\s\"'`;|&<>()$]+")
 
+# The linker's own depfile (GNU ld 2.35, lld 12).
+LINKED_FLAG = "--dependency-file"
+
 _DEFAULT_CXX = ("g++", "c++", "clang++")
 
 
@@ -45,10 +48,18 @@ class Compiler:
     is_gcc: bool
 
     @property
+    def itself(self) -> str:
+        """Which program it is, whatever flags ``command`` gives it."""
+        return " | ".join([self.path, self.version, self.target])
+
+    @property
     def identity(self) -> str:
-        parts = [self.path, self.version, self.target]
-        flags = self.command[self.command.index(self.program) + 1 :]
-        return " | ".join([*parts, shlex.join(flags)] if flags else parts)
+        return " | ".join([self.itself, shlex.join(self.flags)] if self.flags else [self.itself])
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Those inside ``command``."""
+        return self.command[self.command.index(self.program) + 1 :]
 
     @property
     def program(self) -> str:
@@ -126,3 +137,11 @@ def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
 
     fact = memo.get(f"c++ compiler {shlex.join(command)} {path}", work_out)
     return Compiler(command, path, fact["version"], fact["target"], fact["is_gcc"])
+
+
+def lists_linked(command: tuple[str, ...]) -> bool:
+    """Whether the linker of a compiler's ``command`` knows LINKED_FLAG; asked anew each time, as PATH may choose it."""
+    try:
+        return LINKED_FLAG in run([*command, "-Wl,--help"]).output
+    except ToolchainError:
+        return False

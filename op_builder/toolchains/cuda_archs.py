@@ -32,8 +32,16 @@ _NAMED = {
 }
 _ENTRY = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?")
 
-# The oldest and newest architecture nvcc compiles for, by its major version.
+# The oldest architecture nvcc compiles for, by its major version, and the newest, since which version of it.
 _OLDEST = {11: (3, 5), 12: (5, 0), 13: (7, 5)}
+_NEWEST_SINCE_CUDA = {
+    (11, 0): (8, 0),
+    (11, 1): (8, 6),
+    (11, 4): (8, 7),
+    (11, 8): (9, 0),
+    (12, 8): (12, 0),
+    (12, 9): (12, 1),
+}
 # What a build without a device compiles for: the data-centre and desktop parts in use.
 _DEFAULT = ("7.5", "8.0", "8.6", "8.9", "9.0")
 _DEFAULT_SINCE_CUDA = {"10.0": (12, 8), "12.0": (12, 8)}
@@ -70,11 +78,19 @@ def default_archs(cuda_version: tuple[int, int]) -> list[str]:
     return [*archs[:-1], archs[-1] + "+PTX"]
 
 
+def _newest(cuda_version: tuple[int, int]) -> tuple[int, int]:
+    known = [newest for since, newest in _NEWEST_SINCE_CUDA.items() if cuda_version >= since]
+    of_the_future = cuda_version[0] > max(_OLDEST)  # it may know any
+    return known[-1] if known and not of_the_future else (99, 0)
+
+
 def target_archs(cuda_version: tuple[int, int], capabilities: Iterable[tuple[int, int]]) -> list[str]:
     """The architectures to compile for.
 
+    A device newer than the toolkit gets PTX of the newest that the toolkit knows, as with torch.
+
     Args:
-        cuda_version: of the toolkit, for the list used when there is no device.
+        cuda_version: of the toolkit.
         capabilities: compute capabilities of the visible devices.
     """
     asked = env.TORCH_CUDA_ARCH_LIST.get()
@@ -82,7 +98,7 @@ def target_archs(cuda_version: tuple[int, int], capabilities: Iterable[tuple[int
         archs = parse_arch_list(asked)
         if archs:
             return archs
-    visible = sorted(set(capabilities))
+    visible = sorted({min(capability, _newest(cuda_version)) for capability in capabilities})
     if not visible:
         return default_archs(cuda_version)
     archs = [f"{major}.{minor}" for major, minor in visible]

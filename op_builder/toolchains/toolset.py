@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,9 @@ class Toolset:
     @property
     def identities(self) -> dict[str, str]:
         """What of the tools counts in the key, by its name there."""
-        known = {"c++ compiler": self.cxx.identity}
+        known = {"c++ compiler": self.cxx.itself}
+        if self.cxx.flags:
+            known["flags in CXX"] = shlex.join(self.cxx.flags)
         if self.cuda is not None:
             known["cuda compiler"] = self.cuda.identity
         if self.icpx is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import _builds, _figures, _loads, _processes
+from op_builder.cpu import ShareMemCommBuilder
 
 IMPORT_REPORT = """\
 import time: self [us] | cumulative | imported package
@@ -77,3 +78,7 @@ def test_the_program_that_loads_cpu_adam_runs_by_its_path(tmp_path: Path) -> Non
     cold = _loads.accel_ops().load(tmp_path)
     warm = _loads.accel_ops().load(tmp_path)
     assert set(cold) == set(warm) == {"import_s", "load_s", "again_s"}
+
+
+def test_the_bare_commands_of_an_op_can_be_run_by_hand() -> None:
+    assert _builds.bare_commands_s(ShareMemCommBuilder()) > 0

@@ -6,10 +6,11 @@ import filecmp
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
-from environments import ROOT, Environment, binaries_in, copy_sources, files_in, make_environment, the_wheel
+from environments import ROOT, Environment, binaries_in, copy_sources, files_in, make_environment, run, the_wheel
 
 from op_builder.toolchains.sycl_runtime import find_runtime
 
@@ -65,6 +66,29 @@ def test_a_plain_installation_compiles_nothing_and_its_op_when_it_is_used(
     assert not after[CUDA_OP]["compatible"]
     assert after[CUDA_OP]["reason"]
     assert "my_ops" in environment.run("-m", "my_ops", ACCEL_CACHE_DIR=cache)
+
+
+@pytest.mark.parametrize("switch", [{}, {"ACCEL_BUILD_CPU_ADAM": "1"}], ids=["plain", "other ops asked for"])
+def test_what_an_editable_install_left_is_refused_in_a_plain_wheel(
+    environment: Environment, project: Path, tmp_path: Path, switch: dict[str, str]
+) -> None:
+    left = project / "my_ops" / "_prebuilt" / "ops" / "left.so"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    settings = project / "pyproject.toml"
+    text = settings.read_text()
+    assert '"my_ops.kernels" = ["*"]' in text
+    settings.write_text(text.replace('"my_ops.kernels" = ["*"]', '"*" = ["**/*"]'))
+    told = environment.pip("wheel", "--no-deps", "-w", tmp_path / "out", project, fails=True, **switch)
+    assert "package data takes in what an editable install left: my_ops/_prebuilt/ops/left.so" in told
+    assert not list((tmp_path / "out").glob("*.whl"))
+
+
+def test_the_sdist_brings_the_backend(environment: Environment, project: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "build", "--sdist", "--outdir", tmp_path, project, cwd=tmp_path)
+    (sdist,) = tmp_path.glob("my_ops-*.tar.gz")
+    environment.pip("install", sdist)
+    assert environment.report()[OP]["compatible"]
 
 
 def test_a_prebuilt_installation_needs_no_compiler(environment: Environment, project: Path, tmp_path: Path) -> None:

@@ -87,9 +87,10 @@ def test_a_full_disk_still_serves_what_it_has(small: SmallBuilder, tmp_path: Pat
 
 @pytest.fixture
 def read_only(small: SmallBuilder, tmp_path: Path) -> Iterator[Path]:
-    """A cache that holds ``small``, mounted read-only."""
+    """A cache that holds ``small``, mounted read-only; the user's own is in ``tmp_path / "own"``."""
     assert works(with_cache(small, tmp_path / "cache"))
-    with mounted(tmp_path / "frozen", "--bind", str(tmp_path / "cache")):
+    own = env.scope(XDG_CACHE_HOME=str(tmp_path / "own"))
+    with own, mounted(tmp_path / "frozen", "--bind", str(tmp_path / "cache")):
         subprocess.run(["mount", "-o", "remount,bind,ro", str(tmp_path / "frozen")], check=True)
         yield tmp_path / "frozen"
 
@@ -102,6 +103,38 @@ def test_a_read_only_cache_serves_hits(small: SmallBuilder, read_only: Path) -> 
     shutil.rmtree(small.cache.root / "memo")  # through the writable side: what was remembered is gone
     assert works(with_cache(small, read_only))
     assert files_below(read_only) == [name for name in before if not name.startswith("memo")]
+
+
+@pytest.mark.usefixtures("new_process")
+def test_beside_a_read_only_cache_the_compiler_is_asked_once_for_all_processes(
+    small: SmallBuilder, read_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(small.cache.root / "memo")
+    compiler, asked = tmp_path / "bin" / "g++", tmp_path / "asked"
+    compiler.parent.mkdir()
+    compiler.write_text(f'#!/bin/sh\necho "$*" >> "$ASKED"\nexec {shutil.which("g++")} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{compiler.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("ASKED", str(asked))
+    with_cache(small, read_only).is_compatible(verbose=False)
+    first = asked.read_text()
+    assert "--version" in first
+    with_cache(small, read_only).is_compatible(verbose=False)  # with memos of its own, as another process has
+    assert asked.read_text().count("--version") == 1
+    assert [path.name for path in (tmp_path / "own").iterdir()] == ["accel-ops"]
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    for name in ("ACCEL_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(CacheError, match="no home directory") as caught:
+        Cache()
+    assert "ACCEL_CACHE_DIR" in caught.value.remedy
+    assert Cache(tmp_path).entries() == []
 
 
 def test_a_read_only_cache_that_lacks_the_op_is_a_cache_error(small: SmallBuilder, read_only: Path) -> None:

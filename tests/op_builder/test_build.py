@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 import shutil
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +17,10 @@ import torch
 from small_ops import STABLE_SOURCE, SmallBuilder, make_small
 
 from op_builder import env, resolver
-from op_builder.cache.store import Cache
+from op_builder.cache.store import Cache, Manifest
 from op_builder.errors import AccelError, CompileError, IncompatibleOpError, LoadError
+from op_builder.fingerprint import saved_since
+from op_builder.headers import SystemHeaders
 
 
 def added(op: Any) -> float:
@@ -37,8 +43,37 @@ def test_op_is_built_loaded_and_works(small: SmallBuilder) -> None:
     assert entry.manifest.kind == "accel"
     assert "libtorch_cpu" in entry.manifest.check
     ours = {"bindings/stable_library.h", "torch_c/library.h", "torch_c/functions.h"}
-    assert {header.path for header in entry.manifest.headers} == {"amount.h", "nested.h", *ours}
+    of_torch = {header.path for header in entry.manifest.headers if header.root == "torch"}
+    assert "torch/csrc/stable/tensor.h" in of_torch
+    assert {header.path for header in entry.manifest.headers} - of_torch == {"amount.h", "nested.h", *ours}
     assert list((small.cache.root / "staging").iterdir()) == []
+
+
+def test_the_binary_needs_torchs_libraries_though_it_is_linked_with_stand_ins(small: SmallBuilder) -> None:
+    small.load()
+    (entry,) = small.cache.entries("small")
+    listed = subprocess.run(["readelf", "-d", str(entry.artifact)], capture_output=True, text=True, check=True)
+    needed = re.findall(r"NEEDED.*\[(.*)\]", listed.stdout)
+    assert needed[:2] == ["libtorch_cpu.so", "libc10.so"]
+    assert not any("PATH" in line for line in listed.stdout.splitlines())
+
+
+@pytest.mark.parametrize("by_compiler", [False, True])
+@pytest.mark.parametrize("flag", ["-Wl,-z,defs", "-Wl,--no-undefined", "-Wl,--unresolved-symbols=report-all"])
+def test_a_linker_that_is_to_find_all_symbols_meets_torchs_own_libraries(
+    small: SmallBuilder, flag: str, by_compiler: bool
+) -> None:
+    if not by_compiler:
+        small.link.append(flag)
+    with env.scope(CXX=f"g++ {flag}" if by_compiler else "g++"):
+        assert added(small.load()) == 1.0
+
+
+def test_a_symbol_that_is_nowhere_is_told_by_a_linker_that_is_to_find_all(small: SmallBuilder) -> None:
+    small.link.append("-Wl,-z,defs")
+    (small.directory / "small.cpp").write_text(STABLE_SOURCE + "int nowhere(); int use_nowhere() { return nowhere(); }")
+    with pytest.raises(CompileError, match="nowhere"):
+        small.load()
 
 
 def test_second_load_is_the_same_object_and_compiles_nothing(small: SmallBuilder, no_tools: None) -> None:  # noqa: ARG001
@@ -248,7 +283,7 @@ def test_steps_are_logged(small: SmallBuilder, caplog: pytest.LogCaptureFixture)
     with caplog.at_level("INFO", logger="op_builder"):
         small.load(verbose=True)
     assert "Building 'small'" in caplog.text
-    assert "[2/2] link small.so" in caplog.text
+    assert "[4/4] link small.so" in caplog.text
 
 
 def test_a_build_out_of_time_is_stopped_with_an_error(small: SmallBuilder) -> None:
@@ -327,8 +362,11 @@ def test_a_bundle_needs_no_system_headers_where_there_is_no_compiler(
         small.load()
     monkeypatch.setattr("op_builder.loader._entries", {})
     (entry,) = small.cache.entries()
+    # As if it came from a machine that has them elsewhere.
     manifest = entry.directory / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"/usr/include/', '"/nowhere/include/'))
+    foreign = manifest.read_text().replace('"/usr/include/', '"/nowhere/include/')
+    manifest.write_text(foreign)
+    entry.directory.rename(entry.directory.with_name(Manifest.from_json(foreign).key.digest))
     with env.scope(ACCEL_JIT="0"):
         assert is_hit(small)
     with env.scope(PATH=os.defpath):
@@ -342,3 +380,55 @@ def test_a_wrong_setting_is_told_before_anything_is_compiled(small: SmallBuilder
     with env.scope(**{variable: "4G"}), pytest.raises(AccelError, match=f"{variable}='4G'"):
         small.load()
     assert small.cache.entries() == []
+
+
+def test_a_header_of_the_system_that_was_saved_during_the_build_counts(small: SmallBuilder, tmp_path: Path) -> None:
+    small.load()
+    (entry,) = small.cache.entries("small")
+    header = tmp_path / "system.h"
+    header.touch()
+    plan = small.plan()
+    before_ns = time.time_ns()
+    key = dataclasses.replace(entry.manifest.key, system=SystemHeaders.of([str(header)]))
+    assert not saved_since(before_ns + 10**9, plan, key)
+    header.write_text("// changed")
+    assert saved_since(before_ns, plan, key)
+
+
+def test_a_header_that_vanishes_during_a_build_has_it_built_again(small: SmallBuilder, tmp_path: Path) -> None:
+    header, compiler = small.directory / "include" / "nested.h", tmp_path / "g++-that-is-slow"
+    removed, written = tmp_path / "removed", tmp_path / "written"
+    # Somebody generates the header anew while it is compiled: it is gone when the first compile ends, and there later.
+    compiler.write_text(
+        f"""#!/bin/sh
+case "$*" in *-MD*) ;; *) exec g++ "$@" ;; esac
+[ -e "{removed}" ] && [ ! -e "{written}" ] && echo "#define NESTED 2.0f" > "{header}" && touch "{written}"
+g++ "$@" || exit
+[ -e "{removed}" ] || {{ rm "{header}"; touch "{removed}"; }}
+"""
+    )
+    compiler.chmod(0o755)
+    with env.scope(CXX=str(compiler)):
+        assert added(small.load()) == 3.0
+    (entry,) = small.cache.entries()
+    assert "nested.h" in {header.path for header in entry.manifest.headers}
+
+
+def test_a_compiler_asked_for_that_is_not_there_is_told_when_anothers_build_is_taken(
+    small: SmallBuilder, caplog: pytest.LogCaptureFixture
+) -> None:
+    small.load()
+    with env.scope(CXX="g++-99", ACCEL_JIT="0"):
+        assert added(small.load()) == 1.0
+    (warning,) = [record.getMessage() for record in caplog.records if "g++-99" in record.getMessage()]
+    assert "any compiler" in warning
+
+
+@pytest.mark.usefixtures("new_process")
+def test_what_was_built_with_flags_in_cxx_is_not_taken_without_them(small: SmallBuilder, tmp_path: Path) -> None:
+    with env.scope(CXX="g++ -DOTHERWISE"):
+        small.load()
+    (entry,) = small.cache.entries()
+    assert entry.manifest.key_parts["flags in CXX"] == "-DOTHERWISE"
+    with env.scope(PATH=str(tmp_path), CXX=None, ACCEL_JIT="0"), pytest.raises(IncompatibleOpError):
+        SmallBuilder(small.directory, Cache(small.cache.root)).jit_load()

@@ -12,6 +12,7 @@ import subprocess
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from test_cache_store import manifest
 
 from op_builder import env
 from op_builder.cache.__main__ import main
+from op_builder.cache.bundle import BundleError, export_bundle, import_bundle
 from op_builder.cache.maintenance import keep_in_bounds, usages
 from op_builder.cache.staging import this_host
 from op_builder.cache.store import MANIFEST, Cache, Entry
@@ -265,6 +267,28 @@ def test_entries_go_when_that_is_not_enough(filled: Cache) -> None:
     assert 0 < len(filled.entries()) < 3
 
 
+def test_on_a_network_file_system_only_what_rested_for_a_week_goes_by_itself(
+    filled: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = [
+        SimpleNamespace(mountpoint="/", fstype="ext4"),
+        SimpleNamespace(mountpoint=str(filled.root), fstype="nfs4"),
+    ]
+    monkeypatch.setattr("psutil.disk_partitions", lambda all: mounts)  # noqa: ARG005
+    for entry in filled.entries():
+        with entry.artifact.open("ab") as file:
+            file.truncate(3 << 20)
+    with env.scope(ACCEL_CACHE_MAX_MIB="1"):
+        keep_in_bounds(filled)
+        assert len(filled.entries()) == 3
+        set_used(filled.entries()[0], 8)
+        keep_in_bounds(filled)
+        assert len(filled.entries()) == 2
+        mounts.pop()
+        keep_in_bounds(filled)
+        assert filled.entries() == []
+
+
 def test_prune_counts_what_is_no_entry(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
     aside = lying(filled.root / "rejected" / "a", 3 << 20, days_ago=9)
     log = lying(filled.root / "logs" / "small-1.log", 10, days_ago=1)
@@ -368,7 +392,7 @@ def rewritten(bundle: Path, changes: dict[str, str]) -> Path:
 
 FOREIGN = {
     "platform": {"platform": "linux riscv128"},
-    "torch headers": {"torch headers": "of another torch"},
+    "torch headers": {"binding": "torch", "torch headers": "of another torch"},
     "c++ compiler": {"c++ compiler": "g++ of long ago"},
     "format": {"format": "0"},
     "cpu": {"cpu": "of another kind"},
@@ -468,6 +492,16 @@ def test_a_name_that_leaves_the_directory_is_refused(
     assert "no plain name" in capsys.readouterr().err
 
 
+def test_entries_without_a_time_are_exported_and_what_killed_exports_left_goes(filled: Cache, tmp_path: Path) -> None:
+    for entry in filled.entries():
+        os.utime(entry.artifact, (0, 0))
+    abandoned = lying(tmp_path / "bundle.abc.partial", 9, days_ago=2)
+    under_way = lying(tmp_path / "bundle.xyz.partial", 9, days_ago=0)
+    assert export_bundle(filled.entries(), tmp_path / "bundle") == 3
+    assert (abandoned.exists(), under_way.exists()) == (False, True)
+    assert len(import_bundle(Cache(tmp_path / "other"), tmp_path / "bundle")) == 3
+
+
 @pytest.mark.parametrize("content", [b"", b"no zip at all"])
 def test_a_file_that_is_no_bundle_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.zip").write_bytes(content)
@@ -480,4 +514,14 @@ def test_export_of_what_is_not_there_says_how_to_build_it(
 ) -> None:
     assert main(["export", str(tmp_path / "x.zip"), "absent", "--directory", str(filled.root)]) == 2
     assert "op_builder.build absent" in capsys.readouterr().err
+    assert not (tmp_path / "x.zip").exists()
+
+
+def test_a_precompiled_header_is_not_exported(cache: Cache, tmp_path: Path) -> None:
+    with cache.staging("header") as staging:
+        (staging / "header.gch").write_bytes(b"binary")
+        made = dataclasses.replace(manifest(), op="header", artifact="header.gch", kind="header")
+        entry = cache.publish(staging, made)
+    with pytest.raises(BundleError, match="header is a precompiled header"):
+        export_bundle([entry], tmp_path / "x.zip")
     assert not (tmp_path / "x.zip").exists()

@@ -134,6 +134,16 @@ def test_a_manifest_without_a_key_is_damaged(cache: Cache) -> None:
     assert cache.entries() == []
 
 
+def test_a_manifest_that_was_changed_and_can_still_be_read_is_set_aside(cache: Cache) -> None:
+    entry = publish(cache)
+    told = entry.directory / "manifest.json"
+    told.write_text(told.read_text().replace("g++ 12", "g++ 13"))
+    assert find(cache) is None
+    assert not entry.directory.exists()
+    assert find(cache, any_compiler=True) is None
+    assert publish(cache).directory == entry.directory
+
+
 SET_ASIDE = """
 import sys
 from pathlib import Path
@@ -396,3 +406,11 @@ def test_a_read_only_directory_is_an_error_with_a_remedy(tmp_path: Path) -> None
     tmp_path.chmod(0o555)
     with pytest.raises(CacheError, match="cannot be written"), Cache(tmp_path / "c").staging("x"):
         pass
+
+
+def test_what_cannot_be_read_elsewhere_is_not_laid_to_the_cache(cache: Cache, tmp_path: Path) -> None:
+    missing = tmp_path / "elsewhere" / "x.h"
+    with pytest.raises(CacheError, match="cannot be used") as caught, cache.errors_explained():
+        missing.read_text()
+    assert str(missing) in caught.value.message
+    assert "ACCEL_CACHE_DIR" not in caught.value.remedy

@@ -60,3 +60,20 @@ def test_what_is_compiled_for(asked: str | None, devices: list[tuple[int, int]],
 def test_older_toolkits_get_what_they_know(toolkit: tuple[int, int], first: str, last: str) -> None:
     archs = default_archs(toolkit)
     assert (archs[0], archs[-1]) == (first, last)
+
+
+@pytest.mark.parametrize(
+    ("toolkit", "devices", "expected"),
+    [
+        ((12, 4), [(12, 1)], ["9.0+PTX"]),
+        ((12, 8), [(12, 1), (8, 0)], ["8.0", "12.0+PTX"]),
+        ((11, 7), [(9, 0), (8, 9)], ["8.7+PTX"]),
+        ((13, 0), [(12, 1)], ["12.1+PTX"]),
+        ((14, 0), [(13, 0)], ["13.0+PTX"]),
+    ],
+)
+def test_a_device_newer_than_the_toolkit_gets_what_that_knows(
+    toolkit: tuple[int, int], devices: list[tuple[int, int]], expected: list[str]
+) -> None:
+    with env.scope(TORCH_CUDA_ARCH_LIST=None):
+        assert target_archs(toolkit, devices) == expected

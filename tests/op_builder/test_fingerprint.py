@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sysconfig
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -77,10 +78,14 @@ def test_headers_of_gccs_library_count_by_content_where_clang_takes_them(small: 
     assert not any("/clang/" in name for name in entry.manifest.system_headers.paths), "its version stands for those"
 
 
-def test_torch_headers_change_the_key(small: SmallBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = key_of(small)
-    monkeypatch.setattr("op_builder.fingerprint.header_stamp", lambda *_, **__: "2.99.0")
-    assert key_of(small).digest != before.digest
+def test_torchs_headers_as_a_whole_count_where_the_binding_is_torchs_own(
+    small: SmallBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = [small.plan(), replace(small.plan(), binding=Binding.TORCH)]
+    stable, torch = [plan_key(plan, TOOLSET, small.cache.memo).digest for plan in plans]
+    monkeypatch.setattr("op_builder.fingerprint.header_stamp", lambda *_: "2.99.0")
+    assert plan_key(plans[0], TOOLSET, small.cache.memo).digest == stable
+    assert plan_key(plans[1], TOOLSET, small.cache.memo).digest != torch
 
 
 def test_python_and_cxx_abi_count_only_where_the_binding_needs_them(small: SmallBuilder) -> None:
@@ -171,3 +176,20 @@ def test_headers_above_the_sources_are_named_relative_to_them(tmp_path: Path, ca
 def test_depfile_with_spaces_continuations_and_several_rules() -> None:
     text = "a.o: a.cpp \\\n /x/b.h \\\n /with\\ space/c.h\n\n/x/b.h:\n"
     assert parse_depfile(text) == ["a.cpp", "/x/b.h", "/with space/c.h"]
+
+
+def test_headers_above_the_sources_are_named_by_their_way_from_there() -> None:
+    packages = os.path.realpath(sysconfig.get_paths()["purelib"])
+    of_app, of_package = Roots({"source0": "/opt/app/csrc"}), Roots({"source0": f"{packages}/ours/csrc"})
+    assert of_app.name("/opt/app/common/x.h") == ("source0", "../common/x.h")
+    assert of_app.name("/opt/other/include/x.h") == ("", "/opt/other/include/x.h")
+    assert of_package.name(f"{packages}/ours/common/x.h") == ("source0", "../common/x.h")
+    assert of_package.name(f"{packages}/theirs/x.h") == ("", f"{packages}/theirs/x.h")
+
+
+def test_a_place_that_is_spelled_through_a_link_is_the_same_place(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    plan = BuildPlan("op", "op", Binding.STABLE, (), (tmp_path / "link",), (), (), ())
+    assert Roots.of(plan).name(f"{tmp_path}/link/x.h") == ("include0", "x.h")
+    assert Roots.of(plan).name(f"{tmp_path}/real/x.h") == ("include0", "x.h")

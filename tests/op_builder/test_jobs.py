@@ -14,7 +14,7 @@ import pytest
 from small_ops import SmallBuilder
 
 from op_builder import env
-from op_builder.cgroups import HostFiles, available_memory_bytes
+from op_builder.cgroups import HostFiles, available_memory_bytes, falls_together
 from op_builder.engine import jobs
 from op_builder.errors import BuildCancelled, EnvironmentValueError
 from op_builder.plan import Binding, BuildPlan
@@ -43,6 +43,15 @@ def plan(small: SmallBuilder) -> BuildPlan:
     """A plan of many sources, so that their number is no limit."""
     found = small.plan()
     return replace(found, sources=found.sources * 64)
+
+
+@pytest.mark.parametrize(("text", "falls"), [("1\n", True), ("0\n", False)])
+def test_a_group_that_the_kernel_ends_as_a_whole_is_known(
+    host: Callable[..., HostFiles], text: str, falls: bool
+) -> None:
+    group = host()
+    (group.sysfs / "fs" / "cgroup" / "memory.oom.group").write_text(text)
+    assert falls_together(group) is falls
 
 
 def test_memory_of_the_control_group_limits(plan: BuildPlan, host: Callable[..., HostFiles]) -> None:

@@ -23,6 +23,8 @@ import pytest
 from small_ops import SmallBuilder
 
 from op_builder import env, resolver
+from op_builder.cache.bundle import export_bundle, import_bundle
+from op_builder.cache.maintenance import examine, remove, usages
 from op_builder.cache.staging import sign_of_life, sweep, this_host
 from op_builder.cache.store import Cache
 from op_builder.engine import build as engine
@@ -151,6 +153,7 @@ def test_eight_processes_without_locks_all_load_one_entry(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.first
 @pytest.mark.parametrize("locks", [True, False])
 def test_twenty_rounds_of_eight_processes(tmp_path: Path, locks: bool) -> None:
     compiles = [race(tmp_path / str(number), locks=locks) for number in range(20)]
@@ -279,6 +282,7 @@ def test_a_build_that_takes_long_says_so_once(
 
 
 @pytest.mark.slow
+@pytest.mark.first
 def test_fifty_builds_killed_at_random_moments_and_fifty_loads(tmp_path: Path) -> None:
     chance = random.Random(20)
     cache = Cache(tmp_path / "cache")
@@ -306,6 +310,39 @@ def test_fifty_builds_killed_at_random_moments_and_fifty_loads(tmp_path: Path) -
     while left := compilers_of(tmp_path):
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
+    with cache.staging("quick") as staging:
+        assert list((cache.root / "staging").iterdir()) == [staging]
+
+
+@pytest.mark.slow
+def test_imports_removals_and_exports_killed_at_random_moments(tmp_path: Path) -> None:
+    chance = random.Random(21)
+    made = Cache(tmp_path / "made")
+    for number in range(3):
+        builder = quick(tmp_path / str(number), made)
+        assert wait_for([fork(lambda builder=builder: builder.load() and None)]) == [0]  # type: ignore[misc]
+    bundle, exported = tmp_path / "bundle", tmp_path / "exported"
+    assert export_bundle(made.entries(), bundle) == 3
+    cache = Cache(tmp_path / "cache")
+
+    def work() -> None:
+        while True:
+            entries = import_bundle(cache, bundle)
+            export_bundle(entries, exported)
+            remove(cache, usages(cache))
+
+    for _ in range(50):
+        pid = fork(work)
+        time.sleep(chance.uniform(0, 0.2))
+        os.kill(pid, signal.SIGKILL)
+        assert wait_for([pid]) == [-signal.SIGKILL]
+        assert examine(Cache(cache.root, is_ours=False))[1] == {}
+        if exported.exists():
+            assert len(import_bundle(Cache(tmp_path / "exports"), exported)) == 3
+    assert exported.exists()
+    for left in (cache.root / "staging").iterdir():
+        os.utime(left, (0, 0))  # one that was killed before it held its lock is left alone for ten seconds
+    assert len(import_bundle(cache, bundle)) == 3
     with cache.staging("quick") as staging:
         assert list((cache.root / "staging").iterdir()) == [staging]
 

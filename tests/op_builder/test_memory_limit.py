@@ -214,6 +214,7 @@ def test_the_limit_of_a_group_further_out_counts(inner_group: MemoryGroup) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.first
 def test_a_build_in_the_group_never_runs_more_jobs_than_fit(group: MemoryGroup, tmp_path: Path) -> None:
     for number in range(11):
         (tmp_path / f"part{number}.cpp").write_text(f"int part{number}() {{ return {number}; }}\n")

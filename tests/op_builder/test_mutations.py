@@ -18,8 +18,9 @@ import pytest
 import torch
 from small_ops import replace_content
 
-from op_builder import Binding, CUDAOpBuilder, OpBuilder, fingerprint, torch_install
+from op_builder import Binding, CUDAOpBuilder, OpBuilder, fingerprint, headers, torch_install
 from op_builder.cache.store import Cache
+from op_builder.engine import commands
 
 # The module's value() says what it was compiled from, part by part.
 MAIN = """
@@ -210,7 +211,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("op_builder.loader._entries", {})
     yield found
     monkeypatch.undo()
-    fingerprint._cpu_model.cache_clear()
+    fingerprint.cpu_digest.cache_clear()
 
 
 @dataclass(frozen=True)
@@ -294,8 +295,8 @@ def another_platform(bench: Bench) -> None:
     bench.builder.cxx_flags[-1] = str(bench.path("another"))
 
 
-def archive(value: int, *, by_name: bool = False) -> Change:
-    """Write the static library that takes the place of part.cpp; it is linked by its path, or by -L and -l:."""
+def archive(value: int, *flags: str, **variables: str) -> Change:
+    """Write the static library that takes the place of part.cpp, linked by ``flags``; by its path if there are none."""
 
     def make(bench: Bench) -> None:
         source, member, library = (bench.path(name) for name in ("archived.cpp", "archived.o", "libpart.a"))
@@ -303,9 +304,48 @@ def archive(value: int, *, by_name: bool = False) -> Change:
         library.unlink(missing_ok=True)
         assert os.system(f"g++ -fPIC -c '{source}' -o '{member}' && ar rcs '{library}' '{member}'") == 0
         bench.builder.files = ["main.cpp"]
-        bench.builder.libraries = [f"-L{library.parent}", f"-l:{library.name}"] if by_name else [str(library)]
+        bench.builder.libraries = [flag.format(root=bench.root) for flag in flags] or [str(library)]
+        environment(**variables)(bench)
 
     return make
+
+
+def linker_script(value: int) -> Change:
+    """Link part() from the archive that a linker script named libchosen.so says."""
+
+    def make(bench: Bench) -> None:
+        archive(value, "-L{root}", "-lchosen")(bench)
+        bench.path("libpart.a").rename(bench.path(f"libpart{value}.a"))
+        bench.path("libchosen.so").write_text(f"INPUT({bench.path(f'libpart{value}.a')})\n")
+
+    return make
+
+
+def archive_in_an_earlier_directory(bench: Bench) -> None:
+    archive(2, "-L{root}/empty", "-L{root}", "-lpart")(bench)
+    bench.path("libpart.a").rename(bench.path("empty/libpart.a"))
+
+
+def link(name: str, target: str) -> Change:
+    """Make a file a link to another beside it, as ``update-alternatives`` does."""
+
+    def switch(bench: Bench) -> None:
+        bench.path(name).unlink()
+        bench.path(name).symlink_to(target)
+
+    return switch
+
+
+def two_versions_of_outer(bench: Bench) -> None:
+    text = bench.path("op/include/outer.h").read_text()
+    bench.path("op/include/outer-1.h").write_text(text)
+    bench.path("op/include/outer-2.h").write_text(text.replace("OUTER 1", "OUTER 2"))
+    link("op/include/outer.h", "outer-1.h")(bench)
+
+
+def linked(*flags: str, **variables: str) -> Row:
+    """The row of a static library that the linker finds by ``flags``."""
+    return Row(archive(2, *flags, **variables), prepare=archive(1, *flags, **variables), shows=("part",))
 
 
 # Changes of tools and of the machine ---------------------------------------------------------
@@ -391,7 +431,7 @@ def another_cpu(bench: Bench) -> None:
         return real(path, *arguments, **options)
 
     bench.monkeypatch.setattr(Path, "read_text", read_text)
-    fingerprint._cpu_model.cache_clear()
+    fingerprint.cpu_digest.cache_clear()
 
 
 # Changes of torch and Python, which are installed once here, so they are made where their facts are read ---------
@@ -421,11 +461,27 @@ def torch_with_an_install_record(bench: Bench) -> None:
     record.parent.mkdir(parents=True)
     record.write_text(torch_headers())
     changed = replace(torch_install.torch_install(), root=bench.path("site/torch"))
+    changed.root.mkdir()
+    for name in ("lib", "include"):
+        (changed.root / name).symlink_to(torch_install.torch_install().root / name)
     bench.monkeypatch.setattr(torch_install, "torch_install", lambda: changed)
 
 
 def torch_record(text: str) -> Change:
     return lambda bench: replace_content(next(bench.path("site").glob("*/RECORD")), text.encode())
+
+
+def stable_op_that_reads_a_header_of_torch(bench: Bench) -> None:
+    header = bench.path("torch/include/torch/read.h")
+    header.parent.mkdir(parents=True)
+    header.write_text("#define READ 1\n")
+    replace_content(
+        bench.path("op/stable.cpp"), b"#include <torch/read.h>\n" + bench.path("op/stable.cpp").read_bytes()
+    )
+    changed = replace(torch_install.torch_install(), root=bench.path("torch"))
+    changed.library_dir.symlink_to(torch_install.torch_install().library_dir)
+    for module in (headers, commands):
+        bench.monkeypatch.setattr(module, "torch_install", lambda: changed)
 
 
 def torch_source_revision(bench: Bench) -> None:
@@ -452,6 +508,7 @@ QUICK = {
     "flag_of_one_source",
     "link_flag",
     "static_library_behind_an_unchanged_flag",
+    "static_library_of_LIBRARY_PATH",
     "flag_in_CXX",
     "version_of_the_compiler",
     "cuda_architectures",
@@ -477,6 +534,7 @@ QUICK = {
         edited("platform/platform.h", "1", "2"), prepare=with_platform, shows=("platform",)
     ),
     header_of_a_kernel=Row(edited("op/include/kernel.h", "1", "2"), builder=KernelBuilder),
+    link_to_a_header=Row(link("op/include/outer.h", "outer-2.h"), prepare=two_versions_of_outer, shows=("outer",)),
     # headers that come before others of their name
     new_header_in_an_earlier_include_directory=Row(
         written("op/first/outer.h", '#include "nested.h"\n#define OUTER 2\n'), shows=("outer",)
@@ -509,7 +567,14 @@ QUICK = {
     order_of_include_directories=Row(attribute("includes", ["include", "first"]), shows=("twice",)),
     another_directory_of_a_flag=Row(another_platform, prepare=with_platform, shows=("platform",)),
     static_library_behind_an_unchanged_flag=Row(archive(2), prepare=archive(1), shows=("part",)),
-    static_library_named_exactly=Row(archive(2, by_name=True), prepare=archive(1, by_name=True), shows=("part",)),
+    static_library_named_exactly=linked("-L{root}", "-l:libpart.a"),
+    static_library_in_a_searched_directory=linked("-L{root}", "-lpart"),
+    static_library_in_a_directory_of_two_words=linked("-L", "{root}", "-lpart"),
+    static_library_in_an_earlier_directory=Row(
+        archive_in_an_earlier_directory, prepare=archive(1, "-L{root}/empty", "-L{root}", "-lpart"), shows=("part",)
+    ),
+    linker_script=Row(linker_script(2), prepare=linker_script(1), shows=("part",)),
+    static_library_of_LIBRARY_PATH=linked("-lpart", LIBRARY_PATH="{root}"),
     op_name=Row(attribute("name", "renamed")),
     module_name=Row(attribute("module", "renamed")),
     module_name_of_a_stable_op=Row(attribute("module", "renamed"), builder=StableBuilder),
@@ -535,8 +600,10 @@ QUICK = {
     another_cpu_under_march_native_of_one_source=Row(another_cpu, prepare=flag("main_flags", "-march=native")),
     # torch and Python
     torch_version=Row(torch_says(version="2.99.0")),
-    torch_stable_headers=Row(
-        torch_record(torch_headers(version="two")), prepare=torch_with_an_install_record, builder=StableBuilder
+    torch_header_that_a_stable_op_reads=Row(
+        edited("torch/include/torch/read.h", "1", "2"),
+        prepare=stable_op_that_reads_a_header_of_torch,
+        builder=StableBuilder,
     ),
     torch_source_revision=Row(torch_source_revision),
     torch_headers_of_the_same_version=Row(
@@ -641,6 +708,7 @@ def loudly(bench: Bench) -> None:
     package_installed_again=Row(reinstalled),
     checkout_moved=Row(moved),
     checkout_moved_away_from_a_header_of_another_directory=Row(moved, prepare=with_platform),
+    checkout_moved_away_from_an_archive=Row(moved, prepare=archive(1, "-L{root}", "-lpart")),
     cache_moved=Row(cache_moved),
     ops_of_the_cache_copied=Row(ops_of_the_cache_copied),
     another_home=Row(environment(HOME="{root}/home", XDG_CACHE_HOME="{root}/home/.cache")),
@@ -673,7 +741,15 @@ def loudly(bench: Bench) -> None:
         prepare=torch_with_an_install_record,
     ),
     torch_headers_that_a_stable_op_does_not_read=Row(
-        torch_record(torch_headers(extension="two")), prepare=torch_with_an_install_record, builder=StableBuilder
+        torch_record(torch_headers(extension="two", version="two")),
+        prepare=torch_with_an_install_record,
+        builder=StableBuilder,
+    ),
+    torch_version_of_a_stable_op=Row(torch_says(version="2.99.0"), builder=StableBuilder),
+    torch_header_beside_the_one_that_a_stable_op_reads=Row(
+        written("torch/include/torch/other.h", "#define READ 2\n"),
+        prepare=stable_op_that_reads_a_header_of_torch,
+        builder=StableBuilder,
     ),
 )
 def test_a_change_that_cannot_change_the_binary_compiles_nothing(bench: Bench, row: Row) -> None:

@@ -25,11 +25,11 @@ from test_build_command import EndlessCompiler, wait_until
 from op_builder import OpBuilder, env, march
 from op_builder.cache.staging import sweep
 from op_builder.cache.store import Cache, Entry
-from op_builder.errors import AccelError, IncompatibleOpError, UnknownOpError
+from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError, UnknownOpError
 from op_builder.prebuild import worker
 from op_builder.prebuild.order import Order
 from op_builder.prebuilt import Rejected, find_prebuilt
-from op_builder.registry import find_builder
+from op_builder.registry import all_builders, find_builder
 
 ROOT = Path(__file__).resolve().parents[2]
 EVERYTHING = Order(True, {})
@@ -186,7 +186,7 @@ def test_the_binary_and_its_facts_lie_in_the_package_that_declares_the_op(
     assert facts["needs"] == entry.manifest.needs
     assert "loaded in a child process" in facts["check"]
     steps = capfd.readouterr().err
-    assert "op_builder: acme_add: [2/2] link acme_add.so\n" in steps
+    assert "op_builder: acme_add: [4/4] link acme_add.so\n" in steps
     assert "left out" not in steps
 
 
@@ -214,6 +214,7 @@ def test_what_is_left_out_is_told_with_the_reason(tmp_path: Path, capfd: pytest.
     assert [entry.manifest.op for entry in tree.entries] == ["acme_add"]
     assert tree.left_out["acme_moon"] == "It needs the moon."
     assert tree.left_out["acme_module"] == "ACCEL_BUILD_ACME_MODULE=0"
+    assert tree.left_out["acme_unmade"] == "Its builder cannot be made: RuntimeError: no luck"
     told = capfd.readouterr().err
     assert "op_builder: left out acme_moon: It needs the moon.\n" in told
     assert "op_builder: left out acme_module: ACCEL_BUILD_ACME_MODULE=0\n" in told
@@ -225,6 +226,38 @@ def test_an_op_that_is_insisted_on_and_cannot_be_built_is_an_error(tmp_path: Pat
         worker.prebuild(tree.root, Order(True, {"ACCEL_BUILD_ACME_MOON": True}))
     assert failed.value.message == "acme_moon cannot be built: It needs the moon."
     assert "ACCEL_BUILD_ACME_MOON=0" in failed.value.remedy
+    assert not tree.prebuilt.exists()
+
+
+def test_an_op_that_is_insisted_on_and_whose_builder_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, OBJECTS)
+    with pytest.raises(
+        AccelError, match="acme_unmade cannot be built: Its builder cannot be made: RuntimeError: no luck"
+    ):
+        worker.prebuild(tree.root, Order(False, {"ACCEL_BUILD_ACME_UNMADE": True}))
+    assert not tree.prebuilt.exists()
+
+
+def test_a_project_whose_builders_cannot_be_imported_is_an_error_where_its_ops_are_asked_for(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, "import no_such_module\n" + ADD)
+    with pytest.raises(IncompatibleOpError, match="No module named 'no_such_module'"):
+        worker.prebuild(tree.root, EVERYTHING)
+    assert worker.prebuild(tree.root, Order(False, {"ACCEL_BUILD_CPU_ADAM": True})) == ""
+
+
+def test_what_another_device_has_is_no_obstacle_to_what_this_one_builds() -> None:
+    builders = [*all_builders("op_builder.xpu").values(), *all_builders("op_builder.cpu").values()]
+    chosen, left_out = worker._choose(builders, Order(False, {"ACCEL_BUILD_RMS_NORM": True}), "xpu")
+    assert [(builder.name, type(builder).__module__) for builder in chosen] == [("rms_norm", "op_builder.xpu.kernels")]
+    chosen, left_out = worker._choose(builders, EVERYTHING, "xpu")
+    assert {builder.name for builder in chosen}.isdisjoint(left.op for left in left_out)
+
+
+@pytest.mark.parametrize("word", ["-march=x86-64-v4", "-mcpu=native"])
+def test_a_compiler_that_ties_all_binaries_to_a_cpu_is_refused(tmp_path: Path, word: str) -> None:
+    tree = make_tree(tmp_path)
+    with env.scope(CXX=f"g++ {word}"), pytest.raises(ToolchainError, match=word):
+        worker.prebuild(tree.root, EVERYTHING)
     assert not tree.prebuilt.exists()
 
 
@@ -298,6 +331,42 @@ def test_a_binary_for_one_kind_of_cpu_is_passed_over_on_another(
     found = find_prebuilt(the_op())
     assert isinstance(found, Rejected)
     assert found.reason == "it was built from another recipe (c++ flags)"
+
+
+def test_a_binary_for_this_very_cpu_is_passed_over_on_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = make_tree(tmp_path, OF_THIS_CPU.replace("self.cpu_arch()", '"-march=native"'))
+    worker.prebuild(tree.root, EVERYTHING)
+    assert isinstance(find_prebuilt(the_op()), Entry)
+    monkeypatch.setattr("op_builder.prebuilt.cpu_digest", lambda: "another")
+    found = find_prebuilt(the_op())
+    assert isinstance(found, Rejected)
+    assert found.reason == "it was compiled for the very CPU of another machine (-march=native)"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"format": 99}', "its manifest is of another version of accel-ops"),
+        (None, "its manifest cannot be read"),
+        ("{", "its manifest cannot be read"),
+    ],
+    ids=["format", "gone", "torn"],
+)
+def test_a_prebuilt_whose_manifest_tells_nothing_is_passed_over_with_the_reason(
+    tmp_path: Path, text: str | None, reason: str
+) -> None:
+    tree = make_tree(tmp_path)
+    worker.prebuild(tree.root, EVERYTHING)
+    (entry,) = tree.entries
+    manifest = entry.directory / "manifest.json"
+    if text is None:
+        manifest.unlink()
+    else:
+        manifest.write_text(text)
+    found = find_prebuilt(the_op())
+    assert isinstance(found, Rejected)
+    assert found.reason == f"{reason}; reinstall the package"
+    assert entry.artifact.exists()
 
 
 def test_a_cache_directory_that_cannot_be_written_is_done_without(

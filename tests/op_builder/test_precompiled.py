@@ -297,10 +297,12 @@ def test_the_second_op_begins_with_the_header_that_the_first_had_made(
     read: list[str] = []
     build_key = engine.build_key
 
-    def watched(key: PlanKey, plan: BuildPlan, depfiles: Iterable[Path], stamped: Iterable[str]) -> BuildKey:
+    def watched(
+        key: PlanKey, plan: BuildPlan, depfiles: Iterable[Path], stamped: Iterable[str], linked: Path | None
+    ) -> BuildKey:
         depfiles = list(depfiles)
         read.extend(name for depfile in depfiles for name in parse_depfile(depfile.read_text()))
-        return build_key(key, plan, depfiles, stamped)
+        return build_key(key, plan, depfiles, stamped, linked)
 
     monkeypatch.setattr(engine, "build_key", watched)
     assert second.load().value() == 2

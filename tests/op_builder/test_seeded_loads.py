@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -171,3 +174,44 @@ def test_a_module_whose_start_wants_torch_imported_is_tried_with_it(tmp_path: Pa
     assert builder.load().__name__ == "small"
     (entry,) = cache.entries()
     assert entry.manifest.check.endswith("with torch")
+
+
+LOADS_FOR_EVER = """
+import sys
+sys.path[:0] = {path!r}
+from op_builder.cache.store import Cache
+from small_ops import make_small
+from pathlib import Path
+source = '#include <fcntl.h>\\n#include <unistd.h>\\nint f = creat("{opened}", 0600);\\nint x = pause();\\n' + {entry!r}
+make_small(Path({place!r}), Cache(Path({cache!r})), source=source).load()
+"""
+
+
+def test_what_waits_when_opened_ends_with_the_process_that_tries_it(tmp_path: Path, cache: Cache) -> None:
+    opened = tmp_path / "opened"
+    path = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    program = LOADS_FOR_EVER.format(
+        path=path, opened=str(opened), entry=ENTRY, place=str(tmp_path / "op"), cache=str(cache.root)
+    )
+    loading = subprocess.Popen([sys.executable, "-c", program])
+    deadline = time.monotonic() + 120
+    while not opened.exists() and time.monotonic() < deadline:
+        assert loading.poll() is None
+        time.sleep(0.05)
+    assert trying(cache), "it waits in a process of its own"
+    loading.kill()
+    loading.wait()
+    while trying(cache) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert trying(cache) == []
+
+
+def trying(cache: Cache) -> list[Path]:
+    """Processes that were given a binary of the cache."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if any(word.startswith(f"{cache.root}/staging/") and word.endswith("/small.so") for word in words):
+                found.append(process)
+    return found

@@ -53,7 +53,8 @@ def _installed():
     named = os.environ.get("ACCEL_BUILD_TORCH", "")
     if os.path.isdir(os.path.join(named, "op_builder", "prebuild")):
         return named
-    pythons = (named, os.path.join(named, "bin", "python")) if named else (sys.executable,)
+    # What is named has torch, and may not have op_builder.
+    pythons = (named, os.path.join(named, "bin", "python"), sys.executable) if named else (sys.executable,)
     for python in pythons:
         try:
             found = subprocess.run([python, "-E", "-c", _FIND], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
