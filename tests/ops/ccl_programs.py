@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import os
 import signal
@@ -256,6 +257,36 @@ def a_rank_dies(rank: int, size: int, directory: str) -> list[str]:
         except CommunicationError as error:
             seen.append(str(error))
     return seen
+
+
+def a_rank_ends_first(rank: int, size: int, directory: str) -> str:
+    """Rank 1 calls a collective whose peer ends in peace meanwhile, gives up waiting for it, and ends as well."""
+    ccl = module(rank, size, directory)
+    called, peer = Path(directory, "called"), Path(directory, "peer")
+    if rank == 0:
+        peer.write_text(str(os.getpid()))
+        ccl.barrier()
+        while not called.exists():
+            time.sleep(0.05)
+        return ""
+    ccl.barrier()
+    work = ccl.all_reduce(torch.ones(3), dist.ReduceOp.SUM, 0, True)
+    time.sleep(0.5)  # its thread is in oneCCL
+    called.touch()
+    while has_not_ended(int(peer.read_text())):
+        time.sleep(0.05)
+    ctypes.CDLL(None).printf(b"kept by the C library until the end")
+    try:
+        work.wait(timeout_s=2)
+    except CommunicationError as error:
+        return str(error)
+    return "nothing"
+
+
+def has_not_ended(pid: int) -> bool:
+    """Whether a process still runs; one that nobody has waited for does not."""
+    stat = Path("/proc", str(pid), "stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def a_rank_does_not_come(rank: int, size: int, directory: str) -> str:

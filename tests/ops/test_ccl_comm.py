@@ -56,6 +56,13 @@ def test_a_killed_rank_is_an_error_within_the_timeout_and_the_process_ends(tmp_p
     assert second == first  # the communicator is lost
 
 
+def test_a_process_ends_while_a_call_cannot_return_and_loses_no_output(tmp_path: Path) -> None:
+    _, survivor = run_ranks(PROGRAM, "a_rank_ends_first", 2, tmp_path)
+    assert survivor.status == 0, survivor.told
+    assert "did not finish within 2 s" in survivor.value
+    assert "kept by the C library until the end" in survivor.told
+
+
 def test_a_rank_that_never_comes_is_an_error_within_the_timeout(tmp_path: Path) -> None:
     told = ranks("a_rank_does_not_come", 2, tmp_path)[0]
     assert "meeting on rank 0 of 2 did not finish within 3 s" in told

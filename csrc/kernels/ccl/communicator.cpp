@@ -1,8 +1,12 @@
 #include "kernels/ccl/communicator.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <map>
@@ -20,6 +24,27 @@ namespace accel::oneccl {
 namespace {
 
 static_assert(std::tuple_size<Address>::value == ccl::kvs::address_max_size, "as oneCCL's addresses");
+
+std::atomic<int> calls_under_way{0};
+
+// Lives while a thread is inside oneCCL.
+class UnderWay {
+ public:
+  UnderWay() { calls_under_way.fetch_add(1); }
+  ~UnderWay() { calls_under_way.fetch_sub(1); }
+  UnderWay(const UnderWay&) = delete;
+  UnderWay& operator=(const UnderWay&) = delete;
+};
+
+// Runs when the process ends, before the destructors of oneCCL, which was initialised earlier. They wait for its own
+// threads, and one whose peer is gone never stops trying. With a call under way the process therefore ends here:
+// what was registered before oneCCL was opened does not run.
+void end_unless_idle(int status, void*) {
+  if (calls_under_way.load() > 0) {
+    std::fflush(nullptr);
+    _exit(status);
+  }
+}
 
 // What a communicator's thread is to call; it makes the communicator first.
 using Call = std::function<void(std::optional<ccl::communicator>&)>;
@@ -87,8 +112,11 @@ class Communicator {
   void serve() {
     std::optional<ccl::communicator> native;
     while (const auto next = take()) {
+      const UnderWay mark;
       next->run(native);
     }
+    const UnderWay mark;
+    native.reset();
   }
 
  private:
@@ -121,7 +149,10 @@ struct State {
 State& state() {
   static auto* const only = new State;
   static std::once_flag once;
-  std::call_once(once, [] { ccl::init(); });
+  std::call_once(once, [] {
+    ccl::init();
+    on_exit(end_unless_idle, nullptr);
+  });
   return *only;
 }
 
