@@ -6,12 +6,11 @@ All files are read below :class:`HostFiles`, so a test hands in a tree of its ow
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class HostFiles:
+class HostFiles(NamedTuple):
     """Where the kernel's pseudo files are."""
 
     sysfs: Path = Path("/sys")

@@ -10,7 +10,7 @@ import errno
 import os
 import platform
 import sys
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from op_builder import env
 from op_builder.errors import EnvironmentValueError, IncompatibleOpError
@@ -20,8 +20,7 @@ ENGINES = ("io_uring", "libaio", "threads")
 """Names of the engines, the one that is taken first in front."""
 
 
-@dataclass(frozen=True)
-class StorageEngine:
+class StorageEngine(NamedTuple):
     """An engine, and why the system refuses it; None where it works."""
 
     name: str

@@ -372,7 +372,7 @@ def _storage_engines() -> dict[str, Any]:
     return {
         "forced": forced,
         "in_use": next((name for name in working if forced in (None, name)), None),
-        "engines": [asdict(engine) for engine in engines],
+        "engines": [engine._asdict() for engine in engines],
     }
 
 

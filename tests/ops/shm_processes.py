@@ -765,7 +765,7 @@ def let_a_stranger_know(place: Place) -> None:
     told_by = shared_memory_meeting.Meeting._tell
 
     def tell(meeting: Any, own: Any) -> Any:
-        (place.directory / "told.new").write_text(json.dumps(vars(own)))
+        (place.directory / "told.new").write_text(json.dumps(own._asdict()))
         os.chmod(place.directory / "told.new", 0o644)
         os.replace(place.directory / "told.new", place.directory / "told")
         place.wait("tried")

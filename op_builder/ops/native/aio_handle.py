@@ -7,8 +7,7 @@ import operator
 import os
 import threading
 import weakref
-from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 
@@ -25,8 +24,7 @@ _Ended = dict[int, StorageError | None]
 """Operations by number, and their failures."""
 
 
-@dataclass(frozen=True)
-class HandleSettings:
+class HandleSettings(NamedTuple):
     """The numbers of a handle; :meth:`AsyncIOModule.aio_handle` says what they mean."""
 
     block_size: int
@@ -52,8 +50,7 @@ class HandleSettings:
         return block_size, queue_depth, bool(self.single_submit), bool(self.overlap_events), threads
 
 
-@dataclass(frozen=True)
-class HandleCounters:
+class HandleCounters(NamedTuple):
     """What a handle's threads have done so far.
 
     Attributes:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import operator
 import os
-from dataclasses import dataclass
-from typing import Union
+from typing import NamedTuple, Union
 
 import torch
 
@@ -30,8 +29,7 @@ _REMEDIES = {
 }
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """An operation in flight; keeps its memory alive.
 
     Attributes:

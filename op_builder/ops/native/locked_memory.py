@@ -8,9 +8,8 @@ import os
 import threading
 import weakref
 from bisect import bisect_right
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,8 +23,7 @@ class LockedMemoryError(AccelError, MemoryError):
     """There is no memory of the size asked for."""
 
 
-@dataclass(frozen=True)
-class LockedMemoryFacts:
+class LockedMemoryFacts(NamedTuple):
     """What was got of what a locked tensor asks for.
 
     Attributes:
@@ -43,8 +41,7 @@ class LockedMemoryFacts:
     is_registered: bool
 
 
-@dataclass(frozen=True)
-class _Stretch:
+class _Stretch(NamedTuple):
     """Locked memory, and the namespace of torch ops that made it."""
 
     facts: LockedMemoryFacts
@@ -143,7 +140,7 @@ class LockedMemory:
         stretch = _stretches.find(tensor)
         if stretch is None:
             return None
-        return replace(stretch.facts, huge_bytes=_huge_bytes(stretch.facts.address))
+        return stretch.facts._replace(huge_bytes=_huge_bytes(stretch.facts.address))
 
     @untraced
     def unlock(self, tensor: torch.Tensor) -> bool:

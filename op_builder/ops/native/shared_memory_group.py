@@ -7,8 +7,7 @@ import math
 import os
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -38,8 +37,7 @@ _REMEDIES = {
 }
 
 
-@dataclass(frozen=True)
-class GroupPlace:
+class GroupPlace(NamedTuple):
     """Where in a group this process is, and where the group meets.
 
     Attributes:

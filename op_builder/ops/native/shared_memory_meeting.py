@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
+from hmac import compare_digest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from op_builder import env
 from op_builder.cgroups import HostFiles, cpu_quota_cores
@@ -33,19 +32,18 @@ _HELLO_TIMEOUT_S = 5.0
 _LOOK_AROUND_S = 0.2
 _LONGEST_PAUSE_S = 0.02
 
-_process_secret = secrets.token_hex(8)  # tells whether two ranks are threads of one process
+_process_secret = os.urandom(8).hex()  # tells whether two ranks are threads of one process
 
 
 def _forget_secret() -> None:
     global _process_secret
-    _process_secret = secrets.token_hex(8)
+    _process_secret = os.urandom(8).hex()
 
 
 os.register_at_fork(after_in_child=_forget_secret)
 
 
-@dataclass(frozen=True)
-class RankFacts:
+class RankFacts(NamedTuple):
     """What a rank tells the others.
 
     Attributes:
@@ -71,7 +69,6 @@ class RankFacts:
         return self.process == _process_secret
 
 
-@dataclass
 class Meeting:
     """One exchange between all ranks of a group.
 
@@ -82,15 +79,13 @@ class Meeting:
         timeout_s: how long the others may take.
     """
 
-    store: Store
-    key: str
-    size: int
-    rank: int
-    timeout_s: float
-    _deadline: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._deadline = time.monotonic() + self.timeout_s
+    def __init__(self, store: Store, key: str, size: int, rank: int, timeout_s: float) -> None:
+        self.store = store
+        self.key = key
+        self.size = size
+        self.rank = rank
+        self.timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
 
     def exchange(self, descriptor: int, error: str = "") -> tuple[list[RankFacts], list[int]]:
         """Hand out a descriptor of shared memory, and get those of all others.
@@ -107,12 +102,12 @@ class Meeting:
             SharedMemoryCommError: a rank did not come, is on another host, or has an error; or the store failed.
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            address = f"accel-shm-comm-{secrets.token_hex(_SECRET_BYTES)}"
+            address = f"accel-shm-comm-{os.urandom(_SECRET_BYTES).hex()}"
             listener.bind(f"\0{address}")
             listener.listen(self.size + 8)
             own = RankFacts(
                 address,
-                secrets.token_hex(_SECRET_BYTES),
+                os.urandom(_SECRET_BYTES).hex(),
                 _process_secret,
                 _host(),
                 sorted(os.sched_getaffinity(0)),
@@ -143,7 +138,7 @@ class Meeting:
         return f"{self.key}/{rank}"
 
     def _tell(self, own: RankFacts) -> list[RankFacts]:
-        text = json.dumps(vars(own))
+        text = json.dumps(own._asdict())
         # A key that is there already is no accident: two groups of one name would get each other's memory.
         if self.store.compare_set(self._key_of(self.rank), "", text).decode() != text:
             raise SharedMemoryCommError(
@@ -252,7 +247,7 @@ class Meeting:
                 if len(hello) != _HELLO.size:
                     continue
                 secret, rank = _HELLO.unpack(hello)
-                if secrets.compare_digest(secret, bytes.fromhex(own.secret)) and rank in waiting:
+                if compare_digest(secret, bytes.fromhex(own.secret)) and rank in waiting:
                     try:
                         socket.send_fds(connection, [b"."], [descriptor])
                     except ConnectionError:
