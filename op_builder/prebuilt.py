@@ -79,12 +79,20 @@ def find_prebuilt(builder: OpBuilder) -> Entry | Rejected | None:
 
 
 def read_index(root: Path) -> dict[str, Any] | None:
-    """What ``wheel.json`` below ``root`` says; None where there is none that can be read."""
+    """What ``wheel.json`` below ``root`` says; None where there is none.
+
+    Raises:
+        ValueError: it cannot be read, or is of another format.
+    """
     try:
         index = json.loads((root / INDEX).read_text(encoding="utf-8"))
-        return dict(index) if index["format"] == INDEX_FORMAT else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise ValueError(error.strerror) from error
+    if not isinstance(index, dict) or index.get("format") != INDEX_FORMAT:
+        raise ValueError(f"it is not of format {INDEX_FORMAT}")
+    return index
 
 
 def _other_recipe(entry: Entry, package: Path, builder: OpBuilder) -> str | None:

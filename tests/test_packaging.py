@@ -10,7 +10,17 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from environments import Environment, bare_environment, copy_sources, files_in, make_environment, run, shared, the_wheel
+from environments import (
+    ROOT,
+    Environment,
+    bare_environment,
+    copy_sources,
+    files_in,
+    make_environment,
+    run,
+    shared,
+    the_wheel,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +108,14 @@ def test_the_wheel_names_its_version_requirements_and_licence(wheel: Path) -> No
     assert "\nLicense-Expression: Apache-2.0\n" in metadata
     assert "\nRequires-Python: >=3.10\n" in metadata
     assert "\nRequires-Dist: torch>=2.10\n" in metadata
+
+
+def test_the_citation_has_what_its_format_requires_and_no_second_version() -> None:
+    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    keys = dict(line.split(":", 1) for line in lines if line[:1].isalpha())
+    assert {"cff-version", "message", "title", "authors"} <= set(keys)
+    assert (keys["cff-version"].strip(), keys["license"].strip()) == ("1.2.0", "Apache-2.0")
+    assert "version" not in keys  # op_builder/_version.py has it
 
 
 def test_an_installed_wheel_loads_an_op_and_reports(wheel: Path, tmp_path: Path) -> None:

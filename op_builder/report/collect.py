@@ -24,7 +24,7 @@ from op_builder.engine.commands import build_commands
 from op_builder.engine.ninja import find_ninja
 from op_builder.errors import AccelError, UnknownOpError
 from op_builder.outcomes import Failed, guarded_value
-from op_builder.prebuilt import Rejected, prebuilt_roots, read_index
+from op_builder.prebuilt import INDEX, Rejected, prebuilt_roots, read_index
 from op_builder.registry import UnavailableOpBuilder, all_builders, device_package, registered_packages
 from op_builder.report.sycl import sycl_facts
 from op_builder.storage_engines import forced_engine, storage_engines
@@ -293,10 +293,13 @@ def _miss(request: resolver.Request, damaged: dict[Path, str]) -> dict[str, Any]
 
 
 def _wheels(builders: Iterable[OpBuilder]) -> list[dict[str, Any]]:
-    """What each package with prebuilt ops says of its wheel: by what, for what, and what was left out."""
+    """What each package with prebuilt ops says of its wheel: by what, for what, what was left out; or why nothing."""
     told = []
     for root in dict.fromkeys(root for builder in builders for root in prebuilt_roots(builder)):
-        index = read_index(root)
+        try:
+            index = read_index(root)
+        except ValueError as error:
+            index = {"problem": f"{INDEX} cannot be read: {error}; reinstall the package"}
         if index is not None:
             told.append({"package": root.parent.name, "directory": str(root), **index})
     return told

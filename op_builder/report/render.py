@@ -90,6 +90,9 @@ def _accelerator_rows(accelerator: dict[str, Any]) -> list[tuple[str, Any]]:
 def _prebuilt_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = []
     for wheel in data["wheels"]:
+        if "problem" in wheel:
+            rows.append((wheel["package"], wheel["problem"]))
+            continue
         rows.append(
             (wheel["package"], f"{wheel['tag']}, for accelerator {wheel['accelerator']}, by {wheel['built_by']}")
         )

@@ -68,6 +68,24 @@ def test_a_plain_installation_compiles_nothing_and_its_op_when_it_is_used(
     assert "my_ops" in environment.run("-m", "my_ops", ACCEL_CACHE_DIR=cache)
 
 
+FIND = """
+import runpy, sys
+print(runpy.run_path(sys.argv[1])["_installed"]())
+"""
+
+
+def test_the_backend_finds_accel_ops_where_it_is_installed_whatever_has_the_torch(
+    environment: Environment, tmp_path: Path
+) -> None:
+    backend = ROOT / "build_tools" / "accel_build_backend.py"
+    torch_alone = tmp_path / "torch-alone"
+    torch_alone.mkdir()
+    named = [None, environment.site, environment.directory, environment.python, torch_alone, tmp_path / "nothing"]
+    for place in named:
+        found = environment.run("-c", FIND, backend, ACCEL_BUILD_TORCH=None if place is None else str(place))
+        assert found.strip() == str(environment.site), place
+
+
 @pytest.mark.parametrize("switch", [{}, {"ACCEL_BUILD_CPU_ADAM": "1"}], ids=["plain", "other ops asked for"])
 def test_what_an_editable_install_left_is_refused_in_a_plain_wheel(
     environment: Environment, project: Path, tmp_path: Path, switch: dict[str, str]

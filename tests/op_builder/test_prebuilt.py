@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import platform
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from foreign_package import importable, load_module, write_package
+from rich.console import Console
 from small_ops import SmallBuilder, added, copied, replace_content
 
 import op_builder
@@ -25,7 +28,9 @@ from op_builder.cuda import FusedAdamBuilder
 from op_builder.errors import IncompatibleOpError
 from op_builder.file_contents import file_status, last_touched_ns
 from op_builder.plan import make_plan
+from op_builder.report import collect
 from op_builder.report.collect import op_row
+from op_builder.report.render import print_report
 
 
 @pytest.fixture
@@ -329,3 +334,23 @@ def test_an_odd_manifest_of_another_version_ends_no_load(small: SmallBuilder, wh
 
     rewrite(wheel, odd)
     assert added(small.load()) == 1.0
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 2}', "\0"])
+def test_an_index_that_cannot_be_read_is_told_by_the_report(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "some_package" / "_prebuilt"
+    root.mkdir(parents=True)
+    assert prebuilt.read_index(root) is None
+    (root / "wheel.json").write_text(content)
+    with pytest.raises(ValueError, match=r"format 1|char 0"):
+        prebuilt.read_index(root)
+    monkeypatch.setattr(collect, "prebuilt_roots", lambda _builder: [root])
+    monkeypatch.setattr(collect, "all_builders", lambda _package: {"cpu_adam": CPUAdamBuilder()})
+    data = collect.report()
+    (told,) = data["wheels"]
+    assert told["problem"].startswith("wheel.json cannot be read: ")
+    text = io.StringIO()
+    print_report(data, Console(file=text, width=200))
+    assert f"some_package  {told['problem']}" in re.sub(" {2,}", "  ", text.getvalue())
