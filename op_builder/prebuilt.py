@@ -104,11 +104,12 @@ def _other_recipe(entry: Entry, package: Path, builder: OpBuilder) -> str | None
         since_ns = _untouched_since_ns(entry, package, plan)
         built = entry.manifest.key_parts
         recipe = recipe_parts(plan, built, since_ns)
-        flags = [name for name in _FLAGS if _of_cpu(built.get(name, "[]")) != _of_cpu(recipe[name])]
-    except json.JSONDecodeError:
-        return "its manifest cannot be read"
     except AccelError:
         return None  # a wheel may carry binaries without their sources
+    try:
+        flags = [name for name in _FLAGS if _of_cpu(built.get(name, "[]")) != _of_cpu(recipe[name])]
+    except ValueError:
+        return "its manifest cannot be read"
     names = {name for name in (*built, *recipe) if name.startswith(("source ", "linked "))}
     if entry.manifest.accel_ops == __version__:
         names.update(recipe)
@@ -140,7 +141,10 @@ def _places(package: Path) -> tuple[str, ...]:
 
 
 def _of_cpu(flags: str) -> list[str]:
-    return [flag for flag in json.loads(flags) if flag.startswith("-m")]
+    listed = json.loads(flags)
+    if not isinstance(listed, list):
+        raise ValueError("flags are a list")
+    return [flag for flag in map(str, listed) if flag.startswith("-m")]
 
 
 def _changed_headers(entry: Entry, package: Path, roots: Roots, since_ns: int) -> list[str]:

@@ -168,12 +168,15 @@ def test_uv_installs_ops_built_against_the_torch_that_is_named(
     tree: Path, tmp_path: Path, with_torch: Environment, uv_cache: str
 ) -> None:
     variables = {"UV_CACHE_DIR": uv_cache, "ACCEL_BUILD_TORCH": str(with_torch.python)}
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text(f"accel-ops @ {tree.as_uri()}\n")
 
     def install(**switches: str) -> set[str]:
-        uv("pip", "install", "--no-deps", "--python", with_torch.python, tree, cwd=tmp_path, **variables, **switches)
+        arguments = ("--no-deps", "--python", with_torch.python, "-r", requirements)
+        uv("pip", "install", *arguments, cwd=tmp_path, **variables, **switches)
         return {path.stem for path in with_torch.ops.rglob("*.so")}
 
-    # uv keeps wheels that it built, and may not take one of another order.
+    # uv keeps the wheels of requirements, and may not take one of another order. (A directory it builds each time.)
     assert install() == set()
     assert install(ACCEL_BUILD_CPU_SGD="1") == {"cpu_sgd"}
     assert install(ACCEL_BUILD_OPS="1") > {"cpu_sgd", "cpu_adam"}

@@ -79,6 +79,9 @@ class OtherFormatError(ValueError):
     """A manifest that another version wrote."""
 
 
+_TEXTS = ("op", "artifact", "sha256", "kind", "check", "built_at", "torch", "accel_ops")
+
+
 @dataclass(frozen=True)
 class Manifest:
     """What was built, from what, and how it was checked.
@@ -154,6 +157,9 @@ class Manifest:
             raise OtherFormatError("the manifest is of another version of accel-ops")
         for name in ("key_parts", "needs"):
             data[name] = dict(data[name])
+        texts = [data[name] for name in _TEXTS]
+        if not all(isinstance(text, str) for text in (*texts, *data["key_parts"].values(), *data["needs"].values())):
+            raise TypeError("something in the manifest is no text")
         for name in ("namespaces", "defined_namespaces", "operators"):
             data[name] = tuple(data[name])
         data["headers"] = tuple(

@@ -6,6 +6,7 @@ here. A project finds this module through ``build_tools/accel_build_backend.py``
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -26,7 +27,7 @@ from op_builder.errors import AccelError
 from op_builder.prebuild import wheel
 from op_builder.prebuild.order import Order
 from op_builder.prebuild.target import PATH_PROGRAM, REFUSED, Target, find_target, say
-from op_builder.prebuilt import DIRECTORY, INDEX
+from op_builder.prebuilt import DIRECTORY, INDEX, read_index
 from op_builder.torch_install import MINIMUM_TORCH
 
 Settings = Mapping[str, Any] | None
@@ -112,11 +113,13 @@ def build_editable(
                     _prebuild(tree, order, target)
                     found = list(tree.rglob(DIRECTORY))
                     places = [_source_package(built.parent.relative_to(tree)) / DIRECTORY for built in found]
-                    _take_away()
+                    _take_away(wheel.distribution_of(tree))
                     for built, place in zip(found, places, strict=True):
                         _put(built, place)
-            else:
-                _take_away()
+            elif _left_in_packages():
+                with _private_directories() as scratch:
+                    name = str(build_meta.prepare_metadata_for_build_editable(str(scratch), config_settings))
+                    _take_away(name.partition("-")[0])
             return str(build_meta.build_editable(wheel_directory, config_settings, metadata_directory))
 
 
@@ -211,26 +214,56 @@ def _prebuild(tree: Path, order: Order, target: Target) -> str:
         return answer.read_text(encoding="utf-8")
     if status == REFUSED:
         sys.exit(status)  # with the reason told
-    raise AccelError(f"{target.python} ended with status {status} while it built the ops; nothing was made.")
+    raise AccelError(
+        f"{target.python} ended with status {status} while it built the ops; nothing was made.",
+        "See what it wrote above. Status -9 is often the end of memory: ACCEL_MAX_JOBS=1 compiles one file at a time.",
+    )
 
 
-def _take_away() -> None:
-    """Remove the ops that an earlier editable install put into the project's packages."""
-    for parent in _SOURCE_ROOTS:
-        for package in ("*", "*/*"):  # no deeper: an environment may lie in the checkout, with packages of its own
-            for index in Path.cwd().glob(f"{parent}{package}/{DIRECTORY}/{INDEX}"):
-                shutil.rmtree(index.parent)
+def _left_in_packages() -> list[Path]:
+    """Where ops lie in packages below this project: those of an earlier editable install, or of other projects."""
+    depths = ("*", "*/*", "*/*/*")  # no deeper: an environment may lie in the checkout
+    patterns = [f"{parent}{package}/{DIRECTORY}/{INDEX}" for parent in _SOURCE_ROOTS for package in depths]
+    return sorted({index.parent for pattern in patterns for index in Path.cwd().glob(pattern)})
+
+
+def _take_away(distribution: str) -> None:
+    """Remove the ops that an earlier editable install put into this project's packages."""
+    for left in _left_in_packages():
+        with contextlib.suppress(ValueError):  # where nobody can tell whose they are they stay
+            index = read_index(left)
+            if index is not None and index.get("distribution") == distribution:
+                with _explained(left):
+                    shutil.rmtree(left)
 
 
 def _put(built: Path, place: Path) -> None:
     beside = place.with_name(f"{place.name}-new")
-    shutil.rmtree(beside, ignore_errors=True)
-    shutil.copytree(built, beside)
-    for manifest in beside.rglob(MANIFEST):
-        # The project's sources may have been edited since they were copied: none is taken for what was built.
-        os.utime(manifest, ns=(0, 0))
-    beside.rename(place)
+    with _explained(place):
+        shutil.rmtree(beside, ignore_errors=True)
+        try:
+            shutil.copytree(built, beside)
+            for manifest in beside.rglob(MANIFEST):
+                # The project's sources may have been edited since they were copied: none is taken for what was built.
+                os.utime(manifest, ns=(0, 0))
+            if place.exists():
+                shutil.rmtree(place)
+            beside.rename(place)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
     say(f"the ops of {place.parent.name} lie in {place}")
+
+
+@contextmanager
+def _explained(place: Path) -> Iterator[None]:
+    """A failure to change files there, as an AccelError."""
+    try:
+        yield
+    except OSError as error:
+        raise AccelError(
+            f"An editable install keeps its ops in {place}, and that cannot be changed: {error}.",
+            "Make it writable, or install without -e.",
+        ) from error
 
 
 def _source_package(name: Path) -> Path:

@@ -31,7 +31,7 @@ def wheel_tag(manifests: Iterable[Manifest]) -> str:
     held = list(manifests)
     any_python = all(manifest.kind == "accel" for manifest in held)
     version = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    python = "py3-none" if any_python else f"{version}-{version}"
+    python = "py3-none" if any_python else f"{version}-{version}{sys.abiflags}"  # a "t" without the global lock
     return f"{python}-{platform_tag(held)}"
 
 

@@ -87,6 +87,8 @@ def find_target() -> Target | None:
         kind = "the environment that is installed into" if hidden else "the environment of this build"
         return _ask(sys.executable, (), _searched_here(), f"{kind}, {sys.prefix}")
     reason = f"{env.ACCEL_BUILD_TORCH.name}={asked}"
+    if not asked.is_absolute():
+        reason += f", from {Path.cwd()},"  # python -m build makes a wheel in the unpacked sdist
     found = _named(asked.absolute(), reason)
     if found is None:
         raise AccelError(f"{reason} has no torch.", "Name the Python, or the site-packages, of one that has.")
@@ -103,7 +105,7 @@ def _named(place: Path, reason: str) -> Target | None:
     if not place.is_dir():
         raise AccelError(
             f"{reason} is neither a Python that can be run nor a directory.",
-            f"Correct it, or unset it to use the torch of this environment ({sys.prefix}).",
+            f"Correct it, best as an absolute path, or unset it to use the torch of this environment ({sys.prefix}).",
         )
     if not (place / "torch").is_dir():
         return None

@@ -20,6 +20,12 @@ def unpack(wheel: Path, tree: Path) -> None:
         shutil.rmtree(left)
 
 
+def distribution_of(tree: Path) -> str:
+    """The name of an unpacked wheel's distribution, as wheels spell it: ``my_ops``."""
+    (information,) = tree.glob("*.dist-info")
+    return information.name.partition("-")[0]
+
+
 def refuse_binaries(wheel: Path) -> None:
     """Remove a plain ``wheel`` and raise an AccelError if a project's package data put prebuilt ops into it."""
     with zipfile.ZipFile(wheel) as archive:

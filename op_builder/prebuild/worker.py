@@ -30,6 +30,7 @@ from op_builder.paths import outermost_package
 from op_builder.prebuild.order import Order, variable_of
 from op_builder.prebuild.tags import wheel_tag
 from op_builder.prebuild.target import REFUSED, say
+from op_builder.prebuild.wheel import distribution_of
 from op_builder.prebuilt import DIRECTORY, INDEX, INDEX_FORMAT
 from op_builder.registry import UnavailableOpBuilder, all_builders, registered_packages
 from op_builder.sycl_builder import SYCLOpBuilder
@@ -123,7 +124,7 @@ def prebuild(tree: Path, order: Order) -> str:
         tag = wheel_tag([item.manifest for item in built])
         for package_dir in dict.fromkeys(item.package for item in built):
             _place([item for item in built if item.package == package_dir], package_dir)
-            _write_index(package_dir, accelerator, tag, built, left_out)
+            _write_index(package_dir, distribution_of(tree), accelerator, tag, built, left_out)
     names = ", ".join(dict.fromkeys(item.op for item in built))
     say(f"built in {time.monotonic() - started:.1f} s: {names}")
     for line in _by_reason(left_out):
@@ -227,10 +228,16 @@ def _place(built: Sequence[Built], package: Path) -> None:
 
 
 def _write_index(
-    package: Path, accelerator: str, tag: str, built: Sequence[Built], left_out: Sequence[LeftOut]
+    package: Path,
+    distribution: str,
+    accelerator: str,
+    tag: str,
+    built: Sequence[Built],
+    left_out: Sequence[LeftOut],
 ) -> None:
     index: dict[str, Any] = {
         "format": INDEX_FORMAT,
+        "distribution": distribution,
         "built_by": f"accel-ops {__version__}",
         "accelerator": accelerator,
         "tag": tag,

@@ -10,6 +10,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -22,10 +23,11 @@ import pytest
 from small_ops import SmallBuilder
 from test_cache_store import manifest
 
+import op_builder
 from op_builder import env
 from op_builder.cpu import CPUAdamBuilder, CPULionBuilder
 from op_builder.errors import AccelError, EnvironmentValueError, UnknownOpError
-from op_builder.prebuild import tags, wheel
+from op_builder.prebuild import backend, tags, wheel
 from op_builder.prebuild.order import Order, variable_of
 from op_builder.prebuild.tags import platform_tag, wheel_tag
 from op_builder.prebuild.target import PATH_PROGRAM, Target, find_target
@@ -257,6 +259,81 @@ def test_without_the_package_wheel_packing_says_what_to_install(
         wheel.pack(tmp_path, tmp_path, "py3-none-any")
 
 
+# Editable installs -----------------------------------------------------------------------
+
+PROJECT = """[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "acme-ops"
+version = "1.2"
+[tool.setuptools]
+packages = ["acme_ops"]
+"""
+
+
+def prebuilt_below(package: Path, index: str) -> Path:
+    place = package / "_prebuilt"
+    place.mkdir(parents=True)
+    (place / "wheel.json").write_text(index)
+    return place
+
+
+def test_an_editable_install_takes_away_the_ops_of_its_own_project_alone(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    (tmp_path / "acme_ops").mkdir()
+    (tmp_path / "acme_ops" / "__init__.py").touch()
+    mine, other = (json.dumps({"format": 1, "distribution": name}) for name in ("acme_ops", "accel_ops"))
+    own = [prebuilt_below(tmp_path / name, mine) for name in ("acme_ops", "src/acme_ops", "a/b/acme_ops")]
+    others = [prebuilt_below(tmp_path / "accel-ops" / "op_builder", other)]
+    others += [prebuilt_below(tmp_path / f"odd{number}", text) for number, text in enumerate(["", "[]", "{}"])]
+    out = tmp_path / "out"
+    out.mkdir()
+    program = "import sys; from op_builder.prebuild import backend; backend.build_editable(sys.argv[1])"
+    subprocess.run(
+        [sys.executable, "-c", program, str(out)],
+        cwd=tmp_path,
+        env=env.child_environment(PYTHONPATH=str(Path(op_builder.__file__).parents[1])),
+        check=True,
+        capture_output=True,
+    )
+    assert [place.exists() for place in own] == [False] * 3
+    assert [place.exists() for place in others] == [True] * 4
+    assert len(list(out.glob("acme_ops-1.2*.whl"))) == 1
+
+
+def test_ops_are_put_in_the_place_of_whatever_lies_there(tmp_path: Path) -> None:
+    built = prebuilt_below(tmp_path / "tree" / "acme_ops", "new")
+    place = prebuilt_below(tmp_path / "acme_ops", "old")
+    (place / "wheel.json").rename(place / "half")
+    backend._put(built, place)
+    assert [path.name for path in place.iterdir()] == ["wheel.json"]
+    assert [path.name for path in place.parent.iterdir()] == ["_prebuilt"]
+
+
+def test_a_place_for_ops_that_cannot_be_changed_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    built = prebuilt_below(tmp_path / "tree" / "acme_ops", "new")
+    (tmp_path / "acme_ops").touch()
+    with pytest.raises(AccelError, match=r"keeps its ops in .*_prebuilt, and that cannot be changed: ") as refused:
+        backend._put(built, tmp_path / "acme_ops" / "_prebuilt")
+    assert refused.value.remedy == "Make it writable, or install without -e."
+
+
+# Caches ----------------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("project", [".", "examples/my_ops", "examples/acme_accel"])
+def test_uv_is_told_every_variable_that_decides_what_is_in_the_wheel(project: str) -> None:
+    places = [ROOT / "op_builder"] if project == "." else [ROOT / project]
+    texts = [path.read_text() for place in places for path in place.rglob("*.py") if "build_tools" not in path.parts]
+    switches = {found for text in texts for found in re.findall(r'^    BUILD_VAR = "(\w+)"', text, re.MULTILINE)}
+    keys = set(re.findall(r'env = "(ACCEL_BUILD_\w+)"', (ROOT / project / "pyproject.toml").read_text()))
+    assert switches
+    assert keys == {*switches, "ACCEL_BUILD_OPS", "ACCEL_BUILD_TORCH"}
+
+
 # The target ------------------------------------------------------------------------------
 
 
@@ -355,6 +432,15 @@ def test_a_named_place_that_is_not_there_is_refused(tmp_path: Path) -> None:
     error = refusal(tmp_path / "nowhere")
     assert "is neither a Python that can be run nor a directory" in error.message
     assert f"unset it to use the torch of this environment ({sys.prefix})" in error.remedy
+
+
+def test_a_relative_name_is_told_with_the_directory_it_is_relative_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = refusal(Path("venv"))
+    assert f"ACCEL_BUILD_TORCH=venv, from {tmp_path}, is neither" in error.message
+    assert "absolute path" in error.remedy
 
 
 def test_a_named_file_that_cannot_be_run_is_refused(tmp_path: Path) -> None:

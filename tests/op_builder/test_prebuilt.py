@@ -324,6 +324,33 @@ def test_a_manifest_that_cannot_be_read_is_a_reason_too(small: SmallBuilder, whe
     assert added(small.load()) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        *[("c++ flags", text) for text in ("1", "[1]", "{", "null", '{"a": 1}')],
+        *[
+            (name, value)
+            for name in ("cuda archs", "platform", "python abi", "source 0 small.cpp")
+            for value in (1, None)
+        ],
+        *[("artifact", value) for value in (1, None)],
+        *[("torch", None), ("accel_ops", 2), ("kind", []), ("needs", {"GLIBC": 1}), ("needs", None), ("headers", [1])],
+        ("key_parts", []),
+    ],
+)
+def test_no_manifest_however_odd_ends_a_load_in_an_error(
+    part: str, value: object, small: SmallBuilder, wheel: Entry
+) -> None:
+    def odd(manifest: dict[str, Any]) -> None:
+        place = manifest if part in manifest else manifest["key_parts"]
+        place[part] = value
+
+    rewrite(wheel, odd)
+    found = prebuilt.find_prebuilt(small)
+    assert isinstance(found, prebuilt.Rejected)
+    assert added(small.load()) == 1.0
+
+
 @pytest.mark.parametrize("flags", [None, "{", "[]"])
 def test_an_odd_manifest_of_another_version_ends_no_load(small: SmallBuilder, wheel: Entry, flags: str | None) -> None:
     def odd(manifest: dict[str, Any]) -> None:

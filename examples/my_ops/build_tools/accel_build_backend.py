@@ -57,8 +57,14 @@ def _installed():
     pythons = (named, os.path.join(named, "bin", "python"), sys.executable) if named else (sys.executable,)
     for python in pythons:
         try:
-            found = subprocess.run([python, "-E", "-c", _FIND], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        except OSError:
+            found = subprocess.run(
+                [python, "-E", "-c", _FIND],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=120,
+            )
+        except (OSError, subprocess.TimeoutExpired):
             continue
         if found.returncode == 0:
             return found.stdout.decode().strip()
