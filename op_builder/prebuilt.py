@@ -12,6 +12,7 @@ import json
 import os
 import sysconfig
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from op_builder.fingerprint import cpu_digest, platform_name, recipe_parts
 from op_builder.headers import Roots
 from op_builder.paths import NATIVE_DIRECTORIES, native_root, outermost_package
 from op_builder.plan import SYCL_LIBRARY, BuildPlan, make_plan
-from op_builder.torch_install import MINIMUM_TORCH, parse_release, torch_install
+from op_builder.torch_install import parse_release, torch_install
 
 if TYPE_CHECKING:
     from op_builder.base import OpBuilder
@@ -76,6 +77,19 @@ def find_prebuilt(builder: OpBuilder) -> Entry | Rejected | None:
         ]
     # A wheel may hold an op for several devices: that of another device is no news.
     return next(iter([*own, *others]), None)
+
+
+def refused_by_linker(entry: Entry) -> Rejected | None:
+    """Why the system's linker would not open a prebuilt binary that fits otherwise, where the C++ library is too old.
+
+    ``load()`` asks the linker itself and goes on with what it says; this is for who only looks.
+    """
+    has = _cxx_library_versions()
+    needed = {f"{family}_{entry.manifest.needs.get(family)}" for family in ("GLIBCXX", "CXXABI")}
+    lacking = sorted(name for name in needed - has if has and not name.endswith("_None"))
+    if not lacking:
+        return None
+    return Rejected(entry.directory, f"it needs {' and '.join(lacking)}, which the C++ library here has not", entry)
 
 
 def read_index(root: Path) -> dict[str, Any] | None:
@@ -183,6 +197,22 @@ def _glibc() -> str:
         return ""
 
 
+@lru_cache(maxsize=1)
+def _cxx_library_versions() -> frozenset[str]:
+    """The versions of symbols in libstdc++; empty where that is not to be had."""
+    import ctypes
+    import re
+
+    try:
+        ctypes.CDLL("libstdc++.so.6")
+        mapped = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        path = next(line.split(maxsplit=5)[5] for line in mapped if "/libstdc++.so" in line)
+        found = re.findall(rb"(?:GLIBCXX|CXXABI)_[0-9.]+", Path(path).read_bytes())
+    except (OSError, StopIteration):
+        return frozenset()
+    return frozenset(name.decode() for name in found)
+
+
 def _numbers(version: str) -> list[int]:
     return [int(part) for part in version.split(".") if part.isdigit()]
 
@@ -190,8 +220,8 @@ def _numbers(version: str) -> list[int]:
 def _other_torch(entry: Entry) -> str | None:
     manifest, install = entry.manifest, torch_install()
     if manifest.kind == "accel":
-        if install.release < MINIMUM_TORCH:
-            return f"it needs torch >= {'.'.join(map(str, MINIMUM_TORCH))}, this is {install.version}"
+        if install.release < manifest.least_torch:
+            return f"it needs torch {manifest.torch_needed}, this is {install.version}"
         return None
     if parse_release(manifest.torch) != install.release:
         return f"it was built with torch {manifest.torch}, this is {install.version}"

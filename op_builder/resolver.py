@@ -17,7 +17,7 @@ from op_builder.errors import AccelError, IncompatibleOpError, LoadError, Toolch
 from op_builder.fingerprint import COMPILER_PARTS, PlanKey, plan_key
 from op_builder.headers import Roots
 from op_builder.plan import BuildPlan, make_plan
-from op_builder.prebuilt import Rejected, find_prebuilt
+from op_builder.prebuilt import Rejected, find_prebuilt, refused_by_linker
 from op_builder.toolchains.toolset import Toolset, find_toolset
 
 if TYPE_CHECKING:
@@ -113,6 +113,8 @@ def examine(builder: OpBuilder) -> Availability:
     from op_builder.outcomes import guarded
 
     prebuilt = find_prebuilt(builder)
+    if isinstance(prebuilt, Entry):
+        prebuilt = refused_by_linker(prebuilt) or prebuilt
     cached: Entry | None = None
     try:
         cached = Request.of(builder).find_cached()

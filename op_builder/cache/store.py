@@ -129,9 +129,18 @@ class Manifest:
         return [arch for arch in self.key_parts.get("cuda archs", "").split(";") if arch]
 
     @property
+    def least_torch(self) -> tuple[int, int]:
+        """The oldest torch that has what it uses of the Stable ABI: the one that its code was compiled for."""
+        _, _, version = self.key_parts.get("c++ flags", "").rpartition("-DTORCH_TARGET_VERSION=0x")
+        try:
+            return max(MINIMUM_TORCH, (int(version[:2], 16), int(version[2:4], 16)))
+        except ValueError:  # another way of saying it, or none
+            return MINIMUM_TORCH
+
+    @property
     def torch_needed(self) -> str:
         """The torch it fits: ``>=2.10`` for the Stable ABI, else the version it was built against."""
-        return f">={'.'.join(map(str, MINIMUM_TORCH))}" if self.kind == "accel" else self.torch
+        return f">={'.'.join(map(str, self.least_torch))}" if self.kind == "accel" else self.torch
 
     @property
     def python_needed(self) -> str:

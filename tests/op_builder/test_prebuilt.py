@@ -31,6 +31,7 @@ from op_builder.plan import make_plan
 from op_builder.report import collect
 from op_builder.report.collect import op_row
 from op_builder.report.render import print_report
+from op_builder.torch_install import torch_install
 
 
 @pytest.fixture
@@ -322,6 +323,32 @@ def test_a_manifest_that_cannot_be_read_is_a_reason_too(small: SmallBuilder, whe
         "rejected": "its manifest cannot be read; reinstall the package",
     }
     assert added(small.load()) == 1.0
+
+
+@pytest.mark.parametrize("needs", [{"GLIBCXX": "3.4.99"}, {"CXXABI": "1.9.9"}])
+def test_the_report_knows_what_the_linker_would_refuse(
+    needs: dict[str, str], small: SmallBuilder, wheel: Entry
+) -> None:
+    assert op_row(small).installed, "what it really needs is there"
+    rewrite(wheel, lambda manifest: manifest["needs"].update(needs))
+    row = op_row(small)
+    assert not row.installed
+    ((family, version),) = needs.items()
+    assert f"it needs {family}_{version}, which the C++ library here has not" in row.reason
+
+
+@pytest.mark.parametrize(
+    ("target", "least"),
+    [("0x020a000000000000", "2.10"), ("0x7f03000000000000", "127.3"), ("0x0209000000000000", "2.10"), ("0xno", "2.10")],
+)
+def test_the_manifest_says_from_which_torch_on_a_binary_serves(target: str, least: str, wheel: Entry) -> None:
+    flags = json.loads(wheel.manifest.key_parts["c++ flags"])
+    kept = [flag for flag in flags if not flag.startswith("-DTORCH_TARGET_VERSION")]
+    parts = {**wheel.manifest.key_parts, "c++ flags": json.dumps([*kept, f"-DTORCH_TARGET_VERSION={target}"])}
+    entry = dataclasses.replace(wheel, manifest=dataclasses.replace(wheel.manifest, key_parts=parts, kind="accel"))
+    assert entry.manifest.torch_needed == f">={least}"
+    fits = torch_install().release >= tuple(map(int, least.split(".")))
+    assert prebuilt._misfit(entry) == (None if fits else f"it needs torch >={least}, this is {torch.__version__}")
 
 
 @pytest.mark.parametrize(
