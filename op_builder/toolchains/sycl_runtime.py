@@ -151,6 +151,9 @@ def _file(path: Path) -> Path | None:
     return path if path.exists() else None
 
 
+_set_here: dict[str, str] = {}  # by open_runtime(), for one cache; no user's, so that a build for another has its own
+
+
 def runtime_variables(runtime: SyclRuntime | None, cache_root: Path) -> dict[str, str]:
     """The variables that the runtime reads, with what they are to be; those that the user has set stay his.
 
@@ -165,7 +168,11 @@ def runtime_variables(runtime: SyclRuntime | None, cache_root: Path) -> dict[str
     if runtime is not None and runtime.opencl_cpu is not None:
         # The wheel's own registration of its driver names a place that only its builder has.
         wanted[env.OCL_ICD_FILENAMES] = str(runtime.opencl_cpu)
-    return {variable.name: value for variable, value in wanted.items() if variable.raw() is None}
+    return {
+        variable.name: value
+        for variable, value in wanted.items()
+        if variable.raw() in (None, _set_here.get(variable.name))
+    }
 
 
 def open_runtime(cache_root: Path, soname: str) -> None:
@@ -190,7 +197,9 @@ def open_runtime(cache_root: Path, soname: str) -> None:
     if not opened:
         require_runtime(runtime, soname)
         assert runtime is not None
-    env.set_for_libraries(runtime_variables(runtime if is_ours else None, cache_root))
+    variables = runtime_variables(runtime if is_ours else None, cache_root)
+    env.set_for_libraries(variables)
+    _set_here.update(variables)
     if not opened:
         import ctypes  # not at the top: importing it opens a library
 

@@ -20,7 +20,7 @@ from op_builder.errors import CompileError, IncompatibleOpError, LoadError
 from op_builder.outcomes import Failed, failures
 from op_builder.toolchains import sycl_runtime
 from op_builder.toolchains.process import run
-from op_builder.toolchains.sycl_runtime import find_runtime, open_runtime, runtime_in
+from op_builder.toolchains.sycl_runtime import find_runtime, open_runtime, runtime_in, runtime_variables
 from op_builder.torch_install import torch_install
 
 pytestmark = needs_runtime
@@ -74,6 +74,18 @@ def test_kernels_are_compiled_by_the_build_and_kept(place: Path) -> None:
     values, _, _ = done.stdout.partition("] ")
     assert values == "[2.0, 2.0, 2.0"
     assert sorted((place / "cache" / "sycl_kernels").rglob("*.bin")) == kept
+
+
+@pytest.mark.usefixtures("op")  # which this process has opened from a cache before
+def test_kernels_are_kept_in_the_cache_that_the_op_is_built_for(tmp_path: Path) -> None:
+    write_scale(tmp_path / "op", factor="1.25f")
+    ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache")).load()
+    assert list((tmp_path / "cache" / "sycl_kernels").rglob("*.bin"))
+
+
+def test_a_user_keeps_the_directory_of_kernels_that_he_has_named(tmp_path: Path) -> None:
+    with env.scope(SYCL_CACHE_DIR=str(tmp_path / "mine")):
+        assert "SYCL_CACHE_DIR" not in runtime_variables(None, tmp_path)
 
 
 def test_the_manifest_says_what_the_binary_needs_and_that_its_kernels_were_compiled(place: Path) -> None:
