@@ -85,8 +85,9 @@ def refused_by_linker(entry: Entry) -> Rejected | None:
     ``load()`` asks the linker itself and goes on with what it says; this is for who only looks.
     """
     has = _cxx_library_versions()
-    needed = {f"{family}_{entry.manifest.needs.get(family)}" for family in ("GLIBCXX", "CXXABI")}
-    lacking = sorted(name for name in needed - has if has and not name.endswith("_None"))
+    needs = entry.manifest.needs
+    needed = {f"{family}_{needs[family]}" for family in ("GLIBCXX", "CXXABI") if family in needs}
+    lacking = sorted(needed - has) if has else []
     if not lacking:
         return None
     return Rejected(entry.directory, f"it needs {' and '.join(lacking)}, which the C++ library here has not", entry)

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -113,13 +113,13 @@ def build_editable(
                     _prebuild(tree, order, target)
                     found = list(tree.rglob(DIRECTORY))
                     places = [_source_package(built.parent.relative_to(tree)) / DIRECTORY for built in found]
-                    _take_away(wheel.distribution_of(tree))
+                    _take_away(_left_in_packages(), wheel.distribution_of(tree))
                     for built, place in zip(found, places, strict=True):
                         _put(built, place)
-            elif _left_in_packages():
+            elif left := _left_in_packages():
                 with _private_directories() as scratch:
                     name = str(build_meta.prepare_metadata_for_build_editable(str(scratch), config_settings))
-                    _take_away(name.partition("-")[0])
+                    _take_away(left, name.partition("-")[0])
             return str(build_meta.build_editable(wheel_directory, config_settings, metadata_directory))
 
 
@@ -227,14 +227,14 @@ def _left_in_packages() -> list[Path]:
     return sorted({index.parent for pattern in patterns for index in Path.cwd().glob(pattern)})
 
 
-def _take_away(distribution: str) -> None:
-    """Remove the ops that an earlier editable install put into this project's packages."""
-    for left in _left_in_packages():
+def _take_away(places: Iterable[Path], distribution: str) -> None:
+    """Remove, of ops that lie there, those that an earlier editable install of this project has left."""
+    for place in places:
         with contextlib.suppress(ValueError):  # where nobody can tell whose they are they stay
-            index = read_index(left)
+            index = read_index(place)
             if index is not None and index.get("distribution") == distribution:
-                with _explained(left):
-                    shutil.rmtree(left)
+                with _explained(place):
+                    shutil.rmtree(place)
 
 
 def _put(built: Path, place: Path) -> None:
