@@ -155,12 +155,23 @@ DeviceLists checked_device_lists(const TensorLists& lists, const Tensors& steps,
     checked.steps.push_back(static_cast<float*>(memory_of(step, {"step", i}, kBytes, kBytes)));
   }
   checked.tensors.reserve(lists.params.size());
+  WrittenRanges written(lists.params.size() * (1 + kStates) + steps.size());
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    written.add(checked.steps[i], sizeof(float), "step", i);
+  }
   for (std::size_t i = 0; i < lists.params.size(); ++i) {
     checked.tensors.push_back(checked_device_tensor(lists, i, state_roles, place));
+    multi_tensor::DeviceTensor& tensor = checked.tensors.back();
     if (!steps.empty()) {
-      checked.tensors.back().step = checked.steps[steps.size() == 1 ? 0 : i];
+      tensor.step = checked.steps[steps.size() == 1 ? 0 : i];
+    }
+    written.add(tensor.param, tensor.numel * size_bytes(tensor.types.param), "param", i);
+    const DType state_type = tensor.types.states_as_param ? tensor.types.param : DType::float32;
+    for (std::size_t k = 0; k < kStates; ++k) {
+      written.add(tensor.states[k], tensor.numel * size_bytes(state_type), state_roles[k], i);
     }
   }
+  written.require_disjoint();
   return checked;
 }
 

@@ -146,7 +146,7 @@ class HostOptimizer {
       const UpdateItem item = checked_item(lists, i, Optimizer::kStates, arguments.stochastic);
       checked.items[i] = {item, find(arguments.isa, item.types)};
     });
-    require_disjoint(checked.items, arguments.zero_grads);
+    require_disjoint(checked.items, Optimizer::kStates, arguments.zero_grads);
     checked.make_starts();
     return checked;
   }

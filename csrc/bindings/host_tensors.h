@@ -1,18 +1,16 @@
 // The tensors of an update on the host: lists of them, checked before anything is written.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <string>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "bindings/optimizer_passes.h"
 #include "bindings/tensor_checks.h"
+#include "bindings/written_ranges.h"
 #include "common/mutex.h"
 #include "kernels/cpu/optimizer.h"
 #include "torch_c/parallel.h"
@@ -196,43 +194,38 @@ UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::
   return item;
 }
 
-// Refuses parameters, copies or, where they are zeroed, gradients that share memory with those of another parameter:
-// two threads would write it, and what is left there would be chance. `items` have each passed checked_item.
-template <class Items>
-void require_disjoint(const Items& items, bool zero_grads) {
-  static constexpr const char* kRoles[] = {"param", "copy", "grad"};
-  struct Written {
-    const char* begin;
-    std::uint32_t role;
-    std::uint32_t index;
-  };
-  std::vector<Written> written;
-  written.reserve(items.size());
+// Bytes of an element of a state.
+inline std::int64_t state_element_bytes(const cpu::StoredTypes& types) {
+  switch (types.state) {
+    case cpu::StateStorage::float32:
+      return 4;
+    case cpu::StateStorage::as_param:
+      return size_bytes(types.param);
+    case cpu::StateStorage::stochastic_bfloat16:
+      return 2;
+    case cpu::StateStorage::blockwise_8bit:
+      return 1;
+  }
+  return 0;
+}
+
+// Refuses memory that is written for two parameters, gradients only where they are zeroed. `items` have each passed
+// checked_item.
+template <class Items, std::size_t kStates>
+void require_disjoint(const Items& items, const std::array<const char*, kStates>& state_roles, bool zero_grads) {
+  WrittenRanges written(items.size() * (2 + kStates));
   for (std::size_t i = 0; i < items.size(); ++i) {
-    const cpu::OptimizerTensors& tensors = items[i].tensors;
-    const void* const begins[] = {tensors.param, tensors.copy, zero_grads ? tensors.grad : nullptr};
-    for (std::uint32_t role = 0; role < 3; ++role) {
-      if (items[i].numel > 0 && begins[role] != nullptr) {
-        written.push_back({static_cast<const char*>(begins[role]), role, static_cast<std::uint32_t>(i)});
-      }
+    const UpdateItem& item = items[i];
+    const cpu::OptimizerTensors& tensors = item.tensors;
+    written.add(tensors.param, item.numel * size_bytes(item.types.param), "param", i);
+    written.add(tensors.copy, item.numel * size_bytes(tensors.copy_type), "copy", i);
+    written.add(zero_grads ? tensors.grad : nullptr, item.numel * size_bytes(tensors.grad_type), "grad", i);
+    for (std::size_t k = 0; k < kStates; ++k) {
+      written.add(tensors.states[k], item.numel * state_element_bytes(item.types), state_roles[k], i);
+      written.add(tensors.scales[k], 4 * ((item.numel + cpu::kQuantBlock - 1) / cpu::kQuantBlock), "scale", i);
     }
   }
-  const auto key = [](const Written& one) { return std::make_tuple(one.begin, one.role, one.index); };
-  std::sort(written.begin(), written.end(), [&](const Written& a, const Written& b) { return key(a) < key(b); });
-  for (std::size_t k = 1; k < written.size(); ++k) {
-    const Written& first = written[k - 1];
-    const auto& item = items[first.index];
-    const DType types[] = {item.types.param, item.tensors.copy_type, item.tensors.grad_type};
-    if (written[k].begin < first.begin + item.numel * size_bytes(types[first.role])) {
-      Argument one{kRoles[first.role], first.index};
-      Argument other{kRoles[written[k].role], written[k].index};
-      if (one.index > other.index) {
-        std::swap(one, other);
-      }
-      refuse(other.text() + " shares memory with " + one.text() + "; both are written.",
-             "Pass each tensor once, and tensors with memory of their own.");
-    }
-  }
+  written.require_disjoint();
 }
 
 // A step counter in a tensor of one element, as torch's optimizers keep it.
@@ -245,9 +238,9 @@ class StepCounter {
       refuse(Argument{"step", index}.text() + " is no CPU tensor of one float32, float64 or int64.",
              "Pass, for example, torch.tensor(0.0).");
     }
-    const std::int64_t bytes = type_ == ScalarType::Float ? 4 : 8;
-    data_ = memory_of(tensor, {"step", index}, bytes, bytes);
+    data_ = memory_of(tensor, {"step", index}, bytes(), bytes());
   }
+  void add_to(WrittenRanges& written, std::size_t index) const { written.add(data_, bytes(), "step", index); }
   double read() const {
     switch (type_) {
       case ScalarType::Float:
@@ -272,6 +265,8 @@ class StepCounter {
   }
 
  private:
+  std::int64_t bytes() const { return type_ == ScalarType::Float ? 4 : 8; }
+
   ScalarType type_ = ScalarType::Float;
   void* data_ = nullptr;
 };
@@ -279,6 +274,11 @@ class StepCounter {
 inline std::vector<StepCounter> step_counters(const Tensors& steps) {
   std::vector<StepCounter> counters(steps.size());
   check_each(steps.size(), [&](std::size_t i) { counters[i] = StepCounter(steps[i], i); });
+  WrittenRanges written(steps.size());
+  for (std::size_t i = 0; i < counters.size(); ++i) {
+    counters[i].add_to(written, i);
+  }
+  written.require_disjoint();
   return counters;
 }
 

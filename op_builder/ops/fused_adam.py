@@ -44,6 +44,7 @@ class FusedAdam(FusedOptimizer):
 
     NATIVE = "FusedAdamBuilder"
     STATES = ("exp_avg", "exp_avg_sq")
+    NON_NEGATIVE = frozenset({"exp_avg_sq", "max_exp_avg_sq"})
 
     def __init__(
         self,

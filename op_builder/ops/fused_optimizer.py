@@ -12,7 +12,8 @@ from typing import Any, ClassVar, overload
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.arguments import finite_number
+from op_builder.ops import packed_states
+from op_builder.ops.native.arguments import finite_number, untraced
 from op_builder.ops.native.fused import Control
 from op_builder.ops.native_optimizer import NativeOptimizer, check_betas, state_dtype
 
@@ -52,6 +53,7 @@ class FusedOptimizer(NativeOptimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
 
     @torch.no_grad()
+    @untraced
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update every parameter that has a gradient.
 
@@ -89,13 +91,18 @@ class FusedOptimizer(NativeOptimizer):
     # What PreparedGroups asks -----------------------------------------------------------------
 
     def _check_saved(self, what: str, entry: Mapping[str, Any], group: Mapping[str, Any]) -> None:
-        self._require(what, entry, ("step", *self._states_of(group)))
+        as_values = [name for name in self._states_of(group) if not packed_states.are_saved(name, entry)]
+        self._require(what, entry, ("step", *as_values))
 
     def _loaded(self, saved: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
         # Each step needs memory of its own.
         loaded = {**saved, "step": _step_tensor(saved["step"], param)}
         for name in self._states_of(group):
-            loaded[name] = saved[name].to(param.device, state_dtype(param, group), copy=True)
+            values = packed_states.saved_values(name, saved, name in self.NON_NEGATIVE)
+            if values is not None:  # _check_saved has seen that they are there
+                loaded[name] = values.to(param.device, state_dtype(param, group), copy=True)
+            for packed in packed_states.names(name):
+                loaded.pop(packed, None)
         return loaded
 
     def state_of(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:

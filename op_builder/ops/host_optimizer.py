@@ -14,13 +14,13 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops import packed_states
-from op_builder.ops.native.arguments import finite_number
+from op_builder.ops.native.arguments import LAST_STEP, finite_number, untraced, whole_number
 from op_builder.ops.native.prepared_list import PreparedList
 from op_builder.ops.native.tensor_lists import Pass
 from op_builder.ops.native_optimizer import NativeOptimizer, state_dtype
 from op_builder.ops.prepared_groups import Batch
+from op_builder.ops.small_tensors import SmallTensors
 
-_LAST_STEP = 2**53  # floats hold every whole number up to here
 _LARGEST_FLOAT = torch.finfo(torch.float32).max
 _CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s
 
@@ -29,13 +29,13 @@ _CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s
 STORAGES = ("float32", "param", "bfloat16", "8bit")
 
 # Options of torch.optim's optimizers that choose between implementations of one result; kept so that
-# theirs can load our state, of no effect here.
-IGNORED_OPTIONS: dict[str, Any] = {"foreach": None, "fused": None}
+# theirs can load our state, of no effect here. In host memory there is nothing to capture.
+IGNORED_OPTIONS: dict[str, Any] = {"foreach": None, "fused": None, "capturable": False}
 # Those that stand in every group at the one value that is taken, for the same reason.
-FIXED_OPTIONS: dict[str, Any] = {"capturable": False, "differentiable": False}
+FIXED_OPTIONS: dict[str, Any] = {"differentiable": False}
 
 
-# What is no group's option, and what it is where an old pickle lacks it.
+# What belongs to the optimizer and is no group's option, and what it is where an old pickle lacks it.
 _SAVED: dict[str, Any] = {"max_grad_norm": None, "zero_grads": False, "seed": 0}
 
 
@@ -43,18 +43,17 @@ class HostOptimizer(NativeOptimizer):
     """Base of :class:`CPUAdam` and its like; a subclass declares its options and its formula's numbers.
 
     Attributes:
-        NON_NEGATIVE: of the states, the ones without a sign.
         grad_norm: the Euclidean norm of all gradients in the last step, before clipping; None where it
             was not asked for (``max_grad_norm``, ``grad_scale``).
         skipped: whether the last step changed nothing because a gradient was infinite or NaN.
     """
 
-    NON_NEGATIVE: ClassVar[frozenset[str]] = frozenset()
     STORAGES: ClassVar[tuple[str, ...]] = STORAGES
     FIXED: ClassVar[Mapping[str, Any]] = FIXED_OPTIONS
 
     grad_norm: float | None
     skipped: bool
+    _memory: SmallTensors
 
     def __init__(
         self,
@@ -70,17 +69,21 @@ class HostOptimizer(NativeOptimizer):
             params: parameters, or dicts of parameters and options.
             options: the groups' defaults.
             max_grad_norm: gradients are scaled down so that the Euclidean norm of all together is at
-                most this, as :func:`torch.nn.utils.clip_grad_norm_` does.
+                most this, as :func:`torch.nn.utils.clip_grad_norm_` does; infinity only measures it.
             zero_grads: leave zeros in the gradients after a step.
             seed: of stochastic rounding.
         """
-        if max_grad_norm is not None and not finite_number("max_grad_norm", max_grad_norm) > 0:
+        if (
+            max_grad_norm is not None
+            and max_grad_norm != math.inf
+            and not finite_number("max_grad_norm", max_grad_norm)
+        ):
             raise OpArgumentError(f"max_grad_norm is {max_grad_norm}.", "Give a number above 0, or None.")
         options = {**self.FIXED, **IGNORED_OPTIONS, **options}
         self._check_group(options)
         self.max_grad_norm = max_grad_norm
         self.zero_grads = bool(zero_grads)
-        self.seed = int(seed)
+        self.seed = whole_number("seed", seed)
         self._start()
         super().__init__(params, options)
 
@@ -101,6 +104,7 @@ class HostOptimizer(NativeOptimizer):
     def step(self, closure: Callable[[], float], *, grad_scale: float | torch.Tensor | None = None) -> float: ...
 
     @torch.no_grad()
+    @untraced
     def step(
         self, closure: Callable[[], float] | None = None, *, grad_scale: float | torch.Tensor | None = None
     ) -> float | None:
@@ -108,8 +112,8 @@ class HostOptimizer(NativeOptimizer):
 
         With ``grad_scale`` or ``max_grad_norm`` the gradients are read once more beforehand, for their
         norm; dividing by the scale, clipping, the copies of :meth:`write_copies` and zeroing are then
-        part of the one pass that updates. If a gradient is infinite or NaN, parameters and states stay
-        as they are and ``skipped`` is True.
+        part of the one pass that updates. If a gradient is infinite or NaN, or the norm beyond what
+        float32 holds, parameters and states stay as they are and ``skipped`` is True.
 
         Args:
             closure: reevaluates the model and returns the loss.
@@ -199,7 +203,7 @@ class HostOptimizer(NativeOptimizer):
             return 1 / scale
         norm = math.hypot(*(batch.prepared.grad_norm() for batch in batches)) / scale
         self.grad_norm = norm
-        if not math.isfinite(norm):
+        if not norm <= _LARGEST_FLOAT:  # an element may be infinite where it is scaled, in float32
             return None
         clip = 1.0 if self.max_grad_norm is None else min(1.0, self.max_grad_norm / (norm + _CLIP_EPSILON))
         return clip / scale
@@ -213,18 +217,15 @@ class HostOptimizer(NativeOptimizer):
         if "step" not in state or any(state.get(name) is None for name in (*names, *scales)):
             state = self.state[param] = self._loaded(state, param, group)
         if not isinstance(state["step"], torch.Tensor):
-            state["step"] = torch.tensor(float(state["step"]))  # as old checkpoints have it
+            state["step"] = self._memory.copy(torch.tensor(float(state["step"])))  # as old checkpoints have it
         return state
 
     def names_of(self, group: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """The names of the states in the native op's order, and of their scales.
-
-        Bytes go by another name than values, so that an optimizer which does not know them says so.
-        """
+        """The names of the states in the native op's order, and of their scales."""
         if group["states"] != "8bit":
             return super().names_of(group)
-        states = self._states_of(group)
-        return list(map(_codes_name, states)), list(map(_scale_name, states))
+        pairs = [packed_states.names(state) for state in self._states_of(group)]
+        return [codes for codes, _ in pairs], [scales for _, scales in pairs]
 
     def _steps_unsaid(self, _state: Mapping[str, Any]) -> float:
         """The updates that a state without ``step`` has seen."""
@@ -236,10 +237,10 @@ class HostOptimizer(NativeOptimizer):
 
     def _loaded(self, saved: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
         states = self._states_of(group)
-        of_states = {name for state in states for name in (state, _codes_name(state), _scale_name(state))}
+        of_states = {name for state in states for name in (state, *packed_states.names(state))}
         loaded = {name: value for name, value in saved.items() if name not in of_states}
         step = saved["step"] if "step" in saved else self._steps_unsaid(saved)
-        loaded["step"] = _on_host(step) if isinstance(step, torch.Tensor) else step
+        loaded["step"] = self._memory.copy(step) if isinstance(step, torch.Tensor) else step
         for name in states:
             loaded.update(self._loaded_state(name, saved, param, group))
         return loaded
@@ -249,23 +250,20 @@ class HostOptimizer(NativeOptimizer):
     ) -> dict[str, torch.Tensor]:
         """The entries of one state, from saved values, from saved bytes, or from the beginning."""
         non_negative = name in self.NON_NEGATIVE
-        value, codes, scale = (saved.get(key) for key in (name, _codes_name(name), _scale_name(name)))
-        if codes is not None and scale is not None:
-            if group["states"] == "8bit":
-                return {_codes_name(name): _on_host(codes), _scale_name(name): _on_host(scale)}
-            value = packed_states.decoded(codes, scale, non_negative)
+        packed = packed_states.names(name)
+        if group["states"] == "8bit" and packed_states.are_saved(name, saved):
+            return {key: self._memory.copy(saved[key]) for key in packed}
+        value = packed_states.saved_values(name, saved, non_negative)
         if value is None:
             # One element in memory; what is made of it is filled as it is written.
             value = torch.full((), self._first_value(name, group)).expand(param.shape)
         if group["states"] == "8bit":
-            packed = packed_states.encoded(name, value, non_negative)
-            return {_codes_name(name): packed[name], _scale_name(name): packed[_scale_name(name)]}
-        # Contiguous as the parameter is, on the CPU, with memory of its own.
-        dtype = state_dtype(param, group)
-        return {name: value.detach().to("cpu", dtype, copy=True, memory_format=torch.contiguous_format)}
+            return dict(zip(packed, map(self._memory.copy, packed_states.encoded(value, non_negative)), strict=True))
+        return {name: self._memory.copy(value, state_dtype(param, group))}
 
     def _start(self) -> None:
         super()._start()
+        self._memory = SmallTensors()
         self.grad_norm = None
         self.skipped = False
 
@@ -273,6 +271,12 @@ class HostOptimizer(NativeOptimizer):
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         finite_number("lr", group["lr"])
+        for name in _SAVED:
+            if name in group:
+                raise OpArgumentError(
+                    f"A group has {name}={group[name]!r}, which is no option of a group.",
+                    f"Give {name} to {type(self).__name__} itself.",
+                )
         super()._check_group(group)
 
     def _check_device(self, param: torch.Tensor, what: str, group: Mapping[str, Any]) -> None:  # noqa: ARG002
@@ -285,10 +289,8 @@ class HostOptimizer(NativeOptimizer):
     def _check_saved(self, what: str, entry: Mapping[str, Any], group: Mapping[str, Any]) -> None:
         self._require(what, entry, ("step",))
         for name in self._states_of(group):
-            if _codes_name(name) in entry:
-                self._require(what, entry, (_scale_name(name),))
-            else:
-                self._require(what, entry, (name,))
+            codes, scales = packed_states.names(name)
+            self._require(what, entry, (scales,) if codes in entry else (name,))
 
     def check_state(self, state: Mapping[str, Any], index: int, group: Mapping[str, Any]) -> None:
         """Refuse a parameter's state that does not fit, its number of steps too."""
@@ -297,21 +299,8 @@ class HostOptimizer(NativeOptimizer):
             number = float(state.get("step", 0))
         except (TypeError, ValueError, RuntimeError):  # no number, or a tensor of several
             number = math.nan
-        if not (number.is_integer() and 0 <= number <= _LAST_STEP):
+        if not (number.is_integer() and 0 <= number <= LAST_STEP):
             raise OpArgumentError(
                 f"The state of parameter {index} has step {state.get('step')!r}; it must be a whole number from 0 on.",
                 "Load an intact state.",
             )
-
-
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with memory of its own; a state may have been saved on another device."""
-    return tensor.detach().to("cpu", copy=True)
-
-
-def _codes_name(state: str) -> str:
-    return f"{state}_codes"
-
-
-def _scale_name(state: str) -> str:
-    return f"{state}_scale"

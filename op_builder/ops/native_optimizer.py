@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from op_builder.errors import AccelError, OpArgumentError
-from op_builder.ops.native.arguments import finite_number, fraction
+from op_builder.ops.native.arguments import finite_number, fraction, untraced
 from op_builder.ops.prepared_groups import PreparedGroups, with_plain_entries
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class NativeOptimizer(Optimizer):
     Attributes:
         NATIVE: the builder of the native op, if a group's options ask for no other.
         STATES: names of the states beside ``step``, in that op's order.
+        NON_NEGATIVE: of the states, the ones without a sign.
         STORAGES: the ways in which states can be kept, values of the group option ``states``.
         FIXED: group options that take one value only.
         BUILDERS: the package of builders that the op comes from; None for the current accelerator's.
@@ -31,6 +32,7 @@ class NativeOptimizer(Optimizer):
 
     NATIVE: ClassVar[str]
     STATES: ClassVar[tuple[str, ...]]
+    NON_NEGATIVE: ClassVar[frozenset[str]] = frozenset()
     STORAGES: ClassVar[tuple[str, ...]]
     FIXED: ClassVar[Mapping[str, Any]]
     BUILDERS: ClassVar[str | None] = None
@@ -114,6 +116,7 @@ class NativeOptimizer(Optimizer):
             self.param_groups.pop()
             raise
 
+    @untraced
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Let go of all gradients, or fill them with zeros."""
         super().zero_grad(set_to_none)
@@ -122,13 +125,19 @@ class NativeOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The state and the options, as every torch optimizer has them."""
-        return with_plain_entries(super().state_dict())
+        # The first of the hooks after, so that the others may make of it what they like.
+        first = self.register_state_dict_post_hook(lambda _, made: with_plain_entries(made), prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            first.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load this optimizer's own state or that of an optimizer of the same formula, torch.optim's among them.
 
-        As in torch, options come from ``state_dict``; those it lacks keep their present values. States
-        are converted to the way this optimizer keeps them. Hooks see what they see in torch's.
+        As in torch, options come from ``state_dict``; those it lacks keep their present values. So does
+        ``states``: states are converted to the way this optimizer keeps them. Hooks see what they see in
+        torch's.
 
         Raises:
             OpArgumentError: the state lacks a part, or uses an option that this optimizer does not have.
@@ -149,7 +158,7 @@ class NativeOptimizer(Optimizer):
         for index, saved in enumerate(state_dict["param_groups"]):
             self._require(f"Group {index} of the state", saved, ("params",))
             present = self.param_groups[index] if index < len(self.param_groups) else self.defaults
-            groups.append({**present, **saved})
+            groups.append({**present, **saved, "states": present["states"]})
             self._check_group(groups[-1])
             self.native_of(groups[-1])
             for number in saved["params"]:

@@ -7,7 +7,8 @@ of fraction, without one 5 and 3. The scale maps the block's largest magnitude t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -16,6 +17,24 @@ from op_builder.ops.native.tensor_lists import QUANT_BLOCK
 _PIECE = 1 << 18  # elements, whole blocks
 _DROPPED_BITS = 7  # of a half's fraction
 _SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
+
+
+def names(state: str) -> tuple[str, str]:
+    """The names of a state's bytes and scales; another than its values', so that who does not know them says so."""
+    return f"{state}_codes", f"{state}_scale"
+
+
+def are_saved(state: str, saved: Mapping[str, Any]) -> bool:
+    """Whether a saved state has this one as bytes."""
+    return all(saved.get(name) is not None for name in names(state))
+
+
+def saved_values(state: str, saved: Mapping[str, Any], non_negative: bool) -> torch.Tensor | None:
+    """A state's values, from saved bytes or as they were saved; None where there are none."""
+    if are_saved(state, saved):
+        codes, scales = names(state)
+        return decoded(saved[codes], saved[scales], non_negative)
+    return saved.get(state)
 
 
 def decoded(codes: torch.Tensor, scales: torch.Tensor, non_negative: bool) -> torch.Tensor:
@@ -29,20 +48,21 @@ def decoded(codes: torch.Tensor, scales: torch.Tensor, non_negative: bool) -> to
     Returns:
         float32, of the shape of ``codes``.
     """
+    codes, scales = codes.detach().cpu(), scales.detach().cpu()  # may have been saved elsewhere
     values = torch.empty(codes.shape, dtype=torch.float32)
     for at, (code, value) in _pieces(codes.reshape(-1), values.view(-1)):
         value.copy_(_decoded_piece(code, scales[at // QUANT_BLOCK :], non_negative))
     return values
 
 
-def encoded(name: str, values: torch.Tensor, non_negative: bool) -> dict[str, torch.Tensor]:
+def encoded(values: torch.Tensor, non_negative: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """A state's values as codes and scales, rounded to nearest.
 
     Args:
         values: of any shape and floating type.
 
     Returns:
-        ``name``: uint8 codes of the same shape; ``<name>_scale``: float32 scales.
+        uint8 codes of the same shape, and float32 scales.
     """
     codes = torch.empty(values.shape, dtype=torch.uint8)
     scales = torch.empty(-(-values.numel() // QUANT_BLOCK))
@@ -50,7 +70,7 @@ def encoded(name: str, values: torch.Tensor, non_negative: bool) -> dict[str, to
         packed, scale = _encoded_piece(value.float(), non_negative)
         code.copy_(packed)
         scales[at // QUANT_BLOCK :][: scale.numel()] = scale
-    return {name: codes, f"{name}_scale": scales}
+    return codes, scales
 
 
 def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[int, list[torch.Tensor]]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import chain, pairwise, repeat
 from operator import attrgetter, is_, is_not
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -296,6 +296,8 @@ class PreparedGroups(Generic[Kept]):
                 places=[(batch.group_index << 32) + index for index in batch.indices],
             )
             batch.prepared = batch.module.prepare(tensors, batch.named["step"])
+        if len(batches) > 1:  # of one, the native op sees it
+            _require_apart(batches)
         self._batches = batches
         self._seen_params = [tuple(group["params"]) for group in groups]
         self._seen_ways = ways
@@ -308,6 +310,27 @@ class PreparedGroups(Generic[Kept]):
 def with_plain_entries(state_dict: dict[str, Any]) -> dict[str, Any]:
     """An optimizer's ``state_dict()`` with plain dictionaries, as torch.load() takes them with ``weights_only``."""
     return {**state_dict, "state": {key: dict(entry) for key, entry in state_dict["state"].items()}}
+
+
+def _require_apart(batches: Sequence[Batch[Any]]) -> None:
+    """Refuse memory that two groups write.
+
+    Raises:
+        OpArgumentError: a parameter or a state of one lies where one of another does.
+    """
+    written = sorted(
+        (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, number, batch.group_index)
+        for number, batch in enumerate(batches)
+        for tensor in chain(batch.params, *batch.named.values())
+        if tensor.nbytes
+    )
+    for (device, _, end, number, group), (other_device, begin, _, other, other_group) in pairwise(written):
+        if device == other_device and begin < end and number != other:
+            raise OpArgumentError(
+                f"A tensor of group {max(group, other_group)} shares memory with one of group "
+                f"{min(group, other_group)}; both would be written.",
+                "Give each parameter to one group, once, and states with memory of their own.",
+            )
 
 
 def _same(present: Sequence[Any], seen: Sequence[Any]) -> bool:

@@ -347,9 +347,8 @@ def test_packed_states_are_refused_wherever_they_come_from(states: str) -> None:
     before = contents(made, params)
     text = f"amsgrad=True with states='{states}' is not supported by CPUAdam"
     saved = made.state_dict()
-    saved["param_groups"][0]["states"] = states
     with pytest.raises(OpArgumentError, match=text):
-        made.load_state_dict(saved)
+        CPUAdam(make_params(), states=states).load_state_dict(saved)
     made.param_groups[0]["states"] = states
     set_grads(params, 2)
     with pytest.raises(OpArgumentError, match=text) as caught:

@@ -325,9 +325,9 @@ def test_sparse_gradients_are_refused_and_nothing_is_changed():
 def test_an_option_spoiled_later_is_refused_at_the_step():
     model = make_model()
     optimizer = CPUAdam(model.parameters())
-    optimizer.param_groups[0]["capturable"] = True
+    optimizer.param_groups[0]["differentiable"] = True
     before = model[0].weight.detach().clone()
-    with pytest.raises(OpArgumentError, match="capturable=True"):
+    with pytest.raises(OpArgumentError, match="differentiable=True"):
         train(model, optimizer)
     assert torch.equal(model[0].weight, before)
 

@@ -6,17 +6,20 @@ import copy
 import gc
 import io
 import pickle
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch.testing._internal.common_optimizers import optim_db
 
 from op_builder import ops
 from op_builder.errors import OpArgumentError
-from op_builder.ops import CPUSGD, CPUAdagrad, CPUAdam, CPULamb, CPULion, packed_states
+from op_builder.ops import CPUSGD, CPUAdagrad, CPUAdam, CPULamb, CPULion, FusedAdam, packed_states
+from op_builder.ops.fused_optimizer import FusedOptimizer
 from op_builder.ops.host_optimizer import HostOptimizer
 
 
@@ -126,13 +129,66 @@ def test_torchs_bad_inputs_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ALL)
-@pytest.mark.parametrize("option", ["capturable", "differentiable"])
-def test_an_option_that_is_not_supported_is_refused(optimizer: type[HostOptimizer], option: str) -> None:
+def test_an_option_that_is_not_supported_is_refused(optimizer: type[HostOptimizer]) -> None:
     made = optimizer(make_params())
     state = made.state_dict()
-    state["param_groups"][0][option] = True
-    with pytest.raises(OpArgumentError, match=f"{option}=True is not supported by {optimizer.__name__}"):
+    state["param_groups"][0]["differentiable"] = True
+    with pytest.raises(OpArgumentError, match=f"differentiable=True is not supported by {optimizer.__name__}"):
         made.load_state_dict(state)
+
+
+@pytest.mark.parametrize("optimizer", ALL)
+@pytest.mark.parametrize("option", ["max_grad_norm", "zero_grads", "seed"])
+def test_what_is_no_option_of_a_group_is_refused_in_one(optimizer: type[HostOptimizer], option: str) -> None:
+    with pytest.raises(OpArgumentError, match=f"A group has {option}=1") as caught:
+        optimizer([{"params": make_params(), option: 1}])
+    assert caught.value.remedy == f"Give {option} to {optimizer.__name__} itself."
+
+
+def test_the_state_of_a_capturable_optimizer_is_loaded() -> None:
+    params, others = make_params(), make_params()
+    theirs = torch.optim.AdamW(params)
+    run(theirs, params, 2)
+    saved = theirs.state_dict()
+    saved["param_groups"][0]["capturable"] = True  # as it comes from one on a GPU
+    made = CPUAdam(others)
+    with torch.no_grad():
+        for mine, other in zip(params, others, strict=True):
+            other.copy_(mine)
+    made.load_state_dict(saved)
+    run(theirs, params, 2, first=3)
+    run(made, others, 2, first=3)
+    assert_close(params, others)
+    assert made.state_dict()["param_groups"][0]["capturable"] is True
+
+
+@pytest.mark.parametrize("optimizer", [CPUAdam, FusedAdam])
+def test_a_compiled_training_step_leaves_the_graph_at_the_optimizer_alone(optimizer: Callable[..., Any]) -> None:
+    models = [torch.nn.Linear(6, 3) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    made, other = (optimizer(model.parameters(), lr=0.1) for model in models)
+    x = torch.randn(4, 6)
+
+    def train(model: torch.nn.Module, its: Any) -> None:
+        its.zero_grad()
+        model(x).square().mean().backward()
+        its.step()
+
+    torch._dynamo.reset()
+    counted = torch._dynamo.utils.counters
+    counted.clear()
+    compiled = torch.compile(train, backend="aot_eager")
+    for _ in range(3):
+        compiled(models[0], made)
+        train(models[1], other)
+    assert counted["stats"]["calls_captured"] > 0
+    reasons = [reason for reason in counted["graph_break"] if "op_builder" in reason]
+    called = [re.search(r"the function `(\S+)`", reason) for reason in reasons]
+    base = HostOptimizer if isinstance(made, HostOptimizer) else FusedOptimizer
+    assert sorted(found.group(1) for found in called if found) == sorted(
+        [f"{base.__name__}.step", "NativeOptimizer.zero_grad"]
+    )
+    assert_equal([*models[0].parameters()], [*models[1].parameters()])
 
 
 # What every optimizer of torch does -----------------------------------------------------------
@@ -357,6 +413,37 @@ def test_a_parameter_that_appears_twice_is_refused_at_the_step() -> None:
     assert_equal(params, make_params())
 
 
+@pytest.mark.parametrize("shared", ["parameters", "exp_avg", "step"])
+def test_memory_of_two_groups_is_refused_at_the_step(shared: str) -> None:
+    first, second = torch.nn.Parameter(torch.ones(40)), torch.nn.Parameter(torch.ones(40))
+    if shared == "parameters":
+        second = torch.nn.Parameter(first.data[20:])
+    made = CPUAdam([{"params": [first]}, {"params": [second]}])
+    if shared != "parameters":
+        set_grads([first, second], 0)
+        made.step()
+        made.state[second][shared] = made.state[first][shared]
+    before = first.detach().clone(), second.detach().clone()
+    set_grads([first, second], 1)
+    with pytest.raises(OpArgumentError, match="A tensor of group 1 shares memory with one of group 0"):
+        made.step()
+    assert torch.equal(first, before[0])
+    assert torch.equal(second, before[1])
+
+
+@pytest.mark.parametrize("optimizer", [CPUAdam, FusedAdam])
+def test_states_that_two_parameters_share_are_refused(optimizer: Callable[..., Any]) -> None:
+    params = [torch.nn.Parameter(torch.ones(40)), torch.nn.Parameter(torch.ones(40))]
+    for shared in ("exp_avg_sq", "step"):
+        made = optimizer(params)
+        set_grads(params, 0)
+        made.step()
+        made.state[params[1]][shared] = made.state[params[0]][shared]
+        set_grads(params, 1)
+        with pytest.raises(OpArgumentError, match=f"{shared} of tensor 1 shares memory with {shared} of tensor 0"):
+            made.step()
+
+
 def test_a_state_of_another_length_is_refused_with_nothing_changed() -> None:
     params = make_params()
     made = CPUAdam(params)
@@ -414,6 +501,28 @@ def test_a_scaled_step_with_an_infinite_gradient_changes_nothing(optimizer: type
         made.step(grad_scale=1024.0)
         other.step()
         assert not made.skipped
+    assert_equal(params, expected)
+
+
+@pytest.mark.parametrize("limit", [None, 1.0])
+def test_a_gradient_that_becomes_infinite_when_it_is_unscaled_changes_nothing(limit: float | None) -> None:
+    params = make_params()
+    made = CPUAdam(params, max_grad_norm=limit)
+    set_grads(params, 0, scale=1e30)
+    before = [param.detach().clone() for param in params]
+    made.step(grad_scale=1e-10)
+    assert made.skipped
+    assert made.grad_norm is not None
+    assert made.grad_norm > 1e38
+    assert_equal(params, before)
+
+
+def test_an_infinite_limit_measures_the_norm_and_clips_nothing() -> None:
+    params, expected = make_params(), make_params()
+    made = CPUAdam(params, max_grad_norm=float("inf"))
+    run(made, params, 1)
+    run(CPUAdam(expected), expected, 1)
+    assert made.grad_norm == pytest.approx(float(torch.nn.utils.get_total_norm([p.grad for p in params])), rel=1e-6)
     assert_equal(params, expected)
 
 
@@ -486,7 +595,10 @@ def test_everything_at_once_is_what_each_is_alone(optimizer: type[HostOptimizer]
     [
         ({"max_grad_norm": 0}, "max_grad_norm is 0"),
         ({"max_grad_norm": -1}, "max_grad_norm"),
+        ({"max_grad_norm": float("nan")}, "max_grad_norm"),
         ({"states": "4bit"}, "4bit"),
+        ({"seed": 2**63}, "seed is 9223372036854775808, which does not fit"),
+        ({"seed": 1.5}, "seed is 1.5, which is not an int"),
     ],
 )
 def test_bad_settings_are_refused(arguments: dict[str, Any], message: str) -> None:
@@ -556,23 +668,36 @@ def test_a_packed_state_is_saved_and_goes_on(optimizer: type[HostOptimizer], sta
     assert_equal(params, others)
 
 
-@pytest.mark.parametrize(("source", "target"), [("float32", "8bit"), ("8bit", "float32"), ("8bit", "bfloat16")])
+@pytest.mark.parametrize("target", ["float32", "param", "bfloat16", "8bit"])
+@pytest.mark.parametrize("source", ["float32", "param", "bfloat16", "8bit", "fused"])
 def test_a_state_is_converted_to_how_it_is_kept(source: str, target: str) -> None:
     params = make_params()
-    made = CPUAdam(params, states=source)
+    made = FusedAdam(params) if source == "fused" else CPUAdam(params, states=source)
     run(made, params, 5)
     others = copy.deepcopy(params)
-    other = CPUAdam(others)
-    state = made.state_dict()
-    for group in state["param_groups"]:
-        group["states"] = target
-    other.load_state_dict(state)
+    other = CPUAdam(others, states=target)
+    other.load_state_dict(made.state_dict())
+    assert other.param_groups[0]["states"] == target
     run(made, params, 2, first=6)
     run(other, others, 2, first=6)
     kept = other.state[others[0]]["exp_avg_codes" if target == "8bit" else "exp_avg"].dtype
-    assert kept == {"8bit": torch.uint8, "float32": torch.float32, "bfloat16": torch.bfloat16}[target]
+    assert kept == {"8bit": torch.uint8, "bfloat16": torch.bfloat16}.get(target, torch.float32)
     for mine, theirs in zip(params, others, strict=True):
         assert (mine - theirs).abs().max() <= 1e-3  # half of what two steps move
+
+
+def test_the_fused_optimizer_takes_an_8_bit_state() -> None:
+    params = make_params()
+    made = CPUAdam(params, states="8bit", amsgrad=False)
+    run(made, params, 5)
+    others = copy.deepcopy(params)
+    other = FusedAdam(others)
+    other.load_state_dict(made.state_dict())
+    assert set(other.state[others[0]]) == {"step", "exp_avg", "exp_avg_sq"}
+    run(made, params, 2, first=6)
+    run(other, others, 2, first=6)
+    for mine, theirs in zip(params, others, strict=True):
+        assert (mine - theirs).abs().max() <= 1e-3
 
 
 def test_an_8_bit_state_is_not_taken_for_values_by_torch() -> None:
@@ -599,6 +724,18 @@ def test_another_way_of_keeping_states_converts_them() -> None:
     }
     for mine, theirs in zip(params, expected, strict=True):
         assert (mine - theirs).abs().max() <= 1e-3
+
+
+def test_hooks_of_saving_may_make_anything_of_the_state() -> None:
+    params = make_params()
+    made = CPUAdam(params)
+    run(made, params, 1)
+    seen = []
+    made.register_state_dict_post_hook(lambda _, state: seen.append({type(entry) for entry in state["state"].values()}))
+    made.register_state_dict_post_hook(lambda _, state: {"wrapped": state})
+    assert set(made.state_dict()) == {"wrapped"}
+    assert seen == [{dict}]
+    assert len(made._optimizer_state_dict_post_hooks) == 2
 
 
 def test_hooks_of_loading_see_and_change_what_is_loaded() -> None:
@@ -700,12 +837,12 @@ def test_all_front_ends_are_found_by_name() -> None:
 def test_long_states_are_packed_piece_by_piece(non_negative: bool) -> None:
     values = torch.randn(3 * 2**18 + 300, generator=torch.Generator().manual_seed(0))
     values = values.abs() if non_negative else values
-    whole = packed_states.encoded("x", values.reshape(3, -1), non_negative)
+    codes, scales = packed_states.encoded(values.reshape(3, -1), non_negative)
     cut = 2**18 + 512
-    parts = [packed_states.encoded("x", part, non_negative) for part in (values[:cut], values[cut:])]
-    assert torch.equal(whole["x"].reshape(-1), torch.cat([part["x"] for part in parts]))
-    assert torch.equal(whole["x_scale"], torch.cat([part["x_scale"] for part in parts]))
-    decoded = packed_states.decoded(whole["x"], whole["x_scale"], non_negative)
+    parts = [packed_states.encoded(part, non_negative) for part in (values[:cut], values[cut:])]
+    assert torch.equal(codes.reshape(-1), torch.cat([part for part, _ in parts]))
+    assert torch.equal(scales, torch.cat([part for _, part in parts]))
+    decoded = packed_states.decoded(codes, scales, non_negative)
     assert decoded.shape == (3, values.numel() // 3)
     # Three bits of fraction: half a step is a sixteenth; what is tiny beside its block has less.
     assert torch.allclose(decoded.reshape(-1), values, rtol=1 / 16, atol=2**-17 * 4)

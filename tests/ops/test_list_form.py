@@ -349,7 +349,16 @@ SHARED = [
     ("copies", "params", 0, 2, "param of tensor 2 shares memory with copy of tensor 0"),
     ("grads", "grads", 2, 0, "grad of tensor 2 shares memory with grad of tensor 0"),
     ("grads", "copies", 2, 0, "grad of tensor 2 shares memory with copy of tensor 0"),
+    ("first_state", "first_state", 2, 0, "exp_avg of tensor 2 shares memory with exp_avg of tensor 0"),
+    ("second_state", "first_state", 0, 2, "exp_avg of tensor 2 shares memory with exp_avg_sq of tensor 0"),
+    ("params", "second_state", 2, 0, "param of tensor 2 shares memory with exp_avg_sq of tensor 0"),
 ]
+
+
+def members_of(lists: TensorLists, role: str) -> list[torch.Tensor]:
+    """The tensors of a role, which may be one of the states."""
+    states = {"first_state": 0, "second_state": 1}
+    return lists.states[states[role]] if role in states else getattr(lists, role)
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])
@@ -363,8 +372,8 @@ def test_what_two_parameters_write_must_not_be_the_same(
     case = Case(copy=torch.float32, lengths=(300, 20, 300))
     lists = make(case).lists
     memory = torch.ones(900)
-    getattr(lists, role)[place] = memory[300:600]
-    getattr(lists, with_role)[with_place] = memory[300 + shift : 600 + shift]
+    members_of(lists, role)[place] = memory[300:600]
+    members_of(lists, with_role)[with_place] = memory[300 + shift : 600 + shift]
     before = [tensor.clone() for members in lists.positional() for tensor in members]
 
     def update(also: Pass) -> None:
@@ -378,7 +387,7 @@ def test_what_two_parameters_write_must_not_be_the_same(
     assert caught.value.remedy
     now = [tensor for members in lists.positional() for tensor in members]
     assert all(torch.equal(one, other) for one, other in zip(now, before, strict=True))
-    getattr(lists, role)[place] = torch.ones(300)
+    members_of(lists, role)[place] = torch.ones(300)
     update(Pass(zero_grads=True))
 
 

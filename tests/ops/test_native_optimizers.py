@@ -459,8 +459,7 @@ class Descent:
                 if form == "bfloat16 to nearest":
                     state.copy_(state.bfloat16())
                 elif form == "8-bit to nearest":
-                    codes = encoded("state", state, not has_sign)
-                    state.copy_(decoded(codes["state"], codes["state_scale"], not has_sign))
+                    state.copy_(decoded(*encoded(state, not has_sign), not has_sign))
         if form == "8-bit":
             triples = zip(states, scales, signs, strict=True)
             return self.loss(curvature, param, minimum), [decoded(q, s, not sign) for (q,), (s,), sign in triples]

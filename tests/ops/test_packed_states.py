@@ -441,14 +441,14 @@ def test_first_moments_of_noise_stay_centred(cpu_adam):
 def test_python_reads_and_writes_the_same_format(numel, non_negative):
     values = spread(numel, 3, 8)
     values = values * values if non_negative else values
-    packed = packed_states.encoded("x", values, non_negative)
+    packed, packed_scales = packed_states.encoded(values, non_negative)
     assert torch.equal(
-        packed_states.decoded(packed["x"], packed["x_scale"], non_negative),
-        decode_8bit(packed["x"], packed["x_scale"], non_negative),
+        packed_states.decoded(packed, packed_scales, non_negative),
+        decode_8bit(packed, packed_scales, non_negative),
     )
     halves = torch.full((numel,), 2**15)  # rounding up from the middle on is rounding to nearest
     codes, scales = encode_8bit(values, halves, non_negative)
-    assert torch.allclose(packed["x_scale"], scales, rtol=2.0**-22, atol=0)
+    assert torch.allclose(packed_scales, scales, rtol=2.0**-22, atol=0)
     # A scale or factor that is rounded differently moves a value across the middle of two codes now and then.
-    assert ((packed["x"].int() - codes.int()).abs() <= 1).all()
-    assert (packed["x"] != codes).float().sum() <= 1 + numel * 0.01
+    assert ((packed.int() - codes.int()).abs() <= 1).all()
+    assert (packed != codes).float().sum() <= 1 + numel * 0.01

@@ -22,6 +22,8 @@ from op_builder.errors import OpArgumentError
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
+LAST_STEP = 2**53  #: floats hold every whole number up to here
+
 
 def untraced(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """``function``, called by torch.compile outside its graph, as it calls torch's own optimizers.
@@ -89,8 +91,23 @@ def step_number(step: object) -> int:
         number = operator.index(step)  # type: ignore[arg-type]
     except TypeError:
         raise OpArgumentError(f"step is {step!r}, which is not an int.", remedy) from None
-    if isinstance(step, bool) or number < 1:
-        raise OpArgumentError(f"step is {step!r}; steps count from 1.", remedy)
+    if isinstance(step, bool) or not 1 <= number <= LAST_STEP:
+        raise OpArgumentError(f"step is {step!r}; steps count from 1 to 2**53.", remedy)
+    return number
+
+
+def whole_number(name: str, value: object) -> int:
+    """``value`` as an int of 64 bits, which is what an op takes.
+
+    Raises:
+        OpArgumentError: it is not one.
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise OpArgumentError(f"{name} is {value!r}, which is not an int.", f"Pass {name} as an int.") from None
+    if not -(2**63) <= number < 2**63:
+        raise OpArgumentError(f"{name} is {number}, which does not fit into 64 bits.", f"Pass a smaller {name}.")
     return number
 
 

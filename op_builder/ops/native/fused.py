@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch._compile import _disable_dynamo
 
 from op_builder import env
 from op_builder.cpu_isa import best_isa
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.arguments import explained, finite_number, step_number
+from op_builder.ops.native.arguments import explained, finite_number, step_number, untraced
 from op_builder.ops.native.fused_arguments import (
     Tensors,
     adam_options,
@@ -26,9 +25,6 @@ from op_builder.ops.native.fused_arguments import (
     step_tensors,
 )
 from op_builder.ops.native.tensor_lists import TensorLists
-
-# For what keeps tensors on the native side; see host_optimizer.py.
-_untraced = _disable_dynamo
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,7 @@ class FusedOptimizerModule:
         # autograd then notices what was changed between a forward and its backward.
         torch.autograd.graph.increment_version(tensors.params)
 
-    @_untraced
+    @untraced
     def prepare(self, tensors: TensorLists, steps: Tensors) -> PreparedFused:
         """Keep tensors, of one device or several, for many updates, each of which then costs less.
 
@@ -215,7 +211,7 @@ class PreparedFused:
             weakref.finalize(self, self._ops.forget.default, number).atexit = False
             self._parts.append((device, indices, number))
 
-    @_untraced
+    @untraced
     def update(self, options: Sequence[float], control: Control) -> None:
         """Update all parameters and states in place and count their steps up, unless ``control`` says not to.
 
@@ -229,7 +225,7 @@ class PreparedFused:
                 self._ops.update_prepared.default(number, *control.tensors(device), *arguments)
         torch.autograd.graph.increment_version(self._params)
 
-    @_untraced
+    @untraced
     def replace_grads(self, grads: Tensors) -> None:
         """Take other gradients from now on, one for each parameter; they are checked by the updates."""
         if len(grads) != len(self._params):
@@ -244,7 +240,7 @@ class PreparedFused:
                 )
             self._ops.replace_grads.default(number, members)
 
-    @_untraced
+    @untraced
     def release_grads(self) -> None:
         """Hold the gradients no longer; updates are refused until :meth:`replace_grads`."""
         for _, _, number in self._parts:

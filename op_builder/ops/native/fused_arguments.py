@@ -44,7 +44,7 @@ def adam_options(
 
 def checked_chunk(chunk_size: int) -> int:
     """A number of elements, at least 1."""
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
+    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or not 1 <= chunk_size < 2**63:
         raise OpArgumentError(f"chunk_size is {chunk_size!r}.", "Pass a number of elements, for example 65536.")
     return chunk_size
 
