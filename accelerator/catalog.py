@@ -66,7 +66,10 @@ def _cuda_is_here() -> str | None:
     """Torch's own XPU support gives way to CUDA: a torch with both is rarely meant for the Intel GPU."""
     from accelerator.cuda_accelerator import CUDA_Accelerator
 
-    return "there is a CUDA device" if CUDA_Accelerator.probe() is None else None
+    try:
+        return "there is a CUDA device" if CUDA_Accelerator.probe() is None else None
+    except Exception:  # a broken CUDA is no CUDA device; its own candidate has the reason
+        return None
 
 
 def _xpu_external(priority: int) -> Candidate:

@@ -82,6 +82,25 @@ def test_native_xpu_gives_way_to_cuda_and_says_so(machine: Machine) -> None:
     assert reasons(choose())["xpu (torch)"] == "there is a CUDA device"
 
 
+# What answers beside a CUDA that raises when it is asked -> which candidate detection takes.
+BESIDE_A_BROKEN_CUDA = [("native_xpu", "xpu (torch)"), ("ipex", "xpu (IPEX)"), ("npu", "npu"), ("", "cpu")]
+
+
+@pytest.mark.parametrize(("devices", "label"), BESIDE_A_BROKEN_CUDA)
+def test_a_broken_cuda_hides_no_other_device(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, devices: str, label: str
+) -> None:
+    def fail() -> int:
+        raise RuntimeError("driver and library do not fit")
+
+    furnish(machine, devices)
+    monkeypatch.setattr(torch.cuda, "device_count", fail)
+    selection = choose()
+    assert accepted_label(selection) == label
+    blamed = [name for name, reason in reasons(selection).items() if "do not fit" in reason]
+    assert blamed == (["cuda"] if label == "cpu" else [])
+
+
 @pytest.mark.parametrize("device", ["xpu_external", "ipex", "native_xpu", "npu", "sdaa", "hpu", "mlu"])
 def test_a_package_without_a_device_is_a_rejection(machine: Machine, device: str) -> None:
     getattr(machine, device)(available=False)
