@@ -22,8 +22,10 @@ def visible_device(visible: str | None, index: int) -> int | str:
         NVML's index, or a UUID or the beginning of one.
 
     Raises:
-        IndexError: the variable leaves fewer devices than that.
+        IndexError: the variable leaves fewer devices than that, or ``index`` is negative.
     """
+    if index < 0:
+        raise IndexError(index)
     if visible is None:
         return index
     entries: list[str] = []

@@ -173,10 +173,12 @@ class TorchAccelerator(DeepSpeedAccelerator):
         ask = getattr(self._module, "get_device_capability", None)
         return None if ask is None else ask(device_index)
 
-    def _on_device(self, function: str, device_index: int | None) -> None:
-        """Call what raises anything but a fitting error where there is no such device."""
+    def _on_device(self, function: str, device_index: int | None) -> Any:
+        """Call what raises anything but a fitting error, or takes a negative index, where there is no such device."""
         try:
-            getattr(self._module, function)(device_index)
+            if isinstance(device_index, int) and device_index < 0:
+                raise IndexError(device_index)  # to torch.cuda and torch.xpu it is the current device
+            return getattr(self._module, function)(device_index)
         except Exception as error:
             count = self.device_count()
             if (device_index or 0) in range(count):
@@ -273,7 +275,7 @@ class TorchAccelerator(DeepSpeedAccelerator):
         return self.get_device_properties(device_index).total_memory
 
     def available_memory(self, device_index: int | None = None) -> int:
-        return self._module.mem_get_info(device_index)[0]
+        return self._on_device("mem_get_info", device_index)[0]
 
     def memory_snapshot(self, *args: Any, **kwargs: Any) -> Any:
         ask = getattr(self._module, "memory_snapshot", None)

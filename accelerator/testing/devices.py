@@ -61,20 +61,24 @@ def set_device_round_trips(subject: Subject) -> None:
 
 
 def index_out_of_range_is_an_error(subject: Subject) -> str:
-    """set_device() refuses the index after the last device."""
+    """set_device() refuses the index after the last device, and -1."""
     if subject.ignores_indices():
         does_not_apply(_BOUND)
     accelerator = subject.accelerator
-    former, outside = accelerator.current_device(), accelerator.device_count()
-    try:
-        accelerator.set_device(outside)
-    except (AttributeError, NameError, TypeError) as error:
-        raise UnmetExpectationError(f"expected an error about the index {outside}, found {describe(error)}") from error
-    except Exception as error:  # torch's own error differs from device to device
-        return type(error).__name__
-    finally:
-        accelerator.set_device(former)
-    raise UnmetExpectationError(f"expected an error from set_device({outside}), found none")
+    former, raised = accelerator.current_device(), ""
+    for outside in (accelerator.device_count(), -1):  # torch.cuda takes -1 and does nothing
+        try:
+            accelerator.set_device(outside)
+        except (AttributeError, NameError, TypeError) as error:
+            expected = f"expected an error about the index {outside}"
+            raise UnmetExpectationError(f"{expected}, found {describe(error)}") from error
+        except Exception as error:  # torch's own error differs from device to device
+            raised = type(error).__name__
+        else:
+            raise UnmetExpectationError(f"expected an error from set_device({outside}), found none")
+        finally:
+            accelerator.set_device(former)
+    return raised
 
 
 def synchronize_returns(subject: Subject) -> None:

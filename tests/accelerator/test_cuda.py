@@ -100,6 +100,22 @@ def test_cuda_visible_devices_is_translated(visible: str | None, index: int, dev
     assert nvml.visible_device(visible, index) == device
 
 
+@pytest.mark.parametrize("visible", [None, "2,0"])
+def test_a_negative_index_is_no_device(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, visible: str | None
+) -> None:
+    """torch.cuda takes it for the current one, Python for the last one."""
+    machine.cuda(2)
+    install_nvml(machine)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (100, 1000))
+    accelerator = CUDA_Accelerator()
+    with env.scope(CUDA_VISIBLE_DEVICES=visible):
+        for ask in (accelerator.set_device, accelerator.available_memory):
+            with pytest.raises(DeviceIndexError, match="no cuda device of index -1; the number of devices is 2"):
+                ask(-1)
+
+
 @pytest.mark.parametrize(("visible", "index"), [("0", 1), ("-1", 0), ("0,-1,1", 1), ("0,,1", 1)])
 def test_cuda_stops_at_the_first_entry_that_is_no_device(visible: str, index: int) -> None:
     with pytest.raises(IndexError):

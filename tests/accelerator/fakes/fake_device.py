@@ -190,7 +190,7 @@ def device_module(name: str, count: int, graph_class: str) -> ModuleType:
         is_available=lambda: count > 0,
         device_count=lambda: count,
         current_device=number,
-        set_device=lambda index: device.set_device(number(index)),
+        set_device=lambda index: device.set_device(number(index)) if number(index) >= 0 else None,  # as torch.cuda
         synchronize=lambda index=None: None,
         is_initialized=lambda: True,
         init=lazy_init,

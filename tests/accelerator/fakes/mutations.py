@@ -267,6 +267,9 @@ MUTATIONS = {
         "index_out_of_range_is_an_error",
         set_device=lambda self, index: self._module.set_device(index) if index < 2 else self._module.no_such_device(),
     ),
+    "a negative index is a device": _class(
+        "index_out_of_range_is_an_error", set_device=lambda self, index: self._module.set_device(index)
+    ),
     "the capability cannot be had": _member("get_device_capability", lambda m: _fails, "capability_is_told"),
     "random() is nothing": _class("random_is_torch_random", random=lambda self: None),
     "the RNG state is no uint8": _member(
