@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -141,6 +143,52 @@ def test_a_broken_accelerator_fails_the_fitting_checks_alone(broken: type, fitti
     found = failures(broken())
     assert set(found) == fitting
     assert any(reason in note for note in found.values()), found
+
+
+ONE_CARD = """
+import os
+from accelerator.cpu_accelerator import CPU_Accelerator
+from accelerator.errors import AcceleratorUnavailableError
+
+visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+{broken}
+
+class OneCard(CPU_Accelerator):
+    def set_device(self, device_index):
+        if device_index != 0:
+            raise IndexError(device_index)
+
+    def device_count(self):
+        {count}
+"""
+
+
+@pytest.mark.parametrize(
+    ("broken", "count", "seen"),
+    [
+        ("", "return 1", NotApplicable("there is one device, and an empty variable does not hide it")),
+        ("", "if visible != '': return 1\n        raise AcceleratorUnavailableError('none')", Passed("0 of 1")),
+        # Formerly that passed: whatever the child of no device did was no device seen.
+        ("if visible is not None: raise OSError('no driver')", "return 1", "left devices [0] failed: "),
+        ("if visible == '': raise OSError('no driver')", "return 1", "left devices [] failed: "),
+    ],
+)
+def test_a_child_that_fails_is_no_hidden_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, count: str, seen: Any
+) -> None:
+    (tmp_path / "one_card.py").write_text(ONE_CARD.format(broken=broken, count=count))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "one_card", raising=False)
+    accelerator = importlib.import_module("one_card").OneCard()
+    check = next(check for check in CHECKS if check.name == "visible_devices_are_honoured")
+    with env.scope(PYTHONPATH=os.pathsep.join(sys.path)):
+        outcome = check.run(accelerator).outcome
+    if isinstance(seen, str):
+        assert isinstance(outcome, Failed)
+        assert seen in outcome.reason
+        assert "OSError: no driver" in outcome.reason
+    else:
+        assert outcome == seen
 
 
 def test_an_object_that_is_no_accelerator_fails_and_never_crashes() -> None:
