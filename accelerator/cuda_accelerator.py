@@ -46,7 +46,8 @@ class CUDA_Accelerator(TorchAccelerator):
         """Free bytes as NVML sees them when ``pynvml`` is there, else as the CUDA driver does."""
         if torch.version.hip is None:
             index = self.current_device() if device_index is None else device_index
-            free = nvml.free_memory_bytes(environment.CUDA_VISIBLE_DEVICES.get(), index)
+            visible, order = environment.CUDA_VISIBLE_DEVICES.get(), environment.CUDA_DEVICE_ORDER.get()
+            free = nvml.free_memory_bytes(visible, order, index)
             if free is not None:
                 return free
         return super().available_memory(device_index)

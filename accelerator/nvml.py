@@ -1,7 +1,8 @@
 """Free memory of a CUDA device from NVML, which needs no CUDA context and sees all processes.
 
 The package ``pynvml`` (distribution ``nvidia-ml-py``) is optional. NVML counts all devices of the
-machine, CUDA those that ``CUDA_VISIBLE_DEVICES`` leaves, so an index has to be translated.
+machine in the order of the PCI bus, CUDA those that ``CUDA_VISIBLE_DEVICES`` leaves, the fastest first
+unless ``CUDA_DEVICE_ORDER`` says otherwise, so an index has to be translated.
 """
 
 from __future__ import annotations
@@ -37,22 +38,33 @@ def visible_device(visible: str | None, index: int) -> int | str:
     return int(entry) if entry.isdecimal() else entry
 
 
-def free_memory_bytes(visible: str | None, index: int) -> int | None:
+def free_memory_bytes(visible: str | None, order: str | None, index: int) -> int | None:
     """Free bytes of the device that CUDA calls ``index``, or None where NVML cannot tell.
 
-    It cannot without ``pynvml`` or a driver, on ROCm, and for the slice that CUDA picks by itself
-    on a device in MIG mode.
+    It cannot without ``pynvml`` or a driver, on ROCm, for the slice that CUDA picks by itself on a
+    device in MIG mode, and by number where CUDA's order may be another.
+
+    Args:
+        visible: the value of ``CUDA_VISIBLE_DEVICES``, as for :func:`visible_device`.
+        order: the value of ``CUDA_DEVICE_ORDER``.
     """
     try:
         nvml: Any = import_vendor("pynvml")
         nvml.nvmlInit()
         device = visible_device(visible, index)
+        if isinstance(device, int) and order != "PCI_BUS_ID" and _models(nvml) > 1:
+            return None
         handle = _handle(nvml, device)
         if not str(device).startswith("MIG-") and _in_mig_mode(nvml, handle):
             return None
         return int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
     except Exception:  # NVML's errors and a broken package alike: the caller has torch to ask
         return None
+
+
+def _models(nvml: Any) -> int:
+    """How many kinds of devices the machine has; those of one kind are equally fast, and in the order of the bus."""
+    return len({nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(nvml.nvmlDeviceGetCount())})
 
 
 def _handle(nvml: Any, device: int | str) -> Any:

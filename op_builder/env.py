@@ -130,6 +130,11 @@ ACCEL_LAUNCH_ID = _text("ACCEL_LAUNCH_ID", "Set by accel-launch in its workers: 
 CUDA_VISIBLE_DEVICES = _text(
     "CUDA_VISIBLE_DEVICES", "CUDA devices this process may use; mapped when NVML is asked for memory.", "all"
 )
+CUDA_DEVICE_ORDER = _text(
+    "CUDA_DEVICE_ORDER",
+    "PCI_BUS_ID: CUDA numbers devices as NVML does; else NVML is not asked where they differ.",
+    "FASTEST_FIRST",
+)
 ASCEND_HOME_PATH: Variable[Path | None] = _declare(
     "ASCEND_HOME_PATH", _parse_path, None, "Ascend CANN installation whose version the report shows."
 )

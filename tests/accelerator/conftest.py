@@ -18,7 +18,8 @@ from op_builder.cgroups import HostFiles
 @pytest.fixture(autouse=True)
 def plain_environment() -> Iterator[None]:
     """No variable of the developer's machine decides a test."""
-    unset = ("ACCEL_ACCELERATOR", "DS_ACCELERATOR", "LOCAL_SIZE", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES")
+    unset = ("ACCEL_ACCELERATOR", "DS_ACCELERATOR", "LOCAL_SIZE", "LOCAL_RANK")
+    unset += ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
     with env.scope(**dict.fromkeys(unset, None)):
         yield
 

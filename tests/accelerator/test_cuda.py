@@ -101,9 +101,7 @@ def test_cuda_visible_devices_is_translated(visible: str | None, index: int, dev
 
 
 @pytest.mark.parametrize("visible", [None, "2,0"])
-def test_a_negative_index_is_no_device(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, visible: str | None
-) -> None:
+def test_a_negative_index_is_no_device(machine: Machine, monkeypatch: pytest.MonkeyPatch, visible: str | None) -> None:
     """torch.cuda takes it for the current one, Python for the last one."""
     machine.cuda(2)
     install_nvml(machine)
@@ -122,7 +120,9 @@ def test_cuda_stops_at_the_first_entry_that_is_no_device(visible: str, index: in
         nvml.visible_device(visible, index)
 
 
-def install_nvml(machine: Machine, *, mig: frozenset[int] = frozenset(), uuid_type: type = str) -> None:
+def install_nvml(
+    machine: Machine, *, mig: frozenset[int] = frozenset(), uuid_type: type = str, models: str = "AAA"
+) -> None:
     def by_uuid(uuid: str) -> str:
         assert uuid.startswith("MIG-")
         return uuid
@@ -140,6 +140,7 @@ def install_nvml(machine: Machine, *, mig: frozenset[int] = frozenset(), uuid_ty
         nvmlDeviceGetHandleByIndex=lambda index: range(len(UUIDS))[index],
         nvmlDeviceGetHandleByUUID=by_uuid,
         nvmlDeviceGetUUID=lambda handle: UUIDS[handle] if uuid_type is str else UUIDS[handle].encode(),
+        nvmlDeviceGetName=lambda handle: models[handle],
         nvmlDeviceGetMigMode=mig_mode,
         nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(free=5 if isinstance(handle, str) else FREE[handle]),
     )
@@ -164,13 +165,42 @@ def test_free_memory_is_that_of_the_visible_device(
     machine: Machine, visible: str | None, index: int, free: int | None, uuid_type: type
 ) -> None:
     install_nvml(machine, uuid_type=uuid_type)
-    assert nvml.free_memory_bytes(visible, index) == free
+    assert nvml.free_memory_bytes(visible, None, index) == free
+
+
+@pytest.mark.parametrize(
+    ("models", "visible", "order", "free"),
+    [
+        ("ABA", None, None, None),
+        ("ABA", "1", "FASTEST_FIRST", None),
+        ("ABA", "1", "PCI_BUS_ID", 20),
+        ("ABA", None, "PCI_BUS_ID", 10),
+        ("ABA", "GPU-bbbb2222-1", None, 20),
+        ("ABA", "MIG-c0ffee", None, 5),
+        ("AAA", "1", None, 20),
+    ],
+)
+def test_numbers_mean_the_same_device_only_in_one_order(
+    machine: Machine, models: str, visible: str | None, order: str | None, free: int | None
+) -> None:
+    install_nvml(machine, models=models)
+    assert nvml.free_memory_bytes(visible, order, 0) == free
+
+
+def test_available_memory_of_different_devices_is_torchs_unless_their_order_is_known(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_nvml(machine, models="ABA")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 + device, 1000))
+    assert CUDA_Accelerator().available_memory(1) == 101
+    with env.scope(CUDA_DEVICE_ORDER="PCI_BUS_ID"):
+        assert CUDA_Accelerator().available_memory(1) == 20
 
 
 def test_nvml_cannot_tell_which_slice_cuda_takes_in_mig_mode(machine: Machine) -> None:
     install_nvml(machine, mig=frozenset({1}))
-    assert nvml.free_memory_bytes(None, 1) is None
-    assert nvml.free_memory_bytes(None, 2) == 30
+    assert nvml.free_memory_bytes(None, None, 1) is None
+    assert nvml.free_memory_bytes(None, None, 2) == 30
 
 
 def test_available_memory_asks_nvml_first_and_then_torch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
