@@ -1,7 +1,7 @@
 """The training script of before.py, for any device: no name of a device is left in it.
 
-python examples/porting/after.py [--steps 20]          one process
-torchrun --nproc-per-node 2 examples/porting/after.py  data parallel
+python examples/porting/after.py [--steps 20]                one process
+accel-launch --num_accelerators 2 examples/porting/after.py  data parallel; torchrun does as well
 """
 
 import argparse

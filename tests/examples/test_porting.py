@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from accelerator.abstract_accelerator import DeepSpeedAccelerator
+from accelerator.launch.options import parse
 from op_builder import env
 
 ROOT = Path(__file__).parents[2]
@@ -85,6 +86,22 @@ def test_the_ported_script_gives_the_same_losses_in_two_processes() -> None:
     told = [run(*launcher, str(SCRIPTS / name), f"--steps={STEPS}") for name in ("before.py", "after.py")]
     check(*told)
     assert told[1]["losses"] != run(str(SCRIPTS / "after.py"), f"--steps={STEPS}")["losses"], "both ranks took part"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch has no distributed package")
+def test_the_ported_script_gives_the_same_losses_below_the_launcher() -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    before = run(*torchrun, str(SCRIPTS / "before.py"), f"--steps={STEPS}")
+    launch = ("-m", "accelerator.launch", "--num_accelerators=2")
+    check(before, run(*launch, str(SCRIPTS / "after.py"), f"--steps={STEPS}", ACCEL_ACCELERATOR="cpu"))
+
+
+def test_the_guide_launches_with_options_that_there_are() -> None:
+    commands = re.findall(r"accel-launch ([^`]*)", GUIDE)
+    assert len(commands) > 3
+    for command in commands:
+        parse(command.split())
 
 
 def test_the_ported_script_names_no_device() -> None:
