@@ -73,6 +73,8 @@ def _choose_once() -> DeepSpeedAccelerator:
             selection = choose()
         finally:
             _is_choosing = False
+        if _current is not None:  # a package that was asked for its device called set_accelerator()
+            return _current
         if isinstance(selection, Refused):
             raise selection.error
         if selection.requested is None and selection.name == "cpu":

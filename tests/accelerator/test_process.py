@@ -156,6 +156,22 @@ def test_a_plugin_that_asks_for_the_accelerator_while_it_is_imported_is_rejected
 
 
 @pytest.mark.usefixtures("fresh", "machine")
+@pytest.mark.parametrize("name", [None, "acme"])
+@pytest.mark.parametrize("last", ["pass", "raise OSError('no driver')"])
+def test_what_is_set_while_the_accelerator_is_chosen_stays(
+    plugin_site: PluginSite, caplog: pytest.LogCaptureFixture, name: str | None, last: str
+) -> None:
+    text = PLUGIN_SOURCE.format(members="set_by_hand = False")
+    text += f"mine = Plugin()\nmine.set_by_hand = True\nfrom accelerator import set_accelerator as s; s(mine)\n{last}\n"
+    plugin_site.install("acme", "plugin_acme", text)
+    with env.scope(ACCEL_ACCELERATOR=name):
+        chosen = get_accelerator()
+    assert getattr(chosen, "set_by_hand", False)
+    assert get_accelerator() is chosen
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("fresh", "machine")
 def test_a_plugins_accelerator_counts_as_supported(plugin_site: PluginSite) -> None:
     members = "def device_name(self, device_index=None): return 'acme'"
     plugin_site.install("acme", "plugin_acme", PLUGIN_SOURCE.format(members=members))
