@@ -162,7 +162,8 @@ def _ask(candidate: Candidate, *, named: bool) -> Accepted | Rejected:
         if reason is None and not named:
             reason = candidate.objection()
         if reason is not None:
-            return Rejected(str(reason))
+            told = isinstance(reason, str) and reason.strip()
+            return Rejected(reason if told else f"probe() must return None or a reason (str), found {reason!r}")
         accelerator = candidate.create()
         faults = structural_faults(accelerator)
     except KeyboardInterrupt:

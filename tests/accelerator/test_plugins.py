@@ -58,6 +58,7 @@ def test_an_override_that_names_a_built_in_loads_no_plugin(plugin_site: PluginSi
         assert isinstance(choose(), Chosen)
 
 
+NO_REASON = "probe() must return None or a reason (str), found "
 BROKEN = [
     ("acme", "raise OSError('no driver')", "OSError: no driver"),
     ("acme", "import sys; sys.exit('bye')", "SystemExit: bye"),
@@ -65,6 +66,7 @@ BROKEN = [
     ("acme", source("detection_priority = 'high'"), "detection_priority must be an int, found 'high'"),
     ("acme", source("probe = staticmethod(lambda: 'card unplugged')"), "card unplugged"),
     ("acme", source("probe = staticmethod(lambda: 1 / 0)"), "ZeroDivisionError: division by zero"),
+    *(("acme", source(f"probe = staticmethod(lambda: {each})"), NO_REASON + each) for each in ("True", "False", "''")),
     ("acme", "class Plugin:\n    def is_available(self): return True", "not an accelerator: missing: "),
     ("acme", "class Plugin:\n    def is_available(self): return False", "is_available() is False"),
     ("cuda", source(), "the name 'cuda' belongs to a built-in accelerator"),
