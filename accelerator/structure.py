@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import cached_property
 from types import FunctionType
 
 from accelerator.abstract_accelerator import DeepSpeedAccelerator
@@ -32,7 +33,7 @@ def structural_faults(candidate: object) -> list[str]:
         elif isinstance(declared, property):
             if isinstance(member, (FunctionType, classmethod, staticmethod)):
                 wrong.append(f"{name} must be a property, found a method")
-        elif not (callable(member) or isinstance(member, (classmethod, staticmethod))):
+        elif not _is_method(member):
             wrong.append(f"{name} must be a method, found {_kind(member)}")
     if len(missing) > _MOST_NAMES:
         return [f"missing: {', '.join(missing[:_MOST_NAMES])} and {len(missing) - _MOST_NAMES} more", *wrong]
@@ -44,6 +45,12 @@ def _member(candidate: object, name: str) -> object:
     if member is _ABSENT and hasattr(type(candidate), "__getattr__"):  # a proxy answers only when asked
         return getattr(candidate, name, _ABSENT)
     return member
+
+
+def _is_method(member: object) -> bool:
+    """Whether it is called, or is a descriptor that gives what is called: classmethod, functools.partialmethod ..."""
+    gives_value = isinstance(member, cached_property) or hasattr(type(member), "__set__")  # as every property has
+    return callable(member) or (hasattr(type(member), "__get__") and not gives_value)
 
 
 def _kind(member: object) -> str:

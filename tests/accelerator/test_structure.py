@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -155,9 +156,34 @@ FAULTS = [
     (type("Lacks", (), members(without="stream"))(), "missing: stream."),
     (type("Value", (), members(device_count=8))(), "device_count must be a method, found a value of type int"),
     (type("Prop", (), members(device=property(str)))(), "device must be a method, found a property"),
+    (type("Once", (), members(device=functools.cached_property(str)))(), "a method, found a value of type cached_prop"),
+    (type("Slot", (), members(amp=type("S", (), {"__slots__": ("x",)}).x))(), "a value of type member_descriptor"),
     (type("Meth", (), members(Stream=lambda self: None))(), "Stream must be a property, found a method"),
     (type("Opt", (), members(amp="torch.amp"))(), "amp must be a method, found a value of type str"),
 ]
+
+
+class Delegated:
+    """A descriptor of somebody's own."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return lambda index=None: 1
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        functools.partialmethod(lambda self, index=None: 1),
+        functools.singledispatchmethod(lambda self, index=None: 1),
+        functools.partial(int, 1),
+        classmethod(lambda cls, index=None: 1),
+        staticmethod(lambda index=None: 1),
+        Delegated(),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_whatever_gives_a_method_is_one(method: Any) -> None:
+    assert structural_faults(type("Odd", (), members(memory_allocated=method))()) == []
 
 
 @pytest.mark.usefixtures("fresh")
