@@ -22,7 +22,9 @@ members of the class:
     accelerator needs no device.
 
 A name that a built-in or an earlier plug-in has, a class that cannot be imported, and a probe that
-raises are each a rejection with that reason in the trace; the first two are told whatever is chosen.
+raises are each a rejection with that reason in the trace; detection tells the first two whatever it
+takes. Where the environment names a plug-in, no other is imported, and only such names are told;
+where it names a built-in accelerator, no plug-in is looked for.
 """
 
 from __future__ import annotations
@@ -83,14 +85,16 @@ def declared_package(name: str, entries: Iterable[EntryPoint]) -> str | None:
 def is_registered(accelerator_class: type) -> bool:
     """Whether an entry point names that class. Imports nothing: whoever has the class has imported its module."""
     for entry in registered_entry_points():
-        module, _, attribute = entry.value.partition(":")
-        if getattr(sys.modules.get(module), attribute, None) is accelerator_class:
-            return True
+        try:
+            if entry.module in sys.modules and entry.load() is accelerator_class:
+                return True
+        except Exception:  # an entry point that names nothing names no class
+            continue
     return False
 
 
 def _load(entry: EntryPoint) -> Any:
-    import_vendor(entry.value.partition(":")[0])
+    import_vendor(entry.module)
     return entry.load()
 
 

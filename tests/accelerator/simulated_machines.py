@@ -110,13 +110,13 @@ class PluginSite:
         root.mkdir()
         monkeypatch.syspath_prepend(str(root))
 
-    def install(self, name: str, module: str, source: str, attribute: str = "Plugin") -> None:
+    def install(self, name: str, module: str, source: str, entry: str | None = None) -> None:
         self._patch.delitem(sys.modules, module, raising=False)
         (self._root / f"{module}.py").write_text(source)
         record = self._root / f"{module}-1.0.dist-info"
         record.mkdir()
         (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-        (record / "entry_points.txt").write_text(f"[accelerator.backends]\n{name} = {module}:{attribute}\n")
+        (record / "entry_points.txt").write_text(f"[accelerator.backends]\n{name} = {entry or f'{module}:Plugin'}\n")
 
 
 PLUGIN_SOURCE = """

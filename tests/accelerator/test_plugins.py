@@ -7,6 +7,7 @@ from simulated_machines import PLUGIN_SOURCE, Machine, PluginSite, accepted_labe
 
 from accelerator.detection import Chosen, Refused
 from accelerator.errors import AcceleratorSelectionError
+from accelerator.plugins import is_registered
 from accelerator.selection import builder_package, choose
 from op_builder import env
 
@@ -33,6 +34,21 @@ def test_a_plugin_has_a_priority_of_its_own(
     selection = choose()
     assert isinstance(selection, Chosen)
     assert selection.name == taken
+
+
+@pytest.mark.parametrize(
+    ("attribute", "spelled"),
+    [("Outer.Plugin", "{}:{}"), ("Plugin", "{}:{} [fast]"), ("Plugin", "{}: {}"), ("Plugin", "{} : {}")],
+)
+def test_an_entry_point_may_be_spelled_in_all_ways(plugin_site: PluginSite, attribute: str, spelled: str) -> None:
+    text = source("def device_name(self, device_index=None): return 'acme'") + "class Outer:\n    Plugin = Plugin\n"
+    plugin_site.install("acme", "plugin_acme", text, spelled.format("plugin_acme", attribute))
+    plugin_site.install("aaa", "plugin_aaa", "", "plugin_aaa:Absent")  # what cannot be looked up stands in no way
+    selection = choose()
+    assert isinstance(selection, Chosen)
+    assert selection.name == "acme"
+    assert is_registered(type(selection.accelerator))
+    assert not is_registered(type("Mine", (type(selection.accelerator),), {}))
 
 
 def test_an_override_names_a_plugin_and_loads_only_that_one(plugin_site: PluginSite) -> None:

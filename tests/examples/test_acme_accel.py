@@ -5,8 +5,8 @@ from __future__ import annotations
 import filecmp
 import sys
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,25 +17,16 @@ from op_builder import env
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "examples" / "acme_accel"
-
-
-class EntryPoint:
-    """What pyproject.toml registers, without an installation."""
-
-    name, value = "acme", "acme_accel.accelerator:AcmeAccelerator"
-
-    def load(self) -> Any:
-        from acme_accel.accelerator import AcmeAccelerator
-
-        return AcmeAccelerator
+# What is found where the package is installed.
+ENTRY = EntryPoint("acme", "acme_accel.accelerator:AcmeAccelerator", plugins.ENTRY_POINT_GROUP)
 
 
 @pytest.fixture
 def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The directory where the driver shows its cards; the package is registered."""
     monkeypatch.syspath_prepend(str(TEMPLATE))
-    monkeypatch.setattr(plugins, "registered_entry_points", lambda: [EntryPoint()])
-    monkeypatch.setattr(selection, "registered_entry_points", lambda: [EntryPoint()])
+    monkeypatch.setattr(plugins, "registered_entry_points", lambda: [ENTRY])
+    monkeypatch.setattr(selection, "registered_entry_points", lambda: [ENTRY])
     unset = dict.fromkeys(("ACCEL_ACCELERATOR", "DS_ACCELERATOR", "ACME_VISIBLE_DEVICES"))
     with env.scope(ACME_DEVICE_DIR=str(tmp_path), **unset):
         yield tmp_path
