@@ -36,7 +36,7 @@ class Candidate:
         needs: the full sentence for a person who asked for this one by name, from the reason.
         objection: why detection should not take it although it works; not asked in an override.
         without_device: whether an override takes it without probing.
-        fault: why it can never be chosen, whatever the devices; told even when nobody asks for it.
+        fault: why it can never be chosen, whatever the devices; told also when another is taken.
     """
 
     name: str
