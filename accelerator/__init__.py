@@ -30,15 +30,9 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'accelerator' has no attribute {name!r}")
-    value: object
-    if name in ("Accelerator", "DeepSpeedAccelerator"):
-        from accelerator import abstract_accelerator
+    from accelerator import abstract_accelerator, real_accelerator
 
-        value = getattr(abstract_accelerator, name)
-    else:
-        from accelerator import real_accelerator
-
-        value = getattr(real_accelerator, name)
+    value: object = getattr(abstract_accelerator if name.endswith("Accelerator") else real_accelerator, name)
     globals()[name] = value
     return value
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from accelerator.detection import Candidate
@@ -34,9 +33,12 @@ def declared_package(name: str) -> str | None:
     return None if name == "xpu.external" else str(_device_class(name).builder_package)
 
 
+def _device_module(name: str) -> Any:
+    return importlib.import_module(f"accelerator.{name}_accelerator")
+
+
 def _device_class(name: str) -> Any:
-    """``<NAME>_Accelerator`` of ``accelerator.<name>_accelerator``."""
-    return getattr(importlib.import_module(f"accelerator.{name}_accelerator"), f"{name.upper()}_Accelerator")
+    return getattr(_device_module(name), f"{name.upper()}_Accelerator")
 
 
 def _declared(
@@ -49,39 +51,32 @@ def _declared(
     without_device: bool = False,
 ) -> Candidate:
     """The candidate for ``<NAME>_Accelerator`` of ``accelerator.<name>_accelerator``."""
-
-    candidate = Candidate(
+    return Candidate(
         name=name,
         label=label or name,
         priority=priority,
         probe=lambda: getattr(_device_class(name), question)(),
         create=lambda: _device_class(name)(),
         needs=lambda reason: _device_class(name).missing_message(reason),
+        objection=objection,
         without_device=without_device,
     )
-    return candidate if objection is None else replace(candidate, objection=objection)
 
 
 def _cuda_is_here() -> str | None:
     """Torch's own XPU support gives way to CUDA: a torch with both is rarely meant for the Intel GPU."""
-    from accelerator.cuda_accelerator import CUDA_Accelerator
-
     try:
-        return "there is a CUDA device" if CUDA_Accelerator.probe() is None else None
+        return "there is a CUDA device" if _device_class("cuda").probe() is None else None
     except Exception:  # a broken CUDA is no CUDA device; its own candidate has the reason
         return None
 
 
 def _xpu_external(priority: int) -> Candidate:
     def create() -> Any:
-        from accelerator.xpu_accelerator import external_class
-
-        return external_class()()
+        return _device_module("xpu").external_class()()
 
     def needs(reason: str) -> str:
-        from accelerator.xpu_accelerator import external_message
-
-        return external_message(reason)
+        return str(_device_module("xpu").external_message(reason))
 
     def probe() -> str | None:
         return None if create().is_available() else "its XPU_Accelerator says that no device is available"

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,10 +36,6 @@ class CPU_Accelerator(HostStreams, HostGraphs, TorchAccelerator):
         super().__init__()
         self._files = HostFiles() if files is None else files
         self._resident = host.ResidentMemory(self._files)
-
-    @classmethod
-    def probe(cls) -> str | None:
-        return None
 
     @classmethod
     def choose_communication_backend(cls) -> str:
@@ -83,9 +78,6 @@ class CPU_Accelerator(HostStreams, HostGraphs, TorchAccelerator):
 
     def default_generator(self, device_index: int) -> torch.Generator:
         return torch.default_generator
-
-    def lazy_call(self, callback: Callable[[], Any]) -> Any:
-        return callback()
 
     # Memory: there is no allocator to ask, so allocated and reserved both are the resident set.
 

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from accelerator.abstract_accelerator import DeepSpeedAccelerator
 
 
-def _no_objection() -> str | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Candidate:
     """An accelerator that could be chosen.
@@ -45,7 +41,7 @@ class Candidate:
     probe: Callable[[], str | None]
     create: Callable[[], DeepSpeedAccelerator]
     needs: Callable[[str], str] = str
-    objection: Callable[[], str | None] = _no_objection
+    objection: Callable[[], str | None] | None = None
     without_device: bool = False
     fault: str | None = None
 
@@ -159,7 +155,7 @@ def _ask(candidate: Candidate, *, named: bool) -> Accepted | Rejected:
         return Rejected(candidate.fault)
     try:
         reason = None if named and candidate.without_device else candidate.probe()
-        if reason is None and not named:
+        if reason is None and not named and candidate.objection is not None:
             reason = candidate.objection()
         if reason is not None:
             told = isinstance(reason, str) and reason.strip()

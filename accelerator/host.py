@@ -69,13 +69,9 @@ class ResidentMemory:
 
     def _restart_kernel_mark(self) -> bool:
         try:
-            descriptor = os.open(self._self / "clear_refs", os.O_WRONLY)
+            descriptor = os.open(self._self / "clear_refs", os.O_WRONLY)  # open() would make the file
+            with open(descriptor, "wb", buffering=0) as file:
+                file.write(b"5")  # 5: only the high-water mark, see proc_pid_clear_refs(5)
         except OSError:
             return False
-        try:
-            os.write(descriptor, b"5")  # 5: only the high-water mark, see proc_pid_clear_refs(5)
-        except OSError:
-            return False
-        finally:
-            os.close(descriptor)
         return True

@@ -7,6 +7,7 @@ unless ``CUDA_DEVICE_ORDER`` says otherwise, so an index has to be translated.
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any
 
 from accelerator.vendors import import_vendor
@@ -29,12 +30,9 @@ def visible_device(visible: str | None, index: int) -> int | str:
         raise IndexError(index)
     if visible is None:
         return index
-    entries: list[str] = []
-    for entry in (part.strip() for part in visible.split(",")):
-        if not entry or entry.startswith("-"):  # CUDA stops at the first entry that is no device
-            break
-        entries.append(entry)
-    entry = entries[index]
+    # CUDA stops at the first entry that is no device.
+    entries = takewhile(lambda entry: entry and not entry.startswith("-"), map(str.strip, visible.split(",")))
+    entry = list(entries)[index]
     return int(entry) if entry.isdecimal() else entry
 
 

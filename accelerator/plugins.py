@@ -67,19 +67,16 @@ def plugin_candidates(entries: Iterable[EntryPoint], *, only: str | None = None)
     return candidates
 
 
-def declared_package(name: str, entries: Iterable[EntryPoint]) -> str | None:
+def declared_package(name: str) -> str | None:
     """The package of a plug-in's op builders, from its class alone; None where it declares none or cannot be had."""
-    for entry in entries:
-        if entry.name != name:
-            continue
-        try:
-            package = getattr(_load(entry), "builder_package", None)
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # whoever asks for the accelerator itself is told the reason
-            return None
-        return package if isinstance(package, str) else None
-    return None
+    entry = next((entry for entry in registered_entry_points() if entry.name == name), None)
+    try:
+        package = None if entry is None else getattr(_load(entry), "builder_package", None)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # whoever asks for the accelerator itself is told the reason
+        return None
+    return package if isinstance(package, str) else None
 
 
 def is_registered(accelerator_class: type) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from accelerator.detection import Accepted, Chosen, Refused, Verdict
+from accelerator.detection import Chosen, Refused, Rejected, Verdict
 from accelerator.facts import Fact, accelerator_facts
 from accelerator.selection import choose
 from accelerator.vendors import standard_output_kept
@@ -23,7 +23,6 @@ _EPILOG = "Exit status: 0, or 2 when no accelerator can be had (say, a wrong ACC
 
 def report(selection: Chosen | Refused) -> dict[str, Any]:
     """The report as data for JSON: ``accelerator`` (None when refused), ``error``, ``trace``, ``versions``."""
-    chosen = isinstance(selection, Chosen)
     return {
         "accelerator": {
             "name": selection.name,
@@ -32,7 +31,7 @@ def report(selection: Chosen | Refused) -> dict[str, Any]:
         }
         if isinstance(selection, Chosen)
         else None,
-        "error": None if chosen else str(selection.error),  # type: ignore[union-attr]
+        "error": str(selection.error) if isinstance(selection, Refused) else None,
         "trace": [_trace_entry(verdict) for verdict in selection.trace],
         "versions": {
             "accel-ops": _version("accel-ops"),
@@ -43,9 +42,8 @@ def report(selection: Chosen | Refused) -> dict[str, Any]:
 
 
 def _trace_entry(verdict: Verdict) -> dict[str, str | bool | None]:
-    accepted = isinstance(verdict.outcome, Accepted)
-    reason = None if isinstance(verdict.outcome, Accepted) else verdict.outcome.reason
-    return {"name": verdict.name, "label": verdict.label, "accepted": accepted, "reason": reason}
+    reason = verdict.outcome.reason if isinstance(verdict.outcome, Rejected) else None
+    return {"name": verdict.name, "label": verdict.label, "accepted": reason is None, "reason": reason}
 
 
 def _version(distribution: str) -> str | None:

@@ -35,10 +35,8 @@ def builder_package() -> tuple[str, str]:
     """
     name = requested_name()
     if name is not None:
-        if name in SUPPORTED_ACCELERATOR_LIST:
-            declared = catalog.declared_package(name)
-        else:
-            declared = plugins.declared_package(name, registered_entry_points())
+        is_built_in = name in SUPPORTED_ACCELERATOR_LIST
+        declared = catalog.declared_package(name) if is_built_in else plugins.declared_package(name)
         if declared is not None:
             return name, declared
     choice = choose()

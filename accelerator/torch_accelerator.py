@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from op_builder.builder import OpBuilder
 
 
+def _maker(dtype: torch.dtype) -> cached_property[Callable[..., torch.Tensor]]:
+    return cached_property(lambda self: partial(torch.tensor, dtype=dtype, device=torch.device(self.device_type)))
+
+
 class TorchAccelerator(DeepSpeedAccelerator):
     """A device that torch has a module for (``torch.cuda``, ``torch.npu`` ...).
 
@@ -344,36 +348,13 @@ class TorchAccelerator(DeepSpeedAccelerator):
 
     # Tensors --------------------------------------------------------------------------------
 
-    def _maker(self, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-        return partial(torch.tensor, dtype=dtype, device=torch.device(self.device_type))
-
-    @cached_property
-    def BFloat16Tensor(self) -> Callable[..., torch.Tensor]:
-        return self._maker(torch.bfloat16)
-
-    @cached_property
-    def ByteTensor(self) -> Callable[..., torch.Tensor]:
-        return self._maker(torch.uint8)
-
-    @cached_property
-    def DoubleTensor(self) -> Callable[..., torch.Tensor]:
-        return self._maker(torch.float64)
-
-    @cached_property
-    def FloatTensor(self) -> Callable[..., torch.Tensor]:
-        return self._maker(torch.float32)
-
-    @cached_property
-    def HalfTensor(self) -> Callable[..., torch.Tensor]:
-        return self._maker(torch.float16)
-
-    @cached_property
-    def IntTensor(self) -> Callable[..., torch.Tensor]:
-        return self._maker(torch.int32)
-
-    @cached_property
-    def LongTensor(self) -> Callable[..., torch.Tensor]:
-        return self._maker(torch.int64)
+    BFloat16Tensor = _maker(torch.bfloat16)
+    ByteTensor = _maker(torch.uint8)
+    DoubleTensor = _maker(torch.float64)
+    FloatTensor = _maker(torch.float32)
+    HalfTensor = _maker(torch.float16)
+    IntTensor = _maker(torch.int32)
+    LongTensor = _maker(torch.int64)
 
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == self.device_type

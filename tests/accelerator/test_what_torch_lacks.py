@@ -191,7 +191,6 @@ OVERRIDES = {
         "get_device_properties": "there is no record",
         **dict.fromkeys(("default_generator", "get_rng_state", "set_rng_state", "initial_seed"), GENERATOR),
         **dict.fromkeys(("manual_seed", "manual_seed_all"), GENERATOR),
-        "lazy_call": "there is nothing to start",
         "empty_cache": "there is no cache",
         **dict.fromkeys(("memory_allocated", "memory_reserved", "memory_stats"), RESIDENT),
         **dict.fromkeys(("max_memory_allocated", "max_memory_reserved", "reset_peak_memory_stats"), RESIDENT),
