@@ -17,7 +17,7 @@ from op_builder import env
 
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "examples" / "acme_accel"
-# What is found where the package is installed.
+# What pyproject.toml registers, without an installation.
 ENTRY = EntryPoint("acme", "acme_accel.accelerator:AcmeAccelerator", plugins.ENTRY_POINT_GROUP)
 
 
