@@ -109,7 +109,7 @@ def update_apart(module: CPUAdamModule, case: Case, lists: TensorLists, step: in
         module.update_list(TensorLists([param], [scaled], [[state] for state in states]), step, options)
         key = random_key(also.seed, step, lists.places[i] if lists.places else i)
         for k, state in enumerate(states):
-            random = random16(key, param.numel(), k)
+            random = random16(key, param.numel(), k, "8bit" if case.storage == PACKED else "bfloat16")
             if case.storage == PACKED:
                 codes, scales = encode_8bit(state, random, k == 1)
                 packed[k].copy_(codes)

@@ -15,6 +15,7 @@ U64 = 2**64 - 1
 U32 = 2**32 - 1
 LARGEST = {False: 1.875, True: 61440.0}  # 8-bit codes before their scale, by whether the state is non-negative
 SMALLEST = 2.0**-17
+SMALLEST_HALF = 2.0**-14  # that is normal: below it codes lie SMALLEST apart
 SMALLEST_NORMAL = 2.0**-126
 
 
@@ -29,7 +30,7 @@ def random_key(seed: int, step: int, place: int) -> int:
     return key
 
 
-def random16(key: int, numel: int, state: int) -> torch.Tensor:
+def random16(key: int, numel: int, state: int, packing: str = "bfloat16") -> torch.Tensor:
     """16 random bits for each of the first ``numel`` < 2**32 elements of a state, int64."""
     x = torch.arange(numel) ^ (key & U32)
     x ^= x >> 16
@@ -37,11 +38,16 @@ def random16(key: int, numel: int, state: int) -> torch.Tensor:
     x ^= (x >> 15) ^ (key >> 32)
     x = (x * 0x846CA68B) & U32  # int64 wraps round, the low half is right
     x ^= x >> 16
-    return (x >> (16 * state)) & 0xFFFF
+    first = 16 * state if packing == "bfloat16" else 4 + 12 * state
+    return (x >> first) & 0xFFFF
 
 
 def float_bits(values: torch.Tensor) -> torch.Tensor:
     return values.view(torch.int32).to(torch.int64) & U32
+
+
+def float_of_bits(bits: torch.Tensor) -> torch.Tensor:
+    return bits.to(torch.int32).view(torch.float32)
 
 
 def stochastic_bfloat16(values: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
@@ -71,16 +77,11 @@ def encode_8bit(values: torch.Tensor, random: torch.Tensor, non_negative: bool) 
     # Tensor over tensor: torch makes a number over a tensor a product with the reciprocal.
     factors = torch.where(is_zero, 0, top / largest)
     scaled = values * factors.repeat_interleave(QUANT_BLOCK)[: values.numel()]
-    bits = float_bits(scaled.abs()).clamp(min=0x1000) + ((random & 0x1FF) << 4) - 0x0FF8
-    half = bits.to(torch.int32).view(torch.float32).half().view(torch.int16).to(torch.int64)
-    half = (half + (random >> 9)).clamp(max=float_to_half_bits(top))
-    codes = half >> 7
+    power = float_bits(scaled.abs().clamp(min=SMALLEST_HALF)) & 0x7F800000
+    total = scaled.abs() + (float_of_bits(power | random << 4) - float_of_bits(power))
+    codes = torch.where(total < SMALLEST_HALF, (total / SMALLEST).long(), (float_bits(total) - (112 << 23)) >> 20)
     codes = codes.clamp(min=1) if non_negative else codes | scaled.signbit().to(torch.int64) << 7
     return codes.to(torch.uint8), scales
-
-
-def float_to_half_bits(value: torch.Tensor) -> int:
-    return int(value.half().view(torch.int16).item())
 
 
 def decode_8bit(codes: torch.Tensor, scales: torch.Tensor, non_negative: bool) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -433,10 +434,11 @@ class Descent:
     def __str__(self) -> str:
         return f"{self.kind}-{self.form}"
 
-    def run(self, form: str) -> tuple[float, list[torch.Tensor]]:
+    def run(self, form: str, seed: int = 1) -> tuple[float, list[torch.Tensor]]:
         """The loss after 1500 steps, and the states as floats.
 
         Args:
+            seed: of random rounding.
             form: ``plain``, ``bfloat16`` or ``8-bit``; with `` to nearest`` plain ones that are rounded
                 after every step: what packed ones were if they were not rounded at random.
         """
@@ -449,7 +451,7 @@ class Descent:
         states = [[torch.zeros(numel, dtype=dtype)] for _ in self.kind.states]
         scales = [[torch.zeros(2)] for _ in self.kind.states] if form == "8-bit" else ()
         options = {**self.kind.options, "weight_decay": 0.0, **self.change}
-        also = Pass(stochastic=form == "bfloat16", seed=1)
+        also = Pass(stochastic=form == "bfloat16", seed=seed)
         signs = [not name.endswith("sq") for name in self.kind.states]
         for step in range(1, steps + 1):
             grad = curvature * (param - minimum) + self.noise * torch.randn(numel, generator=generator)
@@ -470,13 +472,16 @@ class Descent:
         return float((curvature * (param - minimum) ** 2).mean())
 
     def apart(self, form: str) -> float:
-        """How far the loss, or a sum of squares in the states, is from plain states', as a fraction of that."""
-        loss, states = self.run(form)
+        """How far the loss, or a sum of squares in the states, is from plain states', as a fraction of that.
+
+        The mean of four seeds: Lion's losses with 8 bits spread by 4 % about a mean 4 % above plain ones'.
+        """
         plain_loss, plain_states = self.run("plain")
-        ratios = [loss / plain_loss]
-        for name, state, plain in zip(self.kind.states, states, plain_states, strict=True):
+        runs = [self.run(form, seed) for seed in range(1, 5)]
+        ratios = [statistics.mean(loss for loss, _ in runs) / plain_loss]
+        for k, (name, plain) in enumerate(zip(self.kind.states, plain_states, strict=True)):
             if name.endswith("sq"):
-                ratios.append(float(state.sum() / plain.sum()))
+                ratios.append(statistics.mean(float(states[k].sum() / plain.sum()) for _, states in runs))
         return max(abs(ratio - 1) for ratio in ratios)
 
 

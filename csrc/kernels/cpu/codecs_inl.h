@@ -5,9 +5,10 @@
 // A codec is a class with
 //   using Element = ...;               // of the codes
 //   static constexpr bool kScaled;     // whether a block has a scale
+//   static constexpr int kRandomShift; // from one state's random bits to the next one's
 //   template <bool kNonNegative>       // whether the state is never negative
 //   static F32 decode(const Element*, F32 scale);
-//   static void encode(Element*, F32 value, F32 factor, U32 random);   // 16 random bits, at the bottom
+//   static void encode(Element*, F32 value, F32 factor, U32 random);   // random bits, shifted
 // and, with a scale,
 //   static void see(U32& largest, F32 value);                          // of all values of a block, then
 //   static F32 factor(U32 largest, float* scale);                      // the scale to keep, and encode's factor
@@ -45,10 +46,11 @@ struct RandomBits {
   }
 };
 
-// bfloat16: the dropped 16 bits are the probability of rounding away from zero.
+// bfloat16: the dropped 16 bits are the probability of rounding away from zero. Random bits 0 to 15 decide.
 struct StochasticBFloat16 {
   using Element = BFloat16;
   static constexpr bool kScaled = false;
+  static constexpr int kRandomShift = 16;
 
   template <bool kNonNegative>
   static ACCEL_INLINE F32 decode(const BFloat16* codes, F32) {
@@ -65,9 +67,10 @@ struct StochasticBFloat16 {
 // 8 bits: the upper bits of an IEEE half, times the block's scale. With a sign a code is sign, 4 bits of
 // exponent and 3 of fraction, magnitudes from 2^-17 (the half's subnormals, 2^-17 apart) to 15/8; without,
 // 5 bits of exponent and 3 of fraction, from 2^-17 to 15/8 * 2^15. Code 0 is zero. A value between two codes
-// becomes the upper one with the probability of its distance from the lower one: in two steps, to the half
-// and from there to the code, by 9 and 7 random bits. The scale maps the block's largest magnitude to the
-// largest code. A non-negative state never becomes code 0: it is a divisor, and a moment over a lost divisor
+// becomes the upper one with the probability of its distance from the lower one, by random bits 4 to 19: the same
+// place in a float's fraction, so that noise of a code's width is two instructions away. (The second state's are
+// bits 16 to 31: four bits that are the first of one and the last of the other.) The scale maps the block's largest
+// magnitude to the largest code. A non-negative state never becomes code 0: it is a divisor, and a moment over a lost divisor
 // would be a leap. A value that is not finite makes the whole block NaN; a block whose largest magnitude is
 // below 2^-126 times the largest code's counts as zero. So a whole block of a non-negative state is lost after all
 // where no value reaches 2^-126 * 61440 = 7e-34, squares of gradients below some 3e-17: beside an eps of 1e-8 it does
@@ -75,6 +78,7 @@ struct StochasticBFloat16 {
 struct Blockwise8Bit {
   using Element = std::uint8_t;
   static constexpr bool kScaled = true;
+  static constexpr int kRandomShift = 12;
 
   template <bool kNonNegative>
   static constexpr float kLargest = kNonNegative ? 61440.0f : 1.875f;
@@ -116,23 +120,22 @@ struct Blockwise8Bit {
 
   template <bool kNonNegative>
   static ACCEL_INLINE void encode(std::uint8_t* codes, F32 value, F32 factor, U32 random) {
-    const F32 scaled = value * factor;
-    const U32 bits = (U32)scaled;
-    U32 magnitude = kNonNegative ? bits : bits & 0x7fffffffu;
-    // A half drops 13 bits and rounds to nearest: noise of just that width around zero.
-    const U32 least = broadcast_bits(0x1000u);
-    magnitude = magnitude > least ? magnitude : least;
-    magnitude += ((random & 0x1ffu) << 4) - 0x0ff8u;
-    U16 half = to_half((F32)magnitude);
-    const U16 most = U16{} + static_cast<std::uint16_t>(kNonNegative ? 0x7b80 : 0x3f80);
-    half += narrow((random >> 9) & 0x7fu);
-    half = half < most ? half : most;
+    const U32 bits = (U32)(value * factor);
+    const U32 magnitude = kNonNegative ? bits : bits & 0x7fffffffu;
+    // The power of two at or below the magnitude, or the half's smallest normal, below which codes lie 2^-17 apart as
+    // they do above it. With random bits from the eighth of it on, less itself, it is noise below a code's width.
+    const U32 least = broadcast_bits(0x38800000u);
+    const U32 power = (magnitude > least ? magnitude : least) & 0x7f800000u;
+    const F32 noise = (F32)(power | (random & 0x000ffff0u)) - (F32)power;
+    // What the largest code's sum reaches is below the next one by 2^-16 of their distance, more than roundings are.
+    const U32 sum = (U32)((F32)magnitude + noise);
+    const U16 half = to_half_toward_zero((F32)(kNonNegative ? sum : sum | (bits & 0x80000000u)));
     U16 code = half >> 7;
     if (kNonNegative) {
       const U16 one = U16{} + static_cast<std::uint16_t>(1);
       code = code > one ? code : one;
     } else {
-      code |= narrow((bits >> 24) & 0x80u);
+      code = (code & static_cast<std::uint16_t>(0x7f)) | ((half >> 8) & static_cast<std::uint16_t>(0x80));
     }
     store_bytes(codes, code);
   }

@@ -173,7 +173,7 @@ void update_plain(const OptimizerTensors& tensors, std::int64_t begin, std::int6
   }
 }
 
-// Whether a formula's states can be packed: random bits are 32 an element, 16 for each state.
+// Whether a formula's states can be packed: random bits are 32 an element, 16 of them for each state.
 template <class Formula>
 constexpr bool kPacks = Formula::kStates <= 2;
 
@@ -204,6 +204,8 @@ __attribute__((noinline)) void update_packed_block(const Formula& formula, F32 g
   const Formula in_registers = formula;
   const RandomBits random = random_bits;
   alignas(64) float values[kStates][Codec::kScaled ? kQuantBlock : 1];
+  // Made in the first loop, where the divider decides, for the second, where arithmetic does.
+  U32 kept_bits[Codec::kScaled ? kQuantBlock / kLanes : 1];
   F32 scale[kStates] = {};
   U32 largest[kStates] = {};
   if constexpr (Codec::kScaled) {
@@ -224,16 +226,17 @@ __attribute__((noinline)) void update_packed_block(const Formula& formula, F32 g
     });
     in_registers(param_value, grad_scale * load(grad + i), state);
     store(param + i, param_value);
+    const U32 bits = random(i);
     if constexpr (Codec::kScaled) {
+      kept_bits[i / kLanes] = bits;
       for_each_state<kStates>([&](auto k) ACCEL_LAMBDA {
         Codec::template see<Formula::kNonNegative[k.value]>(largest[k.value], state[k.value]);
         store(&values[k.value][i], state[k.value]);
       });
     } else {
-      const U32 bits = random(i);
       for_each_state<kStates>([&](auto k) ACCEL_LAMBDA {
         Codec::template encode<Formula::kNonNegative[k.value]>(codes[k.value] + i, state[k.value], F32{},
-                                                               bits >> (16 * k.value));
+                                                               bits >> (Codec::kRandomShift * k.value));
       });
     }
   }
@@ -243,10 +246,10 @@ __attribute__((noinline)) void update_packed_block(const Formula& formula, F32 g
       factor[k.value] = Codec::template factor<Formula::kNonNegative[k.value]>(largest[k.value], scales[k.value]);
     });
     for (int i = 0; i < kQuantBlock; i += kLanes) {
-      const U32 bits = random(i);
+      const U32 bits = kept_bits[i / kLanes];
       for_each_state<kStates>([&](auto k) ACCEL_LAMBDA {
         Codec::template encode<Formula::kNonNegative[k.value]>(codes[k.value] + i, load(&values[k.value][i]),
-                                                               factor[k.value], bits >> (16 * k.value));
+                                                               factor[k.value], bits >> (Codec::kRandomShift * k.value));
       });
     }
   }

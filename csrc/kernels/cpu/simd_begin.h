@@ -11,6 +11,7 @@
 //   load(pointer) store(pointer, v)   unaligned, float, BFloat16 or Float16 in memory
 //   load_bytes(pointer) store_bytes(pointer, v)   bytes as 16-bit integers, U16
 //   from_half(U16) to_half(v)         the bits of IEEE binary16
+//   to_half_toward_zero(v)            finite values below 65536
 // Stores to 16-bit types round to nearest even; NaN stays NaN, infinity stays infinity.
 //
 // Compile with -ffp-contract=off: results must not depend on which products a compiler fuses.
@@ -199,9 +200,13 @@ ACCEL_INLINE void store(BFloat16* target, F32 v) {
 #if defined(ACCEL_TARGET_AVX512)
 ACCEL_INLINE F32 from_half(U16 bits) { return (F32)_mm512_maskz_cvtph_ps(0xffff, (__m256i)bits); }
 ACCEL_INLINE U16 to_half(F32 v) { return (U16)_mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT); }
+ACCEL_INLINE U16 to_half_toward_zero(F32 v) {
+  return (U16)_mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_ZERO);
+}
 #elif defined(ACCEL_TARGET_AVX2)
 ACCEL_INLINE F32 from_half(U16 bits) { return (F32)_mm256_cvtph_ps((__m128i)bits); }
 ACCEL_INLINE U16 to_half(F32 v) { return (U16)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT); }
+ACCEL_INLINE U16 to_half_toward_zero(F32 v) { return (U16)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_ZERO); }
 #elif defined(ACCEL_TARGET_NEON)
 ACCEL_INLINE F32 from_half(U16 bits) { return (F32)vcvt_f32_f16(vreinterpret_f16_u16((uint16x4_t)bits)); }
 ACCEL_INLINE U16 to_half(F32 v) { return (U16)vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v)); }
@@ -234,6 +239,16 @@ ACCEL_INLINE U16 to_half(F32 v) {
   half = magnitude >= 0x477ff000u ? infinity : half;  // 65520 and above round to it
   half = magnitude > 0x7f800000u ? quiet_nan : half;
   return narrow(half | sign);
+}
+#endif
+#if !defined(ACCEL_TARGET_AVX512) && !defined(ACCEL_TARGET_AVX2)
+ACCEL_INLINE U16 to_half_toward_zero(F32 v) {
+  const U32 bits = (U32)v;
+  const U32 magnitude = bits & 0x7fffffffu;
+  // Of a subnormal, whose last place is 2^-24, what is below that falls away when it becomes an integer.
+  const U32 subnormal = __builtin_convertvector((F32)magnitude * 16777216.0f, U32);
+  const U32 half = magnitude < 0x38800000u ? subnormal : (magnitude - 0x38000000u) >> 13;
+  return narrow(half | ((bits >> 16) & 0x8000u));
 }
 #endif
 ACCEL_INLINE F32 load(const Float16* source) { return from_half(load_bits<U16>(source)); }
