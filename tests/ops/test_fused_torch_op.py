@@ -63,6 +63,20 @@ def test_opcheck(fused, steps, control):
     torch.library.opcheck(module.ops.update.default, arguments(module, options, steps=steps, control=control))
 
 
+def test_opcheck_of_prepared_lists(fused):
+    """Of what does not trace them: see test_cpu_adam_torch_op.py."""
+    module, _ = fused
+    cases = [random_tensors(n, seed=n) for n in (17, 64)]
+    states = [tensor for column in states_of(module, cases) for tensor in column]
+    given = ([c.param for c in cases], [c.grad for c in cases], states, [torch.tensor(0.0) for _ in cases])
+    untraced = ("test_schema", "test_autograd_registration")
+    torch.library.opcheck(module.ops.prepare.default, given, test_utils=untraced)
+    number = module.ops.prepare.default(*given)
+    grads = [torch.ones(17), torch.ones(64)]
+    torch.library.opcheck(module.ops.replace_grads.default, (number, grads), test_utils=(*untraced, "test_faketensor"))
+    module.ops.forget.default(number)
+
+
 def test_ops_return_nothing_and_mark_what_they_change(fused):
     schema = fused[0].ops.update.default._schema
     assert not schema.returns
