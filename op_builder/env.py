@@ -267,6 +267,10 @@ OCL_ICD_FILENAMES = _text(
 )
 SYCL_CACHE_PERSISTENT = _text("SYCL_CACHE_PERSISTENT", "0 keeps no compiled SYCL kernels.", "1")
 SYCL_CACHE_DIR = _text("SYCL_CACHE_DIR", "Where compiled SYCL kernels are kept.", "sycl_kernels in ACCEL_CACHE_DIR")
+ACCEL_SET_FOR_SYCL = _text(
+    "ACCEL_SET_FOR_SYCL",
+    "Written, not set by a user: which of the three above this process or its parent has set, as JSON.",
+)
 
 
 # Variables that the compilers themselves read, and that change what they make: they count in the key.

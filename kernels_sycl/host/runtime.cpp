@@ -5,11 +5,14 @@
 
 #include "host/launch.h"
 
+#include <ftw.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -118,6 +121,32 @@ std::string without_root(std::string text) {
 
 using Bundle = ::sycl::kernel_bundle<::sycl::bundle_state::executable>;
 
+int drop_if_device_code(const char* path, const struct stat*, int type, struct FTW*) {
+  // Device code is 0.bin, beside what it was made from, 0.src.
+  const std::string file = path;
+  const std::size_t dot = std::min(file.rfind('.'), file.size());
+  if (type == FTW_F && file.substr(dot) == ".bin" && ::access((file.substr(0, dot) + ".src").c_str(), F_OK) == 0) {
+    ::unlink(path);
+  }
+  return 0;
+}
+
+std::string kept_kernels() {
+  const char* const directory = std::getenv("SYCL_CACHE_DIR");
+  return directory == nullptr ? "" : directory;
+}
+
+// Of all kernels, as only the runtime knows which file is whose: it compiles again what is not there.
+void drop_kept_kernels() {
+  constexpr int kOpenDirectories = 16;
+  ::nftw(kept_kernels().c_str(), drop_if_device_code, kOpenDirectories, FTW_PHYS);
+}
+
+// A driver refuses so what is not of its own making; release 2026.2 takes what it finds in its cache unseen.
+bool is_damaged(const ::sycl::exception& error) {
+  return std::strstr(error.what(), "INVALID_BINARY") != nullptr;
+}
+
 Bundle compile_texts(const ::sycl::context& context, const ::sycl::device& device, const std::string& name) {
   const KernelTexts& texts = kernel_texts();
   exp::include_files files;
@@ -130,14 +159,31 @@ Bundle compile_texts(const ::sycl::context& context, const ::sycl::device& devic
     }
   }
   const std::vector<std::string> options(texts.options, texts.options + texts.option_count);
-  try {
+  const auto build = [&] {
     auto source = exp::create_kernel_bundle_from_source(context, exp::source_language::sycl, start,
                                                         exp::properties{files});
     return exp::build(source, std::vector<::sycl::device>{device},
                       exp::properties{exp::build_options{options}, exp::registered_names{name}});
+  };
+  try {
+    try {
+      return build();
+    } catch (const ::sycl::exception& error) {
+      if (!is_damaged(error)) {
+        throw;
+      }
+    }
+    drop_kept_kernels();
+    return build();
   } catch (const ::sycl::exception& error) {
-    throw KernelCompileFailed("SYCL's kernel compiler refused " + name + " for " +
-                              device.get_info<::sycl::info::device::name>() + ": " + without_root(error.what()));
+    const std::string where = device.get_info<::sycl::info::device::name>();
+    if (is_damaged(error)) {
+      throw KernelCompileFailed(where + " refused the compiled kernel " + name + " that is kept in " + kept_kernels() +
+                                ", which may be damaged and could not be replaced: " + error.what() +
+                                "\nRemove what is in that directory.");
+    }
+    throw KernelCompileFailed("SYCL's kernel compiler refused " + name + " for " + where + ": " +
+                              without_root(error.what()));
   }
 }
 

@@ -7,6 +7,7 @@ the PyPI wheel ``intel-sycl-rt``, opened by its path before the op's binary, whi
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import shutil
@@ -151,11 +152,10 @@ def _file(path: Path) -> Path | None:
     return path if path.exists() else None
 
 
-_set_here: dict[str, str] = {}  # by open_runtime(), for one cache; no user's, so that a build for another has its own
-
-
 def runtime_variables(runtime: SyclRuntime | None, cache_root: Path) -> dict[str, str]:
     """The variables that the runtime reads, with what they are to be; those that the user has set stay his.
+
+    What :func:`open_runtime` has set, here or in a parent process, for the cache of then, is no user's.
 
     Args:
         runtime: the one that we open; None where torch has opened its own.
@@ -168,11 +168,19 @@ def runtime_variables(runtime: SyclRuntime | None, cache_root: Path) -> dict[str
     if runtime is not None and runtime.opencl_cpu is not None:
         # The wheel's own registration of its driver names a place that only its builder has.
         wanted[env.OCL_ICD_FILENAMES] = str(runtime.opencl_cpu)
+    ours = _set_by_us()
     return {
-        variable.name: value
-        for variable, value in wanted.items()
-        if variable.raw() in (None, _set_here.get(variable.name))
+        variable.name: value for variable, value in wanted.items() if variable.raw() in (None, ours.get(variable.name))
     }
+
+
+def _set_by_us() -> dict[str, str]:
+    """What :func:`open_runtime` has set, by the variables' names; a child process inherits it with them."""
+    try:
+        told = json.loads(env.ACCEL_SET_FOR_SYCL.raw() or "{}")
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def open_runtime(cache_root: Path, soname: str) -> None:
@@ -198,8 +206,7 @@ def open_runtime(cache_root: Path, soname: str) -> None:
         require_runtime(runtime, soname)
         assert runtime is not None
     variables = runtime_variables(runtime if is_ours else None, cache_root)
-    env.set_for_libraries(variables)
-    _set_here.update(variables)
+    env.set_for_libraries({**variables, env.ACCEL_SET_FOR_SYCL.name: json.dumps({**_set_by_us(), **variables})})
     if not opened:
         import ctypes  # not at the top: importing it opens a library
 

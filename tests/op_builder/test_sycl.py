@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import shutil
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -86,6 +89,59 @@ def test_kernels_are_kept_in_the_cache_that_the_op_is_built_for(tmp_path: Path) 
 def test_a_user_keeps_the_directory_of_kernels_that_he_has_named(tmp_path: Path) -> None:
     with env.scope(SYCL_CACHE_DIR=str(tmp_path / "mine")):
         assert "SYCL_CACHE_DIR" not in runtime_variables(None, tmp_path)
+
+
+@pytest.mark.usefixtures("op")
+def test_a_child_process_keeps_kernels_in_its_own_cache(tmp_path: Path) -> None:
+    """Not in the one of which its parent has opened an op; a user's own directory stays his there, too."""
+    code = "import sys, pathlib; from op_builder.toolchains.sycl_runtime import runtime_variables"
+    command = [
+        sys.executable,
+        "-c",
+        f"{code}; print(runtime_variables(None, pathlib.Path(sys.argv[1])))",
+        str(tmp_path),
+    ]
+    assert "SYCL_CACHE_DIR" in env.child_environment()
+    inherited = ast.literal_eval(run(command, environment=env.child_environment()).output)
+    assert inherited["SYCL_CACHE_DIR"] == str(tmp_path / "sycl_kernels")
+    named = ast.literal_eval(run(command, environment=env.child_environment(SYCL_CACHE_DIR="/mine")).output)
+    assert "SYCL_CACHE_DIR" not in named
+    assert "SYCL_CACHE_PERSISTENT" in named
+
+
+def zero_half_of_each(kernels: list[Path]) -> None:
+    for kernel in kernels:
+        content = kernel.read_bytes()
+        kernel.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
+
+
+def test_a_damaged_kernel_is_compiled_again_and_kept(place: Path, tmp_path: Path) -> None:
+    write_scale(tmp_path / "op")
+    shutil.copytree(place / "cache", tmp_path / "cache")
+    before = {path: path.read_bytes() for path in (tmp_path / "cache" / "sycl_kernels").rglob("0.bin")}
+    assert before
+    zero_half_of_each(list(before))
+    damaged = {path: path.read_bytes() for path in before}
+    done = run_with_op(tmp_path, "x = torch.ones(3); op.scale_(x, 2.0); print(x.tolist())")
+    assert (done.returncode, done.stdout) == (0, "[2.0, 2.0, 2.0]\n"), done.stderr
+    kept = list((tmp_path / "cache" / "sycl_kernels").rglob("0.bin"))
+    assert kept
+    assert all(path.read_bytes() != damaged.get(path) for path in kept)
+
+
+def test_a_damaged_kernel_that_cannot_be_replaced_is_told_with_its_directory(place: Path, tmp_path: Path) -> None:
+    write_scale(tmp_path / "op")
+    shutil.copytree(place / "cache", tmp_path / "cache")
+    code = """
+        op.scale_(torch.ones(3, dtype=torch.float64), 2.0)
+        for path in (directory / "cache" / "sycl_kernels").rglob("0.bin"):
+            path.write_bytes(path.read_bytes()[:999] + bytes(path.stat().st_size - 999))
+        os.environ["SYCL_CACHE_DIR"] = "/nowhere"  # the runtime has read it, and goes on with that
+        op.scale_(torch.ones(3), 2.0)
+    """
+    done = run_with_op(tmp_path, code)
+    assert "the compiled kernel tests::scale<float> that is kept in /nowhere, which may be damaged" in done.stderr
+    assert "Remove what is in that directory." in done.stderr
 
 
 def test_the_manifest_says_what_the_binary_needs_and_that_its_kernels_were_compiled(place: Path) -> None:
