@@ -123,6 +123,12 @@ def torch_unpackbits(packed: torch.Tensor) -> torch.Tensor:
     return ((packed[:, None] >> _SHIFTS) & 1).view(-1)
 
 
+def repeated(count: int, work: Work) -> None:
+    """What is too short to be timed alone."""
+    for _ in range(count):
+        work()
+
+
 def function_cases(numel: int) -> list[Case]:
     """The functions beside torch."""
     size = f"{numel >> 20}M"
@@ -163,6 +169,8 @@ def function_cases(numel: int) -> list[Case]:
                 partial(torch.mul, codes.view(-1, 256), scales[:, None].to(dtype)),
             ),
         ]
+    row, weight = torch.randn(1, 4096), torch.ones(4096)
+    module = xpu.RMSNormBuilder().load()
     x = torch.randn(numel)
     bits = (torch.rand(numel) > 0.5).to(torch.uint8)
     packed = ops.packbits(bits)
@@ -180,6 +188,12 @@ def function_cases(numel: int) -> list[Case]:
             "torch shift, and",
             partial(ops.unpackbits, packed),
             partial(torch_unpackbits, packed),
+        ),
+        Case(
+            "rms_norm, 1,000 calls with one row of 4,096",
+            "the loaded module's own",
+            partial(repeated, 1000, partial(ops.rms_norm, row, weight)),
+            partial(repeated, 1000, partial(module.rms_norm, row, weight)),
         ),
     ]
 

@@ -7,7 +7,7 @@ They have SYCL kernels: for XPU tensors on torch's current stream, for CPU tenso
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -50,19 +50,34 @@ def rms_norm(
     return _rms_norm().rms_norm(x, weight, eps, residual)
 
 
-def _pack_bits() -> PackBitsModule:
-    from op_builder.xpu.kernels import PackBitsBuilder
+_loaded: dict[str, Any] = {}
 
-    return cast("PackBitsModule", PackBitsBuilder().load(verbose=False))
+
+def _module(builder: str) -> Any:
+    """What a builder of ``op_builder.xpu.kernels`` loads: once, as even finding the op again takes milliseconds."""
+    _load(builder)
+    return _loaded[builder]
+
+
+def _load(builder: str) -> None:
+    if builder not in _loaded:
+        from op_builder.xpu import kernels
+
+        _loaded[builder] = getattr(kernels, builder)().load(verbose=False)
+
+
+# So torch.compile runs it and does not trace it. torch.compiler.assume_constant_result would set this, too, and import
+# the compiler, which takes seconds.
+_load._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _pack_bits() -> PackBitsModule:
+    return cast("PackBitsModule", _module("PackBitsBuilder"))
 
 
 def _block_quantize() -> BlockQuantizeModule:
-    from op_builder.xpu.kernels import BlockQuantizeBuilder
-
-    return cast("BlockQuantizeModule", BlockQuantizeBuilder().load(verbose=False))
+    return cast("BlockQuantizeModule", _module("BlockQuantizeBuilder"))
 
 
 def _rms_norm() -> RMSNormModule:
-    from op_builder.xpu.kernels import RMSNormBuilder
-
-    return cast("RMSNormModule", RMSNormBuilder().load(verbose=False))
+    return cast("RMSNormModule", _module("RMSNormBuilder"))

@@ -10,7 +10,7 @@ import torch
 from sycl_cases import in_threads, needs_sycl
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops import dequantize_blocks, packbits, quantize_blocks, rms_norm, unpackbits
+from op_builder.ops import dequantize_blocks, functions, packbits, quantize_blocks, rms_norm, unpackbits
 from op_builder.xpu import BlockQuantizeBuilder, PackBitsBuilder, RMSNormBuilder
 
 pytestmark = needs_sycl
@@ -305,6 +305,43 @@ def test_opcheck_of_all_ops():
         (norm.rms_norm, (x, torch.randn(4, 8), torch.ones(8), out, 1e-6)),
     ):
         torch.library.opcheck(op.default, arguments)
+
+
+ROWS = torch.arange(12.0).view(3, 4)
+BITS = (ROWS > 3).to(torch.uint8)
+CODES = (torch.arange(-6, 6, dtype=torch.int8), torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (packbits, (BITS,)),
+        (unpackbits, (BITS, 27)),
+        (quantize_blocks, (ROWS, 4)),
+        (dequantize_blocks, (*CODES, (3, 4))),
+        (rms_norm, (ROWS, torch.ones(4))),
+    ],
+    ids=lambda value: getattr(value, "__name__", "on"),
+)
+def test_a_function_is_compiled_as_one_graph_also_when_nobody_has_called_it(function, arguments, monkeypatch):
+    expected = function(*arguments)
+    monkeypatch.setattr(functions, "_loaded", {})
+    torch._dynamo.reset()
+    result = torch.compile(function, fullgraph=True, backend="aot_eager")(*arguments)
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
+def test_a_function_finds_its_op_once(monkeypatch):
+    expected, op, loads = packbits(BITS), PackBitsBuilder().load(), []
+
+    def load(builder, **_):
+        loads.append(builder.name)
+        return op
+
+    monkeypatch.setattr(functions, "_loaded", {})
+    monkeypatch.setattr(PackBitsBuilder, "load", load)
+    assert all(torch.equal(packbits(BITS), expected) for _ in range(3))
+    assert loads == ["pack_bits"]
 
 
 def test_many_threads_may_call_at_once():
