@@ -52,6 +52,11 @@ constexpr char kRuntimeRemedy[] = "\nInstall the runtime: pip install 'accel-ops
   throw std::runtime_error(found + '\n' + remedy);
 }
 
+[[noreturn]] void fail_to_build(const std::string& device) {
+  fail("The SYCL runtime cannot compile kernels for " + device + ".",
+       std::string("libsycl-jit is missing, cannot be opened, or is older than 2025.1.") + kRuntimeRemedy);
+}
+
 struct KernelCompileFailed : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -191,8 +196,7 @@ bool can_build(::sycl::device device) { return device.ext_oneapi_can_build(exp::
 
 ::sycl::kernel compile(const Program& program, const Kernel& kernel) {
   if (!can_build(program.device)) {
-    fail("The SYCL runtime cannot compile kernels for " + program.facts.name + ".",
-         std::string("libsycl-jit is missing, or older than 2025.1.") + kRuntimeRemedy);
+    fail_to_build(program.facts.name);
   }
   return compile_texts(program.context, program.device, kernel.name()).ext_oneapi_get_kernel(kernel.name());
 }
@@ -248,13 +252,19 @@ Program& program_of(const ::sycl::context& context, const ::sycl::device& device
 
 ::sycl::device find_host_device() {
   std::string found;
+  std::string unfit;
   for (const ::sycl::device& device : ::sycl::device::get_devices()) {
     if (device.is_cpu() && can_build(device)) {
       return device;
     }
-    found += (found.empty() ? "" : ", ") + device.get_info<::sycl::info::device::name>();
+    const auto name = device.get_info<::sycl::info::device::name>();
+    unfit = device.is_cpu() ? name : unfit;
+    found += (found.empty() ? "" : ", ") + name;
   }
-  fail("There is no SYCL CPU device that kernels can be compiled for; devices: " + (found.empty() ? "none" : found) + ".",
+  if (!unfit.empty()) {
+    fail_to_build(unfit);
+  }
+  fail("There is no SYCL CPU device; devices: " + (found.empty() ? "none" : found) + ".",
        std::string("CPU tensors need Intel's OpenCL runtime (intel-opencl-rt).") + kRuntimeRemedy);
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 from op_builder.cache.store import Cache
 from op_builder.toolchains.sycl import Accepted, candidates, choose, gather_facts
 from op_builder.toolchains.sycl_devices import DevicesAnswer, SyclDevice, opencl_devices
-from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, SyclRuntime
+from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, REINSTALL_REMEDY, SyclRuntime
 from op_builder.torch_install import torch_install
 
 
@@ -52,6 +52,9 @@ def _kernel_compiler(runtime: SyclRuntime | None, answer: DevicesAnswer) -> dict
         return {"error": "no SYCL runtime with its headers is installed.", "remedy": INSTALL_REMEDY}
     if runtime.kernel_compiler is None:
         return {"error": f"libsycl-jit.so is not in {runtime.library_dir}.", "remedy": INSTALL_REMEDY}
+    if answer.compiler_failure:
+        why = f"{runtime.kernel_compiler} cannot be opened: {answer.compiler_failure}."
+        return {"error": why, "remedy": REINSTALL_REMEDY}
     fitting = [device.name for device in answer.devices if device.takes_kernels]
     if not fitting:
         why = answer.failure or "no device takes kernels that are compiled at run time."

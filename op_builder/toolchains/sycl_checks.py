@@ -9,13 +9,13 @@ from op_builder.memo import Memo
 from op_builder.outcomes import CheckOutcome, Failed, Passed, guarded, guarded_value
 from op_builder.toolchains.sycl import Accepted, Candidate, SyclToolchain
 from op_builder.toolchains.sycl_devices import opencl_devices
-from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, find_ahead_runtime, find_runtime
+from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, REINSTALL_REMEDY, find_ahead_runtime, find_runtime
 from op_builder.torch_install import torch_install
 
 if TYPE_CHECKING:
     from op_builder.sycl_builder import SYCLOpBuilder
 
-_TOOLCHAIN, _DEVICE = "SYCL toolchain", "SYCL device"
+_TOOLCHAIN, _DEVICE, _COMPILER = "SYCL toolchain", "SYCL device", "SYCL kernel compiler"
 
 # Quickly read, and the exception's constructor is in libsycl.
 _PROBE = """#include <sycl/exception.hpp>
@@ -35,8 +35,13 @@ def toolchain_checks(builder: SYCLOpBuilder) -> list[CheckOutcome]:
 
 
 def load_checks(builder: SYCLOpBuilder) -> list[CheckOutcome]:
-    """Whether the op finds a runtime and a device."""
-    return [guarded(_DEVICE, lambda: device_check(builder.cache.memo))]
+    """Whether the op finds a runtime and a device, and what compiles its kernels, if they are texts."""
+    outcomes = [guarded(_DEVICE, lambda: device_check(builder.cache.memo))]
+    if builder.kernel_sources():
+        chosen = guarded_value(_COMPILER, builder.toolchain)
+        if not (isinstance(chosen, Accepted) and chosen.toolchain.is_ahead):
+            outcomes.append(guarded(_COMPILER, lambda: kernel_compiler_check(builder.cache.memo)))
+    return outcomes
 
 
 def _chosen(chosen: Candidate) -> CheckOutcome:
@@ -97,3 +102,16 @@ def device_check(memo: Memo) -> CheckOutcome:
         "Install Intel's OpenCL runtime for CPUs: pip install 'accel-ops[sycl]'; if OCL_ICD_FILENAMES is set, unset it "
         "or have it name libintelocl.so.",
     )
+
+
+def kernel_compiler_check(memo: Memo) -> CheckOutcome:
+    """The library that compiles kernels in the process is there and can be opened."""
+    runtime = find_runtime()
+    if runtime is None:
+        return Failed(_COMPILER, "no SYCL runtime is installed.", INSTALL_REMEDY)
+    if runtime.kernel_compiler is None:
+        return Failed(_COMPILER, f"libsycl-jit.so is not in {runtime.library_dir}.", INSTALL_REMEDY)
+    failure = opencl_devices(runtime, memo).compiler_failure
+    if failure:
+        return Failed(_COMPILER, f"{runtime.kernel_compiler} cannot be opened: {failure}.", REINSTALL_REMEDY)
+    return Passed(_COMPILER, str(runtime.kernel_compiler))

@@ -20,10 +20,12 @@ from op_builder.toolchains.sycl_runtime import SyclRuntime, runtime_variables
 
 _TIMEOUT_S = 120.0
 _MARK = "accel-ops: devices"
+_COMPILER_MARK = "accel-ops: kernel compiler"
 
 _CHILD = f"""
 import ctypes, json, sys
-for library in sys.argv[1:]:
+compiler, *libraries = sys.argv[1:]
+for library in libraries:
     cl = ctypes.CDLL(library)
 def listed(call, *first):
     count = ctypes.c_uint(0)
@@ -52,7 +54,14 @@ for platform in listed(cl.clGetPlatformIDs):
             platform=text(cl.clGetPlatformInfo, platform, 0x0902), name=ask(0x102B), driver=ask(0x102D),
             kind=kind(device), fp16="cl_khr_fp16" in words, fp64="cl_khr_fp64" in words, il="SPIR-V" in ask(0x105B),
         ))
-print({_MARK!r}, json.dumps(devices))
+print({_MARK!r}, json.dumps(devices), flush=True)
+refused = ""
+try:
+    if compiler:
+        ctypes.CDLL(compiler)
+except OSError as error:
+    refused = str(error)
+print({_COMPILER_MARK!r}, json.dumps(refused))
 """
 
 
@@ -78,41 +87,49 @@ class SyclDevice:
 
 @dataclass(frozen=True)
 class DevicesAnswer:
-    """The devices, or why they could not be asked for."""
+    """The devices, or why they could not be asked for; and why the kernel compiler cannot be opened, if it is there."""
 
     devices: tuple[SyclDevice, ...]
     failure: str = ""
+    compiler_failure: str = ""
 
 
 def opencl_devices(runtime: SyclRuntime, memo: Memo) -> DevicesAnswer:
-    """The OpenCL devices that ``runtime`` finds; an answer with a device in it is remembered."""
+    """The OpenCL devices that ``runtime`` finds, and whether its kernel compiler can be opened.
+
+    An answer with a device and without a failure is remembered.
+    """
     library = runtime.library_dir / "libOpenCL.so.1"
     # It finds Intel's mathematics only where something has opened that; the runtime's loader does.
     brought = sorted(runtime.library_dir.glob("libur_loader.so.*"))[:1]
     files = [library, *Path("/etc/OpenCL/vendors").glob("*.icd")]
-    files += [path for path in (runtime.opencl_cpu,) if path is not None]
+    files += [path for path in (runtime.opencl_cpu, runtime.kernel_compiler) if path is not None]
     variables = runtime_variables(runtime, Path())
+    compiler = str(runtime.kernel_compiler or "")
     told = env.OCL_ICD_FILENAMES.raw() or variables.get(env.OCL_ICD_FILENAMES.name, "")
-    subject = f"sycl devices {runtime.prefix} {runtime.version} {told}"
+    subject = f"sycl devices and kernel compiler {runtime.prefix} {runtime.version} {told} {compiler}"
 
     def work_out() -> tuple[dict[str, Any], list[str]]:
         child = run(
-            [sys.executable, "-I", "-S", "-c", _CHILD, *map(str, brought), str(library)],
+            [sys.executable, "-I", "-S", "-c", _CHILD, compiler, *map(str, brought), str(library)],
             timeout_s=_TIMEOUT_S,
             environment=env.child_environment(**variables),
         )
-        _, mark, listed = child.output.rpartition(_MARK)
+        last = (child.errors.strip().splitlines() or [f"status {child.code}"])[-1]
+        output, opened, refused = child.output.partition(_COMPILER_MARK)
+        _, mark, listed = output.rpartition(_MARK)
         if not mark:
-            raise _Unanswered((child.errors.strip().splitlines() or [f"status {child.code}"])[-1])
-        found = json.loads(listed)
-        # What is missing may be installed the next moment: only an answer with devices stands.
-        return {"devices": found}, [str(path) for path in files] if found else ["/nothing"]
+            raise _Unanswered(last)
+        fact = {"devices": json.loads(listed), "compiler_failure": json.loads(refused) if opened else last}
+        # What is missing may be installed the next moment: only an answer to which nothing is wanting stands.
+        is_whole = fact["devices"] and not fact["compiler_failure"]
+        return fact, [str(path) for path in files] if is_whole else ["/nothing"]
 
     try:
         fact = memo.get(subject, work_out)
     except _Unanswered as unanswered:
         return DevicesAnswer((), f"{library} did not answer: {unanswered}")
-    return DevicesAnswer(tuple(map(_device, fact["devices"])))
+    return DevicesAnswer(tuple(map(_device, fact["devices"])), compiler_failure=fact["compiler_failure"])
 
 
 def _device(told: dict[str, Any]) -> SyclDevice:

@@ -25,6 +25,8 @@ from op_builder.torch_install import torch_install
 
 INSTALL_REMEDY = "Install the SYCL runtime: pip install 'accel-ops[sycl]'."
 
+REINSTALL_REMEDY = "Install the SYCL runtime anew: pip install --force-reinstall intel-sycl-rt."
+
 # The header by which a runtime tells its version, and what of the name of its library follows from it.
 _VERSION_HEADER = Path("include", "sycl", "version.hpp")
 _NUMBER = re.compile(r"#define __(SYCL_COMPILER|LIBSYCL_MAJOR|LIBSYCL_MINOR|LIBSYCL_PATCH)_VERSION (\d+)")

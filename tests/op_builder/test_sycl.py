@@ -341,6 +341,44 @@ def test_a_torch_in_a_shallow_directory_is_no_prefix_of_a_runtime(monkeypatch: p
     assert find_runtime() is None
 
 
+CANNOT_BUILD = """
+extern "C" bool can_build(const void*, int)
+    asm("_ZN4sycl3_V16device20ext_oneapi_can_buildENS0_3ext6oneapi12experimental15source_languageE");
+extern "C" bool can_build(const void*, int) { return false; }
+"""
+
+
+def test_a_device_for_which_the_runtime_compiles_nothing_is_told_apart_from_none(place: Path, tmp_path: Path) -> None:
+    library = library_to_preload(CANNOT_BUILD, tmp_path)
+    done = run_with_op(place, "op.scale_(torch.ones(3), 2.0)", LD_PRELOAD=str(library))
+    assert "The SYCL runtime cannot compile kernels for " in done.stderr
+    assert "libsycl-jit is missing, cannot be opened, or is older" in done.stderr
+    assert "no SYCL CPU device" not in done.stderr
+
+
+def test_a_kernel_compiler_that_cannot_be_opened_is_told_by_checks_and_report(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from op_builder.report.sycl import sycl_facts
+
+    runtime = find_runtime()
+    assert runtime is not None
+    broken = tmp_path / "libsycl-jit.so"
+    broken.touch()
+    for module in ("sycl", "sycl_checks"):
+        monkeypatch.setattr(
+            f"op_builder.toolchains.{module}.find_runtime", lambda: replace(runtime, kernel_compiler=broken)
+        )
+    builder = ScaleBuilder(place / "op", Cache(place / "cache"))
+    assert not builder.is_compatible()
+    (failed,) = failures(builder.load_checks())
+    assert failed.name == "SYCL kernel compiler"
+    assert failed.reason.startswith(f"{broken} cannot be opened: ")
+    assert "file too short" in failed.reason
+    assert "--force-reinstall" in failed.remedy
+    assert sycl_facts(Cache(tmp_path))["kernel_compiler"] == {"error": failed.reason, "remedy": failed.remedy}
+
+
 DENY = """
 #include <dlfcn.h>
 #include <sycl/device.hpp>
@@ -357,14 +395,13 @@ extern "C" bool deny(const sycl::device* device, sycl::aspect aspect) {
 """
 
 
-def library_that_denies(aspect: str, directory: Path) -> Path:
-    """A library to be preloaded: every SYCL device says that it does not have ``aspect``."""
+def library_to_preload(text: str, directory: Path, *words: str) -> Path:
     runtime = find_runtime()
     assert runtime is not None
-    (directory / "deny.cpp").write_text(DENY)
-    library = directory / f"libdeny_{aspect}.so"
-    words = ["-isystem", str(runtime.include_dir), f'-DLIBSYCL="{runtime.soname}"', f"-DDENIED={aspect}"]
-    done = run(["g++", "-std=c++17", "-shared", "-fPIC", *words, str(directory / "deny.cpp"), "-o", str(library)])
+    (directory / "preload.cpp").write_text(text)
+    library = directory / "libpreload.so"
+    command = ["g++", "-std=c++17", "-shared", "-fPIC", "-isystem", str(runtime.include_dir), *words]
+    done = run([*command, f'-DLIBSYCL="{runtime.soname}"', str(directory / "preload.cpp"), "-o", str(library)])
     assert done.ok, done.errors
     return library
 
@@ -388,7 +425,8 @@ def test_a_device_without_a_type_runs_the_other_kernels_and_tells_of_these(
             except RuntimeError as error:
                 print(error)
     """
-    done = run_with_op(place, code, LD_PRELOAD=str(library_that_denies(aspect, tmp_path)))
+    library = library_to_preload(DENY, tmp_path, f"-DDENIED={aspect}")  # every device says that it does not have it
+    done = run_with_op(place, code, LD_PRELOAD=str(library))
     assert done.stdout.count("[2.0, 2.0, 2.0]") == 2, done.stderr
     assert f"{dtype} [2.0" not in done.stdout
     assert told in done.stdout
