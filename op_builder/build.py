@@ -33,7 +33,10 @@ _STYLES = {"built": "green", "cached": "green", "skipped": "yellow", "failed": "
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one op: ``built``, ``cached`` (it was there), ``skipped`` (not possible here) or ``failed``."""
+    """What became of one op: ``built``, ``cached`` (it was there), ``skipped`` (not possible here) or ``failed``.
+
+    ``message`` says why; of one that is there, what it lacks: SYCL kernels where there is no device for them.
+    """
 
     op: str
     status: str
@@ -111,7 +114,7 @@ class _Batch:
                 return "failed" if builder.name in self.required else "skipped", reasons, ""
             request = resolver.Request.of(builder)
             cached = None if self.force else request.find_cached()
-            return request if cached is None else ("cached", "", str(self._with_kernels(request, cached).artifact))
+            return request if cached is None else ("cached", *self._with_kernels(request, cached))
 
         found = self._guarded(builder.name, settle)
         if not isinstance(found, Outcome):
@@ -131,18 +134,19 @@ class _Batch:
         )
 
         def build() -> tuple[str, str, str]:
-            return "built", "", str(self._with_kernels(request, resolver.compile_now(request, options)).artifact)
+            return "built", *self._with_kernels(request, resolver.compile_now(request, options))
 
         return self._guarded(request.plan.op, build)
 
-    def _with_kernels(self, request: Request, entry: Entry) -> Entry:
-        """``entry``, with all its SYCL kernels in the runtime's cache, if they are asked for."""
+    def _with_kernels(self, request: Request, entry: Entry) -> tuple[str, str]:
+        """Put all SYCL kernels of ``entry`` into the runtime's cache, if they are asked for; why not, and its path."""
+        note = ""
         if self.with_kernels and request.plan.sycl is not None and request.toolset is not None:
             from op_builder.engine.kernels import compile_all_kernels
 
             self.report(request.plan.op, 0, 0, "compiling kernels")
-            compile_all_kernels(entry, request.plan, request.toolset, request.cache)
-        return entry
+            note = compile_all_kernels(entry, request.plan, request.toolset, request.cache)
+        return note, str(entry.artifact)
 
     def _guarded(self, op: str, step: Callable[[], tuple[str, str, str] | T]) -> Outcome | T:
         """The outcome of ``step``, or what else it returns."""
@@ -247,7 +251,8 @@ def _print_summary(outcomes: list[Outcome]) -> None:
     for heading in ("op", "result", "seconds", ""):
         table.add_column(heading)
     for outcome in outcomes:
-        said = Text("see below" if outcome.status == "failed" else outcome.message or outcome.path, overflow="fold")
+        told = "see below" if outcome.status == "failed" else outcome.message
+        said = Text("\n".join(filter(None, (told, outcome.path))), overflow="fold")
         table.add_row(outcome.op, Text(outcome.status, _STYLES[outcome.status]), f"{outcome.seconds:.1f}", said)
     Console().print(table)
     for outcome in outcomes:

@@ -73,16 +73,21 @@ def try_kernels(artifact: Path, plan: BuildPlan, toolset: Toolset, cache: Cache,
     return f"no kernel compiled: {told.partition(chr(10))[0]}"
 
 
-def compile_all_kernels(entry: Entry, plan: BuildPlan, toolset: Toolset, cache: Cache) -> None:
+def compile_all_kernels(entry: Entry, plan: BuildPlan, toolset: Toolset, cache: Cache) -> str:
     """Have the SYCL runtime compile every kernel of a published binary, for the devices that are here.
+
+    Returns:
+        why not all were compiled, where that is no fault of theirs; empty when they were.
 
     Raises:
         CompileError: the kernel compiler refused one, or ended its process.
     """
-    if _has_kernels(entry.artifact, toolset):
-        code, told = _prepare(entry.artifact, plan, toolset, cache, limit=_ALL)
-        if code == _REFUSED:
-            raise _refused(plan.op, told, entry.directory)
+    if not _has_kernels(entry.artifact, toolset):
+        return ""
+    code, told = _prepare(entry.artifact, plan, toolset, cache, limit=_ALL)
+    if code == _REFUSED:
+        raise _refused(plan.op, told, entry.directory)
+    return "" if code == _COMPILED else f"kernels not compiled: {told.partition(chr(10))[0]}"
 
 
 def _has_kernels(artifact: Path, toolset: Toolset) -> bool:

@@ -267,6 +267,22 @@ def test_the_build_command_compiles_every_kernel_ahead(place: Path) -> None:
     assert sorted((place / "cache" / "sycl_kernels").rglob("*.bin")) == kept
 
 
+def test_the_build_command_tells_that_no_kernel_was_compiled(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from op_builder import build
+
+    builder = ScaleBuilder(place / "op", Cache(place / "cache"))
+    monkeypatch.setattr("op_builder.report.collect.find_op", lambda *_: builder)
+    with env.scope(OCL_ICD_FILENAMES="/nowhere/libnothing.so"):
+        assert build.main(["sycl_scale", "--json"]) == 0
+        (op,) = json.loads(capsys.readouterr().out)["ops"]
+        assert build.main(["sycl_scale"]) == 0
+    assert (op["status"], op["path"] != "") == ("cached", True)
+    assert op["message"].startswith("kernels not compiled: There is no SYCL CPU device; devices: none")
+    assert "kernels not compiled: There is no SYCL CPU device" in " ".join(capsys.readouterr().out.split())
+
+
 def test_clearing_the_cache_removes_compiled_kernels(tmp_path: Path) -> None:
     kernel = tmp_path / "sycl_kernels" / "17496268137597499485" / "6255552099019086948"
     kernel.mkdir(parents=True)
