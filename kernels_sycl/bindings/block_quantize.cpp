@@ -37,6 +37,8 @@ const Kernel kDequantize[] = {ACCEL_SYCL_KERNEL(accel::xpu::block_dequantize<flo
 // Elements that a sub-group should have before starting it is worth it.
 constexpr std::int64_t kSubGroupElements = 4096;
 constexpr std::int64_t kSubGroupItems = 16;
+// A block is added to a tensor's elements, which memory bounds.
+constexpr std::int64_t kLargestBlock = std::int64_t{1} << 62;
 
 const Kernel& find(const Kernel* kernels, accel::DType dtype, std::int64_t bits) {
   if (bits != 8 && bits != 4) {
@@ -62,7 +64,7 @@ void* codes_of(const Tensor& tensor, const DevicePlace& place, const Shape& shap
 }
 
 float* scales_of(const Tensor& tensor, const DevicePlace& place, const Shape& shape) {
-  if (shape.block < 2 || shape.block % 2 != 0) {
+  if (shape.block < 2 || shape.block > kLargestBlock || shape.block % 2 != 0) {
     refuse("block_size is " + std::to_string(shape.block) + ".", "Pass an even number, for example 256.");
   }
   const std::int64_t blocks = (shape.numel + shape.block - 1) / shape.block;

@@ -82,6 +82,9 @@ void rms_norm(Tensor x, std::optional<Tensor> residual, Tensor weight, Tensor ou
     require_apart(array, "residual", to, "out");
     kept = array.data;
   }
+  if (values.numel == 0) {
+    return;
+  }
   const std::int64_t columns = weights.numel;
   if (columns < 1 || values.numel % columns != 0) {
     refuse("x has " + std::to_string(values.numel) + " elements, which are no rows of weight's " +
@@ -89,9 +92,6 @@ void rms_norm(Tensor x, std::optional<Tensor> residual, Tensor weight, Tensor ou
            "Pass a weight as long as x's last dimension.");
   }
   const std::int64_t rows = values.numel / columns;
-  if (rows == 0) {
-    return;
-  }
   accel::xpu::Stream stream = accel::xpu::stream_for(x);
   const accel::xpu::Device& device = stream.device();
   // A group's items beyond a row's length would idle. Whole sub-groups, of 16.

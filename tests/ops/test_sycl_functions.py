@@ -86,6 +86,10 @@ BAD_BITS = [
     (lambda: unpackbits(torch.ones(2, dtype=torch.uint8), 17), "count is 17, which 2 bytes a row do not hold"),
     (lambda: unpackbits(torch.ones(2, dtype=torch.uint8), 8), "count is 8"),
     (lambda: packbits(torch.ones(3, dtype=torch.uint8, device="meta")), "x is on device meta"),
+    (lambda: packbits(torch.ones(0)), "x is of type Float; uint8 or bool"),
+    (lambda: unpackbits(torch.ones(2, 0, dtype=torch.uint8), -3), "count is -3, which 0 bytes a row do not hold"),
+    (lambda: unpackbits(torch.ones(2, dtype=torch.uint8), 9.5), "count is 9.5"),
+    (lambda: unpackbits(torch.ones(1, dtype=torch.uint8), True), "count is True"),
 ]
 
 
@@ -199,10 +203,20 @@ BAD_BLOCKS = [
     (lambda: quantize_blocks(torch.ones(8), 5), "bits is 5"),
     (lambda: quantize_blocks(torch.ones(8), 8, 7), "block_size is 7"),
     (lambda: quantize_blocks(torch.ones(8, requires_grad=True)), "x requires a gradient"),
-    (lambda: dequantize_blocks(*one_block(), (65,)), "codes has 64 elements of type Char; 65 of int8"),
+    (lambda: dequantize_blocks(*one_block(), (65,)), r"64 elements, which are not 8 bits for each of shape \(65,\)"),
     (lambda: dequantize_blocks(*one_block(), (64,), block_size=16), "scales has 1 elements of type Float; 4"),
     (lambda: dequantize_blocks(*one_block(), (64,), torch.float64), "dtype is torch.float64"),
     (lambda: dequantize_blocks(one_block()[0].float(), one_block()[1], (64,)), "codes has 64 elements of type Float"),
+    (lambda: dequantize_blocks(*one_block(), (-1,)), r"shape is \(-1,\)"),
+    (lambda: dequantize_blocks(*one_block(), (64.0,)), "a length in shape is 64.0"),
+    (lambda: dequantize_blocks(*one_block(), 64), "shape is 64"),
+    (lambda: dequantize_blocks(*one_block(), (2**40, 2**40)), "64 elements, which are not 8 bits"),
+    (lambda: quantize_blocks(torch.ones(8), bits=8.0), "bits is 8.0"),
+    (lambda: quantize_blocks(torch.ones(8), bits=True), "bits is True"),
+    (lambda: quantize_blocks(torch.ones(8), block_size=2**63), "block_size is 9223372036854775808"),
+    (lambda: quantize_blocks(torch.ones(8), block_size=2**63 - 2), "block_size is 9223372036854775806"),
+    (lambda: quantize_blocks(torch.ones(8), block_size=256.0), "block_size is 256.0"),
+    (lambda: quantize_blocks(torch.ones(0, dtype=torch.float64)), "x is of type Double"),
 ]
 
 
@@ -279,6 +293,11 @@ BAD_NORMS = [
     (lambda: rms_norm(X.double(), torch.ones(8)), "x is of type Double"),
     (lambda: rms_norm(X, torch.nn.Parameter(torch.ones(8))), "weight requires a gradient"),
     (lambda: rms_norm(X.to_sparse(), torch.ones(8)), "x has layout"),
+    (lambda: rms_norm(X, None), "weight is of type NoneType"),
+    (lambda: rms_norm(X[:0].int(), torch.ones(8)), "x is of type Int"),
+    (lambda: rms_norm(X[:, :0].int(), torch.ones(0)), "x is of type Int"),
+    (lambda: rms_norm(X[:0], torch.ones(8).half()), "weight is of type float16"),
+    (lambda: rms_norm(X[:0], torch.ones(8), eps=-1.0), "eps is -1.0"),
 ]
 
 
@@ -329,6 +348,17 @@ def test_a_function_is_compiled_as_one_graph_also_when_nobody_has_called_it(func
     torch._dynamo.reset()
     result = torch.compile(function, fullgraph=True, backend="aot_eager")(*arguments)
     torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
+def test_lengths_that_a_graph_leaves_open_are_taken():
+    def there_and_back(x, packed):
+        return dequantize_blocks(*quantize_blocks(x), x.shape), unpackbits(packed, 8 * packed.shape[-1] - 3)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(there_and_back, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (300, 301):
+        arguments = torch.randn(3, length), torch.arange(length).to(torch.uint8)
+        torch.testing.assert_close(compiled(*arguments), there_and_back(*arguments), rtol=0, atol=0)
 
 
 def test_a_function_finds_its_op_once(monkeypatch):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.device_tensors import call, require_plain
+from op_builder.ops.native.device_tensors import call, require_plain, whole_number
 
+_LARGEST_BLOCK = 2**62  # the kernels add a block to a tensor's elements
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -36,7 +38,7 @@ class BlockQuantizeModule:
         Args:
             x: float32, bfloat16 or float16, of any shape.
             bits: 8 or 4.
-            block_size: even.
+            block_size: even, at least 2.
 
         Returns:
             Codes and scales on x's device. Codes are one int8 for each element, or one uint8 for two, the first
@@ -45,7 +47,7 @@ class BlockQuantizeModule:
         Raises:
             OpArgumentError: an argument does not fit.
         """
-        _check(bits, block_size)
+        bits, block_size = _bits(bits), _block_size(block_size)
         require_plain("x", x)
         numel = x.numel()
         dtype, length = (torch.int8, numel) if bits == 8 else (torch.uint8, (numel + 1) // 2)
@@ -75,17 +77,43 @@ class BlockQuantizeModule:
         """
         require_plain("codes", codes)
         require_plain("scales", scales)
-        bits = 4 if codes.dtype == torch.uint8 else 8
-        _check(bits, block_size)
+        bits, block_size = 4 if codes.dtype == torch.uint8 else 8, _block_size(block_size)
         if dtype not in _FLOATS:
             raise OpArgumentError(f"dtype is {dtype}.", "Pass torch.float32, torch.bfloat16 or torch.float16.")
-        x = torch.empty(tuple(shape), dtype=dtype, device=codes.device)
+        lengths = _lengths(shape)
+        numel = math.prod(lengths)
+        if codes.numel() != (numel if bits == 8 else (numel + 1) // 2):  # before memory is taken for a wrong shape
+            raise OpArgumentError(
+                f"codes has {codes.numel()} elements, which are not {bits} bits for each of shape {lengths}.",
+                "Pass the shape of the tensor that was quantised.",
+            )
+        x = torch.empty(lengths, dtype=dtype, device=codes.device)
         call(self.ops.dequantize, codes.contiguous(), scales.contiguous(), x, block_size, bits)
         return x
 
 
-def _check(bits: int, block_size: int) -> None:
-    if bits not in (4, 8):
-        raise OpArgumentError(f"bits is {bits!r}.", "Pass 8 or 4.")
-    if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 2 or block_size % 2:
-        raise OpArgumentError(f"block_size is {block_size!r}.", "Pass an even number, for example 256.")
+def _bits(bits: int) -> int:
+    remedy = "Pass 8 or 4."
+    number = whole_number("bits", bits, remedy)
+    if number not in (4, 8):
+        raise OpArgumentError(f"bits is {bits!r}.", remedy)
+    return number
+
+
+def _block_size(block_size: int) -> int:
+    remedy = "Pass an even number, for example 256."
+    number = whole_number("block_size", block_size, remedy)
+    if not 2 <= number <= _LARGEST_BLOCK or number % 2:
+        raise OpArgumentError(f"block_size is {block_size!r}.", remedy)
+    return number
+
+
+def _lengths(shape: Sequence[int]) -> tuple[int, ...]:
+    remedy = "Pass the shape of the tensor that was quantised."
+    try:
+        lengths = tuple(whole_number("a length in shape", length, remedy) for length in shape)
+    except TypeError:
+        raise OpArgumentError(f"shape is {shape!r}.", remedy) from None
+    if any(length < 0 for length in lengths):
+        raise OpArgumentError(f"shape is {lengths}.", remedy)
+    return lengths

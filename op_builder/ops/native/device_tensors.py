@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -36,11 +37,28 @@ def require_plain(name: str, tensor: Any) -> None:
         )
 
 
+def whole_number(name: str, value: Any, remedy: str) -> int:
+    """``value`` as an int, of Python's, NumPy's or torch's.
+
+    Raises:
+        OpArgumentError: it is none, or a bool.
+    """
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise OpArgumentError(f"{name} is {value!r}.", remedy)
+
+
 def call(op: Any, *arguments: object) -> None:
     """Call an op that writes into its arguments and returns nothing.
 
     Raises:
         OpArgumentError: the op refused an argument; nothing was written.
     """
-    with explained(), torch.no_grad():
-        op.default(*arguments)
+    try:
+        with explained(), torch.no_grad():
+            op.default(*arguments)
+    except NotImplementedError:
+        raise OpArgumentError("torch has no kernel for a tensor of this kind.", "Pass plain tensors.") from None

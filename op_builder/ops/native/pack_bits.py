@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.device_tensors import call, require_plain
+from op_builder.ops.native.device_tensors import call, require_plain, whole_number
 
 _BIT_ORDERS = ("little", "big")
 
@@ -66,12 +66,10 @@ class PackBitsModule:
         if not packed.dim():
             raise OpArgumentError("packed has no dimension.", "Pass at least one, for example packed.reshape(1).")
         row_bytes = packed.shape[-1]
-        columns = 8 * row_bytes if count is None else count
-        if (columns + 7) // 8 != row_bytes:
-            raise OpArgumentError(
-                f"count is {count}, which {row_bytes} bytes a row do not hold.",
-                f"Pass a count of {8 * row_bytes - 7 if row_bytes else 0} to {8 * row_bytes}.",
-            )
+        remedy = f"Pass a count of {8 * row_bytes - 7 if row_bytes else 0} to {8 * row_bytes}."
+        columns = 8 * row_bytes if count is None else whole_number("count", count, remedy)
+        if columns < 0 or (columns + 7) // 8 != row_bytes:
+            raise OpArgumentError(f"count is {count}, which {row_bytes} bytes a row do not hold.", remedy)
         bytes_ = torch.empty((*packed.shape[:-1], columns), dtype=torch.uint8, device=packed.device)
         call(self.ops.unpack, packed.contiguous(), bytes_, max(columns, 1), big)
         return bytes_

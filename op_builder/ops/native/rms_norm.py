@@ -43,9 +43,10 @@ class RMSNormModule:
         Raises:
             OpArgumentError: an argument does not fit; nothing was written.
         """
-        for name, tensor in (("x", x), ("weight", weight), ("residual", residual)):
-            if tensor is not None:
-                require_plain(name, tensor)
+        require_plain("x", x)
+        require_plain("weight", weight)
+        if residual is not None:
+            require_plain("residual", residual)
         if not x.dim() or weight.shape != x.shape[-1:]:
             raise OpArgumentError(
                 f"weight is of shape {tuple(weight.shape)}, x of shape {tuple(x.shape)}.",
@@ -57,6 +58,5 @@ class RMSNormModule:
                 "Pass a residual of x's shape.",
             )
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        if x.numel():
-            call(self.ops.rms_norm, x.contiguous(), residual, weight.contiguous(), out, finite_number("eps", eps))
+        call(self.ops.rms_norm, x.contiguous(), residual, weight.contiguous(), out, finite_number("eps", eps))
         return out
