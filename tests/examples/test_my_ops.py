@@ -330,6 +330,13 @@ def test_the_sycl_op_computes_the_same_on_a_sycl_cpu_device(
     case.check(out, case.residual)
 
 
+def test_the_sycl_op_takes_more_rows_than_a_launch_has_groups_of_256(sycl_op: Any) -> None:
+    case = Case((2**23, 1), torch.float32)
+    out = torch.full_like(case.x, -1.0)
+    sycl_op.add_rms_norm(out, case.residual, case.x, case.weight, case.eps)
+    case.check(out, case.residual)
+
+
 def test_torch_accepts_the_sycl_op(sycl_op: Any) -> None:
     case = Case((3, 33), torch.float32)
     op = sycl_op.add_rms_norm.default

@@ -1,4 +1,4 @@
-// The SYCL kernel: one work-group for each row. A text of its own: a SYCL compiler, or the SYCL runtime, reads it.
+// The SYCL kernel: a work-group takes one row after another. A text of its own: a SYCL compiler, or the SYCL runtime, reads it.
 #pragma once
 
 #include <sycl/builtins.hpp>
@@ -26,23 +26,26 @@ inline void store(float value, BFloat16& to) {
 }
 
 template <class T>
-ACCEL_SYCL_FREE_KERNEL void add_rms_norm_kernel(AddRmsNorm<T> norm) {
+ACCEL_SYCL_FREE_KERNEL void add_rms_norm_kernel(AddRmsNorm<T> norm, std::int64_t rows) {
   const auto item = sycl::ext::oneapi::this_work_item::get_nd_item<1>();
   const auto threads = static_cast<std::int64_t>(item.get_local_range(0));
   const auto first = static_cast<std::int64_t>(item.get_local_id(0));
-  const std::int64_t begin = static_cast<std::int64_t>(item.get_group(0)) * norm.columns;
-  T* const residual = norm.residual + begin;
-  float squares = 0.0f;
-  for (std::int64_t i = first; i < norm.columns; i += threads) {
-    store(to_float(norm.x[begin + i]) + to_float(residual[i]), residual[i]);
-    const float value = to_float(residual[i]);
-    squares += value * value;
-  }
-  const float sum = sycl::reduce_over_group(sycl::ext::oneapi::this_work_item::get_work_group<1>(), squares,
-                                            sycl::plus<float>());
-  const float scale = 1.0f / sycl::sqrt(sum / static_cast<float>(norm.columns) + norm.eps);
-  for (std::int64_t i = first; i < norm.columns; i += threads) {
-    store(to_float(residual[i]) * scale * to_float(norm.weight[i]), norm.out[begin + i]);
+  const auto groups = static_cast<std::int64_t>(item.get_group_range(0));
+  for (auto row = static_cast<std::int64_t>(item.get_group(0)); row < rows; row += groups) {
+    const std::int64_t begin = row * norm.columns;
+    T* const residual = norm.residual + begin;
+    float squares = 0.0f;
+    for (std::int64_t i = first; i < norm.columns; i += threads) {
+      store(to_float(norm.x[begin + i]) + to_float(residual[i]), residual[i]);
+      const float value = to_float(residual[i]);
+      squares += value * value;
+    }
+    const float sum = sycl::reduce_over_group(sycl::ext::oneapi::this_work_item::get_work_group<1>(), squares,
+                                              sycl::plus<float>());
+    const float scale = 1.0f / sycl::sqrt(sum / static_cast<float>(norm.columns) + norm.eps);
+    for (std::int64_t i = first; i < norm.columns; i += threads) {
+      store(to_float(residual[i]) * scale * to_float(norm.weight[i]), norm.out[begin + i]);
+    }
   }
 }
 

@@ -1,5 +1,6 @@
 // The op for XPU tensors, and for CPU tensors on a SYCL CPU device. Plain C++: the kernel is a text of its own.
 
+#include <algorithm>
 #include <type_traits>
 
 #include "binding.h"
@@ -10,7 +11,12 @@ namespace {
 
 using my_ops::Tensor;
 
-constexpr std::size_t kGroupSize = 256;
+// How many work-groups, and of how many work-items. SYCL numbers all items of a launch by an int, so there are as many
+// as keep the device busy, and rows beyond them come in their next rounds.
+accel::xpu::Range range_for(const accel::xpu::Device& device, std::int64_t rows) {
+  const std::int64_t busy = std::int64_t{device.compute_units} * 64;
+  return {static_cast<std::size_t>(std::min(rows, busy)), std::min<std::size_t>(256, device.max_group_size)};
+}
 
 // Each by the name that C++ would call it by. They are compiled at their first launch, or ahead by icpx.
 const accel::xpu::Kernel kFloat = ACCEL_SYCL_KERNEL(my_ops::add_rms_norm_kernel<float>);
@@ -20,7 +26,7 @@ void add_rms_norm(Tensor out, Tensor residual, Tensor x, Tensor weight, double e
   my_ops::dispatch(out, residual, x, weight, eps, [&](const auto& norm, std::int64_t rows) {
     accel::xpu::Stream stream = accel::xpu::stream_for(x);
     const bool is_float = std::is_same_v<decltype(norm.out), float*>;
-    accel::xpu::launch(stream, is_float ? kFloat : kBFloat16, {static_cast<std::size_t>(rows), kGroupSize}, norm);
+    accel::xpu::launch(stream, is_float ? kFloat : kBFloat16, range_for(stream.device(), rows), norm, rows);
     stream.finish();  // of CPU tensors; on an XPU nothing waits
   });
 }
