@@ -21,22 +21,21 @@ using accel::ScalarType;
 using accel::Tensor;
 
 // By element type (float32, bfloat16, float16), then bits (8, 4).
-const Kernel kQuantize[] = {ACCEL_SYCL_KERNEL(accel::xpu::block_quantize<float, 8>),
-                            ACCEL_SYCL_KERNEL(accel::xpu::block_quantize<float, 4>),
-                            ACCEL_SYCL_KERNEL(accel::xpu::block_quantize<accel::BFloat16, 8>),
-                            ACCEL_SYCL_KERNEL(accel::xpu::block_quantize<accel::BFloat16, 4>),
-                            ACCEL_SYCL_KERNEL(accel::xpu::block_quantize<accel::Float16, 8>),
-                            ACCEL_SYCL_KERNEL(accel::xpu::block_quantize<accel::Float16, 4>)};
-const Kernel kDequantize[] = {ACCEL_SYCL_KERNEL(accel::xpu::block_dequantize<float, 8>),
-                              ACCEL_SYCL_KERNEL(accel::xpu::block_dequantize<float, 4>),
-                              ACCEL_SYCL_KERNEL(accel::xpu::block_dequantize<accel::BFloat16, 8>),
-                              ACCEL_SYCL_KERNEL(accel::xpu::block_dequantize<accel::BFloat16, 4>),
-                              ACCEL_SYCL_KERNEL(accel::xpu::block_dequantize<accel::Float16, 8>),
-                              ACCEL_SYCL_KERNEL(accel::xpu::block_dequantize<accel::Float16, 4>)};
+const Kernel kQuantize[] = {ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_quantize<float, 8>),
+                            ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_quantize<float, 4>),
+                            ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_quantize<accel::BFloat16, 8>),
+                            ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_quantize<accel::BFloat16, 4>),
+                            ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_quantize<accel::Float16, 8>),
+                            ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_quantize<accel::Float16, 4>)};
+const Kernel kDequantize[] = {ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_dequantize<float, 8>),
+                              ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_dequantize<float, 4>),
+                              ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_dequantize<accel::BFloat16, 8>),
+                              ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_dequantize<accel::BFloat16, 4>),
+                              ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_dequantize<accel::Float16, 8>),
+                              ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_dequantize<accel::Float16, 4>)};
 
 // Elements that a sub-group should have before starting it is worth it.
 constexpr std::int64_t kSubGroupElements = 4096;
-constexpr std::int64_t kSubGroupItems = 16;
 // A block is added to a tensor's elements, which memory bounds.
 constexpr std::int64_t kLargestBlock = std::int64_t{1} << 62;
 
@@ -85,7 +84,7 @@ Launch launch_for(const accel::xpu::Device& device, const Shape& shape) {
   const std::int64_t blocks = (shape.numel + shape.block - 1) / shape.block;
   const std::int64_t each = shape.block < kSubGroupElements ? kSubGroupElements / shape.block : 1;
   const std::size_t items = accel::xpu::group_items(device);
-  const std::int64_t per_group = each * (static_cast<std::int64_t>(items) / kSubGroupItems);
+  const std::int64_t per_group = each * (static_cast<std::int64_t>(items) / accel::xpu::kSubGroup);
   return {{accel::xpu::group_count((blocks + per_group - 1) / per_group, items), items}, each};
 }
 

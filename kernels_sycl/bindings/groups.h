@@ -9,13 +9,18 @@
 
 #include "bindings/tensor_checks.h"
 #include "host/launch.h"
+#include "kernels/sub_group_size.h"
+
+// A kernel that is an ACCEL_REDUCING_KERNEL (kernels/sub_groups.h).
+#define ACCEL_SUB_GROUP_KERNEL(...) ACCEL_SYCL_KERNEL_NEEDING(::accel::xpu::kSubGroups16, __VA_ARGS__)
 
 namespace accel::xpu {
 
-// Work-items of a group. A CPU runs a vector of items through the whole kernel before the next, so that a larger group
-// would go through memory in strides; a GPU hides the wait for memory behind a group's other sub-groups.
+// Work-items of a group, whole sub-groups. A CPU runs a vector of items through the whole kernel before the next, so
+// that a larger group would go through memory in strides; a GPU hides the wait for memory behind a group's other
+// sub-groups.
 inline std::size_t group_items(const Device& device) {
-  return device.is_cpu ? 16 : std::min<std::size_t>(256, device.max_group_size);
+  return device.is_cpu ? kSubGroup : std::min<std::size_t>(256, device.max_group_size);
 }
 
 // As many groups, of `items` each, as there is work for, and no more than a launch can number: SYCL numbers all

@@ -23,8 +23,11 @@ using accel::xpu::Kernel;
 using accel::Tensor;
 
 // By types of x and weight, then without and with a residual.
-#define ACCEL_NORMS(...) \
-  { ACCEL_SYCL_KERNEL(accel::xpu::rms_norm<__VA_ARGS__, false>), ACCEL_SYCL_KERNEL(accel::xpu::rms_norm<__VA_ARGS__, true>) }
+#define ACCEL_NORMS(...)                                                \
+  {                                                                     \
+    ACCEL_SUB_GROUP_KERNEL(accel::xpu::rms_norm<__VA_ARGS__, false>),   \
+        ACCEL_SUB_GROUP_KERNEL(accel::xpu::rms_norm<__VA_ARGS__, true>) \
+  }
 const Kernel kFloat32[] = ACCEL_NORMS(float, float);
 const Kernel kBFloat16[] = ACCEL_NORMS(accel::BFloat16, accel::BFloat16);
 const Kernel kFloat16[] = ACCEL_NORMS(accel::Float16, accel::Float16);
@@ -94,8 +97,9 @@ void rms_norm(Tensor x, std::optional<Tensor> residual, Tensor weight, Tensor ou
   const std::int64_t rows = values.numel / columns;
   accel::xpu::Stream stream = accel::xpu::stream_for(x);
   const accel::xpu::Device& device = stream.device();
-  // A group's items beyond a row's length would idle. Whole sub-groups, of 16.
-  const auto needed = static_cast<std::size_t>((std::min<std::int64_t>(columns, 4096) + 15) / 16 * 16);
+  // A group's items beyond a row's length would idle. Whole sub-groups.
+  constexpr std::int64_t kWhole = accel::xpu::kSubGroup;
+  const auto needed = static_cast<std::size_t>((std::min<std::int64_t>(columns, 4096) + kWhole - 1) / kWhole * kWhole);
   const std::size_t items = std::min(accel::xpu::group_items(device), needed);
   // Rows beyond these come by a group's next rounds.
   const std::int64_t groups = std::min<std::int64_t>(rows, std::int64_t{device.compute_units} * 64);

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <string>
 #include <type_traits>
-#include <vector>
 
 // Each op's library has a runtime of its own, whatever a foreign library exports.
 #pragma GCC visibility push(hidden)
@@ -18,7 +17,7 @@
 namespace accel::xpu {
 
 // What a device must have for a kernel to be compiled for it; of two, the sum.
-enum Needs : unsigned { kNothing = 0, kFp16 = 1, kFp64 = 2 };
+enum Needs : unsigned { kNothing = 0, kFp16 = 1, kFp64 = 2, kSubGroups16 = 4 };
 
 // Sets *kernel, a std::optional<sycl::kernel>, to the one that was compiled ahead, given a const sycl::context*.
 using AheadKernel = void (*)(const void* context, void* kernel);
@@ -49,10 +48,10 @@ struct Device {
   bool is_cpu;
   bool has_fp16;
   bool has_fp64;
+  bool has_sub_groups_16;
   std::uint32_t compute_units;
   std::size_t max_group_size;
   std::size_t max_argument_bytes;  // of all arguments of one launch together
-  std::vector<std::size_t> sub_group_sizes;
 };
 
 struct Range {
@@ -101,7 +100,8 @@ Stream queue_stream(void* sycl_queue);
 
 // Starts `kernel` with arguments that must be of exactly its parameters' types (std::int64_t is no int): pointers,
 // numbers, trivially copyable structs. Throws std::runtime_error: the kernel cannot be compiled (with the compiler's
-// words), the device lacks what it needs, the number of arguments is wrong.
+// words), the device lacks what it needs, the number of arguments is wrong or
+// their size too large for the device.
 template <class... Arguments>
 void launch(Stream& stream, const Kernel& kernel, Range range, const Arguments&... arguments) {
   static_assert((std::is_trivially_copyable_v<Arguments> && ...), "a kernel's arguments are copied as bytes");

@@ -79,18 +79,20 @@ void require_unforked() {
 
 Device facts_of(const ::sycl::device& device) {
   namespace info = ::sycl::info::device;
+  const std::vector<std::size_t> sub_groups = device.get_info<info::sub_group_sizes>();
   return {device.get_info<info::name>(),
           device.is_cpu(),
           device.has(::sycl::aspect::fp16),
           device.has(::sycl::aspect::fp64),
+          std::find(sub_groups.begin(), sub_groups.end(), 16) != sub_groups.end(),
           device.get_info<info::max_compute_units>(),
           device.get_info<info::max_work_group_size>(),
-          device.get_info<info::max_parameter_size>(),
-          device.get_info<info::sub_group_sizes>()};
+          device.get_info<info::max_parameter_size>()};
 }
 
 unsigned lacking(const Device& device, unsigned needs) {
-  return needs & ((device.has_fp16 ? 0U : kFp16) | (device.has_fp64 ? 0U : kFp64));
+  return needs & ((device.has_fp16 ? 0U : kFp16) | (device.has_fp64 ? 0U : kFp64) |
+                  (device.has_sub_groups_16 ? 0U : kSubGroups16));
 }
 
 struct BuiltKernel {
@@ -224,10 +226,11 @@ const BuiltKernel& built(Program& program, const Kernel& kernel) {
     return *ready;
   }
   if (const unsigned missing = lacking(program.facts, kernel.needs())) {
-    const char* const type = (missing & kFp64) != 0 ? "double (fp64)" : "half (fp16)";
-    fail("Kernel " + std::string(kernel.name()) + " computes in " + type + ", which " + program.facts.name +
-             " does not know.",
-         "Use another type, or a device that has it.");
+    const char* const what = (missing & kSubGroups16) != 0 ? "works by sub-groups of 16 work-items"
+                             : (missing & kFp64) != 0      ? "computes in double (fp64)"
+                                                           : "computes in half (fp16)";
+    fail("Kernel " + std::string(kernel.name()) + ' ' + what + ", which " + program.facts.name + " does not know.",
+         missing == kSubGroups16 ? "Use another device." : "Use another type, or a device that has it.");
   }
   ::sycl::kernel made = compile(program, kernel);
   const std::uint32_t arguments = made.get_info<::sycl::info::kernel::num_args>();
@@ -369,6 +372,15 @@ void Stream::enqueue(const Kernel& kernel, Range range, const KernelArgument* ar
     fail("Kernel " + std::string(kernel.name()) + " takes " + std::to_string(ready.arguments) +
              " arguments and was given " + std::to_string(count) + ".",
          "Give launch() the kernel's parameters, one for one.");
+  }
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    bytes += arguments[i].bytes;
+  }
+  if (bytes > device().max_argument_bytes) {
+    fail("Kernel " + std::string(kernel.name()) + " was given " + std::to_string(bytes) + " bytes of arguments; " +
+             device().name + " takes " + std::to_string(device().max_argument_bytes) + '.',
+         "Give it large ones by a pointer.");
   }
   if (range.groups == 0) {
     return;

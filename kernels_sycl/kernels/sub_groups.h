@@ -1,5 +1,4 @@
-// Work by sub-groups, and reductions over them. Kernels that reduce ask for sub-groups of 16: all of Intel's GPUs have
-// them, and they are the vectors of a CPU with AVX-512.
+// Work by sub-groups, and reductions over them. Their bindings name them by ACCEL_SUB_GROUP_KERNEL.
 #pragma once
 
 #include <sycl/ext/oneapi/kernel_properties/properties.hpp>
@@ -7,6 +6,7 @@
 #include <sycl/group_algorithm.hpp>
 
 #include "kernels/platform.h"
+#include "kernels/sub_group_size.h"
 
 // Before a kernel that reduces.
 #define ACCEL_REDUCING_KERNEL                                                                                   \
@@ -14,8 +14,6 @@
   ACCEL_SYCL_FREE_KERNEL
 
 namespace accel::xpu {
-
-constexpr int kSubGroup = 16;
 
 // Where this work-item is in its sub-group: item and items count there.
 ACCEL_INLINE Place sub_group_place() {

@@ -448,6 +448,36 @@ def test_a_device_without_a_type_runs_the_other_kernels_and_tells_of_these(
     assert told in done.stdout
 
 
+LACK = """
+#include <cstddef>
+#include <vector>
+#define ASKED(what)                                                                                  \\
+  asm("_ZNK4sycl3_V16device13get_info_implINS0_4info6device" what "EEENS0_6detail11ABINeutralTINS6_" \\
+      "19is_device_info_descIT_E11return_typeEE4typeEv")
+std::vector<std::size_t> sub_group_sizes(const void*) ASKED("15sub_group_sizes");
+std::vector<std::size_t> sub_group_sizes(const void*) { return {8, 32}; }
+std::size_t max_parameter_size(const void*) ASKED("18max_parameter_size");
+std::size_t max_parameter_size(const void*) { return 12; }
+"""
+
+
+def test_a_device_without_what_a_launch_needs_is_told_so(place: Path, tmp_path: Path) -> None:
+    from op_builder.xpu import RMSNormBuilder
+
+    RMSNormBuilder().load()
+    code = """
+        from op_builder.ops import rms_norm
+        for call in (lambda: op.scale_(torch.ones(3), 2.0), lambda: rms_norm(torch.ones(2, 8), torch.ones(8))):
+            try:
+                call()
+            except RuntimeError as error:
+                print(error)
+    """
+    done = run_with_op(place, code, LD_PRELOAD=str(library_to_preload(LACK, tmp_path)))
+    assert re.search(r"Kernel tests::scale<float> was given 20 bytes of arguments; .* takes 12\.", done.stdout), done
+    assert re.search(r"rms_norm<float, float, false> works by sub-groups of 16 work-items, which .* does", done.stdout)
+
+
 def test_code_that_only_a_sycl_compiler_can_read_needs_icpx(tmp_path: Path) -> None:
     write_scale(tmp_path / "op")
 
