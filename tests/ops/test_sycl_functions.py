@@ -150,6 +150,34 @@ def test_blocks_are_quantised_within_half_a_scale(bits, largest, dtype, block_si
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("bits", [8, 4])
+def test_elements_come_back_within_the_bound_of_the_docs(bits, dtype):
+    """Half a scale; a code's slack of the test above, and its product with the scale rounded once, or twice to 16 bits;
+    float16's smallest numbers are 2**-24 apart."""
+    x = values(70_001, dtype)
+    codes, scales = quantize_blocks(x, bits)
+    back = blocks_of(dequantize_blocks(codes, scales, x.shape, dtype), 256)
+    blocks, half = blocks_of(x, 256), scales.double()[:, None] / 2
+    rounding = U * (4 * blocks.abs() + 3 * blocks.abs().amax(1, keepdim=True))
+    if dtype != torch.float32:
+        rounding = rounding + torch.finfo(dtype).eps / 2 * back.abs() * 1.01 + (2.0**-25 if dtype == FLOATS[2] else 0)
+    assert ((back - blocks).abs() <= half + rounding).all()
+    if dtype == torch.bfloat16 and bits == 8:  # so that half a scale alone is no bound
+        assert ((back - blocks).abs() > half * 1.01).any()
+
+
+@pytest.mark.parametrize(("bits", "largest"), [(8, 127), (4, 7)])
+def test_blocks_become_zeros_below_the_smallest_scale_alone(bits, largest):
+    smallest = torch.tensor(largest * 2.0**-126)
+    below = torch.nextafter(smallest, torch.zeros(()))
+    x = torch.zeros(512)
+    x[3], x[300] = below, smallest
+    back = dequantize_blocks(*quantize_blocks(x, bits), x.shape)
+    assert not back[:256].any()
+    assert back[300] == smallest
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("bits", [8, 4])
 def test_codes_become_numbers_of_any_type_rounded_once(dtype, bits):
     x = values(4097, torch.float32)
     codes, scales = quantize_blocks(x, bits)
