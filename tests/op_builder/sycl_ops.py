@@ -109,6 +109,60 @@ PLAIN_BINDING = "".join(
 )
 
 
+# A kernel on somebody's in-order queue, behind work of his that waits until the call has returned.
+QUEUE_BINDING = """
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <sycl/sycl.hpp>
+#include "bindings/stable_library.h"
+#include "host/launch.h"
+
+namespace {
+
+using torch::stable::Tensor;
+
+const accel::xpu::Kernel kScale = ACCEL_SYCL_KERNEL(tests::scale<float>);
+
+void launch_on(sycl::queue& queue, float* x, float a, std::int64_t n) {
+  accel::xpu::Stream stream = accel::xpu::queue_stream(&queue);
+  accel::xpu::launch(stream, kScale, {static_cast<std::size_t>((n + 63) / 64), 64}, x, a, n);
+  stream.finish();
+}
+
+// x becomes (x + 1) * a + 3. False: the launch came back only when what was before it had ended.
+bool between(const Tensor& x, double a) {
+  static auto* const queue = new sycl::queue(sycl::cpu_selector_v, sycl::property::queue::in_order());
+  float* const data = static_cast<float*>(x.mutable_data_ptr());
+  const std::int64_t n = x.numel();
+  const auto add = [=](float term) {
+    for (std::int64_t i = 0; i < n; ++i) data[i] += term;
+  };
+  std::atomic<bool> has_returned{false};
+  std::atomic<bool> had_returned{false};
+  queue->submit([&](sycl::handler& handler) {
+    handler.host_task([&] {
+      for (int i = 0; i < 20000 && !has_returned; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      had_returned = has_returned.load();
+      add(1.0f);
+    });
+  });
+  launch_on(*queue, data, static_cast<float>(a), n);
+  has_returned = true;
+  queue->submit([&](sycl::handler& handler) { handler.host_task([&] { add(3.0f); }); });
+  queue->wait_and_throw();
+  return had_returned;
+}
+
+void define(accel::Library& m) { m.def("between(Tensor(a!) x, float a) -> bool"); }
+void implement(accel::Library& m) { m.impl("between", TORCH_BOX(&between)); }
+
+}  // namespace
+
+ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", implement})
+"""
+
+
 class ScaleBuilder(SYCLNativeOpBuilder):
     """``scale_(x, a)``: x *= a * FACTOR, a kernel of one header, for float32, float64 and float16."""
 

@@ -14,7 +14,16 @@ from typing import Any
 
 import pytest
 import torch
-from sycl_ops import KERNEL, PLAIN_BINDING, PLAIN_KERNEL, ScaleBuilder, needs_runtime, run_with_op, write_scale
+from sycl_ops import (
+    KERNEL,
+    PLAIN_BINDING,
+    PLAIN_KERNEL,
+    QUEUE_BINDING,
+    ScaleBuilder,
+    needs_runtime,
+    run_with_op,
+    write_scale,
+)
 
 from op_builder import env
 from op_builder.cache.leftovers import leftovers, remove_leftovers
@@ -193,6 +202,16 @@ def test_a_fork_before_the_first_use_works_in_both_processes(place: Path) -> Non
     """
     done = run_with_op(place, code)
     assert (done.returncode, done.stdout) == (0, "True 0\n"), done.stderr
+
+
+def test_on_a_borrowed_queue_nothing_waits_and_the_order_is_kept(tmp_path: Path) -> None:
+    """As on torch's stream of an XPU device, which is a queue like this one."""
+    write_scale(tmp_path / "op", binding=QUEUE_BINDING)
+    op = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache")).load()
+    for length in (1, 1001):
+        x = torch.arange(float(length))
+        assert op.between(x, 2.0)
+        assert torch.equal(x, (torch.arange(float(length)) + 1) * 2 + 3)
 
 
 def test_a_wrong_number_of_arguments_is_told(op: Any) -> None:
