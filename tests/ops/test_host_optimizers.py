@@ -597,7 +597,7 @@ def test_everything_at_once_is_what_each_is_alone(optimizer: type[HostOptimizer]
         ({"max_grad_norm": -1}, "max_grad_norm"),
         ({"max_grad_norm": float("nan")}, "max_grad_norm"),
         ({"states": "4bit"}, "4bit"),
-        ({"seed": 2**63}, "seed is 9223372036854775808, which does not fit"),
+        ({"seed": 2**63}, "seed is 9223372036854775808, which is no int of 64 bits"),
         ({"seed": 1.5}, "seed is 1.5, which is not an int"),
     ],
 )

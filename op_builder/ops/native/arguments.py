@@ -96,18 +96,19 @@ def step_number(step: object) -> int:
     return number
 
 
-def whole_number(name: str, value: object) -> int:
-    """``value`` as an int of 64 bits, which is what an op takes.
+def whole_number(name: str, value: object, remedy: str = "") -> int:
+    """``value`` as an int of 64 bits, which is what an op takes: Python's, NumPy's or torch's.
 
     Raises:
-        OpArgumentError: it is not one.
+        OpArgumentError: it is none, or a bool.
     """
+    remedy = remedy or f"Pass {name} as an int of 64 bits."
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise OpArgumentError(f"{name} is {value!r}, which is not an int.", f"Pass {name} as an int.") from None
-    if not -(2**63) <= number < 2**63:
-        raise OpArgumentError(f"{name} is {number}, which does not fit into 64 bits.", f"Pass a smaller {name}.")
+        raise OpArgumentError(f"{name} is {value!r}, which is not an int.", remedy) from None
+    if isinstance(value, bool) or not -(2**63) <= number < 2**63:
+        raise OpArgumentError(f"{name} is {value!r}, which is no int of 64 bits.", remedy)
     return number
 
 

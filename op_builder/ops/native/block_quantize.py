@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.device_tensors import call, require_plain, whole_number
+from op_builder.ops.native.arguments import whole_number
+from op_builder.ops.native.device_tensors import call, require_plain
 
 _LARGEST_BLOCK = 2**62  # the kernels add a block to a tensor's elements
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)

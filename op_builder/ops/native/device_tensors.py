@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
@@ -35,20 +34,6 @@ def require_plain(name: str, tensor: Any) -> None:
         raise OpArgumentError(
             f"{name} requires a gradient, and this op has no backward.", "Call it under torch.no_grad(), or detach."
         )
-
-
-def whole_number(name: str, value: Any, remedy: str) -> int:
-    """``value`` as an int, of Python's, NumPy's or torch's.
-
-    Raises:
-        OpArgumentError: it is none, or a bool.
-    """
-    try:
-        if not isinstance(value, bool):
-            return operator.index(value)
-    except TypeError:
-        pass
-    raise OpArgumentError(f"{name} is {value!r}.", remedy)
 
 
 def call(op: Any, *arguments: object) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.device_tensors import call, require_plain, whole_number
+from op_builder.ops.native.arguments import whole_number
+from op_builder.ops.native.device_tensors import call, require_plain
 
 _BIT_ORDERS = ("little", "big")
 
