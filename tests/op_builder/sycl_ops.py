@@ -109,14 +109,16 @@ PLAIN_BINDING = "".join(
 )
 
 
-# A kernel on somebody's in-order queue, behind work of his that waits until the call has returned.
-QUEUE_BINDING = """
+# A kernel on torch's stream of an XPU device, by stand-ins for the two functions of torch that tell of it, behind work
+# that waits until the call has returned.
+XPU_BINDING = """
 #include <atomic>
 #include <chrono>
 #include <thread>
 #include <sycl/sycl.hpp>
 #include "bindings/stable_library.h"
 #include "host/launch.h"
+#include "host/tensor_stream.h"
 
 namespace {
 
@@ -124,15 +126,27 @@ using torch::stable::Tensor;
 
 const accel::xpu::Kernel kScale = ACCEL_SYCL_KERNEL(tests::scale<float>);
 
-void launch_on(sycl::queue& queue, float* x, float a, std::int64_t n) {
-  accel::xpu::Stream stream = accel::xpu::queue_stream(&queue);
-  accel::xpu::launch(stream, kScale, {static_cast<std::size_t>((n + 63) / 64), 64}, x, a, n);
-  stream.finish();
+sycl::queue& current_queue() {
+  static auto* const queue = new sycl::queue(sycl::cpu_selector_v, sycl::property::queue::in_order());
+  return *queue;
 }
+
+}  // namespace
+
+extern "C" AOTITorchError aoti_torch_get_device_type(AtenTensorHandle, int32_t* type) {
+  *type = aoti_torch_device_type_xpu();
+  return AOTI_TORCH_SUCCESS;
+}
+extern "C" AOTITorchError aoti_torch_get_current_xpu_stream(int32_t, void** stream) {
+  *stream = &current_queue();
+  return AOTI_TORCH_SUCCESS;
+}
+
+namespace {
 
 // x becomes (x + 1) * a + 3. False: the launch came back only when what was before it had ended.
 bool between(const Tensor& x, double a) {
-  static auto* const queue = new sycl::queue(sycl::cpu_selector_v, sycl::property::queue::in_order());
+  sycl::queue& queue = current_queue();
   float* const data = static_cast<float*>(x.mutable_data_ptr());
   const std::int64_t n = x.numel();
   const auto add = [=](float term) {
@@ -140,17 +154,19 @@ bool between(const Tensor& x, double a) {
   };
   std::atomic<bool> has_returned{false};
   std::atomic<bool> had_returned{false};
-  queue->submit([&](sycl::handler& handler) {
+  queue.submit([&](sycl::handler& handler) {
     handler.host_task([&] {
       for (int i = 0; i < 20000 && !has_returned; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       had_returned = has_returned.load();
       add(1.0f);
     });
   });
-  launch_on(*queue, data, static_cast<float>(a), n);
+  accel::xpu::Stream stream = accel::xpu::stream_for(x);
+  accel::xpu::launch(stream, kScale, {static_cast<std::size_t>((n + 63) / 64), 64}, data, static_cast<float>(a), n);
+  stream.finish();
   has_returned = true;
-  queue->submit([&](sycl::handler& handler) { handler.host_task([&] { add(3.0f); }); });
-  queue->wait_and_throw();
+  queue.submit([&](sycl::handler& handler) { handler.host_task([&] { add(3.0f); }); });
+  queue.wait_and_throw();
   return had_returned;
 }
 

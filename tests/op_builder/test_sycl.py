@@ -18,7 +18,7 @@ from sycl_ops import (
     KERNEL,
     PLAIN_BINDING,
     PLAIN_KERNEL,
-    QUEUE_BINDING,
+    XPU_BINDING,
     ScaleBuilder,
     needs_runtime,
     run_with_op,
@@ -204,9 +204,9 @@ def test_a_fork_before_the_first_use_works_in_both_processes(place: Path) -> Non
     assert (done.returncode, done.stdout) == (0, "True 0\n"), done.stderr
 
 
-def test_on_a_borrowed_queue_nothing_waits_and_the_order_is_kept(tmp_path: Path) -> None:
-    """As on torch's stream of an XPU device, which is a queue like this one."""
-    write_scale(tmp_path / "op", binding=QUEUE_BINDING)
+def test_on_torchs_stream_of_an_xpu_device_nothing_waits_and_the_order_is_kept(tmp_path: Path) -> None:
+    """With stand-ins for torch's functions: the stream is an in-order queue of the CPU device."""
+    write_scale(tmp_path / "op", binding=XPU_BINDING)
     op = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache")).load()
     for length in (1, 1001):
         x = torch.arange(float(length))
