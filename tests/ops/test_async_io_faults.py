@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -255,6 +256,49 @@ def test_a_full_device(async_io: AsyncIOModule, tmp_path: Path) -> None:
         subprocess.run(["umount", "--lazy", mount], check=False)
 
 
+@pytest.fixture
+def small_ext4(tmp_path: Path) -> Iterator[Path]:
+    """An ext4 of 24 MiB, which keeps what an allocation has got that fails half-way."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    if shutil.which("mkfs.ext4") is None:
+        pytest.skip("there is no mkfs.ext4")
+    image, mount = tmp_path / "image", tmp_path / "mount"
+    with image.open("wb") as file:
+        file.truncate(24 << 20)
+    mount.mkdir()
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", image], check=True)
+    if subprocess.run(["mount", "-o", "loop", image, mount], check=False, capture_output=True).returncode != 0:
+        pytest.skip("a file cannot be mounted here")
+    yield mount
+    subprocess.run(["umount", "--lazy", mount], check=False)
+
+
+def free_bytes(directory: Path) -> int:
+    status = os.statvfs(directory)
+    return status.f_bfree * status.f_frsize
+
+
+def test_a_refused_write_leaves_file_and_disk_as_they_were(async_io: AsyncIOModule, small_ext4: Path) -> None:
+    old = bytes_of(1000)
+    for engine in ENGINES:
+        handle = make(async_io, engine)
+        for path, offset in ((small_ext4 / "file", 0), (small_ext4 / "file", 1 << 20), (small_ext4 / "new", 0)):
+            (small_ext4 / "file").write_bytes(old.numpy().tobytes())
+            (small_ext4 / "new").touch()
+            size = path.stat().st_size
+            os.sync()
+            free = free_bytes(small_ext4)
+            with pytest.raises(StorageError, match="ENOSPC") as caught:
+                handle.sync_pwrite(torch.zeros(64 << 20, dtype=torch.uint8), path, offset)
+            assert caught.value.bytes_done == 0
+            assert path.stat().st_size == size
+            os.sync()
+            assert abs(free_bytes(small_ext4) - free) < 64 << 10  # the file system may keep a block of its own
+            assert (small_ext4 / "file").read_bytes() == old.numpy().tobytes()
+        assert_usable(handle, small_ext4)
+
+
 @each_engine
 def test_a_device_that_is_always_full(async_io: AsyncIOModule, tmp_path: Path, engine: str) -> None:
     handle = make(async_io, engine)
@@ -388,6 +432,24 @@ def test_calls_that_are_interrupted_refused_or_do_a_part(
         print("sound")
         """,
         FAULTY_PERIOD=period,
+    )
+    assert "sound" in said
+
+
+def test_a_write_that_grows_a_file_ends_however_often_it_is_interrupted(faulty_calls: Path, tmp_path: Path) -> None:
+    said = run_with(
+        faulty_calls,
+        f"""
+        import torch
+        from op_builder.cpu import AsyncIOBuilder
+        data = torch.randint(0, 256, (400_003,), dtype=torch.uint8)
+        path = {str(tmp_path / "file")!r}
+        AsyncIOBuilder().load().aio_handle(8192, 8, False, True, 2).sync_pwrite(data, path, 3)
+        with open(path, "rb") as file:
+            assert file.read()[3:] == data.numpy().tobytes()
+        print("sound")
+        """,
+        FAULTY_REFUSED="fallocate",
     )
     assert "sound" in said
 

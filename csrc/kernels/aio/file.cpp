@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <mutex>
+#include <shared_mutex>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -46,6 +48,39 @@ std::int64_t device_bytes(int descriptor) {
 }
 
 #ifdef __linux__
+constexpr int kMostInterruptions = 3;
+
+// Whoever gives blocks back sets a file's length: in this process nobody makes that file longer in the same moment.
+std::shared_mutex lengths;
+
+// Allocates the blocks of a stretch that begins at the file's end or behind it, and moves the end behind it. Returns 0
+// or an errno. The end moves in a second call, which finds all blocks there: some file systems keep what a call has got
+// that fails half-way, and without FALLOC_FL_KEEP_SIZE the file would be that much longer.
+int allocate(int descriptor, std::int64_t begin, std::int64_t end) {
+  const std::shared_lock<std::shared_mutex> lock(lengths);
+  int interruptions = 0;
+  for (const int mode : {FALLOC_FL_KEEP_SIZE, 0}) {
+    while (fallocate(descriptor, mode, begin, end - begin) != 0) {
+      // Some file systems begin anew after a signal: with signals that come again and again it would never end.
+      if (errno != EINTR || ++interruptions == kMostInterruptions) {
+        return errno;
+      }
+    }
+  }
+  return 0;
+}
+
+// Gives back what allocate() has got of blocks behind the end of a file that was `size_bytes` long: to set the length
+// that a file has frees them. Not where it is longer by now: another writer needs its blocks. One of another process
+// could still come between the look and the call.
+void give_back(int descriptor, std::int64_t size_bytes) {
+  const std::unique_lock<std::shared_mutex> lock(lengths);
+  struct stat status;
+  if (fstat(descriptor, &status) == 0 && status.st_size == size_bytes && ftruncate(descriptor, size_bytes) != 0) {
+    return;  // what is told is the error of the allocation
+  }
+}
+
 constexpr long kTmpfsMagic = 0x01021994;
 constexpr unsigned kStatxDirectAlignment = 0x2000;
 constexpr int kStatxOfDescriptor = 0x1000;  // AT_EMPTY_PATH
@@ -127,13 +162,10 @@ int File::open(int descriptor, std::int64_t offset, std::int64_t size_bytes, boo
 #ifdef __linux__
   if (is_write && is_regular && size_bytes > 0 && offset + size_bytes > size_bytes_) {
     // Otherwise every write that moves the file's end waits for the one before. It never makes a file smaller, whoever
-    // else writes to it.
-    int error = 0;
-    do {
-      error = fallocate(cached_, 0, size_bytes_ > offset ? size_bytes_ : offset,
-                        offset + size_bytes - (size_bytes_ > offset ? size_bytes_ : offset)) == 0 ? 0 : errno;
-    } while (error == EINTR);
-    if (error != 0 && error != EOPNOTSUPP && error != ENOSYS) {
+    // else writes to it. Where it was interrupted too often, or cannot be had, the writes move the end themselves.
+    const int error = allocate(cached_, std::max(size_bytes_, offset), offset + size_bytes);
+    if (error != 0 && error != EINTR && error != EOPNOTSUPP && error != ENOSYS) {
+      give_back(cached_, size_bytes_);
       return error;
     }
   }

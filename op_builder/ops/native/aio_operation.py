@@ -19,8 +19,8 @@ _SYSTEM_CALL, _END_OF_FILE, _MISMATCH = 1, 2, 3
 
 _REMEDIES = {
     errno.ENOENT: "Check the name, and that its directory exists.",
-    errno.ENOSPC: "Free space on the device; what was written of the file is of no use.",
-    errno.EDQUOT: "Free space of the quota; what was written of the file is of no use.",
+    errno.ENOSPC: "Free space on the device and write again; what was done is mixed with what the file had there.",
+    errno.EDQUOT: "Free space of the quota and write again; what was done is mixed with what the file had there.",
     errno.EIO: "The device or its connection fails; look at the system's log (dmesg).",
     errno.EMFILE: "Wait for some operations first, or raise the limit of open files (ulimit -n).",
     errno.EBADF: "Pass a descriptor that is open for this; validating a write needs one to read and write.",

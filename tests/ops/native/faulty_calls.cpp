@@ -1,7 +1,8 @@
 // To be preloaded: system calls fail as the environment says, in the midst of an unchanged process.
 //
-// FAULTY_PERIOD=n     every n-th call of those below fails in turn with EINTR, EAGAIN, or does a part (pread, pwrite)
-// FAULTY_REFUSED=...  of io_uring, libaio, mlock: refused with EPERM, ENOSYS, ENOMEM
+// FAULTY_PERIOD=n     every n-th call of those below fails in turn with EINTR, EAGAIN, or does a part (pread, pwrite);
+//                     of fallocate with EINTR
+// FAULTY_REFUSED=...  of io_uring, libaio, mlock, fallocate: refused with EPERM, ENOSYS, ENOMEM, EINTR
 
 #include <atomic>
 #include <cerrno>
@@ -47,9 +48,24 @@ ssize_t transfer(const char* name, int descriptor, Memory memory, size_t size, o
   return real<Function>(name)(descriptor, memory, what == 3 && size > 1 ? size / 3 + 1 : size, offset);
 }
 
+int allocate(const char* name, int descriptor, int mode, off_t offset, off_t size) {
+  if (is_refused("fallocate") || fault() != 0) {
+    errno = EINTR;
+    return -1;
+  }
+  return real<int (*)(int, int, off_t, off_t)>(name)(descriptor, mode, offset, size);
+}
+
 }  // namespace
 
 extern "C" {
+
+int fallocate(int descriptor, int mode, off_t offset, off_t size) {
+  return allocate("fallocate", descriptor, mode, offset, size);
+}
+int fallocate64(int descriptor, int mode, off_t offset, off_t size) {
+  return allocate("fallocate64", descriptor, mode, offset, size);
+}
 
 ssize_t pread(int descriptor, void* memory, size_t size, off_t offset) {
   return transfer<void*>("pread", descriptor, memory, size, offset);
