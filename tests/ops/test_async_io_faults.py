@@ -620,6 +620,48 @@ def test_the_next_wait_waits_for_an_interrupted_call(async_io: AsyncIOModule, tm
     assert_usable(handle, tmp_path)
 
 
+@contextmanager
+def called_every(seconds: float, work: Callable[[], object]) -> Iterator[None]:
+    """``work`` as a signal's handler, which runs in the main thread wherever that is."""
+    before = signal.signal(signal.SIGALRM, lambda *_: work())
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_signal_s_handler_may_wait_while_a_call_goes_on(async_io: AsyncIOModule, tmp_path: Path) -> None:
+    path, size = slow_file(tmp_path)
+    handle = async_io.aio_handle(block_size=4096, queue_depth=1)
+    buffer = torch.full((size,), 9, dtype=torch.uint8)
+    told: list[int] = []
+    with called_every(0.05, lambda: told.append(handle.wait())):
+        assert handle.sync_pread(buffer, path) == 1
+    assert told
+    assert set(told) == {0}  # the call tells of itself
+    assert not buffer.any()
+    assert_usable(handle, tmp_path)
+
+
+def test_a_signal_s_handler_may_wait_at_any_moment(async_io: AsyncIOModule, tmp_path: Path) -> None:
+    """Also while its thread waits itself, or holds a lock: each operation is told once, by one of both."""
+    handle = async_io.aio_handle()
+    buffer = torch.ones(1 << 12, dtype=torch.uint8)
+    told: list[int] = []
+    begun = 0
+    with called_every(0.0003, lambda: told.append(handle.wait())):
+        for _ in range(1500):
+            handle.async_pwrite(buffer, tmp_path / "file")
+            handle.sync_pread(buffer, tmp_path / "file")
+            begun += 1
+            told.append(handle.wait())
+    assert begun == sum(told) + handle.wait()
+    assert not handle._running
+    assert_usable(handle, tmp_path)
+
+
 def test_signals_while_operations_begin_leave_none_unknown(async_io: AsyncIOModule, tmp_path: Path) -> None:
     handle = async_io.aio_handle()
     interrupted = 0

@@ -96,11 +96,11 @@ class Handle(LockedTensors):
         self._owner = os.getpid()
         self._numbers = itertools.count(1)
         self._running: dict[int, Operation] = {}
-        # By number the thread of each operation that is being begun, or was when a signal came.
-        self._unsettled: dict[int, int] = {}
+        # By number what is known of each operation that an exception took from its caller, until wait() has it.
+        self._abandoned: dict[int, _Ended] = {}
         self._ended: _Ended = {}  # in the background, and no wait() has told it
         self._taken: set[int] = set()  # known here to have ended, and not yet acknowledged to the native op
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may call what its thread is in the midst of
         # Waits for what is in flight; the tensors are kept until then.
         weakref.finalize(self, _destroy, ops, number, self._owner, self._running)
 
@@ -211,20 +211,23 @@ class Handle(LockedTensors):
             StorageError: one failed; where several did, ``others`` has the rest. None of them is told again.
         """
         self._require_owner()
-        for number, thread in list(self._unsettled.items()):
-            if thread == threading.get_ident():  # a second signal ended the first one's tidying up
-                self._abandon(number)
+        self._adopt_abandoned()
         self._collect(_ALL, self._ended)
-        with self._lock:
-            finished = len(self._ended)
-            failures = [
-                failure for _, failure in sorted(self._ended.items(), key=operator.itemgetter(0)) if failure is not None
-            ]
-            self._ended.clear()
+        told: _Ended = {}
+        try:
+            with self._lock:
+                for number in sorted(self._ended):
+                    if number in self._ended:  # else a signal's handler has told it in the midst of this
+                        told[number] = self._ended[number]
+                        del self._ended[number]
+        except BaseException:
+            self._ended.update(told)
+            raise
+        failures = [failure for failure in told.values() if failure is not None]
         if failures:
             failures[0].others = tuple(failures[1:])
             raise failures[0]
-        return finished
+        return len(told)
 
     # -------------------------------------------------------------------------------------------
 
@@ -248,14 +251,12 @@ class Handle(LockedTensors):
     def _run(self, buffer: torch.Tensor, filename: File, file_offset: int, flags: int) -> None:
         number = next(self._numbers)
         ended: _Ended = {}
-        self._unsettled[number] = threading.get_ident()
         try:
             self._submit(number, buffer, filename, file_offset, flags)
             self._collect(number, ended)
-            self._unsettled.pop(number, None)
         except BaseException:  # Ctrl-C: it goes on, and the next wait() waits for it
-            self._ended.update(ended)
-            self._abandon(number)
+            self._abandoned[number] = ended  # at once: from here on a second signal may come
+            self._adopt_abandoned()
             raise
         failure = ended[number]
         if failure is not None:
@@ -264,12 +265,11 @@ class Handle(LockedTensors):
     @untraced
     def _begin(self, buffer: torch.Tensor, filename: File, file_offset: int, flags: int) -> None:
         number = next(self._numbers)
-        self._unsettled[number] = threading.get_ident()
         try:
             self._submit(number, buffer, filename, file_offset, flags)
-            self._unsettled.pop(number, None)
         except BaseException:
-            self._abandon(number)
+            self._abandoned[number] = {}
+            self._adopt_abandoned()
             raise
 
     def _submit(self, number: int, buffer: torch.Tensor, filename: File, file_offset: int, flags: int) -> None:
@@ -288,11 +288,14 @@ class Handle(LockedTensors):
         if not is_write:
             torch.autograd.graph.increment_version(buffer)
 
-    def _abandon(self, number: int) -> None:
-        """Leave an operation that may be in flight to the next :meth:`wait`."""
-        if number in self._running and not self._ops.adopt(self._number, number):
-            self._running.pop(number, None)  # it was never begun
-        self._unsettled.pop(number, None)
+    def _adopt_abandoned(self) -> None:
+        """Leave operations that lost their caller, and may be in flight, to the next :meth:`wait`."""
+        for number, ended in list(self._abandoned.items()):
+            self._ended.update(ended)
+            ended.clear()
+            if number in self._running and not self._ops.adopt(self._number, number):
+                self._running.pop(number, None)  # it was never begun
+            self._abandoned.pop(number, None)
 
     def _collect(self, number: int, ended: _Ended) -> None:
         """Wait for one operation or for all that count, and add how they ended to ``ended``.
@@ -310,9 +313,10 @@ class Handle(LockedTensors):
                 for at in range(0, len(told), 5):
                     operation, *outcome = told[at : at + 5]
                     running = self._running.get(operation)
-                    if running is not None:  # else another thread was faster
-                        ended[operation] = running.failure(*outcome)
-                        del self._running[operation]
+                    failure = None if running is None else running.failure(*outcome)
+                    if operation in self._running:  # else another thread, or a signal's handler, was faster
+                        ended[operation] = failure
+                        self._running.pop(operation, None)
                     self._taken.add(operation)
 
     def _require_owner(self) -> None:
