@@ -216,6 +216,38 @@ def test_whole_pages_go_past_the_page_cache_and_edges_through_it(
     assert handle.counters().bounced_bytes == 3 * PAGE
 
 
+def device_read_bytes() -> int:
+    """What this process has had devices read so far, page caches left out."""
+    (line,) = (line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("read_bytes:"))
+    return int(line.split()[1])
+
+
+@pytest.mark.skipif(not os.access("/proc/self/io", os.R_OK), reason="the system does not tell what devices read")
+@pytest.mark.parametrize("size", [1000, PAGE + 1000], ids=["part of a page", "a page and a part"])
+@pytest.mark.parametrize("is_write", [True, False], ids=["write", "read"])
+def test_validation_compares_what_the_device_has(
+    async_io: AsyncIOModule, disk: Path, size: int, is_write: bool
+) -> None:
+    path, data = disk / "file", bytes_of(size)
+    path.write_bytes(raw(data))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        before = device_read_bytes()
+        file.read()
+    if device_read_bytes() == before:
+        pytest.skip("no device reads this file system")
+    handle = async_io.aio_handle()
+    with path.open("r+b") as file:  # what is written so the device does not have at once
+        file.write(raw(data))
+    before = device_read_bytes()
+    if is_write:
+        handle.write(data, path, True)
+    else:
+        handle.read(torch.zeros_like(data), path, True)
+    assert device_read_bytes() - before >= size
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_single_submit_is_a_call_for_each_command(async_io: AsyncIOModule, disk: Path, engine: str) -> None:
     data = bytes_of(64 * PAGE)

@@ -31,8 +31,20 @@ void Operation::validate() {
   const std::unique_ptr<char[]> chunk(new char[kChunkBytes]);
   const int descriptor = file.cached();
 #ifdef POSIX_FADV_DONTNEED
-  // What the page cache holds from before would be compared instead of what the device has.
-  posix_fadvise(descriptor, request.offset, request.size_bytes, POSIX_FADV_DONTNEED);
+  // What the page cache holds from before would be compared instead of what the device has. The advice passes over pages
+  // that the device does not have yet, and over those that are not wholly within it.
+  while (fdatasync(descriptor) != 0) {
+    if (errno == EINVAL || errno == EROFS) {
+      break;  // nothing that could be synchronised
+    }
+    if (errno != EINTR) {
+      fail({FailureKind::system_call, errno, request.offset});
+      return;
+    }
+  }
+  const std::int64_t begin = request.offset / page_bytes() * page_bytes();
+  const std::int64_t end = request.offset + request.size_bytes;
+  posix_fadvise(descriptor, begin, (end - begin + page_bytes() - 1) / page_bytes() * page_bytes(), POSIX_FADV_DONTNEED);
 #endif
   int attempts = 0;
   for (std::int64_t at = 0; at < request.size_bytes;) {

@@ -53,7 +53,7 @@ class Operation {
   // ones: whoever gets it finishes the operation.
   bool settle(std::int64_t bytes) { return bytes_left_.fetch_sub(bytes, std::memory_order_acq_rel) == bytes; }
 
-  // Compares the file, through the page cache, with the memory, and fails where they differ.
+  // Compares the file, as the device has it, with the memory, and fails where they differ.
   void validate();
 
  private:

@@ -145,7 +145,7 @@ class Handle(LockedTensors):
         """Fill ``buffer`` from a file, by one thread. Returns 0.
 
         Args:
-            validate: read the file once more, another way, and compare.
+            validate: read the file once more, from the device, and compare.
 
         Raises:
             OpArgumentError: an argument does not fit; nothing was touched.
