@@ -55,8 +55,15 @@ def check_out(name: str, out: torch.Tensor, info: TensorInfo) -> None:
 
 
 def is_overlapping(tensor: torch.Tensor) -> bool:
-    """Whether elements share memory because a dimension was expanded."""
-    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    """Whether elements may share memory: a dimension does not step over all that those of smaller strides reach."""
+    if tensor.numel() == 0:
+        return False
+    end = 0  # where the last element of the smaller strides is, counted from the first
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= end:
+            return True
+        end += stride * (size - 1)
+    return False
 
 
 def is_filled_in_place(out: torch.Tensor) -> bool:

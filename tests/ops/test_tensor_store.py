@@ -179,6 +179,30 @@ def test_an_out_that_does_not_fit_is_refused_untouched(store: TensorStore, out: 
     assert not out.any()
 
 
+@pytest.mark.parametrize(
+    ("size", "stride"), [((2, 2), (1, 1)), ((2, 2), (2, 2)), ((3, 2), (2, 2)), ((2, 3, 2), (3, 1, 3)), ((3, 4), (4, 2))]
+)
+def test_an_out_whose_elements_share_memory_is_refused(
+    store: TensorStore, size: tuple[int, ...], stride: tuple[int, ...]
+) -> None:
+    store.save("x", torch.arange(float(torch.Size(size).numel())).view(size))
+    out = torch.zeros(20).as_strided(size, stride)
+    with pytest.raises(OpArgumentError, match="memory for each element"):
+        store.load("x", out)
+    assert not out.any()
+
+
+@pytest.mark.parametrize(
+    ("size", "stride"), [((2, 3), (3, 1)), ((2, 3), (1, 2)), ((1, 3), (0, 2)), ((2, 3, 2), (2, 4, 1)), ((0, 3), (0, 0))]
+)
+def test_an_out_may_have_any_strides_without_that(
+    store: TensorStore, size: tuple[int, ...], stride: tuple[int, ...]
+) -> None:
+    value = torch.randn(size)
+    store.save("x", value)
+    assert torch.equal(store.load("x", torch.zeros(20).as_strided(size, stride)), value)
+
+
 def test_a_missing_tensor_is_named_with_those_near_to_it(store: TensorStore) -> None:
     store.save("layer.weight", torch.ones(1))
     with pytest.raises(TensorNotFoundError, match=r"layer\.weigth(.|\n)*Did you mean layer\.weight\?"):
