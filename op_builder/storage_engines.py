@@ -81,6 +81,8 @@ def explain(name: str, number: int) -> str:
         return f"{said}; it is forbidden by a sandbox{switch}"
     if number == errno.EAGAIN and name == "libaio":
         return f"{said}; all requests of /proc/sys/fs/aio-max-nr are in use"
+    if number == errno.EMFILE:
+        return f"{said}; the limit of open files (ulimit -n) leaves none for its queues and for files"
     if number == errno.ENOMEM:
         return f"{said}; the limit of locked memory (ulimit -l) may be too low"
     return said

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/locked_pages.h"
@@ -21,8 +22,7 @@ constexpr std::int64_t kWrites = 1, kValidates = 2, kIsSplit = 4, kCounts = 8;  
 
 class Handles {
  public:
-  std::int64_t add(const aio::Settings& settings) {
-    auto handle = std::make_shared<aio::Handle>(settings);
+  std::int64_t add(std::shared_ptr<aio::Handle> handle) {
     const std::lock_guard<std::mutex> lock(mutex_);
     handles_.emplace(++last_, std::move(handle));
     return last_;
@@ -65,16 +65,14 @@ aio::Engine engine_of(const std::string& name) {
   accel::refuse("There is no engine " + name + ".", "Use io_uring, libaio or threads.");
 }
 
-// The handle's number, or -errno where the engine gives no queue of that depth.
+// The handle's number, or -errno where the engine gives no thread a queue of that depth.
 std::int64_t create(std::string engine, std::int64_t block_bytes, std::int64_t depth, bool single_submit,
                     bool overlap_events, std::int64_t parallelism) {
   const aio::Settings settings{engine_of(engine), block_bytes,    static_cast<int>(depth),
                                single_submit,     overlap_events, static_cast<int>(parallelism)};
-  int error = 0;
-  if (aio::make_queue(settings.engine, settings.depth, error) == nullptr) {
-    return -error;
-  }
-  return handles().add(settings);
+  auto handle = std::make_shared<aio::Handle>(settings);
+  const int error = handle->start();
+  return error != 0 ? -error : handles().add(std::move(handle));
 }
 
 void destroy(std::int64_t handle) { handles().remove(handle); }

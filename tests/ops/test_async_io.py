@@ -285,13 +285,14 @@ def test_threads_share_one_request(async_io: AsyncIOModule, disk: Path, engine: 
     data = async_io.aio_handle().new_cpu_locked_tensor(4 << 20, torch.empty(0, dtype=torch.uint8))
     commands = {}
     for threads in (1, 4):
-        handle = async_io.aio_handle(4 << 20, 4, False, False, threads, engine=engine)
         before = len(os.listdir("/proc/self/task"))
+        handle = async_io.aio_handle(4 << 20, 4, False, False, threads, engine=engine)
         handle.sync_pwrite(data, disk / "file")
         assert len(os.listdir("/proc/self/task")) >= before + threads
         commands[threads] = handle.counters().commands  # blocks are as large as the whole
         handle.write(data, disk / "file", False)
         assert handle.counters().commands == commands[threads] + 1  # which one thread does
+        del handle  # its threads are not to be counted with the next one's
     assert commands == {1: 1, 4: 4}
 
 

@@ -474,6 +474,67 @@ def test_the_next_engine_serves_where_the_kernel_refuses_one(faulty_calls: Path,
         assert f"StorageEngine(name='{name}', refusal='the system refuses it: " in said
 
 
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "threads"])
+def test_threads_without_a_queue_leave_the_work_to_those_with_one(
+    faulty_calls: Path, tmp_path: Path, engine: str
+) -> None:
+    said = run_with(
+        faulty_calls,
+        f"""
+        import torch
+        from op_builder.cpu import AsyncIOBuilder
+        aio = AsyncIOBuilder().load()
+        handle = aio.aio_handle(8192, 8, False, True, 6, engine={engine!r})
+        data, back = torch.randint(0, 256, (2_000_003,), dtype=torch.uint8), torch.zeros(2_000_003, dtype=torch.uint8)
+        handle.sync_pwrite(data, {str(tmp_path / "file")!r})
+        handle.sync_pread(back, {str(tmp_path / "file")!r})
+        assert torch.equal(back, data)
+        print("sound", handle.engine, aio.aio_handle().engine)
+        """,
+        FAULTY_QUEUES="2",
+        ACCEL_AIO_ENGINE=None,
+    )
+    assert f"sound {engine} threads" in said  # the second handle found no queue left at all
+
+
+def test_queues_leave_descriptors_for_files(async_io: AsyncIOModule, tmp_path: Path) -> None:  # noqa: ARG001
+    code = f"""
+        import os, resource, torch
+        from op_builder.cpu import AsyncIOBuilder
+        from op_builder.errors import IncompatibleOpError
+        aio = AsyncIOBuilder().load()
+        aio.aio_handle().write(torch.zeros(1), {str(tmp_path / "file")!r}, False)  # all is imported
+        spare = 6
+        last = max(map(int, os.listdir("/proc/self/fd")))
+        for _ in range(last + 1 - len(os.listdir("/proc/self/fd"))):
+            os.dup(0)  # no number below is free
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1 + spare, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        handle = aio.aio_handle(8192, 8, False, True, 8)
+        data, back = torch.ones(2_000_003, dtype=torch.uint8), torch.zeros(2_000_003, dtype=torch.uint8)
+        handle.sync_pwrite(data, {str(tmp_path / "file")!r})
+        handle.sync_pread(back, {str(tmp_path / "file")!r})
+        assert torch.equal(back, data)
+        try:
+            print(aio.aio_handle(8192, 8, False, True, 8, engine="io_uring").engine)
+        except IncompatibleOpError as error:
+            print(error)
+        print("sound", handle.engine)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=env.child_environment(PYTHONPATH=str(IMPORTED_FROM), ACCEL_AIO_ENGINE=None),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "sound" in done.stdout
+    if "io_uring" in ENGINES:
+        assert "sound io_uring" not in done.stdout
+        assert "(EMFILE); the limit of open files (ulimit -n) leaves none for its queues and for files" in done.stdout
+
+
 @pytest.mark.parametrize(("engine", "reason"), [("io_uring", "EPERM"), ("libaio", "ENOSYS")])
 def test_a_forced_engine_that_the_kernel_refuses_is_an_error(faulty_calls: Path, engine: str, reason: str) -> None:
     said = run_with(

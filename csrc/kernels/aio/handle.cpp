@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <functional>
 #include <system_error>
 
 #include <unistd.h>
@@ -33,14 +34,11 @@ int Handle::submit(std::int64_t id, int descriptor, const Request& request, bool
   auto made = std::make_unique<Operation>(id, request, counts);
   Operation& operation = *made;
   // Outside the lock: to allocate a file's blocks can take its time.
-  int error = operation.file.open(descriptor, request.offset, request.size_bytes, request.is_write, request.validates);
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (error == 0 && workers_.empty()) {
-    error = start_workers();
-  }
+  const int error = operation.file.open(descriptor, request.offset, request.size_bytes, request.is_write, request.validates);
   if (error != 0) {
     return error;
   }
+  std::unique_lock<std::mutex> lock(mutex_);
   running_.emplace(id, std::move(made));
   counted_running_ += counts ? 1 : 0;
   const std::int64_t file_bytes = operation.file.size_bytes();
@@ -76,38 +74,47 @@ void Handle::deal(Operation& operation, bool is_split) {
   }
 }
 
-// Holds mutex_. Returns 0 or an errno.
-int Handle::start_workers() {
+int Handle::start() {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   int error = 0;
+  std::vector<std::future<int>> told;
   for (int i = 0; i < settings_.parallelism; ++i) {
     auto worker = std::make_unique<Worker>();
+    std::promise<int> has_queue;
+    told.push_back(has_queue.get_future());
     try {
-      worker->thread = std::thread([this, &worker = *worker] { work(worker); });
+      worker->thread = std::thread(&Handle::work, this, std::ref(*worker), std::move(has_queue));
     } catch (const std::system_error& refused) {
-      error = workers_.empty() ? refused.code().value() : 0;  // fewer do as well
+      told.pop_back();
+      error = refused.code().value();
       break;
     }
     workers_.push_back(std::move(worker));
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return error;
+  std::vector<std::unique_ptr<Worker>> with_queue;
+  for (std::size_t i = 0; i < told.size(); ++i) {
+    const int refused = told[i].get();
+    if (refused == 0) {
+      with_queue.push_back(std::move(workers_[i]));
+    } else {
+      error = refused;
+      workers_[i]->thread.join();
+    }
+  }
+  workers_ = std::move(with_queue);
+  return workers_.empty() || error == EMFILE || error == ENFILE ? error : 0;
 }
 
-void Handle::work(Worker& worker) {
+// Tells 0, or the errno with which it got no queue; then it ends.
+void Handle::work(Worker& worker, std::promise<int> has_queue) {
   int error = 0;
   const std::unique_ptr<Queue> queue = make_queue(settings_.engine, settings_.depth, error);
+  has_queue.set_value(queue == nullptr ? error : 0);
   if (queue != nullptr) {
     Pump(*queue, settings_, worker.inbox, *this, counters_).run();
-    return;
-  }
-  for (Share share; worker.inbox.take(share);) {
-    share.operation->fail({FailureKind::no_queue, error, share.begin});
-    if (share.operation->settle(share.end - share.begin)) {
-      finish(*share.operation);
-    }
   }
 }
 

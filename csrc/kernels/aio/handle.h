@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -21,16 +22,20 @@ struct Outcome {
   std::int64_t bytes_done;  // of all parts together, which need not be the first ones
 };
 
-// Safe to use from several threads. Threads of its own are started by the first request; they leave all signals to
-// others. To destroy it waits for all that is in flight.
+// Safe to use from several threads, once it is started. Threads of its own leave all signals to others. To destroy it
+// waits for all that is in flight.
 class Handle final : private Finisher {
  public:
   explicit Handle(const Settings& settings) : settings_(settings) {}
   ~Handle();
 
+  // Starts the threads; to be called once, before all else. Those that the system refuses, or refuses a queue, the others
+  // do without. Returns 0, or an errno where none is left, or where queues have taken all descriptors that files need.
+  int start();
+
   // Starts a request on a file. `descriptor` must be open for it and is taken over, whatever the result.
   // `id` is the caller's choice and new. `is_split`: among all threads. `counts`: it is one of those that wait_all()
-  // waits for. Returns 0 or an errno.
+  // waits for. Returns 0 or an errno, which is the file's.
   int submit(std::int64_t id, int descriptor, const Request& request, bool is_split, bool counts);
 
   // Waits for one operation, or for all that count, up to `timeout_ms`; tells those that are finished, and tells them
@@ -53,8 +58,7 @@ class Handle final : private Finisher {
   };
 
   void finish(Operation& operation) override;
-  int start_workers();
-  void work(Worker& worker);
+  void work(Worker& worker, std::promise<int> has_queue);
   void deal(Operation& operation, bool is_split);
 
   const Settings settings_;

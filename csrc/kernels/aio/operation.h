@@ -14,7 +14,6 @@ enum class FailureKind : std::int64_t {
   system_call = 1,  // `error` says which
   end_of_file = 2,  // the file ends at `offset`, before the request does
   mismatch = 3,     // validation: the byte at `offset` is another in the file than in memory
-  no_queue = 4,     // the engine gave a thread no queue: `error` says why
 };
 
 struct Failure {

@@ -15,7 +15,7 @@ File = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]", int]
 """A file's name, or an open descriptor."""
 
 # csrc/kernels/aio/operation.h, FailureKind
-_SYSTEM_CALL, _END_OF_FILE, _MISMATCH = 1, 2, 3
+_SYSTEM_CALL, _END_OF_FILE = 1, 2  # 3: a validation found another byte
 
 _REMEDIES = {
     errno.ENOENT: "Check the name, and that its directory exists.",
@@ -53,12 +53,9 @@ class Operation(NamedTuple):
             needed = self.offset + self.size_bytes
             what = f"the file ends at byte {offset}, and byte {needed} is the end of what was asked for"
             remedy = "Read less of it, or look who has cut the file."
-        elif kind == _MISMATCH:
+        else:
             what = f"byte {offset} of the file is not what the tensor has there"
             remedy = "Look whether another writes to the file or the tensor; else suspect the device."
-        else:
-            what = f"a thread got no queue of the engine: {os.strerror(error)}"
-            remedy = "Use fewer handles, threads or a smaller queue_depth, or ACCEL_AIO_ENGINE=threads."
         return self._error(what, remedy, number=error or errno.EIO, offset=offset, bytes_done=bytes_done)
 
     def system_error(self, number: int, offset: int, bytes_done: int) -> StorageError:

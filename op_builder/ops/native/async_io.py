@@ -37,14 +37,15 @@ class AsyncIOModule:
         *,
         engine: str | None = None,
     ) -> Handle:
-        """A handle with a queue of its own for each of its threads, which the first request starts.
+        """A handle with a queue of its own for each of its threads.
 
         Args:
             block_size: most bytes of one command to the system.
             queue_depth: most commands in flight, of each thread.
             single_submit: a system call for each command, instead of one for all that are ready.
             overlap_events: new commands as soon as one is complete, instead of when all in flight are.
-            intra_op_parallelism: threads that share one request.
+            intra_op_parallelism: threads that share one request; those that the system gives no queue the others
+                do without.
             engine: ``io_uring``, ``libaio`` or ``threads``, before ``ACCEL_AIO_ENGINE``; by default the first
                 of them that works.
 

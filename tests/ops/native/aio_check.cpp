@@ -86,13 +86,12 @@ void call(aio::Handle& handle, const char* path, std::int64_t caller) {
 }
 
 void check(const char* path, const char* name, const aio::Settings& settings) {
-  int error = 0;
-  if (aio::make_queue(settings.engine, settings.depth, error) == nullptr) {
+  std::vector<char> late(5'000'000, 'x');  // outlives the handle
+  aio::Handle handle(settings);
+  if (const int error = handle.start(); error != 0) {
     std::printf("%s: %s\n", name, std::strerror(error));
     return;
   }
-  std::vector<char> late(5'000'000, 'x');  // outlives the handle
-  aio::Handle handle(settings);
   std::vector<std::thread> callers;
   for (std::int64_t caller = 0; caller < kCallers; ++caller) {
     callers.emplace_back([&, caller] { call(handle, path, caller); });

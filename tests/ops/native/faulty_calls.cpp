@@ -2,6 +2,7 @@
 //
 // FAULTY_PERIOD=n     every n-th call of those below fails in turn with EINTR, EAGAIN, or does a part (pread, pwrite);
 //                     of fallocate with EINTR
+// FAULTY_QUEUES=n     of io_uring and libaio only the first n queues are granted
 // FAULTY_REFUSED=...  of io_uring, libaio, mlock, fallocate: refused with EPERM, ENOSYS, ENOMEM, EINTR
 
 #include <atomic>
@@ -93,6 +94,14 @@ long syscall(long number, long a, long b, long c, long d, long e, long f) {
   if ((number == io_uring_setup && is_refused("io_uring")) || (number == SYS_io_setup && is_refused("libaio"))) {
     errno = number == io_uring_setup ? EPERM : ENOSYS;
     return -1;
+  }
+  if (number == io_uring_setup || number == SYS_io_setup) {
+    static std::atomic<int> queues{0};
+    const char* const granted = std::getenv("FAULTY_QUEUES");
+    if (granted != nullptr && queues++ >= std::atoi(granted)) {
+      errno = EAGAIN;
+      return -1;
+    }
   }
   if (number == io_uring_enter || number == SYS_io_submit || number == SYS_io_getevents) {
     const unsigned what = fault();
