@@ -474,6 +474,24 @@ def test_the_next_engine_serves_where_the_kernel_refuses_one(faulty_calls: Path,
         assert f"StorageEngine(name='{name}', refusal='the system refuses it: " in said
 
 
+def test_bytes_count_as_what_they_went_by_in_the_end(faulty_calls: Path, disk: Path) -> None:
+    """Where the file system takes the flag and refuses the commands: with a descriptor for the edges, and without."""
+    said = run_with(
+        faulty_calls,
+        f"""
+        import torch
+        from op_builder.cpu import AsyncIOBuilder
+        handle = AsyncIOBuilder().load().aio_handle(8192, 8, False, True, 2, engine="threads")
+        for size in (400_003, 64 << 10):
+            handle.sync_pwrite(torch.ones(size, dtype=torch.uint8), {str(disk / "file")!r})
+        counters = handle.counters()
+        print("counted", counters.direct_bytes, counters.bounced_bytes, counters.cached_bytes, counters.retries > 0)
+        """,
+        FAULTY_REFUSED="direct",
+    )
+    assert f"counted 0 0 {400_003 + (64 << 10)} True" in said
+
+
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name != "threads"])
 def test_threads_without_a_queue_leave_the_work_to_those_with_one(
     faulty_calls: Path, tmp_path: Path, engine: str

@@ -192,6 +192,7 @@ int File::open(int descriptor, std::int64_t offset, std::int64_t size_bytes, boo
 int File::plain() {
 #ifdef O_DIRECT
   if (cached_ < 0) {
+    is_made_plain_.store(true, std::memory_order_relaxed);
     fcntl(direct_, F_SETFL, fcntl(direct_, F_GETFL) & ~O_DIRECT);
   }
 #endif

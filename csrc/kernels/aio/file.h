@@ -1,6 +1,7 @@
 // An open file as transfers use it: through the page cache, and past it where file system and offsets allow.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 namespace accel::aio {
@@ -35,12 +36,15 @@ class File {
   // A descriptor that takes any offset, size and address, for a part of the body. Where there is none beside the direct
   // one, that one is made so, for all commands from then on; others may be in flight.
   int plain();
+  // Whether commands on that descriptor go past the page cache, from what is known by now.
+  bool is_direct(int descriptor) const { return descriptor == direct_ && !is_made_plain_.load(std::memory_order_relaxed); }
 
  private:
   bool ask_alignment();
 
   int direct_ = -1;
   int cached_ = -1;
+  std::atomic<bool> is_made_plain_{false};  // the direct one
   std::int64_t body_begin_ = 0;
   std::int64_t body_end_ = 0;
   std::int64_t offset_alignment_ = 0;

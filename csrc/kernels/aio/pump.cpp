@@ -197,7 +197,6 @@ bool Pump::stage_next() {
           if (request.is_write) {
             std::memcpy(bounce, memory, static_cast<std::size_t>(size));
           }
-          add(counters_.bounced_bytes, size);
         }
       }
     }
@@ -208,7 +207,6 @@ bool Pump::stage_next() {
   const Command command{descriptor, request.is_write, data, static_cast<std::uint32_t>(size), offset, tag};
   slots_[tag] = {&operation, command, memory, bounce, size, 0, false};
   staged_.push_back(command);
-  add(descriptor == file.direct() ? counters_.direct_bytes : counters_.cached_bytes, size);
   share_.begin += size;
   return true;
 }
@@ -295,6 +293,9 @@ void Pump::complete(const Completion& completion) {
       std::memcpy(slot.memory, command.data, done);
     }
     operation.add_done(done);
+    const bool is_direct = operation.file.is_direct(command.descriptor);
+    add(is_direct ? counters_.direct_bytes : counters_.cached_bytes, done);
+    add(counters_.bounced_bytes, is_direct && slot.bounce != nullptr ? done : 0);
     if (done < command.size_bytes) {
       command.data += done;
       slot.memory += done;

@@ -33,8 +33,8 @@ struct Counters {
   std::atomic<std::int64_t> overlapped{0};   // of those, with others in flight that an earlier round had started
   std::atomic<std::int64_t> most_in_flight{0};  // commands of one thread at a time
   std::atomic<std::int64_t> retries{0};         // commands begun again after a short result or a transient error
-  std::atomic<std::int64_t> direct_bytes{0};    // past the page cache
-  std::atomic<std::int64_t> cached_bytes{0};    // through it
+  std::atomic<std::int64_t> direct_bytes{0};    // done past the page cache
+  std::atomic<std::int64_t> cached_bytes{0};    // done through it
   std::atomic<std::int64_t> bounced_bytes{0};   // of the direct ones, by way of a buffer of our own
 };
 

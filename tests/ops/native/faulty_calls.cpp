@@ -3,7 +3,8 @@
 // FAULTY_PERIOD=n     every n-th call of those below fails in turn with EINTR, EAGAIN, or does a part (pread, pwrite);
 //                     of fallocate with EINTR
 // FAULTY_QUEUES=n     of io_uring and libaio only the first n queues are granted
-// FAULTY_REFUSED=...  of io_uring, libaio, mlock, fallocate: refused with EPERM, ENOSYS, ENOMEM, EINTR
+// FAULTY_REFUSED=...  of io_uring, libaio, mlock, fallocate, direct (pread and pwrite past the page cache): refused with
+//                     EPERM, ENOSYS, ENOMEM, EINTR, EINVAL
 
 #include <atomic>
 #include <cerrno>
@@ -11,6 +12,7 @@
 #include <cstring>
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
 
@@ -44,6 +46,10 @@ ssize_t transfer(const char* name, int descriptor, Memory memory, size_t size, o
   const unsigned what = fault();
   if (what == 1 || what == 2) {
     errno = what == 1 ? EINTR : EAGAIN;
+    return -1;
+  }
+  if (is_refused("direct") && (fcntl(descriptor, F_GETFL) & O_DIRECT) != 0) {
+    errno = EINVAL;
     return -1;
   }
   return real<Function>(name)(descriptor, memory, what == 3 && size > 1 ? size / 3 + 1 : size, offset);
