@@ -9,6 +9,7 @@ from math import prod
 import torch
 
 from op_builder.errors import OpArgumentError
+from op_builder.ops.native.aio_operation import check_memory
 from op_builder.ops.tensor_store_format import DTYPES, TensorInfo
 
 _MAPPED_FROM_BYTES = 1 << 20
@@ -36,6 +37,7 @@ def body_to_write(tensor: torch.Tensor) -> tuple[torch.Tensor, TensorInfo]:
     info = TensorInfo(tensor.dtype, tuple(tensor.shape), tensor.numel() * tensor.itemsize, "")
     with torch.no_grad():
         values = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+    check_memory(values, "The tensor")
     return bytes_of(values), info
 
 
@@ -45,13 +47,17 @@ def check_out(name: str, out: torch.Tensor, info: TensorInfo) -> None:
     Raises:
         OpArgumentError: type or shape differ, or it has no memory of its own to be filled.
     """
+    if not isinstance(out, torch.Tensor):
+        raise OpArgumentError(f"out is a {type(out).__name__}, not a tensor.", "Pass a tensor, or none.")
     if out.dtype != info.dtype or tuple(out.shape) != info.shape:
         raise OpArgumentError(
             f"Tensor {name!r} is {info.dtype} of shape {info.shape}; out is {out.dtype} of shape {tuple(out.shape)}.",
             "Pass an out of its type and shape, or none; info() tells them.",
         )
-    if out.layout != torch.strided or out.device.type == "meta" or is_overlapping(out):
+    if out.layout != torch.strided or out.is_nested or out.device.type == "meta" or is_overlapping(out):
         raise OpArgumentError("out is not a dense tensor with memory for each element.", "Pass torch.empty(...).")
+    if out.device.type == "cpu":
+        check_memory(out, "out")
 
 
 def is_overlapping(tensor: torch.Tensor) -> bool:

@@ -8,9 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.native.async_io import AsyncIOModule
+
+
+def fake_tensor() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.zeros(3)
+
 
 BUFFERS = {
     "on another device": (torch.zeros(4, device="meta"), "is on meta"),
@@ -18,6 +25,8 @@ BUFFERS = {
     "sparse": (torch.sparse_coo_tensor(size=(3,)), "sparse"),
     "no tensor": ([1, 2], "is a list, not a tensor"),
     "a lazy view": (torch.zeros(3, dtype=torch.complex64).conj(), "lazy view"),
+    "nested": (torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged), "is nested"),
+    "fake": (fake_tensor(), "FakeTensor without memory of its own"),
 }
 
 
@@ -30,6 +39,41 @@ def test_buffers(async_io: AsyncIOModule, tmp_path: Path, what: str) -> None:
             call(buffer, tmp_path / "file")
     assert not (tmp_path / "file").exists()
     assert handle.wait() == 0
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_quantized_buffer(async_io: AsyncIOModule, tmp_path: Path) -> None:
+    quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    with pytest.raises(OpArgumentError, match="is quantized; its bytes are not all of it"):
+        async_io.aio_handle().sync_pwrite(quantized, tmp_path / "file")
+
+
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.functionalize, torch.func.jacrev])
+def test_a_buffer_inside_a_transformation(async_io: AsyncIOModule, tmp_path: Path, transform: Any) -> None:
+    handle = async_io.aio_handle()
+
+    def write(x: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(OpArgumentError, match="without memory of its own"):
+            handle.sync_pwrite(x, tmp_path / "file")
+        return x
+
+    transform(write)(torch.ones(2, 3))
+    assert not (tmp_path / "file").exists()
+
+
+@pytest.mark.parametrize("file", [True, None, 1.5, "a\0b", b"\0", "\ud800", -1, 1 << 40, ["file"]], ids=ascii)
+def test_files(async_io: AsyncIOModule, file: Any) -> None:
+    handle = async_io.aio_handle()
+    for call in (handle.sync_pread, handle.async_pwrite):
+        with pytest.raises(OpArgumentError, match="Pass a file's name"):
+            call(torch.zeros(1), file)
+    assert handle.wait() == 0
+
+
+def test_a_descriptor_may_be_numpy_s(async_io: AsyncIOModule, tmp_path: Path) -> None:
+    with open(tmp_path / "file", "wb") as file:
+        async_io.aio_handle().write(torch.ones(3), np.int64(file.fileno()), False)
+    assert (tmp_path / "file").stat().st_size == 12
 
 
 def test_a_storage_that_was_freed(async_io: AsyncIOModule, tmp_path: Path) -> None:
@@ -96,14 +140,21 @@ def test_the_fourth_place_is_async(async_io: AsyncIOModule, tmp_path: Path) -> N
 
 
 def test_copies_of_bytes(async_io: AsyncIOModule) -> None:
+    shared = torch.arange(8.0)
     for dst, src in (
         (torch.zeros(3), torch.zeros(4)),
         (torch.zeros(4, 4)[:, 0], torch.zeros(4)),
         (torch.zeros(4, device="meta"), torch.zeros(4)),
         ([1.0], torch.zeros(1)),
+        (torch.zeros(3, dtype=torch.complex64).conj(), torch.zeros(6)),
+        (torch.zeros(3), fake_tensor()),
+        (shared[:7], shared[1:]),
+        (shared[1:], shared[:7]),
     ):
         with pytest.raises(OpArgumentError):
             async_io.memcpy(dst, src)
+    assert async_io.memcpy(shared[:4], shared[4:]) == 0
+    assert shared.tolist() == [4.0, 5.0, 6.0, 7.0] * 2
 
 
 def test_numbers_of_a_handle_may_be_numpy_s(async_io: AsyncIOModule) -> None:

@@ -313,6 +313,7 @@ BAD_FILES = {
     "a directory": errno.EISDIR,
     "no descriptor": errno.EBADF,
     "a pipe": errno.ESPIPE,
+    "a pipe's name": errno.ESPIPE,
     "open to read": errno.EBADF,
 }
 
@@ -322,12 +323,14 @@ def test_files_that_cannot_be_written(async_io: AsyncIOModule, tmp_path: Path, w
     handle = make(async_io, ENGINES[0])
     (tmp_path / "file").write_bytes(bytes(10))
     ends = os.pipe()
+    os.mkfifo(tmp_path / "pipe")
     read_only = os.open(tmp_path / "file", os.O_RDONLY)
     file = {
         "missing": tmp_path / "no" / "file",
         "a directory": tmp_path,
         "no descriptor": 9999,
         "a pipe": ends[1],
+        "a pipe's name": tmp_path / "pipe",
         "open to read": read_only,
     }[what]
     with pytest.raises(StorageError) as caught:
@@ -337,6 +340,14 @@ def test_files_that_cannot_be_written(async_io: AsyncIOModule, tmp_path: Path, w
     assert_usable(handle, tmp_path)
     for descriptor in (*ends, read_only):
         os.close(descriptor)
+
+
+def test_a_named_pipe_is_not_waited_for(async_io: AsyncIOModule, tmp_path: Path) -> None:
+    handle = make(async_io, ENGINES[0])
+    os.mkfifo(tmp_path / "pipe")
+    for call in (handle.sync_pread, handle.sync_pwrite, handle.async_pread):
+        with pytest.raises(StorageError, match="ESPIPE"), stopped_after(20):
+            call(torch.ones(10), tmp_path / "pipe")
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors cannot be listed")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from op_builder.errors import DamagedTensorError, OpArgumentError, StorageError, TensorNotFoundError
 from op_builder.ops import TensorStore, tensor_store_transfer
@@ -22,6 +23,11 @@ from op_builder.ops.tensor_store_format import DTYPES, HEADER_BYTES
 from op_builder.ops.tensor_store_queue import StoreQueue
 
 PIECE = 1 << 16
+
+
+def fake_tensor() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.zeros(4)
 
 
 @pytest.fixture
@@ -152,8 +158,9 @@ def test_a_name_that_could_leave_the_directory_is_refused(store: TensorStore, na
         ([1.0], "list is no tensor"),
         (torch.ones(2, device="meta"), "meta tensor has no values"),
         (torch.eye(3).to_sparse(), "sparse"),
+        (fake_tensor(), "FakeTensor without memory of its own"),
     ],
-    ids=["list", "meta", "sparse"],
+    ids=["list", "meta", "sparse", "fake"],
 )
 def test_what_has_no_bytes_is_refused(store: TensorStore, value: object, told: str) -> None:
     with pytest.raises(OpArgumentError, match=told):
@@ -177,6 +184,13 @@ def test_an_out_that_does_not_fit_is_refused_untouched(store: TensorStore, out: 
     with pytest.raises(OpArgumentError, match="out"):
         store.load("x", out)
     assert not out.any()
+
+
+@pytest.mark.parametrize("out", [[1], 3, fake_tensor()], ids=["list", "int", "fake"])
+def test_an_out_that_is_no_memory_is_refused(store: TensorStore, out: object) -> None:
+    store.save("x", torch.ones(4))
+    with pytest.raises(OpArgumentError, match="out is a"):
+        store.load("x", out)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,14 @@ from typing import Any, NamedTuple, SupportsIndex
 import torch
 
 from op_builder.errors import OpArgumentError, StorageError
-from op_builder.ops.native.aio_operation import File, Operation, checked_address, checked_offset, open_file
+from op_builder.ops.native.aio_operation import (
+    File,
+    Operation,
+    checked_address,
+    checked_file,
+    checked_offset,
+    open_file,
+)
 from op_builder.ops.native.arguments import untraced
 from op_builder.ops.native.locked_memory import LockedMemory, LockedTensors
 
@@ -277,7 +284,8 @@ class Handle(LockedTensors):
         offset = checked_offset(file_offset)
         address = checked_address(buffer)
         is_write, validates = bool(flags & _WRITES), bool(flags & _VALIDATES)
-        running = Operation(buffer.detach(), buffer.nbytes, filename, offset, is_write, validates)
+        file = checked_file(filename)
+        running = Operation(buffer.detach(), buffer.nbytes, file, offset, is_write, validates)
         descriptor = open_file(running)
         # Before the call: whatever a signal interrupts, memory in use is kept, and an end told is known here.
         self._running[number] = running

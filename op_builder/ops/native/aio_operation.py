@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import operator
 import os
-from typing import NamedTuple, Union
+import stat
+from typing import NamedTuple, SupportsIndex, Union
 
 import torch
 
 from op_builder.errors import OpArgumentError, StorageError
 
+Name = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 File = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]", int]
 """A file's name, or an open descriptor."""
 
@@ -94,34 +96,81 @@ def checked_offset(file_offset: object) -> int:
     return offset
 
 
-def checked_address(buffer: torch.Tensor) -> int:
-    """Where the tensor's elements begin.
+def checked_file(filename: object) -> File:
+    """The file's name as it is, or the descriptor as an int.
 
     Raises:
-        OpArgumentError: they are not in host memory, not contiguous, or were freed.
+        OpArgumentError: it is neither.
+    """
+    remedy = "Pass a file's name (str, bytes or a path) or an open descriptor."
+    if isinstance(filename, (str, bytes, os.PathLike)):
+        try:
+            is_name = b"\0" not in os.fsencode(filename)
+        except (TypeError, UnicodeError):
+            is_name = False
+        if not is_name:
+            raise OpArgumentError(f"{filename!r} cannot be a file's name.", remedy)
+        return filename
+    if isinstance(filename, bool) or not isinstance(filename, SupportsIndex):
+        raise OpArgumentError(f"filename is {filename!r} of type {type(filename).__name__}.", remedy)
+    descriptor = operator.index(filename)
+    if not 0 <= descriptor < 1 << 31:
+        raise OpArgumentError(f"filename is {descriptor}, which is no descriptor.", remedy)
+    return descriptor
+
+
+def checked_address(buffer: torch.Tensor, role: str = "buffer") -> int:
+    """Where the tensor's elements begin.
+
+    Args:
+        role: what errors call it.
+
+    Raises:
+        OpArgumentError: they are not in host memory, not contiguous, not all that the tensor is, or were freed.
     """
     if not isinstance(buffer, torch.Tensor):
-        raise OpArgumentError(f"buffer is a {type(buffer).__name__}, not a tensor.", "Pass a CPU tensor.")
+        raise OpArgumentError(f"{role} is a {type(buffer).__name__}, not a tensor.", "Pass a CPU tensor.")
+    if buffer.is_nested:
+        raise OpArgumentError(f"{role} is nested; its bytes are not all of it.", "Pass its parts one by one.")
     if buffer.layout != torch.strided:
-        raise OpArgumentError("buffer is sparse; a dense (strided) tensor is needed.", "Pass x.to_dense().")
+        raise OpArgumentError(f"{role} is sparse; a dense (strided) tensor is needed.", "Pass x.to_dense().")
+    if buffer.is_quantized:
+        raise OpArgumentError(f"{role} is quantized; its bytes are not all of it.", "Pass x.int_repr().")
     if buffer.device.type != "cpu":
-        raise OpArgumentError(
-            f"buffer is on {buffer.device}; files are read and written from host memory.", "Pass x.cpu()."
-        )
+        raise OpArgumentError(f"{role} is on {buffer.device}; a tensor in host memory is needed.", "Pass x.cpu().")
+    check_memory(buffer, role)
     if not buffer.is_contiguous():
-        raise OpArgumentError("buffer is not contiguous.", "Pass x.contiguous().")
+        raise OpArgumentError(f"{role} is not contiguous.", "Pass x.contiguous().")
     if buffer.is_conj() or buffer.is_neg():
         raise OpArgumentError(
-            "buffer is a lazy view (conj or neg); its bytes are not its values.", "Pass x.resolve_conj().resolve_neg()."
-        )
-    end = buffer.storage_offset() * buffer.itemsize + buffer.nbytes
-    stored = buffer.untyped_storage().nbytes()
-    if buffer.nbytes > 0 and end > stored:
-        raise OpArgumentError(
-            f"buffer reaches to byte {end} of its storage, which has {stored}: it was freed or shrunk.",
-            f"Allocate it again, for example by x.untyped_storage().resize_({end}).",
+            f"{role} is a lazy view (conj or neg); its bytes are not its values.",
+            "Pass x.resolve_conj().resolve_neg().",
         )
     return buffer.data_ptr()
+
+
+def check_memory(tensor: torch.Tensor, role: str) -> None:
+    """Refuse a strided CPU tensor whose elements are not in memory.
+
+    Raises:
+        OpArgumentError: it stands for others (of ``FakeTensorMode``, inside ``torch.func.vmap``), or was freed.
+    """
+    try:
+        stored = tensor.untyped_storage().nbytes()
+        end = tensor.storage_offset() * tensor.itemsize + tensor.nbytes if tensor.is_contiguous() else 0
+        if tensor.nbytes > 0 and end > stored:
+            raise OpArgumentError(
+                f"{role} reaches to byte {end} of its storage, which has {stored}: it was freed or shrunk.",
+                f"Allocate it again, for example by x.untyped_storage().resize_({end}).",
+            )
+        has_memory = tensor.nbytes == 0 or tensor.untyped_storage().data_ptr() != 0
+    except RuntimeError:  # what wraps another tensor has neither storage nor address
+        has_memory = False
+    if not has_memory:
+        raise OpArgumentError(
+            f"{role} is a {type(tensor).__name__} without memory of its own: it stands for other tensors, or for none.",
+            "Pass the tensors themselves, outside of torch.func's transformations and FakeTensorMode.",
+        )
 
 
 def open_file(operation: Operation) -> int:
@@ -130,12 +179,27 @@ def open_file(operation: Operation) -> int:
     Raises:
         StorageError: the file cannot be opened.
     """
+    name = operation.filename
     try:
-        if isinstance(operation.filename, int):
-            return os.dup(operation.filename)
+        if isinstance(name, int):
+            return os.dup(name)
         flags = os.O_RDONLY
         if operation.is_write:  # what is validated is read again
             flags = (os.O_RDWR if operation.validates else os.O_WRONLY) | os.O_CREAT
-        return os.open(operation.filename, flags | os.O_CLOEXEC, 0o666)
+        # Without O_NONBLOCK a named pipe would be waited for until another opens its other end.
+        descriptor = os.open(name, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        os.set_blocking(descriptor, True)
+        return descriptor
     except OSError as error:
-        raise operation.system_error(error.errno or errno.EIO, operation.offset, 0) from None
+        number = error.errno or errno.EIO
+        if number == errno.ENXIO and not isinstance(name, int) and _is_pipe_or_socket(name):
+            number = errno.ESPIPE
+        raise operation.system_error(number, operation.offset, 0) from None
+
+
+def _is_pipe_or_socket(name: Name) -> bool:
+    try:
+        mode = os.stat(name).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)

@@ -10,7 +10,7 @@ import torch
 from op_builder import storage_engines
 from op_builder.errors import OpArgumentError
 from op_builder.ops.native.aio_handle import Handle, HandleSettings
-from op_builder.ops.native.aio_operation import File
+from op_builder.ops.native.aio_operation import File, checked_address
 from op_builder.ops.native.locked_memory import LockedMemory
 
 logger = logging.getLogger(__name__)
@@ -90,15 +90,13 @@ class AsyncIOModule:
         Returns 0.
 
         Raises:
-            OpArgumentError: a tensor is not a contiguous CPU tensor, or the sizes differ.
+            OpArgumentError: a tensor is not a contiguous CPU tensor, the sizes differ, or the two overlap.
         """
-        for role, tensor in (("dst", dst), ("src", src)):
-            if not isinstance(tensor, torch.Tensor):
-                raise OpArgumentError(f"{role} is a {type(tensor).__name__}.", "Pass a contiguous CPU tensor.")
-            if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.is_contiguous():
-                raise OpArgumentError(f"{role} is not a contiguous CPU tensor.", "Pass x.cpu().contiguous().")
+        distance = checked_address(dst, "dst") - checked_address(src, "src")
         if dst.nbytes != src.nbytes:
             raise OpArgumentError(f"dst has {dst.nbytes} bytes, src {src.nbytes}.", "Pass tensors of one size.")
+        if 0 < abs(distance) < dst.nbytes:
+            raise OpArgumentError("dst and src share a part of their memory.", "Pass src.clone().")
         with torch.no_grad():
             dst.detach().view(-1).view(torch.uint8).copy_(src.detach().view(-1).view(torch.uint8))
         return 0
