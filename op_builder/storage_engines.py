@@ -13,7 +13,7 @@ import sys
 from typing import NamedTuple
 
 from op_builder import env
-from op_builder.errors import EnvironmentValueError, IncompatibleOpError
+from op_builder.errors import EnvironmentValueError, IncompatibleOpError, OpArgumentError
 from op_builder.outcomes import CheckOutcome, Failed, Passed
 
 ENGINES = ("io_uring", "libaio", "threads")
@@ -51,6 +51,17 @@ def forced_engine() -> str | None:
     name = env.ACCEL_AIO_ENGINE.get()
     if name is not None and name not in ENGINES:
         raise EnvironmentValueError(env.ACCEL_AIO_ENGINE.name, name, f"one of {', '.join(ENGINES)}")
+    return name
+
+
+def checked_engine(name: str | None) -> str | None:
+    """An argument that may name an engine.
+
+    Raises:
+        OpArgumentError: there is no engine of that name.
+    """
+    if name is not None and name not in ENGINES:
+        raise OpArgumentError(f"There is no engine {name!r}.", f"Choose one of {', '.join(ENGINES)}.")
     return name
 
 

@@ -43,7 +43,7 @@ class TensorStore:
             ``python -m op_builder.tune_aio`` finds them.
 
     Raises:
-        OpArgumentError: ``threads`` is not a positive int.
+        OpArgumentError: ``threads`` is not a positive int, or ``aio`` is not what a handle takes.
         StorageError: the directory cannot be made or read.
     """
 
@@ -57,8 +57,8 @@ class TensorStore:
     ) -> None:
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
             raise OpArgumentError(f"threads is {threads!r}.", "Pass an int of at least 1.")
-        self._files = StoreFiles(Path(directory).absolute(), is_durable=is_durable)
         self._transfers = Transfers(SETTINGS if aio is None else aio)
+        self._files = StoreFiles(Path(directory).absolute(), is_durable=is_durable)
         self._queue = StoreQueue(threads)
 
     @property

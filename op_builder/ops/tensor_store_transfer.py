@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import xxhash
 
-from op_builder.ops.native.aio_handle import Handle
+from op_builder.ops.native.aio_handle import Handle, check_handle_arguments
 from op_builder.ops.tensor_store_files import explained
 from op_builder.ops.tensor_store_format import HEADER_BYTES
 
@@ -55,9 +55,13 @@ class Transfers:
 
     Args:
         settings: of the handles.
+
+    Raises:
+        OpArgumentError: a handle does not take them.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
+        check_handle_arguments(settings)
         self._settings = dict(settings)
         self._lock = threading.Lock()
         self._idle: list[Handle] = []

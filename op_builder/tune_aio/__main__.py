@@ -84,7 +84,7 @@ def _tune(options: argparse.Namespace) -> int:
     with _bar(grid) as on_step, bench(options.directory, size_bytes, seconds) as scratch:
         findings = search(grid, scratch.measure, on_step)
     try:
-        options.output.write_text(json.dumps(findings.best.settings.arguments(), indent=1) + "\n")
+        options.output.write_text(json.dumps(_portable(findings.best.settings), indent=1) + "\n")
         picture = _draw(options.output.with_suffix(".png"), findings, options.directory)
     except OSError as error:
         raise AccelError(f"{options.output}: {error.strerror}.", "Name another --output.") from None
@@ -100,6 +100,10 @@ def _engines(asked: list[str] | None) -> tuple[tuple[str, ...], dict[str, str]]:
     from op_builder import storage_engines
 
     forced = storage_engines.forced_engine()
+    if forced and any(name != forced for name in asked or ()):
+        raise AccelError(
+            f"ACCEL_AIO_ENGINE={forced} forces an engine, and --engine asks for others.", "Unset the variable."
+        )
     names = asked or ([forced] if forced else list(storage_engines.ENGINES))
     refusals = {}
     for name in dict.fromkeys(names):
@@ -111,6 +115,17 @@ def _engines(asked: list[str] | None) -> tuple[tuple[str, ...], dict[str, str]]:
                 raise storage_engines.refused(name, reason)
             refusals[name] = reason
     return tuple(name for name in dict.fromkeys(names) if name not in refusals), refusals
+
+
+def _portable(settings: Settings) -> dict[str, Any]:
+    """The arguments without the engine that a handle takes here by itself: elsewhere, too, the next then serves."""
+    from op_builder import storage_engines
+
+    arguments = settings.arguments()
+    taken = next(engine.name for engine in storage_engines.storage_engines() if engine.refusal is None)
+    if settings.engine == taken:
+        del arguments["engine"]
+    return arguments
 
 
 @contextmanager

@@ -117,7 +117,7 @@ def test_the_settings_are_what_a_handle_takes(disk: Path, tmp_path: Path, capsys
     told = capsys.readouterr().out
     settings = json.loads(output.read_text())
     handle = AsyncIOBuilder().load().aio_handle(**settings)
-    assert handle.engine == settings["engine"]
+    assert handle.engine == settings.get("engine", AsyncIOBuilder().load().aio_handle().engine)
     assert handle.get_block_size() == settings["block_size"]
     assert handle.get_intra_op_parallelism() == settings["intra_op_parallelism"]
     assert "for both" in told
@@ -228,7 +228,21 @@ def test_engines_are_as_asked_for_or_forced(disk: Path, capsys: pytest.CaptureFi
     assert command.main([str(disk), *QUICK, "--engine", "floppy"]) == 2
     assert "Name one of io_uring" in capsys.readouterr().err
     with env.scope(ACCEL_AIO_ENGINE="threads"):
-        assert command._engines(None) == (("threads",), {})
+        assert command._engines(None) == command._engines(["threads"]) == (("threads",), {})
+        with pytest.raises(AccelError, match="ACCEL_AIO_ENGINE=threads forces"):
+            command._engines(["libaio"])
+
+
+def test_the_engine_that_a_handle_takes_by_itself_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage_engines, "refusal", lambda name: "forbidden" if name == "io_uring" else None)
+    assert command._portable(Settings("libaio", 1 << 20, 32)) == {
+        "block_size": 1 << 20,
+        "queue_depth": 32,
+        "single_submit": False,
+        "overlap_events": True,
+        "intra_op_parallelism": 1,
+    }
+    assert command._portable(Settings("threads", 1 << 20, 32))["engine"] == "threads"
 
 
 def test_an_engine_that_the_system_refuses_is_told_of(monkeypatch: pytest.MonkeyPatch, disk: Path) -> None:

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -99,10 +100,11 @@ def test_freeing_unlocks_and_leaves_the_memory_to_its_views(owner: Any) -> None:
 
 def test_no_elements_and_impossible_numbers(owner: Any) -> None:
     assert owner.new_cpu_locked_tensor(0, torch.zeros(1)).shape == (0,)
+    assert owner.new_cpu_locked_tensor(np.int64(4), torch.zeros(1)).shape == (4,)
     for number in (-1, 1.5, True, "3"):
         with pytest.raises(OpArgumentError, match="num_elem is"):
             owner.new_cpu_locked_tensor(number, torch.zeros(1))
-    for number in (1 << 46, (1 << 61) - 1):
+    for number in (1 << 46, (1 << 61) - 1, 1 << 61, 1 << 90):
         with pytest.raises(LockedMemoryError, match=f"no memory for {4 * number} bytes"):
             owner.new_cpu_locked_tensor(number, torch.zeros(1))
 

@@ -217,6 +217,13 @@ def test_an_out_may_have_any_strides_without_that(
     assert torch.equal(store.load("x", torch.zeros(20).as_strided(size, stride)), value)
 
 
+@pytest.mark.parametrize("aio", [{"blocksize": 3}, {"queue_depth": 0}, {"engine": "quick"}], ids=str)
+def test_settings_that_no_handle_takes_are_refused_at_once(tmp_path: Path, aio: dict[str, object]) -> None:
+    with pytest.raises(OpArgumentError):
+        TensorStore(tmp_path / "store", aio=aio)
+    assert not (tmp_path / "store").exists()
+
+
 def test_a_missing_tensor_is_named_with_those_near_to_it(store: TensorStore) -> None:
     store.save("layer.weight", torch.ones(1))
     with pytest.raises(TensorNotFoundError, match=r"layer\.weigth(.|\n)*Did you mean layer\.weight\?"):

@@ -7,10 +7,12 @@ import operator
 import os
 import threading
 import weakref
+from collections.abc import Mapping
 from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 
+from op_builder import storage_engines
 from op_builder.errors import OpArgumentError, StorageError
 from op_builder.ops.native.aio_operation import (
     File,
@@ -34,11 +36,11 @@ _Ended = dict[int, StorageError | None]
 class HandleSettings(NamedTuple):
     """The numbers of a handle; :meth:`AsyncIOModule.aio_handle` says what they mean."""
 
-    block_size: int
-    queue_depth: int
-    single_submit: bool
-    overlap_events: bool
-    intra_op_parallelism: int
+    block_size: int = 1 << 20
+    queue_depth: int = 128
+    single_submit: bool = False
+    overlap_events: bool = False
+    intra_op_parallelism: int = 1
 
     def check(self) -> None:
         """Raise an OpArgumentError for a number that is out of range."""
@@ -55,6 +57,21 @@ class HandleSettings(NamedTuple):
             operator.index, (self.block_size, self.queue_depth, self.intra_op_parallelism)
         )
         return block_size, queue_depth, bool(self.single_submit), bool(self.overlap_events), threads
+
+
+def check_handle_arguments(arguments: Mapping[str, Any]) -> None:
+    """Refuse what is not of :meth:`AsyncIOModule.aio_handle`, by name, before there is a handle.
+
+    Raises:
+        OpArgumentError: a name is unknown, a number out of range, or there is no engine of that name.
+    """
+    unknown = [name for name in arguments if name not in (*HandleSettings._fields, "engine")]
+    if unknown:
+        raise OpArgumentError(
+            f"A handle has no setting {unknown[0]!r}.", f"It has {', '.join(HandleSettings._fields)} and engine."
+        )
+    storage_engines.checked_engine(arguments.get("engine"))
+    HandleSettings(**{name: value for name, value in arguments.items() if name != "engine"}).check()
 
 
 class HandleCounters(NamedTuple):

@@ -46,8 +46,8 @@ class AsyncIOModule:
             overlap_events: new commands as soon as one is complete, instead of when all in flight are.
             intra_op_parallelism: threads that share one request; those that the system gives no queue the others
                 do without.
-            engine: ``io_uring``, ``libaio`` or ``threads``, before ``ACCEL_AIO_ENGINE``; by default the first
-                of them that works.
+            engine: ``io_uring``, ``libaio`` or ``threads``, where ``ACCEL_AIO_ENGINE`` names none; by default the
+                first of them that works.
 
         Raises:
             OpArgumentError: a number is out of range.
@@ -105,11 +105,8 @@ class AsyncIOModule:
 
     def _create(self, settings: HandleSettings, engine: str | None) -> tuple[str, int]:
         """The engine's name and the number of a new native handle."""
-        asked = engine if engine is not None else storage_engines.forced_engine()
-        if asked is not None and asked not in storage_engines.ENGINES:
-            raise OpArgumentError(
-                f"There is no engine {asked!r}.", f"Choose one of {', '.join(storage_engines.ENGINES)}."
-            )
+        argument = storage_engines.checked_engine(engine)
+        asked = storage_engines.forced_engine() or argument
         reasons = []
         for name in storage_engines.ENGINES if asked is None else (asked,):
             number = self._ops.create(name, *settings.positional())

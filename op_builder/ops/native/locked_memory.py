@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import operator
 import os
 import threading
 import weakref
 from bisect import bisect_right
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 
@@ -17,6 +18,8 @@ from op_builder.errors import AccelError, OpArgumentError
 from op_builder.ops.native.arguments import untraced
 
 logger = logging.getLogger(__name__)
+
+_ADDRESSABLE_BYTES = 1 << 63  # more than fit into an int of torch's ops
 
 
 class LockedMemoryError(AccelError, MemoryError):
@@ -112,12 +115,16 @@ class LockedMemory:
             OpArgumentError: the number is negative or no int.
             LockedMemoryError: there is not as much memory.
         """
-        if isinstance(num_elem, bool) or not isinstance(num_elem, int) or num_elem < 0:
+        is_number = isinstance(num_elem, SupportsIndex) and not isinstance(num_elem, bool)
+        if not is_number or operator.index(num_elem) < 0:
             raise OpArgumentError(f"num_elem is {num_elem!r}.", "Pass the number of elements, an int of at least 0.")
-        if num_elem == 0:
+        count = operator.index(num_elem)
+        if count == 0:
             return torch.empty(0, dtype=dtype)
-        size_bytes = num_elem * dtype.itemsize
-        address, mapped_bytes, is_locked, lock_error, _ = self._ops.allocate(size_bytes)
+        size_bytes = count * dtype.itemsize
+        address, mapped_bytes, is_locked, lock_error = 0, 0, False, 0
+        if size_bytes < _ADDRESSABLE_BYTES:
+            address, mapped_bytes, is_locked, lock_error, _ = self._ops.allocate(size_bytes)
         if address == 0:
             raise LockedMemoryError(f"There is no memory for {size_bytes} bytes.", "Free some, or ask for less.")
         if not is_locked:
@@ -129,7 +136,7 @@ class LockedMemory:
         finalizer.atexit = False  # tensors that live until the process ends may be read until then
         facts = LockedMemoryFacts(address, mapped_bytes, bool(is_locked), None, is_registered)
         _stretches.add(_Stretch(facts, self._ops))
-        return torch.frombuffer(buffer, dtype=dtype, count=num_elem)
+        return torch.frombuffer(buffer, dtype=dtype, count=count)
 
     def is_inside(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's elements lie in a locked tensor's memory that was not freed."""
