@@ -42,6 +42,7 @@ class Case:
             moments it is asked of the ratio of the bytes to those with float32 moments instead.
         least_ratio: how many times as fast as the best peer it is to be.
         rides_along: gradients are unscaled and clipped, and a bfloat16 copy of the parameters written.
+        new_grads: every step finds other gradient tensors, as it does where ``zero_grad()`` lets the old ones go.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Case:
     least_of_limit: float | None = None
     least_ratio: float | None = None
     rides_along: bool = False
+    new_grads: bool = False
 
     @property
     def total(self) -> int:
@@ -104,13 +106,15 @@ def make_cases(numel: int) -> list[Case]:
         Case(f"{size} fp32, unscale, clip, bf16 copy", 1, numel, f32, "float32", None, 1.5, rides_along=True),
         Case("1,000 x 65,536 fp32", 1000, 65536, f32, "float32", 0.9, 1.0),
         Case("10,000 x 1,024 fp32", 10_000, 1024, f32, "float32", None, 4.0),
+        Case("10,000 x 1,024 fp32, new gradients", 10_000, 1024, f32, "float32", new_grads=True),
     ]
 
 
-def timed(work: Callable[[], object]) -> Callable[[], float]:
-    """``work`` as a function that returns the seconds it took."""
+def timed(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> Callable[[], float]:
+    """``work`` as a function that returns the seconds it took, without those of ``before``."""
 
     def run() -> float:
+        before()
         started = time.perf_counter()
         work()
         return time.perf_counter() - started
@@ -121,8 +125,13 @@ def timed(work: Callable[[], object]) -> Callable[[], float]:
 def local_contenders(case: Case, peers: list[str]) -> dict[str, Callable[[], float]]:
     """Ours, with packed moments also ours with plain ones, torch's, and the streaming limit, on the same tensors."""
     params = [torch.nn.Parameter(torch.zeros(case.numel, dtype=case.dtype)) for _ in range(case.count)]
-    for param in params:
-        param.grad = torch.full_like(param, 1e-3)
+
+    def make_grads() -> None:
+        for param in params:
+            param.grad = torch.full_like(param, 1e-3)
+
+    make_grads()
+    before = make_grads if case.new_grads else lambda: None
     ours = warmed_up(CPUAdam(params, weight_decay=0.01, states=case.states))
     stream = torch.zeros(STREAM_NUMEL if case.total >= QUICK_NUMEL else STREAM_NUMEL // 4)
     contenders = {LIMIT: timed(lambda: stream.add_(1))}
@@ -136,7 +145,7 @@ def local_contenders(case: Case, peers: list[str]) -> dict[str, Callable[[], flo
         fused.write_copies(copies)
         contenders[OURS] = timed(lambda: fused.step(grad_scale=1.0))
     else:
-        contenders[OURS] = timed(ours.step)
+        contenders[OURS] = timed(ours.step, before)
     if case.is_packed:  # beside it, because the memory's speed is not the same in every case
         contenders[PLAIN] = timed(warmed_up(CPUAdam(params, weight_decay=0.01, states="float32")).step)
     if "torch" in peers and case.moment == case.dtype:  # its moments have the parameter's type
@@ -145,7 +154,7 @@ def local_contenders(case: Case, peers: list[str]) -> dict[str, Callable[[], flo
         if case.rides_along:
             contenders["torch"] = timed(lambda: step_apart(theirs, params, copies))
         else:
-            contenders["torch"] = timed(theirs.step)
+            contenders["torch"] = timed(theirs.step, before)
     return contenders
 
 
@@ -181,6 +190,7 @@ def run_case(case: Case, peers: list[str], rounds: int, peer: _measure.PeerProce
                 dtype=str(case.dtype).removeprefix("torch."),
                 fp32_moments=case.moment == torch.float32,
                 threads=torch.get_num_threads(),
+                new_grads=case.new_grads,
             )
             contenders["deepspeed"] = lambda: float(peer.ask(do="step")["seconds"])
         progress.update(task, description=case.name, total=(rounds + 1) * len(contenders))
@@ -245,6 +255,11 @@ def asked_row(case: Case, what: str, figure: float, least: float) -> list[str]:
     return [case.name, what, verdict(figure >= least), f"{figure:.2f}", f"{least:g}"]
 
 
+def is_drawn(case: Case) -> bool:
+    """Whether the roofline picture has it."""
+    return case.is_plain and not case.new_grads
+
+
 def verdict(is_met: bool) -> str:
     return "ok" if is_met else "miss"
 
@@ -297,7 +312,7 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     numel = arguments.numel or (QUICK_NUMEL if arguments.quick else 256 * MILLION)
-    rounds = arguments.rounds or (5 if arguments.quick else 10)
+    rounds = arguments.rounds or (5 if arguments.quick else 20)
     peer = None
     if "deepspeed" in arguments.peers:
         python = _measure.peer_python(*_measure.DEEPSPEED, arguments.deepspeed_python)
@@ -323,7 +338,7 @@ def main() -> None:
         _measure.write_results("adam", "\n\n".join([str(machine), *tables, temporaries]))
         from benchmarks import _roofline
 
-        _roofline.draw([result for result in results if result.contender != APART and result.case.is_plain])
+        _roofline.draw([result for result in results if result.contender != APART and is_drawn(result.case)])
 
 
 if __name__ == "__main__":

@@ -16,20 +16,28 @@ def main() -> None:
     import torch
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
+    params = []
+
+    def make_grads():
+        for param in params:
+            param.grad = torch.full_like(param, 1e-3)
+
     optimizer = None
+    new_grads = False
     for line in sys.stdin:
         request = json.loads(line)
         if request["do"] == "prepare":
-            del optimizer  # its memory, before more is taken
+            del optimizer, params[:]  # their memory, before more is taken
             torch.set_num_threads(request["threads"])
             dtype = getattr(torch, request["dtype"])
-            params = [torch.nn.Parameter(torch.zeros(request["numel"], dtype=dtype)) for _ in range(request["count"])]
-            for param in params:
-                param.grad = torch.full_like(param, 1e-3)
+            params += [torch.nn.Parameter(torch.zeros(request["numel"], dtype=dtype)) for _ in range(request["count"])]
+            make_grads()
+            new_grads = request["new_grads"]
             optimizer = DeepSpeedCPUAdam(params, fp32_optimizer_states=request["fp32_moments"], weight_decay=0.01)
-            del params, param
             answer = {}
         else:
+            if new_grads:
+                make_grads()
             started = time.perf_counter()
             optimizer.step()
             answer = {"seconds": time.perf_counter() - started}

@@ -77,56 +77,72 @@ inline DeviceArray device_array(const Tensor& tensor, const Argument& argument, 
   return array;
 }
 
-// Checks one parameter's tensors; `state_roles` name the states in messages.
+inline DType state_type(const multi_tensor::StoredTypes& types) {
+  return types.states_as_param ? types.param : DType::float32;
+}
+
+// Refuses a parameter whose tensors share memory; `state_roles` name the states in messages.
+template <std::size_t kStates>
+void require_apart(const multi_tensor::DeviceTensor& tensor, std::size_t index,
+                   const std::array<const char*, kStates>& state_roles) {
+  static_assert(kStates <= multi_tensor::kMaxStates, "DeviceTensor has no room for them");
+  OwnRanges<2 + kStates> ranges(index);
+  ranges.add(tensor.param, tensor.numel * size_bytes(tensor.types.param), "param");
+  ranges.add(tensor.grad, tensor.numel * size_bytes(tensor.types.grad), "grad");
+  for (std::size_t k = 0; k < kStates; ++k) {
+    ranges.add(tensor.states[k], tensor.numel * size_bytes(state_type(tensor.types)), state_roles[k]);
+  }
+}
+
+inline void require_elements(const DeviceArray& array, const Argument& argument, std::int64_t needed) {
+  if (array.numel != needed) {
+    refuse(argument.text() + " has " + std::to_string(array.numel) + " elements; " + std::to_string(needed) +
+               " are needed.",
+           "Pass tensors of equal length.");
+  }
+}
+
+// Makes a gradient that of a tensor, whose parameter is known.
+inline void take_grad(const TensorLists& lists, std::size_t index, const DevicePlace& place,
+                      multi_tensor::DeviceTensor& tensor) {
+  const DeviceArray grad = device_array(lists.grads[index], {"grad", index}, place);
+  require_elements(grad, {"grad", index}, tensor.numel);
+  tensor.grad = grad.data;
+  tensor.types.grad = grad.dtype;
+}
+
+// Checks one parameter's tensors.
 template <std::size_t kStates>
 multi_tensor::DeviceTensor checked_device_tensor(const TensorLists& lists, std::size_t index,
                                                  const std::array<const char*, kStates>& state_roles,
                                                  const DevicePlace& place) {
-  static_assert(kStates <= multi_tensor::kMaxStates, "DeviceTensor has no room for them");
-  constexpr std::size_t kArrays = 2 + kStates;
-  const std::size_t count = lists.params.size();
-  const char* roles[kArrays] = {"param", "grad"};
-  DeviceArray arrays[kArrays];
-  for (std::size_t k = 0; k < kArrays; ++k) {
-    if (k >= 2) {
-      roles[k] = state_roles[k - 2];
-    }
-    const Tensor& tensor = k == 0   ? lists.params[index]
-                           : k == 1 ? lists.grads[index]
-                                    : lists.states[(k - 2) * count + index];
-    const Argument argument{roles[k], index};
-    arrays[k] = device_array(tensor, argument, place);
-    if (arrays[k].numel != arrays[0].numel) {
-      refuse(argument.text() + " has " + std::to_string(arrays[k].numel) + " elements; " +
-                 std::to_string(arrays[0].numel) + " are needed.",
-             "Pass tensors of equal length.");
-    }
-    if (k >= 2 && arrays[k].dtype != DType::float32 && arrays[k].dtype != arrays[0].dtype) {
-      refuse(argument.text() + " is of type " + dtype_name(arrays[k].dtype) + ", its parameter of type " +
-                 dtype_name(arrays[0].dtype) + "; a state is of float32 or of its parameter's type.",
+  const DeviceArray param = device_array(lists.params[index], {"param", index}, place);
+  multi_tensor::DeviceTensor tensor{};
+  tensor.param = param.data;
+  tensor.numel = param.numel;
+  tensor.types.param = param.dtype;
+  take_grad(lists, index, place, tensor);
+  DType first_type = DType::float32;
+  for (std::size_t k = 0; k < kStates; ++k) {
+    const Argument argument{state_roles[k], index};
+    const DeviceArray state = device_array(lists.states[k * lists.params.size() + index], argument, place);
+    require_elements(state, argument, param.numel);
+    if (state.dtype != DType::float32 && state.dtype != param.dtype) {
+      refuse(argument.text() + " is of type " + dtype_name(state.dtype) + ", its parameter of type " +
+                 dtype_name(param.dtype) + "; a state is of float32 or of its parameter's type.",
              "Convert it, for example x.float().");
     }
-    if (k > 2 && arrays[k].dtype != arrays[2].dtype) {
-      refuse(std::string("The states ") + roles[2] + " and " + roles[k] + " of tensor " + std::to_string(index) +
-                 " are of different types; they must be of one.",
+    if (k > 0 && state.dtype != first_type) {
+      refuse(std::string("The states ") + state_roles[0] + " and " + state_roles[k] + " of tensor " +
+                 std::to_string(index) + " are of different types; they must be of one.",
              "Convert one of them.");
     }
-    for (std::size_t other = 0; other < k; ++other) {
-      if (arrays[k].overlaps(arrays[other])) {
-        refuse(argument.text() + " shares memory with its " + roles[other] + ".",
-               "Pass tensors with memory of their own.");
-      }
-    }
+    first_type = state.dtype;
+    tensor.states[k] = state.data;
   }
-  multi_tensor::DeviceTensor result{};
-  result.param = arrays[0].data;
-  result.grad = arrays[1].data;
-  for (std::size_t k = 0; k < kStates; ++k) {
-    result.states[k] = arrays[2 + k].data;
-  }
-  result.numel = arrays[0].numel;
-  result.types = {arrays[0].dtype, arrays[1].dtype, arrays[2].dtype != DType::float32};
-  return result;
+  tensor.types.states_as_param = first_type != DType::float32;
+  require_apart(tensor, index, state_roles);
+  return tensor;
 }
 
 // What an update of tensors on a device is made from.
@@ -166,13 +182,24 @@ DeviceLists checked_device_lists(const TensorLists& lists, const Tensors& steps,
       tensor.step = checked.steps[steps.size() == 1 ? 0 : i];
     }
     written.add(tensor.param, tensor.numel * size_bytes(tensor.types.param), "param", i);
-    const DType state_type = tensor.types.states_as_param ? tensor.types.param : DType::float32;
     for (std::size_t k = 0; k < kStates; ++k) {
-      written.add(tensor.states[k], tensor.numel * size_bytes(state_type), state_roles[k], i);
+      written.add(tensor.states[k], tensor.numel * size_bytes(state_type(tensor.types)), state_roles[k], i);
     }
   }
   written.require_disjoint();
   return checked;
+}
+
+// Checks the gradients anew, of a list whose other tensors are as they were.
+template <std::size_t kStates>
+void check_device_grads(const TensorLists& lists, const std::array<const char*, kStates>& state_roles,
+                        DeviceLists& checked) {
+  lists.require_length(lists.grads, 1, "grad");
+  const DevicePlace place = DevicePlace::of(lists.params[0]);
+  for (std::size_t i = 0; i < checked.tensors.size(); ++i) {
+    take_grad(lists, i, place, checked.tensors[i]);
+    require_apart(checked.tensors[i], i, state_roles);
+  }
 }
 
 }  // namespace accel

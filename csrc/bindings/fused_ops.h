@@ -2,6 +2,7 @@
 // which knows the devices; a class with
 //   struct Checked;                                    // what it makes of a list of tensors
 //   static Checked check(const TensorLists&, const Tensors& steps, const std::string& isa);
+//   static void check_grads(const TensorLists&, const std::string& isa, Checked&);  // all else is as it was
 //   static void run(const Checked&, const ControlTensors&, std::int32_t device, const FusedArguments&);
 //   static std::string supported_isas();               // of the CPU's kernels, best last, with commas between
 //   static std::string devices();                      // types of devices, with commas between
@@ -157,18 +158,25 @@ class FusedOps {
     Tensors steps;
     std::int32_t device = -1;
     typename Runner::Checked checked;
-    WatchedTensors watched;  // they may be given other memory in place
+    // They may be given other memory in place. Gradients most training loops make anew for each step.
+    WatchedTensors watched;
+    WatchedTensors watched_grads;
     std::string isa;
 
     void check_again(const std::string& isa_now) {
-      if (isa_now == isa && watched.are_unchanged()) {
-        return;
+      WatchedTensors others = std::move(watched);  // given back at the end: a refusal leaves nothing half checked
+      watched.clear();
+      if (isa_now != isa || !others.are_unchanged()) {
+        device = device_of(lists.params[0]);
+        checked = Runner::check(lists, steps, isa_now);
+        isa = isa_now;
+        others.watch({&lists.params, &lists.states, &steps});
+        watched_grads.watch({&lists.grads});
+      } else if (!watched_grads.are_unchanged()) {
+        Runner::check_grads(lists, isa, checked);
+        watched_grads.watch({&lists.grads});
       }
-      watched.clear();  // a refusal leaves nothing half checked
-      device = device_of(lists.params[0]);
-      checked = Runner::check(lists, steps, isa_now);
-      isa = isa_now;
-      watched.watch({&lists.params, &lists.grads, &lists.states, &steps});
+      watched = std::move(others);
     }
   };
 
@@ -188,12 +196,12 @@ class FusedOps {
     const auto prepared = Lists::find(list);
     prepared->lists.require_length(grads, 1, "grad");
     prepared->lists.grads = std::move(grads);
-    prepared->watched.clear();
+    prepared->watched_grads.clear();
   }
 
   static void release_grads(std::int64_t list) {
     const auto prepared = Lists::find(list);
-    prepared->watched.clear();
+    prepared->watched_grads.clear();
     prepared->lists.grads.clear();
   }
 

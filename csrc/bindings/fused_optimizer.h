@@ -58,6 +58,14 @@ class FusedOptimizer {
     return checked;
   }
 
+  static void check_grads(const TensorLists& lists, const std::string& isa, Checked& checked) {
+    if (device_of(lists.params[0]) < 0) {
+      Host::check_grads(lists, checked_isa(isa), false, checked.host);
+    } else {
+      check_grads_on_device(lists, checked);
+    }
+  }
+
   static void run(const Checked& checked, const ControlTensors& control, std::int32_t device,
                   const FusedArguments& arguments) {
     if (device < 0) {
@@ -120,6 +128,10 @@ class FusedOptimizer {
     checked.device = checked_device_lists(lists, steps, Optimizer::kStates);
   }
 
+  static void check_grads_on_device(const TensorLists& lists, Checked& checked) {
+    check_device_grads(lists, Optimizer::kStates, checked.device);
+  }
+
   static void require_success(int error) {
     if (error != 0) {
       throw std::runtime_error(std::string("The CUDA kernels could not be started: ") + cuda::error_text(error));
@@ -147,6 +159,7 @@ class FusedOptimizer {
            "Use the builder of their device, for example op_builder.cuda.FusedAdamBuilder.");
   }
   static void check_on_device(const TensorLists&, const Tensors&, Checked&) { refuse_device(); }
+  static void check_grads_on_device(const TensorLists&, Checked&) { refuse_device(); }
   static void run_on_device(const Checked&, const ControlTensors&, std::int32_t, const FusedArguments&) {
     refuse_device();
   }

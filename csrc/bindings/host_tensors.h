@@ -101,44 +101,76 @@ struct TensorLists {
   }
 };
 
+// Bytes of an element of a state.
+inline std::int64_t state_element_bytes(const cpu::StoredTypes& types) {
+  switch (types.state) {
+    case cpu::StateStorage::float32:
+      return 4;
+    case cpu::StateStorage::as_param:
+      return size_bytes(types.param);
+    case cpu::StateStorage::stochastic_bfloat16:
+      return 2;
+    case cpu::StateStorage::blockwise_8bit:
+      return 1;
+  }
+  return 0;
+}
+
+inline std::int64_t scale_count(std::int64_t numel) { return (numel + cpu::kQuantBlock - 1) / cpu::kQuantBlock; }
+
+// Calls visit(address, bytes, role) for the memory of an item's tensors, null where it lacks one.
+template <std::size_t kStates, class Visit>
+void for_each_tensor(const UpdateItem& item, const std::array<const char*, kStates>& state_roles, const Visit& visit) {
+  const cpu::OptimizerTensors& tensors = item.tensors;
+  visit(tensors.param, item.numel * size_bytes(item.types.param), "param");
+  visit(tensors.grad, item.numel * size_bytes(tensors.grad_type), "grad");
+  for (std::size_t k = 0; k < kStates; ++k) {
+    visit(tensors.states[k], item.numel * state_element_bytes(item.types), state_roles[k]);
+    visit(tensors.scales[k], 4 * scale_count(item.numel), "scale");
+  }
+  visit(tensors.copy, item.numel * size_bytes(tensors.copy_type), "copy");
+}
+
+// Refuses an item whose tensors share memory.
+template <std::size_t kStates>
+void require_apart(const UpdateItem& item, std::size_t index, const std::array<const char*, kStates>& state_roles) {
+  OwnRanges<3 + 2 * kStates> ranges(index);
+  for_each_tensor(item, state_roles, [&](const void* data, std::int64_t bytes, const char* role) {
+    ranges.add(data, bytes, role);
+  });
+}
+
+inline void require_elements(std::int64_t numel, const Argument& argument, std::int64_t needed,
+                             std::int64_t param_numel) {
+  if (numel != needed) {
+    refuse(argument.text() + " has " + std::to_string(numel) + " elements; " + std::to_string(needed) +
+               " are needed for a parameter of " + std::to_string(param_numel) + ".",
+           "Pass tensors of equal length.");
+  }
+}
+
+// Makes a gradient that of an item, whose parameter is known.
+inline void take_grad(const TensorLists& lists, std::size_t index, UpdateItem& item) {
+  const HostTensor grad = host_tensor(lists.grads[index], {"grad", index});
+  require_elements(grad.numel, {"grad", index}, item.numel, item.numel);
+  item.types.grad = grad.dtype;
+  item.tensors.grad = grad.data;
+  item.tensors.grad_type = grad.dtype;
+}
+
 // Checks one parameter's tensors; see TensorLists.
 template <std::size_t kStates>
 UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::array<const char*, kStates>& roles,
                         bool stochastic) {
   static_assert(kStates <= cpu::kMaxStates, "OptimizerTensors has no room for them");
   const std::size_t count = lists.params.size();
-  constexpr std::size_t kMost = 3 + 2 * kStates;
-  HostMemory memory[kMost];
-  const char* names[kMost];
-  std::size_t used = 0;
-  const auto add = [&](const HostMemory& one, const char* role, std::int64_t numel) {
-    if (one.numel != numel) {
-      refuse(Argument{role, index}.text() + " has " + std::to_string(one.numel) + " elements; " +
-                 std::to_string(numel) + " are needed for a parameter of " + std::to_string(memory[0].numel) + ".",
-             "Pass tensors of equal length.");
-    }
-    for (std::size_t i = 0; i < used; ++i) {
-      if (overlap(one, memory[i])) {
-        refuse(Argument{role, index}.text() + " shares memory with its " + names[i] + ".",
-               "Pass tensors with memory of their own.");
-      }
-    }
-    memory[used] = one;
-    names[used++] = role;
-  };
-
   const HostTensor param = host_tensor(lists.params[index], {"param", index});
-  memory[0] = param;
-  add(param, "param", param.numel);
-  const HostTensor grad = host_tensor(lists.grads[index], {"grad", index});
-  add(grad, "grad", param.numel);
   UpdateItem item{};
   item.numel = param.numel;
   item.place = lists.places.empty() ? index : static_cast<std::uint64_t>(lists.places[index]);
-  item.types = {param.dtype, grad.dtype, cpu::StateStorage::float32};
+  item.types = {param.dtype, param.dtype, cpu::StateStorage::float32};
   item.tensors.param = param.data;
-  item.tensors.grad = grad.data;
-  item.tensors.grad_type = grad.dtype;
+  take_grad(lists, index, item);
   for (std::size_t k = 0; k < kStates; ++k) {
     const Tensor& tensor = lists.states[k * count + index];
     const Argument argument{roles[k], index};
@@ -172,41 +204,27 @@ UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::
                  " are of different types; they must be of one.",
              "Convert one of them.");
     }
+    require_elements(state.numel, argument, param.numel, param.numel);
     item.types.state = storage;
     item.tensors.states[k] = state.data;
-    add(state, roles[k], param.numel);
     if (!lists.scales.empty()) {
       const HostTensor scale = host_tensor(lists.scales[k * count + index], {"scale", index});
       if (scale.dtype != DType::float32) {
         refuse(Argument{"scale", index}.text() + " is of type " + dtype_name(scale.dtype) + "; float32 is needed.",
                "Convert it, for example x.float().");
       }
+      require_elements(scale.numel, {"scale", index}, scale_count(param.numel), param.numel);
       item.tensors.scales[k] = reinterpret_cast<float*>(scale.data);
-      add(scale, "scale", (param.numel + cpu::kQuantBlock - 1) / cpu::kQuantBlock);
     }
   }
   if (!lists.copies.empty()) {
     const HostTensor copy = host_tensor(lists.copies[index], {"copy", index});
+    require_elements(copy.numel, {"copy", index}, param.numel, param.numel);
     item.tensors.copy = copy.data;
     item.tensors.copy_type = copy.dtype;
-    add(copy, "copy", param.numel);
   }
+  require_apart(item, index, roles);
   return item;
-}
-
-// Bytes of an element of a state.
-inline std::int64_t state_element_bytes(const cpu::StoredTypes& types) {
-  switch (types.state) {
-    case cpu::StateStorage::float32:
-      return 4;
-    case cpu::StateStorage::as_param:
-      return size_bytes(types.param);
-    case cpu::StateStorage::stochastic_bfloat16:
-      return 2;
-    case cpu::StateStorage::blockwise_8bit:
-      return 1;
-  }
-  return 0;
 }
 
 // Refuses memory that is written for two parameters, gradients only where they are zeroed. `items` have each passed
@@ -215,15 +233,11 @@ template <class Items, std::size_t kStates>
 void require_disjoint(const Items& items, const std::array<const char*, kStates>& state_roles, bool zero_grads) {
   WrittenRanges written(items.size() * (2 + kStates));
   for (std::size_t i = 0; i < items.size(); ++i) {
-    const UpdateItem& item = items[i];
-    const cpu::OptimizerTensors& tensors = item.tensors;
-    written.add(tensors.param, item.numel * size_bytes(item.types.param), "param", i);
-    written.add(tensors.copy, item.numel * size_bytes(tensors.copy_type), "copy", i);
-    written.add(zero_grads ? tensors.grad : nullptr, item.numel * size_bytes(tensors.grad_type), "grad", i);
-    for (std::size_t k = 0; k < kStates; ++k) {
-      written.add(tensors.states[k], item.numel * state_element_bytes(item.types), state_roles[k], i);
-      written.add(tensors.scales[k], 4 * ((item.numel + cpu::kQuantBlock - 1) / cpu::kQuantBlock), "scale", i);
-    }
+    for_each_tensor(items[i], state_roles, [&](const void* data, std::int64_t bytes, const char* role) {
+      if (zero_grads || data != items[i].tensors.grad) {
+        written.add(data, bytes, role, i);
+      }
+    });
   }
   written.require_disjoint();
 }

@@ -1,4 +1,4 @@
-// Refusing tensors that would be written through another's memory as well.
+// Refusing tensors that would be read or written through another's memory as well.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +11,39 @@
 #include "bindings/tensor_checks.h"
 
 namespace accel {
+
+// The memory of one parameter's tensors, `kMost` at most.
+template <std::size_t kMost>
+class OwnRanges {
+ public:
+  explicit OwnRanges(std::size_t index) : index_(index) {}
+
+  // Refuses memory that is also another's. Null is none; `role` outlives this object.
+  void add(const void* data, std::int64_t bytes, const char* role) {
+    if (data == nullptr) {
+      return;
+    }
+    const auto begin = reinterpret_cast<std::uintptr_t>(data);
+    const Range one{begin, begin + static_cast<std::uintptr_t>(bytes), role};
+    for (std::size_t i = 0; i < count_; ++i) {
+      if (one.begin < ranges_[i].end && ranges_[i].begin < one.end) {
+        refuse(Argument{role, index_}.text() + " shares memory with its " + ranges_[i].role + ".",
+               "Pass tensors with memory of their own.");
+      }
+    }
+    ranges_[count_++] = one;
+  }
+
+ private:
+  struct Range {
+    std::uintptr_t begin;
+    std::uintptr_t end;
+    const char* role;
+  };
+  Range ranges_[kMost];
+  std::size_t count_ = 0;
+  std::size_t index_;
+};
 
 // The memory that an update writes, of all its tensors. What two of them share would be left to chance: threads
 // write it at once.

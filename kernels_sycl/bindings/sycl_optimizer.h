@@ -81,6 +81,10 @@ class FusedRunner {
     return {checked_device_lists(lists, steps, Optimizer::kStates), lists.params[0]};
   }
 
+  static void check_grads(const TensorLists& lists, const std::string&, Checked& checked) {
+    check_device_grads(lists, Optimizer::kStates, checked.lists);
+  }
+
   static void run(const Checked& checked, const ControlTensors& control, std::int32_t device,
                   const FusedArguments& arguments) {
     const DeviceLists& lists = checked.lists;

@@ -8,7 +8,7 @@ tensor's own memory moved, the native op asks.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, repeat
 from operator import attrgetter, is_, is_not
@@ -182,6 +182,8 @@ class PreparedGroups(Generic[Kept]):
         self._changes = Changes()
         self._seen_grads: list[list[torch.Tensor | None]] = []
         self._seen_refs: list[list[weakref.ref[torch.Tensor] | None]] = []
+        self._first_ref: Callable[[], torch.Tensor | None] = _nothing
+        self._first_stayed = False
         self.keeps_grads = False
 
     def write_copies(self, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
@@ -205,6 +207,8 @@ class PreparedGroups(Generic[Kept]):
             return batches
         if [_present(group) for group in grads] != self._seen_present:
             return self._prepare(groups, grads, state)
+        first = self._first_ref()
+        self._first_stayed = first is not None and first is _first_of(grads)
         refs = self._seen_refs
         self.keeps_grads = bool(refs) and all(map(_same, grads, ([ref and ref() for ref in group] for group in refs)))
         for batch in batches:
@@ -220,14 +224,20 @@ class PreparedGroups(Generic[Kept]):
         """Let gradients go that the training loop may want to free."""
         if self.keeps_grads or self._batches is None:
             return
+        first = _first_of(self._seen_grads)
+        self._first_ref = _nothing if first is None else weakref.ref(first)
+        # References to all take a tenth of a step; where gradients are new in each, the first one tells.
         self._seen_refs = [
-            [None if grad is None else weakref.ref(grad) for grad in group] for group in self._seen_grads
+            [None if grad is None else weakref.ref(grad) for grad in group]
+            for group in self._seen_grads
+            if self._first_stayed
         ]
         self._drop_grads()
 
     def release_grads(self) -> None:
         """Let gradients go now."""
         self.keeps_grads = False
+        self._first_stayed = False
         self._seen_refs = []
         self._drop_grads()
 
@@ -304,6 +314,7 @@ class PreparedGroups(Generic[Kept]):
         self._seen_states = list(state.values())
         self._seen_present = [_present(group) for group in grads]
         self._seen_grads = grads
+        self._first_stayed = True  # nobody knows yet: the next step compares them all
         return batches
 
 
@@ -336,6 +347,14 @@ def _require_apart(batches: Sequence[Batch[Any]]) -> None:
 def _same(present: Sequence[Any], seen: Sequence[Any]) -> bool:
     """Whether both hold the very same objects in the same order."""
     return len(present) == len(seen) and all(map(is_, present, seen))
+
+
+def _nothing() -> None:
+    """In place of a reference to a tensor."""
+
+
+def _first_of(grads: Sequence[Sequence[torch.Tensor | None]]) -> torch.Tensor | None:
+    return next((grad for group in grads for grad in group if grad is not None), None)
 
 
 def _present(grads: Sequence[torch.Tensor | None]) -> list[bool]:

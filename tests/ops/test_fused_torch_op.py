@@ -171,6 +171,45 @@ def test_gradients_of_a_prepared_list_are_replaced_and_let_go(adam):
     assert all(step == 3 for step in steps)
 
 
+def test_new_gradients_in_every_update_do_what_a_call_with_all_tensors_does(fused):
+    module, options = fused
+    (cases, tensors, steps), (same, twins, counters) = prepared_case(module), prepared_case(module)
+    prepared = module.prepare(tensors, steps)
+    for seed, dtype in enumerate([torch.float32, torch.bfloat16, torch.float16]):
+        grads = [random_tensors(case.param.numel(), seed=seed + 7).grad.to(dtype) for case in cases]
+        prepared.replace_grads(grads)
+        prepared.update(options, Control())
+        module.update_list(twins._replace(grads=grads), options, counters)
+    assert_same(steps, counters)
+    assert_same([case.param for case in cases], [twin.param for twin in same])
+    for one, other in zip(tensors.states, twins.states, strict=True):
+        assert_same(one, other)
+
+
+@pytest.mark.parametrize(
+    ("grad", "text"),
+    [
+        (lambda _: torch.ones(999), "grad of tensor 1 has 999 elements"),
+        (lambda _: torch.ones(1000).double(), "grad of tensor 1 is of type Double"),
+        (lambda case: case.param, "grad of tensor 1 shares memory with its param"),
+    ],
+)
+def test_replaced_gradients_that_do_not_fit_are_refused_and_nothing_changed(adam, grad, text):
+    cases, tensors, steps = prepared_case(adam)
+    prepared = adam.prepare(tensors, steps)
+    prepared.update(OPTIONS["fused_adam"], Control())
+    before = [case.clone() for case in cases]
+    prepared.replace_grads([tensors.grads[0], grad(cases[1]), tensors.grads[2]])
+    for _ in range(2):
+        with pytest.raises(OpArgumentError, match=text):
+            prepared.update(OPTIONS["fused_adam"], Control())
+        for case, old in zip(cases, before, strict=True):
+            assert_same(list(case), list(old))
+    prepared.replace_grads(tensors.grads)
+    prepared.update(OPTIONS["fused_adam"], Control())
+    assert all(step == 4 for step in steps)
+
+
 def test_a_prepared_list_that_does_not_fit_any_more_is_refused_and_nothing_changed(adam):
     cases, tensors, steps = prepared_case(adam)
     prepared = adam.prepare(tensors, steps)

@@ -327,6 +327,25 @@ def test_gradients_that_the_loop_lets_go_are_freed() -> None:
         assert [ref() for ref in held] == [None] * len(params)
 
 
+def test_new_gradients_are_freed_where_the_first_stays_the_same() -> None:
+    params, expected = make_params(), make_params()
+    made, reference = CPUAdam(params), CPUAdam(expected)
+    first = torch.zeros_like(params[0])
+    for seed in range(5):
+        set_grads(expected, seed)
+        set_grads(params, seed)
+        first.copy_(params[0].grad)
+        params[0].grad = first
+        made.step()
+        reference.step()
+        held = [weakref.ref(param.grad) for param in params[1:]]
+        for param in params[1:]:
+            param.grad = None
+        gc.collect()
+        assert [ref() for ref in held] == [None] * len(held)
+    assert_equal(params, expected)
+
+
 def test_a_gradient_that_is_not_contiguous_is_used_as_it_is_in_each_step() -> None:
     params, expected = make_params(), make_params()
     made, other = CPUAdam(params, zero_grads=True), CPUAdam(expected, zero_grads=True)

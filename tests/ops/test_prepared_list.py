@@ -337,25 +337,75 @@ def test_gradients_that_cannot_be_taken_are_refused_at_once(cpu_adam, grads, tex
     assert_same_bits(lists, expected)
 
 
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("lengths", [SMALL, (5,) * 700], ids=["few", "on all threads"])
+def test_new_gradients_in_every_update_have_the_bits_of_the_list_form(adam_of_isa, storage, lengths):
+    case = Case(storage=storage, copy=torch.float16, lengths=lengths)
+    kept, given_anew = make(case).lists, make(case).lists
+    prepared = adam_of_isa.prepare(kept, steps_of(len(lengths)))
+    for step, dtype in enumerate([*FLOATS, *FLOATS], 1):  # of another type each time, too
+        also = pass_of(case, zero_grads=step % 2 == 0, seed=step)
+        grads = [torch.linspace(-step, 1, numel).to(dtype) for numel in lengths]
+        kept, given_anew = kept._replace(grads=grads), given_anew._replace(grads=[grad.clone() for grad in grads])
+        prepared.replace_grads(grads)
+        prepared.update(OPTIONS, also)
+        adam_of_isa.update_list(given_anew, step, OPTIONS, also)
+        assert_same_bits(kept, given_anew)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
 @pytest.mark.parametrize(
     ("grad", "text"),
     [
-        (torch.zeros(299), "grad of tensor 1 has 299 elements; 300 are needed"),
-        (torch.zeros(300).double(), "grad of tensor 1 is of type Double"),
-        (torch.zeros(600)[::2], "grad of tensor 1 is not contiguous"),
+        (lambda _: torch.zeros(299), "grad of tensor 1 has 299 elements; 300 are needed"),
+        (lambda _: torch.zeros(300).double(), "grad of tensor 1 is of type Double"),
+        (lambda _: torch.zeros(600)[::2], "grad of tensor 1 is not contiguous"),
+        (lambda lists: lists.params[1].data, "grad of tensor 1 shares memory with its param"),
+        (lambda lists: lists.states[1][1], "exp_avg_sq of tensor 1 shares memory with its grad"),
     ],
 )
-def test_replaced_gradients_that_do_not_fit_are_refused_by_the_update(cpu_adam, grad, text):
+def test_replaced_gradients_that_do_not_fit_are_refused_by_the_update(cpu_adam, grad, text, is_known):
     lists = make(Case(lengths=(17, 300))).lists
-    before, steps = copy_of(lists), steps_of(2)
+    steps = steps_of(2)
     prepared = cpu_adam.prepare(lists, steps)
-    prepared.replace_grads([torch.ones(17), grad])
-    with pytest.raises(OpArgumentError, match=text):
+    if is_known:  # then the gradients alone are looked at
         prepared.update(OPTIONS, Pass())
-    assert_unchanged(lists, before, steps, 0)
+    before, done = copy_of(lists), int(is_known)
+    prepared.replace_grads([torch.ones(17), grad(lists)])
+    for _ in range(2):
+        with pytest.raises(OpArgumentError, match=text):
+            prepared.update(OPTIONS, Pass())
+        assert_unchanged(lists, before, steps, done)
     prepared.replace_grads([torch.ones(17), torch.ones(300)])
     prepared.update(OPTIONS, Pass())
+    assert all(step == done + 1 for step in steps)
+
+
+def test_replaced_gradients_that_share_memory_are_refused_where_they_are_zeroed(cpu_adam):
+    lists = make(Case(lengths=(17, 17))).lists
+    steps = steps_of(2)
+    prepared = cpu_adam.prepare(lists, steps)
+    prepared.update(OPTIONS, Pass(zero_grads=True))
+    shared = torch.ones(30)
+    prepared.replace_grads([shared[:17], shared[13:]])
+    with pytest.raises(OpArgumentError, match="grad of tensor 1 shares memory with grad of tensor 0"):
+        prepared.update(OPTIONS, Pass(zero_grads=True))
+    assert (shared == 1).all()
     assert all(step == 1 for step in steps)
+
+
+def test_a_parameter_that_moved_when_gradients_were_replaced_is_noticed(cpu_adam):
+    lists, expected = make(Case(lengths=SMALL)).lists, make(Case(lengths=SMALL)).lists
+    prepared = cpu_adam.prepare(lists, steps_of(4))
+    prepared.update(OPTIONS, Pass())
+    cpu_adam.update_list(expected, 1, OPTIONS)
+    lists.params[3].data = lists.params[3].data.clone()
+    lists.states[0][2].data = lists.states[0][2].data.clone()
+    lists, expected = (one._replace(grads=make_like(one.grads)) for one in (lists, expected))
+    prepared.replace_grads(lists.grads)
+    prepared.update(OPTIONS, Pass())
+    cpu_adam.update_list(expected, 2, OPTIONS)
+    assert_same_bits(lists, expected)
 
 
 def test_released_gradients_are_let_go_and_missed(cpu_adam):

@@ -272,6 +272,30 @@ def test_a_parameter_that_shares_memory_with_its_state_is_refused(adam):
         update(adam, [Tensors(case.param, case.grad, case.param, case.exp_avg_sq)], Options())
 
 
+def test_replaced_gradients_that_do_not_fit_are_refused_and_nothing_is_changed(adam):
+    cases = [random_tensors(8), random_tensors(1000)]
+    states = [[case.exp_avg for case in cases], [case.exp_avg_sq for case in cases]]
+    steps = [torch.tensor(0.0) for _ in cases]
+    prepared = adam.prepare(TensorLists([case.param for case in cases], [case.grad for case in cases], states), steps)
+    options = [1e-2, 0.9, 0.999, 1e-8, 0.0, 1.0, 1.0]
+    prepared.update(options, Control())
+    before = [case.clone() for case in cases]
+    for bad, text in (
+        (torch.ones(999), "grad of tensor 1 has 999 elements"),
+        (torch.ones(1000).double(), "grad of tensor 1 is of type Double"),
+        (cases[1].exp_avg, "exp_avg of tensor 1 shares memory with its grad"),
+    ):
+        prepared.replace_grads([cases[0].grad, bad])
+        with pytest.raises(OpArgumentError, match=text):
+            prepared.update(options, Control())
+    for case, old in zip(cases, before, strict=True):
+        assert_same(list(case), list(old))
+    prepared.replace_grads([torch.ones(8), torch.ones(1000, dtype=torch.bfloat16)])
+    prepared.update(options, Control())
+    assert all(step == 2 for step in steps)
+    assert not torch.equal(cases[1].param, before[1].param)
+
+
 def losses(optimizer_class, steps: int = 20, **options) -> list[float]:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(9, 17), torch.nn.Tanh(), torch.nn.Linear(17, 3))

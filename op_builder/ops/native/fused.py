@@ -234,7 +234,7 @@ class PreparedFused:
             )
         for device, indices, number in self._parts:
             members = grads if len(self._parts) == 1 else [grads[index] for index in indices]
-            if not all(getattr(grad, "device", None) == device for grad in members):
+            if {getattr(grad, "device", None) for grad in members} != {device}:
                 raise OpArgumentError(
                     "A gradient is not on the device of its parameter.", "Pass gradients that backward() has made."
                 )
