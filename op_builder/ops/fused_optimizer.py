@@ -72,7 +72,7 @@ class FusedOptimizer(NativeOptimizer):
         loss = self._begin_step(closure)
         scaling = (getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
         try:
-            for batch in self._groups.current(self.param_groups, self.state):
+            for batch in self._groups.current(self, self.param_groups, self.state):
                 group = batch.group
                 lr = group["lr"] if _is_on_device(group["lr"]) else None
                 numbers = {**self._numbers(group), "lr": 0.0 if lr is not None else group["lr"]}

@@ -126,7 +126,7 @@ class HostOptimizer(NativeOptimizer):
                 after those for earlier groups.
         """
         loss = self._begin_step(closure)
-        batches = self._groups.current(self.param_groups, self.state)
+        batches = self._groups.current(self, self.param_groups, self.state)
         try:
             factor = self._grad_factor(grad_scale, batches)
             self.skipped = factor is None

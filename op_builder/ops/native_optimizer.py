@@ -52,7 +52,7 @@ class NativeOptimizer(Optimizer):
     def _start(self) -> None:
         """Make what is not part of a saved optimizer."""
         self._natives = {}
-        self._groups = PreparedGroups(self)
+        self._groups = PreparedGroups()
 
     def _builder_of(self, group: Mapping[str, Any]) -> str:  # noqa: ARG002
         """The builder of the native op that updates a group."""

@@ -171,8 +171,7 @@ class PreparedGroups(Generic[Kept]):
             be the same tensors: else their memory is the training loop's to free (``zero_grad()``).
     """
 
-    def __init__(self, owner: Owner[Kept]) -> None:
-        self._owner = owner
+    def __init__(self) -> None:
         self._copies: dict[int, torch.Tensor] = {}
         self.forget()
 
@@ -192,21 +191,27 @@ class PreparedGroups(Generic[Kept]):
         self.forget()
 
     def current(
-        self, groups: Sequence[dict[str, Any]], state: MutableMapping[torch.Tensor, dict[str, Any]]
+        self,
+        owner: Owner[Kept],
+        groups: Sequence[dict[str, Any]],
+        state: MutableMapping[torch.Tensor, dict[str, Any]],
     ) -> list[Batch[Kept]]:
         """The lists for this step, of the parameters that have a gradient.
+
+        Args:
+            owner: the optimizer; it is asked and not kept, so that it is freed with the last reference to it.
 
         Raises:
             OpArgumentError: a gradient or a state does not fit; nothing was changed.
         """
         grads = [list(map(_grad_of, group["params"])) for group in groups]
         batches = self._batches
-        if batches is None or not self._fits(groups, state):
-            return self._prepare(groups, grads, state)
+        if batches is None or not self._fits(owner, groups, state):
+            return self._prepare(owner, groups, grads, state)
         if self.keeps_grads and all(map(_same, grads, self._seen_grads)) and not any(b.copied for b in batches):
             return batches
         if [_present(group) for group in grads] != self._seen_present:
-            return self._prepare(groups, grads, state)
+            return self._prepare(owner, groups, grads, state)
         first = self._first_ref()
         self._first_stayed = first is not None and first is _first_of(grads)
         refs = self._seen_refs
@@ -215,7 +220,7 @@ class PreparedGroups(Generic[Kept]):
             present = [grad for grad in map(grads[batch.group_index].__getitem__, batch.indices) if grad is not None]
             if not set(map(_layout_of, present)) <= {torch.strided}:
                 for index, grad in zip(batch.indices, present, strict=True):
-                    self._owner.check_grad(grad, index)
+                    owner.check_grad(grad, index)
             batch.prepared.replace_grads(batch.contiguous(present))
         self._seen_grads = grads
         return batches
@@ -249,31 +254,29 @@ class PreparedGroups(Generic[Kept]):
 
     def _fits(
         self,
+        owner: Owner[Kept],
         groups: Sequence[Mapping[str, Any]],
         state: MutableMapping[torch.Tensor, dict[str, Any]],
     ) -> bool:
         """Whether the lists hold the present parameters and states."""
         return (
             len(groups) == len(self._seen_params)
-            and self._ways_of(groups) == self._seen_ways
+            and _ways_of(owner, groups) == self._seen_ways
             and all(map(_same, [group["params"] for group in groups], self._seen_params))
             and _same(list(state.values()), self._seen_states)
             and not self._changes.any
         )
 
-    def _ways_of(self, groups: Sequence[Mapping[str, Any]]) -> list[tuple[str, Module[Kept]]]:
-        """How the states of each group are kept, and by which op they are updated."""
-        return [(group["states"], self._owner.native_of(group)) for group in groups]
-
     def _prepare(
         self,
+        owner: Owner[Kept],
         groups: Sequence[dict[str, Any]],
         grads: list[list[torch.Tensor | None]],
         state: MutableMapping[torch.Tensor, dict[str, Any]],
     ) -> list[Batch[Kept]]:
         """Check everything, have the states made that are missing, and the prepared lists."""
         self.forget()
-        ways = self._ways_of(groups)
+        ways = _ways_of(owner, groups)
         batches: list[Batch[Kept]] = []
         for group_index, (group, (_, module)) in enumerate(zip(groups, ways, strict=True)):
             by_copy: dict[bool, Batch[Kept]] = {}
@@ -284,17 +287,17 @@ class PreparedGroups(Generic[Kept]):
             for index, (param, grad) in enumerate(zip(group["params"], grads[group_index], strict=True)):
                 if grad is None:
                     continue
-                self._owner.check_grad(grad, index)
+                owner.check_grad(grad, index)
                 if state.get(param):
-                    self._owner.check_state(state[param], index, group)
+                    owner.check_state(state[param], index, group)
                 batch = by_copy.setdefault(id(param) in self._copies, Batch(group, group_index, module))
                 batch.indices.append(index)
                 batch.params.append(param)
                 batch.grads.append(grad)
             batches += by_copy.values()
         for batch in batches:  # nothing is made before all was checked
-            names, scale_names = self._owner.names_of(batch.group)
-            entries = [StateEntry(self._owner.state_of(param, batch.group), self._changes) for param in batch.params]
+            names, scale_names = owner.names_of(batch.group)
+            entries = [StateEntry(owner.state_of(param, batch.group), self._changes) for param in batch.params]
             state.update(zip(batch.params, entries, strict=True))
             batch.named = {name: [entry[name] for entry in entries] for name in ("step", *names, *scale_names)}
             tensors = TensorLists(
@@ -316,6 +319,11 @@ class PreparedGroups(Generic[Kept]):
         self._seen_grads = grads
         self._first_stayed = True  # nobody knows yet: the next step compares them all
         return batches
+
+
+def _ways_of(owner: Owner[Kept], groups: Sequence[Mapping[str, Any]]) -> list[tuple[str, Module[Kept]]]:
+    """How the states of each group are kept, and by which op they are updated."""
+    return [(group["states"], owner.native_of(group)) for group in groups]
 
 
 def with_plain_entries(state_dict: dict[str, Any]) -> dict[str, Any]:

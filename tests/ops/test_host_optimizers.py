@@ -346,6 +346,24 @@ def test_new_gradients_are_freed_where_the_first_stays_the_same() -> None:
     assert_equal(params, expected)
 
 
+@pytest.mark.parametrize("front_end", [*ALL, FusedAdam])
+def test_an_optimizer_is_freed_with_the_last_reference_to_it(front_end: type) -> None:
+    """Its states are gigabytes: they cannot wait for a garbage collection."""
+    params = make_params()
+    made = front_end(params)
+    run(made, params)
+    made.zero_grad()
+    run(made, params, 3)
+    held = [weakref.ref(made), *(weakref.ref(made.state[param]["step"]) for param in params)]
+    gc.collect()
+    gc.disable()
+    try:
+        del made
+        assert [ref() for ref in held] == [None] * len(held)
+    finally:
+        gc.enable()
+
+
 def test_a_gradient_that_is_not_contiguous_is_used_as_it_is_in_each_step() -> None:
     params, expected = make_params(), make_params()
     made, other = CPUAdam(params, zero_grads=True), CPUAdam(expected, zero_grads=True)
