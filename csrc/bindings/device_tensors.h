@@ -94,19 +94,11 @@ void require_apart(const multi_tensor::DeviceTensor& tensor, std::size_t index,
   }
 }
 
-inline void require_elements(const DeviceArray& array, const Argument& argument, std::int64_t needed) {
-  if (array.numel != needed) {
-    refuse(argument.text() + " has " + std::to_string(array.numel) + " elements; " + std::to_string(needed) +
-               " are needed.",
-           "Pass tensors of equal length.");
-  }
-}
-
 // Makes a gradient that of a tensor, whose parameter is known.
 inline void take_grad(const TensorLists& lists, std::size_t index, const DevicePlace& place,
                       multi_tensor::DeviceTensor& tensor) {
   const DeviceArray grad = device_array(lists.grads[index], {"grad", index}, place);
-  require_elements(grad, {"grad", index}, tensor.numel);
+  require_elements(grad.numel, {"grad", index}, tensor.numel, tensor.numel);
   tensor.grad = grad.data;
   tensor.types.grad = grad.dtype;
 }
@@ -126,7 +118,7 @@ multi_tensor::DeviceTensor checked_device_tensor(const TensorLists& lists, std::
   for (std::size_t k = 0; k < kStates; ++k) {
     const Argument argument{state_roles[k], index};
     const DeviceArray state = device_array(lists.states[k * lists.params.size() + index], argument, place);
-    require_elements(state, argument, param.numel);
+    require_elements(state.numel, argument, param.numel, param.numel);
     if (state.dtype != DType::float32 && state.dtype != param.dtype) {
       refuse(argument.text() + " is of type " + dtype_name(state.dtype) + ", its parameter of type " +
                  dtype_name(param.dtype) + "; a state is of float32 or of its parameter's type.",
@@ -196,10 +188,10 @@ void check_device_grads(const TensorLists& lists, const std::array<const char*, 
                         DeviceLists& checked) {
   lists.require_length(lists.grads, 1, "grad");
   const DevicePlace place = DevicePlace::of(lists.params[0]);
-  for (std::size_t i = 0; i < checked.tensors.size(); ++i) {
+  check_each(checked.tensors.size(), [&](std::size_t i) {
     take_grad(lists, i, place, checked.tensors[i]);
     require_apart(checked.tensors[i], i, state_roles);
-  }
+  });
 }
 
 }  // namespace accel

@@ -158,25 +158,18 @@ class FusedOps {
     Tensors steps;
     std::int32_t device = -1;
     typename Runner::Checked checked;
-    // They may be given other memory in place. Gradients most training loops make anew for each step.
-    WatchedTensors watched;
-    WatchedTensors watched_grads;
+    WatchedList watched;  // they may be given other memory in place
     std::string isa;
 
     void check_again(const std::string& isa_now) {
-      WatchedTensors others = std::move(watched);  // given back at the end: a refusal leaves nothing half checked
-      watched.clear();
-      if (isa_now != isa || !others.are_unchanged()) {
-        device = device_of(lists.params[0]);
-        checked = Runner::check(lists, steps, isa_now);
-        isa = isa_now;
-        others.watch({&lists.params, &lists.states, &steps});
-        watched_grads.watch({&lists.grads});
-      } else if (!watched_grads.are_unchanged()) {
-        Runner::check_grads(lists, isa, checked);
-        watched_grads.watch({&lists.grads});
-      }
-      watched = std::move(others);
+      watched.check(
+          isa_now != isa, {&lists.params, &lists.states, &steps}, lists.grads,
+          [&] {
+            device = device_of(lists.params[0]);
+            checked = Runner::check(lists, steps, isa_now);
+            isa = isa_now;
+          },
+          [&] { Runner::check_grads(lists, isa, checked); });
     }
   };
 
@@ -196,12 +189,12 @@ class FusedOps {
     const auto prepared = Lists::find(list);
     prepared->lists.require_length(grads, 1, "grad");
     prepared->lists.grads = std::move(grads);
-    prepared->watched_grads.clear();
+    prepared->watched.forget_grads();
   }
 
   static void release_grads(std::int64_t list) {
     const auto prepared = Lists::find(list);
-    prepared->watched_grads.clear();
+    prepared->watched.forget_grads();
     prepared->lists.grads.clear();
   }
 

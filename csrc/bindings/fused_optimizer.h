@@ -50,7 +50,7 @@ class FusedOptimizer {
     Checked checked;
     const std::int32_t device = lists.params.empty() ? -1 : device_of(lists.params[0]);
     if (device < 0) {
-      checked.host = Host::check(lists, {1.0, false, false, 0, checked_isa(isa)}, Optimizer::find);
+      checked.host = Host::check(lists, plain_pass(isa), Optimizer::find);
       checked.counters = step_counters(steps);
     } else {
       check_on_device(lists, steps, checked);
@@ -60,7 +60,7 @@ class FusedOptimizer {
 
   static void check_grads(const TensorLists& lists, const std::string& isa, Checked& checked) {
     if (device_of(lists.params[0]) < 0) {
-      Host::check_grads(lists, checked_isa(isa), false, checked.host);
+      Host::check_grads(lists, plain_pass(isa), checked.host);
     } else {
       check_grads_on_device(lists, checked);
     }
@@ -86,6 +86,8 @@ class FusedOptimizer {
   }
 
  private:
+  static PassArguments plain_pass(const std::string& isa) { return {1.0, false, false, 0, checked_isa(isa)}; }
+
   static void run_on_host(const Checked& checked, const ControlTensors& control, FusedArguments arguments) {
     const int* const noop_flag = control_data<int>(control.noop_flag, "noop_flag", -1);
     const float* const found_inf = control_data<float>(control.found_inf, "found_inf", -1);

@@ -152,15 +152,15 @@ class HostOptimizer {
   }
 
   // Checks the gradients anew, of a list whose other tensors are as they were.
-  static void check_grads(const TensorLists& lists, cpu::Isa isa, bool zero_grads, CheckedList<Kernel>& checked) {
+  static void check_grads(const TensorLists& lists, const PassArguments& arguments, CheckedList<Kernel>& checked) {
     lists.require_length(lists.grads, 1, "grad");
     check_each(checked.items.size(), [&](std::size_t i) {
       auto& item = checked.items[i];
       take_grad(lists, i, item);
       require_apart(item, i, Optimizer::kStates);
-      item.kernel = Optimizer::find(isa, item.types);
+      item.kernel = Optimizer::find(arguments.isa, item.types);
     });
-    if (zero_grads) {
+    if (arguments.zero_grads) {
       require_disjoint(checked.items, Optimizer::kStates, true);
     }
   }
@@ -210,29 +210,27 @@ class HostOptimizer {
     // What was found when the tensors were last checked, and for which settings.
     CheckedList<Kernel> checked;
     std::vector<StepCounter> counters;
-    WatchedTensors watched;  // all but the gradients, which most training loops make anew for each step
-    WatchedTensors watched_grads;
+    WatchedList watched;
     cpu::Isa isa = cpu::Isa::baseline;
     bool stochastic = false;
     bool zero_grads = false;
 
     void check_again(const PassArguments& arguments) {
-      WatchedTensors others = std::move(watched);  // given back at the end: a refusal leaves nothing half checked
-      watched.clear();
-      if (arguments.isa != isa || arguments.stochastic != stochastic || (arguments.zero_grads && !zero_grads) ||
-          !others.are_unchanged()) {
-        checked = check(lists, arguments, Optimizer::find);
-        counters = step_counters(steps);
-        isa = arguments.isa;
-        stochastic = arguments.stochastic;
-        zero_grads = arguments.zero_grads;
-        others.watch({&lists.params, &lists.states, &lists.scales, &lists.copies, &steps});
-        watched_grads.watch({&lists.grads});
-      } else if (!watched_grads.are_unchanged()) {
-        check_grads(lists, isa, zero_grads, checked);
-        watched_grads.watch({&lists.grads});
-      }
-      watched = std::move(others);
+      const bool has_other_settings = arguments.isa != isa || arguments.stochastic != stochastic ||
+                                      (arguments.zero_grads && !zero_grads);
+      watched.check(
+          has_other_settings, {&lists.params, &lists.states, &lists.scales, &lists.copies, &steps}, lists.grads,
+          [&] {
+            checked = check(lists, arguments, Optimizer::find);
+            counters = step_counters(steps);
+            isa = arguments.isa;
+            stochastic = arguments.stochastic;
+            zero_grads = arguments.zero_grads;
+          },
+          [&] {
+            check_grads(lists, arguments, checked);
+            zero_grads = arguments.zero_grads;
+          });
     }
   };
 
@@ -289,13 +287,13 @@ class HostOptimizer {
     const auto prepared = Lists::find(list);
     prepared->lists.require_length(grads, 1, "grad");
     prepared->lists.grads = std::move(grads);
-    prepared->watched_grads.clear();
+    prepared->watched.forget_grads();
   }
 
   // Until the next replace_grads there is nothing to update with.
   static void release_grads(std::int64_t list) {
     const auto prepared = Lists::find(list);
-    prepared->watched_grads.clear();
+    prepared->watched.forget_grads();
     prepared->lists.grads.clear();
   }
 

@@ -118,24 +118,24 @@ inline std::int64_t state_element_bytes(const cpu::StoredTypes& types) {
 
 inline std::int64_t scale_count(std::int64_t numel) { return (numel + cpu::kQuantBlock - 1) / cpu::kQuantBlock; }
 
-// Calls visit(address, bytes, role) for the memory of an item's tensors, null where it lacks one.
+// Calls visit(address, bytes, role, is_grad) for the memory of an item's tensors, null where it lacks one.
 template <std::size_t kStates, class Visit>
 void for_each_tensor(const UpdateItem& item, const std::array<const char*, kStates>& state_roles, const Visit& visit) {
   const cpu::OptimizerTensors& tensors = item.tensors;
-  visit(tensors.param, item.numel * size_bytes(item.types.param), "param");
-  visit(tensors.grad, item.numel * size_bytes(tensors.grad_type), "grad");
+  visit(tensors.param, item.numel * size_bytes(item.types.param), "param", false);
+  visit(tensors.grad, item.numel * size_bytes(tensors.grad_type), "grad", true);
   for (std::size_t k = 0; k < kStates; ++k) {
-    visit(tensors.states[k], item.numel * state_element_bytes(item.types), state_roles[k]);
-    visit(tensors.scales[k], 4 * scale_count(item.numel), "scale");
+    visit(tensors.states[k], item.numel * state_element_bytes(item.types), state_roles[k], false);
+    visit(tensors.scales[k], 4 * scale_count(item.numel), "scale", false);
   }
-  visit(tensors.copy, item.numel * size_bytes(tensors.copy_type), "copy");
+  visit(tensors.copy, item.numel * size_bytes(tensors.copy_type), "copy", false);
 }
 
 // Refuses an item whose tensors share memory.
 template <std::size_t kStates>
 void require_apart(const UpdateItem& item, std::size_t index, const std::array<const char*, kStates>& state_roles) {
   OwnRanges<3 + 2 * kStates> ranges(index);
-  for_each_tensor(item, state_roles, [&](const void* data, std::int64_t bytes, const char* role) {
+  for_each_tensor(item, state_roles, [&](const void* data, std::int64_t bytes, const char* role, bool) {
     ranges.add(data, bytes, role);
   });
 }
@@ -233,8 +233,8 @@ template <class Items, std::size_t kStates>
 void require_disjoint(const Items& items, const std::array<const char*, kStates>& state_roles, bool zero_grads) {
   WrittenRanges written(items.size() * (2 + kStates));
   for (std::size_t i = 0; i < items.size(); ++i) {
-    for_each_tensor(items[i], state_roles, [&](const void* data, std::int64_t bytes, const char* role) {
-      if (zero_grads || data != items[i].tensors.grad) {
+    for_each_tensor(items[i], state_roles, [&](const void* data, std::int64_t bytes, const char* role, bool is_grad) {
+      if (zero_grads || !is_grad) {
         written.add(data, bytes, role, i);
       }
     });

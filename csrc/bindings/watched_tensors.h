@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <utility>
 #include <vector>
 
 #include "torch_c/parallel.h"
@@ -100,6 +101,47 @@ class WatchedTensors {
   };
 
   std::vector<Watched> watched_;
+};
+
+// The tensors of an optimizer's list, looked at anew before every update. Gradients are watched apart from all else:
+// most training loops make them anew for each step.
+class WatchedList {
+ public:
+  void forget_grads() {
+    grads_.clear();
+    grads_are_known_ = false;
+  }
+
+  // Calls check_all() where it must or where any of `others` changed, else check_grads() where `grads` did. What they
+  // throw leaves nothing half checked: the next call checks everything.
+  template <class CheckAll, class CheckGrads>
+  void check(bool must_check_all, std::initializer_list<const std::vector<Tensor>*> others,
+             const std::vector<Tensor>& grads, const CheckAll& check_all, const CheckGrads& check_grads) {
+    WatchedTensors watched = std::move(others_);
+    others_.clear();
+    if (must_check_all || !watched.are_unchanged()) {
+      check_all();
+      watched.watch(others);
+      watch(grads);
+    } else if (!grads_.are_unchanged()) {
+      check_grads();
+      watch(grads);
+    }
+    others_ = std::move(watched);
+  }
+
+ private:
+  // Once they have served twice; watching those that serve once would be for nothing.
+  void watch(const std::vector<Tensor>& grads) {
+    if (grads_are_known_) {
+      grads_.watch({&grads});
+    }
+    grads_are_known_ = true;
+  }
+
+  WatchedTensors others_;
+  WatchedTensors grads_;
+  bool grads_are_known_ = false;
 };
 
 }  // namespace accel

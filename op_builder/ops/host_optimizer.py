@@ -126,8 +126,8 @@ class HostOptimizer(NativeOptimizer):
                 after those for earlier groups.
         """
         loss = self._begin_step(closure)
-        batches = self._groups.current(self, self.param_groups, self.state)
         try:
+            batches = self._groups.current(self, self.param_groups, self.state, writes_grads=self.zero_grads)
             factor = self._grad_factor(grad_scale, batches)
             self.skipped = factor is None
             if factor is not None:

@@ -8,7 +8,7 @@ tensor's own memory moved, the native op asks.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, repeat
 from operator import attrgetter, is_, is_not
@@ -183,6 +183,7 @@ class PreparedGroups(Generic[Kept]):
         self._seen_refs: list[list[weakref.ref[torch.Tensor] | None]] = []
         self._first_ref: Callable[[], torch.Tensor | None] = _nothing
         self._first_stayed = False
+        self._grads_are_apart = False
         self.keeps_grads = False
 
     def write_copies(self, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
@@ -195,11 +196,14 @@ class PreparedGroups(Generic[Kept]):
         owner: Owner[Kept],
         groups: Sequence[dict[str, Any]],
         state: MutableMapping[torch.Tensor, dict[str, Any]],
+        *,
+        writes_grads: bool = False,
     ) -> list[Batch[Kept]]:
         """The lists for this step, of the parameters that have a gradient.
 
         Args:
             owner: the optimizer; it is asked and not kept, so that it is freed with the last reference to it.
+            writes_grads: whether the step writes gradients, so that no two may share memory.
 
         Raises:
             OpArgumentError: a gradient or a state does not fit; nothing was changed.
@@ -207,15 +211,26 @@ class PreparedGroups(Generic[Kept]):
         grads = [list(map(_grad_of, group["params"])) for group in groups]
         batches = self._batches
         if batches is None or not self._fits(owner, groups, state):
-            return self._prepare(owner, groups, grads, state)
-        if self.keeps_grads and all(map(_same, grads, self._seen_grads)) and not any(b.copied for b in batches):
-            return batches
-        if [_present(group) for group in grads] != self._seen_present:
-            return self._prepare(owner, groups, grads, state)
+            batches = self._prepare(owner, groups, grads, state)
+        elif not self.keeps_grads or not all(map(_same, grads, self._seen_grads)) or any(b.copied for b in batches):
+            if [_present(group) for group in grads] == self._seen_present:
+                self._replace_grads(owner, batches, grads)
+            else:
+                batches = self._prepare(owner, groups, grads, state)
+        if writes_grads and not self._grads_are_apart and len(batches) > 1:  # of one, the native op sees it
+            _require_apart((batch, batch.grads) for batch in batches)
+            self._grads_are_apart = True
+        return batches
+
+    def _replace_grads(
+        self, owner: Owner[Kept], batches: Sequence[Batch[Kept]], grads: list[list[torch.Tensor | None]]
+    ) -> None:
+        """Have the lists take other gradients, and see whether they are those of the last step after all."""
         first = self._first_ref()
         self._first_stayed = first is not None and first is _first_of(grads)
         refs = self._seen_refs
-        self.keeps_grads = bool(refs) and all(map(_same, grads, ([ref and ref() for ref in group] for group in refs)))
+        stayed = bool(refs) and all(map(_same, grads, ([ref and ref() for ref in group] for group in refs)))
+        self.keeps_grads = self._grads_are_apart = False  # until all are taken
         for batch in batches:
             present = [grad for grad in map(grads[batch.group_index].__getitem__, batch.indices) if grad is not None]
             if not set(map(_layout_of, present)) <= {torch.strided}:
@@ -223,7 +238,7 @@ class PreparedGroups(Generic[Kept]):
                     owner.check_grad(grad, index)
             batch.prepared.replace_grads(batch.contiguous(present))
         self._seen_grads = grads
-        return batches
+        self.keeps_grads = stayed
 
     def step_done(self) -> None:
         """Let gradients go that the training loop may want to free."""
@@ -310,7 +325,7 @@ class PreparedGroups(Generic[Kept]):
             )
             batch.prepared = batch.module.prepare(tensors, batch.named["step"])
         if len(batches) > 1:  # of one, the native op sees it
-            _require_apart(batches)
+            _require_apart((batch, chain(batch.params, *batch.named.values())) for batch in batches)
         self._batches = batches
         self._seen_params = [tuple(group["params"]) for group in groups]
         self._seen_ways = ways
@@ -331,16 +346,16 @@ def with_plain_entries(state_dict: dict[str, Any]) -> dict[str, Any]:
     return {**state_dict, "state": {key: dict(entry) for key, entry in state_dict["state"].items()}}
 
 
-def _require_apart(batches: Sequence[Batch[Any]]) -> None:
+def _require_apart(written_by: Iterable[tuple[Batch[Any], Iterable[torch.Tensor]]]) -> None:
     """Refuse memory that two groups write.
 
     Raises:
-        OpArgumentError: a parameter or a state of one lies where one of another does.
+        OpArgumentError: a tensor of one lies where one of another does.
     """
     written = sorted(
         (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, number, batch.group_index)
-        for number, batch in enumerate(batches)
-        for tensor in chain(batch.params, *batch.named.values())
+        for number, (batch, tensors) in enumerate(written_by)
+        for tensor in tensors
         if tensor.nbytes
     )
     for (device, _, end, number, group), (other_device, begin, _, other, other_group) in pairwise(written):
@@ -348,7 +363,7 @@ def _require_apart(batches: Sequence[Batch[Any]]) -> None:
             raise OpArgumentError(
                 f"A tensor of group {max(group, other_group)} shares memory with one of group "
                 f"{min(group, other_group)}; both would be written.",
-                "Give each parameter to one group, once, and states with memory of their own.",
+                "Give each parameter to one group, once, and states and zeroed gradients with memory of their own.",
             )
 
 

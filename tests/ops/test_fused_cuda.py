@@ -17,7 +17,10 @@ from optimizer_reference import AMSGRAD, make_tensors
 from accelerator import get_accelerator, set_accelerator
 from accelerator.cuda_accelerator import CUDA_Accelerator
 from op_builder import cpu, cpu_isa, cuda
+from op_builder.errors import OpArgumentError
 from op_builder.ops import FusedAdam, FusedLamb, FusedLion
+from op_builder.ops.native.fused import Control
+from op_builder.ops.native.tensor_lists import TensorLists
 
 pytestmark = [
     pytest.mark.cuda,
@@ -214,6 +217,42 @@ def test_results_do_not_depend_on_the_stream(adam):
     torch.cuda.current_stream().wait_stream(stream)
     cpu.FusedAdamBuilder().load().multi_tensor_adam(CHUNK, None, lists_of(cases), *positional(Options()))
     assert_near(device, cases, HAS_FMA)
+
+
+def test_new_gradients_in_every_update_give_the_bits_of_the_cpu(adam):
+    cases = [random_tensors(n, seed=n) for n in (5, 1000, 0, 70_001)]
+    moved = on_device(cases)
+    host = cpu.FusedAdamBuilder().load()
+    prepared = [
+        module.prepare(
+            TensorLists(
+                [case.param for case in members],
+                [case.grad for case in members],
+                [[case.exp_avg for case in members], [case.exp_avg_sq for case in members]],
+            ),
+            [torch.zeros((), device=members[0].param.device) for _ in members],
+        )
+        for module, members in ((host, cases), (adam, moved))
+    ]
+    options = [1e-2, 0.9, 0.999, 1e-8, 0.01, 1.0, 1.0]
+    for seed, dtype in enumerate([torch.float32, torch.bfloat16, torch.float16]):
+        grads = [random_tensors(case.param.numel(), seed=seed + 7).grad.to(dtype) for case in cases]
+        prepared[0].replace_grads(grads)
+        prepared[1].replace_grads([grad.cuda() for grad in grads])
+        for one in prepared:
+            one.update(options, Control())
+    assert_near(moved, cases, HAS_FMA)
+    good = [case.grad for case in moved]
+    for bad, text in (
+        (torch.ones(999, device="cuda"), "grad of tensor 1 has 999 elements"),
+        (torch.ones(1000, device="cuda").double(), "grad of tensor 1 is of type Double"),
+        (moved[1].param, "grad of tensor 1 shares memory with its param"),
+    ):
+        prepared[1].replace_grads([good[0], bad, *good[2:]])
+        with pytest.raises(OpArgumentError, match=text):
+            prepared[1].update(options, Control())
+    with pytest.raises(OpArgumentError, match="not on the device of its parameter"):
+        prepared[1].replace_grads([good[0], cases[1].grad, *good[2:]])
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")

@@ -394,6 +394,38 @@ def test_replaced_gradients_that_share_memory_are_refused_where_they_are_zeroed(
     assert all(step == 1 for step in steps)
 
 
+def test_replaced_gradients_may_share_memory_once_they_are_no_longer_zeroed(cpu_adam):
+    lists = make(Case(lengths=(17, 17))).lists
+    steps = steps_of(2)
+    prepared = cpu_adam.prepare(lists, steps)
+    prepared.update(OPTIONS, Pass(zero_grads=True))
+    shared = torch.ones(17)
+    for _ in range(2):
+        prepared.replace_grads([shared, shared])
+        prepared.update(OPTIONS, Pass())
+    assert all(step == 3 for step in steps)
+    with pytest.raises(OpArgumentError, match="grad of tensor 1 shares memory with grad of tensor 0"):
+        prepared.update(OPTIONS, Pass(zero_grads=True))
+
+
+def test_gradients_that_were_spoiled_and_put_right_are_looked_at_anew(cpu_adam):
+    """The first of them had been taken when the second was refused."""
+    lists, expected = make(Case(lengths=(17, 300))).lists, make(Case(lengths=(17, 300))).lists
+    prepared = cpu_adam.prepare(lists, steps_of(2))
+    for step in (1, 2, 3):
+        prepared.update(OPTIONS, Pass())
+        cpu_adam.update_list(expected, step, OPTIONS)
+    intact = [grad.data for grad in lists.grads]
+    lists.grads[0].data, lists.grads[1].data = torch.zeros(17), torch.zeros(299)
+    with pytest.raises(OpArgumentError, match="grad of tensor 1 has 299 elements"):
+        prepared.update(OPTIONS, Pass())
+    for grad, data in zip(lists.grads, intact, strict=True):
+        grad.data = data
+    prepared.update(OPTIONS, Pass())
+    cpu_adam.update_list(expected, 4, OPTIONS)
+    assert_same_bits(lists, expected)
+
+
 def test_a_parameter_that_moved_when_gradients_were_replaced_is_noticed(cpu_adam):
     lists, expected = make(Case(lengths=SMALL)).lists, make(Case(lengths=SMALL)).lists
     prepared = cpu_adam.prepare(lists, steps_of(4))
