@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -137,8 +137,7 @@ def test_an_editable_install_follows_the_tree(tree: Path, tmp_path: Path) -> Non
 def test_a_wheel_from_the_sdist_holds_the_same_files(tree: Path, wheel: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "build", "--sdist", "--outdir", tmp_path, tree, cwd=tmp_path)
     (archive,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(archive) as packed:
-        packed.extractall(tmp_path / "unpacked", filter="data")
+    shutil.unpack_archive(archive, tmp_path / "unpacked")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     assert (unpacked / "LICENSE").is_file()
     run(sys.executable, "-m", "pip", "wheel", unpacked, "--no-deps", "-w", tmp_path, cwd=tmp_path)

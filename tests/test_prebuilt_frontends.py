@@ -66,7 +66,7 @@ def unpacked_sdist(tree: Path, directory: Path) -> Path:
     (archive,) = directory.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
         assert not [name for name in packed.getnames() if name.endswith(".so") or "_prebuilt" in name.split("/")]
-        packed.extractall(directory / "unpacked", filter="data")
+    shutil.unpack_archive(archive, directory / "unpacked")
     (unpacked,) = (directory / "unpacked").iterdir()
     return unpacked
 

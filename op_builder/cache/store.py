@@ -415,14 +415,19 @@ class Cache:
             target.mkdir(parents=True, exist_ok=True)
             place = Path(tempfile.mkdtemp(prefix=f"{directory.name}-", dir=target))
             moved = place / "entry"
+            is_whole = False
             with contextlib.suppress(OSError):
                 os.rename(directory, moved)
-                if _intact_entry(moved, directory.name) is not None:
+                is_whole = _intact_entry(moved, directory.name) is not None
+                if is_whole:
                     os.rename(moved, directory)  # fails where there is a new entry by now
             if not moved.exists():
                 place.rmdir()
                 return
-            logger.warning("%s is not used: %s.", directory, reason)
+            if is_whole:  # kept, because processes may have its binary open
+                reason = "whole, but another took its place while it was looked at"
+            else:
+                logger.warning("%s is not used: %s.", directory, reason)
             (place / "reason.txt").write_text(f"{directory}: {reason}\n", encoding="utf-8", errors="surrogateescape")
 
 
