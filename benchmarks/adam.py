@@ -110,11 +110,12 @@ def make_cases(numel: int) -> list[Case]:
     ]
 
 
-def timed(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> Callable[[], float]:
+def timed(work: Callable[[], object], before: Callable[[], object] | None = None) -> Callable[[], float]:
     """``work`` as a function that returns the seconds it took, without those of ``before``."""
 
     def run() -> float:
-        before()
+        if before is not None:
+            before()
         started = time.perf_counter()
         work()
         return time.perf_counter() - started
@@ -131,7 +132,7 @@ def local_contenders(case: Case, peers: list[str]) -> dict[str, Callable[[], flo
             param.grad = torch.full_like(param, 1e-3)
 
     make_grads()
-    before = make_grads if case.new_grads else lambda: None
+    before = make_grads if case.new_grads else None
     ours = warmed_up(CPUAdam(params, weight_decay=0.01, states=case.states))
     stream = torch.zeros(STREAM_NUMEL if case.total >= QUICK_NUMEL else STREAM_NUMEL // 4)
     contenders = {LIMIT: timed(lambda: stream.add_(1))}

@@ -381,11 +381,16 @@ def test_replaced_gradients_that_do_not_fit_are_refused_by_the_update(cpu_adam, 
     assert all(step == done + 1 for step in steps)
 
 
-def test_replaced_gradients_that_share_memory_are_refused_where_they_are_zeroed(cpu_adam):
-    lists = make(Case(lengths=(17, 17))).lists
+def zeroed_once(cpu_adam):
+    """A list of two tensors of 17 elements, after an update that zeroed its gradients; its counters of steps."""
     steps = steps_of(2)
-    prepared = cpu_adam.prepare(lists, steps)
+    prepared = cpu_adam.prepare(make(Case(lengths=(17, 17))).lists, steps)
     prepared.update(OPTIONS, Pass(zero_grads=True))
+    return prepared, steps
+
+
+def test_replaced_gradients_that_share_memory_are_refused_where_they_are_zeroed(cpu_adam):
+    prepared, steps = zeroed_once(cpu_adam)
     shared = torch.ones(30)
     prepared.replace_grads([shared[:17], shared[13:]])
     with pytest.raises(OpArgumentError, match="grad of tensor 1 shares memory with grad of tensor 0"):
@@ -395,10 +400,7 @@ def test_replaced_gradients_that_share_memory_are_refused_where_they_are_zeroed(
 
 
 def test_replaced_gradients_may_share_memory_once_they_are_no_longer_zeroed(cpu_adam):
-    lists = make(Case(lengths=(17, 17))).lists
-    steps = steps_of(2)
-    prepared = cpu_adam.prepare(lists, steps)
-    prepared.update(OPTIONS, Pass(zero_grads=True))
+    prepared, steps = zeroed_once(cpu_adam)
     shared = torch.ones(17)
     for _ in range(2):
         prepared.replace_grads([shared, shared])
