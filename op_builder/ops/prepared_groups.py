@@ -8,7 +8,7 @@ tensor's own memory moved, the native op asks.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, repeat
 from operator import attrgetter, is_, is_not
@@ -181,7 +181,7 @@ class PreparedGroups(Generic[Kept]):
         self._changes = Changes()
         self._seen_grads: list[list[torch.Tensor | None]] = []
         self._seen_refs: list[list[weakref.ref[torch.Tensor] | None]] = []
-        self._first_ref: Callable[[], torch.Tensor | None] = _nothing
+        self._first_ref: weakref.ref[torch.Tensor] | None = None
         self._first_stayed = False
         self._grads_are_apart = False
         self.keeps_grads = False
@@ -226,7 +226,7 @@ class PreparedGroups(Generic[Kept]):
         self, owner: Owner[Kept], batches: Sequence[Batch[Kept]], grads: list[list[torch.Tensor | None]]
     ) -> None:
         """Have the lists take other gradients, and see whether they are those of the last step after all."""
-        first = self._first_ref()
+        first = self._first_ref and self._first_ref()
         self._first_stayed = first is not None and first is _first_of(grads)
         refs = self._seen_refs
         stayed = bool(refs) and all(map(_same, grads, ([ref and ref() for ref in group] for group in refs)))
@@ -245,7 +245,7 @@ class PreparedGroups(Generic[Kept]):
         if self.keeps_grads or self._batches is None:
             return
         first = _first_of(self._seen_grads)
-        self._first_ref = _nothing if first is None else weakref.ref(first)
+        self._first_ref = None if first is None else weakref.ref(first)
         # References to all take a tenth of a step; where gradients are new in each, the first one tells.
         self._seen_refs = [
             [None if grad is None else weakref.ref(grad) for grad in group]
@@ -370,10 +370,6 @@ def _require_apart(written_by: Iterable[tuple[Batch[Any], Iterable[torch.Tensor]
 def _same(present: Sequence[Any], seen: Sequence[Any]) -> bool:
     """Whether both hold the very same objects in the same order."""
     return len(present) == len(seen) and all(map(is_, present, seen))
-
-
-def _nothing() -> None:
-    """In place of a reference to a tensor."""
 
 
 def _first_of(grads: Sequence[Sequence[torch.Tensor | None]]) -> torch.Tensor | None:
