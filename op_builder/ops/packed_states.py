@@ -1,8 +1,9 @@
 """8-bit states in Python: for making, loading and looking at them. Updates work on them natively.
 
-The format is csrc/kernels/cpu/codecs_inl.h's: one byte an element, the upper bits of an IEEE half, times
-the float32 scale of its block of 256 elements. With a sign these are the sign, 4 bits of exponent and 3
-of fraction, without one 5 and 3. The scale maps the block's largest magnitude to the largest code.
+The format is csrc/kernels/cpu/codecs_inl.h's: one byte an element, and a float32 scale for each block of 256.
+A value's place is its magnitude over the scale, plus a small power of two; a code is the part of that
+float where places differ: 4 bits of exponent beside a sign, or 5 without one, and 3 of fraction. The scale
+maps the block's largest magnitude to the largest code.
 """
 
 from __future__ import annotations
@@ -15,8 +16,14 @@ import torch
 from op_builder.ops.native.tensor_lists import QUANT_BLOCK
 
 _PIECE = 1 << 18  # elements, whole blocks
-_DROPPED_BITS = 7  # of a half's fraction
+_DROPPED_BITS = 20  # of a float's fraction
+_LARGEST_PLACE = 1.875
 _SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
+
+
+def _zero(non_negative: bool) -> float:
+    """The place of zero."""
+    return 2.0**-31 if non_negative else 2.0**-15
 
 
 def names(state: str) -> tuple[str, str]:
@@ -80,24 +87,26 @@ def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[int, list[torch.Tensor]]]:
 
 
 def _decoded_piece(codes: torch.Tensor, scales: torch.Tensor, non_negative: bool) -> torch.Tensor:
-    code = codes.to(torch.int16)
+    code = codes.to(torch.int32)
     magnitude = code if non_negative else code & 0x7F
-    values = (magnitude << _DROPPED_BITS).view(torch.float16).float()
-    if not non_negative:
-        values = torch.where(code >= 0x80, -values, values)
+    zero = torch.tensor(_zero(non_negative))
+    place = (magnitude << _DROPPED_BITS | zero.view(torch.int32)).view(torch.float32)
     blocks = -(-codes.numel() // QUANT_BLOCK)
-    return values * scales[:blocks].repeat_interleave(QUANT_BLOCK)[: values.numel()]
+    scale = scales[:blocks].double().repeat_interleave(QUANT_BLOCK)[: codes.numel()]
+    values = ((place.double() - zero) * scale).float()
+    return values if non_negative else torch.where(code >= 0x80, -values, values)
 
 
 def _encoded_piece(values: torch.Tensor, non_negative: bool) -> tuple[torch.Tensor, torch.Tensor]:
     blocks = -(-values.numel() // QUANT_BLOCK)
     padded = torch.nn.functional.pad(values, (0, blocks * QUANT_BLOCK - values.numel())).reshape(blocks, QUANT_BLOCK)
-    top = 61440.0 if non_negative else 1.875
+    zero = _zero(non_negative)
+    top = _LARGEST_PLACE - zero
     largest = padded.abs().amax(dim=1)
-    largest = torch.where(largest < top * _SMALLEST_NORMAL, 0.0, largest)
-    scaled = padded * torch.where(largest == 0, 0.0, top / largest)[:, None]
-    half = scaled.abs().clamp(max=top).half().view(torch.int16).to(torch.int32)
-    code = (half + (1 << (_DROPPED_BITS - 1))) >> _DROPPED_BITS
+    largest = torch.where(largest < _SMALLEST_NORMAL / zero * top, 0.0, largest)
+    factor = torch.where(largest == 0, 0.0, top / largest)[:, None]
+    place = (padded.abs() * factor + zero).clamp(max=_LARGEST_PLACE)
+    code = (place.view(torch.int32) + (1 << (_DROPPED_BITS - 1))) >> _DROPPED_BITS
     # A divisor is not to be lost.
-    code = code.clamp(min=1) if non_negative else code | torch.where(scaled < 0, 0x80, 0)
+    code = (code & 0xFF).clamp(min=1) if non_negative else code & 0x7F | torch.where(padded < 0, 0x80, 0)
     return code.to(torch.uint8).reshape(-1)[: values.numel()], largest / top

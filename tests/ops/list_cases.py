@@ -99,11 +99,12 @@ def make(case: Case) -> Guarded:
 
 def update_apart(module: CPUAdamModule, case: Case, lists: TensorLists, step: int, options, also: Pass) -> None:
     """What ``module.update_list`` should do, with plain updates of one float32-state tensor each and torch."""
+    fused = module.isa != "baseline"  # which has no instruction for it
     for i, (param, grad) in enumerate(zip(lists.params, lists.grads, strict=True)):
         scaled = grad.float() * torch.tensor(also.grad_scale)
         packed = [state[i] for state in lists.states]
         if case.storage == PACKED:
-            states = [decode_8bit(packed[k], lists.scales[k][i], k == 1) for k in range(2)]
+            states = [decode_8bit(packed[k], lists.scales[k][i], k == 1, fused=fused) for k in range(2)]
         else:
             states = [state.float() for state in packed]
         module.update_list(TensorLists([param], [scaled], [[state] for state in states]), step, options)
@@ -111,7 +112,7 @@ def update_apart(module: CPUAdamModule, case: Case, lists: TensorLists, step: in
         for k, state in enumerate(states):
             random = random16(key, param.numel(), k, "8bit" if case.storage == PACKED else "bfloat16")
             if case.storage == PACKED:
-                codes, scales = encode_8bit(state, random, k == 1)
+                codes, scales = encode_8bit(state, random, k == 1, fused=fused)
                 packed[k].copy_(codes)
                 lists.scales[k][i].copy_(scales)
             elif case.storage == STOCHASTIC:

@@ -13,9 +13,9 @@ from op_builder.ops.native.tensor_lists import QUANT_BLOCK
 GOLDEN = 0x9E3779B97F4A7C15
 U64 = 2**64 - 1
 U32 = 2**32 - 1
-LARGEST = {False: 1.875, True: 61440.0}  # 8-bit codes before their scale, by whether the state is non-negative
-SMALLEST = 2.0**-17
-SMALLEST_HALF = 2.0**-14  # that is normal: below it codes lie SMALLEST apart
+# Of 8-bit codes, by whether the state is non-negative: the place of zero; what the largest stands for before its scale.
+ZERO = {False: 2.0**-15, True: 2.0**-31}
+LARGEST = {sign: torch.tensor(1.875 - zero).item() for sign, zero in ZERO.items()}  # as a float32
 SMALLEST_NORMAL = 2.0**-126
 
 
@@ -32,14 +32,23 @@ def random_key(seed: int, step: int, place: int) -> int:
 
 def random16(key: int, numel: int, state: int, packing: str = "bfloat16") -> torch.Tensor:
     """16 random bits for each of the first ``numel`` < 2**32 elements of a state, int64."""
-    x = torch.arange(numel) ^ (key & U32)
-    x ^= x >> 16
-    x = (x * 0x7FEB352D) & U32
-    x ^= (x >> 15) ^ (key >> 32)
-    x = (x * 0x846CA68B) & U32  # int64 wraps round, the low half is right
-    x ^= x >> 16
+    element = torch.arange(numel)
+    block_keys = torch.tensor([_block_key(key, begin) for begin in range(0, numel, QUANT_BLOCK)], dtype=torch.int64)
+    key_of = block_keys.repeat_interleave(QUANT_BLOCK)[:numel]
+    x = ((element % QUANT_BLOCK) * 0x9E3779B9 + key_of) & U32
+    x = x ^ (x >> 16) ^ ((key_of >> 32) & U32)
+    x = (x * 0x7FEB352D) & U32  # int64 wraps round, the low half is right
     first = 16 * state if packing == "bfloat16" else 4 + 12 * state
     return (x >> first) & 0xFFFF
+
+
+def _block_key(key: int, begin: int) -> int:
+    """The key of the block that begins at this element, as a signed number of 64 bits."""
+    key = (key + begin * GOLDEN) & U64
+    key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & U64
+    key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & U64
+    key ^= key >> 31
+    return key - (1 << 64) if key >> 63 else key
 
 
 def float_bits(values: torch.Tensor) -> torch.Tensor:
@@ -68,32 +77,47 @@ def largest_of_blocks(values: torch.Tensor) -> torch.Tensor:
     return blocks.abs().amax(dim=1) if len(blocks) else values.new_zeros(0)
 
 
-def encode_8bit(values: torch.Tensor, random: torch.Tensor, non_negative: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def multiply_add(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | float, *, fused: bool) -> torch.Tensor:
+    """a * b + c in float32, rounded once, or twice as the baseline does, which has no instruction for it.
+
+    Once by way of float64, which would have to lie between two float32 to its last bit for another result.
+    """
+    return (a.double() * b.double() + c).float() if fused else a * b + c
+
+
+def encode_8bit(
+    values: torch.Tensor, random: torch.Tensor, non_negative: bool, *, fused: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes (uint8) and scales (float32) of finite float32 values of one dimension."""
     top = torch.tensor(LARGEST[non_negative])
     largest = largest_of_blocks(values)
-    is_zero = largest < SMALLEST_NORMAL * top
+    is_zero = largest < SMALLEST_NORMAL / ZERO[non_negative] * top
     scales = torch.where(is_zero, 0, largest / top)
     # Tensor over tensor: torch makes a number over a tensor a product with the reciprocal.
     factors = torch.where(is_zero, 0, top / largest)
-    scaled = values * factors.repeat_interleave(QUANT_BLOCK)[: values.numel()]
-    power = float_bits(scaled.abs().clamp(min=SMALLEST_HALF)) & 0x7F800000
-    total = scaled.abs() + (float_of_bits(power | random << 4) - float_of_bits(power))
-    codes = torch.where(total < SMALLEST_HALF, (total / SMALLEST).long(), (float_bits(total) - (112 << 23)) >> 20)
-    codes = codes.clamp(min=1) if non_negative else codes | scaled.signbit().to(torch.int64) << 7
+    factor_of = factors.repeat_interleave(QUANT_BLOCK)[: values.numel()]
+    place = multiply_add(values.abs(), factor_of, ZERO[non_negative], fused=fused)
+    codes = (float_bits(place) + (random << 4)) >> 20
+    signs = values.signbit().to(torch.int64) << 7
+    codes = (codes & 0xFF).clamp(min=1) if non_negative else codes & 0x7F | signs
     return codes.to(torch.uint8), scales
 
 
-def decode_8bit(codes: torch.Tensor, scales: torch.Tensor, non_negative: bool) -> torch.Tensor:
+def decode_8bit(codes: torch.Tensor, scales: torch.Tensor, non_negative: bool, *, fused: bool = True) -> torch.Tensor:
     """The float32 values of codes of one dimension."""
-    return code_values(codes, non_negative) * scales.repeat_interleave(QUANT_BLOCK)[: codes.numel()]
+    code = codes.to(torch.int64)
+    bits = (code if non_negative else code & 0x7F) << 20
+    zero = ZERO[non_negative]
+    place = float_of_bits(bits | float_bits(torch.tensor(zero)))
+    scale = scales.repeat_interleave(QUANT_BLOCK)[: codes.numel()]
+    magnitudes = multiply_add(place, scale, scale * -zero, fused=fused)
+    return magnitudes if non_negative else torch.where(code >= 0x80, -magnitudes, magnitudes)
 
 
 def code_values(codes: torch.Tensor, non_negative: bool) -> torch.Tensor:
-    """What codes stand for before their scale, by the arithmetic of exponents and fractions."""
+    """What codes stand for before their scale, float64, by the arithmetic of exponents and fractions."""
     code = codes.to(torch.int64)
     magnitude = code if non_negative else code & 0x7F
     fraction, exponent = magnitude & 7, magnitude >> 3
-    normal = torch.ldexp(1 + fraction / 8, exponent - 15)
-    values = torch.where(exponent == 0, fraction * SMALLEST, normal).float()
+    values = (torch.ldexp(1 + fraction.double() / 8, exponent) - 1) * ZERO[non_negative]
     return values if non_negative else torch.where(code >= 0x80, -values, values)

@@ -24,26 +24,31 @@ ACCEL_INLINE U32 lane_numbers() {
   return lanes;
 }
 
-// Random bits that depend on key and position alone: a multiply-xorshift mix of 32 bits (constants of
-// Wellons' "lowbias32", 2018), keyed before and in between.
-struct RandomBits {
-  U32 first_key, second_key, lanes;
+// Random bits that depend on key and position alone, for the vectors of a block one after another. Each block has a key of
+// its own, by SplitMix64's finaliser (Steele, Lea & Flood, 2014). Within it a Weyl sequence that begins at one half of the
+// key goes through an xorshift, the other half and a multiplication (as in Wellons' 32-bit hashes, 2018). The last bits of
+// a product are its worst ones: none of the lowest four is used in 8 bits.
+class RandomBits {
+ public:
+  // For the block that begins at this element.
+  RandomBits(std::uint64_t random_key, std::int64_t element) {
+    std::uint64_t key = random_key + static_cast<std::uint64_t>(element) * 0x9e3779b97f4a7c15u;
+    key = (key ^ (key >> 30)) * 0xbf58476d1ce4e5b9u;
+    key = (key ^ (key >> 27)) * 0x94d049bb133111ebu;
+    key ^= key >> 31;
+    weyl_ = lane_numbers() * kWeyl + static_cast<std::uint32_t>(key);
+    key_ = broadcast_bits(static_cast<std::uint32_t>(key >> 32));
+  }
+  ACCEL_INLINE U32 next() {
+    const U32 x = weyl_;
+    weyl_ += static_cast<std::uint32_t>(kLanes) * kWeyl;
+    return (x ^ (x >> 16) ^ key_) * 0x7feb352du;
+  }
 
-  ACCEL_INLINE RandomBits(std::uint64_t key, std::int64_t element) {
-    // Blocks never cross a multiple of 2^32, so the upper half of the index goes into the key.
-    key += static_cast<std::uint64_t>(element >> 32) * 0x9e3779b97f4a7c15u;
-    first_key = broadcast_bits(static_cast<std::uint32_t>(key));
-    second_key = broadcast_bits(static_cast<std::uint32_t>(key >> 32));
-    lanes = lane_numbers() + static_cast<std::uint32_t>(element);
-  }
-  ACCEL_INLINE U32 operator()(int offset) const {
-    U32 x = (lanes + static_cast<std::uint32_t>(offset)) ^ first_key;
-    x ^= x >> 16;
-    x *= 0x7feb352du;
-    x ^= (x >> 15) ^ second_key;
-    x *= 0x846ca68bu;
-    return x ^ (x >> 16);
-  }
+ private:
+  static constexpr std::uint32_t kWeyl = 0x9e3779b9u;  // 2^32 over the golden ratio
+
+  U32 weyl_, key_;
 };
 
 // bfloat16: the dropped 16 bits are the probability of rounding away from zero. Random bits 0 to 15 decide.
@@ -64,42 +69,44 @@ struct StochasticBFloat16 {
   }
 };
 
-// 8 bits: the upper bits of an IEEE half, times the block's scale. With a sign a code is sign, 4 bits of
-// exponent and 3 of fraction, magnitudes from 2^-17 (the half's subnormals, 2^-17 apart) to 15/8; without,
-// 5 bits of exponent and 3 of fraction, from 2^-17 to 15/8 * 2^15. Code 0 is zero. A value between two codes
-// becomes the upper one with the probability of its distance from the lower one, by random bits 4 to 19: the same
-// place in a float's fraction, so that noise of a code's width is two instructions away. (The second state's are
-// bits 16 to 31: four bits that are the first of one and the last of the other.) The scale maps the block's largest
-// magnitude to the largest code. A non-negative state never becomes code 0: it is a divisor, and a moment over a lost divisor
-// would be a leap. A value that is not finite makes the whole block NaN; a block whose largest magnitude is
-// below 2^-126 times the largest code's counts as zero. So a whole block of a non-negative state is lost after all
-// where no value reaches 2^-126 * 61440 = 7e-34, squares of gradients below some 3e-17: beside an eps of 1e-8 it does
-// not matter, with eps = 0 the moment is divided by zero.
+// 8 bits, on a scale that is linear at zero and logarithmic far from it. A value's place is its magnitude, divided by the
+// block's scale, plus kZero; a code is the part of that float where places differ: the lower 4 bits of the exponent, or 5
+// where there is no sign, and the first 3 of the fraction. So code 0 is zero, the next ones are kZero / 8 apart, which is
+// 2^-18 or without a sign 2^-34, and then an eighth to a sixteenth of what they stand for. The largest place is 15/8: the
+// scale maps the block's largest magnitude to it. Between two codes a value becomes the upper one with the probability of
+// its distance from the lower one: random bits 4 to 19 are added to the place, and what is below the code is cut off.
+// (The second state's are bits 16 to 31: four bits that are the first of one and the last of the other.)
+//
+// A non-negative state never becomes code 0: it is a divisor, and a moment over a lost divisor would be a leap. A value
+// that is not finite makes the whole block NaN. A block counts as zero whose largest magnitude is so small that kZero times
+// the scale would be no normal float: below 7e-34, without a sign below 5e-29. So a block of a non-negative state is lost
+// after all where all are squares of gradients below some 7e-15. Beside an eps of 1e-8 it does not matter, with eps = 0 the
+// moment is divided by zero.
 struct Blockwise8Bit {
   using Element = std::uint8_t;
   static constexpr bool kScaled = true;
   static constexpr int kRandomShift = 12;
-
   template <bool kNonNegative>
-  static constexpr float kLargest = kNonNegative ? 61440.0f : 1.875f;
+  static constexpr float kZero = kNonNegative ? 0x1p-31f : 0x1p-15f;
 
   template <bool kNonNegative>
   static ACCEL_INLINE F32 decode(const std::uint8_t* codes, F32 scale) {
-    const U16 code = load_bytes(codes);
-    const U16 sign = (code << 8) & static_cast<std::uint16_t>(0x8000);
-    const U16 magnitude = code << 7;
-    return from_half(kNonNegative ? magnitude : (magnitude & static_cast<std::uint16_t>(0x3f80)) | sign) * scale;
+    const U32 code = load_signed_bytes(codes) << kDroppedBits;
+    const std::uint32_t mask = (kNonNegative ? 0xffu : 0x7fu) << kDroppedBits;
+    const F32 place = (F32)((code & mask) | kZeroBits<kNonNegative>);
+    const F32 magnitude = multiply_add(place, scale, scale * -kZero<kNonNegative>);
+    return kNonNegative ? magnitude : (F32)select(kMagnitudeBits, (U32)magnitude, code);
   }
 
   template <bool kNonNegative>
   static ACCEL_INLINE void see(U32& largest, F32 value) {
-    // As integers, so that NaN is larger than all else.
-    const U32 magnitude = kNonNegative ? (U32)value : (U32)value & 0x7fffffffu;
-    largest = magnitude > largest ? magnitude : largest;
+    const U32 bits = magnitude_of<kNonNegative>(value);  // as integers, so that NaN is larger than all else
+    largest = bits > largest ? bits : largest;
   }
 
   template <bool kNonNegative>
   static ACCEL_INLINE F32 factor(U32 largest, float* scale) {
+    constexpr float kLargest = 1.875f - kZero<kNonNegative>;
     std::uint32_t bits = 0;
     for (int i = 0; i < kLanes; ++i) {
       bits = largest[i] > bits ? largest[i] : bits;
@@ -110,34 +117,37 @@ struct Blockwise8Bit {
       *scale = __builtin_nanf("");
       return F32{};
     }
-    if (most < 1.17549435e-38f * kLargest<kNonNegative>) {
+    if (most < 0x1p-126f / kZero<kNonNegative> * kLargest) {
       *scale = 0.0f;
       return F32{};
     }
-    *scale = most / kLargest<kNonNegative>;
-    return broadcast(kLargest<kNonNegative> / most);
+    *scale = most / kLargest;
+    return broadcast(kLargest / most);
   }
 
   template <bool kNonNegative>
   static ACCEL_INLINE void encode(std::uint8_t* codes, F32 value, F32 factor, U32 random) {
-    const U32 bits = (U32)(value * factor);
-    const U32 magnitude = kNonNegative ? bits : bits & 0x7fffffffu;
-    // The power of two at or below the magnitude, or the half's smallest normal, below which codes lie 2^-17 apart as
-    // they do above it. With random bits from the eighth of it on, less itself, it is noise below a code's width.
-    const U32 least = broadcast_bits(0x38800000u);
-    const U32 power = (magnitude > least ? magnitude : least) & 0x7f800000u;
-    const F32 noise = (F32)(power | (random & 0x000ffff0u)) - (F32)power;
-    // What the largest code's sum reaches is below the next one by 2^-16 of their distance, more than roundings are.
-    const U32 sum = (U32)((F32)magnitude + noise);
-    const U16 half = to_half_toward_zero((F32)(kNonNegative ? sum : sum | (bits & 0x80000000u)));
-    U16 code = half >> 7;
+    const F32 place =
+        multiply_add((F32)magnitude_of<kNonNegative>(value), factor, broadcast(kZero<kNonNegative>));
+    // The largest's place is rounded, too; as the last four random bits are missing, it is not carried to the next code.
+    const U32 code = ((U32)place + (random & 0xffff0u)) >> kDroppedBits;
     if (kNonNegative) {
-      const U16 one = U16{} + static_cast<std::uint16_t>(1);
-      code = code > one ? code : one;
+      const U32 one = broadcast_bits((kZeroBits<kNonNegative> >> kDroppedBits) + 1);
+      store_bytes(codes, code > one ? code : one);
     } else {
-      code = (code & static_cast<std::uint16_t>(0x7f)) | ((half >> 8) & static_cast<std::uint16_t>(0x80));
+      store_bytes(codes, select(0x7fu, code, (U32)value >> 24));
     }
-    store_bytes(codes, code);
+  }
+
+ private:
+  static constexpr int kDroppedBits = 20;  // of a float's fraction of 23
+  static constexpr std::uint32_t kMagnitudeBits = 0x7fffffffu;
+  template <bool kNonNegative>
+  static constexpr std::uint32_t kZeroBits = kNonNegative ? 0x30000000u : 0x38000000u;  // of the float kZero
+
+  template <bool kNonNegative>
+  static ACCEL_INLINE U32 magnitude_of(F32 value) {
+    return kNonNegative ? (U32)value : (U32)value & kMagnitudeBits;
   }
 };
 

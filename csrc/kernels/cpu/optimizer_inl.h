@@ -197,15 +197,17 @@ ACCEL_INLINE void for_each_state(const Visit& visit) {
 template <class Formula, class Codec>
 __attribute__((noinline)) void update_packed_block(const Formula& formula, F32 grad_scale, float* param,
                                                    const float* grad,
-                                                   typename Codec::Element* const (&codes)[Formula::kStates],
+                                                   typename Codec::Element* const (&code)[Formula::kStates],
                                                    float* const (&scales)[Formula::kStates],
                                                    const RandomBits& random_bits) {
   constexpr int kStates = Formula::kStates;
+  typename Codec::Element* codes[kStates];  // a copy, as in update_blocks
+  for (int k = 0; k < kStates; ++k) {
+    codes[k] = code[k];
+  }
   const Formula in_registers = formula;
-  const RandomBits random = random_bits;
+  RandomBits random = random_bits;
   alignas(64) float values[kStates][Codec::kScaled ? kQuantBlock : 1];
-  // Made in the first loop, where the divider decides, for the second, where arithmetic does.
-  U32 kept_bits[Codec::kScaled ? kQuantBlock / kLanes : 1];
   F32 scale[kStates] = {};
   U32 largest[kStates] = {};
   if constexpr (Codec::kScaled) {
@@ -226,14 +228,13 @@ __attribute__((noinline)) void update_packed_block(const Formula& formula, F32 g
     });
     in_registers(param_value, grad_scale * load(grad + i), state);
     store(param + i, param_value);
-    const U32 bits = random(i);
     if constexpr (Codec::kScaled) {
-      kept_bits[i / kLanes] = bits;
       for_each_state<kStates>([&](auto k) ACCEL_LAMBDA {
         Codec::template see<Formula::kNonNegative[k.value]>(largest[k.value], state[k.value]);
         store(&values[k.value][i], state[k.value]);
       });
     } else {
+      const U32 bits = random.next();
       for_each_state<kStates>([&](auto k) ACCEL_LAMBDA {
         Codec::template encode<Formula::kNonNegative[k.value]>(codes[k.value] + i, state[k.value], F32{},
                                                                bits >> (Codec::kRandomShift * k.value));
@@ -246,7 +247,7 @@ __attribute__((noinline)) void update_packed_block(const Formula& formula, F32 g
       factor[k.value] = Codec::template factor<Formula::kNonNegative[k.value]>(largest[k.value], scales[k.value]);
     });
     for (int i = 0; i < kQuantBlock; i += kLanes) {
-      const U32 bits = kept_bits[i / kLanes];
+      const U32 bits = random.next();
       for_each_state<kStates>([&](auto k) ACCEL_LAMBDA {
         Codec::template encode<Formula::kNonNegative[k.value]>(codes[k.value] + i, load(&values[k.value][i]),
                                                                factor[k.value], bits >> (Codec::kRandomShift * k.value));

@@ -7,11 +7,11 @@
 // Provided, for F32, a vector of kLanes floats (the technique of Google Highway, reduced to what
 // our kernels need; arithmetic is + - * / on F32):
 //   broadcast(x)  multiply_add(a, b, c) = a * b + c  square_root(v)
+//   select(mask, a, b)   bit by bit, for U32
 //   sign_of(v)   -1, 0 or 1; NaN stays NaN
 //   load(pointer) store(pointer, v)   unaligned, float, BFloat16 or Float16 in memory
-//   load_bytes(pointer) store_bytes(pointer, v)   bytes as 16-bit integers, U16
+//   load_signed_bytes(pointer) store_bytes(pointer, v)   bytes as 32-bit integers, U32
 //   from_half(U16) to_half(v)         the bits of IEEE binary16
-//   to_half_toward_zero(v)            finite values below 65536
 // Stores to 16-bit types round to nearest even; NaN stays NaN, infinity stays infinity.
 //
 // Compile with -ffp-contract=off: results must not depend on which products a compiler fuses.
@@ -74,6 +74,8 @@ typedef float F32 __attribute__((vector_size(kLanes * 4)));
 typedef std::uint32_t U32 __attribute__((vector_size(kLanes * 4)));
 typedef std::uint16_t U16 __attribute__((vector_size(kLanes * 2)));
 typedef std::uint8_t U8 __attribute__((vector_size(kLanes)));
+typedef std::int8_t I8 __attribute__((vector_size(kLanes)));
+typedef std::int32_t I32 __attribute__((vector_size(kLanes * 4)));
 #if defined(ACCEL_TARGET_AVX512)
 typedef std::uint16_t U16x32 __attribute__((vector_size(64)));
 #endif
@@ -107,6 +109,15 @@ ACCEL_INLINE F32 square_root(F32 v) {
     v[i] = __builtin_sqrtf(v[i]);
   }
   return v;
+#endif
+}
+
+// The bits of `a` that the mask has, and the others of `b`.
+ACCEL_INLINE U32 select(std::uint32_t mask, U32 a, U32 b) {
+#if defined(ACCEL_TARGET_AVX512)
+  return (U32)_mm512_ternarylogic_epi32(_mm512_set1_epi32(mask), (__m512i)a, (__m512i)b, 0xca);
+#else
+  return (a & mask) | (b & ~mask);
 #endif
 }
 
@@ -145,21 +156,23 @@ ACCEL_INLINE void store_bits(void* target, Vector v) {
   __builtin_memcpy(target, &v, sizeof(v));
 }
 
-// Bytes as words, and words below 256 as bytes.
-ACCEL_INLINE U16 load_bytes(const std::uint8_t* source) {
+// Bytes with their sign as 32-bit integers, and the lowest bytes of those.
+ACCEL_INLINE U32 load_signed_bytes(const std::uint8_t* source) {
 #if defined(ACCEL_TARGET_AVX512)
-  return (U16)_mm256_cvtepu8_epi16(load_bits<__m128i>(source));
+  return (U32)_mm512_maskz_cvtepi8_epi32(0xffff, load_bits<__m128i>(source));
 #elif defined(ACCEL_TARGET_AVX2)
-  return (U16)_mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(source)));
+  return (U32)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(source)));
 #else
-  return __builtin_convertvector(load_bits<U8>(source), U16);
+  return (U32)__builtin_convertvector(load_bits<I8>(source), I32);
 #endif
 }
-ACCEL_INLINE void store_bytes(std::uint8_t* target, U16 v) {
+ACCEL_INLINE void store_bytes(std::uint8_t* target, U32 v) {
 #if defined(ACCEL_TARGET_AVX512)
-  store_bits(target, _mm256_maskz_cvtepi16_epi8(0xffff, (__m256i)v));
+  store_bits(target, _mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)v));
 #elif defined(ACCEL_TARGET_AVX2)
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(target), _mm_packus_epi16((__m128i)v, (__m128i)v));
+  const __m256i halves = _mm256_shuffle_epi8((__m256i)v, _mm256_set1_epi32(0x0c080400));
+  const __m128i joined = _mm_unpacklo_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(target), joined);
 #else
   store_bits(target, __builtin_convertvector(v, U8));
 #endif
@@ -200,13 +213,9 @@ ACCEL_INLINE void store(BFloat16* target, F32 v) {
 #if defined(ACCEL_TARGET_AVX512)
 ACCEL_INLINE F32 from_half(U16 bits) { return (F32)_mm512_maskz_cvtph_ps(0xffff, (__m256i)bits); }
 ACCEL_INLINE U16 to_half(F32 v) { return (U16)_mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT); }
-ACCEL_INLINE U16 to_half_toward_zero(F32 v) {
-  return (U16)_mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_ZERO);
-}
 #elif defined(ACCEL_TARGET_AVX2)
 ACCEL_INLINE F32 from_half(U16 bits) { return (F32)_mm256_cvtph_ps((__m128i)bits); }
 ACCEL_INLINE U16 to_half(F32 v) { return (U16)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT); }
-ACCEL_INLINE U16 to_half_toward_zero(F32 v) { return (U16)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_ZERO); }
 #elif defined(ACCEL_TARGET_NEON)
 ACCEL_INLINE F32 from_half(U16 bits) { return (F32)vcvt_f32_f16(vreinterpret_f16_u16((uint16x4_t)bits)); }
 ACCEL_INLINE U16 to_half(F32 v) { return (U16)vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)v)); }
@@ -239,16 +248,6 @@ ACCEL_INLINE U16 to_half(F32 v) {
   half = magnitude >= 0x477ff000u ? infinity : half;  // 65520 and above round to it
   half = magnitude > 0x7f800000u ? quiet_nan : half;
   return narrow(half | sign);
-}
-#endif
-#if !defined(ACCEL_TARGET_AVX512) && !defined(ACCEL_TARGET_AVX2)
-ACCEL_INLINE U16 to_half_toward_zero(F32 v) {
-  const U32 bits = (U32)v;
-  const U32 magnitude = bits & 0x7fffffffu;
-  // Of a subnormal, whose last place is 2^-24, what is below that falls away when it becomes an integer.
-  const U32 subnormal = __builtin_convertvector((F32)magnitude * 16777216.0f, U32);
-  const U32 half = magnitude < 0x38800000u ? subnormal : (magnitude - 0x38000000u) >> 13;
-  return narrow(half | ((bits >> 16) & 0x8000u));
 }
 #endif
 ACCEL_INLINE F32 load(const Float16* source) { return from_half(load_bits<U16>(source)); }

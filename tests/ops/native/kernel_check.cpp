@@ -208,11 +208,15 @@ bool check_stochastic(Isa isa, DType p, std::int64_t numel) {
   return true;
 }
 
-// A code of Blockwise8Bit: the upper bits of a half, times the scale.
+// Where zero lies on the scale of Blockwise8Bit's codes.
+double zero_of(bool non_negative) { return std::ldexp(1, non_negative ? -31 : -15); }
+
+// What a code of Blockwise8Bit stands for.
 double decoded(std::uint8_t code, double scale, bool non_negative) {
-  const std::uint16_t sign = !non_negative && (code & 0x80) ? 0x8000 : 0;
-  const std::uint16_t half = sign | ((non_negative ? code : code & 0x7f) << 7);
-  return to_double(&half, DType::float16, 0) * scale;
+  const int magnitude = non_negative ? code : code & 0x7f;
+  const double place = std::ldexp(1 + (magnitude & 7) / 8.0, magnitude >> 3);
+  const double value = (place - 1) * zero_of(non_negative) * scale;
+  return !non_negative && (code & 0x80) ? -value : value;
 }
 
 struct Packed {
@@ -260,8 +264,8 @@ bool check_packed(Isa isa, DType p, DType g, std::int64_t numel) {
         return false;
       }
       for (int k = 0; k < 2; ++k) {
-        // Neighbouring codes are an eighth apart at most, and the smallest one is all below it.
-        const double smallest = packed.scales[k][i / kQuantBlock] * std::ldexp(1, -17);
+        // Neighbouring codes are an eighth of their place apart at most.
+        const double smallest = packed.scales[k][i / kQuantBlock] * zero_of(k == 1) / 8;
         const double bound =
             0.125 * std::fabs(expected.values[1 + k]) + smallest + bound_of(expected, 1 + k, DType::float32);
         if (!is_within(isa, kValueNames[1 + k], i, packed.value(k, i), expected.values[1 + k], bound)) {
@@ -284,8 +288,8 @@ bool check_norm(Isa isa, DType type, std::int64_t numel) {
   return is_within(isa, "sum of squares", numel, sum, expected, 2.0 * numel * std::ldexp(expected, -53));
 }
 
-// Keys of neighbouring updates and of places in neighbouring groups differ, and random bits are those of one index
-// whatever block they come from, on both sides of 2^32.
+// Keys of neighbouring updates and of places in neighbouring groups differ, and so do random bits, within a block and from
+// block to block, on both sides of 2^32; the halves that two states take have nothing to do with each other.
 bool check_random_bits() {
   std::set<std::uint64_t> keys;
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
@@ -302,43 +306,37 @@ bool check_random_bits() {
   }
   constexpr std::int64_t kTurn = std::int64_t{1} << 32;
   constexpr int kCount = 4096;
-  std::set<std::vector<std::uint32_t>> streams;
+  std::set<std::vector<std::uint32_t>> blocks;
   for (const std::uint64_t key : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{1} << 32, random_key(1, 2, 3)}) {
     for (const std::int64_t start : {std::int64_t{0}, kTurn - kCount, kTurn, 2 * kTurn, 3 * kTurn - kCount}) {
-      std::vector<std::uint32_t> bits;
+      double mean = 0, product = 0;
       for (std::int64_t block = start; block < start + kCount; block += kQuantBlock) {
-        const baseline::RandomBits random(key, block);
+        std::vector<std::uint32_t> bits;
+        baseline::RandomBits random(key, block);
         for (int offset = 0; offset < kQuantBlock; offset += baseline::kLanes) {
-          const baseline::U32 lanes = random(offset);
+          const baseline::U32 lanes = random.next();
           for (int i = 0; i < baseline::kLanes; ++i) {
             bits.push_back(lanes[i]);
           }
-          // An index gives the same bits from another block, as long as it is on the same side of 2^32.
-          if (block > start) {
-            const baseline::U32 again = baseline::RandomBits(key, block - kQuantBlock)(offset + kQuantBlock);
-            if (std::memcmp(&again, &lanes, sizeof(lanes)) != 0) {
-              std::printf("random bits depend on the block that they are asked of\n");
-              return false;
-            }
-          }
+        }
+        for (const std::uint32_t one : bits) {
+          mean += one / 4294967296.0 / kCount;
+          product += ((one >> 16) / 65536.0 - 0.5) * ((one & 0xffff) / 65536.0 - 0.5) / kCount;
+        }
+        // In a block the mix is a permutation: no two are equal.
+        if (std::set<std::uint32_t>(bits.begin(), bits.end()).size() != bits.size()) {
+          std::printf("random bits repeat within a block\n");
+          return false;
+        }
+        if (!blocks.insert(std::move(bits)).second) {
+          std::printf("two keys, or two blocks, have the same random bits\n");
+          return false;
         }
       }
-      // For one key and one turn of 2^32 the mix is a permutation: no two are equal.
-      if (std::set<std::uint32_t>(bits.begin(), bits.end()).size() != bits.size()) {
-        std::printf("random bits repeat within %d elements\n", kCount);
-        return false;
-      }
-      double mean = 0;
-      for (const std::uint32_t one : bits) {
-        mean += one / 4294967296.0 / kCount;
-      }
-      // A mean of uniform numbers is off by 1/sqrt(12 n) typically; six times that is one in 10^9.
-      if (std::fabs(mean - 0.5) > 6 / std::sqrt(12.0 * kCount)) {
-        std::printf("the mean of the random bits is %.4f\n", mean);
-        return false;
-      }
-      if (!streams.insert(std::move(bits)).second) {
-        std::printf("two keys, or elements 2^32 apart, have the same random bits\n");
+      // A mean of uniform numbers is off by 1/sqrt(12 n) typically, one of products of two that are centred by
+      // 1/(12 sqrt(n)); six times that is one in 10^9.
+      if (std::fabs(mean - 0.5) > 6 / std::sqrt(12.0 * kCount) || std::fabs(product) > 6 / (12 * std::sqrt(kCount))) {
+        std::printf("the mean of the random bits is %.4f, that of their halves' product %.5f\n", mean, product);
         return false;
       }
     }
