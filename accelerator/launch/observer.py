@@ -7,6 +7,7 @@ between; the first of them is what a user wants to know.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import socket
@@ -23,6 +24,7 @@ from accelerator.launch.failures import tail_of
 _KEPT_BYTES = 8192
 _PIECE_BYTES = 1 << 16
 _DRAIN_S = 1.0
+_HELD_S = 0.5  # the beginning of a line, so that the ranks' lines do not run into each other
 
 
 def make_log_directory(directory: Path) -> None:
@@ -42,12 +44,39 @@ def make_log_directory(directory: Path) -> None:
 
 @dataclass
 class _Stream:
-    """A pipe from a rank, and where what comes through it goes."""
+    """A pipe from a rank, and where what comes through it goes.
+
+    Attributes:
+        held: the beginning of a line, which waits for the rest until ``due_s`` (of the monotonic clock).
+    """
 
     reader: int
     target: int
     keep: bytearray
     log: BinaryIO | None
+    held: bytearray = field(default_factory=bytearray)
+    due_s: float = math.inf
+
+    def take(self, piece: bytes) -> None:
+        """Pass on whole lines, and what a progress bar will write over."""
+        self.held += piece
+        end = max(self.held.rfind(b"\n"), self.held.rfind(b"\r")) + 1
+        if end == 0 and len(self.held) >= _PIECE_BYTES:
+            end = len(self.held)
+        if end > 0:
+            self._write(end)
+        if self.held and self.due_s == math.inf:
+            self.due_s = time.monotonic() + _HELD_S
+
+    def let_go(self) -> None:
+        """Pass on what is held."""
+        self._write(len(self.held))
+
+    def _write(self, end: int) -> None:
+        rest, self.held, self.due_s = bytes(self.held[:end]), self.held[end:], math.inf
+        with contextlib.suppress(OSError):  # nobody reads it any more: the ranks go on
+            while rest:
+                rest = rest[os.write(self.target, rest) :]
 
 
 @dataclass
@@ -130,12 +159,19 @@ class Observer:
     def _run(self) -> None:
         deadline = None
         while True:
-            events = self._selector.select(0 if self._stopping else None)
+            due_s = min((stream.due_s for stream in self._streams()), default=math.inf)
+            timeout_s = None if due_s == math.inf else max(0.0, due_s - time.monotonic())
+            events = self._selector.select(0 if self._stopping else timeout_s)
             if self._stopping:
                 deadline = deadline or time.monotonic() + _DRAIN_S
                 # What grandchildren still write is not waited for: they may go on for ever.
                 if not any(key.data for key, _ in events) or time.monotonic() > deadline:
+                    for stream in self._streams():
+                        stream.let_go()
                     return
+            for stream in self._streams():
+                if stream.due_s <= time.monotonic():
+                    stream.let_go()
             with self._lock:
                 for key, _ in events:
                     if isinstance(key.data, _Stream):
@@ -145,12 +181,17 @@ class Observer:
                     else:
                         os.read(self._wake_reader, _PIECE_BYTES)
 
+    def _streams(self) -> list[_Stream]:
+        with self._lock:
+            return [key.data for key in self._selector.get_map().values() if isinstance(key.data, _Stream)]
+
     def _pass_on(self, stream: _Stream) -> None:
         try:
             piece = os.read(stream.reader, _PIECE_BYTES)
         except BlockingIOError:
             return
         if not piece:
+            stream.let_go()
             self._selector.unregister(stream.reader)
             os.close(stream.reader)
             if stream.log is not None:
@@ -161,6 +202,4 @@ class Observer:
         if stream.log is not None:
             stream.log.write(piece)
             stream.log.flush()
-        with contextlib.suppress(OSError):  # nobody reads it any more: the ranks go on
-            while piece:
-                piece = piece[os.write(stream.target, piece) :]
+        stream.take(piece)

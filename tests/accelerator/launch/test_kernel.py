@@ -7,7 +7,6 @@ import platform
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import pytest
 from launching import ROOT, environment, left_of
 
 from accelerator.launch.kernel import bind_to_cpus, set_memory_policy
-from accelerator.launch.observer import Observer
 from accelerator.launch.orphans import end_processes_of, processes_of
 from accelerator.launch.received import receiving_command, sent_line
 
@@ -156,27 +154,3 @@ def test_what_a_launch_left_behind_is_found_by_its_variable_and_ended() -> None:
             process.kill()
             process.wait()
     assert left_of("never") == []
-
-
-def test_the_observer_passes_on_remembers_and_knows_who_ended_first(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    observer = Observer()
-    processes = {}
-    for rank, seconds in ((0, 0.6), (1, 0.0)):
-        path = observer.new_stream(rank, 2, str(tmp_path / f"log{rank}"))
-        code = f"import sys, time; time.sleep({seconds}); print('x' * 5, {rank}, '\\n' * 30, file=sys.stderr)"
-        with open(path, "wb") as stream:
-            processes[rank] = subprocess.Popen([sys.executable, "-S", "-c", code], stderr=stream)
-    observer.watch({rank: process.pid for rank, process in processes.items()})
-    for process in processes.values():
-        process.wait()
-    deadline = time.monotonic() + 60
-    while len(observer.ended_s) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    observer.stop()
-    if hasattr(os, "pidfd_open"):
-        assert observer.ended_s[1] < observer.ended_s[0] <= time.time()
-    assert sorted(line for line in capfd.readouterr().err.splitlines() if line.strip()) == ["xxxxx 0 ", "xxxxx 1 "]
-    assert (tmp_path / "log1").read_text().startswith("xxxxx 1")
-    assert len(observer.tail(1).splitlines()) <= 20
