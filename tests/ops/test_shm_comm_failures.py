@@ -64,7 +64,7 @@ def test_a_broken_group_says_so_at_once(ranks: Ranks) -> None:
         assert kind == again == "SharedMemoryCommError"
         assert said == said_again
         assert "for rank 1" in said or "rank 1 died" in said
-        assert waited_again_s < 1 < 60 + waited_s
+        assert max(waited_s, waited_again_s) < 10  # of a timeout of 120
 
 
 def test_nothing_is_left_when_all_are_killed(ranks: Ranks) -> None:
