@@ -58,10 +58,10 @@ class _Stream:
     due_s: float = math.inf
 
     def take(self, piece: bytes) -> None:
-        """Pass on whole lines, and what a progress bar will write over."""
+        """Pass on whole lines, and a progress bar as it comes."""
         self.held += piece
-        end = max(self.held.rfind(b"\n"), self.held.rfind(b"\r")) + 1
-        if end == 0 and len(self.held) >= _PIECE_BYTES:
+        end = self.held.rfind(b"\n") + 1
+        if b"\r" in self.held[end:] or len(self.held) - end >= _PIECE_BYTES:
             end = len(self.held)
         if end > 0:
             self._write(end)
@@ -157,21 +157,13 @@ class Observer:
         os.write(self._wake_writer, b"!")
 
     def _run(self) -> None:
-        deadline = None
+        deadline_s = math.inf
         while True:
+            # Before the question, so that its answer has all that came before stop() or in a line's time.
+            is_stopping, asked_s = self._stopping, time.monotonic()
             due_s = min((stream.due_s for stream in self._streams()), default=math.inf)
-            timeout_s = None if due_s == math.inf else max(0.0, due_s - time.monotonic())
-            events = self._selector.select(0 if self._stopping else timeout_s)
-            if self._stopping:
-                deadline = deadline or time.monotonic() + _DRAIN_S
-                # What grandchildren still write is not waited for: they may go on for ever.
-                if not any(key.data for key, _ in events) or time.monotonic() > deadline:
-                    for stream in self._streams():
-                        stream.let_go()
-                    return
-            for stream in self._streams():
-                if stream.due_s <= time.monotonic():
-                    stream.let_go()
+            wait_s = None if due_s == math.inf else max(0.0, due_s - asked_s)
+            events = self._selector.select(0 if is_stopping else wait_s)
             with self._lock:
                 for key, _ in events:
                     if isinstance(key.data, _Stream):
@@ -180,6 +172,15 @@ class Observer:
                         key.data()
                     else:
                         os.read(self._wake_reader, _PIECE_BYTES)
+            if is_stopping:
+                deadline_s = min(deadline_s, asked_s + _DRAIN_S)
+            # What grandchildren still write is not waited for: they may go on for ever.
+            is_over = is_stopping and (asked_s > deadline_s or not any(key.data for key, _ in events))
+            for stream in self._streams():
+                if is_over or stream.due_s <= asked_s:
+                    stream.let_go()
+            if is_over:
+                return
 
     def _streams(self) -> list[_Stream]:
         with self._lock:

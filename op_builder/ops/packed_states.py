@@ -18,12 +18,16 @@ from op_builder.ops.native.tensor_lists import QUANT_BLOCK
 _PIECE = 1 << 18  # elements, whole blocks
 _DROPPED_BITS = 20  # of a float's fraction
 _LARGEST_PLACE = 1.875
-_SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 
 
 def _zero(non_negative: bool) -> float:
     """The place of zero."""
     return 2.0**-31 if non_negative else 2.0**-15
+
+
+def _least_scale(non_negative: bool) -> float:
+    """A block with less counts as zero."""
+    return 2.0**-115 if non_negative else 2.0**-126
 
 
 def names(state: str) -> tuple[str, str]:
@@ -92,8 +96,7 @@ def _decoded_piece(codes: torch.Tensor, scales: torch.Tensor, non_negative: bool
     zero = torch.tensor(_zero(non_negative))
     place = (magnitude << _DROPPED_BITS | zero.view(torch.int32)).view(torch.float32)
     blocks = -(-codes.numel() // QUANT_BLOCK)
-    scale = scales[:blocks].double().repeat_interleave(QUANT_BLOCK)[: codes.numel()]
-    values = ((place.double() - zero) * scale).float()
+    values = (place - zero) * scales[:blocks].repeat_interleave(QUANT_BLOCK)[: codes.numel()]
     return values if non_negative else torch.where(code >= 0x80, -values, values)
 
 
@@ -103,7 +106,8 @@ def _encoded_piece(values: torch.Tensor, non_negative: bool) -> tuple[torch.Tens
     zero = _zero(non_negative)
     top = _LARGEST_PLACE - zero
     largest = padded.abs().amax(dim=1)
-    largest = torch.where(largest < _SMALLEST_NORMAL / zero * top, 0.0, largest)
+    largest = torch.where(largest < _least_scale(non_negative) * top, 0.0, largest)
+    largest = torch.where(largest.isfinite(), largest, torch.nan)
     factor = torch.where(largest == 0, 0.0, top / largest)[:, None]
     place = (padded.abs() * factor + zero).clamp(max=_LARGEST_PLACE)
     code = (place.view(torch.int32) + (1 << (_DROPPED_BITS - 1))) >> _DROPPED_BITS

@@ -104,7 +104,7 @@ def update_apart(module: CPUAdamModule, case: Case, lists: TensorLists, step: in
         scaled = grad.float() * torch.tensor(also.grad_scale)
         packed = [state[i] for state in lists.states]
         if case.storage == PACKED:
-            states = [decode_8bit(packed[k], lists.scales[k][i], k == 1, fused=fused) for k in range(2)]
+            states = [decode_8bit(packed[k], lists.scales[k][i], k == 1) for k in range(2)]
         else:
             states = [state.float() for state in packed]
         module.update_list(TensorLists([param], [scaled], [[state] for state in states]), step, options)

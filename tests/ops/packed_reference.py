@@ -15,8 +15,8 @@ U64 = 2**64 - 1
 U32 = 2**32 - 1
 # Of 8-bit codes, by whether the state is non-negative: the place of zero; what the largest stands for before its scale.
 ZERO = {False: 2.0**-15, True: 2.0**-31}
+LEAST_SCALE = {False: 2.0**-126, True: 2.0**-115}
 LARGEST = {sign: torch.tensor(1.875 - zero).item() for sign, zero in ZERO.items()}  # as a float32
-SMALLEST_NORMAL = 2.0**-126
 
 
 def random_key(seed: int, step: int, place: int) -> int:
@@ -91,7 +91,7 @@ def encode_8bit(
     """Codes (uint8) and scales (float32) of finite float32 values of one dimension."""
     top = torch.tensor(LARGEST[non_negative])
     largest = largest_of_blocks(values)
-    is_zero = largest < SMALLEST_NORMAL / ZERO[non_negative] * top
+    is_zero = largest < LEAST_SCALE[non_negative] * top
     scales = torch.where(is_zero, 0, largest / top)
     # Tensor over tensor: torch makes a number over a tensor a product with the reciprocal.
     factors = torch.where(is_zero, 0, top / largest)
@@ -103,14 +103,13 @@ def encode_8bit(
     return codes.to(torch.uint8), scales
 
 
-def decode_8bit(codes: torch.Tensor, scales: torch.Tensor, non_negative: bool, *, fused: bool = True) -> torch.Tensor:
+def decode_8bit(codes: torch.Tensor, scales: torch.Tensor, non_negative: bool) -> torch.Tensor:
     """The float32 values of codes of one dimension."""
     code = codes.to(torch.int64)
     bits = (code if non_negative else code & 0x7F) << 20
-    zero = ZERO[non_negative]
-    place = float_of_bits(bits | float_bits(torch.tensor(zero)))
-    scale = scales.repeat_interleave(QUANT_BLOCK)[: codes.numel()]
-    magnitudes = multiply_add(place, scale, scale * -zero, fused=fused)
+    zero = torch.tensor(ZERO[non_negative])
+    place = float_of_bits(bits | float_bits(zero))
+    magnitudes = (place - zero) * scales.repeat_interleave(QUANT_BLOCK)[: codes.numel()]
     return magnitudes if non_negative else torch.where(code >= 0x80, -magnitudes, magnitudes)
 
 

@@ -12,6 +12,7 @@ import torch
 from adam_reference import Options
 from packed_reference import (
     LARGEST,
+    LEAST_SCALE,
     ZERO,
     code_values,
     decode_8bit,
@@ -317,13 +318,44 @@ def test_a_second_moment_that_is_not_zero_never_becomes_zero(adam_of_isa, ratio)
             assert (lists.states[1][0][values < 1] == 1).all()
 
 
-@pytest.mark.parametrize("magnitude", [2.0**-45, 1e-10, 1.0, 1e10, 1.8e19])
+@pytest.mark.parametrize("magnitude", [2.0**-52, 1e-10, 1.0, 1e10, 1.8e19])
 def test_scales_of_any_magnitude_keep_their_values(adam_of_isa, magnitude):
     values = spread(512, decades=1) * magnitude
     values = values.clamp(-1.8e19, 1.8e19)  # a larger one's square is infinite
     for actual, exact in zip(decoded(as_8bit(adam_of_isa, values)), (values, values * values), strict=True):
         chosen = exact.abs() > exact.abs().max() * 1e-3  # far above the smallest codes
         assert ((actual[chosen] - exact[chosen]).abs() <= 0.126 * exact[chosen].abs()).all()
+
+
+@pytest.mark.parametrize("state", range(2))
+def test_a_block_without_a_scale_counts_as_zero(adam_of_isa, state):
+    least = LEAST_SCALE[state == 1] * LARGEST[state == 1]
+    for magnitude, is_kept in ((least * 1.001, True), (least * 0.999, False)):
+        values = torch.full((512,), magnitude if state == 0 else magnitude**0.5)
+        values[:256] = 1.0
+        values[1] = 0.0
+        lists = as_8bit(adam_of_isa, values)
+        actual = decoded(lists)[state]
+        assert (actual[2:256] > 0).all()
+        if is_kept:
+            assert torch.allclose(actual[256:], torch.tensor(magnitude), rtol=0.1, atol=0)
+            if state == 1:
+                lists.states[1][0][256:] = 1  # the smallest divisor there is
+                assert (decoded(lists)[1][256:] > 0).all()
+        else:
+            assert (actual[256:] == 0).all()
+            assert lists.scales[state][0][1] == 0
+
+
+def test_gradients_as_small_as_a_very_small_eps_are_followed(adam_of_isa):
+    """The second moment of the first step is a thousandth of their squares."""
+    param = torch.zeros(512)
+    lists = TensorLists([param], [torch.full((512,), 1e-15)], zeros(512, torch.uint8), zeros(2, torch.float32))
+    exact = TensorLists([torch.zeros(512)], lists.grads, zeros(512, torch.float32))
+    for step in range(1, 200):
+        for each in (lists, exact):
+            adam_of_isa.update_list(each, step, Options(eps=1e-15).listed())
+    assert (param / exact.params[0] - 1).abs().max() <= 0.1
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -450,3 +482,14 @@ def test_python_reads_and_writes_the_same_format(numel, non_negative):
     # A scale or factor that is rounded differently moves a value across the middle of two codes now and then.
     assert ((packed.int() - codes.int()).abs() <= 1).all()
     assert (packed != codes).float().sum() <= 1 + numel * 0.01
+
+
+@pytest.mark.parametrize("non_negative", [False, True])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_python_makes_a_block_nan_that_is_not_finite(value, non_negative):
+    values = torch.ones(600)
+    values[300] = value
+    decoded_values = packed_states.decoded(*packed_states.encoded(values, non_negative), non_negative)
+    block = torch.arange(600) // QUANT_BLOCK == 1
+    assert decoded_values[block].isnan().all()
+    assert (decoded_values[~block] == 1).all()

@@ -78,23 +78,24 @@ struct StochasticBFloat16 {
 // (The second state's are bits 16 to 31: four bits that are the first of one and the last of the other.)
 //
 // A non-negative state never becomes code 0: it is a divisor, and a moment over a lost divisor would be a leap. A value
-// that is not finite makes the whole block NaN. A block counts as zero whose largest magnitude is so small that kZero times
-// the scale would be no normal float: below 7e-34, without a sign below 5e-29. So a block of a non-negative state is lost
-// after all where all are squares of gradients below some 7e-15. Beside an eps of 1e-8 it does not matter, with eps = 0 the
-// moment is divided by zero.
+// that is not finite makes the whole block NaN. A block counts as zero whose scale would be below kLeastScale, with which
+// code 1 is float's smallest number. So a second moment is lost after all in a block where it is below 4.5e-35 everywhere,
+// in the first steps of Adam where all gradients are below 2e-16. Beside an eps of 1e-15 that does not matter.
 struct Blockwise8Bit {
   using Element = std::uint8_t;
   static constexpr bool kScaled = true;
   static constexpr int kRandomShift = 12;
   template <bool kNonNegative>
   static constexpr float kZero = kNonNegative ? 0x1p-31f : 0x1p-15f;
+  template <bool kNonNegative>
+  static constexpr float kLeastScale = kNonNegative ? 0x1p-115f : 0x1p-126f;
 
   template <bool kNonNegative>
   static ACCEL_INLINE F32 decode(const std::uint8_t* codes, F32 scale) {
     const U32 code = load_signed_bytes(codes) << kDroppedBits;
     const std::uint32_t mask = (kNonNegative ? 0xffu : 0x7fu) << kDroppedBits;
     const F32 place = (F32)((code & mask) | kZeroBits<kNonNegative>);
-    const F32 magnitude = multiply_add(place, scale, scale * -kZero<kNonNegative>);
+    const F32 magnitude = (place - kZero<kNonNegative>) * scale;
     return kNonNegative ? magnitude : (F32)select(kMagnitudeBits, (U32)magnitude, code);
   }
 
@@ -117,7 +118,7 @@ struct Blockwise8Bit {
       *scale = __builtin_nanf("");
       return F32{};
     }
-    if (most < 0x1p-126f / kZero<kNonNegative> * kLargest) {
+    if (most < kLeastScale<kNonNegative> * kLargest) {
       *scale = 0.0f;
       return F32{};
     }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -51,29 +52,116 @@ def two_ranks() -> Iterator[tuple[Observer, list[BinaryIO]]]:
         yield observer, streams
 
 
-def test_a_line_that_is_written_in_pieces_is_not_torn_by_another_ranks(
-    two_ranks: tuple[Observer, list[BinaryIO]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("accelerator.launch.observer._HELD_S", 60.0)
-    observer, streams = two_ranks
-    for rank, text in ((0, b"loss "), (1, b"whole\nhalf"), (0, b"0.1\rloss 0.2"), (1, b" a line\n")):
-        streams[rank].write(text)
-        deadline_s = time.monotonic() + 60
-        while observer.tail(rank).split()[-1:] != text.decode().split()[-1:]:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
-    streams[0].close()  # without an end of the line
-    observer.stop()
-    assert capfd.readouterr().err == "whole\nloss 0.1\rhalf a line\nloss 0.2"
-
-
-def test_the_beginning_of_a_line_comes_when_nothing_follows(
-    two_ranks: tuple[Observer, list[BinaryIO]], capfd: pytest.CaptureFixture[str]
-) -> None:
-    _, streams = two_ranks
-    streams[0].write(b"loading ...")
-    seen, deadline_s = "", time.monotonic() + 60
-    while seen != "loading ...":
+def wait_for(seen: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 60
+    while not seen():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
-        seen += capfd.readouterr().err
+
+
+def wait_for_output(capfd: pytest.CaptureFixture[str], expected: str) -> None:
+    seen = []
+
+    def is_there() -> bool:
+        seen.append(capfd.readouterr().err)
+        return "".join(seen) == expected
+
+    wait_for(is_there)
+
+
+@pytest.fixture
+def holds_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accelerator.launch.observer._HELD_S", 60.0)
+
+
+@pytest.mark.usefixtures("holds_long")
+def test_a_line_that_is_written_in_pieces_is_not_torn_by_another_ranks(
+    two_ranks: tuple[Observer, list[BinaryIO]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    observer, streams = two_ranks
+    for rank, text in ((0, b"loss "), (1, b"whole\nhalf"), (0, b"0.1\nend"), (1, b" a line\nlast")):
+        streams[rank].write(text)
+        wait_for(lambda rank=rank, text=text: observer.tail(rank).split()[-1:] == text.decode().split()[-1:])  # type: ignore[misc]
+    wait_for_output(capfd, "whole\nloss 0.1\nhalf a line\n")
+    streams[0].close()  # without an end of the line
+    wait_for_output(capfd, "end")
+    observer.stop()  # while the other one has not ended
+    wait_for_output(capfd, "last")
+
+
+@pytest.mark.usefixtures("holds_long")
+@pytest.mark.parametrize("text", ["\r 10%", "10%\r", "a line\n 20%\r 30%"])
+def test_progress_bars_are_not_held(
+    two_ranks: tuple[Observer, list[BinaryIO]], capfd: pytest.CaptureFixture[str], text: str
+) -> None:
+    two_ranks[1][0].write(text.encode())
+    wait_for_output(capfd, text)
+
+
+@pytest.mark.usefixtures("holds_long")
+def test_of_an_endless_line_no_more_is_held_than_a_piece(
+    two_ranks: tuple[Observer, list[BinaryIO]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    two_ranks[1][0].write(b"x" * 70_000)
+    came: list[str] = []
+    wait_for(lambda: came.append(capfd.readouterr().err) or sum(map(len, came)) >= 1 << 16)  # type: ignore[func-returns-value]
+
+
+def test_the_beginning_of_a_line_comes_although_more_and_more_of_it_follows(
+    two_ranks: tuple[Observer, list[BinaryIO]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def more_was_written_and_some_came() -> bool:
+        two_ranks[1][0].write(b".")
+        return capfd.readouterr().err.startswith(".")
+
+    wait_for(more_was_written_and_some_came)
+
+
+def test_nothing_waits_for_a_line_that_was_let_go(
+    two_ranks: tuple[Observer, list[BinaryIO]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    observer, streams = two_ranks
+    streams[0].write(b"loading ...")
+    wait_for_output(capfd, "loading ...")
+    assert [stream.due_s for stream in observer._streams()] == [math.inf, math.inf]
+
+
+@pytest.mark.usefixtures("holds_long")
+def test_what_was_written_before_the_stop_is_not_lost(
+    two_ranks: tuple[Observer, list[BinaryIO]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Even where the observer has just asked, and found nothing."""
+    observer, streams = two_ranks
+    ask = observer._selector.select
+
+    def find_nothing_and_be_stopped(_: float | None) -> list[Any]:
+        observer._selector.select = ask  # type: ignore[method-assign]
+        streams[0].write(b"a line\n")
+        observer._stopping = True
+        return []
+
+    observer._selector.select = find_nothing_and_be_stopped  # type: ignore[method-assign,assignment]
+    observer._wake()
+    observer._thread.join(60)
+    assert capfd.readouterr().err == "a line\n"
+
+
+def test_who_reads_slowly_gets_whole_lines(
+    two_ranks: tuple[Observer, list[BinaryIO]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A beginning whose time is over while the observer waits for its reader has its end in the pipe by then."""
+    observer, streams = two_ranks
+    streams[0].write(b"half of ")
+    wait_for(lambda: observer.tail(0) != "")
+    write = os.write
+
+    def write_slowly(descriptor: int, text: bytes) -> int:
+        if descriptor == 2:
+            monkeypatch.setattr(os, "write", write)
+            streams[0].write(b"a line\n")
+            time.sleep(1)
+        return write(descriptor, text)
+
+    monkeypatch.setattr(os, "write", write_slowly)
+    streams[1].write(b"other\n")
+    wait_for_output(capfd, "other\nhalf of a line\n")
