@@ -153,15 +153,17 @@ def test_who_reads_slowly_gets_whole_lines(
     observer, streams = two_ranks
     streams[0].write(b"half of ")
     wait_for(lambda: observer.tail(0) != "")
-    write = os.write
+    write, pieces = os.write, []
 
     def write_slowly(descriptor: int, text: bytes) -> int:
         if descriptor == 2:
-            monkeypatch.setattr(os, "write", write)
-            streams[0].write(b"a line\n")
-            time.sleep(1)
+            pieces.append(text)
+            if len(pieces) == 1:
+                streams[0].write(b"a line\n")
+                time.sleep(1)
         return write(descriptor, text)
 
     monkeypatch.setattr(os, "write", write_slowly)
     streams[1].write(b"other\n")
     wait_for_output(capfd, "other\nhalf of a line\n")
+    assert pieces == [b"other\n", b"half of a line\n"]
