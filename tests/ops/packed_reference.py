@@ -23,11 +23,16 @@ def random_key(seed: int, step: int, place: int) -> int:
     """The 64-bit key of a tensor's random bits in one update; ``place`` is the caller's number for it."""
     key = seed & U64
     for number in (step, place & U64):
-        key = (key + number * GOLDEN + GOLDEN) & U64
-        key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & U64
-        key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & U64
-        key ^= key >> 31
+        key = mixed(key + number * GOLDEN + GOLDEN)
     return key
+
+
+def mixed(key: int) -> int:
+    """SplitMix64's finaliser."""
+    key &= U64
+    key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & U64
+    key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & U64
+    return key ^ (key >> 31)
 
 
 def random16(key: int, numel: int, state: int, packing: str = "bfloat16") -> torch.Tensor:
@@ -44,10 +49,7 @@ def random16(key: int, numel: int, state: int, packing: str = "bfloat16") -> tor
 
 def _block_key(key: int, begin: int) -> int:
     """The key of the block that begins at this element, as a signed number of 64 bits."""
-    key = (key + begin * GOLDEN) & U64
-    key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & U64
-    key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & U64
-    key ^= key >> 31
+    key = mixed(key + begin * GOLDEN)
     return key - (1 << 64) if key >> 63 else key
 
 
@@ -77,7 +79,7 @@ def largest_of_blocks(values: torch.Tensor) -> torch.Tensor:
     return blocks.abs().amax(dim=1) if len(blocks) else values.new_zeros(0)
 
 
-def multiply_add(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | float, *, fused: bool) -> torch.Tensor:
+def multiply_add(a: torch.Tensor, b: torch.Tensor, c: float, *, fused: bool) -> torch.Tensor:
     """a * b + c in float32, rounded once, or twice as the baseline does, which has no instruction for it.
 
     Once by way of float64, which would have to lie between two float32 to its last bit for another result.
@@ -105,12 +107,8 @@ def encode_8bit(
 
 def decode_8bit(codes: torch.Tensor, scales: torch.Tensor, non_negative: bool) -> torch.Tensor:
     """The float32 values of codes of one dimension."""
-    code = codes.to(torch.int64)
-    bits = (code if non_negative else code & 0x7F) << 20
-    zero = torch.tensor(ZERO[non_negative])
-    place = float_of_bits(bits | float_bits(zero))
-    magnitudes = (place - zero) * scales.repeat_interleave(QUANT_BLOCK)[: codes.numel()]
-    return magnitudes if non_negative else torch.where(code >= 0x80, -magnitudes, magnitudes)
+    values = code_values(codes, non_negative).float()  # exact but for this one rounding, as the kernel's subtraction
+    return values * scales.repeat_interleave(QUANT_BLOCK)[: codes.numel()]
 
 
 def code_values(codes: torch.Tensor, non_negative: bool) -> torch.Tensor:

@@ -25,17 +25,14 @@ ACCEL_INLINE U32 lane_numbers() {
 }
 
 // Random bits that depend on key and position alone, for the vectors of a block one after another. Each block has a key of
-// its own, by SplitMix64's finaliser (Steele, Lea & Flood, 2014). Within it a Weyl sequence that begins at one half of the
-// key goes through an xorshift, the other half and a multiplication (as in Wellons' 32-bit hashes, 2018). The last bits of
-// a product are its worst ones: none of the lowest four is used in 8 bits.
+// its own. Within it a Weyl sequence that begins at one half of the key goes through an xorshift, the other half and a
+// multiplication (as in Wellons' 32-bit hashes, 2018). The last bits of a product are its worst ones: none of the lowest
+// four is used in 8 bits.
 class RandomBits {
  public:
   // For the block that begins at this element.
   RandomBits(std::uint64_t random_key, std::int64_t element) {
-    std::uint64_t key = random_key + static_cast<std::uint64_t>(element) * 0x9e3779b97f4a7c15u;
-    key = (key ^ (key >> 30)) * 0xbf58476d1ce4e5b9u;
-    key = (key ^ (key >> 27)) * 0x94d049bb133111ebu;
-    key ^= key >> 31;
+    const std::uint64_t key = mixed(random_key + static_cast<std::uint64_t>(element) * 0x9e3779b97f4a7c15u);
     weyl_ = lane_numbers() * kWeyl + static_cast<std::uint32_t>(key);
     key_ = broadcast_bits(static_cast<std::uint32_t>(key >> 32));
   }
@@ -85,10 +82,6 @@ struct Blockwise8Bit {
   using Element = std::uint8_t;
   static constexpr bool kScaled = true;
   static constexpr int kRandomShift = 12;
-  template <bool kNonNegative>
-  static constexpr float kZero = kNonNegative ? 0x1p-31f : 0x1p-15f;
-  template <bool kNonNegative>
-  static constexpr float kLeastScale = kNonNegative ? 0x1p-115f : 0x1p-126f;
 
   template <bool kNonNegative>
   static ACCEL_INLINE F32 decode(const std::uint8_t* codes, F32 scale) {
@@ -143,6 +136,10 @@ struct Blockwise8Bit {
  private:
   static constexpr int kDroppedBits = 20;  // of a float's fraction of 23
   static constexpr std::uint32_t kMagnitudeBits = 0x7fffffffu;
+  template <bool kNonNegative>
+  static constexpr float kZero = kNonNegative ? 0x1p-31f : 0x1p-15f;
+  template <bool kNonNegative>
+  static constexpr float kLeastScale = kNonNegative ? 0x1p-115f : 0x1p-126f;
   template <bool kNonNegative>
   static constexpr std::uint32_t kZeroBits = kNonNegative ? 0x30000000u : 0x38000000u;  // of the float kZero
 

@@ -68,17 +68,20 @@ struct TwoPassKernels {
                 float factor);
 };
 
+// The finaliser of SplitMix64 (Steele, Lea & Flood, 2014): every bit of the key decides about every bit of the result.
+inline std::uint64_t mixed(std::uint64_t key) {
+  key = (key ^ (key >> 30)) * 0xbf58476d1ce4e5b9u;
+  key = (key ^ (key >> 27)) * 0x94d049bb133111ebu;
+  return key ^ (key >> 31);
+}
+
 // Independent random bits for each update of each tensor, which is known by its `place`: a number that the caller
 // gives it, and that should not change when other tensors join an update or leave it.
 inline std::uint64_t random_key(std::uint64_t seed, std::uint64_t step, std::uint64_t place) {
-  // The finaliser of SplitMix64 (Steele, Lea & Flood, 2014), once for each number that goes in.
   const std::uint64_t numbers[] = {step, place};
   std::uint64_t key = seed;
   for (const std::uint64_t number : numbers) {
-    key += number * 0x9e3779b97f4a7c15u + 0x9e3779b97f4a7c15u;
-    key = (key ^ (key >> 30)) * 0xbf58476d1ce4e5b9u;
-    key = (key ^ (key >> 27)) * 0x94d049bb133111ebu;
-    key ^= key >> 31;
+    key = mixed(key + number * 0x9e3779b97f4a7c15u + 0x9e3779b97f4a7c15u);
   }
   return key;
 }

@@ -197,14 +197,10 @@ ACCEL_INLINE void for_each_state(const Visit& visit) {
 template <class Formula, class Codec>
 __attribute__((noinline)) void update_packed_block(const Formula& formula, F32 grad_scale, float* param,
                                                    const float* grad,
-                                                   typename Codec::Element* const (&code)[Formula::kStates],
+                                                   typename Codec::Element* const (&codes)[Formula::kStates],
                                                    float* const (&scales)[Formula::kStates],
                                                    const RandomBits& random_bits) {
   constexpr int kStates = Formula::kStates;
-  typename Codec::Element* codes[kStates];  // a copy, as in update_blocks
-  for (int k = 0; k < kStates; ++k) {
-    codes[k] = code[k];
-  }
   const Formula in_registers = formula;
   RandomBits random = random_bits;
   alignas(64) float values[kStates][Codec::kScaled ? kQuantBlock : 1];
