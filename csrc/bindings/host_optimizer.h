@@ -100,7 +100,8 @@ class HostOptimizer {
     library.def("release_grads(int list) -> ()");
     library.def(
         "update_prepared(int list, float[] options, float grad_scale, bool zero_grads, bool stochastic, int seed, "
-        "str isa) -> ()");
+        "str isa, int unchanged=0, int beside=0) -> ()");
+    library.def("look(int[] lists, int beside) -> int[]");
     library.def("grad_sum_of_squares(int list, str isa) -> float");
     library.def("forget(int list) -> ()");
     library.def("supported_isas() -> str");
@@ -123,6 +124,7 @@ class HostOptimizer {
   static void implement_without_tensors(Library& library) {
     library.impl("release_grads", ACCEL_BOX(&release_grads));
     library.impl("update_prepared", ACCEL_BOX(&update_prepared));
+    library.impl("look", ACCEL_BOX(&Lists::look));
     library.impl("grad_sum_of_squares", ACCEL_BOX(&grad_sum_of_squares));
     library.impl("forget", ACCEL_BOX(&forget));
     library.impl("supported_isas", ACCEL_BOX(&supported_isas));
@@ -166,9 +168,9 @@ class HostOptimizer {
   }
 
   // The update itself, cut into even shares for torch's threads. `steps` count from 1: one for each
-  // parameter, or one for all.
+  // parameter, or one for all. Meanwhile the calling thread calls beside(), if it is there.
   static void run(const CheckedList<Kernel>& checked, const std::vector<double>& options,
-                  const std::vector<double>& steps, const PassArguments& arguments) {
+                  const std::vector<double>& steps, const PassArguments& arguments, Beside beside = nullptr) {
     require_options(options);
     // Tensors differ in their step only when some had no gradient at times.
     const std::size_t count = checked.items.size();
@@ -190,9 +192,9 @@ class HostOptimizer {
       return KernelArguments{&coefficients[which[i]], pass};
     };
     if constexpr (std::is_same_v<Kernel, cpu::TwoPassKernels>) {
-      run_kernels(checked, arguments_of, Optimizer::factor);
+      run_kernels(checked, arguments_of, beside, Optimizer::factor);
     } else {
-      run_kernels(checked, arguments_of);
+      run_kernels(checked, arguments_of, beside);
     }
   }
 
@@ -215,11 +217,11 @@ class HostOptimizer {
     bool stochastic = false;
     bool zero_grads = false;
 
-    void check_again(const PassArguments& arguments) {
+    void check_again(const PassArguments& arguments, std::int64_t unchanged) {
       const bool has_other_settings = arguments.isa != isa || arguments.stochastic != stochastic ||
                                       (arguments.zero_grads && !zero_grads);
       watched.check(
-          has_other_settings, {&lists.params, &lists.states, &lists.scales, &lists.copies, &steps}, lists.grads,
+          unchanged, has_other_settings, {&lists.params, &lists.states, &lists.scales, &lists.copies, &steps}, lists.grads,
           [&] {
             checked = check(lists, arguments, Optimizer::find);
             counters = step_counters(steps);
@@ -298,11 +300,12 @@ class HostOptimizer {
   }
 
   static void update_prepared(std::int64_t list, std::vector<double> options, double grad_scale, bool zero_grads,
-                              bool stochastic, std::int64_t seed, std::string isa) {
+                              bool stochastic, std::int64_t seed, std::string isa, std::int64_t unchanged,
+                              std::int64_t beside) {
     const auto prepared = Lists::find(list);
     const PassArguments arguments{grad_scale, zero_grads, stochastic, seed, checked_isa(isa)};
     require_options(options);
-    prepared->check_again(arguments);
+    prepared->check_again(arguments, unchanged);
     std::vector<double> steps;
     steps.reserve(prepared->counters.size());
     for (std::size_t i = 0; i < prepared->counters.size(); ++i) {
@@ -310,7 +313,7 @@ class HostOptimizer {
       require_step(done, i);
       steps.push_back(done + 1);
     }
-    run(prepared->checked, options, steps, arguments);
+    run(prepared->checked, options, steps, arguments, function_at(beside));
     for (std::size_t i = 0; i < steps.size(); ++i) {
       prepared->counters[i].write(steps[i]);
     }

@@ -58,25 +58,29 @@ struct KernelArguments {
 };
 
 // Calls visit(i, begin, end) on torch's threads, for ranges that together are all tensors; `end` may lie in the
-// padding.
+// padding. Meanwhile the calling thread calls beside(), if it is there.
 template <class Visit>
-void for_each_share(const std::vector<std::int64_t>& starts, const Visit& visit) {
+void for_each_share(const std::vector<std::int64_t>& starts, const Visit& visit, Beside beside = nullptr) {
   const std::int64_t total = starts.back();
   const std::int64_t blocks = (total + kBlockElements - 1) / kBlockElements;
-  parallel_for(0, blocks, kGrainBlocks, [&](std::int64_t first, std::int64_t last) {
-    const std::int64_t end = last * kBlockElements < total ? last * kBlockElements : total;
-    for_each_piece(starts.data(), static_cast<std::int64_t>(starts.size()) - 1, first * kBlockElements, end, visit);
-  });
+  parallel_for_beside(
+      blocks, kGrainBlocks,
+      [&](std::int64_t first, std::int64_t last) {
+        const std::int64_t end = last * kBlockElements < total ? last * kBlockElements : total;
+        for_each_piece(starts.data(), static_cast<std::int64_t>(starts.size()) - 1, first * kBlockElements, end, visit);
+      },
+      beside);
 }
 
 // `arguments_of(i)` gives tensor i's KernelArguments.
 template <class ArgumentsOf>
-void run_kernels(const CheckedList<cpu::OptimizerKernel>& list, const ArgumentsOf& arguments_of) {
-  for_each_share(list.starts, [&](std::int64_t i, std::int64_t from, std::int64_t to) {
+void run_kernels(const CheckedList<cpu::OptimizerKernel>& list, const ArgumentsOf& arguments_of, Beside beside) {
+  const auto visit = [&](std::int64_t i, std::int64_t from, std::int64_t to) {
     const auto& item = list.items[i];
     const KernelArguments arguments = arguments_of(i);
     item.kernel(item.tensors, from, to < item.numel ? to : item.numel, arguments.coefficients, arguments.pass);
-  });
+  };
+  for_each_share(list.starts, visit, beside);
 }
 
 // Calls visit(piece, begin, end) for the pieces of a tensor that begin in [from, to).
@@ -91,7 +95,8 @@ void for_each_norm_piece(std::int64_t numel, std::int64_t from, std::int64_t to,
 // The same in two passes; `factor(sums)` makes of a tensor's sums what the second is given. A tensor of one
 // piece is done with in the first. Results do not depend on the threads: pieces are fixed, and added in order.
 template <class ArgumentsOf, class Factor>
-void run_kernels(const CheckedList<cpu::TwoPassKernels>& list, const ArgumentsOf& arguments_of, const Factor& factor) {
+void run_kernels(const CheckedList<cpu::TwoPassKernels>& list, const ArgumentsOf& arguments_of, Beside beside,
+                 const Factor& factor) {
   struct LongTensor {
     std::int64_t item;
     std::int64_t first_sum;
@@ -111,7 +116,7 @@ void run_kernels(const CheckedList<cpu::TwoPassKernels>& list, const ArgumentsOf
     }
   }
   std::vector<cpu::SquareSums> sums(sum_count);
-  for_each_share(list.starts, [&](std::int64_t i, std::int64_t from, std::int64_t to) {
+  const auto measure = [&](std::int64_t i, std::int64_t from, std::int64_t to) {
     const auto& item = list.items[i];
     const KernelArguments arguments = arguments_of(i);
     for_each_norm_piece(item.numel, from, to, [&](std::int64_t piece, std::int64_t begin, std::int64_t end) {
@@ -122,7 +127,8 @@ void run_kernels(const CheckedList<cpu::TwoPassKernels>& list, const ArgumentsOf
         item.kernel.apply(item.tensors, begin, end, arguments.coefficients, factor(sum));
       }
     });
-  });
+  };
+  for_each_share(list.starts, measure, beside);
   for (std::size_t k = 0; k < long_tensors.size(); ++k) {
     const std::int64_t end = k + 1 < long_tensors.size() ? long_tensors[k + 1].first_sum : sum_count;
     cpu::SquareSums total{};

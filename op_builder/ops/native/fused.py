@@ -190,6 +190,9 @@ class PreparedFused:
     It keeps the tensors alive and looks at them in every update, so one whose memory, length or type
     was changed in place meanwhile is updated as it is then. A tensor that was replaced by another is
     not noticed: the list must be made anew, or :meth:`replace_grads` called.
+
+    Attributes:
+        numbers, unchanged: as of :class:`LookedAt`.
     """
 
     def __init__(
@@ -210,6 +213,8 @@ class PreparedFused:
                 number = self._ops.prepare.default(*lists, states, [steps[index] for index in indices])
             weakref.finalize(self, self._ops.forget.default, number).atexit = False
             self._parts.append((device, indices, number))
+        self.numbers: Sequence[int] = [number for _, _, number in self._parts]
+        self.unchanged = [0] * len(self._parts)
 
     @untraced
     def update(self, options: Sequence[float], control: Control) -> None:
@@ -219,8 +224,10 @@ class PreparedFused:
             OpArgumentError: a tensor does not fit any more; nothing of its device was changed.
         """
         values = list(options)
-        for device, _, number in self._parts:
-            arguments = (values, 1, bool(control.maximize), int(control.chunk_size), self._isa)
+        parts = list(zip(self._parts, self.unchanged, strict=True))
+        self.unchanged = [0] * len(parts)
+        for (device, _, number), unchanged in parts:
+            arguments = (values, 1, bool(control.maximize), int(control.chunk_size), self._isa, unchanged)
             with explained():
                 self._ops.update_prepared.default(number, *control.tensors(device), *arguments)
         torch.autograd.graph.increment_version(self._params)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.native.arguments import call_op, explained, untraced
+from op_builder.ops.native.beside import are_many, call_beside
 
 if TYPE_CHECKING:
     from op_builder.ops.native.host_optimizer import HostOptimizerModule
@@ -23,9 +25,14 @@ class PreparedList:
     It keeps the tensors alive and looks at them in every update, so one whose memory, length or type
     was changed in place meanwhile is updated as it is then. A tensor that was replaced by another is
     not noticed: the list must be made anew, or :meth:`replace_grads` called.
+
+    Attributes:
+        numbers, unchanged: as of :class:`LookedAt`.
     """
 
     def __init__(self, module: HostOptimizerModule, number: int, tensors: TensorLists) -> None:
+        self.numbers: Sequence[int] = (number,) if number else ()
+        self.unchanged = [0]
         self._number = number
         self._count = len(tensors.params)
         self._changed = (*tensors.params, *tensors.copies)
@@ -46,12 +53,18 @@ class PreparedList:
         Raises:
             OpArgumentError: a tensor does not fit any more, or a step is no whole number; nothing was changed.
         """
-        if self._number:
-            with explained():
-                self._update(self._number, list(options), *also.positional(), self._isa)
-            torch.autograd.graph.increment_version(self._changed)
-            if also.zero_grads:
-                torch.autograd.graph.increment_version(self._grads)
+        if not self._number:
+            return
+        changed = (*self._changed, *self._grads) if also.zero_grads else self._changed
+        tell_autograd = partial(torch.autograd.graph.increment_version, changed)
+        unchanged, self.unchanged = self.unchanged, [0]
+        arguments = (self._number, list(options), *also.positional(), self._isa, *unchanged)
+        with explained():
+            if are_many(self._count):
+                call_beside(self._update, arguments, tell_autograd)
+            else:
+                self._update(*arguments)
+                tell_autograd()
 
     @untraced
     def replace_grads(self, grads: Sequence[torch.Tensor]) -> None:
