@@ -101,7 +101,7 @@ class FusedOps {
         "Tensor? noop_flag, Tensor? grad_scale, Tensor? found_inf, float[] options, int step, bool maximize, "
         "int chunk_size, str isa) -> ()");
     library.def("prepare(Tensor[] params, Tensor[] grads, Tensor[] states, Tensor[] steps) -> int");
-    library.def("replace_grads(int list, Tensor[] grads) -> ()");
+    library.def("replace_grads(int list, Tensor[] grads) -> int[]");
     library.def("release_grads(int list) -> ()");
     library.def(
         "update_prepared(int list, Tensor? lr, Tensor? noop_flag, Tensor? grad_scale, Tensor? found_inf, "
@@ -153,7 +153,7 @@ class FusedOps {
                           std::optional<Tensor>, std::optional<Tensor>, std::vector<double>, std::int64_t, bool,
                           std::int64_t, std::string) {}
   static std::int64_t prepare_meta(Tensors, Tensors, Tensors, Tensors) { return 0; }
-  static void replace_grads_meta(std::int64_t, Tensors) {}
+  static std::vector<std::int64_t> replace_grads_meta(std::int64_t, Tensors) { return {0}; }
 
   struct Prepared {
     TensorLists lists;
@@ -187,11 +187,8 @@ class FusedOps {
     return Lists::add(std::move(prepared));
   }
 
-  static void replace_grads(std::int64_t list, Tensors grads) {
-    const auto prepared = Lists::find(list);
-    prepared->lists.require_length(grads, 1, "grad");
-    prepared->lists.grads = std::move(grads);
-    prepared->watched.forget_grads();
+  static std::vector<std::int64_t> replace_grads(std::int64_t list, Tensors grads) {
+    return replace_grads_of(*Lists::find(list), std::move(grads));
   }
 
   static void release_grads(std::int64_t list) {

@@ -96,7 +96,7 @@ class HostOptimizer {
     library.def(
         "prepare(Tensor[] params, Tensor[] grads, Tensor[] states, Tensor[] scales, Tensor[] copies, "
         "Tensor[] steps, int[] places=[]) -> int");
-    library.def("replace_grads(int list, Tensor[] grads) -> ()");
+    library.def("replace_grads(int list, Tensor[] grads) -> int[]");
     library.def("release_grads(int list) -> ()");
     library.def(
         "update_prepared(int list, float[] options, float grad_scale, bool zero_grads, bool stochastic, int seed, "
@@ -272,7 +272,7 @@ class HostOptimizer {
   static std::int64_t prepare_meta(Tensors, Tensors, Tensors, Tensors, Tensors, Tensors, std::vector<std::int64_t>) {
     return 0;
   }
-  static void replace_grads_meta(std::int64_t, Tensors) {}
+  static std::vector<std::int64_t> replace_grads_meta(std::int64_t, Tensors) { return {0}; }
 
   static std::int64_t prepare(Tensors params, Tensors grads, Tensors states, Tensors scales, Tensors copies,
                               Tensors steps, std::vector<std::int64_t> places) {
@@ -285,11 +285,8 @@ class HostOptimizer {
     return Lists::add(std::move(prepared));
   }
 
-  static void replace_grads(std::int64_t list, Tensors grads) {
-    const auto prepared = Lists::find(list);
-    prepared->lists.require_length(grads, 1, "grad");
-    prepared->lists.grads = std::move(grads);
-    prepared->watched.forget_grads();
+  static std::vector<std::int64_t> replace_grads(std::int64_t list, Tensors grads) {
+    return replace_grads_of(*Lists::find(list), std::move(grads));
   }
 
   // Until the next replace_grads there is nothing to update with.

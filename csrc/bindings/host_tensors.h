@@ -101,6 +101,27 @@ struct TensorLists {
   }
 };
 
+// What the op replace_grads does and returns: how many gradients the list took, all or none where one is elsewhere than
+// its parameters; then the places of those that are not contiguous, which an update would refuse.
+template <class Prepared>
+std::vector<std::int64_t> replace_grads_of(Prepared& prepared, Tensors grads) {
+  TensorLists& lists = prepared.lists;
+  lists.require_length(grads, 1, "grad");
+  std::vector<std::int64_t> found = {static_cast<std::int64_t>(grads.size())};
+  for (std::size_t i = 0; i < grads.size(); ++i) {
+    if (grads[i].device_type() != lists.params[i].device_type() ||
+        (!grads[i].is_cpu() && grads[i].device_index() != lists.params[i].device_index())) {
+      return {0};
+    }
+    if (!grads[i].is_contiguous()) {
+      found.push_back(static_cast<std::int64_t>(i));
+    }
+  }
+  lists.grads = std::move(grads);
+  prepared.watched.forget_grads();
+  return found;
+}
+
 // Bytes of an element of a state.
 inline std::int64_t state_element_bytes(const cpu::StoredTypes& types) {
   switch (types.state) {

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, repeat
 from operator import attrgetter, is_, is_not
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import torch
 
@@ -21,14 +21,13 @@ from op_builder.ops.native.beside import LookedAt, are_many, look_beside
 from op_builder.ops.native.tensor_lists import TensorLists
 
 _grad_of = attrgetter("grad")
-_layout_of = attrgetter("layout")
 
 
 class KeptTensors(LookedAt, Protocol):
     """What a native op keeps of a group from step to step."""
 
-    def replace_grads(self, grads: Sequence[torch.Tensor]) -> None:
-        """Take other gradients from now on."""
+    def replace_grads(self, grads: Sequence[torch.Tensor]) -> Sequence[int]:
+        """Take other gradients from now on; returns the places of those that an update would refuse: not contiguous."""
 
     def release_grads(self) -> None:
         """Hold the gradients no longer."""
@@ -157,13 +156,16 @@ class Batch(Generic[Kept]):
     copied: list[torch.Tensor] = field(default_factory=list)
     prepared: Kept = field(init=False)
 
-    def contiguous(self, grads: list[torch.Tensor]) -> list[torch.Tensor]:
-        """The gradients from now on, as the op takes them."""
+    def contiguous(self, grads: list[torch.Tensor], odd: Sequence[int]) -> list[torch.Tensor]:
+        """The gradients from now on as the op takes them, with copies of those that are not contiguous."""
         self.grads = grads
-        self.copied = []
-        if not all(map(torch.Tensor.is_contiguous, grads)):
-            self.copied = [grad for grad in grads if not grad.is_contiguous()]
-        return [grad.contiguous() for grad in grads] if self.copied else grads
+        self.copied = [grads[place] for place in odd]
+        if not odd:
+            return grads
+        taken = list(grads)
+        for place in odd:
+            taken[place] = grads[place].contiguous()
+        return taken
 
 
 class PreparedGroups(Generic[Kept]):
@@ -245,11 +247,17 @@ class PreparedGroups(Generic[Kept]):
         stayed = bool(refs) and all(map(_same, grads, ([ref and ref() for ref in group] for group in refs)))
         self.keeps_grads = self._grads_are_apart = False  # until all are taken
         for batch in batches:
-            present = [grad for grad in map(grads[batch.group_index].__getitem__, batch.indices) if grad is not None]
-            if not set(map(_layout_of, present)) <= {torch.strided}:
+            in_group = cast("list[torch.Tensor]", grads[batch.group_index])  # but for those beside the batch
+            present = in_group if len(batch.indices) == len(in_group) else [in_group[i] for i in batch.indices]
+            try:
+                odd = batch.prepared.replace_grads(present)
+            except OpArgumentError:
                 for index, grad in zip(batch.indices, present, strict=True):
-                    owner.check_grad(grad, index)
-            batch.prepared.replace_grads(batch.contiguous(present))
+                    owner.check_grad(grad, index)  # which may know more about it
+                raise
+            taken = batch.contiguous(present, odd)
+            if odd:
+                batch.prepared.replace_grads(taken)
         self._seen_grads = grads
         self.keeps_grads = stayed
 
@@ -330,7 +338,7 @@ class PreparedGroups(Generic[Kept]):
             batch.named = {name: [entry[name] for entry in entries] for name in ("step", *names, *scale_names)}
             tensors = TensorLists(
                 batch.params,
-                batch.contiguous(batch.grads),
+                batch.contiguous(batch.grads, [i for i, grad in enumerate(batch.grads) if not grad.is_contiguous()]),
                 [batch.named[name] for name in names],
                 [batch.named[name] for name in scale_names],
                 [self._copies[id(param)] for param in batch.params if id(param) in self._copies],

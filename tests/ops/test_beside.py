@@ -86,20 +86,24 @@ def test_nothing_that_a_handler_of_signals_raises_is_lost(cpu_adam, monkeypatch)
     def handle(*_: object) -> None:
         raise Odd
 
+    def interrupted_after(seconds: float) -> None:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        while not dropped:
+            call_beside(cpu_adam.ops.look.default, ([],), int)
+
     dropped: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", dropped.append)
     before = signal.signal(signal.SIGALRM, handle)
     try:
         for turn in range(2000):
             with pytest.raises(Odd):
-                signal.setitimer(signal.ITIMER_REAL, 2e-5 + turn % 50 * 1e-6)
-                while not dropped:
-                    call_beside(cpu_adam.ops.look.default, ([],), int)
+                interrupted_after(2e-5 + turn % 50 * 1e-6)
     finally:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_others_do_the_callers_part_while_it_is_busy(cpu_adam, two_threads):
+@pytest.mark.usefixtures("two_threads")
+def test_others_do_the_callers_part_while_it_is_busy(cpu_adam):
     lists = make(Case(torch.float32, torch.float32, AS_PARAM, lengths=(16384,) * 64)).lists
     firsts = [lists.params[0][0], lists.params[63][0]]
     before = [first.item() for first in firsts]

@@ -337,6 +337,13 @@ def test_gradients_that_cannot_be_taken_are_refused_at_once(cpu_adam, grads, tex
     assert_same_bits(lists, expected)
 
 
+def test_gradients_that_are_not_contiguous_are_named_when_they_are_taken(cpu_adam):
+    prepared = cpu_adam.prepare(make(Case(lengths=(17, 300, 4))).lists, steps_of(3))
+    assert prepared.replace_grads([torch.ones(34)[::2], torch.ones(300), torch.ones(8)[::2]]) == [0, 2]
+    assert prepared.replace_grads([torch.ones(17), torch.ones(300), torch.ones(4)]) == []
+    prepared.update(OPTIONS, Pass())
+
+
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("lengths", [SMALL, (5,) * 700], ids=["few", "on all threads"])
 def test_new_gradients_in_every_update_have_the_bits_of_the_list_form(adam_of_isa, storage, lengths):

@@ -141,15 +141,15 @@ def call_op(
     # Asked here, because one tensor of another device decides which kernel torch's dispatcher takes:
     # a meta tensor would silently get the one that does nothing.
     if not all(getattr(tensor, "is_cpu", False) for members in roles.values() for tensor in members):
-        raise _unfit_tensor(roles)
+        raise unfit_tensor(roles)
     try:
         with explained(), torch.no_grad():
             return op(*tensors, *numbers)
     except NotImplementedError:  # torch has no kernel for a tensor of this layout
-        raise _unfit_tensor(roles) from None
+        raise unfit_tensor(roles) from None
 
 
-def _unfit_tensor(tensors: Mapping[str, Sequence[torch.Tensor]]) -> OpArgumentError:
+def unfit_tensor(tensors: Mapping[str, Sequence[torch.Tensor]]) -> OpArgumentError:
     """Says which tensor is none, sparse or on another device."""
     for role, members in tensors.items():
         for index, tensor in enumerate(members):

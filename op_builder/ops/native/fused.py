@@ -233,19 +233,33 @@ class PreparedFused:
         torch.autograd.graph.increment_version(self._params)
 
     @untraced
-    def replace_grads(self, grads: Tensors) -> None:
-        """Take other gradients from now on, one for each parameter; they are checked by the updates."""
+    def replace_grads(self, grads: Tensors) -> list[int]:
+        """Take other gradients from now on, one for each parameter; they are checked by the updates.
+
+        Returns:
+            The places of those that are not contiguous, which an update would refuse.
+
+        Raises:
+            OpArgumentError: one is not on its parameter's device, or there are not as many as parameters.
+        """
         if len(grads) != len(self._params):
             raise OpArgumentError(
                 f"{len(self._params)} parameters came with {len(grads)} grad tensors.", "Pass one for each parameter."
             )
-        for device, indices, number in self._parts:
+        odd: list[int] = []
+        for _, indices, number in self._parts:
             members = grads if len(self._parts) == 1 else [grads[index] for index in indices]
-            if {getattr(grad, "device", None) for grad in members} != {device}:
+            try:
+                with explained(), torch.no_grad():
+                    taken, *places = self._ops.replace_grads.default(number, members)
+            except (RuntimeError, TypeError):  # torch has no kernel for one, or it is no tensor
+                taken = 0
+            if taken != len(members):
                 raise OpArgumentError(
                     "A gradient is not on the device of its parameter.", "Pass gradients that backward() has made."
                 )
-            self._ops.replace_grads.default(number, members)
+            odd += [indices[place] for place in places]
+        return odd
 
     @untraced
     def release_grads(self) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.arguments import call_op, explained, untraced
+from op_builder.ops.native.arguments import explained, unfit_tensor, untraced
 from op_builder.ops.native.beside import are_many, call_beside
 
 if TYPE_CHECKING:
@@ -67,8 +67,11 @@ class PreparedList:
                 tell_autograd()
 
     @untraced
-    def replace_grads(self, grads: Sequence[torch.Tensor]) -> None:
+    def replace_grads(self, grads: Sequence[torch.Tensor]) -> list[int]:
         """Take other gradients from now on.
+
+        Returns:
+            The places of those that are not contiguous, which an update would refuse.
 
         Raises:
             OpArgumentError: one is no tensor, or not on the CPU, or there are not as many as parameters.
@@ -78,8 +81,18 @@ class PreparedList:
             raise OpArgumentError(
                 f"{self._count} parameters came with {len(grads)} grad tensors.", "Pass one for each parameter."
             )
-        call_op(self._replace_grads, {"grad": grads}, (self._number, grads))
+        if not self._number:
+            return []
+        odd: list[int]
+        try:
+            with explained(), torch.no_grad():
+                taken, *odd = self._replace_grads(self._number, grads)
+        except (RuntimeError, TypeError):  # torch has no kernel for one, or it is no tensor
+            taken = 0
+        if taken != self._count:
+            raise unfit_tensor({"grad": grads})
         self._grads = tuple(grads)
+        return odd
 
     @untraced
     def release_grads(self) -> None:
