@@ -46,6 +46,11 @@ def __getattr__(name: str) -> Any:
         return load_inline
     if name.endswith("Builder"):
         from accelerator import get_accelerator
+        from op_builder.errors import UnknownBuilderError, UnknownOpError
 
-        return get_accelerator().get_op_builder(name)
+        try:
+            return get_accelerator().get_op_builder(name)
+        except UnknownOpError as error:
+            # An ImportError, as an import's failure is; an AttributeError's text, with the near names, would be lost.
+            raise UnknownBuilderError(error.message, error.remedy) from None
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

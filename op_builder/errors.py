@@ -128,6 +128,10 @@ class UnknownOpError(AccelError, ValueError):
     """No builder has that name; the message suggests near matches."""
 
 
+class UnknownBuilderError(UnknownOpError, ImportError):
+    """``op_builder`` was asked for a builder that there is not, as ``from op_builder import <name>`` does."""
+
+
 class SourceNotFoundError(AccelError, FileNotFoundError):
     """A source file that a builder names does not exist in any place it may lie."""
 

@@ -66,6 +66,6 @@ def require(op: str, outcomes: Iterable[CheckOutcome]) -> None:
     """Raise an IncompatibleOpError that names every failed check."""
     failed = failures(outcomes)
     if failed:
-        reasons = "; ".join(f"{failure.name}: {failure.reason}" for failure in failed)
+        reasons = "; ".join(f"{failure.name}: {failure.reason.removesuffix('.')}" for failure in failed)
         remedies = " ".join(dict.fromkeys(failure.remedy for failure in failed if failure.remedy))
-        raise IncompatibleOpError(f"Op '{op}' is not available here. {reasons}", remedies)
+        raise IncompatibleOpError(f"Op '{op}' is not available here. {reasons}.", remedies)

@@ -127,7 +127,8 @@ def find_builder(class_name: str, package: str) -> type[OpBuilder]:
         if class_name in other.classes:
             return other.classes[class_name]
     names = {*device.classes, *(op.builder for op in KNOWN_OPS)}.union(*(other.classes for other in registered))
-    near = difflib.get_close_matches(class_name, sorted(names), n=3, cutoff=0.5)
+    near = [op.builder for op in KNOWN_OPS if op.name == class_name]
+    near = near or difflib.get_close_matches(class_name, sorted(names), n=3, cutoff=0.5)
     complaints = [device.complaint, *(other.complaint for other in registered)]
     raise UnknownOpError(
         " ".join(filter(None, [f"There is no op builder {class_name!r}.", *complaints])),

@@ -92,6 +92,10 @@ class HostOptimizer {
         "update(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] states, Tensor(d!)[] scales, "
         "Tensor(e!)[] copies, int step, float[] options, float grad_scale, bool zero_grads, bool stochastic, "
         "int seed, str isa, int[] places=[]) -> ()");
+    library.def(
+        "update.numbers(Tensor(a!)[] params, Tensor(b!)[] grads, Tensor(c!)[] states, Tensor(d!)[] scales, "
+        "Tensor(e!)[] copies, Tensor numbers, bool zero_grads, bool stochastic, int seed, str isa, "
+        "int[] places=[]) -> ()");
     library.def("sum_of_squares(Tensor[] tensors, Tensor(a!) sum, str isa) -> ()");
     library.def(
         "prepare(Tensor[] params, Tensor[] grads, Tensor[] states, Tensor[] scales, Tensor[] copies, "
@@ -109,6 +113,7 @@ class HostOptimizer {
 
   static void implement(Library& library) {
     library.impl("update", ACCEL_BOX(&update));
+    library.impl("update.numbers", ACCEL_BOX(&update_by_numbers));
     library.impl("sum_of_squares", ACCEL_BOX(&sum_of_squares_op));
     library.impl("prepare", ACCEL_BOX(&prepare));
     library.impl("replace_grads", ACCEL_BOX(&replace_grads));
@@ -116,6 +121,7 @@ class HostOptimizer {
 
   static void implement_meta(Library& library) {
     library.impl("update", ACCEL_BOX(&update_meta));
+    library.impl("update.numbers", ACCEL_BOX(&update_by_numbers_meta));
     library.impl("sum_of_squares", ACCEL_BOX(&sum_of_squares_meta));
     library.impl("prepare", ACCEL_BOX(&prepare_meta));
     library.impl("replace_grads", ACCEL_BOX(&replace_grads_meta));
@@ -238,8 +244,10 @@ class HostOptimizer {
 
   using Lists = KeptLists<Prepared>;
 
+  static constexpr double kLastStep = 9007199254740992.0;  // 2^53: a double holds every whole number up to here
+
   static void require_step(double step, std::size_t index) {
-    if (!(step >= 0 && step <= 9007199254740992.0 && std::floor(step) == step)) {
+    if (!(step >= 0 && step <= kLastStep && std::floor(step) == step)) {
       refuse(Argument{"step", index}.text() + " is " + std::to_string(step) + "; steps are whole numbers from 0 on.",
              "Load an intact state.");
     }
@@ -257,6 +265,28 @@ class HostOptimizer {
     run(check(lists, arguments, Optimizer::find), options, {static_cast<double>(step)}, arguments);
   }
 
+  // The same for a traced graph, which would be compiled anew for each other step or learning rate: step, gradients'
+  // scale and options come in a tensor of float64.
+  static void update_by_numbers(Tensors params, Tensors grads, Tensors states, Tensors scales, Tensors copies,
+                                Tensor numbers, bool zero_grads, bool stochastic, std::int64_t seed, std::string isa,
+                                std::vector<std::int64_t> places) {
+    constexpr std::size_t kBefore = 2;
+    constexpr std::size_t kCount = kBefore + Optimizer::kOptions;
+    if (numbers.scalar_type() != ScalarType::Double || numbers.numel() != static_cast<std::int64_t>(kCount)) {
+      refuse("numbers is no tensor of " + std::to_string(kCount) + " float64.",
+             "Pass step, grad_scale and the options, in this order.");
+    }
+    const HostMemory memory = host_memory(numbers, {"numbers", Argument::kNoList}, sizeof(double));
+    const auto* const values = reinterpret_cast<const double*>(memory.data);
+    const double step = values[0];
+    if (!(std::fabs(step) <= kLastStep && std::floor(step) == step)) {
+      refuse("step is " + std::to_string(step) + ", which is no whole number.", "Pass the number of this update.");
+    }
+    update(std::move(params), std::move(grads), std::move(states), std::move(scales), std::move(copies),
+           static_cast<std::int64_t>(step), {values + kBefore, values + kCount}, values[1], zero_grads, stochastic, seed,
+           std::move(isa), std::move(places));
+  }
+
   static void sum_of_squares_op(Tensors tensors, Tensor sum, std::string isa) {
     if (sum.scalar_type() != ScalarType::Double || sum.numel() != 1) {
       refuse("sum is no tensor of one float64.", "Pass torch.zeros(1, dtype=torch.float64).");
@@ -268,6 +298,8 @@ class HostOptimizer {
   // the checks run with the real tensors.
   static void update_meta(Tensors, Tensors, Tensors, Tensors, Tensors, std::int64_t, std::vector<double>, double, bool,
                           bool, std::int64_t, std::string, std::vector<std::int64_t>) {}
+  static void update_by_numbers_meta(Tensors, Tensors, Tensors, Tensors, Tensors, Tensor, bool, bool, std::int64_t,
+                                     std::string, std::vector<std::int64_t>) {}
   static void sum_of_squares_meta(Tensors, Tensor, std::string) {}
   static std::int64_t prepare_meta(Tensors, Tensors, Tensors, Tensors, Tensors, Tensors, std::vector<std::int64_t>) {
     return 0;

@@ -111,8 +111,14 @@ def _prune(cache: Cache, options: argparse.Namespace) -> Answer:
         excess = sum(sizes) - options.max_size
     freed = sweep_small(cache)
     freed += remove_leftovers(surplus_leftovers(others, excess_bytes=excess, older_than_s=options.older_than))
-    going = surplus(found, max_size_bytes=options.max_size, older_than_s=options.older_than, unused=options.unused)
-    return _removed(cache, going, freed)
+    going, held = surplus(
+        found, max_size_bytes=options.max_size, older_than_s=options.older_than, unused=options.unused
+    )
+    status, data, text = _removed(cache, going, freed)
+    data["kept"] = [str(usage.entry.directory) for usage in held]
+    if held:
+        text += f"\n{_entries(len(held))} kept that would go: a process has them open, or used them within a minute."
+    return status, data, text
 
 
 def _clear(cache: Cache, _: argparse.Namespace) -> Answer:
@@ -187,7 +193,7 @@ def _parser() -> argparse.ArgumentParser:
     prune = commands.add_parser(
         "prune",
         parents=[common],
-        help="remove entries, and logs and what was set aside before them; what is in use stays",
+        help="remove entries, and logs and what was set aside before them; what was in use within a minute stays",
     )
     prune.add_argument("--max-size", type=_bytes, metavar="SIZE", help="the least lately used go until 500M are left")
     prune.add_argument("--older-than", type=_seconds, metavar="AGE", help="those not used for so long go: 30d")

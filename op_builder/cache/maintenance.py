@@ -98,8 +98,8 @@ def surplus(
     older_than_s: float | None = None,
     unused: bool = False,
     rested_s: float = _JUST_USED_S,
-) -> list[Usage]:
-    """Of ``found``, those that go.
+) -> tuple[list[Usage], list[Usage]]:
+    """Of ``found``, those that go, and those that would go but for their use.
 
     Args:
         max_size_bytes: the least lately used go until the rest fits.
@@ -109,6 +109,7 @@ def surplus(
     """
     newest_first = sorted(found, key=lambda usage: usage.used_at, reverse=True)
     going: list[Usage] = []
+    held: list[Usage] = []
     kept_bytes, kept_ops = 0, set()
     for usage in newest_first:
         op = usage.entry.manifest.op
@@ -120,9 +121,11 @@ def surplus(
         if goes and usage.may_go(rested_s):
             going.append(usage)
             continue
+        if goes:
+            held.append(usage)
         kept_bytes += usage.size_bytes
         kept_ops.add(op)
-    return going
+    return going, held
 
 
 def remove(cache: Cache, going: Iterable[Usage]) -> int:
@@ -156,7 +159,8 @@ def keep_in_bounds(cache: Cache) -> None:
     try:
         if total - freed > bound:
             rested_s = _PERHAPS_USED_S if is_on_network(cache.root) else _JUST_USED_S
-            freed += remove(cache, surplus(usages(cache), max_size_bytes=bound, rested_s=rested_s))
+            going, _ = surplus(usages(cache), max_size_bytes=bound, rested_s=rested_s)
+            freed += remove(cache, going)
     except CacheError as error:
         logger.warning("The cache %s holds more than %d MiB: %s", cache.root, bound >> 20, error.message)
         return

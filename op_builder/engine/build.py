@@ -20,7 +20,7 @@ from op_builder import env
 from op_builder.cache.staging import process_lives
 from op_builder.cache.store import Cache, Entry, disk_full
 from op_builder.engine import precompiled, torch_header
-from op_builder.engine.commands import LINKED_LIST, BuildCommands, build_commands, stamped_directories
+from op_builder.engine.commands import LINKED_LIST, BuildCommands, build_commands, by_hand, stamped_directories
 from op_builder.engine.diagnose import diagnose
 from op_builder.engine.jobs import JobBudget, job_count
 from op_builder.engine.kernels import try_kernels
@@ -205,7 +205,7 @@ def _compile_error(plan: BuildPlan, cache: Cache, log_path: Path) -> CompileErro
     if diagnosis.disk_full or cut_short:
         return disk_full(cache.root)
     kept = _kept_log(plan, cache, log_path)
-    return CompileError(plan.op, diagnosis.diagnostic, diagnosis.command, str(kept), diagnosis.remedy)
+    return CompileError(plan.op, diagnosis.diagnostic, by_hand(diagnosis.command), str(kept), diagnosis.remedy)
 
 
 def _kept_log(plan: BuildPlan, cache: Cache, log_path: Path) -> Path:

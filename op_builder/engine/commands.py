@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import sysconfig
 from collections.abc import Container, Mapping
@@ -28,6 +29,11 @@ PRECOMPILED_HEADER = "torch_extension.h"
 # A collection of garbage would write to each page of what GCC maps: 800 MB in vain. Up to this heap, which
 # engine/jobs.py reckons with, none is made.
 _PREINCLUDE = ("-include", PRECOMPILED_HEADER, "--param", "ggc-min-heapsize=1500000")
+
+
+def by_hand(command: str) -> str:
+    """A command line as it works without the precompiled header, which lies in the staging directory alone."""
+    return command.replace(f" {shlex.join(_PREINCLUDE)}", "")
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,26 @@ if TYPE_CHECKING:
 
 
 def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
-    """See :meth:`op_builder.ops.native.pack_bits.PackBitsModule.packbits`."""
+    """Pack uint8 or bool (..., n) to bits, uint8 (..., (n + 7) // 8): ``numpy.packbits`` along the last dimension.
+
+    Arguments and errors: :meth:`op_builder.ops.native.pack_bits.PackBitsModule.packbits`.
+    """
     return _pack_bits().packbits(x, bitorder)
 
 
 def unpackbits(packed: torch.Tensor, count: int | None = None, bitorder: str = "big") -> torch.Tensor:
-    """See :meth:`op_builder.ops.native.pack_bits.PackBitsModule.unpackbits`."""
+    """The reverse of :func:`packbits`: bits, uint8 (..., m), to uint8 (..., ``count``) of zeros and ones.
+
+    Arguments and errors: :meth:`op_builder.ops.native.pack_bits.PackBitsModule.unpackbits`.
+    """
     return _pack_bits().unpackbits(packed, count, bitorder)
 
 
 def quantize_blocks(x: torch.Tensor, bits: int = 8, block_size: int = 256) -> tuple[torch.Tensor, torch.Tensor]:
-    """See :meth:`op_builder.ops.native.block_quantize.BlockQuantizeModule.quantize_blocks`."""
+    """Codes of 8 or 4 ``bits`` of a float tensor, and a scale for each ``block_size`` elements.
+
+    Arguments, formats and errors: :meth:`op_builder.ops.native.block_quantize.BlockQuantizeModule.quantize_blocks`.
+    """
     return _block_quantize().quantize_blocks(x, bits, block_size)
 
 
@@ -39,14 +48,20 @@ def dequantize_blocks(
     dtype: torch.dtype = torch.float32,
     block_size: int = 256,
 ) -> torch.Tensor:
-    """See :meth:`op_builder.ops.native.block_quantize.BlockQuantizeModule.dequantize_blocks`."""
+    """The reverse of :func:`quantize_blocks`: a tensor of ``shape`` and ``dtype``.
+
+    Arguments and errors: :meth:`op_builder.ops.native.block_quantize.BlockQuantizeModule.dequantize_blocks`.
+    """
     return _block_quantize().dequantize_blocks(codes, scales, shape, dtype, block_size)
 
 
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """See :meth:`op_builder.ops.native.rms_norm.RMSNormModule.rms_norm`."""
+    """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension, of ``x + residual`` where there is one.
+
+    Arguments and errors: :meth:`op_builder.ops.native.rms_norm.RMSNormModule.rms_norm`.
+    """
     return _rms_norm().rms_norm(x, weight, eps, residual)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import importlib
 import os
 import platform
@@ -175,11 +176,13 @@ def find_op(name: str, package: str | None = None) -> OpBuilder:
         named = [*(cls() for cls in having), *named]
     if named:
         return named[0]
-    names = ", ".join(builder.name for builder in builders)
+    names = [builder.name for builder in builders]
+    near = difflib.get_close_matches(name, names)
+    likely = f"Did you mean {' or '.join(near)}? " if near else ""
     complaints = [package.complaint for package in registered_packages(package)]
     raise UnknownOpError(
         " ".join(filter(None, [f"There is no op {name!r}.", *complaints])),
-        f"The ops are: {names}. One that no package registers is named as package.module:Builder.",
+        f"{likely}The ops are: {', '.join(names)}. One that no package registers is named as package.module:Builder.",
     )
 
 

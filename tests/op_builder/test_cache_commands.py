@@ -292,7 +292,7 @@ def test_on_a_network_file_system_only_what_rested_for_a_week_goes_by_itself(
 def test_prune_counts_what_is_no_entry(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
     aside = lying(filled.root / "rejected" / "a", 3 << 20, days_ago=9)
     log = lying(filled.root / "logs" / "small-1.log", 10, days_ago=1)
-    assert command(capsys, filled, "prune", "--max-size", "2M") == {"removed": [], "freed_bytes": 3 << 20}
+    assert command(capsys, filled, "prune", "--max-size", "2M") == {"removed": [], "freed_bytes": 3 << 20, "kept": []}
     assert (aside.exists(), log.exists()) == (False, True)
     assert command(capsys, filled, "prune", "--older-than", "12h")["freed_bytes"] > 10
     assert not log.exists()
@@ -341,7 +341,10 @@ def test_list_tells_what_lies_besides_and_clear_takes_it(capsys: pytest.CaptureF
 def test_what_was_just_used_stays(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
     for entry in filled.entries():
         set_used(entry, 0)
-    assert command(capsys, filled, "prune", "--max-size", "1K")["removed"] == []
+    told = command(capsys, filled, "prune", "--max-size", "1K")
+    assert (told["removed"], len(told["kept"])) == ([], 3)
+    assert main(["prune", "--directory", str(filled.root), "--max-size", "1K"]) == 0
+    assert "3 entries kept that would go" in capsys.readouterr().out
 
 
 def test_clear_removes_all_and_leaves_nothing_lying(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:

@@ -363,7 +363,7 @@ def test_a_package_that_needs_anothers_builder_while_being_imported_does_not_end
     site: Site, acme: str
 ) -> None:
     module = site.install_module("from op_builder import AcmeScaleBuilder\n", "a-early")
-    assert f"{module} cannot be imported: UnknownOpError" in package("a-early").complaint
+    assert f"{module} cannot be imported: UnknownBuilderError" in package("a-early").complaint
     assert find_builder("AcmeScaleBuilder", CPU).__module__ == f"{acme}.ops.host"
 
 

@@ -163,6 +163,8 @@ def test_the_package_gives_the_current_accelerators_class(name: str) -> None:
 def test_the_package_refuses_unknown_names_with_the_near_one() -> None:
     with pytest.raises(UnknownOpError, match="CPUAdamBuilder"):
         op_builder.CPUAdamsBuilder  # noqa: B018
+    with pytest.raises(ImportError, match=r"(?s)no op builder 'CPUAdamsBuilder'.*Did you mean CPUAdamBuilder"):
+        exec("from op_builder import CPUAdamsBuilder")
     with pytest.raises(AttributeError, match="no attribute 'Adam'"):
         op_builder.Adam  # noqa: B018
 

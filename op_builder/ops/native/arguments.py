@@ -7,17 +7,19 @@ numbers, and puts what a binding or torch's dispatcher refuses into an :class:`O
 from __future__ import annotations
 
 import functools
-import math
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ParamSpec, SupportsFloat, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, SupportsFloat, TypeVar, cast
 
 import torch
 from torch._compile import _disable_dynamo
 
 from op_builder.errors import OpArgumentError
+
+if TYPE_CHECKING:
+    from op_builder.ops.native.tensor_lists import TensorLists
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -42,17 +44,39 @@ def untraced(function: Callable[Arguments, Result]) -> Callable[Arguments, Resul
     return call
 
 
+def is_traced() -> bool:
+    """Whether torch.compile reads the caller's code now.
+
+    Numbers stay what they are then, so that the graph takes them as inputs: float() and the like would make them
+    constants, and another learning rate would compile the graph anew, until torch gives up.
+    """
+    return torch.compiler.is_compiling()
+
+
+def in_a_tensor(numbers: Iterable[float | torch.Tensor]) -> torch.Tensor:
+    """``numbers``, also a traced graph's inputs and tensors of one element, as float64 on the CPU."""
+    zero = torch.zeros(1, dtype=torch.float64, device="cpu")
+    # A sum: torch.tensor() and torch.full() would make constants of them.
+    return torch.cat([(zero + number).reshape(1) for number in numbers])
+
+
+def _is_read_later(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and is_traced()
+
+
 def finite_number(name: str, value: SupportsFloat) -> float:
     """``value`` as a float: a Python or NumPy number or a tensor of one element.
 
     Raises:
         OpArgumentError: not a number, NaN, infinite or negative.
     """
+    if _is_read_later(value):
+        return cast(float, value)
     try:
-        number = float(value)
+        number = cast(float, value) if is_traced() else float(value)
     except (TypeError, ValueError, RuntimeError):
         raise OpArgumentError(f"{name} is {value!r}, which is not a number.", f"Pass {name} as a float.") from None
-    if not math.isfinite(number) or number < 0:
+    if not 0 <= number <= sys.float_info.max:
         raise OpArgumentError(f"{name} is {number}; it must be finite and at least 0.", f"Correct {name}.")
     return number
 
@@ -64,7 +88,7 @@ def fraction(name: str, value: SupportsFloat) -> float:
         OpArgumentError: it is not one.
     """
     number = finite_number(name, value)
-    if number >= 1:
+    if not _is_read_later(value) and number >= 1:
         raise OpArgumentError(f"{name} is {number}; it must be at least 0 and below 1.", f"Correct {name}.")
     return number
 
@@ -86,9 +110,11 @@ def step_number(step: object) -> int:
     Raises:
         OpArgumentError: it is not one.
     """
+    if _is_read_later(step):
+        return cast(int, step)
     remedy = "Pass the number of this update, counted from 1."
     try:
-        number = operator.index(step)  # type: ignore[arg-type]
+        number = cast(int, step) if is_traced() else operator.index(step)  # type: ignore[arg-type]
     except TypeError:
         raise OpArgumentError(f"step is {step!r}, which is not an int.", remedy) from None
     if isinstance(step, bool) or not 1 <= number <= LAST_STEP:
@@ -120,6 +146,20 @@ def explained() -> Iterator[None]:
     except ValueError as error:  # what was found, newline, remedy
         found, _, remedy = str(error).partition("\n")
         raise OpArgumentError(found, remedy) from None
+
+
+def roles_of(tensors: TensorLists, states: Sequence[str]) -> dict[str, Sequence[torch.Tensor]]:
+    """The lists of an update by the names that messages give them.
+
+    Raises:
+        OpArgumentError: ``tensors`` is something else, or its lists do not fit together.
+    """
+    if not hasattr(tensors, "by_role"):
+        raise OpArgumentError(
+            f"tensors is of type {type(tensors).__name__}.",
+            "Pass an op_builder.ops.native.tensor_lists.TensorLists(params, grads, states).",
+        )
+    return tensors.by_role(states)
 
 
 def call_op(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from op_builder import env
 from op_builder.cpu_isa import best_isa
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.arguments import explained, finite_number, step_number, untraced
+from op_builder.ops.native.arguments import explained, finite_number, is_traced, roles_of, step_number, untraced
 from op_builder.ops.native.fused_arguments import (
     Tensors,
     adam_options,
@@ -27,7 +27,7 @@ from op_builder.ops.native.fused_arguments import (
 from op_builder.ops.native.tensor_lists import TensorLists
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Control:
     """What an update reads where its tensors are when it runs, all optional.
 
@@ -95,6 +95,8 @@ class FusedOptimizerModule:
     ) -> None:
         """Update all parameters and their states in place.
 
+        Under torch.compile step and learning rate may change without another graph; the rate is rounded to float32.
+
         Args:
             tensors: all on one device, without scales and copies; no tensor may appear twice.
             options: as in OPTIONS; their values are not checked.
@@ -111,6 +113,15 @@ class FusedOptimizerModule:
         roles = {**self._roles(tensors), "step": steps}
         if not len(tensors.params):
             return
+        if is_traced():
+            # Tensors of the graph, where numbers would be its constants.
+            zero = torch.zeros(1, dtype=torch.float32, device=tensors.params[0].device)
+            if isinstance(step, int):
+                roles["step"] = steps = [zero + (number - 1)]
+                number = 1
+            if control.lr is None:
+                control = dataclasses.replace(control, lr=zero + options[0])
+                options = (0.0, *options[1:])
         self._require_one_device(roles, control)
         states = [tensor for state in tensors.states for tensor in state]
         values = [float(value) for value in options]
@@ -143,9 +154,9 @@ class FusedOptimizerModule:
         return PreparedFused(self, tensors, steps, by_device)
 
     def _roles(self, tensors: TensorLists) -> dict[str, Tensors]:
+        roles = dict(roles_of(tensors, self.STATES))
         if tensors.scales or tensors.copies:
             raise OpArgumentError("Scales or copies were given, which this op lacks.", "Use a CPU optimizer's op.")
-        roles = dict(tensors.by_role(self.STATES))
         del roles["copy"]
         return roles
 

@@ -13,7 +13,7 @@ import torch
 from op_builder import env
 from op_builder.cpu_isa import best_isa
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.arguments import call_op, step_number, untraced
+from op_builder.ops.native.arguments import call_op, in_a_tensor, is_traced, roles_of, step_number, untraced
 
 if TYPE_CHECKING:
     from op_builder.ops.native.prepared_list import PreparedList
@@ -49,6 +49,9 @@ class HostOptimizerModule:
     def update_list(self, tensors: TensorLists, step: int, options: Sequence[float], also: Pass | None = None) -> None:
         """Update all parameters and their states in place.
 
+        Under torch.compile step, options and ``grad_scale`` may change without another graph, and be tensors of one
+        element on the CPU, read when the graph runs; what does not fit is a ValueError then.
+
         Args:
             tensors: no tensor may appear twice.
             step: the number of this update, from 1.
@@ -61,15 +64,15 @@ class HostOptimizerModule:
             from op_builder.ops.native.tensor_lists import Pass
 
             also = Pass()
-        roles = tensors.by_role(self.STATES)
-        arguments = (
-            step_number(step),
-            [float(value) for value in options],
-            *also.positional(),
-            self.isa,
-            tensors.places,
-        )
-        call_op(self.ops.update.default, roles, tensors.positional(), *arguments)
+        roles = roles_of(tensors, self.STATES)
+        step = step_number(step)
+        rest = (*also.settings(), self.isa, tensors.places)
+        if is_traced():
+            numbers = in_a_tensor((step, also.grad_scale, *options))
+            call_op(self.ops.update.numbers, roles, tensors.positional(), numbers, *rest)
+        else:
+            values = [float(value) for value in options]
+            call_op(self.ops.update.default, roles, tensors.positional(), step, values, float(also.grad_scale), *rest)
         # autograd then notices what was changed between a forward and its backward.
         torch.autograd.graph.increment_version(tensors.changed(also))
 
@@ -87,7 +90,7 @@ class HostOptimizerModule:
         """
         from op_builder.ops.native.prepared_list import PreparedList
 
-        roles = {**tensors.by_role(self.STATES), "step": steps}
+        roles = {**roles_of(tensors, self.STATES), "step": steps}
         number = call_op(self.ops.prepare.default, roles, (*tensors.positional(), steps), tensors.places)
         return PreparedList(self, 0 if number is None else number, tensors)
 

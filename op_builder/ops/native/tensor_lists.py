@@ -31,7 +31,11 @@ class Pass(NamedTuple):
 
     def positional(self) -> tuple[float, bool, bool, int]:
         """The fields as the ops take them."""
-        return (float(self.grad_scale), bool(self.zero_grads), bool(self.stochastic), int(self.seed))
+        return (float(self.grad_scale), *self.settings())
+
+    def settings(self) -> tuple[bool, bool, int]:
+        """All but the first, which may change from call to call."""
+        return (bool(self.zero_grads), bool(self.stochastic), int(self.seed))
 
 
 class TensorLists(NamedTuple):
