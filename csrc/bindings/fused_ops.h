@@ -105,8 +105,7 @@ class FusedOps {
     library.def("release_grads(int list) -> ()");
     library.def(
         "update_prepared(int list, Tensor? lr, Tensor? noop_flag, Tensor? grad_scale, Tensor? found_inf, "
-        "float[] options, int step, bool maximize, int chunk_size, str isa, int unchanged=0) -> ()");
-    library.def("look(int[] lists, int beside) -> int[]");
+        "float[] options, int step, bool maximize, int chunk_size, str isa) -> ()");
     library.def("forget(int list) -> ()");
     library.def("supported_isas() -> str");
     library.def("devices() -> str");
@@ -128,7 +127,6 @@ class FusedOps {
   static void implement_without_tensors(Library& library) {
     library.impl("release_grads", ACCEL_BOX(&release_grads));
     library.impl("update_prepared", ACCEL_BOX(&update_prepared));
-    library.impl("look", ACCEL_BOX(&Lists::look));
     library.impl("forget", ACCEL_BOX(&forget));
     library.impl("supported_isas", ACCEL_BOX(&Runner::supported_isas));
     library.impl("devices", ACCEL_BOX(&Runner::devices));
@@ -163,9 +161,9 @@ class FusedOps {
     WatchedList watched;  // they may be given other memory in place
     std::string isa;
 
-    void check_again(const std::string& isa_now, std::int64_t unchanged) {
+    void check_again(const std::string& isa_now) {
       watched.check(
-          unchanged, isa_now != isa, {&lists.params, &lists.states, &steps}, lists.grads,
+          isa_now != isa, {&lists.params, &lists.states, &steps}, lists.grads,
           [&] {
             device = device_of(lists.params[0]);
             checked = Runner::check(lists, steps, isa_now);
@@ -200,9 +198,9 @@ class FusedOps {
   static void update_prepared(std::int64_t list, std::optional<Tensor> lr, std::optional<Tensor> noop_flag,
                               std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf,
                               std::vector<double> options, std::int64_t step, bool maximize, std::int64_t chunk_size,
-                              std::string isa, std::int64_t unchanged) {
+                              std::string isa) {
     const auto prepared = Lists::find(list);
-    prepared->check_again(isa, unchanged);
+    prepared->check_again(isa);
     Runner::run(prepared->checked, {std::move(lr), std::move(noop_flag), std::move(grad_scale), std::move(found_inf)},
                 prepared->device,
                 {std::move(options), step, maximize, chunk_size, std::move(isa)});

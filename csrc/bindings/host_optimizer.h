@@ -104,8 +104,7 @@ class HostOptimizer {
     library.def("release_grads(int list) -> ()");
     library.def(
         "update_prepared(int list, float[] options, float grad_scale, bool zero_grads, bool stochastic, int seed, "
-        "str isa, int unchanged=0, int beside=0) -> ()");
-    library.def("look(int[] lists, int beside) -> int[]");
+        "str isa, int beside=0) -> ()");
     library.def("grad_sum_of_squares(int list, str isa) -> float");
     library.def("forget(int list) -> ()");
     library.def("supported_isas() -> str");
@@ -130,7 +129,6 @@ class HostOptimizer {
   static void implement_without_tensors(Library& library) {
     library.impl("release_grads", ACCEL_BOX(&release_grads));
     library.impl("update_prepared", ACCEL_BOX(&update_prepared));
-    library.impl("look", ACCEL_BOX(&Lists::look));
     library.impl("grad_sum_of_squares", ACCEL_BOX(&grad_sum_of_squares));
     library.impl("forget", ACCEL_BOX(&forget));
     library.impl("supported_isas", ACCEL_BOX(&supported_isas));
@@ -223,11 +221,11 @@ class HostOptimizer {
     bool stochastic = false;
     bool zero_grads = false;
 
-    void check_again(const PassArguments& arguments, std::int64_t unchanged) {
+    void check_again(const PassArguments& arguments) {
       const bool has_other_settings = arguments.isa != isa || arguments.stochastic != stochastic ||
                                       (arguments.zero_grads && !zero_grads);
       watched.check(
-          unchanged, has_other_settings, {&lists.params, &lists.states, &lists.scales, &lists.copies, &steps}, lists.grads,
+          has_other_settings, {&lists.params, &lists.states, &lists.scales, &lists.copies, &steps}, lists.grads,
           [&] {
             checked = check(lists, arguments, Optimizer::find);
             counters = step_counters(steps);
@@ -283,8 +281,8 @@ class HostOptimizer {
       refuse("step is " + std::to_string(step) + ", which is no whole number.", "Pass the number of this update.");
     }
     update(std::move(params), std::move(grads), std::move(states), std::move(scales), std::move(copies),
-           static_cast<std::int64_t>(step), {values + kBefore, values + kCount}, values[1], zero_grads, stochastic, seed,
-           std::move(isa), std::move(places));
+           static_cast<std::int64_t>(step), {values + kBefore, values + kCount}, values[1], zero_grads, stochastic,
+           seed, std::move(isa), std::move(places));
   }
 
   static void sum_of_squares_op(Tensors tensors, Tensor sum, std::string isa) {
@@ -329,12 +327,11 @@ class HostOptimizer {
   }
 
   static void update_prepared(std::int64_t list, std::vector<double> options, double grad_scale, bool zero_grads,
-                              bool stochastic, std::int64_t seed, std::string isa, std::int64_t unchanged,
-                              std::int64_t beside) {
+                              bool stochastic, std::int64_t seed, std::string isa, std::int64_t beside) {
     const auto prepared = Lists::find(list);
     const PassArguments arguments{grad_scale, zero_grads, stochastic, seed, checked_isa(isa)};
     require_options(options);
-    prepared->check_again(arguments, unchanged);
+    prepared->check_again(arguments);
     std::vector<double> steps;
     steps.reserve(prepared->counters.size());
     for (std::size_t i = 0; i < prepared->counters.size(); ++i) {

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "common/partition.h"
 #include "torch_c/parallel.h"
 #include "torch_c/tensor.h"
 
@@ -60,28 +59,20 @@ class WatchedTensors {
 
   // False where nothing is watched.
   bool are_unchanged() const {
-    std::atomic<bool> unchanged{size() > 0};
-    parallel_for(0, size(), kGrainTensors, [&](std::int64_t first, std::int64_t last) {
-      if (!are_unchanged(first, last)) {
-        unchanged = false;
-      }
-    });
+    std::atomic<bool> unchanged{!watched_.empty()};
+    parallel_for(
+        0, static_cast<std::int64_t>(watched_.size()), kGrainTensors, [&](std::int64_t first, std::int64_t last) {
+          for (std::int64_t i = first; i < last; ++i) {
+            if (i + kTensorsAhead < last) {
+              prefetch_tensor(watched_[i + kTensorsAhead].tensor);
+            }
+            if (!watched_[i].is_unchanged()) {
+              unchanged.store(false, std::memory_order_relaxed);
+              return;
+            }
+          }
+        });
     return unchanged;
-  }
-
-  std::int64_t size() const { return static_cast<std::int64_t>(watched_.size()); }
-
-  // Whether those in [first, last) are as they were.
-  bool are_unchanged(std::int64_t first, std::int64_t last) const {
-    for (std::int64_t i = first; i < last; ++i) {
-      if (i + kTensorsAhead < last) {
-        prefetch_tensor(watched_[i + kTensorsAhead].tensor);
-      }
-      if (!watched_[i].is_unchanged()) {
-        return false;
-      }
-    }
-    return true;
   }
 
  private:
@@ -121,53 +112,18 @@ class WatchedList {
     grads_are_known_ = false;
   }
 
-  // What tensors of a list are as they were, as far as somebody has just looked.
-  enum Unchanged : std::int64_t { kNone = 0, kAllButGrads = 1, kGrads = 2 };
-
-  // Looks at all tensors of some lists while the calling thread calls beside(); what of each list is as it was.
-  static std::vector<std::int64_t> look(const std::vector<const WatchedList*>& lists, Beside beside) {
-    std::vector<const WatchedTensors*> parts;
-    std::vector<std::int64_t> starts = {0};
-    for (const WatchedList* const list : lists) {
-      for (const WatchedTensors* const part : {&list->others_, &list->grads_}) {
-        parts.push_back(part);
-        starts.push_back(starts.back() + part->size());
-      }
-    }
-    std::vector<std::atomic<bool>> changed(parts.size());
-    parallel_for_beside(
-        starts.back(), kGrainTensors,
-        [&](std::int64_t first, std::int64_t last) {
-          for_each_piece(starts.data(), static_cast<std::int64_t>(parts.size()), first, last,
-                         [&](std::int64_t i, std::int64_t from, std::int64_t to) {
-                           if (!parts[i]->are_unchanged(from, to)) {
-                             changed[i] = true;
-                           }
-                         });
-        },
-        beside);
-    std::vector<std::int64_t> unchanged;
-    for (std::size_t i = 0; i < parts.size(); i += 2) {
-      unchanged.push_back((changed[i] ? kNone : kAllButGrads) | (changed[i + 1] ? kNone : kGrads));
-    }
-    return unchanged;
-  }
-
   // Calls check_all() where it must or where any of `others` changed, else check_grads() where `grads` did. What they
-  // throw leaves nothing half checked: the next call checks everything. What is `unchanged` is not looked at again.
+  // throw leaves nothing half checked: the next call checks everything.
   template <class CheckAll, class CheckGrads>
-  void check(std::int64_t unchanged, bool must_check_all, std::initializer_list<const std::vector<Tensor>*> others,
+  void check(bool must_check_all, std::initializer_list<const std::vector<Tensor>*> others,
              const std::vector<Tensor>& grads, const CheckAll& check_all, const CheckGrads& check_grads) {
     WatchedTensors watched = std::move(others_);
     others_.clear();
-    const auto is_unchanged = [unchanged](const WatchedTensors& tensors, std::int64_t which) {
-      return tensors.size() > 0 && ((unchanged & which) != 0 || tensors.are_unchanged());
-    };
-    if (must_check_all || !is_unchanged(watched, kAllButGrads)) {
+    if (must_check_all || !watched.are_unchanged()) {
       check_all();
       watched.watch(others);
       watch(grads);
-    } else if (!is_unchanged(grads_, kGrads)) {
+    } else if (!grads_.are_unchanged()) {
       check_grads();
       watch(grads);
     }

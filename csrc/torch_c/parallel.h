@@ -21,8 +21,13 @@ void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain, cons
 // What a caller has done on its own thread while others work.
 using Beside = void (*)();
 
-// The same for [0, count), where the calling thread calls beside() before it begins with its share, of which others take
-// pieces of `grain` when they are through with theirs. beside() must not throw, either; null, there is none.
+// One that Python gives as its address; 0 for none.
+inline Beside function_at(std::int64_t address) {
+  return reinterpret_cast<Beside>(static_cast<std::intptr_t>(address));
+}
+
+// The same for [0, count), where the calling thread calls beside() before it begins with its share, of which others
+// take pieces of `grain` when they are through with theirs. beside() must not throw, either; null, there is none.
 template <class Visit>
 void parallel_for_beside(std::int64_t count, std::int64_t grain, const Visit& visit, Beside beside) {
   if (beside == nullptr) {
@@ -33,7 +38,7 @@ void parallel_for_beside(std::int64_t count, std::int64_t grain, const Visit& vi
     beside();
     return;
   }
-  // The first share is the caller's in every implementation that torch has. Where it ends is known when it begins.
+  // The first share is the caller's, with OpenMP and with torch's own threads. Where it ends is known when it begins.
   std::atomic<std::int64_t> next{0};
   std::atomic<std::int64_t> end{0};
   parallel_for(0, count, grain, [&](std::int64_t first, std::int64_t last) {

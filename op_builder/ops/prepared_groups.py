@@ -17,13 +17,12 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.beside import LookedAt, are_many, look_beside
 from op_builder.ops.native.tensor_lists import TensorLists
 
 _grad_of = attrgetter("grad")
 
 
-class KeptTensors(LookedAt, Protocol):
+class KeptTensors(Protocol):
     """What a native op keeps of a group from step to step."""
 
     def replace_grads(self, grads: Sequence[torch.Tensor]) -> Sequence[int]:
@@ -42,11 +41,9 @@ class Module(Protocol[Kept_co]):
 
     Attributes:
         OPTIONS: the numbers that every update takes, in their order.
-        ops: its torch ops.
     """
 
     OPTIONS: ClassVar[tuple[str, ...]]
-    ops: Any
 
     def prepare(self, tensors: TensorLists, steps: Sequence[torch.Tensor]) -> Kept_co:
         """Keep tensors for many updates."""
@@ -183,7 +180,6 @@ class PreparedGroups(Generic[Kept]):
     def forget(self) -> None:
         """Prepare everything anew in the next step."""
         self._batches: list[Batch[Kept]] | None = None
-        self._looked_at: list[Batch[Kept]] = []
         self._changes = Changes()
         self._seen_grads: list[list[torch.Tensor | None]] = []
         self._seen_refs: list[list[weakref.ref[torch.Tensor] | None]] = []
@@ -214,18 +210,9 @@ class PreparedGroups(Generic[Kept]):
         Raises:
             OpArgumentError: a gradient or a state does not fit; nothing was changed.
         """
+        grads = [list(map(_grad_of, group["params"])) for group in groups]
         batches = self._batches
-
-        def read() -> tuple[bool, list[list[torch.Tensor | None]]]:
-            grads = [list(map(_grad_of, group["params"])) for group in groups]
-            return batches is not None and self._fits(owner, groups, state), grads
-
-        looked_at = self._looked_at
-        if looked_at:
-            fits, grads = look_beside(looked_at[0].module.ops.look.default, [b.prepared for b in looked_at], read)
-        else:
-            fits, grads = read()
-        if batches is None or not fits:
+        if batches is None or not self._fits(owner, groups, state):
             batches = self._prepare(owner, groups, grads, state)
         elif not self.keeps_grads or not all(map(_same, grads, self._seen_grads)) or any(b.copied for b in batches):
             if [_present(group) for group in grads] == self._seen_present:
@@ -348,7 +335,6 @@ class PreparedGroups(Generic[Kept]):
         if len(batches) > 1:  # of one, the native op sees it
             _require_apart((batch, chain(batch.params, *batch.named.values())) for batch in batches)
         self._batches = batches
-        self._looked_at = _worth_looking_at(batches)
         self._seen_params = [tuple(group["params"]) for group in groups]
         self._seen_ways = ways
         self._seen_states = list(state.values())
@@ -361,15 +347,6 @@ class PreparedGroups(Generic[Kept]):
 def _ways_of(owner: Owner[Kept], groups: Sequence[Mapping[str, Any]]) -> list[tuple[str, Module[Kept]]]:
     """How the states of each group are kept, and by which op they are updated."""
     return [(group["states"], owner.native_of(group)) for group in groups]
-
-
-def _worth_looking_at(batches: Sequence[Batch[Kept]]) -> list[Batch[Kept]]:
-    """The batches, of one op, whose tensors are looked at while Python reads gradients; none where they are few."""
-    same_op = [batch for batch in batches if batch.module is batches[0].module]
-    params = [param for batch in same_op for param in batch.params]
-    # What else a property ``grad`` does, on this thread, tensors that are looked at might not stand.
-    are_plain = {*map(type, params)} <= {torch.Tensor, torch.nn.Parameter}
-    return same_op if are_plain and are_many(len(params)) else []
 
 
 def with_plain_entries(state_dict: dict[str, Any]) -> dict[str, Any]:

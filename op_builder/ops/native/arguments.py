@@ -189,6 +189,24 @@ def call_op(
         raise unfit_tensor(roles) from None
 
 
+def replaced_grads(op: Callable[..., list[int]], number: int, grads: Sequence[torch.Tensor]) -> list[int] | None:
+    """Have a native list take other gradients.
+
+    Returns:
+        The places of those that are not contiguous; None where one is no tensor, sparse, or on another device.
+    """
+    try:
+        with explained(), torch.no_grad():
+            taken, *odd = op(number, grads)
+    except NotImplementedError:  # torch has no kernel for one
+        return None
+    except (RuntimeError, TypeError):
+        if all(isinstance(grad, torch.Tensor) for grad in grads):
+            raise  # a gradient's own
+        return None
+    return odd if taken == len(grads) else None
+
+
 def unfit_tensor(tensors: Mapping[str, Sequence[torch.Tensor]]) -> OpArgumentError:
     """Says which tensor is none, sparse or on another device."""
     for role, members in tensors.items():

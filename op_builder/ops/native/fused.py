@@ -12,7 +12,15 @@ import torch
 from op_builder import env
 from op_builder.cpu_isa import best_isa
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.arguments import explained, finite_number, is_traced, roles_of, step_number, untraced
+from op_builder.ops.native.arguments import (
+    explained,
+    finite_number,
+    is_traced,
+    replaced_grads,
+    roles_of,
+    step_number,
+    untraced,
+)
 from op_builder.ops.native.fused_arguments import (
     Tensors,
     adam_options,
@@ -201,9 +209,6 @@ class PreparedFused:
     It keeps the tensors alive and looks at them in every update, so one whose memory, length or type
     was changed in place meanwhile is updated as it is then. A tensor that was replaced by another is
     not noticed: the list must be made anew, or :meth:`replace_grads` called.
-
-    Attributes:
-        numbers, unchanged: as of :class:`LookedAt`.
     """
 
     def __init__(
@@ -224,8 +229,6 @@ class PreparedFused:
                 number = self._ops.prepare.default(*lists, states, [steps[index] for index in indices])
             weakref.finalize(self, self._ops.forget.default, number).atexit = False
             self._parts.append((device, indices, number))
-        self.numbers: Sequence[int] = [number for _, _, number in self._parts]
-        self.unchanged = [0] * len(self._parts)
 
     @untraced
     def update(self, options: Sequence[float], control: Control) -> None:
@@ -235,10 +238,8 @@ class PreparedFused:
             OpArgumentError: a tensor does not fit any more; nothing of its device was changed.
         """
         values = list(options)
-        parts = list(zip(self._parts, self.unchanged, strict=True))
-        self.unchanged = [0] * len(parts)
-        for (device, _, number), unchanged in parts:
-            arguments = (values, 1, bool(control.maximize), int(control.chunk_size), self._isa, unchanged)
+        for device, _, number in self._parts:
+            arguments = (values, 1, bool(control.maximize), int(control.chunk_size), self._isa)
             with explained():
                 self._ops.update_prepared.default(number, *control.tensors(device), *arguments)
         torch.autograd.graph.increment_version(self._params)
@@ -260,12 +261,8 @@ class PreparedFused:
         odd: list[int] = []
         for _, indices, number in self._parts:
             members = grads if len(self._parts) == 1 else [grads[index] for index in indices]
-            try:
-                with explained(), torch.no_grad():
-                    taken, *places = self._ops.replace_grads.default(number, members)
-            except (RuntimeError, TypeError):  # torch has no kernel for one, or it is no tensor
-                taken = 0
-            if taken != len(members):
+            places = replaced_grads(self._ops.replace_grads.default, number, members)
+            if places is None:
                 raise OpArgumentError(
                     "A gradient is not on the device of its parameter.", "Pass gradients that backward() has made."
                 )

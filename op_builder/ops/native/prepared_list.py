@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.arguments import explained, unfit_tensor, untraced
-from op_builder.ops.native.beside import are_many, call_beside
+from op_builder.ops.native.arguments import explained, replaced_grads, unfit_tensor, untraced
+from op_builder.ops.native.beside import are_many, tell_autograd_beside
 
 if TYPE_CHECKING:
     from op_builder.ops.native.host_optimizer import HostOptimizerModule
@@ -25,14 +24,9 @@ class PreparedList:
     It keeps the tensors alive and looks at them in every update, so one whose memory, length or type
     was changed in place meanwhile is updated as it is then. A tensor that was replaced by another is
     not noticed: the list must be made anew, or :meth:`replace_grads` called.
-
-    Attributes:
-        numbers, unchanged: as of :class:`LookedAt`.
     """
 
     def __init__(self, module: HostOptimizerModule, number: int, tensors: TensorLists) -> None:
-        self.numbers: Sequence[int] = (number,) if number else ()
-        self.unchanged = [0]
         self._number = number
         self._count = len(tensors.params)
         self._changed = (*tensors.params, *tensors.copies)
@@ -56,15 +50,15 @@ class PreparedList:
         if not self._number:
             return
         changed = (*self._changed, *self._grads) if also.zero_grads else self._changed
-        tell_autograd = partial(torch.autograd.graph.increment_version, changed)
-        unchanged, self.unchanged = self.unchanged, [0]
-        arguments = (self._number, list(options), *also.positional(), self._isa, *unchanged)
+        arguments = (self._number, list(options), *also.positional(), self._isa)
+        is_told = False
         with explained():
             if are_many(self._count):
-                call_beside(self._update, arguments, tell_autograd)
+                is_told = tell_autograd_beside(self._update, arguments, changed)
             else:
                 self._update(*arguments)
-                tell_autograd()
+        if not is_told:
+            torch.autograd.graph.increment_version(changed)
 
     @untraced
     def replace_grads(self, grads: Sequence[torch.Tensor]) -> list[int]:
@@ -83,13 +77,8 @@ class PreparedList:
             )
         if not self._number:
             return []
-        odd: list[int]
-        try:
-            with explained(), torch.no_grad():
-                taken, *odd = self._replace_grads(self._number, grads)
-        except (RuntimeError, TypeError):  # torch has no kernel for one, or it is no tensor
-            taken = 0
-        if taken != self._count:
+        odd = replaced_grads(self._replace_grads, self._number, grads)
+        if odd is None:
             raise unfit_tensor({"grad": grads})
         self._grads = tuple(grads)
         return odd
