@@ -127,8 +127,9 @@ def find_builder(class_name: str, package: str) -> type[OpBuilder]:
         if class_name in other.classes:
             return other.classes[class_name]
     names = {*device.classes, *(op.builder for op in KNOWN_OPS)}.union(*(other.classes for other in registered))
-    near = [op.builder for op in KNOWN_OPS if op.name == class_name]
-    near = near or difflib.get_close_matches(class_name, sorted(names), n=3, cutoff=0.5)
+    by_op = {cls.NAME: name for name, cls in device.classes.items()} | {op.name: op.builder for op in KNOWN_OPS}
+    close = difflib.get_close_matches(class_name, sorted(names), n=3, cutoff=0.5)
+    near = [by_op[class_name]] if class_name in by_op else close
     complaints = [device.complaint, *(other.complaint for other in registered)]
     raise UnknownOpError(
         " ".join(filter(None, [f"There is no op builder {class_name!r}.", *complaints])),

@@ -309,6 +309,13 @@ def test_the_second_op_begins_with_the_header_that_the_first_had_made(
     assert "text.cpp" in read
     assert not [name for name in read if name.endswith("torch/extension.h")]
 
+    # A failed command is told as it works where the staging directory is gone.
+    with pytest.raises(CompileError, match="NOBODYS_NAME") as caught:
+        TextBuilder(BOUND.replace("VALUE", "NOBODYS_NAME"), cache).load()
+    assert "text.cpp" in caught.value.command
+    assert precompiled.PRECOMPILED_HEADER not in caught.value.command
+    assert precompiled.PRECOMPILED_HEADER in Path(caught.value.log_path).read_text()
+
     # A damaged header is noticed by its checksum, set aside, and the op is built without.
     artifact = header.artifact
     artifact.write_bytes(artifact.read_bytes()[: 1 << 20])

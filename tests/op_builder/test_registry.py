@@ -16,7 +16,7 @@ from op_builder import env
 from op_builder.base import OpBuilder
 from op_builder.errors import IncompatibleOpError, UnknownOpError
 from op_builder.registry import KNOWN_OPS, all_builders, device_package, find_builder
-from op_builder.report.collect import op_row
+from op_builder.report.collect import find_op, op_row
 
 BUILDERS_BY_OP = {
     "cpu_adam": "CPUAdamBuilder",
@@ -133,12 +133,19 @@ def test_a_known_op_that_the_device_lacks_is_never_compatible_and_says_why(packa
         ("CPUAdmaBuilder", "CPUAdamBuilder"),
         ("FusedAdam", "FusedAdamBuilder"),
         ("ShmCommBuilder", "ShareMemCommBuilder"),
+        ("cpu_sgd", "CPUSGDBuilder"),
     ],
 )
 def test_an_unknown_name_suggests_the_near_one(wrong: str, near: str) -> None:
     with pytest.raises(UnknownOpError, match=f"{wrong!r}") as caught:
         find_builder(wrong, "op_builder.cpu")
     assert near in caught.value.remedy
+
+
+def test_an_unknown_op_suggests_the_near_one() -> None:
+    with pytest.raises(UnknownOpError, match="There is no op 'cpu_adm'") as caught:
+        find_op("cpu_adm", "op_builder.cpu")
+    assert caught.value.remedy.startswith("Did you mean cpu_adam")
 
 
 def test_a_name_near_to_none_lists_all() -> None:
