@@ -26,8 +26,9 @@ inline Beside function_at(std::int64_t address) {
   return reinterpret_cast<Beside>(static_cast<std::intptr_t>(address));
 }
 
-// The same for [0, count), where the calling thread calls beside() before it begins with its share, of which others
-// take pieces of `grain` when they are through with theirs. beside() must not throw, either; null, there is none.
+// The same for [0, count), where the calling thread first calls beside() and the others begin meanwhile: each takes
+// `grain` after `grain`, so that nobody waits for a caller that is late. beside() must not throw, either; null, there
+// is none, and shares are as above.
 template <class Visit>
 void parallel_for_beside(std::int64_t count, std::int64_t grain, const Visit& visit, Beside beside) {
   if (beside == nullptr) {
@@ -38,21 +39,13 @@ void parallel_for_beside(std::int64_t count, std::int64_t grain, const Visit& vi
     beside();
     return;
   }
-  // The first share is the caller's, with OpenMP and with torch's own threads. Where it ends is known when it begins.
   std::atomic<std::int64_t> next{0};
-  std::atomic<std::int64_t> end{0};
-  parallel_for(0, count, grain, [&](std::int64_t first, std::int64_t last) {
-    if (first == 0) {
-      end = last;
+  parallel_for(0, count, grain, [&](std::int64_t first, std::int64_t) {
+    if (first == 0) {  // the caller's share, with OpenMP and with torch's own threads
       beside();
-    } else {
-      visit(first, last);
     }
-    while (next < end) {
-      const std::int64_t at = next.fetch_add(grain);
-      if (at < end) {
-        visit(at, at + grain < end ? at + grain : end.load());
-      }
+    for (std::int64_t at = next.fetch_add(grain); at < count; at = next.fetch_add(grain)) {
+      visit(at, at + grain < count ? at + grain : count);
     }
   });
 }
