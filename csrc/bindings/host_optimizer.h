@@ -104,7 +104,7 @@ class HostOptimizer {
     library.def("release_grads(int list) -> ()");
     library.def(
         "update_prepared(int list, float[] options, float grad_scale, bool zero_grads, bool stochastic, int seed, "
-        "str isa, int beside=0) -> ()");
+        "str isa, int question=0, int yes=0, int beside=0) -> bool");
     library.def("grad_sum_of_squares(int list, str isa) -> float");
     library.def("forget(int list) -> ()");
     library.def("supported_isas() -> str");
@@ -174,7 +174,7 @@ class HostOptimizer {
   // The update itself, cut into even shares for torch's threads. `steps` count from 1: one for each
   // parameter, or one for all. Meanwhile the calling thread calls beside(), if it is there.
   static void run(const CheckedList<Kernel>& checked, const std::vector<double>& options,
-                  const std::vector<double>& steps, const PassArguments& arguments, Beside beside = nullptr) {
+                  const std::vector<double>& steps, const PassArguments& arguments, const Beside& beside = {}) {
     require_options(options);
     // Tensors differ in their step only when some had no gradient at times.
     const std::size_t count = checked.items.size();
@@ -221,10 +221,11 @@ class HostOptimizer {
     bool stochastic = false;
     bool zero_grads = false;
 
-    void check_again(const PassArguments& arguments) {
+    // False, with nothing checked, where the answer to the question is not yes.
+    bool check_again(const PassArguments& arguments, const Question& question) {
       const bool has_other_settings = arguments.isa != isa || arguments.stochastic != stochastic ||
                                       (arguments.zero_grads && !zero_grads);
-      watched.check(
+      return watched.check(
           has_other_settings, {&lists.params, &lists.states, &lists.scales, &lists.copies, &steps}, lists.grads,
           [&] {
             checked = check(lists, arguments, Optimizer::find);
@@ -236,7 +237,8 @@ class HostOptimizer {
           [&] {
             check_grads(lists, arguments, checked);
             zero_grads = arguments.zero_grads;
-          });
+          },
+          question);
     }
   };
 
@@ -326,12 +328,16 @@ class HostOptimizer {
     prepared->lists.grads.clear();
   }
 
-  static void update_prepared(std::int64_t list, std::vector<double> options, double grad_scale, bool zero_grads,
-                              bool stochastic, std::int64_t seed, std::string isa, std::int64_t beside) {
+  // False, with nothing changed, where the answer to the question is not yes.
+  static bool update_prepared(std::int64_t list, std::vector<double> options, double grad_scale, bool zero_grads,
+                              bool stochastic, std::int64_t seed, std::string isa, std::int64_t question,
+                              std::int64_t yes, std::int64_t beside) {
     const auto prepared = Lists::find(list);
     const PassArguments arguments{grad_scale, zero_grads, stochastic, seed, checked_isa(isa)};
     require_options(options);
-    prepared->check_again(arguments);
+    if (!prepared->check_again(arguments, {question, yes})) {
+      return false;
+    }
     std::vector<double> steps;
     steps.reserve(prepared->counters.size());
     for (std::size_t i = 0; i < prepared->counters.size(); ++i) {
@@ -343,6 +349,7 @@ class HostOptimizer {
     for (std::size_t i = 0; i < steps.size(); ++i) {
       prepared->counters[i].write(steps[i]);
     }
+    return true;
   }
 
   static double grad_sum_of_squares(std::int64_t list, std::string isa) {

@@ -60,7 +60,7 @@ struct KernelArguments {
 // Calls visit(i, begin, end) on torch's threads, for ranges that together are all tensors; `end` may lie in the
 // padding. Meanwhile the calling thread calls beside(), if it is there.
 template <class Visit>
-void for_each_share(const std::vector<std::int64_t>& starts, const Visit& visit, Beside beside = nullptr) {
+void for_each_share(const std::vector<std::int64_t>& starts, const Visit& visit, const Beside& beside = {}) {
   const std::int64_t total = starts.back();
   const std::int64_t blocks = (total + kBlockElements - 1) / kBlockElements;
   parallel_for_beside(
@@ -74,7 +74,7 @@ void for_each_share(const std::vector<std::int64_t>& starts, const Visit& visit,
 
 // `arguments_of(i)` gives tensor i's KernelArguments.
 template <class ArgumentsOf>
-void run_kernels(const CheckedList<cpu::OptimizerKernel>& list, const ArgumentsOf& arguments_of, Beside beside) {
+void run_kernels(const CheckedList<cpu::OptimizerKernel>& list, const ArgumentsOf& arguments_of, const Beside& beside) {
   const auto visit = [&](std::int64_t i, std::int64_t from, std::int64_t to) {
     const auto& item = list.items[i];
     const KernelArguments arguments = arguments_of(i);
@@ -95,8 +95,8 @@ void for_each_norm_piece(std::int64_t numel, std::int64_t from, std::int64_t to,
 // The same in two passes; `factor(sums)` makes of a tensor's sums what the second is given. A tensor of one
 // piece is done with in the first. Results do not depend on the threads: pieces are fixed, and added in order.
 template <class ArgumentsOf, class Factor>
-void run_kernels(const CheckedList<cpu::TwoPassKernels>& list, const ArgumentsOf& arguments_of, Beside beside,
-                 const Factor& factor) {
+void run_kernels(const CheckedList<cpu::TwoPassKernels>& list, const ArgumentsOf& arguments_of,
+                 const Beside& beside, const Factor& factor) {
   struct LongTensor {
     std::int64_t item;
     std::int64_t first_sum;

@@ -57,11 +57,12 @@ class WatchedTensors {
 
   void clear() { watched_.clear(); }
 
-  // False where nothing is watched.
-  bool are_unchanged() const {
+  // False where nothing is watched. Meanwhile the calling thread calls beside(), if it is there.
+  bool are_unchanged(const Beside& beside = {}) const {
     std::atomic<bool> unchanged{!watched_.empty()};
-    parallel_for(
-        0, static_cast<std::int64_t>(watched_.size()), kGrainTensors, [&](std::int64_t first, std::int64_t last) {
+    parallel_for_beside(
+        static_cast<std::int64_t>(watched_.size()), kGrainTensors,
+        [&](std::int64_t first, std::int64_t last) {
           for (std::int64_t i = first; i < last; ++i) {
             if (i + kTensorsAhead < last) {
               prefetch_tensor(watched_[i + kTensorsAhead].tensor);
@@ -71,7 +72,8 @@ class WatchedTensors {
               return;
             }
           }
-        });
+        },
+        beside);
     return unchanged;
   }
 
@@ -114,12 +116,26 @@ class WatchedList {
 
   // Calls check_all() where it must or where any of `others` changed, else check_grads() where `grads` did. What they
   // throw leaves nothing half checked: the next call checks everything.
+  //
+  // The question is asked while threads look at the tensors: whether they are still the ones that the list should hold.
+  // Returns false, with nothing checked, where the answer is not yes.
   template <class CheckAll, class CheckGrads>
-  void check(bool must_check_all, std::initializer_list<const std::vector<Tensor>*> others,
-             const std::vector<Tensor>& grads, const CheckAll& check_all, const CheckGrads& check_grads) {
+  bool check(bool must_check_all, std::initializer_list<const std::vector<Tensor>*> others,
+             const std::vector<Tensor>& grads, const CheckAll& check_all, const CheckGrads& check_grads,
+             const Question& question = {}) {
     WatchedTensors watched = std::move(others_);
     others_.clear();
-    if (must_check_all || !watched.are_unchanged()) {
+    bool is_yes = true;
+    Beside ask;
+    if (question.address != 0) {
+      ask = [&] { is_yes = question.is_answered_yes(); };
+    }
+    const bool others_are_unchanged = watched.are_unchanged(ask);
+    if (!is_yes) {
+      others_ = std::move(watched);
+      return false;
+    }
+    if (must_check_all || !others_are_unchanged) {
       check_all();
       watched.watch(others);
       watch(grads);
@@ -128,6 +144,7 @@ class WatchedList {
       watch(grads);
     }
     others_ = std::move(watched);
+    return true;
   }
 
  private:

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 
 #include "torch_c/functions.h"
 
@@ -18,20 +19,31 @@ void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain, cons
   ACCEL_TORCH(torch_parallel_for, begin, end, grain, call, const_cast<Visit*>(&visit));
 }
 
-// What a caller has done on its own thread while others work.
-using Beside = void (*)();
+// What a caller has done on its own thread while others work, if anything. It must not throw.
+using Beside = std::function<void()>;
 
 // One that Python gives as its address; 0 for none.
 inline Beside function_at(std::int64_t address) {
-  return reinterpret_cast<Beside>(static_cast<std::intptr_t>(address));
+  const auto function = reinterpret_cast<void (*)()>(static_cast<std::intptr_t>(address));
+  return function == nullptr ? Beside() : Beside(function);
 }
 
+// What Python is to be asked, by the address of a function, and what it returns for yes. 0: there is nothing to ask.
+struct Question {
+  std::int64_t address = 0;
+  std::int64_t yes = 0;
+
+  bool is_answered_yes() const {
+    const auto function = reinterpret_cast<std::int64_t (*)()>(static_cast<std::intptr_t>(address));
+    return function == nullptr || function() == yes;
+  }
+};
+
 // The same for [0, count), where the calling thread first calls beside() and the others begin meanwhile: each takes
-// `grain` after `grain`, so that nobody waits for a caller that is late. beside() must not throw, either; null, there
-// is none, and shares are as above.
+// `grain` after `grain`, so that nobody waits for a caller that is late. Where there is no beside(), shares are as above.
 template <class Visit>
-void parallel_for_beside(std::int64_t count, std::int64_t grain, const Visit& visit, Beside beside) {
-  if (beside == nullptr) {
+void parallel_for_beside(std::int64_t count, std::int64_t grain, const Visit& visit, const Beside& beside) {
+  if (!beside) {
     parallel_for(0, count, grain, visit);
     return;
   }

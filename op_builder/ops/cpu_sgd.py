@@ -10,6 +10,7 @@ import torch
 from op_builder.errors import OpArgumentError
 from op_builder.ops.host_optimizer import HostOptimizer
 from op_builder.ops.native.arguments import finite_number
+from op_builder.ops.native.beside import Question
 from op_builder.ops.native.prepared_list import PreparedList
 from op_builder.ops.prepared_groups import Batch
 
@@ -84,11 +85,14 @@ class CPUSGD(HostOptimizer):
     def _check_saved(self, what: str, entry: Mapping[str, Any], group: Mapping[str, Any]) -> None:
         """Nothing: torch.optim.SGD's state has a buffer at most."""
 
-    def _update(self, batches: Sequence[Batch[PreparedList]], factor: float) -> None:
-        super()._update(batches, factor)
-        for batch in batches:
+    def _update(
+        self, batches: Sequence[Batch[PreparedList]], factor: float = 1.0, question: Question | None = None
+    ) -> bool:
+        is_updated = super()._update(batches, factor, question)
+        for batch in batches if is_updated else ():
             if batch.group["momentum"] == 0:  # a later momentum begins with a buffer of its own, as torch's
                 torch._foreach_zero_(batch.named["step"])
+        return is_updated
 
     def _steps_unsaid(self, state: Mapping[str, Any]) -> float:
         # A buffer says that there was a first step; how many more does not matter to the formula.

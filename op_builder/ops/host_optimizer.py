@@ -15,6 +15,7 @@ import torch
 from op_builder.errors import OpArgumentError
 from op_builder.ops import packed_states
 from op_builder.ops.native.arguments import LAST_STEP, finite_number, untraced, whole_number
+from op_builder.ops.native.beside import Question
 from op_builder.ops.native.prepared_list import PreparedList
 from op_builder.ops.native.tensor_lists import Pass
 from op_builder.ops.native_optimizer import NativeOptimizer, state_dtype
@@ -127,18 +128,33 @@ class HostOptimizer(NativeOptimizer):
         """
         loss = self._begin_step(closure)
         try:
-            batches = self._groups.current(self, self.param_groups, self.state, writes_grads=self.zero_grads)
-            factor = self._grad_factor(grad_scale, batches)
-            self.skipped = factor is None
-            if factor is not None:
-                self._update(batches, factor)
-            elif self.zero_grads:  # what is infinite would stay so in the sum with the next gradients
-                torch._foreach_zero_([grad for batch in batches for grad in batch.grads])
+            if not self._updates_unread(grad_scale):
+                batches = self._groups.current(self, self.param_groups, self.state, writes_grads=self.zero_grads)
+                factor = self._grad_factor(grad_scale, batches)
+                self.skipped = factor is None
+                if factor is not None:
+                    self._update(batches, factor)
+                elif self.zero_grads:  # what is infinite would stay so in the sum with the next gradients
+                    torch._foreach_zero_([grad for batch in batches for grad in batch.grads])
         finally:
             self._groups.step_done()
         return loss
 
-    def _update(self, batches: Sequence[Batch[PreparedList]], factor: float) -> None:
+    def _updates_unread(self, grad_scale: float | torch.Tensor | None) -> bool:
+        """Update where that can begin before gradients were read; False where it cannot, or some were replaced."""
+        given = (self.max_grad_norm, grad_scale, getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        if any(value is not None for value in given):  # they may ask for the norm, or for none of it
+            return False
+        unread = self._groups.unread(self, self.param_groups, self.state, writes_grads=self.zero_grads)
+        if unread is None or not self._update(unread[0], question=unread[1]):
+            return False
+        self.grad_norm, self.skipped = None, False
+        return True
+
+    def _update(
+        self, batches: Sequence[Batch[PreparedList]], factor: float = 1.0, question: Question | None = None
+    ) -> bool:
+        """Update all; False where the answer to the question, which the first op asks, was not yes: nothing was."""
         for batch in batches:
             group = batch.group
             numbers = self._numbers(group)
@@ -148,9 +164,13 @@ class HostOptimizer(NativeOptimizer):
                 stochastic=group["states"] == "bfloat16",
                 seed=self.seed,
             )
-            batch.prepared.update([float(numbers[name]) for name in batch.module.OPTIONS], also)
+            options = [float(numbers[name]) for name in batch.module.OPTIONS]
+            if not batch.prepared.update(options, also, question):
+                return False
+            question = None
             if batch.copied and self.zero_grads:
                 torch._foreach_zero_(batch.copied)
+        return True
 
     # Beside the update ------------------------------------------------------------------------
 

@@ -16,9 +16,9 @@ from adam_reference import Options
 from list_cases import AS_PARAM, Case, make
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops import CPUAdam, FusedAdam
+from op_builder.ops import CPUSGD, CPUAdam, CPULamb, FusedAdam
 from op_builder.ops.native import beside
-from op_builder.ops.native.beside import call_beside
+from op_builder.ops.native.beside import Question, call_beside
 from op_builder.ops.native.cpu_adam import CPUAdamModule
 from op_builder.ops.native.tensor_lists import Pass, TensorLists
 
@@ -85,6 +85,142 @@ def test_autograd_is_told_in_any_case(monkeypatch):
 def failing() -> Iterator[None]:
     raise Odd
     yield
+
+
+def fail() -> int:
+    raise Odd
+
+
+@pytest.mark.parametrize("answer", [lambda: 6, fail])
+def test_where_the_answer_is_not_yes_nothing_is_changed(cpu_adam, monkeypatch, answer):
+    """Also where there is none: what ctypes finds in its place may be the answer before."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    lists = make(Case(torch.float32, torch.float32, AS_PARAM, lengths=(300,) * 4)).lists
+    steps = [torch.zeros(()) for _ in lists.params]
+    number = cpu_adam.ops.prepare(*lists.positional(), steps)
+    arguments = (number, list(OPTIONS), *Pass().positional(), cpu_adam.isa)
+    op = cpu_adam.ops.update_prepared.default
+    before = [param.clone() for param in lists.params]
+    for yes in (7, 8):
+        assert call_beside(op, arguments, question=Question(lambda: yes, yes))  # noqa: B023
+    after = [param.clone() for param in lists.params]
+    assert not any(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert not call_beside(op, arguments, lambda: pytest.fail("it ran"), Question(answer, 9))
+    assert all(torch.equal(one, other) for one, other in zip(lists.params, after, strict=True))
+    assert [step.item() for step in steps] == [2.0] * 4
+    assert call_beside(op, arguments, question=Question(lambda: 9, 9))
+    assert [step.item() for step in steps] == [3.0] * 4
+
+
+def test_no_two_questions_have_one_answer():
+    params = [[torch.nn.Parameter(torch.zeros(1)) for _ in range(3)], [torch.zeros(1)]]
+    grads = [[torch.ones(1), None, torch.ones(1)], [None]]
+    for param, grad in zip(params[0], grads[0], strict=True):
+        param.grad = grad
+    answers = set()
+    for _ in range(3):
+        question = beside.whether_grads_are(params, grads)
+        assert question is not None
+        assert question.function() == question.yes
+        answers.add(question.yes)
+        other = beside.whether_grads_are(params, [[*grads[0][:2], torch.ones(1)], [None]])
+        assert other is not None
+        assert other.function() == other.yes - 1
+        answers.add(other.yes - 1)
+    assert len(answers) == 6
+
+
+class Described(torch.nn.Parameter):
+    """A parameter of a class of its own."""
+
+
+class Counting(torch.overrides.TorchFunctionMode):
+    """A mode that sees each attribute of a tensor that is read."""
+
+    def __torch_function__(self, function, types, arguments=(), keywords=None):
+        return function(*arguments, **(keywords or {}))
+
+
+def stepped(optimizer: torch.optim.Optimizer, monkeypatch) -> bool:
+    """Whether a step read gradients in Python."""
+    groups = optimizer._groups
+    seen: list[object] = []
+    current = groups.current
+    with monkeypatch.context() as patched:
+        patched.setattr(groups, "current", lambda *given, **options: seen.append(1) or current(*given, **options))
+        optimizer.step()
+    return bool(seen)
+
+
+@pytest.mark.parametrize("kind", [CPUAdam, CPULamb, CPUSGD])
+def test_an_op_asks_whether_gradients_are_the_last_steps(kind, monkeypatch):
+    params, same = make_params(), make_params()
+    optimizer, reference = kind(params, lr=0.1), kind(same[:900], lr=0.1)
+    reference.add_param_group({"params": same[900:]})  # of fewer tensors, nothing is asked
+    assert [stepped(optimizer, monkeypatch) for _ in range(4)] == [True, True, False, False]
+    for grad in (torch.full((5,), 3.0), None):
+        params[700].grad = grad
+        assert stepped(optimizer, monkeypatch)
+    params[700].grad = torch.ones(5)
+    assert [stepped(optimizer, monkeypatch) for _ in range(3)] == [True, True, False]
+    for step in range(9):
+        same[700].grad = torch.full((5,), 3.0) if step == 4 else None if step == 5 else torch.ones(5)
+        reference.step()
+    for one, other in zip(params, same, strict=True):
+        torch.testing.assert_close(one.detach(), other.detach(), rtol=0, atol=0)
+
+
+def test_python_code_that_reading_a_gradient_runs_is_not_run_beside_an_op(monkeypatch):
+    plain, own = CPUAdam(make_params()), CPUAdam(make_params(Described))
+    for _ in range(3):
+        plain.step()
+        own.step()
+    assert stepped(own, monkeypatch)
+    assert not stepped(plain, monkeypatch)
+    with Counting():
+        assert stepped(plain, monkeypatch)
+    assert not stepped(plain, monkeypatch)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.nn.Parameter, "grad", property(torch._C.TensorBase.grad.__get__), raising=False)
+        assert stepped(plain, monkeypatch)
+    assert not stepped(plain, monkeypatch)
+
+
+def test_what_has_to_be_known_before_an_update_is_read_before_it(monkeypatch):
+    measured, scaled = CPUAdam(make_params(), max_grad_norm=1.0), CPUAdam(make_params())
+    for _ in range(4):
+        assert stepped(measured, monkeypatch)
+        scaled.grad_scale = torch.tensor(2.0)
+        assert stepped(scaled, monkeypatch)
+    assert measured.grad_norm == pytest.approx((5 * MANY) ** 0.5)
+    del scaled.grad_scale
+    assert not stepped(scaled, monkeypatch)
+    scaled.found_inf = torch.tensor(1.0)
+    before = scaled.param_groups[0]["params"][0].detach().clone()
+    assert stepped(scaled, monkeypatch)
+    assert scaled.skipped
+    del scaled.found_inf
+    assert not stepped(scaled, monkeypatch)
+    assert not scaled.skipped
+    assert not torch.equal(scaled.param_groups[0]["params"][0], before)
+
+
+def test_gradients_that_two_groups_share_are_refused_before_they_are_zeroed(monkeypatch):
+    params = make_params()
+    optimizer = CPUAdam([{"params": params[:500]}, {"params": params[500:]}])
+    for _ in range(3):
+        optimizer.step()
+    assert not stepped(optimizer, monkeypatch)
+    params[3].grad.data = params[700].grad.data
+    assert not stepped(optimizer, monkeypatch)  # they are only read
+    optimizer.zero_grads = True
+    before = [param.detach().clone() for param in params]
+    with pytest.raises(OpArgumentError, match="shares memory"):
+        optimizer.step()
+    assert all(torch.equal(param, was) for param, was in zip(params, before, strict=True))
+    params[3].grad.data = torch.ones(5)
+    optimizer.step()
+    assert not stepped(optimizer, monkeypatch)
 
 
 def test_no_handler_of_signals_sees_tensors_half_updated():

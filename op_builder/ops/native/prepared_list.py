@@ -11,7 +11,7 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.native.arguments import explained, replaced_grads, unfit_tensor, untraced
-from op_builder.ops.native.beside import are_many, tell_autograd_beside
+from op_builder.ops.native.beside import Question, are_many, call_beside, update_beside
 
 if TYPE_CHECKING:
     from op_builder.ops.native.host_optimizer import HostOptimizerModule
@@ -41,24 +41,29 @@ class PreparedList:
             weakref.finalize(self, ops.forget.default, number).atexit = False
 
     @untraced
-    def update(self, options: Sequence[float], also: Pass) -> None:
+    def update(self, options: Sequence[float], also: Pass, question: Question | None = None) -> bool:
         """Update all parameters and states in place and count their steps up.
+
+        Args:
+            question: what is asked while the tensors are looked at.
+
+        Returns:
+            False where its answer was not yes: nothing was changed.
 
         Raises:
             OpArgumentError: a tensor does not fit any more, or a step is no whole number; nothing was changed.
         """
         if not self._number:
-            return
+            return True
         changed = (*self._changed, *self._grads) if also.zero_grads else self._changed
         arguments = (self._number, list(options), *also.positional(), self._isa)
-        is_told = False
         with explained():
             if are_many(self._count):
-                is_told = tell_autograd_beside(self._update, arguments, changed)
-            else:
-                self._update(*arguments)
-        if not is_told:
+                return update_beside(self._update, arguments, changed, question)
+            is_updated = call_beside(self._update, arguments, question=question)
+        if is_updated:
             torch.autograd.graph.increment_version(changed)
+        return is_updated
 
     @untraced
     def replace_grads(self, grads: Sequence[torch.Tensor]) -> list[int]:
