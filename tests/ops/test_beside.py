@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import signal
 import sys
@@ -128,6 +129,44 @@ def test_no_two_questions_have_one_answer():
         assert other.function() == other.yes - 1
         answers.add(other.yes - 1)
     assert len(answers) == 6
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="since Python 3.12 a collection waits for Python code")
+def test_no_collection_of_garbage_begins_beside_an_op():
+    params = [make_params(), make_params()]
+    grads = [[param.grad for param in group] for group in params]
+    told: list[None] = []
+
+    def ask() -> functools.partial[int]:
+        question = beside.whether_grads_are(params, grads)
+        assert question is not None
+        return question.function
+
+    def tell() -> functools.partial[None]:
+        return functools.partial(told.extend, beside._tells_autograd(params[0]))
+
+    ran: list[str] = []
+
+    def see(phase: str, _: object) -> None:
+        ran.append(phase)
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(see)
+    try:
+        for make_function, collects in ((ask, False), (tell, False), (lambda: functools.partial(iter, []), True)):
+            function = make_function()
+            held = [[0] for _ in range(10)]
+            gc.set_threshold(gc.get_count()[0])  # the next container would be one too many
+            before = len(ran)
+            made = function()
+            after = len(ran)
+            gc.set_threshold(*thresholds)
+            assert (after > before) == collects
+            del held, made
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(see)
+    assert told
 
 
 class Described(torch.nn.Parameter):

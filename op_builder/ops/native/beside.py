@@ -1,13 +1,15 @@
 """What is done on the calling thread while a native op works on torch's other threads.
 
-All of it is functions that are C alone, as ``sum`` over ``map`` of builtins: where Python code ran, handlers of signals
-would, too, and find tensors half updated, or move those that were looked at.
+All of it is functions that are C alone, as ``sum`` over ``map`` of builtins: where Python code ran, handlers of
+signals would, too, and find tensors half updated, or move those that were looked at. Their iterators are made
+beforehand: before Python 3.12 a collection of garbage, and with it anybody's finalizers, begins wherever a container
+is made.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, count
 from operator import attrgetter, is_
@@ -25,7 +27,7 @@ _grad_of = attrgetter("grad")
 _GRAD = torch._C.TensorBase.grad
 
 # What answers count from. A function that fails leaves no answer where ctypes puts one, but perhaps an earlier one.
-_bases = count(1 << 32, 1 << 32)
+_bases = count(1 << 28, 1 << 28)
 
 
 def are_many(tensors: int) -> bool:
@@ -60,8 +62,8 @@ def whether_grads_are(
     if torch._C._len_torch_function_stack() or not torch.Tensor.grad is torch.nn.Parameter.grad is _GRAD:
         return None
     base = next(_bases)
-    present = map(_grad_of, chain.from_iterable(params))
-    function = partial(sum, map(is_, present, chain.from_iterable(grads)), base)
+    present = map(_grad_of, chain(*map(iter, params)))
+    function = partial(sum, map(is_, present, chain(*map(iter, grads))), base)
     return Question(function, base + sum(map(len, grads)))
 
 
@@ -94,12 +96,16 @@ def update_beside(
 ) -> bool:
     """Call an op that changes tensors, while autograd's versions of them are counted up; as :func:`call_beside`."""
     told: list[None] = []
-    # What torch.autograd.graph.increment_version calls.
-    tell = partial(told.extend, map(torch._C._increment_version, (changed,)))
-    is_updated = call_beside(op, arguments, tell, question)
+    is_updated = call_beside(op, arguments, partial(told.extend, _tells_autograd(changed)), question)
     if is_updated and not told:
         torch.autograd.graph.increment_version(changed)
     return is_updated
+
+
+def _tells_autograd(changed: Sequence[torch.Tensor]) -> Iterator[None]:
+    """What counts versions up when it is asked for its one item."""
+    # What torch.autograd.graph.increment_version calls.
+    return map(torch._C._increment_version, (iter(changed),))
 
 
 def _address_of(function: ctypes._FuncPointer | None) -> int:
