@@ -1,8 +1,12 @@
 """CPU Adam against the memory's limit and against peers, in one run.
 
-The limit of a case is the bytes it must move over the bandwidth of ``x.add_(1)`` (8 bytes per
-float32 element, in place), measured in the same run with the same threads on a tensor that fits no
+The limit of a case is the bytes it must move over the bandwidth of ``x.mul_(1)`` (8 bytes per
+float32 element, in place), measured in the same run with the same threads on memory that fits no
 cache. All contenders take turns; a figure is the best of its turns.
+
+They take them in the same memory, the peer in another process and the limit's stream included: where
+machines are shared, pages of one process differ in speed by half, and the same step takes that much
+longer in other memory. Only small tensors and packed moments lie where each contender puts them.
 
     python -m benchmarks.adam [--numel N] [--quick] [--peers torch,deepspeed] [--json] [--write]
 """
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -28,7 +33,8 @@ PLAIN = "accel-ops, fp32 moments"
 PEERS = ("torch", "deepspeed")
 MILLION = 2**20
 QUICK_NUMEL = 16 * MILLION
-STREAM_NUMEL = 256 * MILLION
+STREAM_NUMEL = 64 * MILLION
+LARGE_NUMEL = 65536  # such tensors fill their pages
 STATE_BYTES = {torch.float32: 4.0, torch.bfloat16: 2.0, torch.uint8: 1 + 4 / 256}
 
 
@@ -67,6 +73,11 @@ class Case:
     def is_plain(self) -> bool:
         """Whether peers have it: moments as plain values, nothing beside the formula."""
         return self.states in ("float32", "param") and not self.rides_along
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all contenders work in one memory."""
+        return self.numel >= LARGE_NUMEL
 
     @property
     def is_packed(self) -> bool:
@@ -110,6 +121,62 @@ def make_cases(numel: int) -> list[Case]:
     ]
 
 
+class SharedMemory:
+    """A case's parameters, gradients and two plain moments, of all tensors each, where another process finds them, too.
+
+    Attributes:
+        path: of the file that another process maps.
+        moments: their type.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.moments = torch.float32 if case.is_packed else case.moment
+        dtypes = (case.dtype, case.dtype, self.moments, self.moments)
+        nbytes = sum(case.total * dtype.itemsize for dtype in dtypes)
+        self._file = os.memfd_create("benchmarks.adam")
+        os.ftruncate(self._file, nbytes)
+        self.path = f"/proc/{os.getpid()}/fd/{self._file}"
+        memory = torch.from_file(self.path, shared=True, size=nbytes, dtype=torch.uint8).zero_()
+        parts = memory.split([case.total * dtype.itemsize for dtype in dtypes])
+        self._values = [part.view(dtype) for part, dtype in zip(parts, dtypes, strict=True)]
+        self._streams = [self._values[place].view(torch.float32) for place in (0, 2, 3)]
+        self.params, self.grads, self.exp_avgs, self.exp_avg_sqs = (part.split(case.numel) for part in self._values)
+
+    @property
+    def stream_bytes(self) -> int:
+        """What one go of the stream moves."""
+        return 2 * sum(part.nbytes for part in self._streams)
+
+    def stream(self) -> None:
+        """Read and write everything that a step writes, in place and unchanged."""
+        for part in self._streams:
+            part.mul_(1)
+
+    def place(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have an optimizer keep its moments here."""
+        (group,) = optimizer.param_groups
+        for param, first, second in zip(group["params"], self.exp_avgs, self.exp_avg_sqs, strict=True):
+            optimizer.state[param].update(exp_avg=first.zero_(), exp_avg_sq=second.zero_())
+
+    def close(self) -> None:
+        """Let the file go; its memory goes with the last tensor."""
+        os.close(self._file)
+
+
+class OwnMemory:
+    """A case's parameters and gradients, each where torch puts it, and beside them what the limit's stream goes through."""
+
+    def __init__(self, case: Case) -> None:
+        self.params = tuple(torch.zeros(case.numel, dtype=case.dtype) for _ in range(case.count))
+        self.grads = tuple(torch.zeros(case.numel, dtype=case.dtype) for _ in range(case.count))
+        self._stream = torch.zeros(STREAM_NUMEL)
+        self.stream_bytes = 2 * self._stream.nbytes
+
+    def stream(self) -> None:
+        """Read and write other memory, in place and unchanged."""
+        self._stream.mul_(1)
+
+
 def timed(work: Callable[[], object], before: Callable[[], object] | None = None) -> Callable[[], float]:
     """``work`` as a function that returns the seconds it took, without those of ``before``."""
 
@@ -123,19 +190,20 @@ def timed(work: Callable[[], object], before: Callable[[], object] | None = None
     return run
 
 
-def local_contenders(case: Case, peers: list[str]) -> dict[str, Callable[[], float]]:
+def local_contenders(case: Case, memory: SharedMemory | OwnMemory, peers: list[str]) -> dict[str, Callable[[], float]]:
     """Ours, with packed moments also ours with plain ones, torch's, and the streaming limit, on the same tensors."""
-    params = [torch.nn.Parameter(torch.zeros(case.numel, dtype=case.dtype)) for _ in range(case.count)]
+    params = [torch.nn.Parameter(param) for param in memory.params]
+    for param, grad in zip(params, memory.grads, strict=True):
+        param.grad = grad.fill_(1e-3)
 
     def make_grads() -> None:
         for param in params:
             param.grad = torch.full_like(param, 1e-3)
 
-    make_grads()
     before = make_grads if case.new_grads else None
-    ours = warmed_up(CPUAdam(params, weight_decay=0.01, states=case.states))
-    stream = torch.zeros(STREAM_NUMEL if case.total >= QUICK_NUMEL else STREAM_NUMEL // 4)
-    contenders = {LIMIT: timed(lambda: stream.add_(1))}
+    ours = CPUAdam(params, weight_decay=0.01, states=case.states)
+    warm_up(ours, memory)
+    contenders = {LIMIT: timed(memory.stream)}
     if case.rides_along:
         copies: dict[torch.Tensor, torch.Tensor] = {
             param: torch.zeros_like(param, dtype=torch.bfloat16, requires_grad=False) for param in params
@@ -148,7 +216,9 @@ def local_contenders(case: Case, peers: list[str]) -> dict[str, Callable[[], flo
     else:
         contenders[OURS] = timed(ours.step, before)
     if case.is_packed:  # beside it, because the memory's speed is not the same in every case
-        contenders[PLAIN] = timed(warmed_up(CPUAdam(params, weight_decay=0.01, states="float32")).step)
+        with_plain = CPUAdam(params, weight_decay=0.01, states="float32")
+        warm_up(with_plain, memory)
+        contenders[PLAIN] = timed(with_plain.step)
     if "torch" in peers and case.moment == case.dtype:  # its moments have the parameter's type
         theirs = torch.optim.AdamW(params, weight_decay=0.01, fused=True)
         theirs.state.update({param: {**state, "step": state["step"].clone()} for param, state in ours.state.items()})
@@ -159,10 +229,12 @@ def local_contenders(case: Case, peers: list[str]) -> dict[str, Callable[[], flo
     return contenders
 
 
-def warmed_up(optimizer: CPUAdam) -> CPUAdam:
+def warm_up(optimizer: CPUAdam, memory: SharedMemory | OwnMemory) -> None:
     optimizer.step()
-    optimizer.step()  # in the second it learns that the gradients stay the same tensors
-    return optimizer
+    if isinstance(memory, SharedMemory) and optimizer.param_groups[0]["states"] in ("float32", "param"):
+        memory.place(optimizer)
+        optimizer.step()
+    optimizer.step()  # now it learns that the gradients stay the same tensors
 
 
 def step_apart(
@@ -182,7 +254,8 @@ def run_case(case: Case, peers: list[str], rounds: int, peer: _measure.PeerProce
     """Measure one case."""
     with _measure.make_progress() as progress:
         task = progress.add_task(f"{case.name}: preparing", total=None)
-        contenders = local_contenders(case, peers)
+        memory = SharedMemory(case) if case.shares_memory else OwnMemory(case)
+        contenders = local_contenders(case, memory, peers)
         if peer is not None and case.is_plain:
             peer.ask(
                 do="prepare",
@@ -192,13 +265,14 @@ def run_case(case: Case, peers: list[str], rounds: int, peer: _measure.PeerProce
                 fp32_moments=case.moment == torch.float32,
                 threads=torch.get_num_threads(),
                 new_grads=case.new_grads,
+                memory=memory.path if isinstance(memory, SharedMemory) else None,
             )
             contenders["deepspeed"] = lambda: float(peer.ask(do="step")["seconds"])
         progress.update(task, description=case.name, total=(rounds + 1) * len(contenders))
         seconds = _measure.interleave(contenders, rounds, lambda: progress.advance(task))
-    stream_numel = STREAM_NUMEL if case.total >= QUICK_NUMEL else STREAM_NUMEL // 4
-    stream_s_per_byte = min(seconds.pop(LIMIT)) / (8 * stream_numel)
-    limit_s = stream_s_per_byte * case.total
+    if isinstance(memory, SharedMemory):
+        memory.close()
+    limit_s = min(seconds.pop(LIMIT)) / memory.stream_bytes * case.total
     return [
         Result(case, contender, taken, limit_s * (plain(case) if contender == PLAIN else case).bytes_per_element)
         for contender, taken in seconds.items()

@@ -16,7 +16,18 @@ def main() -> None:
     import torch
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    params = []
+    params, moments = [], []
+
+    def map_tensors(path, count, numel, dtype, moment):
+        """Parameters with gradients, and their moments, in memory that the benchmark has made (its SharedMemory)."""
+        total = count * numel
+        sizes = [total * part.itemsize for part in (dtype, dtype, moment, moment)]
+        parts = torch.from_file(path, shared=True, size=sum(sizes), dtype=torch.uint8).split(sizes)
+        values, grads = (part.view(dtype).split(numel) for part in parts[:2])
+        for value, grad in zip(values, grads):
+            params.append(torch.nn.Parameter(value))
+            params[-1].grad = grad
+        moments.extend(zip(*(part.view(moment).split(numel) for part in parts[2:])))
 
     def make_grads():
         for param in params:
@@ -27,13 +38,22 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if request["do"] == "prepare":
-            del optimizer, params[:]  # their memory, before more is taken
+            del optimizer, params[:], moments[:]  # their memory, before more is taken
             torch.set_num_threads(request["threads"])
             dtype = getattr(torch, request["dtype"])
-            params += [torch.nn.Parameter(torch.zeros(request["numel"], dtype=dtype)) for _ in range(request["count"])]
-            make_grads()
+            count, numel = request["count"], request["numel"]
+            if request["memory"] is None:
+                params += [torch.nn.Parameter(torch.zeros(numel, dtype=dtype)) for _ in range(count)]
+                make_grads()
+            else:
+                moment = torch.float32 if request["fp32_moments"] else dtype
+                map_tensors(request["memory"], count, numel, dtype, moment)
             new_grads = request["new_grads"]
             optimizer = DeepSpeedCPUAdam(params, fp32_optimizer_states=request["fp32_moments"], weight_decay=0.01)
+            if moments:
+                optimizer.step()  # which makes moments
+                for param, (first, second) in zip(params, moments):
+                    optimizer.state[param].update(exp_avg=first, exp_avg_sq=second)
             answer = {}
         else:
             if new_grads:
