@@ -97,7 +97,7 @@ def _decoded_piece(codes: torch.Tensor, scales: torch.Tensor, non_negative: bool
     place = (magnitude << _DROPPED_BITS | zero.view(torch.int32)).view(torch.float32)
     blocks = -(-codes.numel() // QUANT_BLOCK)
     values = (place - zero) * scales[:blocks].repeat_interleave(QUANT_BLOCK)[: codes.numel()]
-    return values if non_negative else torch.where(code >= 0x80, -values, values)
+    return values if non_negative else torch.where(code > 0x80, -values, values)  # 0x80 is zero, which has no sign
 
 
 def _encoded_piece(values: torch.Tensor, non_negative: bool) -> tuple[torch.Tensor, torch.Tensor]:

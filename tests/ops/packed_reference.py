@@ -112,9 +112,9 @@ def decode_8bit(codes: torch.Tensor, scales: torch.Tensor, non_negative: bool) -
 
 
 def code_values(codes: torch.Tensor, non_negative: bool) -> torch.Tensor:
-    """What codes stand for before their scale, float64, by the arithmetic of exponents and fractions."""
+    """What codes stand for before their scale, float64, by the arithmetic of exponents and fractions; no zero has a sign."""
     code = codes.to(torch.int64)
     magnitude = code if non_negative else code & 0x7F
     fraction, exponent = magnitude & 7, magnitude >> 3
     values = (torch.ldexp(1 + fraction.double() / 8, exponent) - 1) * ZERO[non_negative]
-    return values if non_negative else torch.where(code >= 0x80, -values, values)
+    return values if non_negative else torch.where((code >= 0x80) & (magnitude != 0), -values, values)

@@ -5,16 +5,21 @@
 // A codec is a class with
 //   using Element = ...;               // of the codes
 //   static constexpr bool kScaled;     // whether a block has a scale
-//   static constexpr int kRandomShift; // from one state's random bits to the next one's
-//   template <bool kNonNegative>       // whether the state is never negative
-//   static F32 decode(const Element*, F32 scale);
-//   static void encode(Element*, F32 value, F32 factor, U32 random);   // random bits, shifted
+//   using Codes = ...;                 // those of a group, of kGroup vectors
+//   static Codes load_codes(const Element*);
+//   template <bool kNonNegative, int kPair>                   // whether the state is never negative; which two vectors
+//   static void decode(Codes, F32 scale, F32* pair);
+//   template <bool kNonNegative, int kState>                  // states have random bits of their own
+//   static void encode(Element*, const F32 (&values)[kGroup], F32 factor, const U32 (&random)[kGroup]);
 // and, with a scale,
-//   static void see(U32& largest, F32 value);                          // of all values of a block, then
-//   static F32 factor(U32 largest, float* scale);                      // the scale to keep, and encode's factor
+//   static void see(U32& largest, F32 value);                 // of all values of a block, then
+//   static F32 factor(U32 largest, float* scale);             // the scale to keep, and encode's factor
 
 namespace accel::cpu::ACCEL_TARGET_NAMESPACE {
 namespace {
+
+// Vectors whose codes of a byte fill one.
+constexpr int kGroup = 4;
 
 ACCEL_INLINE U32 lane_numbers() {
   U32 lanes = {};
@@ -41,6 +46,10 @@ class RandomBits {
     weyl_ += static_cast<std::uint32_t>(kLanes) * kWeyl;
     return (x ^ (x >> 16) ^ key_) * 0x7feb352du;
   }
+  // Those of a group.
+  ACCEL_INLINE void next(U32 (&bits)[kGroup]) {
+    for_each<kGroup>([&](auto j) ACCEL_LAMBDA { bits[j.value] = next(); });
+  }
 
  private:
   static constexpr std::uint32_t kWeyl = 0x9e3779b9u;  // 2^32 over the golden ratio
@@ -52,27 +61,40 @@ class RandomBits {
 struct StochasticBFloat16 {
   using Element = BFloat16;
   static constexpr bool kScaled = false;
-  static constexpr int kRandomShift = 16;
+  using Codes = const BFloat16*;
 
-  template <bool kNonNegative>
-  static ACCEL_INLINE F32 decode(const BFloat16* codes, F32) {
-    return load(codes);
+  static ACCEL_INLINE Codes load_codes(const BFloat16* codes) { return codes; }
+  template <bool kNonNegative, int kPair>
+  static ACCEL_INLINE void decode(Codes codes, F32, F32* pair) {
+    pair[0] = load(codes + 2 * kPair * kLanes);
+    pair[1] = load(codes + (2 * kPair + 1) * kLanes);
   }
-  template <bool kNonNegative>
-  static ACCEL_INLINE void encode(BFloat16* codes, F32 value, F32, U32 random) {
+  template <bool kNonNegative, int kState>
+  static ACCEL_INLINE void encode(BFloat16* codes, const F32 (&values)[kGroup], F32, const U32 (&random)[kGroup]) {
+    for_each<kGroup / 2>([&](auto pair) ACCEL_LAMBDA {
+      constexpr int j = 2 * pair.value;
+      store_upper_halves(codes + j * kLanes, rounded<kState>(values[j], random[j]),
+                         rounded<kState>(values[j + 1], random[j + 1]));
+    });
+  }
+
+ private:
+  template <int kState>
+  static ACCEL_INLINE U32 rounded(F32 value, U32 random) {
     const U32 bits = (U32)value;
     const U32 quiet = bits | 0x00400000u;
-    store_bits(codes, narrow((value != value ? quiet : bits + (random & 0xffffu)) >> 16));
+    return value != value ? quiet : bits + (kState == 0 ? random & 0xffffu : random >> 16);
   }
 };
 
 // 8 bits, on a scale that is linear at zero and logarithmic far from it. A value's place is its magnitude, divided by the
 // block's scale, plus kZero; a code is the part of that float where places differ: the lower 4 bits of the exponent, or 5
-// where there is no sign, and the first 3 of the fraction. So code 0 is zero, the next ones are kZero / 8 apart, which is
-// 2^-18 or without a sign 2^-34, and then an eighth to a sixteenth of what they stand for. The largest place is 15/8: the
-// scale maps the block's largest magnitude to it. Between two codes a value becomes the upper one with the probability of
-// its distance from the lower one: random bits 4 to 19 are added to the place, and what is below the code is cut off.
-// (The second state's are bits 16 to 31: four bits that are the first of one and the last of the other.)
+// where there is no sign, and the first 3 of the fraction. So code 0 is zero, with a sign or without it; the next ones are
+// kZero / 8 apart, which is 2^-18 or without a sign 2^-34, and then an eighth to a sixteenth of what they stand for. The
+// largest place is 15/8: the scale maps the block's largest magnitude to it. Between two codes a value becomes the upper
+// one with the probability of its distance from the lower one: random bits 4 to 19 are added to the place, and what is
+// below the code is cut off. (The second state's are bits 16 to 31: four bits that are the first of one and the last of
+// the other.)
 //
 // A non-negative state never becomes code 0: it is a divisor, and a moment over a lost divisor would be a leap. A value
 // that is not finite makes the whole block NaN. A block counts as zero whose scale would be below kLeastScale, with which
@@ -81,15 +103,22 @@ struct StochasticBFloat16 {
 struct Blockwise8Bit {
   using Element = std::uint8_t;
   static constexpr bool kScaled = true;
-  static constexpr int kRandomShift = 12;
+  using Codes = Bytes;
 
-  template <bool kNonNegative>
-  static ACCEL_INLINE F32 decode(const std::uint8_t* codes, F32 scale) {
-    const U32 code = load_signed_bytes(codes) << kDroppedBits;
-    const std::uint32_t mask = (kNonNegative ? 0xffu : 0x7fu) << kDroppedBits;
-    const F32 place = (F32)((code & mask) | kZeroBits<kNonNegative>);
-    const F32 magnitude = (place - kZero<kNonNegative>) * scale;
-    return kNonNegative ? magnitude : (F32)select(kMagnitudeBits, (U32)magnitude, code);
+  static ACCEL_INLINE Codes load_codes(const std::uint8_t* codes) { return in_lanes(load_bits<Bytes>(codes)); }
+
+  template <bool kNonNegative, int kPair>
+  static ACCEL_INLINE void decode(Codes codes, F32 scale, F32* pair) {
+    // The upper words of floats: kZero with the sign, and beside it the code's magnitude.
+    Words zero = Words{} + static_cast<std::uint16_t>(kZeroBits<kNonNegative> >> 16);
+    Codes magnitude = codes;
+    if (!kNonNegative) {
+      zero |= (kPair == 0 ? raised_low(codes) : raised_high(codes)) & static_cast<std::uint16_t>(0x8000);
+      magnitude &= static_cast<std::uint8_t>(0x7f);
+    }
+    const Words place = (kPair == 0 ? widened_low(magnitude) : widened_high(magnitude)) << (kDroppedBits - 16) | zero;
+    pair[0] = ((F32)raised_low(place) - (F32)raised_low(zero)) * scale;
+    pair[1] = ((F32)raised_high(place) - (F32)raised_high(zero)) * scale;
   }
 
   template <bool kNonNegative>
@@ -119,18 +148,27 @@ struct Blockwise8Bit {
     return broadcast(kLargest / most);
   }
 
-  template <bool kNonNegative>
-  static ACCEL_INLINE void encode(std::uint8_t* codes, F32 value, F32 factor, U32 random) {
-    const F32 place =
-        multiply_add((F32)magnitude_of<kNonNegative>(value), factor, broadcast(kZero<kNonNegative>));
-    // The largest's place is rounded, too; as the last four random bits are missing, it is not carried to the next code.
-    const U32 code = ((U32)place + (random & 0xffff0u)) >> kDroppedBits;
+  template <bool kNonNegative, int kState>
+  static ACCEL_INLINE void encode(std::uint8_t* codes, const F32 (&values)[kGroup], F32 factor,
+                                  const U32 (&random)[kGroup]) {
+    U32 code[kGroup];
+    for_each<kGroup>([&](auto j) ACCEL_LAMBDA {
+      const F32 place = multiply_add((F32)magnitude_of<kNonNegative>(values[j.value]), factor,
+                                     broadcast(kZero<kNonNegative>));
+      const U32 bits = (kState == 0 ? random[j.value] : random[j.value] >> 12) & 0xffff0u;
+      // The largest's place is rounded, too; as the last four random bits are missing, it is not carried to the next code.
+      code[j.value] = ((U32)place + bits) >> kDroppedBits;
+    });
+    constexpr std::uint16_t kMask = kNonNegative ? 0xff : 0x7f;
+    Bytes result = packed_unsigned(packed(code[0], code[1]) & kMask, packed(code[2], code[3]) & kMask);
     if (kNonNegative) {
-      const U32 one = broadcast_bits((kZeroBits<kNonNegative> >> kDroppedBits) + 1);
-      store_bytes(codes, code > one ? code : one);
+      const Bytes one = Bytes{} + static_cast<std::uint8_t>(1);
+      result = result > one ? result : one;
     } else {
-      store_bytes(codes, select(0x7fu, code, (U32)value >> 24));
+      const Bytes signs = packed(packed((U32)values[0], (U32)values[1]), packed((U32)values[2], (U32)values[3]));
+      result |= signs & static_cast<std::uint8_t>(0x80);
     }
+    store_bits(codes, in_order(result));
   }
 
  private:

@@ -31,12 +31,12 @@ __attribute__((noinline)) void measure_blocks(const LambFormula& formula, F32 gr
                                               S* exp_avg, S* exp_avg_sq, std::int64_t count, VectorSums& sums) {
   const LambFormula in_registers = formula;
   VectorSums total = sums;
-  for (std::int64_t i = 0; i < count; i += kBlock) {
+  for (std::int64_t i = 0; i < count; i += kRow) {
     __builtin_prefetch(param + i + kPrefetchElements, 0);
     __builtin_prefetch(grad + i + kPrefetchElements, 0);
     __builtin_prefetch(exp_avg + i + kPrefetchElements, 1);
     __builtin_prefetch(exp_avg_sq + i + kPrefetchElements, 1);
-    for (std::int64_t j = i; j < i + kBlock; j += kLanes) {
+    for (std::int64_t j = i; j < i + kRow; j += kLanes) {
       F32 moment[] = {load(exp_avg + j), load(exp_avg_sq + j)};
       in_registers.update_moments(grad_scale * load(grad + j), moment);
       store(exp_avg + j, moment[0]);
@@ -59,11 +59,11 @@ template <class P, class S>
 __attribute__((noinline)) void apply_blocks(const LambFormula& formula, F32 minus_step, P* param, const S* exp_avg,
                                             const S* exp_avg_sq, std::int64_t count) {
   const LambFormula in_registers = formula;
-  for (std::int64_t i = 0; i < count; i += kBlock) {
+  for (std::int64_t i = 0; i < count; i += kRow) {
     __builtin_prefetch(param + i + kPrefetchElements, 1);
     __builtin_prefetch(exp_avg + i + kPrefetchElements, 0);
     __builtin_prefetch(exp_avg_sq + i + kPrefetchElements, 0);
-    for (std::int64_t j = i; j < i + kBlock; j += kLanes) {
+    for (std::int64_t j = i; j < i + kRow; j += kLanes) {
       const F32 stored[] = {load(exp_avg + j), load(exp_avg_sq + j)};
       const F32 param_value = load(param + j);
       store(param + j, LambFormula::apply(minus_step, param_value, in_registers.direction(param_value, stored)));
@@ -80,7 +80,7 @@ SquareSums measure(const OptimizerTensors& tensors, std::int64_t begin, std::int
   const G* const grad = static_cast<const G*>(tensors.grad);
   S* const exp_avg = static_cast<S*>(tensors.states[0]);
   S* const exp_avg_sq = static_cast<S*>(tensors.states[1]);
-  const std::int64_t rest = (end - begin) % kBlock;
+  const std::int64_t rest = (end - begin) % kRow;
   const std::int64_t middle = end - rest;
   VectorSums sums;
   measure_blocks(formula, grad_scale, param + begin, grad + begin, exp_avg + begin, exp_avg_sq + begin, middle - begin,
@@ -114,7 +114,7 @@ void apply(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end
   P* const param = static_cast<P*>(tensors.param);
   const S* const exp_avg = static_cast<const S*>(tensors.states[0]);
   const S* const exp_avg_sq = static_cast<const S*>(tensors.states[1]);
-  const std::int64_t rest = (end - begin) % kBlock;
+  const std::int64_t rest = (end - begin) % kRow;
   const std::int64_t middle = end - rest;
   apply_blocks(formula, minus_step, param + begin, exp_avg + begin, exp_avg_sq + begin, middle - begin);
   if (rest != 0) {

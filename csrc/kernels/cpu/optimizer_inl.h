@@ -5,9 +5,6 @@
 namespace accel::cpu::ACCEL_TARGET_NAMESPACE {
 namespace {
 
-// Elements per step of the main loop: a cache line of floats.
-constexpr int kBlock = 16;
-
 // How far ahead of the loads to prefetch: 2 KiB of a float stream. The hardware prefetchers stop at
 // page ends; with three to four streams per thread this keeps the next page on its way. The distance
 // was measured (benchmarks/RESULTS.md); from 1 to 4 KiB it matters little, without it 5 to 10 % more.
@@ -36,35 +33,38 @@ auto with_element(DType type, const Visit& visit) {
 //   explicit Formula(const Coefficients&);
 //   void operator()(F32& param, F32 grad, F32 (&state)[kStates]) const;  // one vector of each
 //
-// Updates `count` elements, a multiple of kBlock. Not inlined: whole tensors and rests run the very
+// Updates `count` elements, a multiple of kRow. Not inlined: whole tensors and rests run the very
 // same instructions.
 template <class Formula, class P, class G, class S>
 __attribute__((noinline)) void update_blocks(const Formula& formula, F32 grad_scale, P* param, const G* grad,
                                              S* const (&state)[Formula::kStates], std::int64_t count) {
   constexpr int kStates = Formula::kStates;
+  constexpr Order order = kOrder<P, G, S>;
   const Formula in_registers = formula;
   S* states[kStates];  // a copy: the compiler must assume that a store changes the caller's array
   for (int k = 0; k < kStates; ++k) {
     states[k] = state[k];
   }
-  for (std::int64_t i = 0; i < count; i += kBlock) {
+  for (std::int64_t i = 0; i < count; i += kRow) {
     __builtin_prefetch(param + i + kPrefetchElements, 1);
     __builtin_prefetch(grad + i + kPrefetchElements, 0);
     for (int k = 0; k < kStates; ++k) {
       __builtin_prefetch(states[k] + i + kPrefetchElements, 1);
     }
-    for (std::int64_t j = i; j < i + kBlock; j += kLanes) {
-      F32 param_value = load(param + j);
-      F32 state_value[kStates];
-      for (int k = 0; k < kStates; ++k) {
-        state_value[k] = load(states[k] + j);
-      }
-      in_registers(param_value, grad_scale * load(grad + j), state_value);
-      store(param + j, param_value);
-      for (int k = 0; k < kStates; ++k) {
-        store(states[k] + j, state_value[k]);
-      }
-    }
+    F32 params[kRowVectors];
+    F32 grads[kRowVectors];
+    F32 rows[kStates][kRowVectors];
+    load_row<order>(param + i, params);
+    load_row<order>(grad + i, grads);
+    for_each<kStates>([&](auto k) ACCEL_LAMBDA { load_row<order>(states[k.value] + i, rows[k.value]); });
+    for_each<kRowVectors>([&](auto j) ACCEL_LAMBDA {
+      F32 values[kStates];
+      for_each<kStates>([&](auto k) ACCEL_LAMBDA { values[k.value] = rows[k.value][j.value]; });
+      in_registers(params[j.value], grad_scale * grads[j.value], values);
+      for_each<kStates>([&](auto k) ACCEL_LAMBDA { rows[k.value][j.value] = values[k.value]; });
+    });
+    store_row<order>(param + i, params);
+    for_each<kStates>([&](auto k) ACCEL_LAMBDA { store_row<order>(states[k.value] + i, rows[k.value]); });
   }
 }
 
@@ -72,7 +72,7 @@ __attribute__((noinline)) void update_blocks(const Formula& formula, F32 grad_sc
 // position and no byte outside the range is touched.
 template <class T>
 struct PaddedRest {
-  T values[kBlock] = {};
+  T values[kRow] = {};
 
   void read(const T* from, std::int64_t count) { __builtin_memcpy(values, from, count * sizeof(T)); }
   void write(T* to, std::int64_t count) const { __builtin_memcpy(to, values, count * sizeof(T)); }
@@ -83,7 +83,7 @@ template <class Formula, class P, class G, class S>
 void update_range(const Formula& formula, F32 grad_scale, P* param, const G* grad,
                   S* const (&state)[Formula::kStates], std::int64_t begin, std::int64_t end) {
   constexpr int kStates = Formula::kStates;
-  const std::int64_t rest = (end - begin) % kBlock;
+  const std::int64_t rest = (end - begin) % kRow;
   const std::int64_t middle = end - rest;
   S* state_at[kStates];
   for (int k = 0; k < kStates; ++k) {
@@ -102,7 +102,7 @@ void update_range(const Formula& formula, F32 grad_scale, P* param, const G* gra
     state_rest[k].read(state[k] + middle, rest);
     state_at[k] = state_rest[k].values;
   }
-  update_blocks(formula, grad_scale, param_rest.values, grad_rest.values, state_at, kBlock);
+  update_blocks(formula, grad_scale, param_rest.values, grad_rest.values, state_at, kRow);
   param_rest.write(param + middle, rest);
   for (int k = 0; k < kStates; ++k) {
     state_rest[k].write(state[k] + middle, rest);
@@ -177,21 +177,6 @@ void update_plain(const OptimizerTensors& tensors, std::int64_t begin, std::int6
 template <class Formula>
 constexpr bool kPacks = Formula::kStates <= 2;
 
-template <int k>
-struct Index {
-  static constexpr int value = k;
-};
-
-// Calls visit(Index<k>{}) for each state.
-template <int kStates, class Visit>
-ACCEL_INLINE void for_each_state(const Visit& visit) {
-  static_assert(kStates == 1 || kStates == 2, "see kPacks");
-  visit(Index<0>{});
-  if constexpr (kStates == 2) {
-    visit(Index<1>{});
-  }
-}
-
 // Updates one whole block whose states are packed. Of floats alone: what has another type goes through copies,
 // because compiling this function takes longest of all.
 template <class Formula, class Codec>
@@ -201,52 +186,73 @@ __attribute__((noinline)) void update_packed_block(const Formula& formula, F32 g
                                                    float* const (&scales)[Formula::kStates],
                                                    const RandomBits& random_bits) {
   constexpr int kStates = Formula::kStates;
+  constexpr int kStep = kGroup * kLanes;
+  using Element = typename Codec::Element;
   const Formula in_registers = formula;
   RandomBits random = random_bits;
-  alignas(64) float values[kStates][Codec::kScaled ? kQuantBlock : 1];
+  Element* code[kStates];  // a copy: the compiler must assume that a store changes the caller's array
   F32 scale[kStates] = {};
   U32 largest[kStates] = {};
-  if constexpr (Codec::kScaled) {
-    for_each_state<kStates>([&](auto k) ACCEL_LAMBDA { scale[k.value] = broadcast(*scales[k.value]); });
-  }
-  for (int i = 0; i < kQuantBlock; i += kLanes) {
-    if (i % kBlock == 0) {
-      __builtin_prefetch(param + i + kPrefetchElements, 1);
-      __builtin_prefetch(grad + i + kPrefetchElements, 0);
-      for_each_state<kStates>(
-          [&](auto k) ACCEL_LAMBDA { __builtin_prefetch(codes[k.value] + i + kPrefetchElements, 1); });
-    }
-    F32 param_value = load(param + i);
-    F32 state[kStates];
-    for_each_state<kStates>([&](auto k) ACCEL_LAMBDA {
-      state[k.value] =
-          Codec::template decode<Formula::kNonNegative[k.value]>(codes[k.value] + i, scale[k.value]);
-    });
-    in_registers(param_value, grad_scale * load(grad + i), state);
-    store(param + i, param_value);
+  alignas(64) float values[kStates][Codec::kScaled ? kQuantBlock : 1];
+  for_each<kStates>([&](auto k) ACCEL_LAMBDA {
+    code[k.value] = codes[k.value];
     if constexpr (Codec::kScaled) {
-      for_each_state<kStates>([&](auto k) ACCEL_LAMBDA {
-        Codec::template see<Formula::kNonNegative[k.value]>(largest[k.value], state[k.value]);
-        store(&values[k.value][i], state[k.value]);
+      scale[k.value] = broadcast(*scales[k.value]);
+    }
+  });
+  for (int i = 0; i < kQuantBlock; i += kStep) {
+    for_each<(kStep + kRow - 1) / kRow>([&](auto row) ACCEL_LAMBDA {
+      __builtin_prefetch(param + i + row.value * kRow + kPrefetchElements, 1);
+      __builtin_prefetch(grad + i + row.value * kRow + kPrefetchElements, 0);
+    });
+    typename Codec::Codes loaded[kStates];
+    for_each<kStates>([&](auto k) ACCEL_LAMBDA {
+      __builtin_prefetch(code[k.value] + i + kPrefetchElements, 1);
+      loaded[k.value] = Codec::load_codes(code[k.value] + i);
+    });
+    F32 states[kStates][kGroup];
+    for_each<kGroup / 2>([&](auto pair) ACCEL_LAMBDA {
+      for_each<kStates>([&](auto k) ACCEL_LAMBDA {
+        Codec::template decode<Formula::kNonNegative[k.value], pair.value>(loaded[k.value], scale[k.value],
+                                                                           states[k.value] + 2 * pair.value);
       });
-    } else {
-      const U32 bits = random.next();
-      for_each_state<kStates>([&](auto k) ACCEL_LAMBDA {
-        Codec::template encode<Formula::kNonNegative[k.value]>(codes[k.value] + i, state[k.value], F32{},
-                                                               bits >> (Codec::kRandomShift * k.value));
+      for_each<2>([&](auto of_pair) ACCEL_LAMBDA {
+        constexpr int j = 2 * pair.value + of_pair.value;
+        const int at = i + j * kLanes;
+        F32 param_value = load(param + at);
+        F32 state[kStates];
+        for_each<kStates>([&](auto k) ACCEL_LAMBDA { state[k.value] = states[k.value][j]; });
+        in_registers(param_value, grad_scale * load(grad + at), state);
+        store(param + at, param_value);
+        for_each<kStates>([&](auto k) ACCEL_LAMBDA {
+          states[k.value][j] = state[k.value];
+          if constexpr (Codec::kScaled) {
+            Codec::template see<Formula::kNonNegative[k.value]>(largest[k.value], state[k.value]);
+            store(&values[k.value][at], state[k.value]);
+          }
+        });
+      });
+    });
+    if constexpr (!Codec::kScaled) {
+      U32 bits[kGroup];
+      random.next(bits);
+      for_each<kStates>([&](auto k) ACCEL_LAMBDA {
+        Codec::template encode<Formula::kNonNegative[k.value], k.value>(code[k.value] + i, states[k.value], F32{}, bits);
       });
     }
   }
   if constexpr (Codec::kScaled) {
     F32 factor[kStates];
-    for_each_state<kStates>([&](auto k) ACCEL_LAMBDA {
+    for_each<kStates>([&](auto k) ACCEL_LAMBDA {
       factor[k.value] = Codec::template factor<Formula::kNonNegative[k.value]>(largest[k.value], scales[k.value]);
     });
-    for (int i = 0; i < kQuantBlock; i += kLanes) {
-      const U32 bits = random.next();
-      for_each_state<kStates>([&](auto k) ACCEL_LAMBDA {
-        Codec::template encode<Formula::kNonNegative[k.value]>(codes[k.value] + i, load(&values[k.value][i]),
-                                                               factor[k.value], bits >> (Codec::kRandomShift * k.value));
+    for (int i = 0; i < kQuantBlock; i += kStep) {
+      U32 bits[kGroup];
+      random.next(bits);
+      for_each<kStates>([&](auto k) ACCEL_LAMBDA {
+        F32 group[kGroup];
+        for_each<kGroup>([&](auto j) ACCEL_LAMBDA { group[j.value] = load(&values[k.value][i + j.value * kLanes]); });
+        Codec::template encode<Formula::kNonNegative[k.value], k.value>(code[k.value] + i, group, factor[k.value], bits);
       });
     }
   }

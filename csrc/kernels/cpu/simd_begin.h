@@ -10,7 +10,8 @@
 //   select(mask, a, b)   bit by bit, for U32
 //   sign_of(v)   -1, 0 or 1; NaN stays NaN
 //   load(pointer) store(pointer, v)   unaligned, float, BFloat16 or Float16 in memory
-//   load_signed_bytes(pointer) store_bytes(pointer, v)   bytes as 32-bit integers, U32
+//   load_row(pointer, v) store_row(pointer, v)   16 elements, kRowVectors vectors
+//   in_lanes widened_low raised_low packed ...   bytes and words to wider integers and back
 //   from_half(U16) to_half(v)         the bits of IEEE binary16
 // Stores to 16-bit types round to nearest even; NaN stays NaN, infinity stays infinity.
 //
@@ -23,6 +24,8 @@
 #elif defined(__x86_64__)
 #include <emmintrin.h>
 #endif
+
+#include <type_traits>
 
 #include "common/dtype.h"
 
@@ -156,39 +159,126 @@ ACCEL_INLINE void store_bits(void* target, Vector v) {
   __builtin_memcpy(target, &v, sizeof(v));
 }
 
-// Bytes with their sign as 32-bit integers, and the lowest bytes of those.
-ACCEL_INLINE U32 load_signed_bytes(const std::uint8_t* source) {
+// A vector of bytes has as many as four vectors of 32 bits, one of words as many as two. They become wider and narrower
+// within lanes of 128 bits, as x86 does it: what in_lanes() has arranged becomes vectors in order, and what was packed from
+// such vectors is in order again after in_order().
+typedef std::uint8_t Bytes __attribute__((vector_size(kLanes * 4)));
+typedef std::uint16_t Words __attribute__((vector_size(kLanes * 4)));
+
+ACCEL_INLINE Bytes in_lanes(Bytes v) {
 #if defined(ACCEL_TARGET_AVX512)
-  return (U32)_mm512_maskz_cvtepi8_epi32(0xffff, load_bits<__m128i>(source));
+  const U32 places = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+  return (Bytes)_mm512_maskz_permutexvar_epi32(0xffff, (__m512i)places, (__m512i)v);
 #elif defined(ACCEL_TARGET_AVX2)
-  return (U32)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(source)));
+  const U32 places = {0, 2, 4, 6, 1, 3, 5, 7};
+  return (Bytes)_mm256_permutevar8x32_epi32((__m256i)v, (__m256i)places);
 #else
-  return (U32)__builtin_convertvector(load_bits<I8>(source), I32);
+  return v;
 #endif
 }
-ACCEL_INLINE void store_bytes(std::uint8_t* target, U32 v) {
-#if defined(ACCEL_TARGET_AVX512)
-  store_bits(target, _mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)v));
-#elif defined(ACCEL_TARGET_AVX2)
-  const __m256i halves = _mm256_shuffle_epi8((__m256i)v, _mm256_set1_epi32(0x0c080400));
-  const __m128i joined = _mm_unpacklo_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(target), joined);
+ACCEL_INLINE Bytes in_order(Bytes v) {
+#if defined(ACCEL_TARGET_AVX2)
+  const U32 places = {0, 4, 1, 5, 2, 6, 3, 7};
+  return (Bytes)_mm256_permutevar8x32_epi32((__m256i)v, (__m256i)places);
 #else
-  store_bits(target, __builtin_convertvector(v, U8));
+  return in_lanes(v);  // with four lanes they are rows and columns of a square
 #endif
 }
+
+#if defined(ACCEL_TARGET_AVX512)
+#define ACCEL_INTEGERS(operation, a, b) _mm512_maskz_##operation(-1, (__m512i)(a), (__m512i)(b))
+#elif defined(ACCEL_TARGET_AVX2)
+#define ACCEL_INTEGERS(operation, a, b) _mm256_##operation((__m256i)(a), (__m256i)(b))
+#elif defined(__x86_64__)
+#define ACCEL_INTEGERS(operation, a, b) _mm_##operation((__m128i)(a), (__m128i)(b))
+#endif
+#if defined(ACCEL_INTEGERS)
+// The lower and the higher half of each lane, as numbers of twice the bits,
+ACCEL_INLINE Words widened_low(Bytes v) { return (Words)ACCEL_INTEGERS(unpacklo_epi8, v, Bytes{}); }
+ACCEL_INLINE Words widened_high(Bytes v) { return (Words)ACCEL_INTEGERS(unpackhi_epi8, v, Bytes{}); }
+// and as the upper halves of such numbers.
+ACCEL_INLINE Words raised_low(Bytes v) { return (Words)ACCEL_INTEGERS(unpacklo_epi8, Bytes{}, v); }
+ACCEL_INLINE Words raised_high(Bytes v) { return (Words)ACCEL_INTEGERS(unpackhi_epi8, Bytes{}, v); }
+ACCEL_INLINE U32 raised_low(Words v) { return (U32)ACCEL_INTEGERS(unpacklo_epi16, Words{}, v); }
+ACCEL_INLINE U32 raised_high(Words v) { return (U32)ACCEL_INTEGERS(unpackhi_epi16, Words{}, v); }
+// Numbers with a sign in half the bits; one that does not fit becomes the nearest that does.
+ACCEL_INLINE Words packed(U32 a, U32 b) { return (Words)ACCEL_INTEGERS(packs_epi32, a, b); }
+ACCEL_INLINE Bytes packed(Words a, Words b) { return (Bytes)ACCEL_INTEGERS(packs_epi16, a, b); }
+// The same, as numbers without a sign.
+ACCEL_INLINE Bytes packed_unsigned(Words a, Words b) { return (Bytes)ACCEL_INTEGERS(packus_epi16, a, b); }
+#elif defined(ACCEL_TARGET_NEON)
+ACCEL_INLINE Words widened_low(Bytes v) { return (Words)vmovl_u8(vget_low_u8((uint8x16_t)v)); }
+ACCEL_INLINE Words widened_high(Bytes v) { return (Words)vmovl_high_u8((uint8x16_t)v); }
+ACCEL_INLINE Words raised_low(Bytes v) { return widened_low(v) << 8; }
+ACCEL_INLINE Words raised_high(Bytes v) { return widened_high(v) << 8; }
+ACCEL_INLINE U32 raised_low(Words v) { return (U32)vshll_n_u16(vget_low_u16((uint16x8_t)v), 16); }
+ACCEL_INLINE U32 raised_high(Words v) { return (U32)vshll_high_n_u16((uint16x8_t)v, 16); }
+ACCEL_INLINE Words packed(U32 a, U32 b) {
+  return (Words)vqmovn_high_s32(vqmovn_s32((int32x4_t)a), (int32x4_t)b);
+}
+ACCEL_INLINE Bytes packed(Words a, Words b) {
+  return (Bytes)vqmovn_high_s16(vqmovn_s16((int16x8_t)a), (int16x8_t)b);
+}
+ACCEL_INLINE Bytes packed_unsigned(Words a, Words b) {
+  return (Bytes)vqmovun_high_s16(vqmovun_s16((int16x8_t)a), (int16x8_t)b);
+}
+#else
+// One lane, element by element.
+template <class Wide, class Narrow>
+ACCEL_INLINE Wide widened(Narrow v, int first, int shift) {
+  Wide wide = {};
+  for (unsigned i = 0; i < sizeof(wide) / sizeof(wide[0]); ++i) {
+    wide[i] = static_cast<std::uint32_t>(v[first + i]) << shift;
+  }
+  return wide;
+}
+template <class Narrow, class Wide>
+ACCEL_INLINE Narrow clamped(Wide a, Wide b, std::int32_t least, std::int32_t most) {
+  constexpr int kCount = sizeof(a) / sizeof(a[0]);
+  Narrow narrow = {};
+  for (int i = 0; i < 2 * kCount; ++i) {
+    const auto element = i < kCount ? a[i] : b[i - kCount];
+    const std::int32_t value = static_cast<std::make_signed_t<std::remove_const_t<decltype(element)>>>(element);
+    narrow[i] = value < least ? least : value > most ? most : value;
+  }
+  return narrow;
+}
+ACCEL_INLINE Words widened_low(Bytes v) { return widened<Words>(v, 0, 0); }
+ACCEL_INLINE Words widened_high(Bytes v) { return widened<Words>(v, 2 * kLanes, 0); }
+ACCEL_INLINE Words raised_low(Bytes v) { return widened<Words>(v, 0, 8); }
+ACCEL_INLINE Words raised_high(Bytes v) { return widened<Words>(v, 2 * kLanes, 8); }
+ACCEL_INLINE U32 raised_low(Words v) { return widened<U32>(v, 0, 16); }
+ACCEL_INLINE U32 raised_high(Words v) { return widened<U32>(v, kLanes, 16); }
+ACCEL_INLINE Words packed(U32 a, U32 b) { return clamped<Words>(a, b, -32768, 32767); }
+ACCEL_INLINE Bytes packed(Words a, Words b) { return clamped<Bytes>(a, b, -128, 127); }
+ACCEL_INLINE Bytes packed_unsigned(Words a, Words b) { return clamped<Bytes>(a, b, 0, 255); }
+#endif
 
 ACCEL_INLINE F32 load(const float* source) { return load_bits<F32>(source); }
 ACCEL_INLINE void store(float* target, F32 v) { store_bits(target, v); }
 
 // bfloat16 is the upper half of a float.
 ACCEL_INLINE F32 load(const BFloat16* source) {
+#if defined(ACCEL_TARGET_AVX2)
+  // Loading them twice costs nothing, and then one shuffle does it.
+  const __m256i twice = _mm256_broadcastsi128_si256(load_bits<__m128i>(source));
+  const __m256i places = _mm256_setr_epi32(0x0100ffff, 0x0302ffff, 0x0504ffff, 0x0706ffff,  //
+                                           0x0908ffff, 0x0b0affff, 0x0d0cffff, 0x0f0effff);
+  return (F32)_mm256_shuffle_epi8(twice, places);
+#else
   return (F32)(widen(load_bits<U16>(source)) << 16);
+#endif
 }
 
 // Adding half of the dropped part, less one where the kept part is even, rounds to nearest even; a
 // mantissa of all ones carries into the exponent, as it should. NaN is made quiet instead: its
-// payload may lie in the dropped half only.
+// payload may lie in the dropped half only. The result is in the upper halves.
+ACCEL_INLINE U32 rounded_bfloat16(F32 v) {
+  const U32 bits = (U32)v;
+  const U32 rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  const U32 quiet = bits | 0x00400000u;
+  return v != v ? quiet : rounded;
+}
 ACCEL_INLINE void store(BFloat16* target, F32 v) {
 #if defined(ACCEL_TARGET_AVX512)
   // The same with mask registers and a choice of the upper halves: 7 instructions instead of 10,
@@ -203,10 +293,7 @@ ACCEL_INLINE void store(BFloat16* target, F32 v) {
   const __m512i packed = _mm512_maskz_permutexvar_epi16(0xffffffff, (__m512i)upper_halves, rounded);
   __builtin_memcpy(target, &packed, sizeof(U16));
 #else
-  const U32 bits = (U32)v;
-  const U32 rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  const U32 quiet = bits | 0x00400000u;
-  store_bits(target, narrow((v != v ? quiet : rounded) >> 16));
+  store_bits(target, narrow(rounded_bfloat16(v) >> 16));
 #endif
 }
 
@@ -252,6 +339,100 @@ ACCEL_INLINE U16 to_half(F32 v) {
 #endif
 ACCEL_INLINE F32 load(const Float16* source) { return from_half(load_bits<U16>(source)); }
 ACCEL_INLINE void store(Float16* target, F32 v) { store_bits(target, to_half(v)); }
+
+
+// Calls visit(Index<0>{}), visit(Index<1>{}) and so on, without a loop.
+template <int k>
+struct Index {
+  static constexpr int value = k;
+};
+template <int kCount, class Visit>
+ACCEL_INLINE void for_each(const Visit& visit) {
+  if constexpr (kCount > 0) {
+    for_each<kCount - 1>(visit);
+    visit(Index<kCount - 1>{});
+  }
+}
+
+#if defined(ACCEL_TARGET_AVX2)
+// Two vectors become 16 words of their upper or lower halves, the first one's at even places.
+ACCEL_INLINE Words upper_halves(U32 first, U32 second) {
+  return (Words)_mm256_blend_epi16((__m256i)(first >> 16), (__m256i)second, 0xaa);
+}
+ACCEL_INLINE Words lower_halves(U32 first, U32 second) {
+  return (Words)_mm256_blend_epi16((__m256i)first, (__m256i)(second << 16), 0xaa);
+}
+// The words at even places, then the others.
+ACCEL_INLINE Words even_odd(Words v) {
+  const __m256i places = _mm256_setr_epi32(0x05040100, 0x0d0c0908, 0x07060302, 0x0f0e0b0a,  //
+                                           0x05040100, 0x0d0c0908, 0x07060302, 0x0f0e0b0a);
+  return (Words)_mm256_permute4x64_epi64(_mm256_shuffle_epi8((__m256i)v, places), 0xd8);
+}
+// upper_halves() rounded to nearest even, 16 at a time: upwards where the lower half is more than 0x8000, or 0x8000 below
+// an odd upper one. Not for NaN, of whose payload a part may be in the lower half.
+ACCEL_INLINE Words rounded_halves(F32 first, F32 second) {
+  const Words upper = upper_halves((U32)first, (U32)second);
+  const Words lower = lower_halves((U32)first, (U32)second) ^ static_cast<std::uint16_t>(0x8000);  // as signed numbers
+  const __m256i sum = _mm256_adds_epi16((__m256i)lower, (__m256i)(upper & static_cast<std::uint16_t>(1)));
+  return upper - (Words)_mm256_cmpgt_epi16(sum, _mm256_setzero_si256());
+}
+#endif
+
+// The upper halves of two vectors, one behind the other.
+ACCEL_INLINE void store_upper_halves(BFloat16* target, U32 first, U32 second) {
+#if defined(ACCEL_TARGET_AVX2)
+  store_bits(target, even_odd(upper_halves(first, second)));
+#else
+  store_bits(target, narrow(first >> 16));
+  store_bits(target + kLanes, narrow(second >> 16));
+#endif
+}
+
+// A row is 16 elements, of floats a cache line.
+constexpr int kRow = 16;
+constexpr int kRowVectors = kRow / kLanes;
+
+// In which order a row's elements are in its vectors.
+enum class Order { memory, even_odd };
+
+// Where all arrays are of bfloat16 there need be no order: those at even places first is what AVX2 shuffles nothing for.
+template <class... Types>
+constexpr Order kOrder =
+#if defined(ACCEL_TARGET_AVX2)
+    (std::is_same_v<Types, BFloat16> && ...) ? Order::even_odd :
+#endif
+    Order::memory;
+
+template <Order kRowOrder, class T>
+ACCEL_INLINE void load_row(const T* source, F32 (&row)[kRowVectors]) {
+#if defined(ACCEL_TARGET_AVX2)
+  if constexpr (kRowOrder == Order::even_odd) {
+    const U32 words = load_bits<U32>(source);
+    row[0] = (F32)(words << 16);
+    row[1] = (F32)(words & 0xffff0000u);
+    return;
+  }
+#endif
+  for_each<kRowVectors>([&](auto k) ACCEL_LAMBDA { row[k.value] = load(source + k.value * kLanes); });
+}
+
+template <Order kRowOrder, class T>
+ACCEL_INLINE void store_row(T* target, const F32 (&row)[kRowVectors]) {
+#if defined(ACCEL_TARGET_AVX2)
+  if constexpr (kRowOrder == Order::even_odd) {
+    // A NaN that came from bfloat16 has nothing in its lower half, nor has one that arithmetic makes.
+    store_bits(target, rounded_halves(row[0], row[1]));
+    return;
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    // One look at both is enough to see that none is NaN.
+    if (__builtin_expect(_mm256_movemask_ps(_mm256_cmp_ps((__m256)row[0], (__m256)row[1], _CMP_UNORD_Q)) == 0, 1)) {
+      store_bits(target, even_odd(rounded_halves(row[0], row[1])));
+      return;
+    }
+  }
+#endif
+  for_each<kRowVectors>([&](auto k) ACCEL_LAMBDA { store(target + k.value * kLanes, row[k.value]); });
+}
 
 }  // namespace
 }  // namespace accel::cpu::ACCEL_TARGET_NAMESPACE
