@@ -24,10 +24,10 @@ def main() -> None:
         sizes = [total * part.itemsize for part in (dtype, dtype, moment, moment)]
         parts = torch.from_file(path, shared=True, size=sum(sizes), dtype=torch.uint8).split(sizes)
         values, grads = (part.view(dtype).split(numel) for part in parts[:2])
-        for value, grad in zip(values, grads):
+        for value, grad in zip(values, grads, strict=True):
             params.append(torch.nn.Parameter(value))
             params[-1].grad = grad
-        moments.extend(zip(*(part.view(moment).split(numel) for part in parts[2:])))
+        moments.extend(zip(*(part.view(moment).split(numel) for part in parts[2:]), strict=True))
 
     def make_grads():
         for param in params:
@@ -52,7 +52,7 @@ def main() -> None:
             optimizer = DeepSpeedCPUAdam(params, fp32_optimizer_states=request["fp32_moments"], weight_decay=0.01)
             if moments:
                 optimizer.step()  # which makes moments
-                for param, (first, second) in zip(params, moments):
+                for param, (first, second) in zip(params, moments, strict=True):
                     optimizer.state[param].update(exp_avg=first, exp_avg_sq=second)
             answer = {}
         else:

@@ -112,7 +112,7 @@ def decode_8bit(codes: torch.Tensor, scales: torch.Tensor, non_negative: bool) -
 
 
 def code_values(codes: torch.Tensor, non_negative: bool) -> torch.Tensor:
-    """What codes stand for before their scale, float64, by the arithmetic of exponents and fractions; no zero has a sign."""
+    """What codes stand for before their scale, float64, by exponents and fractions. Zero has no sign."""
     code = codes.to(torch.int64)
     magnitude = code if non_negative else code & 0x7F
     fraction, exponent = magnitude & 7, magnitude >> 3

@@ -73,17 +73,20 @@ struct StochasticBFloat16 {
   static ACCEL_INLINE void encode(BFloat16* codes, const F32 (&values)[kGroup], F32, const U32 (&random)[kGroup]) {
     for_each<kGroup / 2>([&](auto pair) ACCEL_LAMBDA {
       constexpr int j = 2 * pair.value;
-      store_upper_halves(codes + j * kLanes, rounded<kState>(values[j], random[j]),
-                         rounded<kState>(values[j + 1], random[j + 1]));
+      U32 first = rounded<kState>(values[j], random[j]);
+      U32 second = rounded<kState>(values[j + 1], random[j + 1]);
+      if (__builtin_expect(is_any_nan(values[j], values[j + 1]), 0)) {
+        first = values[j] == values[j] ? first : quiet_nan(values[j]);
+        second = values[j + 1] == values[j + 1] ? second : quiet_nan(values[j + 1]);
+      }
+      store_upper_halves(codes + j * kLanes, first, second);
     });
   }
 
  private:
   template <int kState>
   static ACCEL_INLINE U32 rounded(F32 value, U32 random) {
-    const U32 bits = (U32)value;
-    const U32 quiet = bits | 0x00400000u;
-    return value != value ? quiet : bits + (kState == 0 ? random & 0xffffu : random >> 16);
+    return (U32)value + (kState == 0 ? random & 0xffffu : random >> 16);
   }
 };
 

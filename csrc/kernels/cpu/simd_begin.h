@@ -31,7 +31,11 @@
 
 #if defined(ACCEL_TARGET_AVX512)
 #define ACCEL_TARGET_NAMESPACE avx512
+#if defined(ACCEL_AVX512_FEATURES)  // where a test emulates them
+#define ACCEL_TARGET_FEATURES ACCEL_AVX512_FEATURES
+#else
 #define ACCEL_TARGET_FEATURES "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c"
+#endif
 #elif defined(ACCEL_TARGET_AVX2)
 #define ACCEL_TARGET_NAMESPACE avx2
 #define ACCEL_TARGET_FEATURES "avx2,fma,f16c"
@@ -270,14 +274,16 @@ ACCEL_INLINE F32 load(const BFloat16* source) {
 #endif
 }
 
+// Its bits, with something in the upper half that keeps it a NaN.
+ACCEL_INLINE U32 quiet_nan(F32 nan) { return (U32)nan | 0x00400000u; }
+
 // Adding half of the dropped part, less one where the kept part is even, rounds to nearest even; a
 // mantissa of all ones carries into the exponent, as it should. NaN is made quiet instead: its
 // payload may lie in the dropped half only. The result is in the upper halves.
 ACCEL_INLINE U32 rounded_bfloat16(F32 v) {
   const U32 bits = (U32)v;
   const U32 rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  const U32 quiet = bits | 0x00400000u;
-  return v != v ? quiet : rounded;
+  return v != v ? quiet_nan(v) : rounded;
 }
 ACCEL_INLINE void store(BFloat16* target, F32 v) {
 #if defined(ACCEL_TARGET_AVX512)
@@ -354,6 +360,24 @@ ACCEL_INLINE void for_each(const Visit& visit) {
   }
 }
 
+ACCEL_INLINE bool is_any_nan(F32 a, F32 b) {
+#if defined(ACCEL_TARGET_AVX512)
+  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_UNORD_Q) != 0;
+#elif defined(ACCEL_TARGET_AVX2)
+  return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_UNORD_Q)) != 0;
+#elif defined(ACCEL_TARGET_NEON)
+  return vminvq_u32((uint32x4_t)((a == a) & (b == b))) == 0;
+#elif defined(__x86_64__)
+  return _mm_movemask_ps(_mm_cmpunord_ps((__m128)a, (__m128)b)) != 0;
+#else
+  bool is_any = false;
+  for (int i = 0; i < kLanes; ++i) {
+    is_any |= a[i] != a[i] || b[i] != b[i];
+  }
+  return is_any;
+#endif
+}
+
 #if defined(ACCEL_TARGET_AVX2)
 // Two vectors become 16 words of their upper or lower halves, the first one's at even places.
 ACCEL_INLINE Words upper_halves(U32 first, U32 second) {
@@ -424,8 +448,7 @@ ACCEL_INLINE void store_row(T* target, const F32 (&row)[kRowVectors]) {
     store_bits(target, rounded_halves(row[0], row[1]));
     return;
   } else if constexpr (std::is_same_v<T, BFloat16>) {
-    // One look at both is enough to see that none is NaN.
-    if (__builtin_expect(_mm256_movemask_ps(_mm256_cmp_ps((__m256)row[0], (__m256)row[1], _CMP_UNORD_Q)) == 0, 1)) {
+    if (__builtin_expect(!is_any_nan(row[0], row[1]), 1)) {
       store_bits(target, even_odd(rounded_halves(row[0], row[1])));
       return;
     }
