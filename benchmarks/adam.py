@@ -137,6 +137,7 @@ def run_case(case: Case, peers: list[str], rounds: int, peer: _measure.PeerProce
                 threads=torch.get_num_threads(),
                 new_grads=case.new_grads,
                 memory=memory.path if isinstance(memory, SharedMemory) else None,
+                parts=memory.parts if isinstance(memory, SharedMemory) else None,
             )
             contenders["deepspeed"] = lambda: float(peer.ask(do="step")["seconds"])
         progress.update(task, description=case.name, total=(rounds + 1) * len(contenders))

@@ -18,11 +18,10 @@ def main() -> None:
 
     params, moments = [], []
 
-    def map_tensors(path, count, numel, dtype, moment):
+    def map_tensors(path, places, numel, dtype, moment):
         """Parameters with gradients, and their moments, in memory that the benchmark has made (its SharedMemory)."""
-        total = count * numel
-        sizes = [total * part.itemsize for part in (dtype, dtype, moment, moment)]
-        parts = torch.from_file(path, shared=True, size=sum(sizes), dtype=torch.uint8).split(sizes)
+        memory = torch.from_file(path, shared=True, size=sum(places[-1]), dtype=torch.uint8)
+        parts = [memory[at : at + size] for at, size in places]
         values, grads = (part.view(dtype).split(numel) for part in parts[:2])
         for value, grad in zip(values, grads, strict=True):
             params.append(torch.nn.Parameter(value))
@@ -47,7 +46,7 @@ def main() -> None:
                 make_grads()
             else:
                 moment = torch.float32 if request["fp32_moments"] else dtype
-                map_tensors(request["memory"], count, numel, dtype, moment)
+                map_tensors(request["memory"], request["parts"], numel, dtype, moment)
             new_grads = request["new_grads"]
             optimizer = DeepSpeedCPUAdam(params, fp32_optimizer_states=request["fp32_moments"], weight_decay=0.01)
             if moments:
