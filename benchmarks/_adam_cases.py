@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import weakref
 from itertools import accumulate
 
 import torch
@@ -98,15 +99,17 @@ class SharedMemory:
         moments = torch.float32 if case.is_packed else case.moment
         dtypes = (case.dtype, case.dtype, moments, moments)
         sizes = [case.total * dtype.itemsize for dtype in dtypes]
-        self.parts = list(zip(accumulate((size + GAP_BYTES for size in sizes), initial=0), sizes, strict=False))
+        distances = (size + GAP_BYTES - size % GAP_BYTES for size in sizes)
+        self.parts = list(zip(accumulate(distances, initial=0), sizes, strict=False))
         nbytes = sum(self.parts[-1])
-        self._file = os.memfd_create("benchmarks.adam")
-        os.ftruncate(self._file, nbytes)
-        self.path = f"/proc/{os.getpid()}/fd/{self._file}"
+        file = os.memfd_create("benchmarks.adam")
+        weakref.finalize(self, os.close, file)  # its memory goes with the last tensor
+        os.ftruncate(file, nbytes)
+        self.path = f"/proc/{os.getpid()}/fd/{file}"
         memory = torch.from_file(self.path, shared=True, size=nbytes, dtype=torch.uint8).zero_()
         parts = [memory[at : at + size] for at, size in self.parts]
         self._values = [part.view(dtype) for part, dtype in zip(parts, dtypes, strict=True)]
-        self._streams = [self._values[place].view(torch.float32) for place in (0, 2, 3)]
+        self._streams = [parts[place][: sizes[place] // 4 * 4].view(torch.float32) for place in (0, 2, 3)]
         self.params, self.grads, self.exp_avgs, self.exp_avg_sqs = (part.split(case.numel) for part in self._values)
 
     @property
@@ -115,7 +118,7 @@ class SharedMemory:
         return 2 * sum(part.nbytes for part in self._streams)
 
     def stream(self) -> None:
-        """Read and write everything that a step writes, in place and unchanged."""
+        """Read and write everything that a step writes, in place; no number changes."""
         for part in self._streams:
             part.mul_(1)
 
@@ -124,10 +127,6 @@ class SharedMemory:
         (group,) = optimizer.param_groups
         for param, first, second in zip(group["params"], self.exp_avgs, self.exp_avg_sqs, strict=True):
             optimizer.state[param].update(exp_avg=first.zero_(), exp_avg_sq=second.zero_())
-
-    def close(self) -> None:
-        """Let the file go; its memory goes with the last tensor."""
-        os.close(self._file)
 
 
 class OwnMemory:
@@ -140,5 +139,5 @@ class OwnMemory:
         self.stream_bytes = 2 * self._stream.nbytes
 
     def stream(self) -> None:
-        """Read and write other memory, in place and unchanged."""
+        """Read and write other memory, in place; no number changes."""
         self._stream.mul_(1)

@@ -25,7 +25,7 @@ PICTURE = RESULTS.parents[1] / "docs" / "images" / "adam_roofline.png"
 # (both moments, the denominator, the parameter), 5 multiplications (grad_scale * g, (1 - beta1) * g,
 # (1 - beta2) * g and that times g, decay * param), one square root, one division.
 OPERATIONS = 4 * 2 + 5 + 1 + 1
-IN_CACHE_NUMEL = 32 * 1024  # for each thread: 512 KiB with moments and gradient
+IN_CACHE_NUMEL = 16 * 1024  # for each thread, which is worth waking for as many: 256 KiB with moments and gradient
 MARKERS = {"accel-ops": "o", "torch": "s", "deepspeed": "^"}
 
 
@@ -68,7 +68,7 @@ def draw(results: Sequence[Result]) -> None:
     compute = in_cache_rate()
     figure, axes = plt.subplots(figsize=(9, 6.5), layout="constrained")
     intensities, rates = roofs(bytes_per_s, compute)
-    roof = f"memory {bytes_per_s / 1e9:.0f} GB/s (x.add_(1)), arithmetic {compute / 1e9:.0f} Gop/s (in cache)"
+    roof = f"memory {bytes_per_s / 1e9:.0f} GB/s (x.mul_(1)), arithmetic {compute / 1e9:.0f} Gop/s (float32 in cache)"
     axes.plot(intensities, [rate / 1e9 for rate in rates], color="black", label=roof)
     cases = list(dict.fromkeys(result.case for result in results))
     for index, case in enumerate(cases):

@@ -1,8 +1,9 @@
 """CPU Adam against the memory's limit and against peers, in one run.
 
 The limit of a case is the bytes it must move over the bandwidth of ``x.mul_(1)`` (8 bytes per
-float32 element, in place), measured in the same run with the same threads on memory that fits no
-cache. All contenders take turns; a figure is the best of its turns.
+float32 element, in place), measured in the same run with the same threads: on all that the step of a
+large tensor writes, or on 256 MiB, so choose --numel that fits no cache. All contenders take turns; a
+figure is the best of its turns.
 
 They take them in the same memory, the peer in another process and the limit's stream included: where
 machines are shared, pages of one process differ in speed by half, and the same step takes that much
@@ -142,8 +143,6 @@ def run_case(case: Case, peers: list[str], rounds: int, peer: _measure.PeerProce
             contenders["deepspeed"] = lambda: float(peer.ask(do="step")["seconds"])
         progress.update(task, description=case.name, total=(rounds + 1) * len(contenders))
         seconds = _measure.interleave(contenders, rounds, lambda: progress.advance(task))
-    if isinstance(memory, SharedMemory):
-        memory.close()
     limit_s = min(seconds.pop(LIMIT)) / memory.stream_bytes * case.total
     return [
         Result(case, contender, taken, limit_s * (plain(case) if contender == PLAIN else case).bytes_per_element)

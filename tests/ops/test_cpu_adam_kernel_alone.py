@@ -16,8 +16,6 @@ FLAGS = (
     *("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
     *("-Wall", "-Wextra", "-Werror", "-static", "-Icsrc"),
 )
-
-
 CHECK = ROOT / "tests/ops/native/kernel_check.cpp"
 KERNELS = sorted((ROOT / "csrc/kernels/cpu").glob("*.cpp"))
 EMULATED_AVX512 = ROOT / "tests/ops/native/avx512_emulated"

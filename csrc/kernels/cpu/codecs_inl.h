@@ -12,13 +12,15 @@
 //   template <bool kNonNegative, int kState>                  // states have random bits of their own
 //   static void encode(Element*, const F32 (&values)[kGroup], F32 factor, const U32 (&random)[kGroup]);
 // and, with a scale,
+//   template <bool kNonNegative>
 //   static void see(U32& largest, F32 value);                 // of all values of a block, then
+//   template <bool kNonNegative>
 //   static F32 factor(U32 largest, float* scale);             // the scale to keep, and encode's factor
 
 namespace accel::cpu::ACCEL_TARGET_NAMESPACE {
 namespace {
 
-// Vectors whose codes of a byte fill one.
+// Vectors in a group: where codes are bytes, those of a group fill one vector.
 constexpr int kGroup = 4;
 
 ACCEL_INLINE U32 lane_numbers() {

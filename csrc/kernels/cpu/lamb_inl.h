@@ -25,9 +25,9 @@ ACCEL_INLINE F32 first_lanes(F32 v, std::int64_t count) {
 }
 
 // Updates the moments of `count` elements, and of zeros beyond them up to a whole block. Not inlined, as
-// update_blocks is not.
+// update_rows is not.
 template <class P, class G, class S>
-__attribute__((noinline)) void measure_blocks(const LambFormula& formula, F32 grad_scale, const P* param, const G* grad,
+__attribute__((noinline)) void measure_rows(const LambFormula& formula, F32 grad_scale, const P* param, const G* grad,
                                               S* exp_avg, S* exp_avg_sq, std::int64_t count, VectorSums& sums) {
   const LambFormula in_registers = formula;
   VectorSums total = sums;
@@ -56,7 +56,7 @@ __attribute__((noinline)) void measure_blocks(const LambFormula& formula, F32 gr
 }
 
 template <class P, class S>
-__attribute__((noinline)) void apply_blocks(const LambFormula& formula, F32 minus_step, P* param, const S* exp_avg,
+__attribute__((noinline)) void apply_rows(const LambFormula& formula, F32 minus_step, P* param, const S* exp_avg,
                                             const S* exp_avg_sq, std::int64_t count) {
   const LambFormula in_registers = formula;
   for (std::int64_t i = 0; i < count; i += kRow) {
@@ -83,7 +83,7 @@ SquareSums measure(const OptimizerTensors& tensors, std::int64_t begin, std::int
   const std::int64_t rest = (end - begin) % kRow;
   const std::int64_t middle = end - rest;
   VectorSums sums;
-  measure_blocks(formula, grad_scale, param + begin, grad + begin, exp_avg + begin, exp_avg_sq + begin, middle - begin,
+  measure_rows(formula, grad_scale, param + begin, grad + begin, exp_avg + begin, exp_avg_sq + begin, middle - begin,
                  sums);
   if (rest != 0) {
     PaddedRest<P> param_rest;
@@ -94,7 +94,7 @@ SquareSums measure(const OptimizerTensors& tensors, std::int64_t begin, std::int
     grad_rest.read(grad + middle, rest);
     exp_avg_rest.read(exp_avg + middle, rest);
     exp_avg_sq_rest.read(exp_avg_sq + middle, rest);
-    measure_blocks(formula, grad_scale, param_rest.values, grad_rest.values, exp_avg_rest.values,
+    measure_rows(formula, grad_scale, param_rest.values, grad_rest.values, exp_avg_rest.values,
                    exp_avg_sq_rest.values, rest, sums);
     exp_avg_rest.write(exp_avg + middle, rest);
     exp_avg_sq_rest.write(exp_avg_sq + middle, rest);
@@ -116,7 +116,7 @@ void apply(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end
   const S* const exp_avg_sq = static_cast<const S*>(tensors.states[1]);
   const std::int64_t rest = (end - begin) % kRow;
   const std::int64_t middle = end - rest;
-  apply_blocks(formula, minus_step, param + begin, exp_avg + begin, exp_avg_sq + begin, middle - begin);
+  apply_rows(formula, minus_step, param + begin, exp_avg + begin, exp_avg_sq + begin, middle - begin);
   if (rest != 0) {
     PaddedRest<P> param_rest;
     PaddedRest<S> exp_avg_rest;
@@ -124,7 +124,7 @@ void apply(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end
     param_rest.read(param + middle, rest);
     exp_avg_rest.read(exp_avg + middle, rest);
     exp_avg_sq_rest.read(exp_avg_sq + middle, rest);
-    apply_blocks(formula, minus_step, param_rest.values, exp_avg_rest.values, exp_avg_sq_rest.values, rest);
+    apply_rows(formula, minus_step, param_rest.values, exp_avg_rest.values, exp_avg_sq_rest.values, rest);
     param_rest.write(param + middle, rest);
   }
   write_copy<P>(tensors, begin, end);

@@ -6,8 +6,8 @@ namespace accel::cpu::ACCEL_TARGET_NAMESPACE {
 namespace {
 
 // How far ahead of the loads to prefetch. The hardware prefetchers stop at page ends; with three to four streams per thread
-// this keeps the next page on its way. Both distances were measured (benchmarks/RESULTS.md), 2 KiB of a float stream on a
-// CPU with AVX-512 and 512 bytes on one with AVX2, each of which the other's cost some 3 %.
+// this keeps the next page on its way. Measured (benchmarks/RESULTS.md): 2 KiB of a float stream on a CPU with AVX-512, 512
+// bytes on one with AVX2, where 2 KiB cost some 3 %. Baseline and NEON have the latter unmeasured.
 #if defined(ACCEL_TARGET_AVX512)
 constexpr std::int64_t kPrefetchElements = 512;
 #else
@@ -36,11 +36,12 @@ auto with_element(DType type, const Visit& visit) {
 //   static constexpr bool kNonNegative[kStates];  // whether a state is never negative
 //   explicit Formula(const Coefficients&);
 //   void operator()(F32& param, F32 grad, F32 (&state)[kStates]) const;  // one vector of each
+// Coefficients and the gradients' scale may be NaN, but the plain one that arithmetic makes (see store_row).
 //
 // Updates `count` elements, a multiple of kRow. Not inlined: whole tensors and rests run the very
 // same instructions.
 template <class Formula, class P, class G, class S>
-__attribute__((noinline)) void update_blocks(const Formula& formula, F32 grad_scale, P* param, const G* grad,
+__attribute__((noinline)) void update_rows(const Formula& formula, F32 grad_scale, P* param, const G* grad,
                                              S* const (&state)[Formula::kStates], std::int64_t count) {
   constexpr int kStates = Formula::kStates;
   constexpr Order order = kOrder<P, G, S>;
@@ -72,7 +73,7 @@ __attribute__((noinline)) void update_blocks(const Formula& formula, F32 grad_sc
   }
 }
 
-// A rest shorter than a block as a whole one, its other elements zero: so no result depends on an element's
+// A rest shorter than a row as a whole one, its other elements zero: so no result depends on an element's
 // position and no byte outside the range is touched.
 template <class T>
 struct PaddedRest {
@@ -93,7 +94,7 @@ void update_range(const Formula& formula, F32 grad_scale, P* param, const G* gra
   for (int k = 0; k < kStates; ++k) {
     state_at[k] = state[k] + begin;
   }
-  update_blocks(formula, grad_scale, param + begin, grad + begin, state_at, middle - begin);
+  update_rows(formula, grad_scale, param + begin, grad + begin, state_at, middle - begin);
   if (rest == 0) {
     return;
   }
@@ -106,7 +107,7 @@ void update_range(const Formula& formula, F32 grad_scale, P* param, const G* gra
     state_rest[k].read(state[k] + middle, rest);
     state_at[k] = state_rest[k].values;
   }
-  update_blocks(formula, grad_scale, param_rest.values, grad_rest.values, state_at, kRow);
+  update_rows(formula, grad_scale, param_rest.values, grad_rest.values, state_at, kRow);
   param_rest.write(param + middle, rest);
   for (int k = 0; k < kStates; ++k) {
     state_rest[k].write(state[k] + middle, rest);
@@ -189,6 +190,7 @@ __attribute__((noinline)) void update_packed_block(const Formula& formula, F32 g
                                                    typename Codec::Element* const (&codes)[Formula::kStates],
                                                    float* const (&scales)[Formula::kStates],
                                                    const RandomBits& random_bits) {
+  static_assert(kPacks<Formula>);
   constexpr int kStates = Formula::kStates;
   constexpr int kStep = kGroup * kLanes;
   using Element = typename Codec::Element;
@@ -205,13 +207,16 @@ __attribute__((noinline)) void update_packed_block(const Formula& formula, F32 g
     }
   });
   for (int i = 0; i < kQuantBlock; i += kStep) {
-    for_each<(kStep + kRow - 1) / kRow>([&](auto row) ACCEL_LAMBDA {
+    for_each<kStep / kRow>([&](auto row) ACCEL_LAMBDA {
       __builtin_prefetch(param + i + row.value * kRow + kPrefetchElements, 1);
       __builtin_prefetch(grad + i + row.value * kRow + kPrefetchElements, 0);
     });
     typename Codec::Codes loaded[kStates];
     for_each<kStates>([&](auto k) ACCEL_LAMBDA {
-      __builtin_prefetch(code[k.value] + i + kPrefetchElements, 1);
+      constexpr int kOfLine = 64 / sizeof(Element);
+      for_each<(kStep + kOfLine - 1) / kOfLine>([&](auto line) ACCEL_LAMBDA {
+        __builtin_prefetch(code[k.value] + i + line.value * kOfLine + kPrefetchElements, 1);
+      });
       loaded[k.value] = Codec::load_codes(code[k.value] + i);
     });
     F32 states[kStates][kGroup];

@@ -7,10 +7,9 @@
 // Provided, for F32, a vector of kLanes floats (the technique of Google Highway, reduced to what
 // our kernels need; arithmetic is + - * / on F32):
 //   broadcast(x)  multiply_add(a, b, c) = a * b + c  square_root(v)
-//   select(mask, a, b)   bit by bit, for U32
 //   sign_of(v)   -1, 0 or 1; NaN stays NaN
 //   load(pointer) store(pointer, v)   unaligned, float, BFloat16 or Float16 in memory
-//   load_row(pointer, v) store_row(pointer, v)   16 elements, kRowVectors vectors
+//   load_row<order>(pointer, v) store_row<order>(pointer, v)   16 elements, kRowVectors vectors
 //   in_lanes widened_low raised_low packed ...   bytes and words to wider integers and back
 //   from_half(U16) to_half(v)         the bits of IEEE binary16
 // Stores to 16-bit types round to nearest even; NaN stays NaN, infinity stays infinity.
@@ -80,9 +79,6 @@ constexpr int kLanes = 4;
 typedef float F32 __attribute__((vector_size(kLanes * 4)));
 typedef std::uint32_t U32 __attribute__((vector_size(kLanes * 4)));
 typedef std::uint16_t U16 __attribute__((vector_size(kLanes * 2)));
-typedef std::uint8_t U8 __attribute__((vector_size(kLanes)));
-typedef std::int8_t I8 __attribute__((vector_size(kLanes)));
-typedef std::int32_t I32 __attribute__((vector_size(kLanes * 4)));
 #if defined(ACCEL_TARGET_AVX512)
 typedef std::uint16_t U16x32 __attribute__((vector_size(64)));
 #endif
@@ -116,15 +112,6 @@ ACCEL_INLINE F32 square_root(F32 v) {
     v[i] = __builtin_sqrtf(v[i]);
   }
   return v;
-#endif
-}
-
-// The bits of `a` that the mask has, and the others of `b`.
-ACCEL_INLINE U32 select(std::uint32_t mask, U32 a, U32 b) {
-#if defined(ACCEL_TARGET_AVX512)
-  return (U32)_mm512_ternarylogic_epi32(_mm512_set1_epi32(mask), (__m512i)a, (__m512i)b, 0xca);
-#else
-  return (a & mask) | (b & ~mask);
 #endif
 }
 
@@ -236,13 +223,12 @@ ACCEL_INLINE Wide widened(Narrow v, int first, int shift) {
   }
   return wide;
 }
-template <class Narrow, class Wide>
+template <class Narrow, class Signed, class Wide>
 ACCEL_INLINE Narrow clamped(Wide a, Wide b, std::int32_t least, std::int32_t most) {
   constexpr int kCount = sizeof(a) / sizeof(a[0]);
   Narrow narrow = {};
   for (int i = 0; i < 2 * kCount; ++i) {
-    const auto element = i < kCount ? a[i] : b[i - kCount];
-    const std::int32_t value = static_cast<std::make_signed_t<std::remove_const_t<decltype(element)>>>(element);
+    const std::int32_t value = static_cast<Signed>(i < kCount ? a[i] : b[i - kCount]);
     narrow[i] = value < least ? least : value > most ? most : value;
   }
   return narrow;
@@ -253,9 +239,9 @@ ACCEL_INLINE Words raised_low(Bytes v) { return widened<Words>(v, 0, 8); }
 ACCEL_INLINE Words raised_high(Bytes v) { return widened<Words>(v, 2 * kLanes, 8); }
 ACCEL_INLINE U32 raised_low(Words v) { return widened<U32>(v, 0, 16); }
 ACCEL_INLINE U32 raised_high(Words v) { return widened<U32>(v, kLanes, 16); }
-ACCEL_INLINE Words packed(U32 a, U32 b) { return clamped<Words>(a, b, -32768, 32767); }
-ACCEL_INLINE Bytes packed(Words a, Words b) { return clamped<Bytes>(a, b, -128, 127); }
-ACCEL_INLINE Bytes packed_unsigned(Words a, Words b) { return clamped<Bytes>(a, b, 0, 255); }
+ACCEL_INLINE Words packed(U32 a, U32 b) { return clamped<Words, std::int32_t>(a, b, -32768, 32767); }
+ACCEL_INLINE Bytes packed(Words a, Words b) { return clamped<Bytes, std::int16_t>(a, b, -128, 127); }
+ACCEL_INLINE Bytes packed_unsigned(Words a, Words b) { return clamped<Bytes, std::int16_t>(a, b, 0, 255); }
 #endif
 
 ACCEL_INLINE F32 load(const float* source) { return load_bits<F32>(source); }
@@ -346,7 +332,6 @@ ACCEL_INLINE U16 to_half(F32 v) {
 ACCEL_INLINE F32 load(const Float16* source) { return from_half(load_bits<U16>(source)); }
 ACCEL_INLINE void store(Float16* target, F32 v) { store_bits(target, to_half(v)); }
 
-
 // Calls visit(Index<0>{}), visit(Index<1>{}) and so on, without a loop.
 template <int k>
 struct Index {
@@ -420,12 +405,13 @@ constexpr int kRowVectors = kRow / kLanes;
 enum class Order { memory, even_odd };
 
 // Where all arrays are of bfloat16 there need be no order: those at even places first is what AVX2 shuffles nothing for.
-template <class... Types>
-constexpr Order kOrder =
 #if defined(ACCEL_TARGET_AVX2)
-    (std::is_same_v<Types, BFloat16> && ...) ? Order::even_odd :
+template <class... Types>
+constexpr Order kOrder = (std::is_same_v<Types, BFloat16> && ...) ? Order::even_odd : Order::memory;
+#else
+template <class...>
+constexpr Order kOrder = Order::memory;
 #endif
-    Order::memory;
 
 template <Order kRowOrder, class T>
 ACCEL_INLINE void load_row(const T* source, F32 (&row)[kRowVectors]) {
@@ -444,7 +430,7 @@ template <Order kRowOrder, class T>
 ACCEL_INLINE void store_row(T* target, const F32 (&row)[kRowVectors]) {
 #if defined(ACCEL_TARGET_AVX2)
   if constexpr (kRowOrder == Order::even_odd) {
-    // A NaN that came from bfloat16 has nothing in its lower half, nor has one that arithmetic makes.
+    // No NaN is broken: one that came from bfloat16 has nothing in its lower half, nor has one that arithmetic makes.
     store_bits(target, rounded_halves(row[0], row[1]));
     return;
   } else if constexpr (std::is_same_v<T, BFloat16>) {

@@ -47,17 +47,6 @@ inline unsigned unordered_mask(F32x16 a, F32x16 b, int predicate) {
   return mask_of([&](int i) { return std::isnan(a[i]) || std::isnan(b[i]); });
 }
 
-// A bit of the result is the bit of `table` that is numbered by those of a, b and c.
-inline U32x16 ternary(U32x16 a, U32x16 b, U32x16 c, unsigned table) {
-  U32x16 result = {};
-  for (unsigned k = 0; k < 8; ++k) {
-    if (table >> k & 1) {
-      result |= (k & 4 ? a : ~a) & (k & 2 ? b : ~b) & (k & 1 ? c : ~c);
-    }
-  }
-  return result;
-}
-
 inline F32x16 multiply_add(F32x16 a, F32x16 b, F32x16 c) {
   for (int i = 0; i < 16; ++i) {
     c[i] = __builtin_fmaf(a[i], b[i], c[i]);
@@ -136,7 +125,6 @@ inline __m256i to_half(F32x16 v) {
 #define _mm512_mask_or_epi32(from, mask, a, b) ((__m512i)emulated::masked(mask, (emulated::U32x16)(from), (emulated::U32x16)(a) | (emulated::U32x16)(b)))
 #define _mm512_test_epi32_mask(a, b) emulated::test_mask((emulated::U32x16)(a), (emulated::U32x16)(b))
 #define _mm512_cmp_ps_mask(a, b, predicate) emulated::unordered_mask((emulated::F32x16)(a), (emulated::F32x16)(b), predicate)
-#define _mm512_ternarylogic_epi32(a, b, c, table) ((__m512i)emulated::ternary((emulated::U32x16)(a), (emulated::U32x16)(b), (emulated::U32x16)(c), table))
 #define _mm512_fmadd_ps(a, b, c) ((__m512)emulated::multiply_add((emulated::F32x16)(a), (emulated::F32x16)(b), (emulated::F32x16)(c)))
 #define _mm512_maskz_sqrt_ps(mask, v) ((__m512)emulated::square_root((emulated::F32x16)(v)))
 #define _mm512_maskz_permutexvar_epi32(mask, places, v) ((__m512i)emulated::permuted((emulated::U32x16)(places), (emulated::U32x16)(v)))
