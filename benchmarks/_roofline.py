@@ -25,7 +25,7 @@ PICTURE = RESULTS.parents[1] / "docs" / "images" / "adam_roofline.png"
 # (both moments, the denominator, the parameter), 5 multiplications (grad_scale * g, (1 - beta1) * g,
 # (1 - beta2) * g and that times g, decay * param), one square root, one division.
 OPERATIONS = 4 * 2 + 5 + 1 + 1
-IN_CACHE_NUMEL = 16 * 1024  # for each thread, which is worth waking for as many: 256 KiB with moments and gradient
+IN_CACHE_NUMEL = 32 * 1024  # for each thread: 512 KiB with moments and gradient
 MARKERS = {"accel-ops": "o", "torch": "s", "deepspeed": "^"}
 
 
