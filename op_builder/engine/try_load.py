@@ -19,13 +19,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from op_builder import env
-from op_builder.engine.remedies import load_remedy
 from op_builder.errors import LoadError, ToolchainError
 from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY, Binding, BuildPlan
+from op_builder.system.process import Finished, run
+from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import Compiler
-from op_builder.toolchains.process import Finished, run
+from op_builder.toolchains.remedies import load_remedy
 from op_builder.toolchains.toolset import Toolset
-from op_builder.torch_install import torch_install
 
 _TIMEOUT_S = 300.0
 _WITH_TORCH = "loaded in a child process with torch"
@@ -73,7 +73,7 @@ import json
 module, artifact, path = sys.argv[1:]
 sys.path[:] = json.loads(path)
 import torch
-from op_builder import loader
+from op_builder.load import loader
 def namespaces(operators):
     return {{name.partition("::")[0] for name in operators}}
 before = loader.known_operators()

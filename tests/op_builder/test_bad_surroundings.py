@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from foreign_package import run_python
-from small_ops import SmallBuilder, make_small, replace_content
 
 from op_builder import env
 from op_builder.cache.store import Cache
 from op_builder.errors import AccelError, CacheError, CompileError, IncompatibleOpError
+from tests.support.foreign_package import ROOT, run_python
+from tests.support.small_ops import SmallBuilder, make_small, replace_content
 
 
 @contextmanager
@@ -275,17 +275,17 @@ def test_a_build_killed_half_way_holds_up_nobody(tmp_path: Path) -> None:
     os.mkfifo(reached)
     hanging = fake_compiler(tmp_path / "bin" / "g++", f"echo $$ >{reached}; exec sleep 600")
     program = (
-        "from pathlib import Path\nfrom small_ops import SmallBuilder\nfrom op_builder.cache.store import Cache\n"
+        "from pathlib import Path\nfrom tests.support.small_ops import SmallBuilder\nfrom op_builder.cache.store import Cache\n"
         f"SmallBuilder(Path({str(small.directory)!r}), Cache(Path({str(small.cache.root)!r}))).load()\n"
     )
-    search = f"{Path(__file__).parent}:{Path(__file__).parents[2]}"
+    search = str(ROOT)
     environment = env.child_environment(PYTHONPATH=search, CXX=hanging)
     victim = subprocess.Popen([sys.executable, "-c", program], env=environment)
     compiler = int(reached.read_text())  # returns when the compiler has begun
     victim.kill()
     victim.wait(60)
     os.kill(compiler, signal.SIGKILL)
-    done = run_python(program, Path(__file__).parent, CXX=None)
+    done = run_python(program, ROOT, CXX=None)
     assert done.returncode == 0, done.stderr
     (entry,) = small.cache.entries()
     assert entry.is_intact()

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from op_builder import cpu_isa, env
+from op_builder import env
 from op_builder.errors import EnvironmentValueError
+from op_builder.system import cpu_isa
 
 AVX2 = frozenset({"sse2", "avx", "avx2", "fma", "f16c"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
@@ -50,5 +51,5 @@ def test_a_name_this_cpu_cannot_run_is_refused_with_the_allowed_ones(name):
 
 
 def test_asking_imports_no_torch():
-    code = "import sys; from op_builder import cpu_isa; cpu_isa.chosen_isa(); assert 'torch' not in sys.modules"
+    code = "import sys; from op_builder.system import cpu_isa; cpu_isa.chosen_isa(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

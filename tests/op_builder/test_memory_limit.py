@@ -18,10 +18,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from foreign_package import ROOT
 
 from op_builder import env
-from op_builder.cgroups import HostFiles, directories
+from op_builder.system.cgroups import HostFiles, directories
+from tests.support.foreign_package import ROOT
 
 GIBIBYTE = 1 << 30
 LIMIT_BYTES = 4 * GIBIBYTE
@@ -66,7 +66,8 @@ TELL = "\nprint(json.dumps(found))\n"
 BUILD = (
     PREPARE
     + """
-from op_builder import Binding, OpBuilder, resolver
+from op_builder import Binding, OpBuilder
+from op_builder.load import resolver
 from op_builder.cache.store import Cache
 
 class Many(OpBuilder):

@@ -10,11 +10,12 @@ import sys
 import pytest
 from rich.console import Console
 
-from op_builder import env, storage_engines
+from op_builder import env
 from op_builder.cpu import AsyncIOBuilder
 from op_builder.errors import EnvironmentValueError
 from op_builder.report.collect import environment
 from op_builder.report.render import print_report
+from op_builder.system import storage_engines
 
 
 def test_threads_always_work() -> None:
@@ -86,7 +87,7 @@ def test_the_report_says_which_engine_and_why_not_others(
 
 def test_the_question_makes_no_engine_stay() -> None:
     code = (
-        "import os; from op_builder import storage_engines as e; before = os.listdir('/proc/self/fd');"
+        "import os; from op_builder.system import storage_engines as e; before = os.listdir('/proc/self/fd');"
         "[e.storage_engines() for _ in range(5)]; assert os.listdir('/proc/self/fd') == before; import sys;"
         "assert 'torch' not in sys.modules"
     )

@@ -21,10 +21,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from op_builder import env, storage_engines
+from op_builder import env
 from op_builder.errors import IncompatibleOpError, OpArgumentError, StorageError
-from op_builder.ops.native.aio_handle import Handle
-from op_builder.ops.native.async_io import AsyncIOModule
+from op_builder.ops.io.aio_handle import Handle
+from op_builder.ops.io.async_io import AsyncIOModule
+from op_builder.system import storage_engines
 
 ENGINES = [engine.name for engine in storage_engines.storage_engines() if engine.refusal is None]
 IMPORTED_FROM = Path(env.__file__).parents[1]  # the checkout, or where a wheel was installed
@@ -478,7 +479,7 @@ def test_the_next_engine_serves_where_the_kernel_refuses_one(faulty_calls: Path,
         faulty_calls,
         """
         from op_builder.cpu import AsyncIOBuilder
-        from op_builder import storage_engines
+        from op_builder.system import storage_engines
         print("engine", AsyncIOBuilder().load().aio_handle().engine)
         print(*(engine for engine in storage_engines.storage_engines()), sep="\\n")
         """,
