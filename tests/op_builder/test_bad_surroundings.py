@@ -275,7 +275,9 @@ def test_a_build_killed_half_way_holds_up_nobody(tmp_path: Path) -> None:
     os.mkfifo(reached)
     hanging = fake_compiler(tmp_path / "bin" / "g++", f"echo $$ >{reached}; exec sleep 600")
     program = (
-        "from pathlib import Path\nfrom tests.support.small_ops import SmallBuilder\nfrom op_builder.cache.store import Cache\n"
+        "from pathlib import Path\n"
+        "from tests.support.small_ops import SmallBuilder\n"
+        "from op_builder.cache.store import Cache\n"
         f"SmallBuilder(Path({str(small.directory)!r}), Cache(Path({str(small.cache.root)!r}))).load()\n"
     )
     search = str(ROOT)
