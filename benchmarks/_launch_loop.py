@@ -38,6 +38,7 @@ def main() -> None:
                 seconds.append(time.perf_counter() - begin)
         if dist.get_rank() == 0:
             answer(number, seconds)
+    dist.barrier()
     dist.destroy_process_group()
 
 

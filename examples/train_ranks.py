@@ -76,6 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.losses is not None:
             options.losses.write_text(json.dumps(losses))
     if size > 1:
+        dist.barrier()
         dist.destroy_process_group()
     return 0
 

@@ -76,6 +76,7 @@ def _run_rank(rank: int, size: int, backend: str, directory: str) -> None:
     duration_s = time.perf_counter() - started
     if rank == 0:
         torch.save((texts, duration_s, _who_reduced(backend)), Path(directory) / "written")
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -93,6 +93,7 @@ def main() -> None:
         told = {"losses": [loss.item() for loss in losses], "milliseconds": milliseconds, "peak_bytes": peak_bytes}
         print(json.dumps(told))
     if is_distributed:
+        dist.barrier()
         dist.destroy_process_group()
 
 

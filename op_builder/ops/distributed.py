@@ -13,6 +13,10 @@ import logging
 from typing import Any, cast
 
 import torch.distributed as dist
+
+# Its functions have the default group as a default argument. torch's compiler imports it, and so does an optimizer's
+# first step: a group of that time would be kept, with gloo's threads, until the interpreter ends. It takes 3 ms.
+import torch.distributed.nn.functional  # noqa: F401
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from op_builder import env

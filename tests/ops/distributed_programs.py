@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import signal
 import sys
@@ -113,6 +114,7 @@ def all_collectives(rank: int, size: int, directory: str, backend: str = "accel"
     group = dist.group.WORLD
     if isinstance(group, accel.AccelProcessGroup):
         told["hosts"] = [list(ranks) for ranks in group.layout.hosts]
+    dist.barrier()
     dist.destroy_process_group()
     return told
 
@@ -164,6 +166,7 @@ def what_gloo_does(rank: int, size: int, directory: str) -> dict[str, Any]:
         dist.recv(received, 0)
         assert received.item() == 3
     told = _counts("accel")
+    dist.barrier()
     dist.destroy_process_group()
     return told
 
@@ -227,6 +230,7 @@ def method_names(rank: int, size: int, directory: str) -> dict[str, Any]:
         assert check(), name
         assert sum(accel.collective_counts().ours.values()) == before + 1, name
     told = _counts("accel")
+    dist.barrier()
     dist.destroy_process_group()
     return told
 
@@ -260,6 +264,7 @@ def asynchronous(rank: int, size: int, directory: str) -> bool:
         work = dist.all_reduce(late, async_op=True)
     work.wait()
     assert torch.equal(late, torch.full((10,), float(size)))
+    dist.barrier()
     dist.destroy_process_group()
     return True
 
@@ -284,6 +289,7 @@ def groups(rank: int, size: int, directory: str) -> list[Any]:
         for work in works:
             work.wait()
         assert torch.equal(first * 2, second)
+        dist.barrier(twin)
         dist.destroy_process_group(twin)
         mesh = dist.init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("outer", "inner"))
         line = mesh.get_group("inner")
@@ -291,6 +297,7 @@ def groups(rank: int, size: int, directory: str) -> list[Any]:
         dist.all_reduce(tensor, group=line)
         inner = size // 2
         assert tensor[0].item() == sum(range(rank // inner * inner, (rank // inner + 1) * inner))
+        dist.barrier()
         dist.destroy_process_group()
     return told
 
@@ -308,6 +315,7 @@ def made_again(rank: int, size: int, directory: str) -> list[list[float]]:
         doubles = torch.ones(1, dtype=torch.float64)
         dist.all_reduce(doubles)  # by gloo
         told.append([*tensor.tolist(), *doubles.tolist()])
+        dist.barrier()
         dist.destroy_process_group()
         if rank == size - 1:
             time.sleep(2)
@@ -408,6 +416,28 @@ def ends_meanwhile(rank: int, size: int, directory: str, destroys: bool) -> list
     return ["nothing", 0]
 
 
+def ends_with_gloo_at_work(rank: int, size: int, directory: str, destroys: bool) -> None:
+    """Rank 0 begins a collective and ends; rank 1 takes part just before the interpreter of rank 0 is finalized.
+
+    Rank 0 keeps Python's lock from then on. A thread of gloo that waits for the lock, to free a tensor, aborts.
+    """
+    start("accel", rank, size, directory)
+    ending = Path(directory, "ending")
+    tensor = torch.ones(1, dtype=torch.float64)  # gloo's
+    dist.all_reduce(tensor.clone())
+    if rank == 1:
+        require(ending.exists)
+        dist.all_reduce(tensor)
+        return
+    dist.all_reduce(tensor, async_op=True)
+    del tensor
+    if destroys:
+        dist.destroy_process_group()
+    atexit._run_exitfuncs()
+    atexit.register(ctypes.PyDLL(None).usleep, 2_000_000)  # the last thing that is done
+    atexit.register(os.mkdir, ending)
+
+
 def makes_a_group_meanwhile(rank: int, size: int, _directory: str) -> bool:
     """Rank 0 has collectives to do in its group's thread, and waits in new_group() for rank 1, which does them first.
 
@@ -455,6 +485,7 @@ def without_the_op(rank: int, size: int, directory: str) -> dict[str, Any]:
     dist.barrier()
     assert torch.equal(tensor, torch.full((3,), float(size)))
     told = _counts("accel")
+    dist.barrier()
     dist.destroy_process_group()
     return told
 
@@ -465,6 +496,7 @@ def layout_of_hosts(rank: int, size: int, directory: str) -> list[list[int]]:
     group = dist.group.WORLD
     assert isinstance(group, accel.AccelProcessGroup)
     found = [list(ranks) for ranks in group.layout.hosts]
+    dist.barrier()
     dist.destroy_process_group()
     return found
 

@@ -79,6 +79,7 @@ def run(rank: int, size: int, directory: str, backend: str) -> dict[str, Any]:
     parallelize_module(split, mesh, plan)
     # Tensor-parallel ranks share their data.
     note("tensor parallel", train(split, seed=0))
+    dist.barrier()
     dist.destroy_process_group()
     return told
 
@@ -99,5 +100,6 @@ def compiled(rank: int, size: int, directory: str) -> dict[str, Any]:
     once = torch.compile(layer, fullgraph=True)(x)
     assert torch.allclose(once, layer(x))
     counts = accel.collective_counts()
+    dist.barrier()
     dist.destroy_process_group()
     return {"ours": dict(counts.ours), "gloo": dict(counts.gloo)}

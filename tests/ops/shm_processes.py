@@ -293,6 +293,7 @@ def by_the_process_groups_store(place: Place) -> bool:
     dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.size)
     group = place.comm.new_group(place.size, place.rank)
     assert group.all_reduce(torch.ones(3)).tolist() == [place.size] * 3
+    dist.barrier()
     dist.destroy_process_group()
     group.barrier()
     return True
@@ -811,24 +812,24 @@ def another_user(place: Place) -> dict[str, Any]:
         let_a_stranger_know(place)
         place.group(timeout_s=3)
     facts = become_a_stranger(place)
-    caught = {}
+    caught: dict[str, Any] = {}
+    rank_0 = int((place.directory / "pid-0").read_text())
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.settimeout(10)
         caller.connect("\0" + facts["address"])
         caller.sendall(bytes.fromhex(facts["secret"]) + (1).to_bytes(4, "big"))
+        for directory in ("fd", "map_files"):  # while rank 0 waits, so its process exists
+            try:
+                os.listdir(f"/proc/{rank_0}/{directory}")
+                caught[directory] = "open"
+            except PermissionError:
+                caught[directory] = "closed"
         place.signal("tried")
         try:
             data, descriptors, _, _ = socket.recv_fds(caller, 1, 1)
-            caught = {"data": data.decode(), "descriptors": len(descriptors)}
+            caught |= {"data": data.decode(), "descriptors": len(descriptors)}
         except OSError as error:
-            caught = {"data": "", "descriptors": 0, "said": str(error)}
-    parent = int((place.directory / "pid-0").read_text())
-    for directory in (f"/proc/{parent}/fd", f"/proc/{parent}/map_files"):
-        try:
-            os.listdir(directory)
-            caught[directory.rpartition("/")[2]] = "open"
-        except PermissionError:
-            caught[directory.rpartition("/")[2]] = "closed"
+            caught |= {"data": "", "descriptors": 0, "said": str(error)}
     return caught
 
 

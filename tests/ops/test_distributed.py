@@ -344,6 +344,12 @@ def test_a_process_that_ends_in_the_middle_of_a_collective_ends_well(
     )
 
 
+@pytest.mark.parametrize("destroys", [False, True])
+def test_a_process_that_ends_while_gloo_works_ends_well(destroys: bool, tmp_path: Path) -> None:
+    """A thread of gloo that then had the last reference to a tensor would abort the process."""
+    ranks("ends_with_gloo_at_work", 2, tmp_path, arguments=[destroys])
+
+
 def test_where_one_rank_cannot_load_the_op_gloo_does_all_and_a_warning_says_why(tmp_path: Path) -> None:
     if isinstance(find_prebuilt(ShareMemCommBuilder()), Entry):
         pytest.skip("the op is prebuilt, so that every rank can load it")

@@ -271,6 +271,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="another user can be h
 def test_another_user_gets_no_memory(ranks: Ranks) -> None:
     first, stranger = ranks.run("another_user", 2)
     assert "waited 3 s for rank 1" in first.error  # the stranger was none
+    assert not stranger.error, stranger
     caught: dict[str, Any] = stranger.value
     assert caught["descriptors"] == 0
     assert caught["data"] == ""

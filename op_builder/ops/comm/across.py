@@ -138,8 +138,10 @@ class GlooAcross:
                 self._note.require_none()
         except BaseException as error:
             if work is not None and not work.is_completed():
-                # To let go of gloo would be to wait for what it does. So it stays, until the process ends.
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(gloo))
+                # To free gloo would be to wait for what it does. So it stays until the process ends. So does the work:
+                # it has the tensors, and gloo's thread cannot free them while the interpreter ends.
+                for kept in (gloo, work):
+                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
             if isinstance(error, CommunicationError) or not isinstance(error, RuntimeError):
                 raise
             raise CommunicationError(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import collections
+import contextlib
+import ctypes
 import functools
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -33,6 +38,9 @@ from op_builder.ops.comm.hosts import Layout
 from op_builder.ops.comm.work import DoneWork, WorkQueue
 
 logger = logging.getLogger(__name__)
+
+_WITHOUT_THREAD = ("send", "recv", "recv_anysource")  # the caller's own wait ends them
+_PATIENCE_S = 5.0  # how long the end of a group or of the process waits for what gloo has not finished
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,9 @@ class Parts:
     global_ranks: tuple[int, ...] = ()
 
 
+_living: weakref.WeakSet[AccelProcessGroup] = weakref.WeakSet()
+
+
 class AccelProcessGroup(dist.ProcessGroup):
     """Collectives of CPU tensors through shared memory, and through gloo what that does not do.
 
@@ -89,12 +100,18 @@ class AccelProcessGroup(dist.ProcessGroup):
         self._ours: collections.Counter[str] = collections.Counter()
         self._others: collections.Counter[str] = collections.Counter()
         self._counting = threading.RLock()  # a signal's handler may come in between
+        self._owner = os.getpid()
+        # A thread of gloo drops a collective's tensors shortly after the collective is done. A thread that drops the
+        # last reference needs Python to free the tensor; while the interpreter ends, that aborts the process. So the
+        # group keeps the works that are not done, and the last one: during it gloo's threads drop the one before.
+        self._with_gloo: list[Work] = []
         # A plain group around gloo has every method of this torch, whatever they are called. This group has gloo as
         # its backend too: torch asks it for names, devices and sequence numbers, and for what only C++ calls.
         self._gloo = dist.ProcessGroup(store, rank, size)
         kinds = dist.ProcessGroup.BackendType
         devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-        self._closer = weakref.finalize(self, _close, self._queue, parts.collectives, os.getpid())
+        self._closer = weakref.finalize(self, _close, self._queue, parts.collectives, self._owner)
+        _living.add(self)
         for group in (self, self._gloo):
             group._set_default_backend(kinds.GLOO)
             for device in devices:
@@ -123,14 +140,28 @@ class AccelProcessGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """Give back what the group holds; ``destroy_process_group()`` calls it, or the process's end.
 
-        What waits to be done fails, and what waits for other ranks ends.
+        What waits to be done fails, and what waits for other ranks ends. What gloo does is waited for, some seconds.
         """
         self._closer()
+        if not self._wait_for_gloo(time.monotonic() + _PATIENCE_S):
+            _never_free(self)  # to free gloo would be to wait for what it does
         super().shutdown()
 
     def abort(self) -> None:
         """As :meth:`shutdown`."""
         self.shutdown()
+
+    def _wait_for_gloo(self, deadline: float) -> bool:
+        """Whether gloo finishes, well or not, until then all that it was given."""
+        if os.getpid() != self._owner:  # a fork's copy has none of gloo's threads
+            return True
+        for work in self._with_gloo:
+            left_s = max(deadline - time.monotonic(), 0.001)  # zero would be without end
+            with contextlib.suppress(RuntimeError):  # it failed, or the time is over
+                work.wait(timedelta(seconds=left_s))
+            if not work.is_completed():
+                return False
+        return True
 
     # All-reduce ----------------------------------------------------------------------------------
 
@@ -391,6 +422,9 @@ class AccelProcessGroup(dist.ProcessGroup):
         with self._counting:
             self._others[name] += 1
         work: Work = getattr(self._gloo, name)(*arguments, **keywords)
+        if name not in _WITHOUT_THREAD:
+            with self._counting:
+                self._with_gloo = [*(earlier for earlier in self._with_gloo if not earlier.is_completed()), work]
         return work
 
 
@@ -401,3 +435,22 @@ def _close(queue: WorkQueue, collectives: Collectives | None, owner: int) -> Non
     if collectives is not None:
         collectives.close()
     queue.join()
+
+
+def _never_free(group: AccelProcessGroup) -> None:
+    _living.discard(group)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+@atexit.register
+def _end_with_the_process() -> None:
+    """Settle the groups that are left, before the interpreter ends.
+
+    They are not freed any more, as the threads of gloo may still use what the groups keep.
+    """
+    groups = list(_living)
+    for group in groups:
+        _never_free(group)
+    deadline = time.monotonic() + _PATIENCE_S
+    for group in groups:
+        group._wait_for_gloo(deadline)
