@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from accelerator.launch.errors import BindingError
-from accelerator.launch.lists import format_list, parse_list
-from accelerator.launch.topology import Node, Topology
+from accelerator.launch.topology import Node, Topology, format_list, parse_list
 
 _MOST_IDLE_FOR_ONE_NODE = 1 / 8
 
@@ -47,7 +46,7 @@ class RankBinding:
     """What one rank of this host gets: CPUs, their NUMA nodes (none without NUMA), both ascending, and memory."""
 
     cpus: tuple[int, ...]
-    nodes: tuple[int, ...]
+    numa_nodes: tuple[int, ...]
     memory: MemoryPolicy
 
 
@@ -75,13 +74,13 @@ def plan_binding(topology: Topology, ranks: int, listed: frozenset[int] | None =
     Raises:
         BindingError: there are more ranks than CPUs, or a listed CPU may not be used.
     """
-    if listed is not None and (forbidden := listed - topology.allowed):
+    if listed is not None and (forbidden := listed - topology.allowed_cpus):
         raise BindingError(
             f"--bind_core_list names CPUs that this process may not use: {format_list(forbidden)}; it may use "
-            f"{format_list(topology.allowed)}.",
+            f"{format_list(topology.allowed_cpus)}.",
             "Leave them out; the affinity mask, the cpuset of the container or an offline CPU decides.",
         )
-    cpus = topology.allowed if listed is None else listed
+    cpus = topology.allowed_cpus if listed is None else listed
     if ranks > len(cpus):
         raise BindingError(
             f"{ranks} ranks cannot be bound to {len(cpus)} CPUs ({format_list(cpus)}) without sharing them.",
@@ -99,7 +98,7 @@ def threads_per_rank(topology: Topology, ranks: int, bindings: tuple[RankBinding
     if bindings:
         threads: float = min(len(binding.cpus) for binding in bindings)
     else:
-        threads = sum(1 for core in topology.cores if topology.allowed.intersection(core.cpus)) / ranks
+        threads = sum(1 for core in topology.cores if topology.allowed_cpus.intersection(core.cpus)) / ranks
     if topology.quota_cores is not None:
         threads = min(threads, topology.quota_cores / ranks)
     return max(1, math.floor(threads))
@@ -117,7 +116,7 @@ def _units(topology: Topology, cpus: frozenset[int], ranks: int, *, all_threads:
         units = [(core[thread],) for thread in range(most) for core in cores if thread < len(core)]
     by_home: dict[_Home, list[_Unit]] = {}
     for unit in units:
-        home = next((node.cpus for node in topology.nodes if unit[0] in node.cpus), frozenset())
+        home = next((node.cpus for node in topology.numa_nodes if unit[0] in node.cpus), frozenset())
         by_home.setdefault(home, []).append((home, unit))
     return list(by_home.values())
 
@@ -138,7 +137,7 @@ def _shares(units: list[list[_Unit]], ranks: int) -> list[list[_Unit]]:
 def _binding(topology: Topology, share: list[_Unit]) -> RankBinding:
     cpus = tuple(sorted(cpu for _, unit in share for cpu in unit))
     homes = {home for home, _ in share}
-    nodes = [node for node in topology.nodes if node.cpus and node.cpus in homes]
+    nodes = [node for node in topology.numa_nodes if node.cpus and node.cpus in homes]
     return RankBinding(cpus, tuple(node.number for node in nodes), _memory_policy(topology, nodes))
 
 

@@ -181,7 +181,7 @@ def _default_count(accelerator: DeepSpeedAccelerator) -> int:
     if accelerator.device_name() != "cpu":
         return max(1, accelerator.device_count())
     topology = _topology()  # the accelerator ignores the affinity mask, which a bound rank has
-    return max(1, len({node.cpus for node in topology.nodes if node.cpus & topology.allowed}))
+    return max(1, len({node.cpus for node in topology.numa_nodes if node.cpus & topology.allowed_cpus}))
 
 
 def _plan_here(job: Job, host: Host) -> HostPlan:

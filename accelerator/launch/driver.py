@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shlex
 import shutil
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.job import Job
-from accelerator.launch.output import Failure, Relay, exit_status, first_failure
+from accelerator.launch.output import Failure, Relay, exit_status
 from accelerator.launch.processes import VARIABLE, end_processes_of, guarded, heeded_signals, log
 from accelerator.launch.remote import RemoteCommand
 from op_builder import env
@@ -56,7 +57,7 @@ class _Driver:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._running: dict[subprocess.Popen[bytes], RemoteCommand] = {}
-        self._relays: dict[subprocess.Popen[bytes], Relay] = {}
+        self._relays: list[Relay] = []
         self._failures: list[Failure] = []
         self._signal: signal.Signals | None = None
 
@@ -68,23 +69,22 @@ class _Driver:
         for command in commands:
             if self._signal is None:
                 self._start(command)
-        status, is_ending, deadline = 0, False, 0.0
+        status, deadline = 0, math.inf
         while self._running:
             for process in [process for process in self._running if process.poll() is not None]:
                 command = self._running.pop(process)
-                if process.returncode != 0 and status == 0 and not is_ending:
+                if process.returncode != 0 and status == 0 and deadline == math.inf:
                     status = exit_status(process.returncode)
-                    self._explain(process, command)
+                    self._explain(command, process.returncode)
             # A rank's failure is enough: not every MPI ends the others when one of them has an exit status.
-            if not is_ending and (self._signal is not None or status != 0 or self._failures):
-                is_ending, deadline = True, time.monotonic() + 2 * self._job.grace_s + _MARGIN_S
+            if deadline == math.inf and (self._signal is not None or status != 0 or self._failures):
+                deadline = time.monotonic() + 2 * self._job.grace_s + _MARGIN_S
                 self._end_all()
-            if is_ending and time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 self.kill()
             time.sleep(_POLL_S)
-        for relay in self._relays.values():
-            relay.finish()
-        failure = first_failure(self._failures)
+        self._finish_relays()
+        failure = min(self._failures, key=Failure.when, default=None)
         if self._signal is not None:
             log(f"{self._signal.name}: all ranks have ended")
             return 128 + self._signal
@@ -116,32 +116,37 @@ class _Driver:
             ) from None
         self._running[process] = command
         assert process.stderr is not None
-        self._relays[process] = Relay(process.stderr.fileno(), 2, failures=self._failures)
+        self._relays.append(Relay(process.stderr.fileno(), 2, failures=self._failures))
         if command.sent is not None:
-            self._send(process, json.dumps(command.sent))
-
-    def _send(self, process: subprocess.Popen[bytes], line: str) -> None:
-        with contextlib.suppress(OSError):  # it has ended; the main loop finds out why
-            if process.stdin is not None:
-                process.stdin.write(f"{line}\n".encode())
-                process.stdin.flush()
+            _send(process, json.dumps(command.sent))
 
     def _end_all(self) -> None:
         for process, command in self._running.items():
             if self._job.launcher == "ssh":
-                self._send(process, "SIGINT" if self._signal == signal.SIGINT else "SIGTERM")
+                _send(process, "SIGINT" if self._signal == signal.SIGINT else "SIGTERM")
                 continue
             for receiver in _receivers(process.pid, command.command[0]):
                 with contextlib.suppress(OSError):
                     os.kill(receiver, signal.SIGTERM)
 
-    def _explain(self, process: subprocess.Popen[bytes], command: RemoteCommand) -> None:
-        self._relays[process].finish()
-        if command.sent is not None and process.returncode == 255 and not self._failures:  # a rank's status may be 255
+    def _explain(self, command: RemoteCommand, status: int) -> None:
+        self._finish_relays()
+        if command.sent is not None and status == 255 and not self._failures:  # a rank's own status may be 255
             attempt = shlex.join([*command.command[:-1], "true"])
             log(f"{command.label}: ssh failed; see above. Remedy: Have '{attempt}' work without questions.")
         elif self._signal is None and self._running:
-            log(f"{command.label} ended with status {process.returncode}; ending the others")
+            log(f"{command.label} ended with status {status}; ending the others")
+
+    def _finish_relays(self) -> None:
+        for relay in self._relays:
+            relay.finish()
+
+
+def _send(process: subprocess.Popen[bytes], line: str) -> None:
+    with contextlib.suppress(OSError):  # it has ended; the main loop finds out why
+        if process.stdin is not None:
+            process.stdin.write(f"{line}\n".encode())
+            process.stdin.flush()
 
 
 def _receivers(process_id: int, program: str) -> list[int]:

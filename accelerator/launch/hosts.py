@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from accelerator.launch.errors import LaunchError
-from accelerator.launch.lists import parse_list
+from accelerator.launch.topology import parse_list
 
 _EXPECTED = "a line such as 'name slots=4'"
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -127,10 +127,8 @@ def limit(hosts: Sequence[Host], nodes: int | None, accelerators: int | None) ->
         raise LaunchError(f"--num_nodes {nodes}: there are {len(hosts)} hosts.", "Request fewer, or add hosts.")
     for host in hosts[:nodes]:
         if accelerators is not None and accelerators > len(host.chosen):
-            raise LaunchError(
-                f"--num_accelerators {accelerators}: host {host.name} has {len(host.chosen)} slots.",
-                "Request fewer, or raise its slots in the hostfile.",
-            )
+            found = f"host {host.name} has {len(host.chosen)} slots"
+            raise LaunchError(f"--num_accelerators {accelerators}: {found}.", "Request fewer, or raise its slots.")
     return tuple(replace(host, chosen=host.chosen[:accelerators]) for host in hosts[:nodes])
 
 
@@ -141,26 +139,21 @@ def _parse_choice(text: str, option: str, hosts: Sequence[Host]) -> dict[str, tu
         # The name may contain colons itself (an IPv6 address), slots never do.
         name, colon, slots_text = (part, "", "") if part in known else part.rpartition(":")
         name = name.strip() or part
+        slots = parse_list(slots_text) if colon or name not in known else known[name].chosen
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f" (did you mean {near[0]}?)" if near else ""
-            raise LaunchError(
-                f"{option} {text!r}: unknown host {name!r}{hint}; the hosts are {', '.join(known)}.",
-                "An example is host:0,1@host2.",
-            )
-        if name in choice:
-            raise LaunchError(f"{option} {text!r} names {name} twice.", "Join its slots: host:0,1.")
-        slots = parse_list(slots_text) if colon else known[name].chosen
-        if not slots:
-            raise LaunchError(
-                f"{option} {text!r}: {slots_text!r} is not a list of slots.", "An example is host:0,1@host2."
-            )
-        if slots[-1] >= known[name].slots:
-            raise LaunchError(
-                f"{option} {text!r}: host {name} has slots 0 to {known[name].slots - 1}, not {slots[-1]}.",
-                "Correct it, or raise its slots in the hostfile.",
-            )
-        choice[name] = slots
+            found = f"unknown host {name!r}{hint}; the hosts are {', '.join(known)}"
+        elif name in choice:
+            found = f"{name} is named twice"
+        elif not slots:
+            found = f"{slots_text!r} is not a list of slots"
+        elif slots[-1] >= known[name].slots:
+            found = f"host {name} has slots 0 to {known[name].slots - 1}, not {slots[-1]}"
+        else:
+            choice[name] = slots
+            continue
+        raise LaunchError(f"{option} {text!r}: {found}.", "An example is host:0,1@host2.")
     return choice
 
 

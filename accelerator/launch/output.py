@@ -10,7 +10,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
 from accelerator.launch.errors import LaunchError
@@ -67,6 +66,10 @@ class Failure:
     tail: str = ""
     message: str = ""
 
+    def when(self) -> float:
+        """For ``min()``: the rank that ended first; the others most often failed because of it."""
+        return self.time_s
+
     def __str__(self) -> str:
         cause = f"with exit status {self.exit_code}"
         if self.exit_code < 0:
@@ -102,11 +105,6 @@ class Failure:
             return cls(**json.loads(text)) if mark else None
         except (ValueError, TypeError):  # another writer has torn it
             return None
-
-
-def first_failure(failures: Iterable[Failure]) -> Failure | None:
-    """The one that ended first; the others most often failed because of it."""
-    return min(failures, key=lambda failure: failure.time_s, default=None)
 
 
 class Relay:

@@ -7,44 +7,28 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from accelerator.launch.lists import format_list
 from accelerator.launch.plan import HostPlan, plural
-from accelerator.launch.topology import Cache, Core, Node, Topology
+from accelerator.launch.topology import Cache, Core, Node, Topology, format_list
 
 
 def as_data(topology: Topology, caches: Sequence[Cache], plan: HostPlan) -> dict[str, Any]:
     """The same for programs; sizes are bytes, CPUs tuples or sets."""
-    return {
-        "model": topology.model,
-        "allowed_cpus": topology.allowed,
-        "quota_cores": topology.quota_cores,
-        "cores": list(map(asdict, topology.cores)),
-        "numa_nodes": list(map(asdict, topology.nodes)),
-        "caches": list(map(asdict, caches)),
-        "ranks": [
-            {
-                "cpus": binding.cpus,
-                "numa_nodes": binding.nodes,
-                "memory": asdict(binding.memory),
-                "threads": plan.threads,
-                "variables": plan.thread_variables,
-            }
-            for binding in plan.bindings
-        ],
-    }
+    threads = {"threads": plan.threads, "variables": plan.thread_variables}
+    ranks = [{**asdict(binding), **threads} for binding in plan.bindings]
+    return {**asdict(topology), "caches": list(map(asdict, caches)), "ranks": ranks}
 
 
 def draw(topology: Topology, caches: Sequence[Cache], plan: HostPlan, columns: int) -> list[str]:
     """Lines: a paragraph for each socket, in it one for each NUMA node, in it the cores with CPUs and ranks."""
     rank_of = {cpu: rank for rank, binding in enumerate(plan.bindings) for cpu in binding.cpus}
     lines = [_headline(topology)]
-    memory = [node for node in topology.nodes if not node.cpus]
+    memory = [node for node in topology.numa_nodes if not node.cpus]
     for package in sorted({core.package for core in topology.cores}):
         cores = [core for core in topology.cores if core.package == package]
         lines.append(f"socket {package}, caches: {_cache_line(caches, cores)}")
         homes: dict[str, list[Core]] = {}
         for core in cores:
-            home = next((_title(node) for node in topology.nodes if core.cpus[0] in node.cpus), "no NUMA")
+            home = next((_title(node) for node in topology.numa_nodes if core.cpus[0] in node.cpus), "no NUMA")
             homes.setdefault(home, []).append(core)
         for home, held in homes.items():
             cells = [_cell(core, topology, rank_of) for core in held]
@@ -58,9 +42,9 @@ def draw(topology: Topology, caches: Sequence[Cache], plan: HostPlan, columns: i
             lines.append(f"  {_title(node)}: {'high-bandwidth memory' if node.is_hbm else 'memory without cores'}")
     lines.append(f"With --bind_cores_to_rank {plural(plan.ranks, 'rank')} would get")
     lines += [f"  r{rank}  {plan.describe(rank)}" for rank in range(len(plan.bindings))]
-    if plan.bindings and (free := topology.allowed - set(rank_of)):
+    if plan.bindings and (free := topology.allowed_cpus - set(rank_of)):
         lines.append(f"  free: CPU {format_list(free)}")
-    if forbidden := {cpu for core in topology.cores for cpu in core.cpus} - topology.allowed:
+    if forbidden := {cpu for core in topology.cores for cpu in core.cpus} - topology.allowed_cpus:
         lines.append(f"  not allowed to this process (x): CPU {format_list(forbidden)}")
     return [*lines, *(f"  {note}" for note in plan.notes)]
 
@@ -69,7 +53,7 @@ def _headline(topology: Topology) -> str:
     parts = [
         topology.model,
         plural(len({core.package for core in topology.cores}), "socket"),
-        plural(max(1, len({node.cpus for node in topology.nodes if node.cpus})), "NUMA node") + " with cores",
+        plural(max(1, len({node.cpus for node in topology.numa_nodes if node.cpus})), "NUMA node") + " with cores",
         plural(len(topology.cores), "core"),
         plural(sum(len(core.cpus) for core in topology.cores), "CPU"),
         f"time of {topology.quota_cores:g} cores granted" if topology.quota_cores is not None else "",
@@ -87,12 +71,12 @@ def _cache_line(caches: Sequence[Cache], cores: Sequence[Core]) -> str:
 
 def _cell(core: Core, topology: Topology, rank_of: dict[int, int]) -> str:
     ranks = [f"r{rank_of[cpu]}" for cpu in core.cpus if cpu in rank_of]
-    mark = (ranks or ["-"])[0] if topology.allowed.intersection(core.cpus) else "x"
+    mark = (ranks or ["-"])[0] if topology.allowed_cpus.intersection(core.cpus) else "x"
     return f"{'/'.join(map(str, core.cpus))} {mark}"
 
 
 def _nearest_with_cores(topology: Topology, memory: Node) -> str | None:
-    with_cores = [node for node in topology.nodes if node.cpus]
+    with_cores = [node for node in topology.numa_nodes if node.cpus]
     nearest = min(with_cores, key=lambda node: node.distances.get(memory.number, 255), default=None)
     return None if nearest is None else _title(nearest)
 

@@ -10,8 +10,7 @@ from accelerator.launch.binding import RankBinding, parse_core_list, plan_bindin
 from accelerator.launch.environment import THREAD_VARIABLES, check_against_binding, check_threads, visible_devices
 from accelerator.launch.hosts import Host
 from accelerator.launch.job import Job
-from accelerator.launch.lists import format_list
-from accelerator.launch.topology import Topology
+from accelerator.launch.topology import Topology, format_list
 
 _MOST_LINES = 16
 
@@ -40,7 +39,7 @@ class HostPlan:
     def describe(self, rank: int) -> str:
         """A rank's binding and threads in one line."""
         binding = self.bindings[rank]
-        nodes = f" of NUMA node {format_list(binding.nodes)}" if binding.nodes else ""
+        nodes = f" of NUMA node {format_list(binding.numa_nodes)}" if binding.numa_nodes else ""
         threads = assignments(self.thread_variables) or "threads as you set them"
         return f"CPU {format_list(binding.cpus)}{nodes}, memory {binding.memory}, {threads}"
 

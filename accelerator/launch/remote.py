@@ -9,7 +9,6 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -103,7 +102,7 @@ def _ssh_commands(job: Job, directory: Path) -> list[RemoteCommand]:
     return commands
 
 
-def _cluster_command(job: Job, find: Callable[[str], str | None] = shutil.which) -> RemoteCommand:
+def _cluster_command(job: Job) -> RemoteCommand:
     first = job.hosts[0]
     if any((host.chosen, host.slots) != (first.chosen, first.slots) for host in job.hosts):
         raise LaunchError(
@@ -114,39 +113,33 @@ def _cluster_command(job: Job, find: Callable[[str], str | None] = shutil.which)
     address = job.master_addr if is_allocation else master_address(job)
     rank = small_process("rank", replace(job, hosts=(first,), master_addr=address).to_json(), "--", *job.program)
     programs = _PROGRAMS[job.launcher]
-    program = next(filter(find, programs), programs[-1])
+    program = next(filter(shutil.which, programs), programs[-1])
     # Values are in its environment, and options have only the names to forward: everybody can read command lines.
     variables = dict(job.variables)
     if job.launcher == "impi":
         variables["I_MPI_PIN"] = "0"  # Intel's hydra has no "-bind-to none"
-    build = {"openmpi": _openmpi, "mpich": _hydra, "impi": _hydra, "slurm": _slurm}[job.launcher]
-    options = build(job, len(first.chosen), sorted({*job.forwarded, *variables}))
+    options = _options(job, len(first.chosen), sorted({*job.forwarded, *variables}))
     return RemoteCommand(job.launcher, (program, *options, *job.launcher_args, *rank), variables)
 
 
-def _openmpi(job: Job, per_host: int, forwarded: list[str]) -> list[str]:
-    options = ["-np", str(per_host * len(job.hosts)), "--map-by", f"ppr:{per_host}:node", "--bind-to", "none"]
-    options += ["--host", ",".join(f"{host.name}:{per_host}" for host in job.hosts)]
-    return [*options, *(word for name in forwarded for word in ("-x", name))]
-
-
-def _hydra(job: Job, per_host: int, forwarded: list[str]) -> list[str]:
-    options = ["-np", str(per_host * len(job.hosts)), "-ppn", str(per_host)]
-    if job.launcher == "mpich":
-        options += ["-bind-to", "none"]
-    if not all(host.is_local for host in job.hosts):
-        options += ["-hosts", ",".join(host.name for host in job.hosts)]
+def _options(job: Job, per_host: int, forwarded: list[str]) -> list[str]:
+    names = [host.name for host in job.hosts]
+    is_local = all(host.is_local for host in job.hosts)
+    if job.launcher == "slurm":
+        nodes = job.num_nodes if is_local else len(names)
+        options = [f"--nodes={nodes}", f"--ntasks={nodes * per_host}", f"--ntasks-per-node={per_host}"]
+        options += ["--cpu-bind=none", *([] if is_local else [f"--nodelist={','.join(names)}"])]
+        # Slurm's users expect their environment on every node, and Slurm itself sets each node's own variables.
+        return [*options, "--export=ALL", "--kill-on-bad-exit=1"]
+    options = ["-np", str(per_host * len(names))]
+    if job.launcher == "openmpi":
+        options += ["--map-by", f"ppr:{per_host}:node", "--bind-to", "none"]
+        options += ["--host", ",".join(f"{name}:{per_host}" for name in names)]
+        return [*options, *(word for name in forwarded for word in ("-x", name))]
+    options += ["-ppn", str(per_host), *(["-bind-to", "none"] if job.launcher == "mpich" else [])]
+    if not is_local:
+        options += ["-hosts", ",".join(names)]
     # By default all variables of this host would go to the others; two such options are an error.
     if not {"-genvall", "-genvlist", "-genvnone"} & {argument.replace("--", "-", 1) for argument in job.launcher_args}:
         options += ["-genvlist", ",".join(forwarded)] if forwarded else ["-genvnone"]
     return options
-
-
-def _slurm(job: Job, per_host: int, _forwarded: list[str]) -> list[str]:
-    is_local = job.hosts[0].is_local
-    nodes = job.num_nodes if is_local else len(job.hosts)
-    options = [f"--nodes={nodes}", f"--ntasks={nodes * per_host}", f"--ntasks-per-node={per_host}", "--cpu-bind=none"]
-    if not is_local:
-        options.append(f"--nodelist={','.join(host.name for host in job.hosts)}")
-    # Slurm's users expect their environment on every node, and Slurm itself sets each node's own variables.
-    return [*options, "--export=ALL", "--kill-on-bad-exit=1"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,16 +54,16 @@ class Topology:
 
     Attributes:
         cores: all online cores, by socket, NUMA node and number.
-        nodes: all online NUMA nodes by number; empty without NUMA.
-        allowed: online CPUs that affinity mask and cpuset leave to this process.
+        numa_nodes: all online NUMA nodes by number; empty without NUMA.
+        allowed_cpus: online CPUs that affinity mask and cpuset leave to this process.
         allowed_memory: nodes whose memory the cpuset leaves to it, None where that is unknown.
         quota_cores: cores' worth of time that control groups grant it, None without a quota.
         model: the CPU's name.
     """
 
     cores: tuple[Core, ...]
-    nodes: tuple[Node, ...]
-    allowed: frozenset[int]
+    numa_nodes: tuple[Node, ...]
+    allowed_cpus: frozenset[int]
     allowed_memory: frozenset[int] | None
     quota_cores: float | None
     model: str
@@ -73,7 +73,7 @@ class Topology:
         """Nodes with memory that this process may use."""
         usable = self.allowed_memory
         return tuple(
-            node for node in self.nodes if node.memory_bytes != 0 and (usable is None or node.number in usable)
+            node for node in self.numa_nodes if node.memory_bytes != 0 and (usable is None or node.number in usable)
         )
 
 
@@ -113,8 +113,8 @@ def read_topology(files: HostFiles, affinity: Collection[int] | None) -> Topolog
     memory = re.search(r"^Mems_allowed_list:\s*(\S+)", status, re.MULTILINE)
     return Topology(
         cores=tuple(cores),
-        nodes=nodes,
-        allowed=allowed,
+        numa_nodes=nodes,
+        allowed_cpus=allowed,
         allowed_memory=parse_index_list(memory[1]) if memory else None,
         quota_cores=cpu_quota_cores(files),
         model=cpu_model(files.procfs / "cpuinfo"),
@@ -134,6 +134,23 @@ def read_caches(files: HostFiles, topology: Topology) -> tuple[Cache, ...]:
                 size_bytes = int(parts[1]) << _SIZE_SHIFTS[parts[2]]
                 found.add(Cache(int(level), kind, size_bytes, parse_index_list(shared) or frozenset(core.cpus)))
     return tuple(sorted(found, key=lambda cache: (cache.level, cache.kind, min(cache.cpus))))
+
+
+def parse_list(text: str) -> tuple[int, ...]:
+    """A user's list in the kernel's format, ``0-2,8``, sorted; empty where the text has another format."""
+    is_list = re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text.strip())
+    return tuple(sorted(parse_index_list(text))) if is_list else ()
+
+
+def format_list(numbers: Iterable[int]) -> str:
+    """The numbers in that format, sorted."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def _cpu_directory(files: HostFiles, cpu: int) -> Path:

@@ -28,7 +28,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.job import DEFAULT_PORT, Job
-from accelerator.launch.output import Failure, exit_status, first_failure
+from accelerator.launch.output import Failure, exit_status
 from accelerator.launch.plan import plural
 from accelerator.launch.processes import END_SIGNALS, VARIABLE, end_processes_of, heeded_signals, log, small_process
 from op_builder import env
@@ -52,78 +52,92 @@ def run(job: Job) -> int:
         logging.getLogger(name).addFilter(lambda record: not str(record.msg).startswith(_REPEATED))
     env.set_for_libraries({**job.variables, VARIABLE: job.part})  # the agent's processes inherit them
     directory = tempfile.mkdtemp(prefix="accel-launch-")  # torch's error files
-    launch = _Launch(job, directory)
+    signals = _Signals()
+    _end_in_time(job, signals, directory)
+    agent, result, stopped = None, None, None
     try:
-        return launch.run()
+        try:
+            signals.raise_first()
+            if job.has_driver:
+                _obey_standard_input()  # a signal may be waiting there
+            _resolve(job)
+            agent = _Agent(job, signals, directory)
+            result = agent.run()
+            signals.ignore()
+        except (SignalException, LaunchError, *_NETWORK_ERRORS) as error:
+            signals.ignore()
+            stopped = error
+        if result is not None and not result.is_failed():
+            return 0
+        if agent is not None and not isinstance(stopped, SignalException):
+            agent.close_rendezvous()
+        end_processes_of(job.part, job.grace_s)
+        return _log_end(job, _first(result), stopped)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-class _Launch:
+class _Signals:
     """How this process takes the signals that end a launch, while torch's agent runs in it."""
 
-    def __init__(self, job: Job, directory: str) -> None:
-        self._job = job
-        self._directory = directory
+    def __init__(self) -> None:
         self._heeded = heeded_signals()
         self._is_ending = False
         self.has_ranks = False
 
-    def run(self) -> int:
-        job = self._job
-        self._end_in_time()
-        result, stopped = None, None
-        try:
-            self.raise_first_signal()
-            if job.has_driver:
-                _obey_standard_input()  # a signal may be waiting there
-            _resolve(job)
-            result = _Agent(job, self, self._directory).run_and_close()
-            self.ignore_signals()
-        except (SignalException, LaunchError, *_NETWORK_ERRORS) as error:
-            self.ignore_signals()
-            stopped = error
-        if result is not None and not result.is_failed():
-            return 0
-        end_processes_of(job.part, job.grace_s)
-        return _log_end(job, _first(result), stopped)
+    def raise_first(self) -> None:
+        """Have the first one raise an exception; those that were ignored from the start stay ignored.
 
-    def raise_first_signal(self) -> None:
-        """Have the first of the signals raise an exception; those that were ignored from the start stay ignored.
-
-        Torch's agent sets handlers of its own, which raise each time, whenever it starts ranks.
+        Torch's agent sets handlers that raise each time, whenever it starts ranks.
         """
 
         def raise_it(number: int, _frame: FrameType | None) -> None:
-            self.ignore_signals()
+            self.ignore()
             raise SignalException(f"got signal {number}", signal.Signals(number))
 
         if not self._is_ending:
             for number in END_SIGNALS:
                 signal.signal(number, raise_it if number in self._heeded else signal.SIG_IGN)
 
-    def ignore_signals(self) -> None:
+    def ignore(self) -> None:
         """The launch is ending. Not by ``SIG_IGN``, which new processes would inherit."""
         self._is_ending = True
         for number in END_SIGNALS:
             signal.signal(number, lambda _number, _frame: None)
 
-    def _end_in_time(self) -> None:
-        """End after a signal even where torch waits for other hosts and runs no Python handler."""
-        job = self._job
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
-        def wait() -> None:
-            number = os.read(reader, 1)[0]
-            time.sleep((2 * job.grace_s if self.has_ranks else 0) + _MARGIN_S)
-            end_processes_of(job.part, job.grace_s)
-            log(f"{signal.Signals(number).name}: ended while waiting for other hosts")
-            shutil.rmtree(self._directory, ignore_errors=True)
-            os._exit(128 + number)
+def _end_in_time(job: Job, signals: _Signals, directory: str) -> None:
+    """End after a signal even where torch waits for other hosts and runs no Python handler."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
-        threading.Thread(target=wait, name="accel-launch deadline", daemon=True).start()
+    def wait() -> None:
+        number = os.read(reader, 1)[0]
+        time.sleep((2 * job.grace_s if signals.has_ranks else 0) + _MARGIN_S)
+        end_processes_of(job.part, job.grace_s)
+        log(f"{signal.Signals(number).name}: ended while waiting for other hosts")
+        shutil.rmtree(directory, ignore_errors=True)
+        os._exit(128 + number)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _obey_standard_input() -> None:
+    """Take signals from the driver as lines of standard input; its end means that the driver is gone.
+
+    ssh forwards no signal, and the remote side continues when its own end is killed.
+    """
+    lines = os.dup(0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the ranks must not read them
+
+    def obey() -> None:
+        name = "."
+        while name:
+            name = os.read(lines, 64).decode(errors="replace").strip()
+            os.kill(os.getpid(), signal.SIGINT if name == "SIGINT" else signal.SIGTERM)
+
+    threading.Thread(target=obey, daemon=True).start()
 
 
 def _log_end(job: Job, failure: Failure | None, stopped: Exception | None) -> int:
@@ -131,11 +145,9 @@ def _log_end(job: Job, failure: Failure | None, stopped: Exception | None) -> in
     if isinstance(stopped, SignalException):
         log(f"{stopped.sigval.name}: the ranks of {socket.gethostname()} have ended")
         return 128 + stopped.sigval
-    if stopped is not None:
-        log(str(stopped if isinstance(stopped, LaunchError) else meeting_error(job, stopped)))
-        return 1
-    if failure is None:
-        log("the hosts could not agree on their ranks; see the messages above")
+    if stopped is not None or failure is None:
+        unknown = LaunchError("The hosts could not agree on their ranks; see the messages above.")
+        log(str(unknown if stopped is None else meeting_error(job, stopped)))
         return 1
     if job.has_driver:
         os.write(2, failure.to_line().encode())
@@ -147,7 +159,7 @@ def _log_end(job: Job, failure: Failure | None, stopped: Exception | None) -> in
 class _Agent(LocalElasticAgent):
     """Torch's agent, with a grace period of its own."""
 
-    def __init__(self, job: Job, launch: _Launch, directory: str) -> None:
+    def __init__(self, job: Job, signals: _Signals, directory: str) -> None:
         command = small_process("rank", job.to_json(), "--", *job.program)
         rendezvous, address, port = make_rendezvous(job)
         spec = WorkerSpec(
@@ -163,24 +175,22 @@ class _Agent(LocalElasticAgent):
         )
         super().__init__(spec, DefaultLogsSpecs(directory))
         self._job = job
-        self._launch = launch
+        self._signals = signals
 
-    def run_and_close(self) -> RunResult | None:
-        """Run the ranks. If that fails, hosts that wait to meet this one again stop waiting."""
-        try:
-            result: RunResult | None = self.run()
-        except SignalException:
-            raise
-        except Exception:
-            self._close()
-            raise
-        if result is not None and result.is_failed():
-            self._close()
-        return result
-
-    def _close(self) -> None:
+    def close_rendezvous(self) -> None:
+        """Hosts that wait to meet this one again stop waiting."""
         with contextlib.suppress(*_NETWORK_ERRORS):  # the host with rank 0 may be gone: then nobody waits
             self._rdzv_handler.shutdown()
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        process_ids: dict[int, Any] = super()._start_workers(worker_group)
+        self._signals.raise_first()
+        self._signals.has_ranks = True
+        # A rank ends its program after the grace period; the agent would kill the rank after 30 s.
+        context: Any = self._pcontext
+        close, timeout_s = context.close, self._job.grace_s + _MARGIN_S
+        context.close = lambda death_sig=None, timeout=0: close(death_sig, timeout_s)  # noqa: ARG005
+        return process_ids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
@@ -189,25 +199,13 @@ class _Agent(LocalElasticAgent):
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         failure = _first(self._last)
-        if failure is None:
-            log("ranks of other hosts are restarted, and so are those of this one")
-        else:
-            log(f"{failure}\nAll ranks are restarted; {plural(self._remaining_restarts, 'restart')} left.")
+        cause = "Ranks of other hosts have failed." if failure is None else str(failure)
+        log(f"{cause}\nAll ranks are restarted; {plural(self._remaining_restarts, 'restart')} left.")
         super()._restart_workers(worker_group)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         super()._stop_workers(worker_group)
         end_processes_of(self._job.part, self._job.grace_s)  # the next attempt must not meet what this one left behind
-
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        process_ids: dict[int, Any] = super()._start_workers(worker_group)
-        self._launch.raise_first_signal()
-        self._launch.has_ranks = True
-        # A rank ends its program after the grace period; the agent would kill the rank after 30 s.
-        context: Any = self._pcontext
-        close, timeout_s = context.close, self._job.grace_s + _MARGIN_S
-        context.close = lambda death_sig=None, timeout=0: close(death_sig, timeout_s)  # noqa: ARG005
-        return process_ids
 
 
 def make_rendezvous(job: Job) -> tuple[RendezvousHandler, str | None, int | None]:
@@ -244,33 +242,32 @@ def _resolve(job: Job) -> None:
             return
         except OSError as error:
             if time.monotonic() > deadline:
-                raise LaunchError(
-                    f"--master_addr {job.master_addr} cannot be resolved: {error.strerror}.",
-                    "Give the name or the address by which all hosts find the one with rank 0.",
-                ) from None
+                message = f"--master_addr {job.master_addr} cannot be resolved: {error.strerror}."
+                raise LaunchError(message, "Give the name or address of the host with rank 0.") from None
         time.sleep(0.5)
 
 
 def meeting_error(job: Job, error: Exception) -> LaunchError:
     """An error of torch's rendezvous or of its store, explained."""
+    if isinstance(error, LaunchError):
+        return error
     reason = str(error.__cause__ or error).partition("\n")[0]
     port, here = job.master_port or DEFAULT_PORT, socket.gethostname()
     if isinstance(error, RendezvousClosedError):
-        return LaunchError("Another host has given up, so this one does, too.", "See the messages of that host.")
-    if "EADDRINUSE" in reason or "already in use" in reason.lower():
-        return LaunchError(
-            f"Port {port} of {here}, where rank 0 would listen, is in use.",
-            "Give another --master_port, the same on all hosts, or end the process that uses it ('ss -ltnp' lists it).",
+        message, remedy = "Another host has given up, so this one does, too.", "See the messages of that host."
+    elif "EADDRINUSE" in reason or "already in use" in reason.lower():
+        message = f"Port {port} of {here}, where rank 0 would listen, is in use."
+        remedy = "Give another --master_port, the same on all hosts, or end its user ('ss -ltnp' lists it)."
+    elif job.num_nodes == 1:
+        message = f"The ranks of {here} cannot meet: {reason}"
+        remedy = "Check that it can connect to itself (127.0.0.1)."
+    else:
+        message = f"The {job.num_nodes} hosts did not meet at {job.master_addr} port {port}: {reason}"
+        remedy = (
+            "Check that --master_addr is the host with rank 0, that no firewall closes --master_port to the others, "
+            f"and that each host was started within {_RENDEZVOUS_TIMEOUT_S} seconds."
         )
-    if job.num_nodes == 1:
-        return LaunchError(
-            f"The ranks of {here} cannot meet: {reason}", "Check that it can connect to itself (127.0.0.1)."
-        )
-    return LaunchError(
-        f"The {job.num_nodes} hosts did not meet at {job.master_addr} port {port}: {reason}",
-        "Check that --master_addr is the host with rank 0, that no firewall closes --master_port to the others, and "
-        f"that each host was started within {_RENDEZVOUS_TIMEOUT_S} seconds.",
-    )
+    return LaunchError(message, remedy)
 
 
 def _local_address(job: Job) -> str | None:
@@ -288,22 +285,4 @@ def _first(result: RunResult | None) -> Failure | None:
             reported.append(Failure(**details["failure"]))
         host, exit_code = socket.gethostname(), failure.exitcode
         known.append(Failure(rank, failure.local_rank, host, failure.pid, exit_code, failure.timestamp))
-    return first_failure(reported or known)
-
-
-def _obey_standard_input() -> None:
-    """Take signals from the driver as lines of standard input; its end means that the driver is gone.
-
-    ssh forwards no signal, and the remote side continues when its own end is killed.
-    """
-    lines = os.dup(0)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the ranks must not read them
-
-    def obey() -> None:
-        while True:
-            name = os.read(lines, 64).decode(errors="replace").strip()
-            os.kill(os.getpid(), signal.SIGINT if name == "SIGINT" else signal.SIGTERM)
-            if not name:
-                return
-
-    threading.Thread(target=obey, name="accel-launch signals", daemon=True).start()
+    return min(reported or known, key=Failure.when, default=None)

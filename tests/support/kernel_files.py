@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accelerator.launch.binding import parse_core_list, plan_binding, threads_per_rank
-from accelerator.launch.lists import format_list
-from accelerator.launch.topology import Topology, read_topology
+from accelerator.launch.topology import Topology, format_list, read_topology
 from op_builder.cgroups import HostFiles
 
 CPU = "sys/devices/system/cpu"
@@ -121,5 +120,5 @@ def read_made(directory: Path, made: Made, affinity: Collection[int] | None = No
 def deal(topology: Topology, ranks: int, listed: str | None = None) -> str:
     """The binding of each rank as ``CPUs @nodes memory``, and the threads of each."""
     bindings = plan_binding(topology, ranks, None if listed is None else parse_core_list(listed))
-    described = [f"{format_list(b.cpus)} @{format_list(b.nodes)} {b.memory}" for b in bindings]
+    described = [f"{format_list(b.cpus)} @{format_list(b.numa_nodes)} {b.memory}" for b in bindings]
     return f"{'; '.join(described)} x{threads_per_rank(topology, ranks, bindings)}"

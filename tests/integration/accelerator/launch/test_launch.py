@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from accelerator.launch.binding import plan_binding
-from accelerator.launch.lists import format_list
-from accelerator.launch.topology import own_affinity, read_topology
+from accelerator.launch.topology import format_list, own_affinity, read_topology
 from op_builder.cgroups import HostFiles
 from tests.support.launching import (
     CPUS,

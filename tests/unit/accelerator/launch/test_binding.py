@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from accelerator.launch.binding import parse_core_list, plan_binding, threads_per_rank
 from accelerator.launch.errors import BindingError
-from accelerator.launch.lists import format_list
-from accelerator.launch.topology import Core, Node, Topology, read_caches, read_topology
+from accelerator.launch.topology import Core, Node, Topology, format_list, read_caches, read_topology
 from op_builder.cgroups import HostFiles
 from tests.support.kernel_files import Made, deal, read_made, write_files
 
@@ -97,7 +96,7 @@ def test_ranks_get(tmp_path: Path, made: Made, ranks: int, listed: str | None, e
 
 def test_the_affinity_mask_is_never_exceeded(tmp_path: Path) -> None:
     topology = read_made(tmp_path, TWO, affinity={2, 3, 34, 35, 20, 21})
-    assert topology.allowed == {2, 3, 20, 21, 34, 35}
+    assert topology.allowed_cpus == {2, 3, 20, 21, 34, 35}
     assert deal(topology, 2) == "2-3 @0 bind 0; 20-21 @1 bind 1 x2"
 
 
@@ -198,7 +197,7 @@ def machines(draw: st.DrawFn) -> tuple[Topology, int]:
 @given(machines(), st.data())
 def test_ranks_never_share_a_cpu_nor_leave_what_is_allowed(case: tuple[Topology, int], data: st.DataObject) -> None:
     topology, ranks = case
-    listed = frozenset(data.draw(st.sets(st.sampled_from(sorted(topology.allowed)), min_size=ranks)))
+    listed = frozenset(data.draw(st.sets(st.sampled_from(sorted(topology.allowed_cpus)), min_size=ranks)))
     used = [cpu for binding in plan_binding(topology, ranks, listed) for cpu in binding.cpus]
     assert len(used) == len(set(used))
     assert set(used) <= listed
@@ -206,9 +205,12 @@ def test_ranks_never_share_a_cpu_nor_leave_what_is_allowed(case: tuple[Topology,
     used = [cpu for binding in bindings for cpu in binding.cpus]
     assert len(bindings) == ranks
     assert len(used) == len(set(used))
-    assert set(used) <= topology.allowed
+    assert set(used) <= topology.allowed_cpus
     assert len({len(binding.cpus) for binding in bindings}) == 1
-    cores = [set(core.cpus) & topology.allowed for core in topology.cores if set(core.cpus) & topology.allowed]
+    usable = (set(core.cpus) & topology.allowed_cpus for core in topology.cores)
+    cores = [cpus for cpus in usable if cpus]
+        set(core.cpus) & topology.allowed_cpus for core in topology.cores if set(core.cpus) & topology.allowed_cpus
+    ]
     if ranks <= len(cores):
         assert all(len(core & set(used)) <= 1 for core in cores), "hyper-threads only when cores are not enough"
         assert len(used) >= len(cores) // ranks * ranks * 7 / 8, "an eighth, and what does not divide, may idle"

@@ -87,7 +87,7 @@ def test_an_address_with_colons_is_a_host() -> None:
         ("a:4", None, r"host a has slots 0 to 3, not 4"),
         ("a:", None, r"'' is not a list of slots"),
         ("a:x", None, r"'x' is not a list of slots"),
-        ("a:0@a:1", None, r"names a twice"),
+        ("a:0@a:1", None, r"a is named twice"),
         ("", None, r"unknown host ''"),
         (None, "a@b@c", r"leaves no slot of any host"),
     ],

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from accelerator.launch import output
-from accelerator.launch.output import Failure, Relay, exit_status, first_failure
+from accelerator.launch.output import Failure, Relay, exit_status
 from tests.support.launching import wait_until
 
 FAILURE = Failure(rank=3, local_rank=1, host="b", pid=99, exit_code=-9, time_s=10.5, tail="one\ntwo", message="why")
@@ -95,12 +95,6 @@ def test_a_failure_is_short_enough_for_a_pipe_to_take_it_in_one_piece(tail: str,
     assert received.tail
     assert tail.endswith(received.tail)
     assert message.startswith(received.message)
-
-
-def test_the_first_that_ended_is_the_cause() -> None:
-    later = replace(FAILURE, rank=0, time_s=10.6)
-    assert first_failure([later, FAILURE]) is FAILURE
-    assert first_failure([]) is None
 
 
 def test_all_is_passed_on_and_its_end_and_a_log_are_kept(tmp_path: Path) -> None:

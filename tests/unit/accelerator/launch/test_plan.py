@@ -18,8 +18,8 @@ from accelerator.launch.topology import Core, Node, Topology
 
 TWO_NODES = Topology(
     cores=tuple(Core((cpu,), cpu // 4) for cpu in range(8)),
-    nodes=tuple(Node(n, frozenset(range(4 * n, 4 * n + 4)), 1 << 30, {n: 10, 1 - n: 21}) for n in (0, 1)),
-    allowed=frozenset(range(8)),
+    numa_nodes=tuple(Node(n, frozenset(range(4 * n, 4 * n + 4)), 1 << 30, {n: 10, 1 - n: 21}) for n in (0, 1)),
+    allowed_cpus=frozenset(range(8)),
     allowed_memory=None,
     quota_cores=None,
     model="Some CPU",

@@ -72,11 +72,11 @@ def write_recorded(directory: Path, name: str, **changes: str) -> HostFiles:
 def test_counts_are_hwlocs_and_ranks_get_cores_of_their_own(tmp_path: Path, name: str) -> None:
     affinity = parse_core_list(AFFINITY[name]) if name in AFFINITY else None
     topology = read_topology(write_recorded(tmp_path, name), affinity)
-    usable = [set(core.cpus) & topology.allowed for core in topology.cores]
-    sockets = {core.package for core in topology.cores if topology.allowed & set(core.cpus)}
-    nodes = {node.number for node in topology.nodes if node.cpus & topology.allowed}
+    usable = [set(core.cpus) & topology.allowed_cpus for core in topology.cores]
+    sockets = {core.package for core in topology.cores if topology.allowed_cpus & set(core.cpus)}
+    nodes = {node.number for node in topology.numa_nodes if node.cpus & topology.allowed_cpus}
     cores = [cpus for cpus in usable if cpus]
-    assert (len(sockets), len(nodes), len(cores), len(topology.allowed)) == COUNTS[name]
+    assert (len(sockets), len(nodes), len(cores), len(topology.allowed_cpus)) == COUNTS[name]
     memory = {node.number for node in topology.memory_nodes}
     for ranks in {1, 2, 3, len(nodes)}:
         bindings = plan_binding(topology, ranks)
@@ -100,7 +100,7 @@ def test_fast_memory_of_each_cluster_is_preferred(tmp_path: Path) -> None:
     """The recorded processor's name is a number; by the name that such ones are sold under, its MCDRAM is known."""
     sold_as = "model name\t: Intel(R) Xeon Phi(TM) CPU 7210 @ 1.30GHz\n"
     topology = read_topology(write_recorded(tmp_path, "knights_landing_snc4_hybrid", proc_cpuinfo=sold_as), None)
-    assert [node.number for node in topology.nodes if node.is_hbm] == [4, 5, 6, 7]
+    assert [node.number for node in topology.numa_nodes if node.is_hbm] == [4, 5, 6, 7]
     # The pairs are those that hwloc finds.
     assert [binding.memory.nodes for binding in plan_binding(topology, 4)] == [(7,), (4,), (5,), (6,)]
 
