@@ -24,8 +24,8 @@ class Made:
         threads: CPUs per core; numbered as on x86, first threads first, or core by core (``adjacent``).
         snc: NUMA nodes per socket.
         fake: nodes that the kernel makes of each, all with its cores.
-        beside: nodes of memory alone per socket, beside its first clusters (``snc``); ``beside_gib`` of each.
-        bandwidths: of nodes with cores, and of those beside, in MB/s, as firmware tells; None: it does not.
+        memory_only: nodes without cores per socket, near its first clusters (``snc``); ``memory_gib`` of each.
+        bandwidths: of nodes with cores, and of those without, in MB/s; None: firmware does not report them.
         memoryless: nodes with cores and without memory.
         offline, cpuset, mems: CPUs and nodes in the kernel's format.
         quota: ``cpu.max``.
@@ -37,8 +37,8 @@ class Made:
     adjacent: bool = False
     snc: int = 1
     fake: int = 1
-    beside: int = 0
-    beside_gib: int = 64
+    memory_only: int = 0
+    memory_gib: int = 64
     bandwidths: tuple[int, int] | None = None
     memoryless: tuple[int, ...] = ()
     offline: tuple[int, ...] = ()
@@ -88,7 +88,7 @@ class Made:
                 first = socket * self.cores + part * share
                 cpus = sorted(c for core in range(first, first + share) for c in self.cpus_of(core) if c in online)
                 places += [(socket, part, cpus, 64)] * self.fake
-        places += [(s, n % self.snc, [], self.beside_gib) for s in range(self.sockets) for n in range(self.beside)]
+        places += [(s, n % self.snc, [], self.memory_gib) for s in range(self.sockets) for n in range(self.memory_only)]
         files = {f"{NODE}/online": format_list(range(len(places)))}
         for number, (socket, part, cpus, gib) in enumerate(places):
             directory = f"{NODE}/node{number}"

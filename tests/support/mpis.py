@@ -1,4 +1,4 @@
-"""Which MPIs are there to launch ranks below."""
+"""The MPIs that are installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MPIS = ["openmpi", "mpich", "impi"]
 
 
 def intel_directory() -> Path | None:
-    """Where Intel MPI's mpirun is: beside this interpreter (the package impi-rt), or as the system says."""
+    """The directory of Intel MPI's mpirun: this interpreter's (the package impi-rt), or I_MPI_ROOT's."""
     for directory in (Path(sysconfig.get_path("scripts")), Path(os.environ.get("I_MPI_ROOT", "/nowhere")) / "bin"):
         if (directory / "mpirun").exists() and (directory / "hydra_bstrap_proxy").exists():
             return directory

@@ -162,7 +162,7 @@ def test_further_signals_do_not_keep_a_launcher_from_ending_all(tmp_path: Path) 
         assert "Traceback" not in started.errors
 
 
-def test_ranks_beside_one_that_failed_are_ended_after_the_grace_period(tmp_path: Path) -> None:
+def test_the_other_ranks_are_ended_after_the_grace_period(tmp_path: Path) -> None:
     with Started([*TWO, "--grace_period", "2", "wait.py", "one_fails"], tmp_path) as started:
         assert started.end() == 3, started.errors
         assert left_of(started.mark) == []

@@ -16,9 +16,9 @@ from op_builder.cgroups import HostFiles
 from tests.support.kernel_files import Made, deal, read_made, write_files
 
 TWO = Made(sockets=2, cores=16, threads=2)
-FLAT = Made(sockets=2, cores=8, beside=1)
+FLAT = Made(sockets=2, cores=8, memory_only=1)
 MAX = "Intel(R) Xeon(R) CPU Max 9480"
-FLAT_SNC = Made(sockets=2, cores=16, snc=4, beside=4, model=MAX)
+FLAT_SNC = Made(sockets=2, cores=16, snc=4, memory_only=4, model=MAX)
 EIGHT = Made(sockets=8, cores=4)
 SNC = Made(sockets=2, cores=8, snc=2)
 PAIRED = Made(cores=2, threads=4, adjacent=True)
@@ -171,9 +171,9 @@ def machines(draw: st.DrawFn) -> tuple[Topology, int]:
             cores.append(Core(tuple(range(first, first + threads)), place[0]))
             of_place[place] += cores[-1].cpus
     cores = cores or [Core(tuple(range(threads)), 0)]
-    beside = draw(st.integers(0, 2))
+    memory_only = draw(st.integers(0, 2))
     cpus_of_nodes = [frozenset(cpus) for cpus in of_place.values() for _ in range(draw(st.sampled_from([1, 1, 2])))]
-    numbers = range(len(cpus_of_nodes) + beside)
+    numbers = range(len(cpus_of_nodes) + memory_only)
     distance = st.sampled_from([11, 12, 21, 31])
     nodes = tuple(
         Node(
@@ -209,8 +209,6 @@ def test_ranks_never_share_a_cpu_nor_leave_what_is_allowed(case: tuple[Topology,
     assert len({len(binding.cpus) for binding in bindings}) == 1
     usable = (set(core.cpus) & topology.allowed_cpus for core in topology.cores)
     cores = [cpus for cpus in usable if cpus]
-        set(core.cpus) & topology.allowed_cpus for core in topology.cores if set(core.cpus) & topology.allowed_cpus
-    ]
     if ranks <= len(cores):
         assert all(len(core & set(used)) <= 1 for core in cores), "hyper-threads only when cores are not enough"
         assert len(used) >= len(cores) // ranks * ranks * 7 / 8, "an eighth, and what does not divide, may idle"

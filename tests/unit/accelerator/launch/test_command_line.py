@@ -316,7 +316,7 @@ def test_the_topology_is_still_shown_where_the_ranks_do_not_fit(capsys: Capture)
 
 
 def test_the_picture_of_a_machine(tmp_path: Path) -> None:
-    made = Made(sockets=2, cores=4, threads=2, beside=1, model="Intel(R) Xeon(R) CPU Max 9480", cpuset="1-15")
+    made = Made(sockets=2, cores=4, threads=2, memory_only=1, model="Intel(R) Xeon(R) CPU Max 9480", cpuset="1-15")
     files = write_files(tmp_path / "pictured", made.files())
     topology = read_topology(files, None)
     host = host_of("localhost", 2)
