@@ -61,7 +61,8 @@ def _launch(options: argparse.Namespace) -> int:
     if job.launcher == "torchrun":
         for line in _plan_here(job, job.hosts[0]).lines():
             log(line if job.num_nodes == 1 else f"{socket.gethostname()}: {line}")
-        make_log_directory(job.log_dir)
+        if job.log_dir is not None:
+            make_log_directory(job.log_dir)
         with guarded(job.part, job.grace_s):  # started before the seconds that torch takes to import
             from accelerator.launch import torchrun
 

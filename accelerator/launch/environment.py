@@ -8,7 +8,6 @@ from pathlib import Path
 
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.hosts import read_users_file
-from op_builder import env
 
 FILE_NAME = ".accel_env"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -70,12 +69,11 @@ def visible_devices(names: Sequence[str], given: Mapping[str, str], slots: Seque
         names: the accelerator's ``visible_devices_envs()``.
         given: the variables of that host.
     """
-    variables: dict[str, str] = {}
-    env.write_visible_devices(variables, list(names), slots)
-    for name in variables:
+    variables = {}
+    for name in names:
         visible = [entry.strip() for entry in given.get(name, "").split(",") if entry.strip()]
-        if visible and max(slots) < len(visible):
-            variables[name] = ",".join(visible[slot] for slot in slots)
+        is_enough = max(slots) < len(visible)
+        variables[name] = ",".join(visible[slot] if is_enough else str(slot) for slot in slots)
     return variables
 
 

@@ -6,7 +6,7 @@ import json
 import sys
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from accelerator.launch.hosts import Host
@@ -69,7 +69,7 @@ class Job:
 
         Everybody can read command lines, and values of variables may be secret.
         """
-        data = asdict(replace(self, variables={}, forwarded={}))
+        data = asdict(self)
         for name in ("program", "launcher_args", "variables", "forwarded"):
             del data[name]
         return json.dumps(data, separators=(",", ":"))

@@ -25,20 +25,13 @@ _PIECE_BYTES = 1 << 16
 _HOLD_S = 0.5  # how long the beginning of a line waits for the rest, so that lines of ranks do not mix
 
 
-def make_log_directory(directory: str | None) -> None:
-    """Make the directory and its parents; None: nothing.
-
-    Raises:
-        LaunchError: that is not possible.
-    """
+def make_log_directory(directory: str) -> None:
+    """Make the directory and its parents, or raise a LaunchError."""
     try:
-        if directory is not None:
-            os.makedirs(directory, exist_ok=True)
+        os.makedirs(directory, exist_ok=True)
     except OSError as error:
-        raise LaunchError(
-            f"--log_dir {directory} cannot be made on {socket.gethostname()}: {error.strerror}.",
-            "Choose a directory that can be written.",
-        ) from None
+        message = f"--log_dir {directory} cannot be made on {socket.gethostname()}: {error.strerror}."
+        raise LaunchError(message, "Choose a directory that can be written.") from None
 
 
 def exit_status(exit_code: int) -> int:

@@ -43,11 +43,11 @@ class HostPlan:
         threads = assignments(self.thread_variables) or "threads as you set them"
         return f"CPU {format_list(binding.cpus)}{nodes}, memory {binding.memory}, {threads}"
 
-    def lines(self, most: int = _MOST_LINES) -> list[str]:
+    def lines(self) -> list[str]:
         """What is bound and set, a line for each rank, and the notes."""
         lines = [f"local rank {rank}: {self.describe(rank)}" for rank in range(len(self.bindings))]
-        if len(lines) > most:
-            lines = [*lines[:most], f"... and {len(lines) - most} more ranks; --dry_run shows all"]
+        if len(lines) > _MOST_LINES:
+            lines[_MOST_LINES:] = [f"... and {len(lines) - _MOST_LINES} more ranks; --dry_run shows all"]
         if not lines and self.thread_variables:
             lines.append(f"{plural(self.ranks, 'unbound rank')}, {assignments(self.thread_variables)} for each")
         return [*lines, *self.notes]

@@ -1,16 +1,8 @@
-"""Processes of a launch: the launcher's own small ones, those that outlive it, and the signals that end it.
-
-The small ones run this file, ``python -I -S processes.py PART ARGUMENTS...``:
-
-- ``rank JOB -- PROGRAM...``: a rank, see :mod:`accelerator.launch.rank`.
-- ``receive PROGRAM...``: become the program, see :func:`receive`.
-- ``guard LAUNCH GRACE_S``: see :func:`guarded`.
-"""
+"""Processes of a launch: commands of the launcher's own small ones, those that outlive it, the signals that end it."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -19,56 +11,25 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).resolve().parents[2]))  # last: its directories may hide modules
-
 from op_builder import env
 
 VARIABLE = env.ACCEL_LAUNCH_ID.name  # all processes of a launch inherit it
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_CHILD = Path(__file__).resolve().with_name("child.py")
 _POLL_S = 0.05
 
 
 def small_process(part: str, *arguments: str) -> list[str]:
-    """The command of one. Isolated, so that neither the user's directory nor installed packages change it."""
-    return [sys.executable, "-I", "-S", str(Path(__file__).resolve()), part, *arguments]
+    """The command of one, see :mod:`accelerator.launch.child`.
 
-
-def main(part: str, arguments: list[str]) -> int:
-    """A small process; returns the exit status."""
-    if part == "rank":
-        from accelerator.launch import rank  # not at the top: it imports this module, and the others do without it
-
-        return rank.run(arguments[0], arguments[2:])
-    if part == "receive":
-        return receive(arguments)
-    if not os.read(0, 1):  # the launcher was killed
-        end_processes_of(arguments[0], float(arguments[1]))
-    return 0
+    Isolated, so that neither the user's directory nor installed packages change it, and it starts fast.
+    """
+    return [sys.executable, "-I", "-S", str(_CHILD), part, *arguments]
 
 
 def log(text: str) -> None:
     """A message of the launcher to standard error, in one piece."""
     os.write(2, f"accel-launch: {text}\n".encode(errors="backslashreplace"))
-
-
-def receive(program: list[str]) -> int:
-    """Become the program, with the variables that the first line of standard input has as a JSON object.
-
-    Values may be secret, and everybody on this host can read command lines. Python needs them before it starts, to find
-    its modules. Returns only where the program cannot start, or the sender is gone.
-    """
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(0, 1)  # one by one: the rest is the program's
-        if not byte:
-            log("standard input ended before the variables of this host arrived; the launcher that sends them is gone")
-            return 1
-        line += byte
-    try:
-        os.execvpe(program[0], program, env.child_environment(**json.loads(line)))
-    except OSError as error:
-        return cannot_start(program[0], error)
 
 
 def cannot_start(program: str, error: OSError) -> int:
@@ -129,7 +90,3 @@ def _send(process_ids: list[int], number: signal.Signals) -> None:
     for process_id in process_ids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process_id, number)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -78,8 +78,9 @@ def run(job_json: str, program: Sequence[str]) -> int:
                 "Check the placement of ranks in --launcher_args.",
             )
         plan = plan_host(job, host, read_topology(HostFiles(), own_affinity()), given)
-        log_dir = None if job.log_dir is None else str(Path(job.log_dir) / f"rank{place['RANK']}")
-        make_log_directory(log_dir)
+        log_dir = None if job.log_dir is None else f"{job.log_dir}/rank{place['RANK']}"
+        if log_dir is not None:
+            make_log_directory(log_dir)
     except AccelError as error:
         log(str(error))
         return 2

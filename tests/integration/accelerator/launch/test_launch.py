@@ -182,7 +182,7 @@ def test_nothing_outlives_a_launcher_that_is_killed(options: list[str], tmp_path
     with Started([*TWO, *options, "--grace_period", "1", "wait.py", "stubborn"], tmp_path) as started:
         started.wait_for("up0", "up1")
         lines = {process_id: command_line(process_id) for process_id in left_of(started.mark, 0)}
-        launchers = [number for number, line in lines.items() if "accelerator" in line and "processes.py" not in line]
+        launchers = [number for number, line in lines.items() if "accelerator" in line and "child.py" not in line]
         assert len(launchers) == (2 if options else 1), lines
         for process_id in launchers:
             os.kill(process_id, signal.SIGKILL)

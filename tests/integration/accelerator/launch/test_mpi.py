@@ -28,7 +28,7 @@ def test_ranks_below_mpi_are_bound_and_numbered(launcher: str, tmp_path: Path) -
         done = launch([*options, "show.py", "$x"], tmp_path, **variables)
     assert done.returncode == 0, done.stderr
     assert watch.seen == set()
-    assert [line for line in watch.read if "processes.py rank" in line and "show.py" in line]
+    assert [line for line in watch.read if "child.py rank" in line and "show.py" in line]
     for rank, binding in enumerate(plan_binding(read_topology(HostFiles(), own_affinity()), 2)):
         got = shown(tmp_path, rank)
         assert got["cpus"] == format_list(binding.cpus)

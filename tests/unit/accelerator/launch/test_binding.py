@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from accelerator.launch.binding import parse_core_list, plan_binding, threads_per_rank
 from accelerator.launch.errors import BindingError
-from accelerator.launch.topology import Core, Node, Topology, format_list, read_caches, read_topology
+from accelerator.launch.topology import Core, Node, Topology, format_list, read_topology
 from op_builder.cgroups import HostFiles
-from tests.support.kernel_files import Made, deal, read_made, write_files
+from tests.support.kernel_files import Made, deal, read_made
 
 TWO = Made(sockets=2, cores=16, threads=2)
 FLAT = Made(sockets=2, cores=8, memory_only=1)
@@ -35,7 +35,6 @@ CASES = [
     ("seven ranks on two sockets: none crosses, an eighth idles", TWO, 7, None,
      "; ".join(f"{f}-{f + 3} @{f // 16} bind {f // 16}" for f in range(0, 28, 4)) + " x4"),
     ("one rank on two sockets", TWO, 1, None, "0-31 @0-1 any x32"),
-    ("eight sockets", EIGHT, 8, None, "; ".join(f"{4 * s}-{4 * s + 3} @{s} bind {s}" for s in range(8)) + " x4"),
     ("four ranks on eight sockets", EIGHT, 4, None,
      "0-7 @0-1 bind 0-1; 8-15 @2-3 bind 2-3; 16-23 @4-5 bind 4-5; 24-31 @6-7 bind 6-7 x8"),
     ("sub-NUMA clusters, a rank for each", SNC, 4, None,
@@ -45,8 +44,6 @@ CASES = [
      "0-7 @0 prefer 2; 8-15 @1 prefer 3 x8"),
     ("HBM in flat mode, by the processor's name", replace(FLAT, model=MAX), 2, None,
      "0-7 @0 prefer 2; 8-15 @1 prefer 3 x8"),
-    ("HBM in flat mode, two ranks per socket", replace(FLAT, model=MAX), 4, None,
-     "0-3 @0 prefer 2; 4-7 @0 prefer 2; 8-11 @1 prefer 3; 12-15 @1 prefer 3 x4"),
     ("HBM in flat mode, a node of it for each sub-NUMA cluster", FLAT_SNC, 8, None,
      "; ".join(f"{4 * r}-{4 * r + 3} @{r} prefer {8 + r}" for r in range(8)) + " x4"),
     ("HBM in flat mode, two clusters for each rank", FLAT_SNC, 4, None,
@@ -57,8 +54,6 @@ CASES = [
     ("memory without cores of an ordinary processor", FLAT, 2, None, "0-7 @0 prefer 0; 8-15 @1 prefer 1 x8"),
     ("HBM as a cache is no node", Made(sockets=2, cores=8, model=MAX), 2, None, "0-7 @0 bind 0; 8-15 @1 bind 1 x8"),
     ("fake NUMA", Made(cores=8, fake=4), 2, None, "0-3 @0-3 any; 4-7 @0-3 any x4"),
-    ("fake NUMA on two sockets", Made(sockets=2, cores=8, fake=2), 2, None,
-     "0-7 @0-1 bind 0-1; 8-15 @2-3 bind 2-3 x8"),
     ("more ranks than cores", Made(cores=2, threads=2), 3, None, "0 @0 any; 1 @0 any; 2 @0 any x1"),
     ("as many ranks as hyper-threads", Made(cores=2, threads=2, adjacent=True), 4, None,
      "0 @0 any; 2 @0 any; 1 @0 any; 3 @0 any x1"),
@@ -108,25 +103,6 @@ def test_cores_are_identified_by_siblings_not_by_number(tmp_path: Path) -> None:
 
 def test_a_machine_without_any_kernel_files_has_the_cpus_of_the_mask(tmp_path: Path) -> None:
     assert deal(read_topology(HostFiles(tmp_path, tmp_path), affinity={3, 5}), 2) == "3 @ any; 5 @ any x1"
-
-
-def test_caches_that_cpus_share_are_listed_once(tmp_path: Path) -> None:
-    tree = Made(cores=2, threads=2).files()
-    for cpu in (0, 1):
-        both = f"{cpu},{cpu + 2}"
-        described = [(1, "Data", "48K", both), (2, "Unified", "2048K", both), (3, "Unified", "105M", "0-3")]
-        for index, values in enumerate(described):
-            for name, value in zip(("level", "type", "size", "shared_cpu_list"), values, strict=True):
-                tree[f"sys/devices/system/cpu/cpu{cpu}/cache/index{index}/{name}"] = f"{value}\n"
-    files = write_files(tmp_path, tree)
-    caches = read_caches(files, read_topology(files, None))
-    assert [(c.level, c.size_bytes, sorted(c.cpus)) for c in caches] == [
-        (1, 48 << 10, [0, 2]),
-        (1, 48 << 10, [1, 3]),
-        (2, 2 << 20, [0, 2]),
-        (2, 2 << 20, [1, 3]),
-        (3, 105 << 20, [0, 1, 2, 3]),
-    ]
 
 
 @pytest.mark.parametrize("text", ["", "a", "0-", "0-x", "1-0", "0;1", "-1"])
