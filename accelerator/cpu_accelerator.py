@@ -12,9 +12,9 @@ from accelerator import host
 from accelerator.host_streams import HostGraphs, HostStreams
 from accelerator.torch_accelerator import TorchAccelerator
 from accelerator.vendors import optional_vendor
-from op_builder import cgroups, cpu_isa
 from op_builder import env as environment
-from op_builder.cgroups import HostFiles
+from op_builder.system import cgroups, cpu_isa
+from op_builder.system.cgroups import HostFiles
 
 
 class CPU_Accelerator(HostStreams, HostGraphs, TorchAccelerator):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from op_builder.cgroups import HostFiles, allowed_cores
-from op_builder.cgroups import read_text as _read
-from op_builder.numa import numa_nodes
+from op_builder.system.cgroups import HostFiles, allowed_cores
+from op_builder.system.cgroups import read_text as _read
+from op_builder.system.numa import numa_nodes
 
 
 def numa_node_count(files: HostFiles) -> int:

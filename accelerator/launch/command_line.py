@@ -23,8 +23,8 @@ from accelerator.launch.plan import HostPlan, plan_host
 from accelerator.launch.processes import guarded, log
 from accelerator.launch.topology import Topology, own_affinity, read_caches, read_topology
 from op_builder import env
-from op_builder.cgroups import HostFiles
 from op_builder.errors import AccelError
+from op_builder.system.cgroups import HostFiles
 
 if TYPE_CHECKING:
     from accelerator.abstract_accelerator import DeepSpeedAccelerator

@@ -20,7 +20,7 @@ from accelerator.launch.output import Failure, Relay, exit_status
 from accelerator.launch.processes import VARIABLE, end_processes_of, guarded, heeded_signals, log
 from accelerator.launch.remote import RemoteCommand
 from op_builder import env
-from op_builder.cgroups import read_text
+from op_builder.system.cgroups import read_text
 
 _POLL_S = 0.05
 # A host gives its ranks the grace period, then what they left behind another; and it takes time of its own.

@@ -28,8 +28,8 @@ from accelerator.launch.plan import plan_host
 from accelerator.launch.processes import VARIABLE, cannot_start, end_processes_of, heeded_signals, log
 from accelerator.launch.topology import own_affinity, read_topology
 from op_builder import env
-from op_builder.cgroups import HostFiles
 from op_builder.errors import AccelError
+from op_builder.system.cgroups import HostFiles
 
 # Each launcher's variables for rank, number of ranks, local rank, and number of ranks on this host.
 _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")

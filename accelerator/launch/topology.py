@@ -1,6 +1,6 @@
 """What of this machine the ranks can be bound to: cores, hyper-threads, NUMA nodes, memory, caches.
 
-All files are read below :class:`op_builder.cgroups.HostFiles`, so a test passes a tree of its own. A "CPU" is what the
+All files are read below :class:`op_builder.system.cgroups.HostFiles`, so a test passes a tree of its own. A "CPU" is what the
 kernel numbers (a hardware thread), a "core" is one or more CPUs that share a core's execution units.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from op_builder.cgroups import HostFiles, allowed_cores, cpu_quota_cores, parse_index_list, read_text
-from op_builder.cpu_isa import cpu_model
-from op_builder.numa import numa_directory, numa_nodes
+from op_builder.system.cgroups import HostFiles, allowed_cores, cpu_quota_cores, parse_index_list, read_text
+from op_builder.system.cpu_isa import cpu_model
+from op_builder.system.numa import numa_directory, numa_nodes
 
 # Processors whose high-bandwidth memory can be nodes of its own ("flat mode"), for firmware that does not report the
 # bandwidth of a node's memory.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from accelerator.testing.model import Subject, UnmetExpectationError, does_not_apply, expect, expect_equal, expect_type
-from op_builder.base import OpBuilder
-from op_builder.registry import KNOWN_OPS, UnavailableOpBuilder, device_package
+from op_builder.builder.base import OpBuilder
+from op_builder.catalog.registry import KNOWN_OPS, UnavailableOpBuilder, device_package
 
 _KNOWN = "CPUAdamBuilder"
 

@@ -12,7 +12,7 @@ from simulated_machines import Machine, PluginSite
 
 from accelerator import real_accelerator, vendors
 from op_builder import env
-from op_builder.cgroups import HostFiles
+from op_builder.system.cgroups import HostFiles
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from simulated_machines import Machine, numa_tree
 from accelerator.cpu_accelerator import CPU_Accelerator
 from accelerator.errors import AccelError
 from op_builder import env
-from op_builder.cgroups import HostFiles
+from op_builder.system.cgroups import HostFiles
 
 
 @pytest.fixture

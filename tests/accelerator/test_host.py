@@ -10,8 +10,8 @@ import pytest
 from simulated_machines import numa_tree
 
 from accelerator import host
-from op_builder import cgroups
-from op_builder.cgroups import HostFiles, allowed_cores, memory_limit_bytes, memory_room_bytes, parse_index_list
+from op_builder.system import cgroups
+from op_builder.system.cgroups import HostFiles, allowed_cores, memory_limit_bytes, memory_room_bytes, parse_index_list
 
 Write = Callable[[dict[str, str]], HostFiles]
 

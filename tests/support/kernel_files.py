@@ -8,7 +8,7 @@ from pathlib import Path
 
 from accelerator.launch.binding import parse_core_list, plan_binding, threads_per_rank
 from accelerator.launch.topology import Topology, format_list, read_topology
-from op_builder.cgroups import HostFiles
+from op_builder.system.cgroups import HostFiles
 
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"

@@ -15,7 +15,7 @@ import pytest
 
 from accelerator.launch.binding import plan_binding
 from accelerator.launch.topology import format_list, own_affinity, read_topology
-from op_builder.cgroups import HostFiles
+from op_builder.system.cgroups import HostFiles
 from tests.support.launching import (
     CPUS,
     ROOT,

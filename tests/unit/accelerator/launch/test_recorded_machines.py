@@ -12,7 +12,7 @@ import pytest
 
 from accelerator.launch.binding import parse_core_list, plan_binding
 from accelerator.launch.topology import read_caches, read_topology
-from op_builder.cgroups import HostFiles, parse_index_list
+from op_builder.system.cgroups import HostFiles, parse_index_list
 from tests.support.kernel_files import deal, write_files
 
 RECORDED = json.loads((Path(__file__).resolve().parent / "recorded" / "machines.json").read_text())
