@@ -1,4 +1,4 @@
-"""``python -m accelerator.launch``, the same as ``accel-launch``; a driver runs it as a file."""
+"""``python -m accelerator.launch``, the same as ``accel-launch``; ssh's driver runs it as a file."""
 
 import os
 import sys
@@ -6,8 +6,8 @@ import sys
 if __name__ == "__main__" and not __package__:
     _HERE = os.path.dirname(os.path.abspath(__file__))
     if sys.path and sys.path[0] == _HERE:
-        del sys.path[0]  # the launcher's modules are not to be found by their short names
-    sys.path.append(os.path.dirname(os.path.dirname(_HERE)))  # last: it is there already where it is installed
+        del sys.path[0]  # the launcher's modules must not be importable by their short names
+    sys.path.append(os.path.dirname(os.path.dirname(_HERE)))  # last: an installed package is found before it
 
 from accelerator.launch.command_line import run
 

@@ -1,29 +1,28 @@
-"""``accel-launch``: from options to a job, and to who runs it."""
+"""``accel-launch``: from options to a job, and to the launcher that runs it."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from accelerator.launch import environment as worker_environment
 from accelerator.launch.binding import parse_core_list
+from accelerator.launch.environment import forwarded, read_environment_files
 from accelerator.launch.errors import LaunchError
-from accelerator.launch.guard import guarded
-from accelerator.launch.hostfile import Host, choose_hosts, limit, read_hostfile
+from accelerator.launch.hosts import Host, choose_hosts, host_of, limit, read_hostfile
 from accelerator.launch.job import Job, program_command
-from accelerator.launch.observer import make_log_directory
 from accelerator.launch.options import parse
-from accelerator.launch.ranks import BindingRequest, HostPlan, plan_host
+from accelerator.launch.output import make_log_directory
+from accelerator.launch.plan import HostPlan, plan_host
+from accelerator.launch.processes import guarded, log
 from accelerator.launch.topology import Topology, own_affinity, read_caches, read_topology
-from accelerator.launch.worker import tell
-from op_builder import env as environment
+from op_builder import env
 from op_builder.errors import AccelError
 from op_builder.system.cgroups import HostFiles
 
@@ -42,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _launch(options)
+        return _show_topology(options) if options.show_topology else _launch(options)
     except AccelError as error:
         print(f"accel-launch: {error}", file=sys.stderr)
         return 2
@@ -51,8 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _launch(options: argparse.Namespace) -> int:
-    if options.show_topology:
-        return _show_topology(options)
+    # Imports within this function and the next: each command loads only what it runs. Torch takes seconds.
     job = make_job(options)
     if options.dry_run:
         from accelerator.launch.dry_run import describe_job
@@ -61,115 +59,94 @@ def _launch(options: argparse.Namespace) -> int:
         return 0
     _check_script(job, options)
     if job.launcher == "torchrun":
-        plan = _plan_here(job, job.hosts[0])
-        for line in plan.lines():
-            tell(line if job.num_nodes == 1 else f"{socket.gethostname()}: {line}")
+        for line in _plan_here(job, job.hosts[0]).lines():
+            log(line if job.num_nodes == 1 else f"{socket.gethostname()}: {line}")
         if job.log_dir is not None:
             make_log_directory(job.log_dir)
-        with guarded(job.part, job.grace_s):  # it is there by the time that torch is
+        with guarded(job.part, job.grace_s):  # started before the seconds that torch takes to import
             from accelerator.launch import torchrun
 
-            return torchrun.run(job, plan)
-    from accelerator.launch import driver
-    from accelerator.launch.cluster import cluster_command
-    from accelerator.launch.ssh import ssh_commands
+            return torchrun.run(job)
+    from accelerator.launch import driver, remote
 
-    commands = ssh_commands(job, Path.cwd()) if job.launcher == "ssh" else [cluster_command(job)]
-    return driver.run(job, commands)
+    return driver.run(job, remote.commands(job, Path.cwd()))
 
 
 def _check_script(job: Job, options: argparse.Namespace) -> None:
-    """Have ranks not be started for nothing, where that is known already.
-
-    Raises:
-        LaunchError: the script is missing on this host, which is to run it.
-    """
+    """Raise where a script that this host would run is missing."""
     script = options.program[0]
     runs_here = job.launcher != "slurm" and any(host.is_local for host in job.hosts)
     is_script = not (options.module or options.no_python or script == "-")
     if runs_here and is_script and not Path(script).exists():
         raise LaunchError(
-            f"There is no script {script}.",
-            "Correct its path. For a module give --module, for what is no Python script --no_python.",
+            f"Script {script} does not exist.",
+            "Correct its path. For a module give --module, for another program --no_python.",
         )
 
 
 def make_job(options: argparse.Namespace) -> Job:
-    """What the options, the hostfile, the accelerator and the ``.accel_env`` files say is to be launched.
+    """What the options, the hostfile, the accelerator and the ``.accel_env`` files request.
 
     Raises:
-        AccelError: they cannot be followed, and why.
+        AccelError: that is not possible, and why.
     """
+    if options.host_job is not None:
+        return Job.from_json(options.host_job, options.program)
+    accelerator = find_accelerator()
+    hosts = _hosts(options, accelerator)
+    launcher = options.launcher or ("torchrun" if len(hosts) == 1 and hosts[0].is_local else "ssh")
+    _check(options, launcher, hosts)
     script, *arguments = options.program
-    job = Job(
+    names = accelerator.visible_devices_envs()
+    return Job(
         program=program_command(script, arguments, module=options.module, no_python=options.no_python),
-        hosts=(),
-        launcher=options.launcher or "torchrun",
-        launcher_args=options.launcher_args,
+        hosts=hosts,
+        launcher=launcher,
+        launcher_args=tuple(options.launcher_args),
         num_nodes=options.num_nodes or 1,
         node_rank=options.node_rank,
         master_addr=options.master_addr,
         master_port=options.master_port,
-        binding=BindingRequest(options.bind_cores_to_rank, options.bind_core_list),
-        log_dir=options.log_dir.absolute() if options.log_dir is not None else None,
+        bind=options.bind_cores_to_rank,
+        core_list=options.bind_core_list,
+        variables=read_environment_files((Path.home(), Path.cwd())),
+        device_variables=names,
+        forwarded=forwarded(env.child_environment(), accelerator.export_envs(), names, launcher),
+        log_dir=str(options.log_dir.absolute()) if options.log_dir is not None else None,
         max_restarts=options.max_restarts,
         grace_s=options.grace_period,
     )
-    if options.host_launch is not None:  # a driver has seen to all the rest
-        host = Host("localhost", options.host_slots, options.host_chosen)
-        told = replace(job, launch=options.host_launch, address=options.host_address)
-        names = tuple(options.host_devices.split(",")) if options.host_devices else ()
-        return replace(told, hosts=(host,), device_variables=names, reports=True)
-    accelerator = find_accelerator()
-    hosts = _hosts(options, accelerator)
-    launcher = options.launcher or ("torchrun" if len(hosts) == 1 and hosts[0].is_local else "ssh")
-    if launcher == "torchrun":
-        if options.hostfile is not None and (len(hosts) > 1 or not hosts[0].is_local):
-            raise LaunchError(
-                "--launcher torchrun starts ranks on this host alone, and the hostfile names others.",
-                "Use --launcher ssh, or run accel-launch on each host with --num_nodes and --node_rank.",
-            )
-        if job.num_nodes > 1 and job.master_addr is None:
-            raise LaunchError(
-                f"--num_nodes {job.num_nodes} without a hostfile: each host must know where rank 0 runs.",
-                "Give --master_addr, the same on all hosts, or --hostfile.",
-            )
-    _refuse_what_would_be_ignored(options, launcher)
-    variables = worker_environment.read_environment_files((Path.home(), Path.cwd()))
-    names = tuple(accelerator.visible_devices_envs())
-    forwarded = worker_environment.forwarded(
-        environment.child_environment(), accelerator.export_envs(), names, launcher
-    )
-    told = replace(job, hosts=hosts, launcher=launcher, variables=variables)
-    return replace(told, device_variables=names, forwarded=forwarded)
 
 
-def _refuse_what_would_be_ignored(options: argparse.Namespace, launcher: str) -> None:
-    if (options.num_nodes or 1) > 1 and options.hostfile is None and launcher not in ("torchrun", "slurm"):
-        raise LaunchError(
-            f"--num_nodes {options.num_nodes} --launcher {launcher}: which hosts?",
-            "Give --hostfile.",
-        )
-    if options.max_restarts and launcher not in ("torchrun", "ssh"):
-        raise LaunchError(
-            f"--max_restarts {options.max_restarts} --launcher {launcher}: only torch's agent starts ranks again.",
-            "Leave --max_restarts out, or use --launcher ssh.",
-        )
-    if options.node_rank and (options.hostfile is not None or launcher != "torchrun"):
-        raise LaunchError(
-            f"--node_rank {options.node_rank} is for the same command on each host, without a hostfile and by "
-            f"--launcher torchrun; here --launcher {launcher} numbers the hosts.",
-            "Leave --node_rank out.",
-        )
+def _check(options: argparse.Namespace, launcher: str, hosts: tuple[Host, ...]) -> None:
+    """Raise where a launcher cannot do what an option requests."""
+    nodes, is_torchrun, has_file = options.num_nodes or 1, launcher == "torchrun", options.hostfile is not None
+    message = remedy = ""
+    if is_torchrun and has_file and (len(hosts) > 1 or not hosts[0].is_local):
+        message = "--launcher torchrun starts ranks only on this host, and the hostfile names others."
+        remedy = "Use --launcher ssh, or run accel-launch on each host with --num_nodes and --node_rank."
+    elif is_torchrun and nodes > 1 and options.master_addr is None:
+        message = f"--num_nodes {nodes} without a hostfile: each host must know where rank 0 runs."
+        remedy = "Give --master_addr, the same on all hosts, or --hostfile."
+    elif nodes > 1 and not has_file and launcher not in ("torchrun", "slurm"):
+        message, remedy = f"--num_nodes {nodes} --launcher {launcher}: the hosts are unknown.", "Give --hostfile."
+    elif options.max_restarts and launcher not in ("torchrun", "ssh"):
+        message = f"--max_restarts --launcher {launcher}: only torch's agent restarts ranks."
+        remedy = "Leave --max_restarts out, or use --launcher ssh."
+    elif options.node_rank and (has_file or not is_torchrun):
+        message = f"--node_rank is for torchrun without a hostfile; --launcher {launcher} numbers the hosts itself."
+        remedy = "Leave --node_rank out."
+    if message:
+        raise LaunchError(message, remedy)
     if options.bind_core_list is not None:
         parse_core_list(options.bind_core_list)
 
 
 def find_accelerator() -> DeepSpeedAccelerator:
-    """The accelerator of this host; that it is only a CPU is the ranks' to say.
+    """The accelerator of this host, without the warning where it is only the CPU.
 
     Raises:
-        AcceleratorSelectionError: the environment names one that cannot be had.
+        AcceleratorSelectionError: the environment names one that is not available.
     """
     from accelerator.detection import Refused
     from accelerator.selection import choose
@@ -183,41 +160,34 @@ def find_accelerator() -> DeepSpeedAccelerator:
 
 
 def _hosts(options: argparse.Namespace, accelerator: DeepSpeedAccelerator) -> tuple[Host, ...]:
+    has_choice = options.include is not None or options.exclude is not None
     if options.hostfile is not None:
-        hosts = choose_hosts(read_hostfile(options.hostfile), options.include, options.exclude)
-        hosts = limit(hosts, options.num_nodes, options.num_accelerators)
+        hosts, nodes = read_hostfile(options.hostfile), options.num_nodes
     else:
         count = _default_count(accelerator)
         wanted = options.num_accelerators or count
-        is_cpu = accelerator.device_name() == "cpu"
-        if wanted > count and not is_cpu:
+        if wanted > count and accelerator.device_name() != "cpu":
             raise LaunchError(
                 f"--num_accelerators {wanted}: this host has {count} ({accelerator.device_name()}).",
-                "Ask for fewer; ACCEL_ACCELERATOR=cpu runs on the CPU.",
+                "Request fewer; ACCEL_ACCELERATOR=cpu runs on the CPU.",
             )
-        slots = max(wanted, count) if options.include or options.exclude else wanted
-        hosts = choose_hosts((Host("localhost", slots, tuple(range(slots))),), options.include, options.exclude)
-        hosts = limit(hosts, None, options.num_accelerators)
-    if options.include is None and options.exclude is None:
-        # Ranks that were asked for by number alone share all cores of their host.
-        return tuple(replace(host, slots=len(host.chosen)) for host in hosts)
-    return hosts
+        hosts, nodes = (host_of("localhost", max(wanted, count) if has_choice else wanted),), None
+    hosts = limit(choose_hosts(hosts, options.include, options.exclude), nodes, options.num_accelerators)
+    # Ranks that were requested only by number share all cores of their host.
+    return hosts if has_choice else tuple(host_of(host.name, len(host.chosen)) for host in hosts)
 
 
 def _default_count(accelerator: DeepSpeedAccelerator) -> int:
-    """Ranks where nobody says how many: a host's devices; on the CPU NUMA nodes with cores that may be used."""
+    """Ranks where no number is given: a host's devices; on the CPU NUMA nodes with cores that may be used."""
     if accelerator.device_name() != "cpu":
         return max(1, accelerator.device_count())
-    topology = _topology()  # the accelerator does not ask the affinity mask: a rank has siblings beyond its own
-    return max(1, len({node.cpus for node in topology.nodes if node.cpus & topology.allowed}))
+    topology = _topology()  # the accelerator ignores the affinity mask, which a bound rank has
+    return max(1, len({node.cpus for node in topology.numa_nodes if node.cpus & topology.allowed_cpus}))
 
 
 def _plan_here(job: Job, host: Host) -> HostPlan:
-    """The plan for a host, were it like this one."""
-    given = {**environment.child_environment(), **job.variables}
-    plan = plan_host(host, job.binding, _topology(), given)
-    devices = worker_environment.visible_devices(job.device_variables, given, host.chosen)
-    return replace(plan, variables={**job.variables, **devices, **plan.variables})
+    """The plan for a host if it is like this one."""
+    return plan_host(job, host, _topology(), {**env.child_environment(), **job.variables})
 
 
 def _topology() -> Topology:
@@ -229,18 +199,17 @@ def _show_topology(options: argparse.Namespace) -> int:
 
     topology = _topology()
     caches = read_caches(HostFiles(), topology)
-    count = options.num_accelerators or _default_count(find_accelerator())
-    host = Host("localhost", count, tuple(range(count)))
-    request = BindingRequest(True, options.bind_core_list)
+    host = host_of("localhost", options.num_accelerators or _default_count(find_accelerator()))
+    job = Job((), (host,), bind=True, core_list=options.bind_core_list)
     refusal = None
     try:
-        plan = plan_host(host, request, topology, environment.child_environment())
+        plan = plan_host(job, host, topology, env.child_environment())
     except LaunchError as error:
-        plan, refusal = HostPlan(count), error
+        plan, refusal = HostPlan(host.slots), error
     if options.json:
-        print(json.dumps(picture.as_data(topology, caches, plan), indent=2))
+        print(json.dumps(picture.as_data(topology, caches, plan), indent=2, default=sorted))
     else:
-        picture.draw(topology, caches, plan)
+        print("\n".join(picture.draw(topology, caches, plan, shutil.get_terminal_size().columns)))
     if refusal is not None:
         raise refusal
     return 0

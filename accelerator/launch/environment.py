@@ -1,4 +1,4 @@
-"""The variables that workers get: what the user's files say, what is forwarded, what fits the binding."""
+"""The variables that ranks get: from the user's files, forwarded from this host, and those that fit the binding."""
 
 from __future__ import annotations
 
@@ -7,146 +7,116 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from accelerator.launch.errors import LaunchError
-from op_builder import env as environment
+from accelerator.launch.hosts import read_users_file
 
 FILE_NAME = ".accel_env"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
-# Beside what the accelerator names (NCCL...): where Python finds its modules, our own settings, OpenMP's, and those of
-# what ranks on CPUs communicate through: gloo, oneCCL and its libfabric.
+# In addition to the accelerator's own (NCCL...): where Python finds modules, our settings, OpenMP's, and those of the
+# libraries through which ranks on CPUs communicate: gloo, oneCCL and its libfabric.
 _ALWAYS_FORWARDED = (
     *("PYTHON", "ACCEL_", "DS_ACCELERATOR"),
     *("OMP_", "MKL_", "KMP_", "GOMP_"),
     *("GLOO_", "CCL_", "FI_"),
 )
-
-# Those by which users set up an MPI; Open MPI forwards its own itself.
+# Settings of an MPI; Open MPI forwards its own itself.
 _FORWARDED_BELOW = {"mpich": ("MPICH_", "MPIR_"), "impi": ("I_MPI_",)}
 
 
 def read_environment_files(directories: Iterable[Path]) -> dict[str, str]:
     """The variables of the ``.accel_env`` files in these directories; a later file overrides an earlier.
 
+    Lines are ``NAME=VALUE``; empty lines and those that begin with ``#`` are ignored.
+
     Raises:
         LaunchError: a line is wrong; the message has the file, the line and what was expected.
     """
     variables: dict[str, str] = {}
-    for directory in directories:
-        path = directory / FILE_NAME
-        try:
-            text = path.read_text()
-        except FileNotFoundError:
-            continue
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is no text"
-            raise LaunchError(f"{path} cannot be read: {reason}.", "Make it readable, or remove it.") from None
-        variables.update(parse_environment_file(text, str(path)))
-    return variables
-
-
-def parse_environment_file(text: str, source: str) -> dict[str, str]:
-    """The variables of lines ``NAME=VALUE``; empty lines and those that begin with ``#`` are passed over."""
-    variables = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        stripped = line.strip()
-        if not stripped or stripped.startswith("#"):
-            continue
-        name, equals, value = stripped.partition("=")
-        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise LaunchError(
-                # Nothing of the line is told: it may be a piece of a secret that was broken in two.
-                f"{source}:{number}: expected NAME=VALUE, without 'export' and without spaces around '='.",
-                "Correct that line; comments begin with #.",
-            )
-        quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-        variables[name] = value[1:-1] if quoted else value
+    for path in (directory / FILE_NAME for directory in directories):
+        for number, line in enumerate(map(str.strip, (read_users_file(path) or "").splitlines()), 1):
+            if not line or line.startswith("#"):
+                continue
+            name, equals, value = line.partition("=")
+            if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+                raise LaunchError(
+                    # Without the line: it may be part of a secret that was broken in two.
+                    f"{path}:{number}: expected NAME=VALUE, without 'export' and without spaces around '='.",
+                    "Correct that line; comments begin with #.",
+                )
+            is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+            variables[name] = value[1:-1] if is_quoted else value
     return variables
 
 
 def forwarded(
     variables: Mapping[str, str], prefixes: Sequence[str], own: Iterable[str] = (), launcher: str = "ssh"
 ) -> dict[str, str]:
-    """Of this process's variables those that other hosts get: an accelerator's ``export_envs()`` are prefixes.
+    """Of this process's variables those that other hosts get; an accelerator's ``export_envs()`` are prefixes.
 
     Args:
-        own: names of variables that each host has for itself: which devices it shows.
+        own: variables that each host has for itself: those that choose its visible devices.
     """
     wanted, kept = (*_ALWAYS_FORWARDED, *_FORWARDED_BELOW.get(launcher, ()), *prefixes), set(own)
     return {name: value for name, value in sorted(variables.items()) if name.startswith(wanted) and name not in kept}
 
 
-def visible_devices(names: Iterable[str], given: Mapping[str, str], slots: Sequence[int]) -> dict[str, str]:
+def visible_devices(names: Sequence[str], given: Mapping[str, str], slots: Sequence[int]) -> dict[str, str]:
     """The variables that leave a host's ranks the devices of these slots.
 
     A slot is a number among the devices that are visible now: with ``CUDA_VISIBLE_DEVICES=4,5``, slot 1 is 5.
 
     Args:
         names: the accelerator's ``visible_devices_envs()``.
-        given: the variables that the ranks of this very host will have otherwise.
+        given: the variables of that host.
     """
-    variables: dict[str, str] = {}
-    environment.write_visible_devices(variables, list(names), slots)
-    for name in variables:
-        listed = [entry.strip() for entry in given.get(name, "").split(",") if entry.strip()]
-        if listed and max(slots) < len(listed):
-            variables[name] = ",".join(listed[slot] for slot in slots)
+    variables = {}
+    for name in names:
+        visible = [entry.strip() for entry in given.get(name, "").split(",") if entry.strip()]
+        is_enough = max(slots) < len(visible)
+        variables[name] = ",".join(visible[slot] if is_enough else str(slot) for slot in slots)
     return variables
 
 
-def thread_variables(threads: int, given: Mapping[str, str]) -> dict[str, str]:
-    """How many threads the libraries of a rank start; what the user has set stays as it is."""
-    return {name: str(threads) for name in THREAD_VARIABLES if not given.get(name)}
+def check_threads(threads: int, given: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """How many threads the libraries of a rank start, and a note for each number of the user's that is too large.
 
-
-def thread_notes(threads: int, given: Mapping[str, str]) -> list[str]:
-    """What is to be said of the user's own numbers of threads."""
-    return [
+    What the user has set is kept.
+    """
+    variables = {name: str(threads) for name in THREAD_VARIABLES if not given.get(name)}
+    notes = tuple(
         f"{name}={given[name]} is kept, though a rank has {threads} cores: its threads will wait for each other. "
-        f"Unset {name} to have it fit."
+        f"Unset {name} to have it set to {threads}."
         for name in THREAD_VARIABLES
         if given.get(name, "").isdecimal() and int(given[name]) > threads
-    ]
+    )
+    return variables, notes
 
 
 def check_against_binding(given: Mapping[str, str]) -> None:
-    """Refuse settings by which OpenMP would bind the threads of all ranks to the same CPUs, or past their own.
+    """Refuse settings by which OpenMP would bind the threads of all ranks to the same CPUs, or outside their own.
 
     Raises:
-        LaunchError: naming the variable, and why it cannot go with ``--bind_cores_to_rank``.
+        LaunchError: naming the variable, and why it is incompatible with ``--bind_cores_to_rank``.
     """
     for name, (clashes, why) in _CLASHES.items():
         value = given.get(name, "")
         if value and clashes(value):
             raise LaunchError(
-                f"{name}={value!r} cannot go with --bind_cores_to_rank: {why}.",
+                f"{name}={value!r} is incompatible with --bind_cores_to_rank: {why}.",
                 f"Unset {name}, or leave --bind_cores_to_rank out.",
             )
 
 
-def _names_processors(value: str) -> bool:
-    return any(word in value.lower() for word in ("explicit", "proclist", "norespect"))
-
-
-def _names_places(value: str) -> bool:
-    return "{" in value or re.search(r"\d", value.partition("(")[0]) is not None
-
-
-_CLASHES: dict[str, tuple[Callable[[str], bool], str]] = {
+_CLASHES: dict[str, tuple[Callable[[str], object], str]] = {
     "KMP_AFFINITY": (
-        _names_processors,
-        "it names processors, or has Intel's OpenMP disregard the mask of the process, so the threads of all ranks "
-        "would sit on the same ones. Types such as 'compact' or 'scatter' are fine: they work within the rank's mask",
+        lambda value: re.search("explicit|proclist|norespect", value.lower()),
+        "it names processors, or has Intel's OpenMP ignore the affinity mask of the process, so the threads of all "
+        "ranks would run on the same ones. Types such as 'compact' or 'scatter' work within the rank's mask",
     ),
-    "KMP_HW_SUBSET": (
-        bool,
-        "it chooses cores of the whole machine, the same for every rank, and not all of them are the rank's own",
-    ),
-    "GOMP_CPU_AFFINITY": (
-        bool,
-        "it names CPUs for the threads of every rank alike, so all ranks would sit on the same ones",
-    ),
+    "KMP_HW_SUBSET": (bool, "it chooses cores of the whole machine, the same for every rank"),
+    "GOMP_CPU_AFFINITY": (bool, "it names the same CPUs for every rank"),
     "OMP_PLACES": (
-        _names_places,
-        "it names CPUs for every rank alike. 'cores' and 'threads' are fine: they mean those of the rank",
+        lambda value: re.search(r"[{\d]", value.partition("(")[0]),
+        "it names the same CPUs for every rank. 'cores' and 'threads' mean those of the rank",
     ),
 }

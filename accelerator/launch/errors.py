@@ -6,12 +6,8 @@ from op_builder.errors import AccelError
 
 
 class LaunchError(AccelError, ValueError):
-    """What was asked of the launcher cannot be done; nothing was started."""
-
-
-class HostfileError(LaunchError):
-    """A line of a hostfile, or a choice among its hosts, cannot be understood."""
+    """A launch is not possible as requested."""
 
 
 class BindingError(LaunchError):
-    """Ranks cannot be bound to cores as asked."""
+    """Ranks cannot be bound to cores as requested."""

@@ -1,16 +1,15 @@
-"""What is to be launched: the program, the hosts, and how."""
+"""What is launched: the program, the hosts, and how."""
 
 from __future__ import annotations
 
-import argparse
-import shlex
+import json
 import sys
 import uuid
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from accelerator.launch.hostfile import Host
-from accelerator.launch.ranks import BindingRequest
+from accelerator.launch.hosts import Host
 
 DEFAULT_PORT = 29500
 LAUNCHERS = ("torchrun", "ssh", "openmpi", "mpich", "impi", "slurm")
@@ -22,20 +21,22 @@ class Job:
 
     Attributes:
         program: the command of each rank.
-        hosts: by node rank; for ``torchrun`` this host alone.
+        hosts: by node rank; for ``torchrun`` only this host.
         launcher: of :data:`LAUNCHERS`.
         launcher_args: for ssh, mpirun or srun itself.
         num_nodes, node_rank: of ``torchrun``: how many hosts run this same command, and which this one is.
         master_addr, master_port: where rank 0 listens; None where the engine chooses.
-        address: what other hosts call this one, None where torch is to find out.
-        variables: what all ranks get beside this process's own.
-        device_variables: those by which the accelerator sees the devices of chosen slots alone; their values are
-            each host's own.
-        forwarded: of this process's own, those that other hosts get.
-        max_restarts: how often the ranks are started again when one has failed.
-        grace_s: how long ranks may take to end after they were told to.
-        reports: a driver on another host is to be told of failures, and says when to end.
-        launch: names this launch among all others.
+        address: other hosts' name for this one, None where torch finds it.
+        bind, core_list: whether ranks are bound to cores, and to which CPUs (None: any).
+        variables: what all ranks get in addition to this process's own.
+        device_variables: those that choose the accelerator's visible devices; their values are each host's own.
+        forwarded: of this process's own variables, those that other hosts get.
+        log_dir: an absolute path.
+        max_restarts: how often the ranks are started again after a failure.
+        grace_s: how long ranks may take to end after a signal.
+        has_driver: a driver on another host gets failures as lines of standard error, and sends signals to standard
+            input.
+        launch: identifies this launch.
     """
 
     program: tuple[str, ...]
@@ -47,20 +48,37 @@ class Job:
     master_addr: str | None = None
     master_port: int | None = None
     address: str | None = None
-    binding: BindingRequest = field(default_factory=BindingRequest)
+    bind: bool = False
+    core_list: str | None = None
     variables: dict[str, str] = field(default_factory=dict)
-    device_variables: tuple[str, ...] = ()
+    device_variables: Sequence[str] = ()
     forwarded: dict[str, str] = field(default_factory=dict)
-    log_dir: Path | None = None
+    log_dir: str | None = None
     max_restarts: int = 0
     grace_s: float = 10.0
-    reports: bool = False
+    has_driver: bool = False
     launch: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def part(self) -> str:
-        """Names what this host has of the launch: another host's part, or ssh, may run on the same machine."""
-        return f"{self.launch}.{self.node_rank}" if self.num_nodes > 1 or self.reports else self.launch
+        """Identifies this host's part of the launch: another host's part may run on the same machine."""
+        return f"{self.launch}.{self.node_rank}" if self.num_nodes > 1 or self.has_driver else self.launch
+
+    def to_json(self) -> str:
+        """This job for another process of the launcher, which gets program and variables in another way.
+
+        Everybody can read command lines, and values of variables may be secret.
+        """
+        data = asdict(self)
+        for name in ("program", "launcher_args", "variables", "forwarded"):
+            del data[name]
+        return json.dumps(data, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str, program: Sequence[str]) -> Job:
+        data: dict[str, Any] = json.loads(text)
+        hosts = tuple(Host(host["name"], host["slots"], tuple(host["chosen"])) for host in data.pop("hosts"))
+        return cls(program=tuple(program), hosts=hosts, **data)
 
 
 def program_command(script: str, arguments: list[str], *, module: bool, no_python: bool) -> tuple[str, ...]:
@@ -68,11 +86,3 @@ def program_command(script: str, arguments: list[str], *, module: bool, no_pytho
     if no_python:
         return (script, *arguments)
     return (sys.executable, "-u", *(("-m",) if module else ()), script, *arguments)
-
-
-def split_arguments(text: str | None) -> tuple[str, ...]:
-    """``--launcher_args``, as a shell would split it."""
-    try:
-        return tuple(shlex.split(text or ""))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None

@@ -1,35 +1,30 @@
 """What of this machine the ranks can be bound to: cores, hyper-threads, NUMA nodes, memory, caches.
 
-All is read below :class:`op_builder.system.cgroups.HostFiles`, so that a test hands in a tree of its own; the
-affinity mask, which is no file, is an argument. A "CPU" is what the kernel numbers (a hardware thread),
-a "core" is one or more CPUs that share a core's execution units.
+All files are read below :class:`op_builder.system.cgroups.HostFiles`, so a test passes a tree of its own. A "CPU" is what the
+kernel numbers (a hardware thread), a "core" is one or more CPUs that share a core's execution units.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from op_builder.system.cgroups import HostFiles, allowed_cores, cpu_quota_cores, parse_index_list, read_text
 from op_builder.system.cpu_isa import cpu_model
 from op_builder.system.numa import numa_directory, numa_nodes
 
-# Processors with high-bandwidth memory that can be nodes of its own ("flat mode"), for kernels or firmware that do
-# not tell how fast a node's memory is.
+# Processors whose high-bandwidth memory can be nodes of its own ("flat mode"), for firmware that does not report the
+# bandwidth of a node's memory.
 _HBM_MODELS = re.compile(r"xeon\(r\) cpu max|xeon phi", re.IGNORECASE)
+_SIZE_SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30}
 
 
 @dataclass(frozen=True)
 class Core:
-    """One physical core.
-
-    Attributes:
-        cpus: its online CPUs, ascending; more than one with hyper-threads.
-        package: its socket, 0 where the kernel tells none.
-    """
+    """One physical core: its online CPUs (several with hyper-threads), ascending, and its socket."""
 
     cpus: tuple[int, ...]
     package: int
@@ -40,10 +35,10 @@ class Node:
     """One online NUMA node.
 
     Attributes:
-        cpus: its online CPUs; none where it is memory alone.
-        memory_bytes: its memory, None where the kernel does not tell.
+        cpus: its online CPUs; none where it is only memory.
+        memory_bytes: its memory, None where it is unknown.
         distances: to each node, by number; 10 is local.
-        is_hbm: it is memory alone, and faster than that beside the cores.
+        is_hbm: it has no cores, and its memory is faster than that of nodes with cores.
     """
 
     number: int
@@ -58,32 +53,27 @@ class Topology:
     """A machine, and what of it this process may use.
 
     Attributes:
-        cores: all online cores, in the order of sockets, NUMA nodes and numbers.
-        nodes: all online NUMA nodes by rising number; empty where the kernel knows no NUMA.
-        allowed: online CPUs that affinity mask and cpuset leave to this process.
-        allowed_memory: nodes whose memory the cpuset leaves to it, None where nothing is told.
+        cores: all online cores, by socket, NUMA node and number.
+        numa_nodes: all online NUMA nodes by number; empty without NUMA.
+        allowed_cpus: online CPUs that affinity mask and cpuset leave to this process.
+        allowed_memory: nodes whose memory the cpuset leaves to it, None where that is unknown.
         quota_cores: cores' worth of time that control groups grant it, None without a quota.
         model: the CPU's name.
     """
 
     cores: tuple[Core, ...]
-    nodes: tuple[Node, ...]
-    allowed: frozenset[int]
+    numa_nodes: tuple[Node, ...]
+    allowed_cpus: frozenset[int]
     allowed_memory: frozenset[int] | None
     quota_cores: float | None
     model: str
 
-    def node_of(self, cpu: int) -> Node | None:
-        """The first node with that CPU."""
-        return next((node for node in self.nodes if cpu in node.cpus), None)
-
     @property
     def memory_nodes(self) -> tuple[Node, ...]:
         """Nodes with memory that this process may use."""
+        usable = self.allowed_memory
         return tuple(
-            node
-            for node in self.nodes
-            if node.memory_bytes != 0 and (self.allowed_memory is None or node.number in self.allowed_memory)
+            node for node in self.numa_nodes if node.memory_bytes != 0 and (usable is None or node.number in usable)
         )
 
 
@@ -103,101 +93,97 @@ def own_affinity() -> set[int] | None:
 
 
 def read_topology(files: HostFiles, affinity: Collection[int] | None) -> Topology:
-    """The machine as the kernel describes it.
-
-    Args:
-        affinity: CPUs that may be used, see :func:`own_affinity`.
-    """
-    nodes = _nodes(files)
-    online = _online(files, nodes, affinity)
+    """The machine as the kernel describes it; ``affinity``: see :func:`own_affinity`."""
+    nodes = _read_nodes(files)
+    listed = read_text(files.sysfs / "devices" / "system" / "cpu" / "online")
+    if listed:
+        online = parse_index_list(listed)
+    else:
+        online = frozenset(cpu for node in nodes for cpu in node.cpus) or frozenset(affinity or (0,))
     allowed = online
     for restriction in (affinity, allowed_cores(files)):
         if restriction is not None:
             allowed &= frozenset(restriction)
     first_node = {cpu: node.number for node in reversed(nodes) for cpu in node.cpus}
     cores = sorted(
-        {_core(files, cpu, online) for cpu in online},
+        {_read_core(files, cpu, online) for cpu in online},
         key=lambda core: (core.package, first_node.get(core.cpus[0], -1), core.cpus),
     )
+    status = read_text(files.procfs / "self" / "status") or ""
+    memory = re.search(r"^Mems_allowed_list:\s*(\S+)", status, re.MULTILINE)
     return Topology(
         cores=tuple(cores),
-        nodes=nodes,
-        allowed=allowed,
-        allowed_memory=_allowed_memory(files),
+        numa_nodes=nodes,
+        allowed_cpus=allowed,
+        allowed_memory=parse_index_list(memory[1]) if memory else None,
         quota_cores=cpu_quota_cores(files),
         model=cpu_model(files.procfs / "cpuinfo"),
     )
 
 
 def read_caches(files: HostFiles, topology: Topology) -> tuple[Cache, ...]:
-    """All caches, by level and kind; one that several CPUs share is told once."""
+    """All caches, by level and kind, each once."""
     found = set()
     for core in topology.cores:
         for directory in (_cpu_directory(files, core.cpus[0]) / "cache").glob("index[0-9]*"):
-            told = {name: read_text(directory / name) or "" for name in ("level", "type", "size", "shared_cpu_list")}
-            if told["level"].isdecimal() and (size := _size_bytes(told["size"])):
-                cpus = parse_index_list(told["shared_cpu_list"]) or frozenset(core.cpus)
-                found.add(Cache(int(told["level"]), told["type"], size, cpus))
+            level, kind, size, shared = (
+                read_text(directory / name) or "" for name in ("level", "type", "size", "shared_cpu_list")
+            )
+            parts = re.fullmatch(r"(\d+)([KMG]?)", size)
+            if level.isdecimal() and parts:
+                size_bytes = int(parts[1]) << _SIZE_SHIFTS[parts[2]]
+                found.add(Cache(int(level), kind, size_bytes, parse_index_list(shared) or frozenset(core.cpus)))
     return tuple(sorted(found, key=lambda cache: (cache.level, cache.kind, min(cache.cpus))))
+
+
+def parse_list(text: str) -> tuple[int, ...]:
+    """A user's list in the kernel's format, ``0-2,8``, sorted; empty where the text has another format."""
+    is_list = re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text.strip())
+    return tuple(sorted(parse_index_list(text))) if is_list else ()
+
+
+def format_list(numbers: Iterable[int]) -> str:
+    """The numbers in that format, sorted."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def _cpu_directory(files: HostFiles, cpu: int) -> Path:
     return files.sysfs / "devices" / "system" / "cpu" / f"cpu{cpu}"
 
 
-def _online(files: HostFiles, nodes: tuple[Node, ...], affinity: Collection[int] | None) -> frozenset[int]:
-    text = read_text(files.sysfs / "devices" / "system" / "cpu" / "online")
-    if text:
-        return parse_index_list(text)
-    in_nodes = frozenset(cpu for node in nodes for cpu in node.cpus)
-    return in_nodes or frozenset(affinity or (0,))
-
-
-def _core(files: HostFiles, cpu: int, online: frozenset[int]) -> Core:
+def _read_core(files: HostFiles, cpu: int, online: frozenset[int]) -> Core:
     directory = _cpu_directory(files, cpu) / "topology"
-    # Numbers of cores repeat from socket to socket, and on ARM from cluster to cluster: siblings are what tells.
+    # Core numbers repeat from socket to socket, and on ARM from cluster to cluster: only siblings identify a core.
     siblings = read_text(directory / "thread_siblings_list") or read_text(directory / "core_cpus_list") or ""
-    package = read_text(directory / "physical_package_id") or "0"
-    cpus = parse_index_list(siblings) & online | {cpu}
-    return Core(tuple(sorted(cpus)), max(0, int(package)))  # -1 where firmware tells no sockets
+    package = int(read_text(directory / "physical_package_id") or "0")
+    return Core(tuple(sorted(parse_index_list(siblings) & online | {cpu})), max(0, package))  # -1: firmware has none
 
 
-def _nodes(files: HostFiles) -> tuple[Node, ...]:
-    cpus = numa_nodes(files)
-    described = []
-    for number in cpus:
+def _read_nodes(files: HostFiles) -> tuple[Node, ...]:
+    cpus_by_node = numa_nodes(files)
+    nodes = []
+    bandwidths = {}  # MB/s that the memory gives the nearest cores (ACPI's HMAT)
+    for number, cpus in cpus_by_node.items():
         directory = numa_directory(files) / f"node{number}"
-        distances = [int(text) for text in (read_text(directory / "distance") or "").split()]
-        described.append(Node(number, cpus[number], _memory_bytes(directory), dict(zip(cpus, distances, strict=False))))
-    speeds = {number: _bandwidth(numa_directory(files) / f"node{number}") for number in cpus}
-    of_cores = [speed for number, speed in speeds.items() if cpus[number] and speed is not None]
-    by_name = _HBM_MODELS.search(cpu_model(files.procfs / "cpuinfo")) is not None
+        memory = re.search(r"MemTotal:\s*(\d+) kB", read_text(directory / "meminfo") or "")
+        distances = map(int, (read_text(directory / "distance") or "").split())
+        by_number = dict(zip(cpus_by_node, distances, strict=False))
+        nodes.append(Node(number, cpus, int(memory[1]) * 1024 if memory else None, by_number))
+        bandwidth = read_text(directory / "access0" / "initiators" / "read_bandwidth") or ""
+        bandwidths[number] = int(bandwidth) if bandwidth.isdecimal() else 0
+    fastest_with_cores = max((bandwidths[node.number] for node in nodes if node.cpus), default=0)
+    by_model = _HBM_MODELS.search(cpu_model(files.procfs / "cpuinfo")) is not None
 
     def is_hbm(node: Node) -> bool:
         if node.cpus or node.memory_bytes == 0:
             return False
-        speed = speeds[node.number]
-        return speed > max(of_cores) if speed is not None and of_cores else by_name
+        bandwidth = bandwidths[node.number]
+        return bandwidth > fastest_with_cores if bandwidth and fastest_with_cores else by_model
 
-    return tuple(Node(node.number, node.cpus, node.memory_bytes, node.distances, is_hbm(node)) for node in described)
-
-
-def _memory_bytes(node: Path) -> int | None:
-    found = re.search(r"MemTotal:\s*(\d+) kB", read_text(node / "meminfo") or "")
-    return int(found[1]) * 1024 if found else None
-
-
-def _bandwidth(node: Path) -> int | None:
-    """MB/s that the node's memory gives the nearest cores, as the firmware says (ACPI's HMAT)."""
-    text = read_text(node / "access0" / "initiators" / "read_bandwidth")
-    return int(text) if text is not None and text.isdecimal() and text != "0" else None
-
-
-def _allowed_memory(files: HostFiles) -> frozenset[int] | None:
-    found = re.search(r"^Mems_allowed_list:\s*(\S+)", read_text(files.procfs / "self" / "status") or "", re.MULTILINE)
-    return parse_index_list(found[1]) if found else None
-
-
-def _size_bytes(text: str) -> int:
-    found = re.fullmatch(r"(\d+)([KMG]?)", text)
-    return int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2]] if found else 0
+    return tuple(replace(node, is_hbm=is_hbm(node)) for node in nodes)

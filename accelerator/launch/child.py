@@ -1,0 +1,55 @@
+"""The launcher's small processes, each running this file: ``python -I -S child.py PART ARGUMENTS...``.
+
+- ``rank JOB -- PROGRAM...``: a rank, see :mod:`accelerator.launch.rank`.
+- ``receive PROGRAM...``: become the program, see :func:`receive`.
+- ``guard LAUNCH GRACE_S``: see :func:`accelerator.launch.processes.guarded`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[2]))  # last: its directories may hide modules
+
+from accelerator.launch.processes import cannot_start, end_processes_of, log
+from op_builder import env
+
+
+def main(part: str, arguments: list[str]) -> int:
+    """Returns the exit status."""
+    if part == "rank":
+        from accelerator.launch import rank  # not at the top: the others start faster without it
+
+        return rank.run(arguments[0], arguments[2:])
+    if part == "receive":
+        return receive(arguments)
+    if not os.read(0, 1):  # the launcher was killed
+        end_processes_of(arguments[0], float(arguments[1]))
+    return 0
+
+
+def receive(program: list[str]) -> int:
+    """Become the program, with the variables that the first line of standard input has as a JSON object.
+
+    Values may be secret, and everybody on this host can read command lines. Python needs them before it starts, to find
+    its modules. Returns only where the program cannot start, or the sender is gone.
+    """
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)  # one by one: the rest is the program's
+        if not byte:
+            log("standard input ended before the variables of this host arrived; the launcher that sends them is gone")
+            return 1
+        line += byte
+    try:
+        os.execvpe(program[0], program, env.child_environment(**json.loads(line)))
+    except OSError as error:
+        return cannot_start(program[0], error)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

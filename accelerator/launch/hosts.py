@@ -1,0 +1,161 @@
+"""Hosts and the slots of each: hostfiles, and what ``--include`` and ``--exclude`` leave of them.
+
+A hostfile has one line for each host, ``name slots=N``; ``#`` begins a comment. ``--include`` and ``--exclude`` name
+hosts, and slots of them: ``host:0,1@host2`` is slots 0 and 1 of the first and all of the second.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from accelerator.launch.errors import LaunchError
+from accelerator.launch.topology import parse_list
+
+_EXPECTED = "a line such as 'name slots=4'"
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host of a launch.
+
+    Attributes:
+        name: what ssh and the launchers call it.
+        slots: how many ranks it has room for.
+        chosen: the slots that are used, ascending.
+    """
+
+    name: str
+    slots: int
+    chosen: tuple[int, ...]
+
+    @property
+    def is_local(self) -> bool:
+        return self.name in _LOCAL_NAMES
+
+
+def host_of(name: str, slots: int) -> Host:
+    """A host, all of whose slots are used."""
+    return Host(name, slots, tuple(range(slots)))
+
+
+def read_hostfile(path: Path) -> tuple[Host, ...]:
+    """The hosts of a file, in its order.
+
+    Raises:
+        LaunchError: it cannot be read, or a line is wrong; the message has the file, the line and what was expected.
+    """
+    text = read_users_file(path)
+    if text is None:
+        raise LaunchError(f"Hostfile {path} does not exist.", "Correct --hostfile.")
+    return parse_hostfile(text, str(path))
+
+
+def read_users_file(path: Path) -> str | None:
+    """The text of a file that the user wrote, None where it is missing.
+
+    Raises:
+        LaunchError: it cannot be read.
+    """
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not a text file"
+        raise LaunchError(f"{path} cannot be read: {reason}.", "Make it readable.") from None
+
+
+def parse_hostfile(text: str, source: str) -> tuple[Host, ...]:
+    """The hosts of a hostfile's text; ``source`` is its name in errors."""
+    hosts: dict[str, Host] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        name, slots = words[0], re.fullmatch(r"slots=(\d+)", words[-1])
+        if len(words) != 2:
+            expected = _EXPECTED
+        elif set(name) & set("=,") or (":" in name and not _is_ipv6_address(name)):
+            expected = f"{_EXPECTED}, the host's name first"
+        elif not slots or int(slots[1]) < 1:
+            expected = f"'slots=' and a number of at least 1, not {words[1]!r}"
+        elif name in hosts:
+            expected = f"each host once; {name} is already listed"
+        else:
+            hosts[name] = host_of(name, int(slots[1]))
+            continue
+        raise LaunchError(f"{source}:{number}: {line.strip()!r}: expected {expected}.", "Correct that line.")
+    if not hosts:
+        raise LaunchError(f"Hostfile {source} names no host: expected {_EXPECTED}.", "Add a line for each host.")
+    return tuple(hosts.values())
+
+
+def choose_hosts(hosts: Sequence[Host], include: str | None, exclude: str | None) -> tuple[Host, ...]:
+    """What ``--include`` or ``--exclude`` leave, in the order of ``hosts``.
+
+    Raises:
+        LaunchError: both are given, one names an unknown host or slot, or nothing is left.
+    """
+    if include is not None and exclude is not None:
+        raise LaunchError("--include and --exclude are both given.", "Give one of them.")
+    if include is not None:
+        wanted = _parse_choice(include, "--include", hosts)
+        return tuple(replace(host, chosen=wanted[host.name]) for host in hosts if host.name in wanted)
+    unwanted = {} if exclude is None else _parse_choice(exclude, "--exclude", hosts)
+    left = (
+        replace(host, chosen=tuple(slot for slot in host.chosen if slot not in unwanted.get(host.name, ())))
+        for host in hosts
+    )
+    chosen = tuple(host for host in left if host.chosen)
+    if not chosen:
+        raise LaunchError(f"--exclude {exclude!r} leaves no slot of any host.", "Exclude less.")
+    return chosen
+
+
+def limit(hosts: Sequence[Host], nodes: int | None, accelerators: int | None) -> tuple[Host, ...]:
+    """The first ``nodes`` hosts, and of each the first ``accelerators`` slots; None: all.
+
+    Raises:
+        LaunchError: there are fewer.
+    """
+    if nodes is not None and nodes > len(hosts):
+        raise LaunchError(f"--num_nodes {nodes}: there are {len(hosts)} hosts.", "Request fewer, or add hosts.")
+    for host in hosts[:nodes]:
+        if accelerators is not None and accelerators > len(host.chosen):
+            found = f"host {host.name} has {len(host.chosen)} slots"
+            raise LaunchError(f"--num_accelerators {accelerators}: {found}.", "Request fewer, or raise its slots.")
+    return tuple(replace(host, chosen=host.chosen[:accelerators]) for host in hosts[:nodes])
+
+
+def _parse_choice(text: str, option: str, hosts: Sequence[Host]) -> dict[str, tuple[int, ...]]:
+    known = {host.name: host for host in hosts}
+    choice: dict[str, tuple[int, ...]] = {}
+    for part in text.split("@"):
+        # The name may contain colons itself (an IPv6 address), slots never do.
+        name, colon, slots_text = (part, "", "") if part in known else part.rpartition(":")
+        name = name.strip() or part
+        slots = parse_list(slots_text) if colon or name not in known else known[name].chosen
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            found = f"unknown host {name!r}{hint}; the hosts are {', '.join(known)}"
+        elif name in choice:
+            found = f"{name} is named twice"
+        elif not slots:
+            found = f"{slots_text!r} is not a list of slots"
+        elif slots[-1] >= known[name].slots:
+            found = f"host {name} has slots 0 to {known[name].slots - 1}, not {slots[-1]}"
+        else:
+            choice[name] = slots
+            continue
+        raise LaunchError(f"{option} {text!r}: {found}.", "An example is host:0,1@host2.")
+    return choice
+
+
+def _is_ipv6_address(name: str) -> bool:
+    return re.fullmatch(r"(.*@)?[0-9a-fA-F:.]+(%\w+)?", name) is not None and name.count(":") > 1

@@ -1,0 +1,173 @@
+"""One rank: it finds out which rank it is, binds itself, runs the program as its child, and reports how it ended.
+
+Torch's agent, an MPI's launcher or Slurm's start it. All ranks of a host make the same plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import FrameType
+
+from accelerator.launch.binding import RankBinding
+from accelerator.launch.errors import LaunchError
+from accelerator.launch.job import DEFAULT_PORT, Job
+from accelerator.launch.kernel import bind_to_cpus, end_with_parent, set_memory_policy
+from accelerator.launch.output import Failure, Relay, exit_status, make_log_directory
+from accelerator.launch.plan import plan_host
+from accelerator.launch.processes import VARIABLE, cannot_start, end_processes_of, heeded_signals, log
+from accelerator.launch.topology import own_affinity, read_topology
+from op_builder import env
+from op_builder.errors import AccelError
+from op_builder.system.cgroups import HostFiles
+
+# Each launcher's variables for rank, number of ranks, local rank, and number of ranks on this host.
+_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_NAMES = {
+    "torchrun": _TORCH,
+    "openmpi": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    "mpich": _HYDRA,
+    "impi": _HYDRA,
+    "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+}
+
+
+def read_place(launcher: str, variables: Mapping[str, str]) -> dict[str, int]:
+    """Which rank this process is, under torch's names, by the variables of the launcher that started it.
+
+    Raises:
+        LaunchError: they are not set.
+    """
+    names = _NAMES[launcher]
+    missing = [name for name in names if not variables.get(name, "").isdecimal()]
+    if missing:
+        raise LaunchError(
+            f"--launcher {launcher} sets {', '.join(missing)} in each rank; in this process they are not set.",
+            "Name the launcher that really runs in --launcher; 'mpirun --version' prints it.",
+        )
+    return {name: int(variables[own]) for name, own in zip(_TORCH, names, strict=True)}
+
+
+def first_of_nodelist(text: str) -> str:
+    """The first host of Slurm's compressed list: ``node[07-09,12],gpu1`` begins with ``node07``."""
+    name = re.match(r"(\[[^\]]*\]|[^\[,])*", text)
+    return re.sub(r"\[(\d*)[^\]]*\]", r"\1", name[0] if name else "")
+
+
+def run(job_json: str, program: Sequence[str]) -> int:
+    """Run the program to its end; the exit status is its own, 128 and the signal's number if one killed it."""
+    end_with_parent(os.getppid())
+    job = Job.from_json(job_json, program)
+    host, given = job.hosts[0], env.child_environment()
+    try:
+        place = read_place(job.launcher, given)
+        if place["LOCAL_WORLD_SIZE"] != len(host.chosen):
+            raise LaunchError(
+                f"{place['LOCAL_WORLD_SIZE']} ranks were placed on {socket.gethostname()}, not {len(host.chosen)}.",
+                "Check the placement of ranks in --launcher_args.",
+            )
+        plan = plan_host(job, host, read_topology(HostFiles(), own_affinity()), given)
+        log_dir = None if job.log_dir is None else f"{job.log_dir}/rank{place['RANK']}"
+        if log_dir is not None:
+            make_log_directory(log_dir)
+    except AccelError as error:
+        log(str(error))
+        return 2
+    variables = {**given, **plan.variables}
+    if job.launcher != "torchrun":
+        variables.update({name: str(number) for name, number in place.items()})
+        variables["MASTER_ADDR"] = job.master_addr or first_of_nodelist(given.get("SLURM_STEP_NODELIST", ""))
+        variables["MASTER_PORT"] = str(job.master_port or DEFAULT_PORT)
+        variables[VARIABLE] = job.launch
+        for line in plan.lines() if place["LOCAL_RANK"] == 0 else ():
+            log(f"{socket.gethostname()}: {line}")
+    if plan.bindings:
+        bind(plan.bindings[place["LOCAL_RANK"]], place["LOCAL_RANK"])
+    return _run_program(job, place, variables, log_dir)
+
+
+def bind(binding: RankBinding, local_rank: int) -> None:
+    """Bind this process; what the kernel refuses is logged, and the rank runs without it."""
+    refusals = [bind_to_cpus(binding.cpus)]
+    if binding.memory.mode != "any":
+        refusals.append(set_memory_policy(binding.memory.mode, binding.memory.nodes))
+    for reason in filter(None, refusals):
+        log(f"local rank {local_rank} runs unbound: {reason}. Containers may forbid that call (seccomp).")
+
+
+def _run_program(job: Job, place: dict[str, int], variables: dict[str, str], log_dir: str | None) -> int:
+    own_id = os.getpid()
+    try:
+        process = subprocess.Popen(
+            job.program,
+            env=variables,
+            stdout=None if log_dir is None else subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            close_fds=False,  # MPI's launchers pass descriptors to MPI in the program
+            start_new_session=True,  # signals come only through this process
+            preexec_fn=lambda: end_with_parent(own_id),
+        )
+    except OSError as error:
+        return cannot_start(job.program[0], error)
+    signals: list[int] = []
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        if not signals:
+            kill = threading.Timer(job.grace_s, process.kill)
+            kill.daemon = True
+            kill.start()
+        signals.append(number)
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+
+    for number in set(heeded_signals()) - {signal.SIGQUIT}:
+        signal.signal(number, forward)
+    relays = [
+        Relay(stream.fileno(), target, None if log_dir is None else f"{log_dir}/{name}.log")
+        for stream, target, name in ((process.stdout, 1, "stdout"), (process.stderr, 2, "stderr"))
+        if stream is not None
+    ]
+    exit_code = process.wait()
+    ended_s, was_ended = time.time(), bool(signals)
+    for relay in relays:
+        relay.finish()
+    if exit_code != 0 and not was_ended:
+        failure = Failure(
+            rank=place["RANK"],
+            local_rank=place["LOCAL_RANK"],
+            host=socket.gethostname(),
+            pid=process.pid,
+            exit_code=exit_code,
+            time_s=ended_s,
+            tail=relays[-1].tail,
+        )
+        if job.launcher == "torchrun":
+            _write_error_file(Path(variables["TORCHELASTIC_ERROR_FILE"]), failure)
+        else:
+            os.write(2, failure.to_line().encode())
+    if job.launcher != "torchrun" and (exit_code != 0 or was_ended):
+        # These launchers wait for all processes that hold the streams, also for what the program left behind.
+        end_processes_of(job.launch, job.grace_s, place["RANK"])
+    return exit_status(exit_code)
+
+
+def _write_error_file(path: Path, failure: Failure) -> None:
+    """Report to this host's agent in torch's error file, with the message that torch's ``@record`` wrote there."""
+    message = ""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        recorded = json.loads(path.read_text())["message"]
+        message = recorded["message"] if isinstance(recorded, dict) else str(recorded)
+    details = {"timestamp": str(int(failure.time_s)), "failure": asdict(replace(failure, message=message))}
+    path.write_text(json.dumps({"message": {"message": message, "extraInfo": details}}))

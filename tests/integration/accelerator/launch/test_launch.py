@@ -1,0 +1,244 @@
+"""Ranks of one host, started by torch's agent: what they get, how they fail, how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from accelerator.launch.binding import plan_binding
+from accelerator.launch.topology import format_list, own_affinity, read_topology
+from op_builder.system.cgroups import HostFiles
+from tests.support.launching import (
+    CPUS,
+    ROOT,
+    TWO,
+    Started,
+    Watch,
+    command,
+    environment,
+    free_port,
+    launch,
+    left_of,
+    shown,
+    write_scripts,
+)
+
+pytestmark = pytest.mark.skipif(CPUS == 0, reason="needs Linux")
+
+
+@pytest.fixture(autouse=True)
+def _scripts(tmp_path: Path) -> None:
+    write_scripts(tmp_path)
+
+
+@pytest.mark.skipif(CPUS < 2, reason="needs two CPUs to bind two ranks to")
+def test_the_kernel_agrees_with_the_plan_and_no_command_line_has_values_of_variables(tmp_path: Path) -> None:
+    (tmp_path / ".accel_env").write_text("# ours\nFROM_FILE='a $b secret-of-the-file'\nRANK=7\n")
+    arguments = [*TWO, "--bind-cores-to-rank", "show.py", "$x", "${local_rank}", "--flag"]
+    with Watch("secret-of-the-file") as watch:
+        done = launch(arguments, tmp_path, CUDA_VISIBLE_DEVICES=None)
+    assert done.returncode == 0, done.stderr
+    assert watch.seen == set()
+    assert [line for line in watch.read if "show.py" in line and "accelerator.launch" not in line], "of a rank"
+    topology = read_topology(HostFiles(), own_affinity())
+    for rank, binding in enumerate(plan_binding(topology, 2)):
+        got = shown(tmp_path, rank)
+        assert got["cpus"] == format_list(binding.cpus)
+        assert got["OMP_NUM_THREADS"] == str(len(binding.cpus))
+        assert (got["RANK"], got["LOCAL_RANK"]) == (str(rank), str(rank))
+        assert (got["WORLD_SIZE"], got["LOCAL_WORLD_SIZE"], got["LOCAL_SIZE"]) == ("2", "2", "2")
+        mode = binding.memory.mode
+        if got["policies"] is not None and "set_mempolicy" not in done.stderr:
+            assert {policy.partition(":")[0] for policy in got["policies"]} == {"default" if mode == "any" else mode}
+        assert got["MASTER_ADDR"]
+        assert int(got["MASTER_PORT"]) > 0
+        assert got["CUDA_VISIBLE_DEVICES"] == "0,1"
+        assert got["FROM_FILE"] == "a $b secret-of-the-file"
+        assert got["arguments"] == ["$x", "${local_rank}", "--flag"]
+        assert got["name"] == "__main__"
+        assert f"local rank {rank}: CPU {format_list(binding.cpus)}" in done.stderr
+
+
+def test_what_is_planned_for_a_rank_overrides_what_the_launcher_was_started_with(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    (tmp_path / ".accel_env").write_text("OMP_NUM_THREADS=2\nTORCH_NCCL_ASYNC_ERROR_HANDLING=0\n")
+    own = {"CUDA_VISIBLE_DEVICES": "4,5", "OMP_NUM_THREADS": "8"}
+    done = launch(["--hostfile", "hosts", "--include", "localhost:1", "show.py"], tmp_path, **own)
+    assert done.returncode == 0, done.stderr
+    got = shown(tmp_path, 0)
+    assert got["CUDA_VISIBLE_DEVICES"] == "5"
+    assert got["OMP_NUM_THREADS"] == "2"
+    assert got["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+
+
+def test_a_listed_cpu_is_the_only_one_of_a_module(tmp_path: Path) -> None:
+    last = max(own_affinity() or ())
+    done = launch(["--num_accelerators", "1", "--bind_core_list", str(last), "--module", "show"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert shown(tmp_path, 0)["cpus"] == str(last)
+
+
+def test_what_is_written_arrives_and_is_kept_in_the_directory_for_logs(tmp_path: Path) -> None:
+    program = "import os, sys; print('out', os.environ['RANK']); print('err', os.environ['RANK'], file=sys.stderr)"
+    done = launch([*TWO, "--log_dir", "logs", "--no_python", sys.executable, "-c", program], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["out 0", "out 1"]
+    assert {"err 0", "err 1"} <= set(done.stderr.splitlines())
+    for rank in (0, 1):
+        for name, word in (("stdout", "out"), ("stderr", "err")):
+            assert (tmp_path / "logs" / f"rank{rank}" / f"{name}.log").read_text() == f"{word} {rank}\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "cause"),
+    [("killed", 137, "by signal 9 (SIGKILL)"), ("exits", 7, "with exit status 7")],
+)
+def test_the_first_failing_rank_is_reported_and_gives_the_exit_status(
+    how: str, status: int, cause: str, tmp_path: Path
+) -> None:
+    done = launch([*TWO, "--grace_period", "5", "wait.py", how], tmp_path)
+    assert done.returncode == status, done.stderr
+    assert f") on {os.uname().nodename} ended {cause}" in done.stderr
+    assert "accel-launch: rank 1 (local rank 1, pid " in done.stderr
+    assert "accel-launch: rank 0" not in done.stderr
+    assert "torch/distributed" not in done.stderr, "torch reports the same"
+    assert "  | last words of the rank" in done.stderr
+
+
+def test_an_error_file_has_the_exception(tmp_path: Path) -> None:
+    (tmp_path / "recorded.py").write_text(
+        "from torch.distributed.elastic.multiprocessing.errors import record\n"
+        "@record\ndef main(): raise RuntimeError('the cause of it')\nmain()\n"
+    )
+    done = launch(["--num_accelerators", "1", "recorded.py"], tmp_path)
+    assert done.returncode == 1
+    assert "RuntimeError: the cause of it" in done.stderr.partition("accel-launch: rank 0")[2].splitlines()[1]
+
+
+def test_a_program_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
+    done = launch(["--num_accelerators", "1", "--no_python", "missing-program"], tmp_path)
+    assert done.returncode == 127, done.stderr
+    assert "accel-launch: missing-program: " in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_reach_all_ranks_once(number: signal.Signals, tmp_path: Path) -> None:
+    with Started([*TWO, "wait.py", "polite"], tmp_path) as started:
+        started.wait_for("up0", "up1")
+        started.process.send_signal(number)
+        assert started.end() == 128 + number, started.errors
+        assert {(tmp_path / f"got{rank}").read_text() for rank in (0, 1)} == {number.name}
+        assert left_of(started.mark) == []
+        assert f"{number.name}: the ranks of" in started.errors
+
+
+def test_a_rank_may_clean_up_in_the_grace_period(tmp_path: Path) -> None:
+    with Started([*TWO, "--grace_period", "60", "wait.py", "slow"], tmp_path) as started:
+        started.wait_for("up0", "up1")
+        started.process.terminate()
+        assert started.end() == 143, started.errors
+        assert {(tmp_path / f"cleaned{rank}").read_text() for rank in (0, 1)} == {"up"}
+
+
+def test_further_signals_do_not_keep_a_launcher_from_ending_all(tmp_path: Path) -> None:
+    """Neither while it waits for ranks that ignore them nor while it ends what the ranks have started."""
+    with Started([*TWO, "--grace_period", "3", "wait.py", "stubborn"], tmp_path) as started:
+        started.wait_for("up0", "up1")
+        started.process.send_signal(signal.SIGINT)
+        while "have ended" not in started.errors:
+            assert started.process.poll() is None, started.errors
+            started.process.send_signal(signal.SIGINT)
+            time.sleep(0.1)
+        assert started.end() == 130, started.errors
+        assert left_of(started.mark) == []
+        assert "Traceback" not in started.errors
+
+
+def test_the_other_ranks_are_ended_after_the_grace_period(tmp_path: Path) -> None:
+    with Started([*TWO, "--grace_period", "2", "wait.py", "one_fails"], tmp_path) as started:
+        assert started.end() == 3, started.errors
+        assert left_of(started.mark) == []
+
+
+def test_a_signal_that_was_ignored_from_the_start_stays_so(tmp_path: Path) -> None:
+    with Started([*TWO, "wait.py", "polite"], tmp_path, ["nohup"]) as started:
+        started.wait_for("up0", "up1")
+        started.process.send_signal(signal.SIGHUP)
+        started.process.send_signal(signal.SIGTERM)
+        assert started.end() == 143, started.errors
+
+
+@pytest.mark.parametrize("options", [[], ["--launcher", "ssh"]], ids=["torchrun", "ssh"])
+def test_nothing_outlives_a_launcher_that_is_killed(options: list[str], tmp_path: Path) -> None:
+    options = [*options, "--master_port", str(free_port())] if options else []
+    with Started([*TWO, *options, "--grace_period", "1", "wait.py", "stubborn"], tmp_path) as started:
+        started.wait_for("up0", "up1")
+        lines = {process_id: command_line(process_id) for process_id in left_of(started.mark, 0)}
+        launchers = [number for number, line in lines.items() if "accelerator" in line and "child.py" not in line]
+        assert len(launchers) == (2 if options else 1), lines
+        for process_id in launchers:
+            os.kill(process_id, signal.SIGKILL)
+        started.end()
+        # The kernel ends the ranks, and a guard what they have started in sessions of their own.
+        assert left_of(started.mark) == []
+
+
+def command_line(process_id: int) -> str:
+    try:
+        return Path(f"/proc/{process_id}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize("order", ["SIGTERM\n", ""], ids=["signal", "driver gone"])
+def test_a_drivers_signal_that_is_waiting_already_is_obeyed(order: str, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    host = '{"name":"localhost","slots":1,"chosen":[0]}'
+    job = f'--host_job={{"hosts":[{host}],"has_driver":true,"launch":"{uuid.uuid4().hex}"}}'
+    done = subprocess.run(
+        command(job, "--no_python", "--", sys.executable, "wait.py", "stubborn"),
+        cwd=tmp_path,
+        env=environment(TMPDIR=str(temporary)),
+        input=order,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 143, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "accel-launch: SIGTERM: " in done.stderr
+    assert not list(temporary.glob("accel-launch-*"))
+
+
+def test_a_launcher_by_ssh_is_not_misled_by_the_users_modules(tmp_path: Path) -> None:
+    for name in ("random.py", "types.py", "accelerator.py"):
+        (tmp_path / name).write_text("raise SystemExit('the user has a module of that name')")
+    entry = str(ROOT / "accelerator" / "launch" / "__main__.py")
+    options = ["--launcher", "ssh", "--num_accelerators", "1", "--master_port", str(free_port()), "--no_python"]
+    launcher = [sys.executable, entry, *options, "sh", "-c", "echo $RANK > ran"]
+    done = subprocess.run(launcher, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ran").read_text() == "0\n"
+
+
+@pytest.mark.parametrize("restarts", ["0", "1"])
+def test_a_port_in_use_is_reported(restarts: str, tmp_path: Path) -> None:
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        port = str(used.getsockname()[1])
+        alone = ["--num_nodes", "2", "--master_addr", "127.0.0.1", "--master_port", port, "--max_restarts", restarts]
+        done = launch([*TWO, *alone, "show.py"], tmp_path)
+    assert done.returncode == 1
+    assert f"accel-launch: Port {port} of {os.uname().nodename}, where rank 0 would listen, is in use." in done.stderr
+    assert "--master_port" in done.stderr
+    assert "Traceback" not in done.stderr

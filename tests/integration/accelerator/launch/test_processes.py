@@ -1,0 +1,148 @@
+"""The launcher's small processes, and the kernel's calls: what they do, and what is reported when they are refused."""
+
+from __future__ import annotations
+
+import platform
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from accelerator.launch.hosts import host_of
+from accelerator.launch.job import Job
+from accelerator.launch.kernel import bind_to_cpus, set_memory_policy
+from accelerator.launch.processes import end_processes_of, log, processes_of, small_process
+from tests.support.launching import environment
+
+pytestmark = pytest.mark.skipif(platform.system() != "Linux", reason="needs Linux")
+
+NUMA_MAPS = Path("/proc/self/numa_maps")
+needs_policies = pytest.mark.skipif(not NUMA_MAPS.exists(), reason="this kernel has no memory policies")
+SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS_PER_NODE": "1"}
+
+
+def python(code: str) -> str:
+    command = [sys.executable, "-c", f"from accelerator.launch.kernel import *\n{code}"]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=True).stdout.strip()
+
+
+def rank(*program: str) -> list[str]:
+    return small_process("rank", Job(program, (host_of("a", 1),), launcher="slurm").to_json(), "--", *program)
+
+
+@needs_policies
+@pytest.mark.parametrize(("mode", "policy"), [("bind", "bind:0"), ("prefer", "prefer:0"), ("any", "default")])
+def test_a_memory_policy_outlives_exec(mode: str, policy: str) -> None:
+    refused = python("print(set_memory_policy('bind', [0]))")
+    if refused != "None":
+        pytest.skip(f"not allowed here: {refused}")
+    nodes = [] if mode == "any" else [0]
+    show = "print({l.split()[1] for l in open('/proc/self/numa_maps') if 'stack' in l})"
+    become = f"os.execv({sys.executable!r}, [{sys.executable!r}, '-c', {show!r}])"
+    assert python(f"set_memory_policy({mode!r}, {nodes}); {become}") in (f"{{'{policy}'}}", f"{{'{policy}=static'}}")
+
+
+@needs_policies
+def test_several_nodes_may_be_preferred() -> None:
+    written = python("print(set_memory_policy('prefer', [0, 63])); print(open('/proc/self/numa_maps').readline())")
+    if "not permitted" in written:
+        pytest.skip(written)
+    assert written.startswith("None")
+    assert " prefer" in written
+
+
+def test_refusals_are_reasons_and_a_rank_runs_without() -> None:
+    assert (set_memory_policy("bind", [1000]) or "").startswith("set_mempolicy: ")
+    assert (bind_to_cpus([100_000]) or "").startswith("sched_setaffinity: ")
+    code = (
+        "from accelerator.launch.binding import *; from accelerator.launch.rank import bind\n"
+        "bind(RankBinding((100_000,), (), MemoryPolicy('bind', (1000,))), 0); print('ran')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout == "ran\n"
+    assert done.stderr.count("local rank 0 runs unbound: ") == 2
+
+
+def test_a_rank_is_not_misled_by_the_users_modules(tmp_path: Path) -> None:
+    """It runs in the user's directory."""
+    for name in ("json.py", "accelerator.py", "sitecustomize.py"):
+        (tmp_path / name).write_text("raise SystemExit('the user has a module of that name')")
+    variables = environment(PYTHONPATH=str(tmp_path), **SLURM)
+    command = rank("env", "-u", "PYTHONPATH", sys.executable, "-S", "-c", "print('ran')")
+    done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == "ran\n", done.stderr
+
+
+@pytest.mark.parametrize(("program", "status"), [("missing-program", 127), ("./no_program", 126)])
+def test_a_program_that_cannot_be_started_is_reported_as_shells_do(program: str, status: int, tmp_path: Path) -> None:
+    (tmp_path / "no_program").write_text("no program")
+    variables = environment(**SLURM)
+    done = subprocess.run(rank(program), env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert f"accel-launch: {program}: " in done.stderr
+
+
+def test_a_rank_that_is_killed_takes_its_program_with_it() -> None:
+    code = "import time; print('up', flush=True); time.sleep(600)"
+    command = rank(sys.executable, "-S", "-c", code)
+    with subprocess.Popen(command, env=environment(**SLURM), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.kill()
+        assert process.stdout.read() == b""  # the program has ended, too
+
+
+def test_variables_are_received_before_the_command_starts_and_the_rest_is_left_to_it(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('the user has a module of that name')")
+    code = "import os, sys; print([os.fsencode(os.environ[n]) for n in ('TOKEN', 'ODD')], sys.path, sys.stdin.read())"
+    command = small_process("receive", sys.executable, "-S", "-c", code)
+    given = b'{"TOKEN": "a \'b\\n$c", "PYTHONPATH": "/first", "ODD": "\\udcff"}\nSIGINT\n'
+    done = subprocess.run(command, input=given, env=environment(), cwd=tmp_path, capture_output=True, check=False)
+    written = done.stdout.decode()
+    assert written.startswith(str([b"a 'b\n$c", b"\xff"])), done.stderr
+    assert "'/first'" in written
+    assert written.endswith(" SIGINT\n\n")
+
+
+def test_a_command_whose_sender_is_gone_does_not_start(tmp_path: Path) -> None:
+    command = small_process("receive", "touch", "started")
+    done = subprocess.run(command, input=b'{"A": "b"', cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 1
+    assert b"accel-launch: standard input ended before the variables of this host arrived" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_messages_need_not_be_text(capfd: pytest.CaptureFixture[str]) -> None:
+    log(b"\xff\xfe\x80".decode(errors="surrogateescape"))
+    assert capfd.readouterr().err == "accel-launch: \\udcff\\udcfe\\udc80\n"
+
+
+def sleeper(**variables: str) -> subprocess.Popen[bytes]:
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-S", "-c", code]
+    process = subprocess.Popen(command, env=environment(**variables), stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def test_what_a_launch_left_behind_is_found_by_its_variable_and_ended() -> None:
+    launch = uuid.uuid4().hex
+    processes = [sleeper(ACCEL_LAUNCH_ID=launch, RANK=str(number)) for number in (0, 1)] + [sleeper(RANK="0")]
+    try:
+        assert sorted(processes_of(launch)) == sorted(process.pid for process in processes[:2])
+        end_processes_of(launch, 0.2, rank=1)
+        assert processes[1].wait(timeout=60) == -signal.SIGKILL
+        assert processes_of(launch) == [processes[0].pid]
+        end_processes_of(launch, 0.2)
+        assert processes[0].wait(timeout=60) == -signal.SIGKILL
+        assert processes[2].poll() is None
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

@@ -1,0 +1,238 @@
+"""Running the launcher as a user does, and finding what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from op_builder import env
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 120  # only a guard against hangs
+MARK = "ACCEL_TEST_MARK"
+TWO = ["--num_accelerators", "2"]
+CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+
+# Writes what a rank got: variables, CPUs as the kernel has them, the memory policy of its own pages.
+SHOW = """
+import json, os, re, sys
+status = open("/proc/self/status").read()
+names = ("RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE LOCAL_SIZE MASTER_ADDR MASTER_PORT CUDA_VISIBLE_DEVICES "
+         "OMP_NUM_THREADS TORCH_NCCL_ASYNC_ERROR_HANDLING ACCEL_LAUNCH_ID FROM_FILE OF_FIRST_HOST PATH "
+         "PYTHONHASHSEED").split()
+found = {name: os.environ.get(name) for name in names}
+found["cpus"] = re.search(r"Cpus_allowed_list:\\s*(\\S+)", status)[1]
+found["arguments"] = sys.argv[1:]
+found["name"] = __name__
+found["host"] = os.uname().nodename
+try:
+    found["policies"] = sorted({line.split()[1] for line in open("/proc/self/numa_maps")})
+except OSError:
+    found["policies"] = None
+with open(f"rank{found['RANK']}.json", "w") as file:
+    json.dump(found, file)
+print("rank", found["RANK"])
+"""
+
+# Starts a child that leaves its session, reports that it runs, and waits; some ranks end in a way of their own.
+WAIT = """
+import os, signal, subprocess, sys, time
+how, rank = sys.argv[1], int(os.environ["RANK"])
+if how == "stubborn" or (how == "one_fails" and rank == 0):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+if how == "polite":
+    def note(number, _frame):
+        with open(f"got{rank}", "a") as file:
+            file.write(signal.Signals(number).name)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, note)
+    signal.signal(signal.SIGINT, note)
+if how == "slow":
+    def clean_up(number, _frame):
+        time.sleep(1.5)
+        with open(f"cleaned{rank}", "w") as file:
+            file.write("up")
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, clean_up)
+subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
+open(f"up{rank}", "w").close()
+while len([name for name in os.listdir() if name.startswith("up")]) < int(os.environ["WORLD_SIZE"]):
+    time.sleep(0.05)
+if rank == 1 and how == "one_fails":
+    open("failing", "w").close()
+    sys.exit(3)
+if rank == 1 and how in ("killed", "exits"):
+    print("last words of the rank", file=sys.stderr, flush=True)
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(7)
+time.sleep(600)
+"""
+
+
+def write_scripts(directory: Path) -> None:
+    (directory / "show.py").write_text(SHOW)
+    (directory / "wait.py").write_text(WAIT)
+
+
+def shown(directory: Path, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / f"rank{rank}.json").read_text())
+    return found
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "accelerator.launch", *arguments]
+
+
+def environment(**variables: str | None) -> dict[str, str]:
+    unset = dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "OMP_NUM_THREADS", "MKL_NUM_THREADS"))
+    settings = {"PYTHONPATH": str(ROOT), "ACCEL_ACCELERATOR": "cpu", "OMPI_ALLOW_RUN_AS_ROOT": "1"}
+    return env.child_environment(**{**unset, **settings, "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **variables})
+
+
+def launch(
+    arguments: Sequence[str], directory: Path, prefix: Sequence[str] = (), **variables: str | None
+) -> subprocess.CompletedProcess[str]:
+    """Run to the end; nothing of it may be left."""
+    mark = uuid.uuid4().hex
+    done = subprocess.run(
+        [*prefix, *command(*arguments)],
+        cwd=directory,
+        env=environment(**{**variables, MARK: mark}),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert left_of(mark) == [], done.stderr
+    return done
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def wait_until(condition: Callable[[], object], message: Callable[[], str] = str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, message()
+        time.sleep(0.02)
+
+
+class Watch:
+    """Reads the command lines of all processes again and again, as anybody can, for a text."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._stop = threading.Event()
+        self.seen: set[str] = set()
+        self.read: set[str] = set()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.002):
+            for entry in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    line = entry.read_text(errors="replace").replace("\0", " ")
+                    self.read.add(line)
+                    if self._text in line:
+                        self.seen.add(line)
+
+
+class Started:
+    """A launch that is running."""
+
+    def __init__(self, arguments: Sequence[str], directory: Path, prefix: Sequence[str] = ()) -> None:
+        self.mark = uuid.uuid4().hex
+        self.directory = directory
+        self._errors = directory / "errors"
+
+        def heed_all() -> None:
+            """A shell that runs the tests in the background may have them ignore signals."""
+            for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+                signal.signal(number, signal.SIG_DFL)
+
+        with self._errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                [*prefix, *command(*arguments)],
+                cwd=directory,
+                env=environment(**{MARK: self.mark}),
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+                preexec_fn=heed_all,
+            )
+
+    def __enter__(self) -> Started:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process_id in left_of(self.mark, 0):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process_id, signal.SIGKILL)
+        self.process.wait()
+
+    @property
+    def errors(self) -> str:
+        return self._errors.read_text()
+
+    def wait_for(self, *names: str) -> None:
+        def is_there() -> bool:
+            assert self.process.poll() is None, self.errors
+            return all((self.directory / name).exists() for name in names)
+
+        wait_until(is_there, lambda: self.errors)
+
+    def end(self) -> int:
+        return self.process.wait(timeout=TIMEOUT_S)
+
+
+def left_of(mark: str, patience_s: float = 30.0) -> list[int]:
+    """Processes that inherited the mark: a killed one takes a moment to end."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.05)
+
+
+def left_in(directory: Path, patience_s: float = 60.0) -> list[str]:
+    """Command lines of processes that run in the directory: no mark of a test travels through ssh."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if (entry / "cwd").readlink() == directory:
+                    found.append((entry / "cmdline").read_text().replace("\0", " "))
+        if not found or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)

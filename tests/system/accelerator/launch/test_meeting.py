@@ -1,0 +1,84 @@
+"""Restarts, and several launchers of one machine that meet, or do not."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from op_builder import env
+from tests.support.launching import CPUS, TWO, Started, free_port, launch, shown, wait_until, write_scripts
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(CPUS == 0, reason="needs Linux")]
+
+
+@pytest.fixture(autouse=True)
+def _scripts(tmp_path: Path) -> None:
+    write_scripts(tmp_path)
+
+
+def hosts(*options: str) -> list[str]:
+    """The options of two launchers that meet here."""
+    return ["--num_nodes", "2", "--master_addr", "127.0.0.1", "--master_port", str(free_port()), *options]
+
+
+def test_failed_ranks_are_restarted_and_what_they_left_behind_is_ended_before(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text(
+        "import os, subprocess, sys\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    sleep = [sys.executable, '-S', '-c', 'import time; time.sleep(600)']\n"
+        "    child = subprocess.Popen(sleep, start_new_session=True)\n"
+        "    open('child', 'w').write(str(child.pid))\n"
+        "    sys.exit(3)\n"
+        "try: left = open(f\"/proc/{open('child').read()}/cmdline\").read()\n"
+        "except OSError: left = ''\n"
+        "sys.exit(5 if left else 0)\n"
+    )
+    done = launch(["--num_accelerators", "1", "--max_restarts", "1", "leaves.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "ended with exit status 3\nAll ranks are restarted; 0 restarts left.\n" in done.stderr
+    assert launch(["--num_accelerators", "1", "leaves.py"], tmp_path).returncode == 3
+
+
+def test_a_launcher_that_waits_for_other_hosts_ends_after_a_signal(tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with env.scope(TMPDIR=str(temporary)), Started([*TWO, *hosts(), "show.py"], tmp_path) as started:
+        wait_until(lambda: list(temporary.glob("accel-launch-*")), lambda: started.errors)  # torch is imported
+        started.process.send_signal(signal.SIGINT)
+        assert started.end() == 130, started.errors
+        assert not list(temporary.glob("accel-launch-*"))
+
+
+def test_an_address_that_cannot_be_resolved_is_reported(tmp_path: Path) -> None:
+    nowhere = ["--num_nodes", "2", "--node_rank", "1", "--master_addr", "no-such-host.invalid"]
+    done = launch([*TWO, *nowhere, "show.py"], tmp_path)
+    assert done.returncode == 1
+    assert "accel-launch: --master_addr no-such-host.invalid cannot be resolved: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_host_that_has_given_up_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(
+        "import os, sys, time\n"
+        "if sys.argv[1] == 'later':\n"
+        "    while not os.path.exists('given_up'): time.sleep(0.1)\n"
+        "sys.exit(3)\n"
+    )
+    options = ["--num_accelerators", "1", *hosts("--max_restarts", "1")]
+    with Started([*options, "--node_rank", "0", "fails.py", "later"], tmp_path) as first:
+        other = launch([*options, "--node_rank", "1", "fails.py", "now"], tmp_path)
+        (tmp_path / "given_up").touch()
+        assert other.returncode == 3, other.stderr
+        assert first.end() == 1, first.errors
+        assert "Another host has given up" in first.errors
+
+
+def test_hosts_that_run_the_same_command_meet(tmp_path: Path) -> None:
+    options = [*TWO, *hosts()]
+    with Started([*options, "--node_rank", "1", "show.py"], tmp_path) as other:
+        done = launch([*options, "--node_rank", "0", "show.py"], tmp_path)
+        assert done.returncode == other.end() == 0, done.stderr + other.errors
+    assert [shown(tmp_path, rank)["LOCAL_RANK"] for rank in range(4)] == ["0", "1", "0", "1"]
+    assert shown(tmp_path, 3)["MASTER_PORT"] == options[options.index("--master_port") + 1]

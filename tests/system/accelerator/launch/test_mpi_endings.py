@@ -1,0 +1,43 @@
+"""How ranks below MPI's launchers end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from op_builder import env
+from tests.support.launching import TWO, Started, launch, left_of, write_scripts
+from tests.support.mpis import MPIS, available
+
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("launcher", MPIS)]
+
+
+@pytest.mark.parametrize(("how", "status"), [("killed", 137), ("exits", 7)])
+def test_a_failing_rank_is_reported(launcher: str, how: str, status: int, tmp_path: Path) -> None:
+    variables = available(launcher)
+    write_scripts(tmp_path)
+    options = [*TWO, "--launcher", launcher, "--grace_period", "3"]
+    done = launch([*options, "wait.py", how], tmp_path, **variables)
+    assert done.returncode == status, done.stderr
+    assert "accel-launch: rank 1 (local rank 1, pid " in done.stderr
+    assert "  | last words of the rank" in done.stderr
+
+
+@pytest.mark.parametrize("how", ["polite", "stubborn", "driver killed"])
+def test_ranks_end_with_the_driver(launcher: str, how: str, tmp_path: Path) -> None:
+    variables = available(launcher)
+    write_scripts(tmp_path)
+    options = [*TWO, "--launcher", launcher, "--grace_period", "2", "wait.py", how.replace("driver killed", "stubborn")]
+    with env.scope(**variables), Started(options, tmp_path) as started:
+        started.wait_for("up0", "up1")
+        if how == "driver killed":
+            started.process.kill()
+            started.end()
+        else:
+            started.process.terminate()
+            assert started.end() == 143, started.errors
+        if how == "polite":
+            # Open MPI sends a signal of its own
+            assert {(tmp_path / f"got{rank}").read_text()[:7] for rank in (0, 1)} == {"SIGTERM"}
+        assert left_of(started.mark) == [], started.errors

@@ -1,0 +1,158 @@
+"""Two hosts, as network namespaces with an sshd each: the same launch, failures and signals across them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from op_builder import env
+from tests.support import two_hosts
+from tests.support.launching import ROOT, Started, Watch, launch, left_in, shown, write_scripts
+from tests.support.mpis import MPIS, available
+from tests.support.two_hosts import ADDRESSES, TwoHosts
+
+MISSING = two_hosts.what_is_missing() if os.name == "posix" else "needs Linux"
+pytestmark = [pytest.mark.slow, pytest.mark.first, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
+
+ONE = ["--num_accelerators", "1"]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoHosts]:
+    with two_hosts.two_hosts(tmp_path_factory.mktemp("hosts")) as made:
+        yield made
+
+
+def below(launcher: str, hosts: TwoHosts, options: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Options and variables for these hosts and that launcher."""
+    if launcher == "ssh":
+        return options, {}
+    variables = available(launcher)
+    agent = str(hosts.agent)
+    words = {
+        "openmpi": f"--mca plm_rsh_agent {agent} --mca btl_tcp_if_include {hosts.interface}",
+        "mpich": f"-launcher-exec {agent}",
+        "impi": f"-launcher-exec {agent} -iface {hosts.interface}",  # the names of these hosts cannot be resolved
+    }[launcher]
+    rest = [option for option in options if not option.startswith("--launcher_args")]
+    return [*rest, "--launcher", launcher, f"--launcher_args={words}"], variables
+
+
+@pytest.fixture
+def options(hosts: TwoHosts, tmp_path: Path) -> list[str]:
+    lines = [f"{address} slots=2  # host {host}\n" for host, address in ADDRESSES.items()]
+    (tmp_path / "hostfile").write_text("".join(lines))
+    variables = f"GLOO_SOCKET_IFNAME={hosts.interface}\nFROM_FILE=secret-of-the-file\nOMP_NUM_THREADS=1\n"
+    (tmp_path / ".accel_env").write_text(variables)
+    write_scripts(tmp_path)
+    return ["--hostfile", "hostfile", f"--launcher_args={hosts.ssh_args}", "--grace_period", "3"]
+
+
+def test_ranks_are_numbered_across_hosts(hosts: TwoHosts, options: list[str], tmp_path: Path) -> None:
+    arguments = [*options, "--include", f"{ADDRESSES['a']}:1@{ADDRESSES['b']}", "show.py", "$x 'y'"]
+    done = launch(arguments, tmp_path, hosts.on("a", []), CUDA_VISIBLE_DEVICES=None)
+    assert done.returncode == 0, done.stderr
+    got = [shown(tmp_path, rank) for rank in range(3)]
+    assert [(g["host"], g["LOCAL_RANK"], g["LOCAL_SIZE"], g["CUDA_VISIBLE_DEVICES"]) for g in got] == [
+        ("host-a", "0", "1", "1"),
+        ("host-b", "0", "2", "0,1"),
+        ("host-b", "1", "2", "0,1"),
+    ]
+    assert {(g["MASTER_ADDR"], g["WORLD_SIZE"]) for g in got} == {(ADDRESSES["a"], "3")}
+    assert got[0]["arguments"] == ["$x 'y'"]
+    assert len({g["ACCEL_LAUNCH_ID"].partition(".")[0] for g in got}) == 1
+
+
+@pytest.mark.parametrize("launcher", ["ssh", *MPIS])
+def test_the_other_host_gets_its_variables_and_nobody_sees_them(
+    launcher: str, hosts: TwoHosts, options: list[str], tmp_path: Path
+) -> None:
+    """Not the first host's own: its PATH, and which devices it shows."""
+    arguments, variables = below(launcher, hosts, options)
+    path = f"/first{os.pathsep}{variables.get('PATH', os.environ['PATH'])}"
+    own = {"PATH": path, "CUDA_VISIBLE_DEVICES": "7", "OF_FIRST_HOST": "yes", "PYTHONHASHSEED": "12345678"}
+    with Watch("secret-of-the-file") as watch, Watch("12345678") as watch_shell:
+        arguments = [*arguments, *ONE, "--bind_cores_to_rank", "show.py"]
+        done = launch(arguments, tmp_path, hosts.on("a", []), **{**variables, **own})
+    assert done.returncode == 0, done.stderr
+    got = [shown(tmp_path, rank) for rank in range(2)]
+    assert {g["FROM_FILE"] for g in got} == {"secret-of-the-file"}
+    assert watch.seen | watch_shell.seen == set()
+    assert [line for line in watch.read if "show.py" in line]
+    assert (got[1]["host"], got[1]["CUDA_VISIBLE_DEVICES"], got[1]["OF_FIRST_HOST"]) == ("host-b", "0", None)
+    assert got[1]["PYTHONHASHSEED"] == "12345678"
+    assert "/first" not in got[1]["PATH"]
+
+
+def test_ranks_of_two_hosts_train_together(hosts: TwoHosts, options: list[str], tmp_path: Path) -> None:
+    training = [str(ROOT / "examples" / "train_ranks.py"), "--steps", "3", "--optimizer", "AdamW", "--losses"]
+    arguments = [*options, *ONE, "--bind_cores_to_rank", *training, "two.json"]
+    done = launch(arguments, tmp_path, hosts.on("a", []))
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 of 2" in done.stdout
+    done = launch([*ONE, *training, "one.json"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    two, one = (json.loads((tmp_path / name).read_text()) for name in ("two.json", "one.json"))
+    assert two == pytest.approx(one, rel=1e-5)
+
+
+def test_all_hosts_restart_when_one_restarts_its_ranks(hosts: TwoHosts, options: list[str], tmp_path: Path) -> None:
+    (tmp_path / "once.py").write_text(
+        "import os, sys, time\n"
+        "host, first = os.uname().nodename, os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
+        "if host == 'host-b' and first: time.sleep(1); sys.exit(5)\n"
+        "if not os.path.exists('again'): open('again', 'w').close(); time.sleep(60)\n"
+        "open(f'ended-{host}', 'w').write(os.environ['WORLD_SIZE'])\n"
+    )
+    done = launch([*options, *ONE, "--max_restarts", "2", "once.py"], tmp_path, hosts.on("a", []))
+    assert done.returncode == 0, done.stderr
+    assert {(tmp_path / f"ended-host-{host}").read_text() for host in ("a", "b")} == {"2"}
+
+
+@pytest.mark.parametrize("launcher", ["ssh", *MPIS])
+def test_a_failing_rank_of_another_host_is_reported_and_nothing_is_left(
+    launcher: str, hosts: TwoHosts, options: list[str], tmp_path: Path
+) -> None:
+    arguments, variables = below(launcher, hosts, options)
+    done = launch([*arguments, *ONE, "wait.py", "killed"], tmp_path, hosts.on("a", []), **variables)
+    assert done.returncode == 137, done.stderr
+    assert "accel-launch: rank 1 (local rank 0, pid " in done.stderr
+    assert ") on host-b ended by signal 9 (SIGKILL)" in done.stderr
+    assert "  | last words of the rank" in done.stderr
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("launcher", "number"),
+    [("ssh", signal.SIGINT), ("ssh", signal.SIGTERM), *[(launcher, signal.SIGTERM) for launcher in MPIS]],
+)
+def test_signals_reach_the_ranks_of_all_hosts(
+    launcher: str, number: signal.Signals, hosts: TwoHosts, options: list[str], tmp_path: Path
+) -> None:
+    arguments, variables = below(launcher, hosts, options)
+    arguments = [*arguments, *ONE, "wait.py", "polite"]
+    with env.scope(**variables), Started(arguments, tmp_path, hosts.on("a", [])) as started:
+        started.wait_for("up0", "up1")
+        started.process.send_signal(number)
+        assert started.end() == 128 + number, started.errors
+        if launcher == "ssh":
+            assert {(tmp_path / f"got{rank}").read_text() for rank in (0, 1)} == {number.name}
+        assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("launcher", ["ssh", *MPIS])
+def test_ranks_of_all_hosts_end_with_a_driver_that_is_killed(
+    launcher: str, hosts: TwoHosts, options: list[str], tmp_path: Path
+) -> None:
+    arguments, variables = below(launcher, hosts, options)
+    arguments = [*arguments, *ONE, "wait.py", "stubborn"]
+    with env.scope(**variables), Started(arguments, tmp_path, hosts.on("a", [])) as started:
+        started.wait_for("up0", "up1")
+        started.process.kill()
+        started.end()
+        assert left_in(tmp_path) == []

@@ -1,0 +1,342 @@
+"""Options in both spellings, what is refused, and what --dry_run and --show_topology print."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from accelerator.launch import command_line, picture
+from accelerator.launch.command_line import main
+from accelerator.launch.hosts import host_of
+from accelerator.launch.job import Job
+from accelerator.launch.options import parse
+from accelerator.launch.plan import plan_host
+from accelerator.launch.rank import first_of_nodelist, read_place
+from accelerator.launch.remote import commands
+from accelerator.launch.topology import read_caches, read_topology
+from op_builder import env
+from tests.support.kernel_files import Made, write_files
+from tests.support.launching import ROOT
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _quiet_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """No file of the developer's decides, and the machine has two nodes of four cores."""
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text("a slots=2\nb slots=2\n")
+    files = write_files(tmp_path / "machine", Made(sockets=2, cores=4).files())
+    monkeypatch.setattr(command_line, "HostFiles", lambda: files)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
+    unset = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
+    unset += ("ACCEL_TEST_CACHE", "ACCEL_CACHE_DIR", "ACCEL_PRECOMPILE", "LOCAL_SIZE", "LOCAL_RANK")
+    with env.scope(ACCEL_ACCELERATOR="cpu", HOME=str(tmp_path), **dict.fromkeys(unset)):
+        yield
+
+
+def dry_run(capsys: Capture, *arguments: str) -> str:
+    status = main(["--dry_run", *arguments])
+    written = capsys.readouterr()
+    assert status == 0, written.err
+    return written.out
+
+
+def refused(capsys: Capture, *arguments: str) -> str:
+    try:
+        status = main(list(arguments))
+    except SystemExit as ended:
+        status = ended.code
+    written = capsys.readouterr()
+    assert status == 2, written
+    return " ".join(written.err.split())
+
+
+@pytest.mark.parametrize("dash", ["_", "-"])
+@pytest.mark.parametrize("equals", [True, False])
+def test_options_have_both_spellings_and_the_programs_own_are_left_alone(dash: str, equals: bool) -> None:
+    def given(name: str, value: str) -> list[str]:
+        return [f"--{name.replace('_', dash)}={value}"] if equals else [f"--{name.replace('_', dash)}", value]
+
+    own = [*given("num_accelerators", "3"), f"--bind{dash}cores{dash}to{dash}rank", *given("launcher_args", "-p 2222")]
+    program = ["train.py", "--num_accelerators", "7", "--", "--dry_run"]
+    options = parse([*own, *given("master_port", "4000"), *program])
+    assert (options.num_accelerators, options.bind_cores_to_rank, options.master_port) == (3, True, 4000)
+    assert options.launcher_args == ["-p", "2222"]
+    assert options.program == program
+    assert options.dry_run is False
+
+
+def test_two_dashes_end_the_options() -> None:
+    assert parse(["--no_python", "--", "-odd-program", "-x"]).program == ["-odd-program", "-x"]
+    assert parse(["--num_gpus", "2", "--nnodes", "1", "x.py"]).num_accelerators == 2
+
+
+def test_the_console_script_exists() -> None:
+    declared = (ROOT / "pyproject.toml").read_text()
+    (target,) = re.findall(r'^accel-launch = "([\w.]+):(\w+)"$', declared, re.MULTILINE)
+    assert getattr(importlib.import_module(target[0]), target[1]) is command_line.run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "no script is given"),
+        ("--bind_core_to_rank x.py", "unknown option --bind_core_to_rank; did you mean --bind_cores_to_rank?"),
+        ("--num-accelerator=2 x.py", "unknown option --num-accelerator; did you mean --num_accelerators?"),
+        ("--num_accelerators 0 x.py", "expected a whole number of at least 1, not '0'"),
+        ("--num_nodes two x.py", "argument --num_nodes: expected a whole number of at least 1, not 'two'"),
+        ("--master_port 70000 x.py", "expected a port, 1 to 65535, not '70000'"),
+        ("--grace_period nan x.py", "expected a number of seconds, not 'nan'"),
+        ("y.py", "Script y.py does not exist. Remedy: Correct its path. For a module give --module"),
+        ("--log_dir hosts/logs x.py", "hosts/logs cannot be made on "),
+        ("--launcher pdsh x.py", "invalid choice: 'pdsh'"),
+        ("--module --no_python x", "exclude each other"),
+        ("--json x.py", "--json requires --show_topology"),
+        ("--node_rank 2 --num_nodes 2 x.py", "the last is 1"),
+        ("--launcher_args ' x.py", "argument --launcher_args: invalid"),
+        ("--hostfile missing x.py", "Hostfile missing does not exist"),
+        ("--hostfile hosts --launcher torchrun x.py", "the hostfile names others"),
+        ("--num_nodes 2 x.py", "Give --master_addr"),
+        ("--include other x.py", "unknown host 'other'"),
+        ("--bind_core_list 0-9 x.py", "may not use: 8-9"),
+        ("--bind_core_list 0- --launcher ssh x.py", "expected numbers and ranges of CPUs"),
+        ("--num_nodes 2 --launcher ssh x.py", "--launcher ssh: the hosts are unknown"),
+        ("--num_nodes 2 --launcher impi x.py", "--launcher impi: the hosts are unknown"),
+        ("--max_restarts 1 --launcher openmpi x.py", "only torch's agent restarts ranks"),
+        ("--max_restarts 1 --launcher slurm x.py", "only torch's agent restarts ranks"),
+        ("--num_nodes 2 --node_rank 1 --hostfile hosts x.py", "numbers the hosts itself. Remedy: Leave --node_rank"),
+        ("--num_nodes 2 --node_rank 1 --launcher slurm x.py", "numbers the hosts itself. Remedy: Leave --node_rank"),
+        ("--num_accelerators 9 --bind_cores_to_rank x.py", "9 ranks cannot be bound to 8 CPUs"),
+        ("--dry_run --num_accelerators 9 --bind_cores_to_rank x.py", "9 ranks cannot be bound to 8 CPUs"),
+        ("--dry_run --hostfile local x.py", "give --master_addr"),
+        ("--dry_run --hostfile unequal --launcher mpich x.py", "use --launcher ssh"),
+    ],
+)
+def test_what_is_not_possible_is_refused_and_nothing_starts(
+    arguments: str, message: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("subprocess.Popen", lambda *_a, **_k: pytest.fail("something was started"))
+    Path("local").write_text("localhost slots=1\nb slots=1\n")
+    Path("unequal").write_text("a slots=2\nb slots=3\n")
+    Path("x.py").touch()
+    assert message in refused(capsys, *arguments.split())
+
+
+def test_more_accelerators_than_a_device_has_are_refused(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accelerator.cpu_accelerator.CPU_Accelerator.device_name", lambda _self, _index=None: "acme")
+    monkeypatch.setattr("accelerator.cpu_accelerator.CPU_Accelerator.device_count", lambda _self: 2)
+    assert "--num_accelerators 3: this host has 2 (acme)" in refused(capsys, "--num_accelerators", "3", "x.py")
+
+
+def test_a_script_may_come_by_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    run: list[tuple[str, ...]] = []
+    monkeypatch.setattr("accelerator.launch.torchrun.run", lambda job: run.append(job.program) or 0)
+    assert main(["-"]) == 0
+    assert run == [(sys.executable, "-u", "-")]
+
+
+def test_a_dry_run_prints_bindings_variables_and_the_command(capsys: Capture) -> None:
+    Path(".accel_env").write_text("GLOO_SOCKET_IFNAME=eth0\n")
+    written = dry_run(capsys, "--bind-cores-to-rank", "train.py", "--lr", "$1 x")
+    assert f"command of each rank: {sys.executable} -u train.py --lr '$1 x'" in written
+    assert "local rank 0: CPU 0-3 of NUMA node 0, memory bind 0, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4" in written
+    assert "local rank 1: CPU 4-7 of NUMA node 1, memory bind 1, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4" in written
+    assert f"started by the agent: {sys.executable} -I -S " in written
+    assert "environment of all ranks: GLOO_SOCKET_IFNAME=eth0 CUDA_VISIBLE_DEVICES=0,1 LOCAL_SIZE=2" in written
+
+
+def test_the_default_is_a_rank_for_each_numa_node_with_cores_that_may_be_used(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "for 2 of 2 ranks" in dry_run(capsys, "train.py")
+    with monkeypatch.context() as masked:
+        masked.setattr(os, "sched_getaffinity", lambda _pid: {5, 7})
+        assert "for 1 of 1 rank " in dry_run(capsys, "train.py")
+    write_files(tmp_path / "machine", Made(sockets=5, cores=2).files())
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(10)))
+    assert "for 5 of 5 ranks" in dry_run(capsys, "train.py")
+    assert "for 2 of 2 ranks" in dry_run(capsys, "--num_accelerators", "2", "train.py")
+    assert "CUDA_VISIBLE_DEVICES=1,4 LOCAL_SIZE=2" in dry_run(capsys, "--include", "localhost:1,4", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("option", "command"),
+    [("--dry_run", "-u train.py a"), ("--module", "-u -m train.py a"), ("--no_python", "rank: train.py a")],
+)
+def test_the_program_is_a_script_a_module_or_anything(option: str, command: str, capsys: Capture) -> None:
+    assert command in dry_run(capsys, option, "train.py", "a")
+
+
+def test_each_host_gets_a_command_by_ssh(capsys: Capture, tmp_path: Path) -> None:
+    Path("hosts").write_text("a slots=4\nme@b slots=2\n")
+    options = ["--hostfile", "hosts", "--exclude", "a:1,3", "--launcher_args=-p 22", "--bind_cores_to_rank"]
+    with env.scope(PYTHONPATH="/code", OMP_SCHEDULE="static"):
+        written = dry_run(capsys, *options, "t.py")
+    assert "launcher: ssh, 4 ranks on 2 hosts" in written
+    assert "rendezvous: a port 29500" in written
+    first, second = (line for line in written.splitlines() if line.startswith("host "))
+    assert first.startswith("host 0, a, slots 0,2: ssh -p 22 -o BatchMode=yes a 'cd ")
+    assert f"cd {tmp_path} && exec {sys.executable} -I -S " in first
+    assert "BatchMode=yes me@b 'cd " in second
+    assert "a: on a host like this one, environment of all ranks: CUDA_VISIBLE_DEVICES=0,2 " in written
+    assert "me@b: on a host like this one, environment of all ranks: CUDA_VISIBLE_DEVICES=0,1 " in written
+    assert "variables, by ssh's standard input: " in written
+    assert "by ssh's standard input" not in dry_run(capsys, "--launcher", "ssh", "--num_accelerators", "1", "t.py")
+
+
+def test_the_job_of_one_host_is_passed_on_to_it(tmp_path: Path) -> None:
+    Path("hosts").write_text("localhost slots=4\nb slots=2\n")
+    options = ["--hostfile", "hosts", "--exclude", "localhost:1", "--master_addr", "10.0.0.1", "--log_dir", "logs"]
+    job = command_line.make_job(parse([*options, "--bind_core_list", "0-5", "--max_restarts", "2", "t.py", "x"]))
+    (local, remote) = commands(job, tmp_path)
+    passed = command_line.make_job(parse(local.command[2:]))
+    assert (passed.node_rank, passed.num_nodes, passed.master_addr, passed.master_port) == (0, 2, "10.0.0.1", 29500)
+    assert (passed.hosts[0].slots, passed.hosts[0].chosen, passed.address) == (4, (0, 2, 3), "10.0.0.1")
+    assert (passed.bind, passed.core_list, passed.max_restarts) == (True, "0-5", 2)
+    assert (passed.program, passed.launch, passed.launcher) == (job.program, job.launch, "torchrun")
+    assert passed.log_dir == str(tmp_path / "logs")
+    assert passed.has_driver
+    assert remote.command[0] == "ssh"
+
+
+@pytest.mark.parametrize("launcher", ["ssh", "openmpi", "mpich", "impi", "slurm"])
+def test_no_command_line_has_values_of_variables(launcher: str) -> None:
+    """Everybody on a host can read those."""
+    Path(".accel_env").write_text("TOKEN='of the file'\n")
+    with env.scope(PYTHONPATH="/of the shell", OTHER="of no concern"):
+        job = command_line.make_job(parse(["--hostfile", "hosts", "--launcher", launcher, "t.py"]))
+    for command in commands(job, Path.cwd()):
+        assert not [word for word in command.command if "of the" in word]
+        sent = command.variables if command.sent is None else command.sent
+        assert sent["TOKEN"] == "of the file"
+        assert "OTHER" not in str(command)
+        if command.sent is not None:
+            assert sent["PYTHONPATH"] == "/of the shell"
+        elif launcher != "slurm":
+            words = command.command
+            names = words[words.index("-genvlist") + 1].split(",") if "-genvlist" in words else words
+            assert {"TOKEN", "PYTHONPATH", "ACCEL_ACCELERATOR"} <= set(names)
+
+
+@pytest.mark.parametrize("own", ["-genvall", "-genvlist A,B", "-genvnone"])
+def test_the_users_own_option_for_hydras_variables_replaces_ours(own: str, capsys: Capture) -> None:
+    for launcher in ("mpich", "impi"):
+        written = dry_run(capsys, "--launcher", launcher, f"--launcher_args={own}", "t.py")
+        assert written.count("-genv") == 1
+        assert f" {own} " in written
+
+
+def test_each_host_chooses_its_devices_from_its_own_variable() -> None:
+    """This host's own variable names other devices."""
+    with env.scope(CUDA_VISIBLE_DEVICES="6,7"):
+        for launcher in ("ssh", "openmpi"):
+            options = ["--hostfile", "hosts", "--include", "a:1@b:1", "--launcher", launcher]
+            job = command_line.make_job(parse([*options, "t.py"]))
+            for command in commands(job, Path.cwd()):
+                assert '"device_variables":["CUDA_VISIBLE_DEVICES"]' in str(command.command)
+                assert "6,7" not in str(command)
+                assert "CUDA_VISIBLE_DEVICES" not in command.command
+    plan = plan_host(job, job.hosts[1], read_topology(command_line.HostFiles(), None), {"CUDA_VISIBLE_DEVICES": "4,5"})
+    assert plan.variables["CUDA_VISIBLE_DEVICES"] == "5"
+
+
+def test_a_dry_run_reports_where_this_host_is_smaller_than_the_others(capsys: Capture) -> None:
+    Path("hosts").write_text("a slots=16\nb slots=16\n")
+    for launcher in ("ssh", "slurm"):
+        written = dry_run(capsys, "--hostfile", "hosts", "--launcher", launcher, "--bind_cores_to_rank", "t.py")
+        assert f"launcher: {launcher}, 32 ranks on 2 hosts" in written
+        assert "not possible on this host: 16 ranks cannot be bound to 8 CPUs" in written
+
+
+@pytest.mark.parametrize(
+    ("launcher", "parts"),
+    [
+        ("openmpi", ["-np 4 --map-by ppr:2:node --bind-to none --host a:2,b:2", "-x ACCEL_ACCELERATOR"]),
+        ("mpich", ["-np 4 -ppn 2 -bind-to none -hosts a,b -genvlist ACCEL_"]),
+        ("impi", ["I_MPI_PIN=0", "-np 4 -ppn 2 -hosts a,b -genvlist ACCEL_", ",I_MPI_PIN"]),
+        ("slurm", ["srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpu-bind=none --nodelist=a,b --export=ALL"]),
+    ],
+)
+def test_mpi_launchers_get_one_command_with_their_own_binding_switched_off(
+    launcher: str, parts: list[str], capsys: Capture
+) -> None:
+    written = dry_run(capsys, "--hostfile", "hosts", "--launcher", launcher, "--launcher_args=--own 1", "t.py", "x")
+    assert f"launcher: {launcher}, 4 ranks on 2 hosts" in written
+    command = next(line for line in written.splitlines() if line.startswith("command: "))
+    for part in [*parts, f" --own 1 {sys.executable} -I -S ", '"master_addr":"a"']:
+        assert part in command
+    assert command.endswith(f"-- {sys.executable} -u t.py x")
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("node07", "node07"),
+        ("a,b", "a"),
+        ("node[07-09,12],gpu1", "node07"),
+        ("n[3]", "n3"),
+        ("n[1-2]-ib", "n1-ib"),
+        ("rack[0,2]n[01,03]-ib,login[1-2]", "rack0n01-ib"),
+        ("", ""),
+    ],
+)
+def test_the_first_host_of_slurms_list(text: str, first: str) -> None:
+    assert first_of_nodelist(text) == first
+
+
+def test_a_place_is_read_from_the_launchers_variables() -> None:
+    hydra = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+    assert read_place("impi", hydra) == {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
+    with pytest.raises(ValueError, match=r"openmpi sets OMPI_COMM_WORLD_RANK, [\s\S]*mpirun --version"):
+        read_place("openmpi", hydra)
+
+
+def test_the_topology_as_data(capsys: Capture) -> None:
+    assert main(["--show-topology", "--json", "--num_accelerators", "2"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["model"] == "Some CPU"
+    assert data["allowed_cpus"] == list(range(8))
+    assert [node["cpus"] for node in data["numa_nodes"]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [rank["memory"] for rank in data["ranks"]] == [{"mode": "bind", "nodes": [n]} for n in (0, 1)]
+    assert [rank["cpus"] for rank in data["ranks"]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_the_topology_is_still_shown_where_the_ranks_do_not_fit(capsys: Capture) -> None:
+    assert main(["--show-topology", "--num_accelerators", "9"]) == 2
+    written = capsys.readouterr()
+    assert "socket 1" in written.out
+    assert "9 ranks cannot be bound to 8 CPUs" in written.err
+
+
+def test_the_picture_of_a_machine(tmp_path: Path) -> None:
+    made = Made(sockets=2, cores=4, threads=2, memory_only=1, model="Intel(R) Xeon(R) CPU Max 9480", cpuset="1-15")
+    files = write_files(tmp_path / "pictured", made.files())
+    topology = read_topology(files, None)
+    host = host_of("localhost", 2)
+    plan = plan_host(Job((), (host,), bind=True), host, topology, {})
+    lines = picture.draw(topology, read_caches(files, topology), plan, columns=30)
+    assert lines == [
+        "Intel(R) Xeon(R) CPU Max 9480, 2 sockets, 2 NUMA nodes with cores, 8 cores, 16 CPUs",
+        "socket 0, caches: unknown",
+        "  NUMA node 0, 64 GiB",
+        "    0/8 r0   1/9 r0",
+        "    2/10 r0  3/11 r0",
+        "  NUMA node 2, 64 GiB: high-bandwidth memory",
+        "socket 1, caches: unknown",
+        "  NUMA node 1, 64 GiB",
+        "    4/12 r1  5/13 r1",
+        "    6/14 r1  7/15 r1",
+        "  NUMA node 3, 64 GiB: high-bandwidth memory",
+        "With --bind_cores_to_rank 2 ranks would get",
+        "  r0  CPU 1-3,8 of NUMA node 0, memory prefer 2, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4",
+        "  r1  CPU 4-7 of NUMA node 1, memory prefer 3, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4",
+        "  free: CPU 9-15",
+        "  not allowed to this process (x): CPU 0",
+    ]

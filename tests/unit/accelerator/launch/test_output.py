@@ -1,0 +1,159 @@
+"""What ranks write on its way to their launcher's streams, and the failures that are reported with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from accelerator.launch import output
+from accelerator.launch.output import Failure, Relay, exit_status
+from tests.support.launching import wait_until
+
+FAILURE = Failure(rank=3, local_rank=1, host="b", pid=99, exit_code=-9, time_s=10.5, tail="one\ntwo", message="why")
+LONG_HOLD_S = 600.0
+
+
+class Pipe:
+    """A relay between two pipes."""
+
+    def __init__(self, log_path: str | None = None, failures: list[Failure] | None = None) -> None:
+        reader, self._writer = os.pipe()
+        self.target, target = os.pipe()
+        os.set_blocking(self.target, False)
+        self.relay = Relay(reader, target, log_path, failures)
+        self.received = ""
+
+    def write(self, text: str) -> None:
+        os.write(self._writer, text.encode())
+
+    def close(self) -> None:
+        os.close(self._writer)
+
+    def has_received(self, expected: str) -> bool:
+        with contextlib.suppress(BlockingIOError):
+            self.received += os.read(self.target, 1 << 20).decode()
+        return self.received == expected
+
+    def wait_for(self, expected: str) -> None:
+        wait_until(lambda: self.has_received(expected), lambda: self.received)
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    made = Pipe()
+    yield made
+    with contextlib.suppress(OSError):
+        made.close()
+
+
+@pytest.fixture
+def hold_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_HOLD_S", LONG_HOLD_S)
+
+
+def test_a_failure_is_described_with_rank_host_cause_and_tail() -> None:
+    assert str(FAILURE).splitlines() == [
+        "rank 3 (local rank 1, pid 99) on b ended by signal 9 (SIGKILL)",
+        "why",
+        "Its last lines on standard error:",
+        "  | one",
+        "  | two",
+    ]
+    assert "with exit status 5" in str(replace(FAILURE, exit_code=5))
+    assert "signal 63 (unknown)" in str(replace(FAILURE, exit_code=-63))
+
+
+@pytest.mark.parametrize(("code", "status"), [(1, 1), (137, 137), (-9, 137), (-15, 143)])
+def test_the_exit_status_is_the_ranks_as_shells_report_it(code: int, status: int) -> None:
+    assert exit_status(code) == status
+
+
+def test_a_failure_travels_in_one_line() -> None:
+    line = FAILURE.to_line()
+    assert line.count("\n") == 1
+    assert Failure.from_line(line) == FAILURE
+    assert Failure.from_line("unfinished" + line) == FAILURE
+    assert Failure.from_line("an ordinary line\n") is None
+    assert Failure.from_line(line[:40]) is None
+
+
+LONG = {"ascii": "x" * 20_000, "wide": "错" * 2000, "no text": b"\xff\xfe".decode(errors="surrogateescape") * 2000}
+
+
+@pytest.mark.parametrize("tail", LONG.values(), ids=LONG)
+@pytest.mark.parametrize("message", ["", "short", *LONG.values()], ids=["none", "short", *LONG])
+def test_a_failure_is_short_enough_for_a_pipe_to_take_it_in_one_piece(tail: str, message: str) -> None:
+    line = replace(FAILURE, tail=tail, message=message).to_line()
+    assert len(line.encode()) <= 4096
+    received = Failure.from_line(line)
+    assert received is not None
+    assert received.tail
+    assert tail.endswith(received.tail)
+    assert message.startswith(received.message)
+
+
+def test_all_is_passed_on_and_its_end_and_a_log_are_kept(tmp_path: Path) -> None:
+    pipe = Pipe(str(tmp_path / "log"))
+    text = "".join(f"{number}\n" for number in range(100)) + "without an end"
+    pipe.write(text)
+    pipe.close()
+    pipe.wait_for(text)
+    assert (tmp_path / "log").read_text() == text
+    assert pipe.relay.tail.splitlines() == [*map(str, range(81, 100)), "without an end"]
+
+
+@pytest.mark.usefixtures("hold_long")
+def test_a_line_that_is_written_in_pieces_is_passed_on_whole(pipe: Pipe) -> None:
+    for text, expected in (("loss ", ""), ("0.1\nend", "loss 0.1\n"), (" of it\nhalf", "loss 0.1\nend of it\n")):
+        pipe.write(text)
+        pipe.wait_for(expected)
+    pipe.relay.finish()  # while the writer may still write
+    pipe.wait_for("loss 0.1\nend of it\nhalf")
+
+
+def test_the_beginning_of_a_line_comes_although_more_and_more_of_it_follows(pipe: Pipe) -> None:
+    def more_was_written_and_some_came() -> bool:
+        pipe.write(".")
+        pipe.has_received("")
+        return pipe.received.startswith(".")
+
+    wait_until(more_was_written_and_some_came)
+
+
+@pytest.mark.usefixtures("hold_long")
+@pytest.mark.parametrize("text", ["\r 10%", "10%\r", "a line\n 20%\r 30%"])
+def test_progress_bars_are_not_held(pipe: Pipe, text: str) -> None:
+    pipe.write(text)
+    pipe.wait_for(text)
+
+
+@pytest.mark.usefixtures("hold_long")
+def test_of_an_endless_line_no_more_is_held_than_a_piece(pipe: Pipe) -> None:
+    for _ in range(3):
+        pipe.write("x" * 30_000)
+    wait_until(lambda: pipe.has_received("") or len(pipe.received) >= 1 << 16)
+
+
+@pytest.mark.usefixtures("hold_long")
+def test_what_was_written_before_the_end_is_not_lost(pipe: Pipe) -> None:
+    """Although another process holds the pipe."""
+    for number in range(100):
+        pipe.write(f"{number}\nand")
+        pipe.relay.finish()
+        assert pipe.has_received("") or pipe.received.endswith(f"{number}\nand")
+
+
+def test_a_failure_is_taken_out_of_what_is_passed_on() -> None:
+    failures: list[Failure] = []
+    pipe = Pipe(failures=failures)
+    line = FAILURE.to_line()
+    pipe.write("before\nunfinished" + line[:100])
+    pipe.wait_for("before\n")
+    pipe.write(line[100:] + "after\n")
+    pipe.wait_for("before\nunfinishedafter\n")
+    assert failures == [FAILURE]
