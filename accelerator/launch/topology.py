@@ -1,6 +1,6 @@
 """What of this machine the ranks can be bound to: cores, hyper-threads, NUMA nodes, memory, caches.
 
-All files are read below :class:`op_builder.system.cgroups.HostFiles`, so a test passes a tree of its own. A "CPU" is what the
+All files are read below :class:`.HostFiles`, so a test passes a tree of its own. A "CPU" is what the
 kernel numbers (a hardware thread), a "core" is one or more CPUs that share a core's execution units.
 """
 
