@@ -1,4 +1,4 @@
-"""Building the ops of an unpacked wheel: a small package of somebody else's, with ops that really compile."""
+"""Building the ops of an unpacked wheel: a small package of another author, with ops that really compile."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import select
 import shutil
 import signal
 import subprocess
@@ -19,24 +20,24 @@ from typing import Any
 
 import pytest
 import torch
-from test_build_command import EndlessCompiler, wait_until
 
+import op_builder
 from op_builder import OpBuilder, env
-from op_builder.cache.staging import sweep
 from op_builder.cache.store import Cache, Entry
-from op_builder.catalog.registry import all_builders, find_builder
-from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError, UnknownOpError
+from op_builder.catalog.registry import find_builder
+from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
 from op_builder.load.prebuilt import Rejected, find_prebuilt
 from op_builder.prebuild import worker
-from op_builder.prebuild.order import Order
-from op_builder.system import march
+from op_builder.prebuild.request import BuildRequest
 from tests.support.small_ops import STABLE_SOURCE
 
-ROOT = Path(__file__).resolve().parents[2]
-EVERYTHING = Order(True, {})
+ROOT = Path(op_builder.__file__).parents[1]
+EVERYTHING = BuildRequest(True, {})
+ADD_ALONE = BuildRequest(False, {"ACCEL_BUILD_ACME_SUM": True})
+FOREIGN_ALONE = BuildRequest(False, {"ACCEL_BUILD_CPU_ADAM": True})
 HERE = f"cp{sys.version_info.major}{sys.version_info.minor}"
 
-# One op that any machine can build, beside others that are not to be had.
+# One op that any machine can build.
 ADD = """
 from op_builder import Binding, CPUOpBuilder
 
@@ -122,7 +123,7 @@ class Tree:
         kernels.mkdir(parents=True)
         (self.package / "__init__.py").touch()
         (self.package / "builders.py").write_text(builders)
-        # A content of its own for each: what this run built for another test is not taken.
+        # Unique content: no test finds another's binary in the cache.
         (kernels / "add.cpp").write_text(f"{STABLE_SOURCE}\n// {self.name}\n")
         (kernels / "amount.h").write_text("#define AMOUNT 3.0f\n")
         (kernels / "module.cpp").write_text(f"{MODULE_SOURCE}\n// {self.name}\n")
@@ -165,21 +166,19 @@ def the_op(name: str = "AcmeAddBuilder") -> OpBuilder:
     return find_builder(name, "op_builder.cpu")()
 
 
-def test_the_binary_and_its_facts_lie_in_the_package_that_declares_the_op(
+def test_the_binary_and_its_facts_are_in_the_package_that_declares_the_op(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tree = make_tree(tmp_path)
-    tag = worker.prebuild(tree.root, Order(False, {"ACCEL_BUILD_ACME_SUM": True}))
+    tree = make_tree(tmp_path / "site", MODULE)
+    tag = worker.prebuild(tree.root, ADD_ALONE)
     assert tag.startswith("py3-none-")
     assert tag.endswith(f"_{platform.machine()}")
     (facts,) = tree.index["ops"]
-    binary = tree.prebuilt / facts["binary"]
-    content = binary.read_bytes()
+    content = (tree.prebuilt / facts["binary"]).read_bytes()
     (entry,) = tree.entries
-    assert entry.artifact == binary
-    assert tree.index["tag"] == tag
-    assert tree.index["accelerator"] == "cpu"
-    assert tree.index["left_out"] == []
+    assert entry.artifact == tree.prebuilt / facts["binary"]
+    assert (tree.index["tag"], tree.index["accelerator"], tree.index["distribution"]) == (tag, "cpu", tree.name)
+    assert tree.left_out == {}, "what nobody requested was not left out"
     assert (facts["op"], facts["torch"], facts["python"], facts["cuda_archs"]) == ("acme_add", ">=2.10", "any", [])
     assert facts["platform"] == f"{sys.platform} {platform.machine()}"
     assert (facts["sha256"], facts["size_bytes"]) == (hashlib.sha256(content).hexdigest(), len(content))
@@ -189,11 +188,7 @@ def test_the_binary_and_its_facts_lie_in_the_package_that_declares_the_op(
     steps = capfd.readouterr().err
     assert "op_builder: acme_add: [4/4] link acme_add.so\n" in steps
     assert "left out" not in steps
-
-
-def test_what_was_built_is_loaded_without_a_compiler_and_without_a_cache(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "site")
-    worker.prebuild(tree.root, EVERYTHING)
+    # Loaded without a compiler, and without a cache.
     (tmp_path / "bin").mkdir()
     with env.scope(ACCEL_JIT="0", ACCEL_CACHE_DIR=str(tmp_path / "cache"), PATH=str(tmp_path / "bin"), CXX=None):
         x = torch.zeros(3)
@@ -202,56 +197,79 @@ def test_what_was_built_is_loaded_without_a_compiler_and_without_a_cache(tmp_pat
     assert not (tmp_path / "cache").exists()
 
 
-def test_only_what_was_asked_for_is_built(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path, MODULE)
-    worker.prebuild(tree.root, Order(False, {"ACCEL_BUILD_ACME_SUM": True}))
-    assert [entry.manifest.op for entry in tree.entries] == ["acme_add"]
-    assert tree.left_out == {}, "what nobody asked for was not left out"
-
-
-def test_what_is_left_out_is_told_with_the_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_left_out_is_reported_with_the_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     tree = make_tree(tmp_path, f"{OBJECTS}\n{MODULE.removeprefix(ADD)}")
-    worker.prebuild(tree.root, Order(True, {"ACCEL_BUILD_ACME_MODULE": False}))
+    worker.prebuild(tree.root, BuildRequest(True, {"ACCEL_BUILD_ACME_MODULE": False}))
     assert [entry.manifest.op for entry in tree.entries] == ["acme_add"]
-    assert tree.left_out["acme_moon"] == "It needs the moon."
-    assert tree.left_out["acme_module"] == "ACCEL_BUILD_ACME_MODULE=0"
     assert tree.left_out["acme_unmade"] == "Its builder cannot be made: RuntimeError: no luck"
-    told = capfd.readouterr().err
-    assert "op_builder: left out acme_moon: It needs the moon.\n" in told
-    assert "op_builder: left out acme_module: ACCEL_BUILD_ACME_MODULE=0\n" in told
+    output = capfd.readouterr().err
+    assert "op_builder: left out acme_moon: It needs the moon.\n" in output
+    assert "op_builder: left out acme_module: ACCEL_BUILD_ACME_MODULE=0\n" in output
 
 
-def test_an_op_that_is_insisted_on_and_cannot_be_built_is_an_error(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path, OBJECTS)
+@pytest.mark.parametrize(
+    ("builders", "request_", "message", "remedy"),
+    [
+        pytest.param(
+            OBJECTS,
+            BuildRequest(True, {"ACCEL_BUILD_ACME_MOON": True}),
+            "acme_moon cannot be built: It needs the moon.",
+            "ACCEL_BUILD_ACME_MOON=0",
+            id="incompatible",
+        ),
+        pytest.param(
+            OBJECTS,
+            BuildRequest(False, {"ACCEL_BUILD_ACME_UNMADE": True}),
+            "acme_unmade cannot be built: Its builder cannot be made: RuntimeError: no luck",
+            "ACCEL_BUILD_ACME_UNMADE=0",
+            id="no builder",
+        ),
+        pytest.param(
+            f"import no_such_module\n{ADD}",
+            EVERYTHING,
+            "No module named 'no_such_module'",
+            "unset ACCEL_BUILD_OPS",
+            id="module cannot be imported",
+        ),
+        pytest.param(
+            BROKEN,
+            EVERYTHING,
+            "broken.cpp:1:2: error: #error broken on purpose",
+            "ACCEL_BUILD_ACME_BROKEN=0",
+            id="does not compile",
+        ),
+        pytest.param(
+            ADD,
+            BuildRequest(True, {"ACCEL_BUILD_ACME_SUN": False}),
+            "ACCEL_BUILD_ACME_SUN is set, and no op has that name.",
+            "Did you mean ACCEL_BUILD_ACME_SUM?",
+            id="unknown op",
+        ),
+    ],
+)
+def test_what_cannot_be_built_is_an_error_and_nothing_is_made(
+    tmp_path: Path, builders: str, request_: BuildRequest, message: str, remedy: str
+) -> None:
+    tree = make_tree(tmp_path, builders)
     with pytest.raises(AccelError) as failed:
-        worker.prebuild(tree.root, Order(True, {"ACCEL_BUILD_ACME_MOON": True}))
-    assert failed.value.message == "acme_moon cannot be built: It needs the moon."
-    assert "ACCEL_BUILD_ACME_MOON=0" in failed.value.remedy
+        worker.prebuild(tree.root, request_)
+    assert message in failed.value.message
+    assert "acme_add" not in failed.value.message
+    assert remedy in failed.value.remedy
     assert not tree.prebuilt.exists()
 
 
-def test_an_op_that_is_insisted_on_and_whose_builder_cannot_be_made_is_an_error(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path, OBJECTS)
-    with pytest.raises(
-        AccelError, match="acme_unmade cannot be built: Its builder cannot be made: RuntimeError: no luck"
+@pytest.mark.parametrize("request_", [EVERYTHING, ADD_ALONE], ids=["everything", "one"])
+def test_without_a_compiler_nothing_is_made(tmp_path: Path, request_: BuildRequest) -> None:
+    tree = make_tree(tmp_path / "site")
+    (tmp_path / "bin").mkdir()
+    with (
+        env.scope(PATH=str(tmp_path / "bin"), CXX=None),
+        pytest.raises(AccelError, match=r"acme_add[\s\S]*No C\+\+ compiler") as failed,
     ):
-        worker.prebuild(tree.root, Order(False, {"ACCEL_BUILD_ACME_UNMADE": True}))
+        worker.prebuild(tree.root, request_)
+    assert isinstance(failed.value, IncompatibleOpError) == (request_ is EVERYTHING)
     assert not tree.prebuilt.exists()
-
-
-def test_a_project_whose_builders_cannot_be_imported_is_an_error_where_its_ops_are_asked_for(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path, "import no_such_module\n" + ADD)
-    with pytest.raises(IncompatibleOpError, match="No module named 'no_such_module'"):
-        worker.prebuild(tree.root, EVERYTHING)
-    assert worker.prebuild(tree.root, Order(False, {"ACCEL_BUILD_CPU_ADAM": True})) == ""
-
-
-def test_what_another_device_has_is_no_obstacle_to_what_this_one_builds() -> None:
-    builders = [*all_builders("op_builder.xpu").values(), *all_builders("op_builder.cpu").values()]
-    chosen, left_out = worker._choose(builders, Order(False, {"ACCEL_BUILD_RMS_NORM": True}), "xpu")
-    assert [(builder.name, type(builder).__module__) for builder in chosen] == [("rms_norm", "op_builder.xpu.kernels")]
-    chosen, left_out = worker._choose(builders, EVERYTHING, "xpu")
-    assert {builder.name for builder in chosen}.isdisjoint(left.op for left in left_out)
 
 
 @pytest.mark.parametrize("word", ["-march=x86-64-v4", "-mcpu=native"])
@@ -262,54 +280,33 @@ def test_a_compiler_that_ties_all_binaries_to_a_cpu_is_refused(tmp_path: Path, w
     assert not tree.prebuilt.exists()
 
 
-@pytest.mark.parametrize("order", [EVERYTHING, Order(False, {"ACCEL_BUILD_ACME_SUM": True})])
-def test_without_a_compiler_nothing_is_made(tmp_path: Path, order: Order) -> None:
-    tree = make_tree(tmp_path / "site")
-    (tmp_path / "bin").mkdir()
-    with env.scope(PATH=str(tmp_path / "bin"), CXX=None), pytest.raises(AccelError) as failed:
-        worker.prebuild(tree.root, order)
-    assert "acme_add" in failed.value.message
-    assert "No C++ compiler" in failed.value.message
-    assert not tree.prebuilt.exists()
-    if order.insists_on(the_op()):
-        assert "ACCEL_BUILD_ACME_SUM=0" in failed.value.remedy, "the variable that its builder names"
-    else:
-        assert isinstance(failed.value, IncompatibleOpError)
-
-
-def test_an_op_that_does_not_compile_fails_all(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path, BROKEN)
-    with pytest.raises(AccelError) as failed:
-        worker.prebuild(tree.root, EVERYTHING)
-    assert "acme_broken cannot be built" in failed.value.message
-    assert "broken.cpp:1:2: error: #error broken on purpose" in failed.value.message
-    assert "acme_add" not in failed.value.message
-    assert "ACCEL_BUILD_ACME_BROKEN=0" in failed.value.remedy
-    assert not tree.prebuilt.exists()
-
-
-def test_a_switch_of_no_op_is_refused_before_anything_is_built(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path)
-    with pytest.raises(UnknownOpError, match=r"Did you mean ACCEL_BUILD_ACME_SUM\?"):
-        worker.prebuild(tree.root, Order(True, {"ACCEL_BUILD_ACME_SUN": False}))
-    assert not tree.prebuilt.exists()
-
-
-def test_an_op_of_another_package_is_not_built_into_this_one(tmp_path: Path) -> None:
+def test_an_op_of_another_package_is_not_built_into_this_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     make_tree(tmp_path / "other")
-    tree = make_tree(tmp_path / "this", MODULE.replace("Acme", "Zack").replace("acme", "zack").replace("ACME", "ZACK"))
-    (tree.package / "kernels" / "module.cpp").write_text(MODULE_SOURCE.replace("acme", "zack"))
+    tree = make_tree(tmp_path / "this", ADD.replace("Acme", "Zack").replace("acme", "zack").replace("ACME", "ZACK"))
     worker.prebuild(tree.root, EVERYTHING)
-    assert sorted(entry.manifest.op for entry in tree.entries) == ["zack_add", "zack_module"]
+    assert [entry.manifest.op for entry in tree.entries] == ["zack_add"]
+    shutil.rmtree(tree.prebuilt)
+    assert worker.prebuild(tree.root, FOREIGN_ALONE) == ""
+    assert "no op of this project is requested; the wheel has none" in capfd.readouterr().err
+    assert tree.entries == []
 
 
-def test_where_other_packages_ops_alone_are_asked_for_nothing_is_built(
+def test_builders_that_cannot_be_imported_are_no_obstacle_to_another_projects_request(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, f"import no_such_module\n{ADD}")
+    assert worker.prebuild(tree.root, FOREIGN_ALONE) == ""
+
+
+def test_what_another_device_has_is_no_obstacle_to_what_this_one_builds(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """The CPU's variant of an op of every device is built where the accelerator is another."""
     tree = make_tree(tmp_path)
-    assert worker.prebuild(tree.root, Order(False, {"ACCEL_BUILD_CPU_ADAM": True})) == ""
-    assert "none of this project's ops is asked for; the wheel holds none" in capfd.readouterr().err
-    assert tree.entries == []
+    with env.scope(ACCEL_ACCELERATOR="cuda"):
+        worker.prebuild(tree.root, EVERYTHING)
+    assert [entry.manifest.op for entry in tree.entries] == ["acme_add"]
+    assert tree.index["accelerator"] == "cuda"
+    assert "acme_add" not in tree.left_out
+    assert "accelerator cuda (named)" in capfd.readouterr().err
 
 
 def test_one_op_on_pythons_own_interface_ties_the_wheel_to_this_python(tmp_path: Path) -> None:
@@ -322,51 +319,50 @@ def test_one_op_on_pythons_own_interface_ties_the_wheel_to_this_python(tmp_path:
     assert facts["acme_add"]["python"] == "any"
 
 
-def test_a_binary_for_one_kind_of_cpu_is_passed_over_on_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = make_tree(tmp_path, OF_THIS_CPU)
-    worker.prebuild(tree.root, EVERYTHING)
-    assert isinstance(find_prebuilt(the_op()), Entry)
-    monkeypatch.setattr(march, "architecture_flag", lambda: "-march=i486")
-    found = find_prebuilt(the_op())
-    assert isinstance(found, Rejected)
-    assert found.reason == "it was built from another recipe (c++ flags)"
-
-
-def test_a_binary_for_this_very_cpu_is_passed_over_on_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = make_tree(tmp_path, OF_THIS_CPU.replace("self.cpu_arch()", '"-march=native"'))
-    worker.prebuild(tree.root, EVERYTHING)
-    assert isinstance(find_prebuilt(the_op()), Entry)
-    monkeypatch.setattr("op_builder.load.prebuilt.cpu_digest", lambda: "another")
-    found = find_prebuilt(the_op())
-    assert isinstance(found, Rejected)
-    assert found.reason == "it was compiled for the very CPU of another machine (-march=native)"
-
-
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("flag", "changed", "value", "reason"),
     [
-        ('{"format": 99}', "its manifest is of another version of accel-ops"),
-        (None, "its manifest cannot be read"),
-        ("{", "its manifest cannot be read"),
+        (
+            "self.cpu_arch()",
+            "op_builder.system.march.architecture_flag",
+            "-march=i486",
+            "it was built from another recipe (c++ flags)",
+        ),
+        (
+            '"-march=native"',
+            "op_builder.load.prebuilt.cpu_digest",
+            "another",
+            "it was compiled for the very CPU of another machine (-march=native)",
+        ),
     ],
-    ids=["format", "gone", "torn"],
+    ids=["kind of CPU", "very CPU"],
 )
-def test_a_prebuilt_whose_manifest_tells_nothing_is_passed_over_with_the_reason(
-    tmp_path: Path, text: str | None, reason: str
+def test_a_binary_for_this_cpu_is_rejected_on_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str, changed: str, value: str, reason: str
 ) -> None:
+    tree = make_tree(tmp_path, OF_THIS_CPU.replace("self.cpu_arch()", flag))
+    worker.prebuild(tree.root, EVERYTHING)
+    assert isinstance(find_prebuilt(the_op()), Entry)
+    monkeypatch.setattr(changed, lambda: value)
+    found = find_prebuilt(the_op())
+    assert isinstance(found, Rejected)
+    assert found.reason == reason
+
+
+def test_a_prebuilt_whose_manifest_cannot_be_used_is_rejected_with_the_reason(tmp_path: Path) -> None:
     tree = make_tree(tmp_path)
     worker.prebuild(tree.root, EVERYTHING)
     (entry,) = tree.entries
     manifest = entry.directory / "manifest.json"
-    if text is None:
-        manifest.unlink()
-    else:
-        manifest.write_text(text)
-    found = find_prebuilt(the_op())
-    assert isinstance(found, Rejected)
-    assert found.reason == f"{reason}; reinstall the package"
+    for text, reason in (
+        ('{"format": 99}', "its manifest is of another version of accel-ops"),
+        ("{", "its manifest cannot be read"),
+        (None, "its manifest cannot be read"),
+    ):
+        manifest.unlink() if text is None else manifest.write_text(text)
+        found = find_prebuilt(the_op())
+        assert isinstance(found, Rejected)
+        assert found.reason == f"{reason}; reinstall the package"
     assert entry.artifact.exists()
 
 
@@ -380,7 +376,7 @@ def test_a_cache_directory_that_cannot_be_written_is_done_without(
     (entry,) = tree.entries
     assert entry.is_intact()
     assert f"the cache {tmp_path}/file/cache cannot be written" in capfd.readouterr().err
-    assert {path.name for path in tmp_path.iterdir()} == {"site", "file"}, "what it built in is gone"
+    assert {path.name for path in tmp_path.iterdir()} == {"site", "file"}, "the temporary cache is removed"
 
 
 def test_the_same_tree_in_another_place_gives_the_same_files(tmp_path: Path) -> None:
@@ -400,22 +396,31 @@ def test_the_same_tree_in_another_place_gives_the_same_files(tmp_path: Path) -> 
     assert first == again
 
 
-def test_run_by_the_backend_it_leaves_the_tag_or_ends_with_the_reason(
+def test_run_by_the_backend_it_writes_the_tag_or_reports_the_reason(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tree = make_tree(tmp_path / "site", OBJECTS)
     answer = tmp_path / "tag"
-    moon = json.dumps([False, {"ACCEL_BUILD_ACME_MOON": True}])
-    assert worker.main([str(tree.root), moon, str(answer)]) == worker.REFUSED
-    assert not answer.exists()
-    told = capfd.readouterr().err.splitlines()
-    assert "op_builder: error: acme_moon cannot be built: It needs the moon." in told
-    assert worker.main([str(tree.root), json.dumps([True, {}]), str(answer)]) == 0
+    for name, value, reason in (
+        ("ACCEL_BUILD_ACME_MOON", "1", "acme_moon cannot be built: It needs the moon."),
+        ("ACCEL_BUILD_OPS", "yes", "ACCEL_BUILD_OPS='yes' is not valid: expected 0 or 1."),
+    ):
+        with env.scope(**{name: value}):
+            assert worker.main(str(tree.root), str(answer)) == worker.REPORTED
+        assert f"op_builder: error: {reason}" in capfd.readouterr().err.splitlines()
+        assert not answer.exists()
+    with env.scope(ACCEL_BUILD_OPS="1"):
+        assert worker.main(str(tree.root), str(answer)) == 0
     assert answer.read_text() == tree.index["tag"]
 
 
 def test_ctrl_c_leaves_no_compiler_running_and_nothing_half_written(tmp_path: Path) -> None:
-    compiler = EndlessCompiler.make(tmp_path)
+    # A compiler that never ends. It and its child keep a pipe open, so its end is seen as the end of the pipe.
+    pipe, compiler = tmp_path / "pipe", tmp_path / "slow-g++"
+    os.mkfifo(pipe)
+    compiling = f"exec 9>{pipe}; echo started >&9; sleep 1000 & wait"
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *-MD*) {compiling};; *) exec g++ "$@";; esac\n')
+    compiler.chmod(0o755)
     tree = Tree(tmp_path / "project", ADD)
     (tree.root / "pyproject.toml").write_text(
         textwrap.dedent(f"""
@@ -431,16 +436,13 @@ def test_ctrl_c_leaves_no_compiler_running_and_nothing_half_written(tmp_path: Pa
     )
     for place in ("tmp", "out"):
         (tmp_path / place).mkdir()
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            f"from op_builder.prebuild import backend; backend.build_wheel({str(tmp_path / 'out')!r})",
-        ],
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import accel_ops_build; accel_ops_build.build_wheel({str(tmp_path / 'out')!r})"],
         cwd=tree.root,
         env=env.child_environment(
-            PYTHONPATH=str(ROOT),
-            CXX=str(compiler.path),
+            PYTHONPATH=f"{ROOT / 'build_tools'}:{ROOT}",
+            CXX=str(compiler),
             ACCEL_CACHE_DIR=str(tmp_path / "cache"),
             TMPDIR=str(tmp_path / "tmp"),
             ACCEL_BUILD_OPS="1",
@@ -449,17 +451,16 @@ def test_ctrl_c_leaves_no_compiler_running_and_nothing_half_written(tmp_path: Pa
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-    )
-    wait_until(lambda: bool(compiler.processes()) or process.poll() is not None)
-    assert process.poll() is None, process.communicate()
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to all of the group
-    told, _ = process.communicate(timeout=60)
+    ) as process:
+        assert select.select([reader], [], [], 300)[0]
+        assert os.read(reader, 99).startswith(b"started")
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to all of the group
+        output, _ = process.communicate(timeout=300)
     assert process.returncode != 0
-    assert "acme_add: [" not in told
-    wait_until(compiler.ended)
+    assert "acme_add: [" not in output
+    while select.select([reader], [], [], 300)[0] and os.read(reader, 99):
+        pass  # until no compiler has the pipe open
     assert list((tmp_path / "out").iterdir()) == []
     assert list((tmp_path / "tmp").iterdir()) == []
     assert not tree.prebuilt.exists()
     assert Cache(tmp_path / "cache").entries() == []
-    sweep(tmp_path / "cache" / "staging")
-    assert list((tmp_path / "cache" / "staging").iterdir()) == []
