@@ -1,4 +1,4 @@
-"""One wheel for every CPU of the architecture, every torch and every CPython: used on those it was not built on."""
+"""One wheel for every CPU of the architecture, every torch and every CPython: used where it was not built."""
 
 from __future__ import annotations
 
@@ -15,24 +15,9 @@ from pathlib import Path
 import pytest
 
 from op_builder.system.cpu_isa import supported_isas
-from tests.support.environments import ROOT, Environment, copy_sources, make_environment, ops_wheel, run, shared
+from tests.support.environments import ROOT, Environment, run
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ops_wheel(tmp_path_factory)
-
-
-@pytest.fixture(scope="session")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """An environment with the wheel installed. It has no numpy: that wants newer CPUs than torch does."""
-
-    def make(directory: Path) -> None:
-        make_environment(directory / "environment").pip("install", "--no-deps", wheel)
-
-    return Environment(shared(tmp_path_factory, "installed-wheel", make) / "environment")
 
 
 # Inputs are made without torch's own kernels, which round differently on different CPUs.
@@ -82,14 +67,14 @@ Results = dict[str, list[float]]
 def stepped(environment: Environment, tmp_path: Path, *before: str, isa: str | None = None) -> tuple[str, Results]:
     """The instruction set in use and what each optimizer made of its parameters, from prebuilt ops alone."""
     (tmp_path / "step.py").write_text(STEP)
-    told = run(
+    output = run(
         *(*before, environment.python, tmp_path / "step.py", *([] if before else ["--references"])),
         cwd=tmp_path,
         ACCEL_CPU_ISA=isa,
         ACCEL_JIT="0",
         ACCEL_CACHE_DIR=str(tmp_path / "cache"),
     )
-    (line,) = [line for line in told.splitlines() if line.startswith("{")]
+    (line,) = [line for line in output.splitlines() if line.startswith("{")]
     result = json.loads(line)
     return result.pop("isa"), result
 
@@ -107,41 +92,21 @@ def test_an_installed_op_computes_as_torch_does_with_every_instruction_set(
         assert values[mine] != values["CPULion"]
 
 
-NEEDS_AVX2 = """
-__attribute__((target("avx2"))) static int sum(const int* x) {
-  typedef int Vector __attribute__((vector_size(32)));
-  Vector v = *(const Vector*)x;
-  v = v * v + v;
-  return v[0] + v[7];
-}
-int main(int count, char**) {
-  alignas(32) int x[8] = {count, 2, 3, 4, 5, 6, 7, 8};
-  return sum(x) == 0;
-}
-"""
-
-
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the models are of x86-64 CPUs")
-@pytest.mark.parametrize(("model", "isa", "runs_avx2"), [("Nehalem", "baseline", False), ("Haswell", "avx2", True)])
+@pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="qemu-x86_64 is not installed (Debian: qemu-user)")
+@pytest.mark.parametrize(("model", "isa"), [("Nehalem", "baseline"), ("Haswell", "avx2")])
 def test_an_installed_op_runs_on_the_emulated_cpu_as_it_does_here(
-    installed: Environment, tmp_path: Path, model: str, isa: str, runs_avx2: bool
+    installed: Environment, tmp_path: Path, model: str, isa: str
 ) -> None:
-    if shutil.which("qemu-x86_64") is None:
-        pytest.skip("qemu-x86_64 is not installed (Debian: qemu-user)")
     if isa not in supported_isas():
         pytest.skip(f"this CPU has no {isa} to compare with")
-    emulator = ("qemu-x86_64", "-cpu", model)
-    (tmp_path / "avx2.cpp").write_text(NEEDS_AVX2)
-    subprocess.run(["g++", "-O1", "avx2.cpp", "-o", "avx2"], cwd=tmp_path, check=True)
-    ran = subprocess.run([*emulator, "./avx2"], cwd=tmp_path, capture_output=True, check=False)
-    assert (ran.returncode == 0) == runs_avx2, "the emulator refuses what the CPU lacks"
     try:
-        used, values = stepped(installed, tmp_path, *emulator)
+        used, values = stepped(installed, tmp_path, "qemu-x86_64", "-cpu", model)
     except AssertionError as error:
         if "torch runs" not in str(error):
             pytest.skip(f"torch itself does not run on a {model}")
         raise
-    assert used == isa
+    assert used == isa, "what the emulated CPU has"
     _, here = stepped(installed, tmp_path, isa=isa)
     assert values == {name: here[name] for name in values}, "to the last bit"
 
@@ -153,7 +118,7 @@ FREE_BYTES = 12 << 30
 
 
 def other_python() -> str:
-    """Another CPython than this, which can make virtual environments; this one where there is none."""
+    """Another CPython that can make virtual environments; this one where there is none."""
     for minor in (12, 13, 10, 11):
         if sys.version_info[:2] == (3, minor):
             continue
@@ -170,7 +135,7 @@ def other_python() -> str:
 
 @pytest.fixture
 def oldest_torch(tmp_path: Path) -> Iterator[Environment]:
-    """An environment of another CPython with the oldest torch there is support for, removed at the end."""
+    """An environment of another CPython with the oldest supported torch, removed at the end."""
     free = shutil.disk_usage(tmp_path).free
     if free < FREE_BYTES:
         pytest.skip(
@@ -193,7 +158,7 @@ def oldest_torch(tmp_path: Path) -> Iterator[Environment]:
 SETTINGS = """
 [pytest]
 addopts = -ra --strict-markers --import-mode=importlib -p no:cacheprovider
-pythonpath = ops
+pythonpath = . tests/ops
 markers =
   slow: takes long
   first: runs before other slow ones
@@ -203,33 +168,33 @@ markers =
 
 @pytest.mark.first
 def test_the_wheel_passes_the_tests_of_the_ops_on_the_oldest_torch_and_another_python(
-    wheel: Path, oldest_torch: Environment, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    ops_wheel: Path, oldest_torch: Environment, tree: Path, tmp_path: Path
 ) -> None:
-    oldest_torch.pip("install", "--no-deps", wheel)
-    tests = tmp_path / "tests"
-    tests.mkdir()
-    sources = copy_sources(tmp_path_factory, tmp_path / "accel-ops")
-    shutil.move(sources / "tests" / "ops", tests / "ops")
-    shutil.rmtree(sources)
-    (tests / "pytest.ini").write_text(SETTINGS)
+    oldest_torch.pip("install", "--no-deps", ops_wheel)
+    # The tests of the ops alone, without the packages next to them and without the settings of the whole suite.
+    place = tmp_path / "tests-alone"
+    shutil.copytree(tree / "tests", place / "tests")
+    (place / "tests" / "conftest.py").unlink()
+    (place / "pytest.ini").write_text(SETTINGS)
+    suites = [path.relative_to(place) for path in place.rglob("ops") if path.is_dir()]
     about = (
         "import json, sys, torch, op_builder\n"
         "print(json.dumps([torch.__version__, sys.version_info[:2], op_builder.__file__]))"
     )
-    used = json.loads(run(oldest_torch.python, "-c", about, cwd=tests).splitlines()[0])
+    used = json.loads(run(oldest_torch.python, "-c", about, cwd=place).splitlines()[0])
     assert used[0].startswith(OTHER_TORCH)
     if tuple(used[1]) == sys.version_info[:2]:
         warnings.warn(f"No other CPython than {sys.version} is here to try the wheel on.", stacklevel=1)
     assert Path(used[2]).is_relative_to(oldest_torch.site)
-    told = run(
-        *(oldest_torch.python, "-m", "pytest", "-q", "-n", "2", "-m", "not slow and not cuda", "ops"),
-        cwd=tests,
-        ACCEL_JIT="0",  # there is nothing else to be loaded than what is in the wheel
+    output = run(
+        *(oldest_torch.python, "-m", "pytest", "-q", "-n", "2", "-m", "not slow and not cuda", *suites),
+        cwd=place,
+        ACCEL_JIT="0",  # nothing else can be loaded than what is in the wheel
         ACCEL_CACHE_DIR=str(tmp_path / "cache"),
         PYTHONDONTWRITEBYTECODE="1",
     )
-    (passed,) = re.findall(r"(\d+) passed", told)
-    assert int(passed) > 1000, told[-2000:]
+    (passed,) = re.findall(r"(\d+) passed", output)
+    assert int(passed) > 300, output[-2000:]
     assert not (tmp_path / "cache" / "ops").exists()
     # Nor does it need a newer torch to be compiled.
     compile_anew = (

@@ -1,13 +1,14 @@
-"""The template, installed as its README says into a fresh environment beside an installed accel-ops."""
+"""The templates, installed as their READMEs say, where accel-ops is installed without ops."""
 
 from __future__ import annotations
 
-import filecmp
 import json
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,16 +17,112 @@ from tests.support.environments import (
     ROOT,
     Environment,
     binaries_in,
-    copy_sources,
     files_in,
     make_environment,
     run,
+    shared,
     the_wheel,
 )
 
 pytestmark = pytest.mark.slow
 
 OP, CUDA_OP, SYCL_OP = "my_add_rms_norm", "my_add_rms_norm_cuda", "my_add_rms_norm_sycl"
+ACME_OP = "acme_silu_and_mul"
+PLACEHOLDER = "file:///path/to/accel-ops/build_tools"
+
+
+def copy_template(name: str, directory: Path, backend: str) -> Path:
+    """A template, copied out of the checkout, with the place of the build backend filled in."""
+    ignored = shutil.ignore_patterns("build", "*.egg-info", "__pycache__", "_prebuilt")
+    project = Path(shutil.copytree(ROOT / "examples" / name, directory / name, ignore=ignored))
+    settings = project / "pyproject.toml"
+    text = settings.read_text()
+    assert text.count(PLACEHOLDER) == 1
+    settings.write_text(text.replace(PLACEHOLDER, backend))
+    return project
+
+
+@pytest.fixture
+def my_ops(tmp_path: Path, backend_wheel: Path) -> Path:
+    return copy_template("my_ops", tmp_path, backend_wheel.as_uri())
+
+
+@pytest.fixture
+def acme(tmp_path: Path, backend_wheel: Path) -> Path:
+    return copy_template("acme_accel", tmp_path, backend_wheel.as_uri())
+
+
+@pytest.fixture(scope="session")
+def with_accel_ops(plain_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with torch and accel-ops, not to be changed."""
+
+    def make(directory: Path) -> None:
+        make_environment(directory / "environment").pip("install", "--no-deps", plain_wheel)
+
+    return Environment(shared(tmp_path_factory, "with-accel-ops", make) / "environment")
+
+
+@pytest.fixture
+def own(plain_wheel: Path, environment: Environment) -> Environment:
+    """The same, for the test to change."""
+    environment.pip("install", "--no-deps", plain_wheel)
+    return environment
+
+
+# Frontends -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("frontend", ["pip", "build", "uv"])
+def test_every_frontend_builds_the_ops_with_the_backend_by_its_path(
+    with_accel_ops: Environment, tmp_path: Path, uv: Callable[..., str], frontend: str
+) -> None:
+    project = copy_template("my_ops", tmp_path, (ROOT / "build_tools").as_uri())
+    out = tmp_path / "out"
+    out.mkdir()
+    # Another project's switch, exported for both, is no obstacle.
+    variables = {"ACCEL_BUILD_OPS": "1", "ACCEL_BUILD_CPU_ADAM": "0", "ACCEL_BUILD_TORCH": str(with_accel_ops.python)}
+    if frontend == "pip":
+        log = with_accel_ops.pip(
+            "wheel", "-v", "--no-deps", "-w", out, project, **{**variables, "ACCEL_BUILD_TORCH": None}
+        )
+    elif frontend == "build":  # an sdist, and the wheel from that
+        log = run(sys.executable, "-m", "build", "--outdir", out, project, cwd=out, **variables)
+    else:
+        arguments = ("build", "--wheel", "--python", sys.executable, "--out-dir", out, project)
+        log = uv(*arguments, cwd=out, **variables)
+    assert "op_builder: built in " in log
+    assert f"op_builder: left out {CUDA_OP}: it is for cuda; ACCEL_ACCELERATOR=cuda builds it" in log
+    wheel = the_wheel(out)
+    assert "-py3-none-manylinux_" in wheel.name
+    assert binaries_in(wheel) == [OP]
+    index = json.loads(files_in(wheel)["my_ops/_prebuilt/wheel.json"])
+    assert [op["op"] for op in index["ops"]] == [OP]
+
+
+def test_where_accel_ops_is_missing_a_request_is_an_error_and_no_index_is_asked_for_it(
+    with_torch: Environment, my_ops: Path, tmp_path: Path
+) -> None:
+    output = with_torch.pip("wheel", "-v", "--no-deps", "-w", tmp_path, my_ops, fails=True, ACCEL_BUILD_OPS="1")
+    assert f"accel-ops, which builds them, is not installed with torch in {with_torch.site / 'torch'}." in output
+    assert not re.search(r"Collecting accel[-_]ops\b(?!-build)", output)
+    with_torch.pip("wheel", "--no-deps", "-w", tmp_path, my_ops)
+    assert the_wheel(tmp_path).name.endswith("-py3-none-any.whl")
+
+
+def test_uv_does_not_take_a_cached_wheel_of_another_request(
+    with_accel_ops: Environment, my_ops: Path, tmp_path: Path, uv: Callable[..., str]
+) -> None:
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text(f"my-ops @ {my_ops.as_uri()}\n")
+    for number, (request, built) in enumerate([("0", []), ("1", [OP])]):
+        target = tmp_path / f"target{number}"
+        arguments = ("--no-deps", "--python", with_accel_ops.python, "--target", target, "-r", requirements)
+        variables = {"ACCEL_BUILD_TORCH": str(with_accel_ops.python), "ACCEL_BUILD_OPS": request}
+        uv("pip", "install", *arguments, cwd=tmp_path, **variables)
+        assert [path.stem for path in target.rglob("*.so")] == built
+
+
+# my_ops ----------------------------------------------------------------------------------
 
 # By name, as any op of the device, and by the package's own function.
 USE = """
@@ -41,111 +138,32 @@ print("used", opened)
 """
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """The template, copied out of the checkout as an author would."""
-    ignored = shutil.ignore_patterns("build", "*.egg-info", "__pycache__", "_prebuilt")
-    return Path(shutil.copytree(ROOT / "examples" / "my_ops", tmp_path / "my_ops", ignore=ignored))
+def state(environment: Environment, op: str, **variables: str | None) -> tuple[bool, bool, bool]:
+    """Whether the report shows the op as installed, cached, compatible."""
+    row = environment.report(**variables)[op]
+    return (row["installed"], row["cached"], row["compatible"])
 
 
-@pytest.fixture
-def environment(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """It has torch and accel-ops, without ops."""
-    made = make_environment(tmp_path / "venv")
-    made.pip("install", "--no-deps", copy_sources(tmp_path_factory, tmp_path / "accel-ops"))
-    return made
-
-
-def test_the_templates_backend_is_this_projects() -> None:
-    name = Path("build_tools", "accel_build_backend.py")
-    assert filecmp.cmp(ROOT / name, ROOT / "examples" / "my_ops" / name, shallow=False)
-
-
-def test_a_plain_installation_compiles_nothing_and_its_op_when_it_is_used(
-    environment: Environment, project: Path, tmp_path: Path
+def test_my_ops_is_compiled_when_used_or_prebuilt_and_then_needs_no_compiler(
+    own: Environment, my_ops: Path, tmp_path: Path
 ) -> None:
-    log = environment.pip("install", "-v", project, **environment.without_compilers(tmp_path / "none"))
+    without = {**own.without_compilers(tmp_path / "none"), "ACCEL_JIT": "0"}
+    log = own.pip("install", "-v", "--no-deps", my_ops, **without)
     assert "op_builder:" not in log
     cache = str(tmp_path / "cache")  # other tests compile the op into that of this run
-    before = environment.report(ACCEL_CACHE_DIR=cache)
-    assert (before[OP]["installed"], before[OP]["cached"], before[OP]["compatible"]) == (False, False, True)
-    assert "used" in environment.run("-c", USE, ACCEL_CACHE_DIR=cache)
-    after = environment.report(ACCEL_CACHE_DIR=cache)
-    assert (after[OP]["installed"], after[OP]["cached"], after[OP]["compatible"]) == (False, True, True)
-    assert not after[CUDA_OP]["compatible"]
-    assert after[CUDA_OP]["reason"]
-    assert "my_ops" in environment.run("-m", "my_ops", ACCEL_CACHE_DIR=cache)
+    assert state(own, OP, ACCEL_CACHE_DIR=cache) == (False, False, True)
+    assert "used" in own.run("-c", USE, ACCEL_CACHE_DIR=cache)
+    assert state(own, OP, ACCEL_CACHE_DIR=cache) == (False, True, True)
+    assert not own.report()[CUDA_OP]["compatible"]
+    assert "my_ops" in own.run("-m", "my_ops", ACCEL_CACHE_DIR=cache)
 
-
-FIND = """
-import runpy, sys
-print(runpy.run_path(sys.argv[1])["_installed"]())
-"""
-
-
-def test_the_backend_finds_accel_ops_where_it_is_installed_whatever_has_the_torch(
-    environment: Environment, tmp_path: Path
-) -> None:
-    backend = ROOT / "build_tools" / "accel_build_backend.py"
-    torch_alone = tmp_path / "torch-alone"
-    torch_alone.mkdir()
-    named = [None, environment.site, environment.directory, environment.python, torch_alone, tmp_path / "nothing"]
-    for place in named:
-        found = environment.run("-c", FIND, backend, ACCEL_BUILD_TORCH=None if place is None else str(place))
-        assert found.strip() == str(environment.site), place
-
-
-@pytest.mark.parametrize("switch", [{}, {"ACCEL_BUILD_CPU_ADAM": "1"}], ids=["plain", "other ops asked for"])
-def test_what_an_editable_install_left_is_refused_in_a_plain_wheel(
-    environment: Environment, project: Path, tmp_path: Path, switch: dict[str, str]
-) -> None:
-    left = project / "my_ops" / "_prebuilt" / "ops" / "left.so"
-    left.parent.mkdir(parents=True)
-    left.touch()
-    settings = project / "pyproject.toml"
-    text = settings.read_text()
-    assert '"my_ops.kernels" = ["*"]' in text
-    settings.write_text(text.replace('"my_ops.kernels" = ["*"]', '"*" = ["**/*"]'))
-    told = environment.pip("wheel", "--no-deps", "-w", tmp_path / "out", project, fails=True, **switch)
-    assert "package data takes in what an editable install left: my_ops/_prebuilt/ops/left.so" in told
-    assert not list((tmp_path / "out").glob("*.whl"))
-
-
-def test_the_sdist_brings_the_backend(environment: Environment, project: Path, tmp_path: Path) -> None:
-    run(sys.executable, "-m", "build", "--sdist", "--outdir", tmp_path, project, cwd=tmp_path)
-    (sdist,) = tmp_path.glob("my_ops-*.tar.gz")
-    environment.pip("install", sdist)
-    assert environment.report()[OP]["compatible"]
-
-
-def test_a_prebuilt_installation_needs_no_compiler(environment: Environment, project: Path, tmp_path: Path) -> None:
-    log = environment.pip("install", "-v", project, ACCEL_BUILD_OPS="1")
-    assert "op_builder: built in " in log
-    assert f"op_builder: left out {CUDA_OP}: it is for cuda; ACCEL_ACCELERATOR=cuda builds it" in log
-    assert not list(environment.ops.rglob("*.so")), "accel-ops itself was installed without"
-    variables = {**environment.without_compilers(tmp_path / "none"), "ACCEL_JIT": "0"}
-    assert "used" in environment.run("-c", USE, **variables)
+    own.pip("install", "--no-deps", "--force-reinstall", "--no-cache-dir", my_ops, ACCEL_BUILD_OPS="1")
+    assert "used" in own.run("-c", USE, **without)
     assert not (tmp_path / "none").exists()
-    row = environment.report(**variables)[OP]
-    assert (row["installed"], row["cached"], row["compatible"]) == (True, False, True)
-    assert (row["prebuilt"]["torch_needed"], row["prebuilt"]["python_needed"]) == (">=2.10", "any")
-    shown = environment.run("-m", "op_builder.report", COLUMNS="200", **variables)
+    assert state(own, OP, **without) == (True, False, True)
+    shown = own.run("-m", "op_builder.report", COLUMNS="200", **without)
     left_out = rf" +without +{CUDA_OP}: it is for cuda;.*\n +without +{SYCL_OP}: it is for xpu;.*\n"
     assert re.search(rf"^ my_ops +py3-none-.*\n{left_out} +with +{OP}: for torch", shown, re.MULTILINE)
-
-
-def test_its_own_variables_are_known_and_those_of_others_refused(environment: Environment, project: Path) -> None:
-    told = environment.pip("wheel", "--no-deps", project, fails=True, ACCEL_BUILD_MY_ADD_RMS_NRM="1")
-    assert "ACCEL_BUILD_MY_ADD_RMS_NRM is set, and there is no op of that name." in told
-    assert "Did you mean ACCEL_BUILD_MY_ADD_RMS_NORM" in told
-    # Another project's switch, exported for both, does not stand in the way.
-    variables = {"ACCEL_BUILD_CPU_ADAM": "0", "ACCEL_BUILD_MY_ADD_RMS_NORM": "1"}
-    environment.pip("wheel", "--no-deps", "-w", environment.directory / "made", project, **variables)
-    wheel = the_wheel(environment.directory / "made")
-    assert "-py3-none-" in wheel.name
-    assert binaries_in(wheel) == [OP]
-    index = json.loads(files_in(wheel)["my_ops/_prebuilt/wheel.json"])
-    assert [op["op"] for op in index["ops"]] == [OP]
 
 
 USE_SYCL = """
@@ -160,43 +178,97 @@ print("used", op)
 """
 
 
-def lay_runtime_into(prefix: Path) -> None:
-    """The SYCL runtime of this environment as pip would have installed it into another, by links."""
-    runtime = find_runtime()
-    assert runtime is not None
-    files = (path for path in runtime.library_dir.iterdir() if path.is_file())
-    for path in (*files, *filter(Path.is_dir, runtime.header_dirs)):
-        link = prefix / path.relative_to(runtime.prefix)
-        link.parent.mkdir(exist_ok=True)
-        link.symlink_to(path)
-
-
 @pytest.mark.skipif(find_runtime() is None, reason="needs the SYCL runtime: pip install 'accel-ops[sycl]'")
 def test_the_sycl_op_is_prebuilt_with_its_kernel_and_runs_without_a_compiler(
-    environment: Environment, project: Path, tmp_path: Path
+    own: Environment, my_ops: Path, tmp_path: Path
 ) -> None:
-    lay_runtime_into(environment.directory)
-    environment.pip("install", "-v", project, ACCEL_BUILD_MY_ADD_RMS_NORM_SYCL="1")
-    variables = {**environment.without_compilers(tmp_path / "none"), "ACCEL_JIT": "0"}
-    variables["ACCEL_CACHE_DIR"] = str(tmp_path / "cache")
-    row = environment.report(**variables)[SYCL_OP]
-    assert (row["installed"], row["cached"], row["compatible"]) == (True, False, True), row
-    assert "used" in environment.run("-c", USE_SYCL, **variables)
+    runtime = find_runtime()
+    assert runtime is not None
+    for path in (*filter(Path.is_file, runtime.library_dir.iterdir()), *filter(Path.is_dir, runtime.header_dirs)):
+        link = own.directory / path.relative_to(runtime.prefix)  # where pip would have installed it
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(path)
+    own.pip("install", "--no-deps", my_ops, ACCEL_BUILD_MY_ADD_RMS_NORM_SYCL="1")
+    without = {**own.without_compilers(tmp_path / "cache"), "ACCEL_JIT": "0"}
+    assert state(own, SYCL_OP, **without) == (True, False, True)
+    assert "used" in own.run("-c", USE_SYCL, **without)
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc here")
-def test_the_cuda_op_is_built_without_a_device(environment: Environment, project: Path) -> None:
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
+def test_the_cuda_op_is_built_without_a_device(with_accel_ops: Environment, my_ops: Path, tmp_path: Path) -> None:
     variables = {"ACCEL_ACCELERATOR": "cuda", "TORCH_CUDA_ARCH_LIST": "9.0", "ACCEL_BUILD_OPS": "1"}
-    environment.pip("wheel", "--no-deps", "-w", environment.directory / "made", project, **variables)
-    wheel = the_wheel(environment.directory / "made")
-    assert binaries_in(wheel) == [OP, CUDA_OP]
-    index = json.loads(files_in(wheel)["my_ops/_prebuilt/wheel.json"])
+    with_accel_ops.pip("wheel", "--no-deps", "-w", tmp_path, my_ops, **variables)
+    index = json.loads(files_in(the_wheel(tmp_path))["my_ops/_prebuilt/wheel.json"])
     assert {op["op"]: op["cuda_archs"] for op in index["ops"]} == {OP: [], CUDA_OP: ["9.0"]}
 
 
-def test_without_accel_ops_a_plain_wheel_is_still_made_and_an_order_is_refused(project: Path, tmp_path: Path) -> None:
-    alone = make_environment(tmp_path / "alone")
-    alone.pip("wheel", "--no-deps", "-w", tmp_path / "made", project)
-    assert the_wheel(tmp_path / "made").name.endswith("-py3-none-any.whl")
-    told = alone.pip("wheel", "--no-deps", "--no-build-isolation", project, fails=True, ACCEL_BUILD_OPS="1")
-    assert "accel-ops, which builds them, is not installed here" in told
+# acme_accel ------------------------------------------------------------------------------
+
+USE_ACME = """
+import torch
+from accelerator import get_accelerator, is_current_accelerator_supported
+accelerator = get_accelerator()
+assert type(accelerator).__name__ == "AcmeAccelerator", accelerator
+assert is_current_accelerator_supported()
+op = accelerator.create_op_builder("AcmeSiluAndMulBuilder").load()
+gate, up = torch.randn(5, 7), torch.randn(5, 7)
+torch.testing.assert_close(op(gate, up), torch.nn.functional.silu(gate) * up)
+assert accelerator.create_op_builder("CPUAdamBuilder").sources()
+print("used", op.native)
+"""
+
+
+def chosen(environment: Environment, **variables: str | None) -> dict[str, Any]:
+    output = environment.run("-m", "accelerator.report", "--json", **variables)
+    return dict(json.JSONDecoder().raw_decode(output)[0])
+
+
+def test_acme_is_detected_named_and_its_op_compiled_when_used_or_prebuilt(
+    own: Environment, acme: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "cards").mkdir()
+    (tmp_path / "cards" / "acme0").touch()
+    without = own.without_compilers(tmp_path / "none")
+    log = own.pip("install", "-v", "--no-deps", acme, **without)
+    assert "op_builder:" not in log
+    card: dict[str, str | None] = {"ACME_DEVICE_DIR": str(tmp_path / "cards"), "ACCEL_ACCELERATOR": None}
+    cached = {**card, "ACCEL_CACHE_DIR": str(tmp_path / "cache")}  # other tests compile the op into that of this run
+
+    # Detected: the card is there, and its priority is above the CPU's.
+    report = chosen(own, **card)
+    assert (report["accelerator"]["name"], report["accelerator"]["requested"]) == ("acme", None)
+    assert report["accelerator"]["class"] == "acme_accel.accelerator.AcmeAccelerator"
+    assert report["accelerator"]["op_builder_dir"] == "acme_accel.ops"
+    assert {entry["name"]: entry for entry in report["trace"]}["acme"]["accepted"]
+
+    # No card: the CPU, and the reason.
+    none = {"ACME_DEVICE_DIR": str(tmp_path), "ACCEL_ACCELERATOR": None}
+    report = chosen(own, **none)
+    assert report["accelerator"]["name"] == "cpu"
+    trace = {entry["name"]: entry for entry in report["trace"]}
+    assert trace["acme"]["reason"] == f"there is no {tmp_path / 'acme0'}: no card, or its driver is not loaded"
+
+    # It keeps the contract, and a ported script runs on it.
+    assert " 0 failed," in own.run("-m", "accelerator.conformance", "acme", **card)
+    assert '{"losses": [' in own.run(ROOT / "examples" / "porting" / "after.py", "--steps=2", **card)
+
+    # Named, with a card and without.
+    report = chosen(own, **{**card, "ACCEL_ACCELERATOR": "acme"})
+    assert (report["accelerator"]["name"], report["accelerator"]["requested"]) == ("acme", "acme")
+    output = own.run("-c", USE_ACME, fails=True, **{**none, "ACCEL_ACCELERATOR": "acme"})
+    assert f"there is no {tmp_path / 'acme0'}" in output
+
+    assert state(own, ACME_OP, **cached) == (False, False, True)
+    assert "used" in own.run("-c", USE_ACME, **cached)
+    assert state(own, ACME_OP, **cached) == (False, True, True)
+    assert ACME_OP not in own.report(ACCEL_ACCELERATOR="cpu"), "another device does not have it"
+
+    # Prebuilt without a card, it needs no compiler.
+    variables = {"ACCEL_BUILD_OPS": "1", "ACCEL_ACCELERATOR": "acme", "ACME_DEVICE_DIR": str(tmp_path)}
+    log = own.pip("install", "-v", "--no-deps", "--force-reinstall", "--no-cache-dir", acme, **variables)
+    assert "accelerator acme (named)" in log
+    assert len(list(own.site.glob("acme_accel/_prebuilt/**/*.so"))) == 1, "the host's ops are not its own"
+    without = {**without, "ACCEL_JIT": "0", **card}
+    assert "used" in own.run("-c", USE_ACME, **without)
+    assert not (tmp_path / "none").exists()
+    assert state(own, ACME_OP, **without) == (True, False, True)

@@ -21,7 +21,7 @@ from op_builder.catalog.registry import find_builder, registered_packages
 from op_builder.report.collect import find_op, op_row
 from op_builder.toolchains.sycl_runtime import find_runtime
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TEMPLATE = ROOT / "examples" / "my_ops"
 DTYPES = [torch.float32, torch.bfloat16]
 # More rows than threads and more than one task's, long rows, one column, nothing at all, and odd lengths.
@@ -57,19 +57,6 @@ def my_ops(site: Path) -> Iterator[Any]:
             del sys.modules[name]
 
 
-def run_python(*arguments: str, path: list[Path], **variables: str | None) -> subprocess.CompletedProcess[str]:
-    environment = env.child_environment(PYTHONPATH=os.pathsep.join(map(str, path)), **variables)
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=path[0],  # which comes first on the path
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-
-
 class Case:
     """Arguments, and what is to come out of them."""
 
@@ -98,7 +85,6 @@ def test_the_wheel_has_every_kernel_and_registers_the_ops(site: Path) -> None:
     assert {path.name for path in (site / "my_ops" / "kernels").iterdir()} == kernels
     (record,) = site.glob("*.dist-info")
     assert "[op_builder.ops]\nmy-ops = my_ops.builders\n" in (record / "entry_points.txt").read_text()
-    assert "accel-ops" in (record / "METADATA").read_text()
     assert "License-Expression: Apache-2.0" in (record / "METADATA").read_text()
 
 
@@ -111,26 +97,14 @@ def test_the_ops_are_registered_and_reported(my_ops: Any) -> None:
     assert row.compatible, row.reason
 
 
-@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is a build with CUDA")
-def test_without_cuda_the_cuda_op_says_so(my_ops: Any) -> None:
-    row = op_row(my_ops.builders.MyAddRmsNormCudaBuilder())
-    assert not row.compatible
-    assert "build without CUDA" in row.reason
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_values_are_those_of_a_float64_reference(my_ops: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    case = Case(shape, dtype)
+    case = Case(shape, dtype, eps=2.5 if shape == (7, 33) else 1e-6)
     x, residual, weight = case.x.clone(), case.residual.clone(), case.weight.clone()
-    case.check(my_ops.add_rms_norm(x, residual, weight), residual)
+    case.check(my_ops.add_rms_norm(x, residual, weight, case.eps), residual)
     assert torch.equal(x, case.x)
     assert torch.equal(weight, case.weight)
-
-
-def test_eps_counts(my_ops: Any) -> None:
-    case = Case((3, 8), torch.float32, eps=2.5)
-    case.check(my_ops.add_rms_norm(case.x, case.residual, case.weight, 2.5), case.residual)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -214,35 +188,13 @@ def test_it_compiles_into_one_graph(my_ops: Any) -> None:
         case.check(block(case.x, case.residual, case.weight), case.residual)
 
 
-def test_importing_it_loads_no_op_and_not_torchs_compiler(site: Path, tmp_path: Path) -> None:
-    code = "import my_ops, sys; assert not my_ops._loaded; assert 'torch._dynamo' not in sys.modules"
-    done = run_python("-c", code, path=[site, ROOT], PATH=str(tmp_path), ACCEL_CACHE_DIR=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-
-
 def test_the_demonstration_shows_both(site: Path) -> None:
-    done = run_python("-m", "my_ops", path=[site, ROOT])
+    variables = env.child_environment(PYTHONPATH=f"{site}{os.pathsep}{ROOT}")
+    done = subprocess.run([sys.executable, "-m", "my_ops"], env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = re.findall(r"^cpu, torch\.(\w+): my_ops [\d.]+ ms, off by (\S+) at most; torch", done.stdout, re.MULTILINE)
     assert [name for name, _ in lines] == ["float32", "bfloat16"]
     assert float(lines[0][1]) < 1e-4
-
-
-def test_the_op_compiles_with_the_sources_of_an_installed_accel_ops(site: Path, tmp_path: Path) -> None:
-    installed = tmp_path / "installed"
-    for package in ("accelerator", "op_builder"):
-        shutil.copytree(ROOT / package, installed / package, ignore=shutil.ignore_patterns("__pycache__"))
-    for native in ("csrc", "kernels_sycl"):
-        shutil.copytree(ROOT / native, installed / "op_builder" / "_native" / native)
-    code = (
-        "import op_builder, my_ops, torch; print(op_builder.__file__)\n"
-        "print(my_ops.builders.MyAddRmsNormBuilder().plan().include_dirs[0])\n"
-        "print(my_ops.add_rms_norm(torch.ones(1, 2), torch.zeros(1, 2), torch.ones(2), 0.0).tolist())\n"
-    )
-    done = run_python("-c", code, path=[installed, site], ACCEL_CACHE_DIR=str(tmp_path / "cache"))
-    assert done.returncode == 0, done.stderr
-    package = installed / "op_builder"
-    assert done.stdout.splitlines() == [str(package / "__init__.py"), str(package / "_native/csrc"), "[[1.0, 1.0]]"]
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")

@@ -10,7 +10,7 @@ import pytest
 
 from op_builder import env
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 # Everything that importing might do is recorded by Python's own audit events, so nothing is replaced.
 WATCH = """

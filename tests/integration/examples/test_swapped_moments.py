@@ -106,11 +106,8 @@ def test_parts_are_successive_and_none_is_empty(sizes: list[int], chunks: int) -
     assert len(parts) == min(chunks, len(sizes)) // 3 * 3
     assert all(parts)
     assert [id(parameter) for part in parts for parameter in part] == [id(parameter) for parameter in parameters]
-
-
-def test_two_parameters_are_too_few() -> None:
     with pytest.raises(ValueError, match="at least 3"):
-        swapping.split([nn.Parameter(torch.zeros(1))] * 2, 3)
+        swapping.split(parameters[:2], chunks)
 
 
 @pytest.mark.parametrize("backward_updates", [True, False])
@@ -149,13 +146,6 @@ def test_chunks_are_updated_as_by_one_optimizer_in_the_backward_pass_or_after_it
         assert torch.equal(one, other)
         for state in swapping.STATES:
             assert torch.equal(reference.state[one][state], stored[other][state])
-
-
-def test_help_says_what_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        swapped_moments.main(["--help"])
-    assert caught.value.code == 0
-    assert "compare bit by bit" in capsys.readouterr().out
 
 
 def test_masters_of_a_device_s_model_are_updated_by_chunks_too(tmp_path: Path) -> None:

@@ -33,11 +33,6 @@ def test_import_time_counts_each_package_once_with_all_it_imports() -> None:
     assert _loads.importtime_s(IMPORT_REPORT) == pytest.approx(390e-6)
 
 
-def test_import_time_does_not_count_a_package_that_the_other_imported_twice() -> None:
-    nested = IMPORT_REPORT.replace("   op_builder.errors", "   op_builder")
-    assert _loads.importtime_s(nested) == pytest.approx(390e-6)
-
-
 def test_rows_show_limits_peers_and_ratios() -> None:
     figure = _figures.Figure("cold", [2.0], limit_s=5.0, peers={"deepspeed": [40.0]}, least_ratio=10.0)
     row = dict(zip(_figures.columns_of(["deepspeed"]), _figures.rows_of([figure], ["deepspeed"])[0], strict=True))
@@ -51,14 +46,6 @@ def test_rows_show_limits_peers_and_ratios() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(5.234, "5.23 s"), (0.00742, "7.42 ms"), (9.14e-6, "9.1 µs"), (-3e-4, "< 1 ms")],
-)
-def test_durations_are_written_in_a_unit_that_fits(seconds: float, text: str) -> None:
-    assert _figures.duration(seconds) == text
-
-
 def test_a_write_into_the_cache_is_seen(tmp_path: Path) -> None:
     (tmp_path / "cache" / "ops").mkdir(parents=True)
     copy = _processes.make_read_only(tmp_path / "cache", tmp_path / "copy")
@@ -67,11 +54,6 @@ def test_a_write_into_the_cache_is_seen(tmp_path: Path) -> None:
     copy.chmod(0o755)
     (copy / "new").touch()
     assert _processes.snapshot(copy) != before
-
-
-@pytest.mark.parametrize(("bare_s", "limit_s"), [(1.0, 1.6), (2.99, 3.59), (3.0, 3.75), (20.0, 25.0)])
-def test_a_cold_load_may_take_a_little_longer_than_the_bare_commands(bare_s: float, limit_s: float) -> None:
-    assert _builds.bare_limit_s(bare_s) == pytest.approx(limit_s)
 
 
 def test_the_program_that_loads_cpu_adam_runs_by_its_path(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import filecmp
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -15,7 +14,7 @@ from accelerator import plugins, selection
 from accelerator.detection import Chosen, Refused
 from op_builder import env
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TEMPLATE = ROOT / "examples" / "acme_accel"
 # What pyproject.toml registers, without an installation.
 ENTRY = EntryPoint("acme", "acme_accel.accelerator:AcmeAccelerator", plugins.ENTRY_POINT_GROUP)
@@ -32,11 +31,6 @@ def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield tmp_path
     for name in [name for name in sys.modules if name.partition(".")[0] == "acme_accel"]:
         del sys.modules[name]
-
-
-def test_the_templates_backend_is_this_projects() -> None:
-    name = Path("build_tools", "accel_build_backend.py")
-    assert filecmp.cmp(ROOT / name, TEMPLATE / name, shallow=False)
 
 
 @pytest.mark.parametrize(
@@ -58,38 +52,22 @@ def test_a_card_is_found_by_its_file(
     for name in files:
         (cards / name).touch()
     with env.scope(ACME_VISIBLE_DEVICES=visible):
-        told = AcmeAccelerator.probe()
+        found = AcmeAccelerator.probe()
         assert AcmeAccelerator().device_count() == count
         assert AcmeAccelerator().is_available() == (reason is None)
-    assert told == reason if reason is None else str(told).endswith(reason)
+    assert found == reason if reason is None else str(found).endswith(reason)
 
 
-def test_it_is_an_accelerator_whose_answers_hold_together(cards: Path) -> None:
+def test_a_card_is_selected_and_one_that_is_missing_refused(cards: Path) -> None:
     (cards / "acme0").touch()
     (cards / "acme1").touch()
     selected = selection.choose()
     assert isinstance(selected, Chosen)
     assert selected.name == "acme"
-    acme = selected.accelerator
-    acme.set_device(1)
-    assert acme.current_device() == 1
+    selected.accelerator.set_device(1)
+    assert selected.accelerator.current_device() == 1
     with pytest.raises(IndexError, match="no cpu device of index 2; the number of devices is 2"):
-        acme.set_device(2)
-    acme.set_device(0)
-    acme.manual_seed(3)
-    state = acme.get_rng_state()
-    first = torch.rand(4)
-    acme.set_rng_state(state)
-    assert torch.equal(torch.rand(4, generator=acme.default_generator(0)), first)
-    own = acme.Stream()
-    with acme.stream(own):
-        assert acme.current_stream() is own
-    assert acme.current_stream() is acme.default_stream()
-    acme.synchronize()
-    acme.reset_peak_memory_stats()
-    assert 0 < acme.memory_allocated() <= acme.max_memory_allocated()
-    assert 0 < acme.available_memory() <= acme.total_memory()
-    assert acme.on_accelerator(acme.FloatTensor([1.0]).to(acme.device_name()))
+        selected.accelerator.set_device(2)
 
 
 def test_two_cards_keep_the_contract(cards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +91,7 @@ def test_two_cards_keep_the_contract(cards: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("cards")
-def test_the_host_ops_are_handed_on_and_its_own_is_there() -> None:
+def test_it_has_the_host_ops_and_its_own() -> None:
     from acme_accel.accelerator import AcmeAccelerator
 
     from op_builder.host.cpu_adam import CPUAdamBuilder

@@ -11,7 +11,7 @@ import pytest
 
 from op_builder import env
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def train(directory: Path, name: str, optimizer: str, *launcher: str) -> list[float]:

@@ -11,11 +11,6 @@ from benchmarks import accelerator
 MOST_LINES_OF_THE_LAYER = 2675
 
 
-@pytest.mark.parametrize(("value", "limit", "verdict"), [(3, None, ""), (3, 3, "ok"), (4, 3, "miss")])
-def test_a_figure_is_met_up_to_its_limit(value: float, limit: float | None, verdict: str) -> None:
-    assert accelerator.Figure("f", value, "lines", limit).verdict == verdict
-
-
 def test_a_delegated_call_shows_torchs_own_time_and_both_together() -> None:
     row = accelerator.Figure("added to x()", 50, "ns", 300, torch_ns=1200).row
     assert row == ["added to x()", "ok", "50 ns", "<= 300 ns", "1,200 ns", "1,250 ns"]
@@ -33,10 +28,6 @@ def test_a_delegated_call_shows_torchs_own_time_and_both_together() -> None:
 )
 def test_the_longest_run_is_found_wherever_it_stands(one: str, other: str, run: str) -> None:
     assert accelerator.longest_equal_run(one.split(), other.split()) == run.split()
-
-
-def test_blank_lines_and_indentation_hide_no_copy() -> None:
-    assert accelerator.longest_equal_run(["  a", "", "b"], ["a", "    b"]) == ["a", "b"]
 
 
 def test_code_lines_are_those_without_blanks_comments_and_docstrings(tmp_path: Path) -> None:
@@ -59,24 +50,6 @@ def test_a_backend_with_a_function_does_more_than_declare(tmp_path: Path) -> Non
 def test_every_backend_is_looked_at() -> None:
     # xpu.external is the class of another package and has no module here.
     assert sorted(accelerator.backends()) == ["cpu", "cuda", "hpu", "mlu", "mps", "npu", "sdaa", "xpu"]
-
-
-def test_what_backends_inherit_is_found_by_their_classes() -> None:
-    names = ["abstract_accelerator.py", "host_streams.py", "torch_accelerator.py"]
-    assert [path.name for path in accelerator.inherited()] == names
-
-
-def test_what_is_left_out_of_the_layer_stands_beside_it() -> None:
-    lines = {figure.name: figure.value for figure in accelerator.measure_lines()}
-    beside = lines["lines of the conformance kit beside it"] + lines["lines of the launcher beside it"]
-    assert lines[accelerator.WHOLE] == lines[accelerator.LAYER] + beside
-    together = lines["lines of all backends and of what they inherit, the contract included"]
-    parts = [value for name, value in lines.items() if "_accelerator.py," in name or "host_streams.py," in name]
-    assert together == sum(parts)
-    assert (
-        together - lines["... without the contract"]
-        == lines["lines of abstract_accelerator.py, which backends inherit"]
-    )
 
 
 def test_no_two_backends_share_a_run_and_a_declaration_is_short() -> None:
