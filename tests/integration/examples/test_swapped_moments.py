@@ -29,10 +29,10 @@ def test_a_short_demo_finds_both_runs_the_same_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status = swapped_moments.main([*QUICK, "--out", str(tmp_path / "out")])
-    told = capsys.readouterr().out
-    assert status == 0, told
-    assert "The same to the bit: 4 losses" in told
-    assert "overlapped with training" in told
+    output = capsys.readouterr().out
+    assert status == 0, output
+    assert "The same to the bit: 4 losses" in output
+    assert "overlapped with training" in output
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -43,7 +43,7 @@ def test_moments_stay_in_a_directory_that_was_named(tmp_path: Path) -> None:
     assert store.load("moments-0").any()
 
 
-def test_a_difference_of_one_bit_is_told(
+def test_a_difference_of_one_bit_is_output(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = swapping.SwappedAdam.stored_moments
@@ -58,32 +58,33 @@ def test_a_difference_of_one_bit_is_told(
     assert "DIFFER in: moments." in capsys.readouterr().out
 
 
-def test_an_error_of_the_disk_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (StorageError("no space", "Free some.", errno=28, filename="x", offset=0, bytes_done=0), 1, "Free some."),
+        (KeyboardInterrupt(), 130, "Stopped."),
+    ],
+    ids=["disk full", "interrupt"],
+)
+def test_an_error_or_an_interrupt_ends_it_without_a_traceback(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    status: int,
+    message: str,
 ) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise StorageError("no space", "Free some.", errno=28, filename="x", offset=0, bytes_done=0)
+    def fail(*_: object, **__: object) -> None:
+        raise error
 
-    monkeypatch.setattr(TensorStore, "save_async", full)
-    assert swapped_moments.main([*QUICK, "--out", str(tmp_path)]) == 1
-    assert "Free some." in capsys.readouterr().out
-    assert os.listdir(tmp_path) == []
-
-
-def test_an_interrupt_ends_it_without_a_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(swapped_moments, "run_with_progress", interrupted)
-    assert swapped_moments.main([*QUICK, "--out", str(tmp_path)]) == 130
-    assert "Stopped." in capsys.readouterr().out
+    monkeypatch.setattr(TensorStore, "save_async", fail)
+    assert swapped_moments.main([*QUICK, "--out", str(tmp_path)]) == status
+    assert message in capsys.readouterr().out
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--steps", "0"], "at least one"),
         (["--width", "12"], "multiple of 8"),
@@ -91,11 +92,10 @@ def test_an_interrupt_ends_it_without_a_traceback(
         (["--directory", __file__], "choose a directory"),
     ],
 )
-def test_bad_options_are_refused(options: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
+def test_bad_options_are_refused(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
         swapped_moments.main(options)
-    assert caught.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("chunks", [3, 6, 9, 12])

@@ -21,7 +21,6 @@ from op_builder.catalog.registry import UnavailableOpBuilder, all_builders
 from op_builder.toolchains.oneccl import find_oneccl
 from tests.support.environments import (
     Environment,
-    bare_environment,
     binaries_in,
     files_in,
     index_of,
@@ -176,29 +175,7 @@ def test_what_cannot_be_built_fails_the_install_with_the_reason(
     assert listing(with_torch.site) == before
 
 
-def test_where_there_is_no_torch_one_is_requested_and_the_log_mentions_it(tree: Path, tmp_path: Path) -> None:
-    bare = bare_environment(tmp_path / "venv")
-    # No index has this version, so nothing is downloaded: a torch would take minutes.
-    (tmp_path / "constraints").write_text("torch==0.0.1\n")
-    constraints = str(tmp_path / "constraints")
-    variables = {"ACCEL_BUILD_OPS": "1", "PIP_CONSTRAINT": constraints, "PIP_BUILD_CONSTRAINT": constraints}
-    output = bare.pip("install", "-v", tree, fails=True, **variables)
-    assert "no torch was found, so torch>=2.10 is requested for this build" in output
-    assert "torch==0.0.1" in output
-    assert not (bare.site / "op_builder").exists()
-
-
 # What does not fit here ------------------------------------------------------------------
-
-
-def test_pip_refuses_the_wheel_of_another_architecture(
-    ops_wheel: Path, with_torch: Environment, tmp_path: Path
-) -> None:
-    other = "aarch64" if platform.machine() != "aarch64" else "x86_64"
-    renamed = tmp_path / ops_wheel.name.replace(platform.machine(), other)
-    shutil.copy(ops_wheel, renamed)
-    assert "is not a supported wheel on this platform" in with_torch.pip("install", "--no-deps", renamed, fails=True)
-    assert not (with_torch.site / "op_builder").exists()
 
 
 def of_another_architecture(binary: Path) -> str:
