@@ -103,7 +103,7 @@ def test_uv_installs_ops_built_against_the_torch_that_is_named(
     assert install(ACCEL_BUILD_CPU_SGD="1") == {"cpu_sgd"}
     assert install(ACCEL_BUILD_OPS="1") > {"cpu_sgd", "cpu_adam"}
     without = environment.without_compilers(tmp_path / "empty")
-    assert environment.run("-c", LOAD, ACCEL_JIT="0", **without) == VALUES
+    assert VALUES in environment.run("-c", LOAD, ACCEL_JIT="0", **without)
 
 
 @pytest.mark.usefixtures("ops_wheel")
@@ -116,7 +116,7 @@ def test_an_editable_install_has_its_ops_in_the_checkout_until_they_are_edited(
     assert sorted(path.stem for path in place.rglob("*.so")) == ["cpu_adam", "cpu_sgd"]
     assert not (environment.site / "op_builder").exists()
     without = environment.without_compilers(tmp_path / "empty")
-    assert environment.run("-c", LOAD, ACCEL_JIT="0", **without) == VALUES
+    assert VALUES in environment.run("-c", LOAD, ACCEL_JIT="0", **without)
 
     kernel = tree / "csrc" / "kernels" / "cpu" / "sgd.cpp"
     kernel.write_text(f"{kernel.read_text()}\n// edited\n")

@@ -99,7 +99,8 @@ def test_every_host_op_loads_from_a_read_only_installation_where_no_compiler_is(
     # sh and mount lie where compilers do: they are found by PATH, the Python after them is not given it.
     command = [*mounted, "env", f"PATH={environment.programs}", environment.python, *load(*HOST_OPS)]
     output = run(*command, cwd=tmp_path, **{**variables, "PATH": os.environ["PATH"], "ACCEL_JIT": "0"})
-    assert output == "loaded all\n", "without a warning"
+    assert "loaded all" in output
+    assert "prebuilt" not in output, "a warning"
     assert listing(environment.site) == before
     # The one thing kept is that oneCCL can be opened, which a process was started to see.
     assert [path.name for path in (tmp_path / "cache").glob("*")] in ([], ["memo"])
@@ -329,7 +330,9 @@ def test_cuda_ops_are_built_without_a_device_in_addition_to_those_of_the_cpu(
     assert row["installed"]
     assert row["prebuilt"]["cuda_archs"] == []
     assert row["reason"] == ""
-    assert environment.run(*load("fused_lion"), ACCEL_JIT="0", **without) == "loaded all\n", "without a warning"
+    output = environment.run(*load("fused_lion"), ACCEL_JIT="0", **without)
+    assert "loaded all" in output
+    assert "prebuilt" not in output, "a warning"
     if torch.version.cuda is None:
         # For CUDA itself it is installed, too, and this torch cannot use it.
         row = environment.report(**{**without, "ACCEL_ACCELERATOR": "cuda"})["fused_lion"]
