@@ -23,25 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from setuptools import build_meta  # type: ignore[import-untyped]
-from setuptools.build_meta import (  # type: ignore[import-untyped]
-    build_sdist,
-    get_requires_for_build_sdist,
-    prepare_metadata_for_build_editable,
-)
 
 from accel_ops_build import wheels
 from accel_ops_build.target import PATH_PROGRAM, TORCH, Target, environment, fail, find_target, log
-
-__all__ = [
-    "build_editable",
-    "build_sdist",
-    "build_wheel",
-    "get_requires_for_build_editable",
-    "get_requires_for_build_sdist",
-    "get_requires_for_build_wheel",
-    "prepare_metadata_for_build_editable",
-    "prepare_metadata_for_build_wheel",
-]
 
 Settings = Mapping[str, Any] | None
 
@@ -53,6 +37,11 @@ from op_builder.prebuild import worker
 sys.exit(worker.main(*sys.argv[1:]))
 """
 _REPORTED = 3  # the worker's exit status when it has reported the reason
+
+
+build_sdist = build_meta.build_sdist
+get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
+prepare_metadata_for_build_editable = build_meta.prepare_metadata_for_build_editable
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
