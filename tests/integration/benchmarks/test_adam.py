@@ -38,18 +38,19 @@ def in_child(call: str) -> int | None:
 
 
 @pytest.mark.parametrize(
-    ("work", "least_kib"), [("one_block", 8 * MIB), ("many_small_blocks", 8 * MIB), ("many_objects", 5 * MIB)]
+    ("work", "least_kib", "most_kib"),
+    [
+        ("one_block", 8 * MIB, 16 * MIB),
+        ("many_small_blocks", 8 * MIB, 16 * MIB),
+        ("many_objects", 5 * MIB, 10 * MIB),
+        ("nothing", 0, 0),
+    ],
 )
-def test_temporaries_are_seen_even_if_they_were_allocated_before(work: str, least_kib: int) -> None:
+def test_temporaries_are_seen_even_if_they_were_allocated_before(work: str, least_kib: int, most_kib: int) -> None:
     grown = in_child(work)
     if grown is None:
         pytest.skip("/proc/self/clear_refs cannot be written here")
-    assert least_kib - NOISE_KIB <= grown <= 2 * least_kib
-
-
-def test_without_temporaries_nothing_is_seen() -> None:
-    grown = in_child("nothing")
-    assert grown is None or grown <= NOISE_KIB
+    assert least_kib - NOISE_KIB <= grown <= most_kib + NOISE_KIB
 
 
 @pytest.mark.slow

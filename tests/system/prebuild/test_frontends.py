@@ -22,37 +22,40 @@ def contents(wheel: Path) -> dict[str, bytes]:
     return {name: content for name, content in files_in(wheel).items() if not name.endswith(("/WHEEL", "/RECORD"))}
 
 
-@pytest.mark.parametrize("frontend", ["build", "uv"])
-def test_every_frontend_makes_the_wheel_that_pip_makes(
-    tree: Path, tmp_path: Path, with_torch: Environment, ops_wheel: Path, uv: Callable[..., str], frontend: str
+def built_against(log: str, with_torch: Environment) -> bool:
+    place = with_torch.site / "torch"
+    return f"op_builder: building against torch {torch.__version__} in {place}, that of ACCEL_BUILD_TORCH=" in log
+
+
+def test_build_makes_the_wheel_that_pip_makes(
+    tree: Path, tmp_path: Path, with_torch: Environment, ops_wheel: Path
 ) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    if frontend == "build":  # an sdist, and the wheel from that
-        named = {"ACCEL_BUILD_OPS": "1", "ACCEL_BUILD_TORCH": str(with_torch.python)}
-        log = run(sys.executable, "-m", "build", "--outdir", out, tree, cwd=out, **named)
-        (archive,) = out.glob("*.tar.gz")
-        with tarfile.open(archive) as packed:
-            assert not [name for name in packed.getnames() if name.endswith(".so") or "_prebuilt" in name.split("/")]
-    else:
-        named = {"ACCEL_BUILD_OPS": "1", "ACCEL_BUILD_TORCH": str(with_torch.site)}
-        log = uv("build", "--wheel", "--python", sys.executable, "--out-dir", out, tree, cwd=out, **named)
-    assert f"op_builder: building against torch {torch.__version__} in {with_torch.site / 'torch'}, that of " in log
+    """An sdist, and the wheel from that."""
+    variables = {"ACCEL_BUILD_OPS": "1", "ACCEL_BUILD_TORCH": str(with_torch.python)}
+    log = run(sys.executable, "-m", "build", "--outdir", tmp_path, tree, cwd=tmp_path, **variables)
+    assert built_against(log, with_torch)
     assert "is requested for this build" not in log
-    made = the_wheel(out)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        assert not [name for name in packed.getnames() if name.endswith(".so") or "_prebuilt" in name.split("/")]
+    made = the_wheel(tmp_path)
     assert made.name == ops_wheel.name
     assert contents(made) == contents(ops_wheel)
 
 
-def test_binaries_do_not_depend_on_the_place_or_the_cache_they_are_built_in(
-    tree: Path, tmp_path: Path, with_torch: Environment, ops_wheel: Path
+def test_uv_makes_the_binaries_that_pip_makes_in_another_place_and_cache(
+    tree: Path, tmp_path: Path, with_torch: Environment, ops_wheel: Path, uv: Callable[..., str]
 ) -> None:
-    with_torch.pip(
-        "wheel", "--no-deps", "-w", tmp_path, tree, ACCEL_BUILD_CPU_SGD="1", ACCEL_CACHE_DIR=str(tmp_path / "cache")
-    )
-    compiled = {name: content for name, content in files_in(the_wheel(tmp_path)).items() if name.endswith(".so")}
-    assert len(compiled) == 1
-    assert compiled.items() <= files_in(ops_wheel).items()
+    variables = {
+        "ACCEL_BUILD_CPU_SGD": "1",
+        "ACCEL_BUILD_TORCH": str(with_torch.site),
+        "ACCEL_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    arguments = ("build", "--wheel", "--python", sys.executable, "--out-dir", tmp_path, tree)
+    assert built_against(uv(*arguments, cwd=tmp_path, **variables), with_torch)
+    binaries = {name: data for name, data in files_in(the_wheel(tmp_path)).items() if name.endswith(".so")}
+    assert len(binaries) == 1
+    assert binaries.items() <= files_in(ops_wheel).items()
 
 
 def test_build_gets_a_torch_of_its_own_where_none_is_named(tree: Path, tmp_path: Path, ops_wheel: Path) -> None:
