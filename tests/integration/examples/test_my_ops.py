@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -204,58 +203,6 @@ def test_nvcc_compiles_the_cuda_op_for_each_architecture(my_ops: Any, capsys: py
     assert "warning" not in (entry.artifact.parent / "build.log").read_text()
     binary = entry.artifact.read_bytes()
     assert {found.decode() for found in re.findall(rb"-arch (sm_\d+)", binary)} == {"sm_80", "sm_90"}
-
-
-HOST_KERNEL = """
-#include "add_rms_norm.h"
-
-template <class T>
-static void run(void* out, void* residual, void* x, void* weight, long rows, long columns, float eps) {
-  auto of = [](void* array) { return static_cast<T*>(array); };
-  const my_ops::AddRmsNorm<T> norm{of(out), of(residual), of(x), of(weight), columns, eps};
-  my_ops::add_rms_norm_cuda(norm, rows, nullptr);
-}
-extern "C" void float32(void* o, void* r, void* x, void* w, long n, long c, float eps) {
-  run<float>(o, r, x, w, n, c, eps);
-}
-extern "C" void bfloat16(void* o, void* r, void* x, void* w, long n, long c, float eps) {
-  run<my_ops::BFloat16>(o, r, x, w, n, c, eps);
-}
-"""
-
-
-@pytest.fixture(scope="module")
-def cuda_kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
-    """The CUDA kernel, compiled for the host through a stand-in for CUDA's headers: its arithmetic, not its speed."""
-    directory = tmp_path_factory.mktemp("cuda_on_host")
-    (directory / "run.cpp").write_text(HOST_KERNEL)
-    kernels = TEMPLATE / "my_ops" / "kernels"
-    includes = [f"-I{kernels}", f"-I{ROOT / 'tests/ops/native/cuda_on_host'}"]
-    sources = [str(directory / "run.cpp"), "-x", "c++", str(kernels / "add_rms_norm_cuda.cu")]
-    library = directory / "kernel.so"
-    subprocess.run(
-        ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", *includes, *sources, "-o", str(library)], check=True
-    )
-    opened = ctypes.CDLL(str(library))
-
-    def call(out: torch.Tensor, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-        pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (out, residual, x, weight)]
-        columns = x.shape[-1]
-        function = getattr(opened, str(x.dtype).removeprefix("torch."))
-        function(*pointers, ctypes.c_long(x.numel() // columns), ctypes.c_long(columns), ctypes.c_float(eps))
-
-    return call
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 1), (5, 33), (3, 256), (2, 3, 1021)])
-def test_the_cuda_kernel_run_on_the_host_computes_the_same(
-    cuda_kernel: Callable[..., None], shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    case = Case(shape, dtype)
-    out = torch.empty_like(case.x)
-    cuda_kernel(out, case.residual, case.x, case.weight, case.eps)
-    case.check(out, case.residual)
 
 
 @pytest.fixture(scope="module")
