@@ -92,12 +92,27 @@ def test_an_installed_op_computes_as_torch_does_with_every_instruction_set(
         assert values[mine] != values["CPULion"]
 
 
+NEEDS_AVX2 = """
+int main(int count, char**) {
+  typedef int Vector __attribute__((vector_size(32)));
+  volatile Vector v = {count};
+  v = v * v + v;
+  return v[0] == 0;
+}
+"""
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the models are of x86-64 CPUs")
 @pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="qemu-x86_64 is not installed (Debian: qemu-user)")
 @pytest.mark.parametrize(("model", "isa"), [("Nehalem", "baseline"), ("Haswell", "avx2")])
 def test_an_installed_op_runs_on_the_emulated_cpu_as_it_does_here(
     installed: Environment, tmp_path: Path, model: str, isa: str
 ) -> None:
+    # The emulator refuses what the CPU lacks.
+    (tmp_path / "avx2.cpp").write_text(NEEDS_AVX2)
+    subprocess.run(["g++", "-O1", "-mavx2", "avx2.cpp", "-o", "avx2"], cwd=tmp_path, check=True)
+    ran = subprocess.run(["qemu-x86_64", "-cpu", model, "./avx2"], cwd=tmp_path, capture_output=True, check=False)
+    assert (ran.returncode == 0) == (isa == "avx2")
     if isa not in supported_isas():
         pytest.skip(f"this CPU has no {isa} to compare with")
     try:
