@@ -2,7 +2,7 @@
 
 In the second run the moments are in files of an op_builder.ops.TensorStore. A few chunks of them are in
 memory at a time: while CPUAdam updates one chunk, the next is read and the one before is written back,
-beside the backward pass, which has the last layers' gradients first. The disk then costs only the time
+during the backward pass, which has the last layers' gradients first. The disk then costs only the time
 for which an update has to wait for it.
 
     python -m examples.swapped_moments [--steps 40] [--width 512] [--chunks 12] [--directory DIR]
@@ -13,49 +13,47 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import nn
 from torch.optim import Optimizer
 
 from accelerator import get_accelerator
+from examples.characters.program import (
+    console,
+    exit_status,
+    make_directory,
+    make_parser,
+    require_positive,
+    train_with_progress,
+)
 from examples.characters.swapping import SLOTS, STATES, SwappedAdam
-from examples.characters.text import Corpus, NoTextError, standard_library
-from examples.characters.training import Recipe, Run, train
+from examples.characters.text import standard_library
+from examples.characters.training import Recipe, Run
 from op_builder.cpu import AsyncIOBuilder
-from op_builder.errors import AccelError
 from op_builder.ops import CPUAdam, TensorStore
 from op_builder.ops.io.tensor_store_transfer import StoreCounters
-
-console = Console(highlight=False, soft_wrap=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit status: 0 when both runs are the same to the bit, 1 when not or on an error, 130 when interrupted."""
     options = parse(arguments)
-    try:
+
+    def program() -> int:
         if options.directory is not None:
             return demonstrate(options, options.directory)
         with tempfile.TemporaryDirectory(prefix="moments-", dir=options.out) as directory:
             return demonstrate(options, Path(directory))
-    except (AccelError, NoTextError, ValueError) as error:
-        console.print(f"swapped_moments: {error}", style="red", markup=False)
-        return 1
-    except KeyboardInterrupt:
-        console.print("\nStopped.")
-        return 130
+
+    return exit_status("swapped_moments", program)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=40, help="training steps of each run (default 40)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of parameters and batches (default 0)")
+    parser = make_parser(__doc__, steps=40)
     parser.add_argument("--width", type=int, default=512, help="of the model, a multiple of 8 (default 512)")
     parser.add_argument("--layers", type=int, default=2, help="of the model (default 2)")
     parser.add_argument("--chunks", type=int, default=12, help=f"of the moments, a multiple of {SLOTS} (default 12)")
@@ -63,24 +61,18 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=Path("out"), help="without --directory: where a temporary one is made (default out)"
     )
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch (default 1)")
     options = parser.parse_args(arguments)
-    for name in ("steps", "threads", "layers"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name} is {getattr(options, name)}; at least one is needed")
-    if options.width < 8 or options.width % 8:
+    require_positive(parser, options, "steps", "threads", "layers", "width", "chunks")
+    if options.width % 8:
         parser.error(f"--width is {options.width}; a multiple of 8 is needed, for the 8 heads")
-    if options.chunks < SLOTS or options.chunks % SLOTS:
+    if options.chunks % SLOTS:
         parser.error(f"--chunks is {options.chunks}; a multiple of {SLOTS} is needed, as many are in memory")
-    try:
-        (options.directory or options.out).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.error(f"{options.directory or options.out}: {error.strerror}; choose a directory that can be written")
+    make_directory(parser, options.directory or options.out)
     return options
 
 
 def demonstrate(options: argparse.Namespace, directory: Path) -> int:
-    """Train twice, and say what was the same and what it cost."""
+    """Train twice, and print what was the same and what it cost."""
     torch.set_num_threads(options.threads)
     device = get_accelerator().device_name()
     recipe = Recipe(
@@ -116,8 +108,8 @@ def demonstrate(options: argparse.Namespace, directory: Path) -> int:
             return made["disk"]
 
         console.print(f"Training on {device}; moments in memory, then in {directory} by {handle.engine}.\n")
-        memory_run = run_with_progress("in memory", in_memory, corpus, recipe)
-        disk_run = run_with_progress("on disk", on_disk, corpus, recipe)
+        memory_run = train_with_progress("in memory", in_memory, corpus, recipe)
+        disk_run = train_with_progress("on disk", on_disk, corpus, recipe)
         swapped = made["disk"]
         assert isinstance(swapped, SwappedAdam)
         store.wait()
@@ -134,28 +126,6 @@ def demonstrate(options: argparse.Namespace, directory: Path) -> int:
         style="green",
     )
     return 0
-
-
-def run_with_progress(
-    name: str, make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer], corpus: Corpus, recipe: Recipe
-) -> Run:
-    """Train under a progress bar that shows the loss."""
-    columns = (
-        TextColumn(f"{name:<10}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(name, total=recipe.steps, loss=float("nan"))
-        return train(
-            make_optimizer,
-            corpus,
-            recipe,
-            get_accelerator(),
-            on_step=lambda loss: progress.update(task, advance=1, loss=loss),
-        )
 
 
 def differences(memory_run: Run, disk_run: Run, memory: Optimizer, disk: SwappedAdam) -> list[str]:
@@ -177,7 +147,7 @@ def differences(memory_run: Run, disk_run: Run, memory: Optimizer, disk: Swapped
 
 
 def report(memory_run: Run, disk_run: Run, swapped: SwappedAdam, counters: StoreCounters) -> None:
-    """Both runs beside each other, and where the time of the disk went."""
+    """Print both runs, and where the time of the disk went."""
     steps = len(disk_run.losses)
     table = Table(box=box.SIMPLE_HEAD, title="Adam's moments in memory and on disk", title_justify="left")
     for heading in ("", "in memory", "on disk"):

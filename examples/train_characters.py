@@ -1,8 +1,8 @@
 """Train a small character-level transformer with CPUAdam, then again with torch.optim.AdamW, and compare.
 
-With --kernels sycl the first is FusedAdam with SYCL kernels on the SYCL CPU device, beside CPUAdam.
+With --kernels sycl FusedAdam with SYCL kernels on the SYCL CPU device is compared with CPUAdam.
 
-The text is the source of Python's own standard library, the device whatever the accelerator says,
+The text is the source of Python's own standard library, the device that of the accelerator,
 the optimizer native code that is compiled the first time and comes from the cache after that.
 On a GPU the optimizer works on float32 masters in host memory: gradients come down, parameters go up.
 
@@ -20,31 +20,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import nn
 from torch.optim import Optimizer
 
 from accelerator import get_accelerator
-from accelerator.abstract_accelerator import Accelerator
 from examples.characters.comparison import compare, draw
-from examples.characters.text import Corpus, NoTextError, standard_library
-from examples.characters.training import Recipe, Run, train
+from examples.characters.program import (
+    console,
+    exit_status,
+    make_directory,
+    make_parser,
+    require_positive,
+    train_with_progress,
+)
+from examples.characters.text import standard_library
+from examples.characters.training import Recipe, Run
 from op_builder.cache.store import Cache
 from op_builder.catalog.registry import find_builder
-from op_builder.errors import AccelError
 from op_builder.ops import CPUAdam, SYCLFusedAdam
 
 PICTURE = "loss_curves.png"
 SAMPLE_START = "\n    def "
 SAMPLE_LENGTH = 400
 
-console = Console(highlight=False, soft_wrap=True)
-
 
 @dataclass(frozen=True)
 class Contender:
-    """An AdamW: what it is called, and its class."""
+    """An AdamW: its name and its class."""
 
     name: str
     make: Callable[..., Optimizer]
@@ -52,7 +54,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Contest:
-    """Whose kernels, beside which other's.
+    """Two optimizers to compare.
 
     Attributes:
         package: the builders that ``ours`` comes from; None for the accelerator's own.
@@ -77,20 +79,11 @@ CONTESTS = {
 def main(arguments: list[str] | None = None) -> int:
     """The exit status: 0 when both runs agree, 1 when not or on an error, 130 when interrupted."""
     options = parse(arguments)
-    try:
-        return demonstrate(options)
-    except (AccelError, NoTextError) as error:
-        console.print(f"train_characters: {error}", style="red", markup=False)
-        return 1
-    except KeyboardInterrupt:
-        console.print("\nStopped.")
-        return 130
+    return exit_status("train_characters", lambda: demonstrate(options))
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400, help="training steps of each run (default 400)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of parameters, batches and sample (default 0)")
+    parser = make_parser(__doc__, steps=400)
     parser.add_argument("--out", type=Path, default=Path("out"), help="directory of the picture (default out)")
     parser.add_argument(
         "--host-masters",
@@ -107,18 +100,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--kernels",
         choices=tuple(CONTESTS),
         default="cpu",
-        help="cpu: CPUAdam beside torch's AdamW; sycl: FusedAdam's SYCL kernels beside CPUAdam (default cpu)",
+        help="cpu: CPUAdam against torch's AdamW; sycl: FusedAdam's SYCL kernels against CPUAdam (default cpu)",
     )
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch (default 1)")
     options = parser.parse_args(arguments)
-    if options.steps < 1:
-        parser.error(f"--steps is {options.steps}; at least one is needed")
-    if options.threads < 1:
-        parser.error(f"--threads is {options.threads}; at least one is needed")
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.error(f"--out {options.out}: {error.strerror}; choose a directory that can be written")
+    require_positive(parser, options, "steps", "threads")
+    make_directory(parser, options.out)
     return options
 
 
@@ -147,7 +133,7 @@ def demonstrate(options: argparse.Namespace) -> int:
             numbers = {"lr": recipe.learning_rate, "betas": recipe.betas, "weight_decay": recipe.weight_decay}
             return contender.make(parameters, **numbers)
 
-        return run_with_progress(contender.name, make, corpus, recipe, accelerator)
+        return train_with_progress(contender.name, make, corpus, recipe)
 
     ours, reference = run(contest.ours), run(contest.reference)
     agreement = compare(ours.losses, reference.losses, (ours.validation_loss, reference.validation_loss), dtype)
@@ -171,7 +157,7 @@ def demonstrate(options: argparse.Namespace) -> int:
 
 
 def load_op(contest: Contest) -> None:
-    """Load the native code, and say how long that took and where it came from."""
+    """Load the native code, and print how long that took and where it came from."""
     cache = Cache()
     before = {entry.directory for entry in cache.entries(contest.op)}
     with console.status(f"Loading {contest.ours.name}; the first time it is compiled, which takes some seconds ..."):
@@ -187,36 +173,6 @@ def load_op(contest: Contest) -> None:
     duration = f"{duration_s:.2f} s" if duration_s >= 1 else f"{duration_s * 1e3:.1f} ms"
     arithmetic = f"{native.isa} arithmetic" if native.isa else "SYCL kernels"
     console.print(f"{contest.ours.name} loaded in [bold]{duration}[/bold] ({origin}), {arithmetic}.")
-
-
-def run_with_progress(
-    name: str,
-    make_optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
-    corpus: Corpus,
-    recipe: Recipe,
-    accelerator: Accelerator,
-) -> Run:
-    """Train under a progress bar that shows the loss, then say how it went."""
-    columns = (
-        TextColumn(f"{name:<13}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(name, total=recipe.steps, loss=float("nan"))
-
-        def on_step(loss: float) -> None:
-            progress.update(task, advance=1, loss=loss)
-
-        run = train(make_optimizer, corpus, recipe, accelerator, on_step)
-    milliseconds = run.duration_s / recipe.steps * 1e3
-    console.print(
-        f"{'':<13} loss {run.losses[0]:.3f} -> {run.losses[-1]:.3f}, "
-        f"validation {run.validation_loss:.3f}, {milliseconds:.0f} ms per step"
-    )
-    return run
 
 
 if __name__ == "__main__":

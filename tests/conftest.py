@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections import Counter
 
 import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # One cache directory for the run, new each time: ops are compiled by this run's code, and
-    # nobody's own cache is touched. Workers of pytest-xdist inherit the variable.
+    # A new cache directory for each run: ops are compiled by this run's code, and no user's cache is touched.
+    # Workers of pytest-xdist inherit the variable.
     if "ACCEL_TEST_CACHE" not in os.environ:
         directory = tempfile.TemporaryDirectory(prefix="accel-ops-tests-", ignore_cleanup_errors=True)
         config.add_cleanup(directory.cleanup)
@@ -19,13 +20,12 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["ACCEL_CACHE_DIR"] = os.environ["ACCEL_TEST_CACHE"]
     for name in ("ACCEL_ACCELERATOR", "DS_ACCELERATOR", "ACCEL_JIT", "ACCEL_CPU_ISA", "ACCEL_MAX_JOBS", "MAX_JOBS"):
         os.environ.pop(name, None)
-    # A test that wants the background process asks for it.
+    # Tests that need the background process enable it.
     os.environ["ACCEL_PRECOMPILE"] = "0"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The long ones come last, so that what a limit of time keeps from running is as little as can be; of them first
-    # those that nothing else stands for.
+    # Slow tests come last, so that a limit of time skips as few as possible; of them first those without substitutes.
     items.sort(key=lambda item: (_is_slow(item), item.get_closest_marker("first") is None))
 
 
@@ -33,6 +33,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     until_s = float(os.environ.get("SLOW_TESTS_UNTIL", "inf"))
     if _is_slow(item) and time.time() > until_s:
         pytest.skip("the time for slow tests is over (SLOW_TESTS_UNTIL, seconds since 1970)")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    # One line for each reason: -rs prints one for each test.
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", [])
+    )
+    is_quick = "not slow" in config.getoption("markexpr")
+    if reasons or is_quick:
+        terminalreporter.section("not run")
+    for reason, count in reasons.most_common():
+        terminalreporter.line(f"{count:5} {reason}")
+    if is_quick:
+        terminalreporter.line("      the slow tests: make test SLOW=1")
 
 
 def _is_slow(item: pytest.Item) -> bool:

@@ -1,8 +1,8 @@
 """The part of a prebuild that runs in the Python whose torch it is made against.
 
-It gets an unpacked wheel, builds the ops of the packages in it, and leaves each binary with its manifest
-below ``_prebuilt`` in the package that declares it, beside ``wheel.json``, which says what was built, by
-what, for what, and what was left out and why.
+It gets an unpacked wheel, builds the ops of the packages in it, and leaves each binary with its manifest below
+``_prebuilt`` in the package that declares it. ``wheel.json`` there says what was built, by what and for what,
+and what was left out and why.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import json
 import os
 import platform
 import shutil
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,126 +31,109 @@ from op_builder.catalog.registry import UnavailableOpBuilder, all_builders, regi
 from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
 from op_builder.load.prebuilt import DIRECTORY, INDEX, INDEX_FORMAT
 from op_builder.paths import outermost_package
-from op_builder.prebuild.order import Order, variable_of
+from op_builder.prebuild.request import BuildRequest, variable_of
 from op_builder.prebuild.tags import wheel_tag
-from op_builder.prebuild.target import REFUSED, say
-from op_builder.prebuild.wheel import distribution_of
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import find_cxx
 
 if TYPE_CHECKING:
     from op_builder.builder.base import OpBuilder
 
+REPORTED = 3
+"""The exit status when the reason of a failure has been reported."""
+
 _HOST_OPS = "op_builder.cpu"
-_NOT_ASKED_FOR = "not asked for"
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """An op that is not in the wheel, and why."""
-
-    op: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Built:
-    """One binary of the wheel.
-
-    Attributes:
-        op: the op's name.
-        package: directory of the package that declares it, in the unpacked wheel.
-        directory: where the cache has it.
-        manifest: what the wheel is to say of it.
-    """
-
-    op: str
-    package: Path
-    directory: Path
-    manifest: Manifest
-
-    @property
-    def place(self) -> str:
-        """Its directory below ``_prebuilt``, laid out as in the cache."""
-        key = self.manifest.key
-        return f"ops/{self.op}/{key.plan.digest}/{key.digest}"
-
-
-def prebuild(tree: Path, order: Order) -> str:
-    """Build what ``order`` wants of the packages in ``tree`` and put it there.
+def prebuild(tree: Path, request: BuildRequest) -> str:
+    """Build the requested ops of the packages in ``tree`` into it.
 
     Returns:
-        the wheel's tag; empty where none of its ops is asked for.
+        the wheel's tag; empty where none of its ops is requested.
 
     Raises:
-        IncompatibleOpError: an op that it insists on cannot be built here, or nothing can.
+        IncompatibleOpError: an op requested by its own variable cannot be built here, or none can.
         AccelError: compiling one failed, or a variable is wrong.
     """
-    started = time.monotonic()
     from accelerator.selection import builder_package, requested_name
 
+    started = time.monotonic()
     accelerator, package = builder_package()
     candidates = [*all_builders(package).values(), *all_builders(_HOST_OPS).values()]
-    registered = [found for found in registered_packages(package) if found.complaint]
-    order.refuse_unknown(candidates, " ".join(found.complaint for found in registered))
-    complaints = [found.complaint for found in registered if (tree / found.module.partition(".")[0]).exists()]
-    for complaint in complaints:
-        say(f"warning: {complaint}")
+    incomplete = [found for found in registered_packages(package) if found.complaint]
+    request.check_names(candidates, " ".join(found.complaint for found in incomplete))
+    problems = [found.complaint for found in incomplete if (tree / found.module.partition(".")[0]).exists()]
+    for problem in problems:
+        log(f"warning: {problem}")
+    source = "named" if requested_name() else f"detected; {env.ACCEL_ACCELERATOR.name} names another, present or not"
+    log(f"torch {torch_install().version}, Python {platform.python_version()}, accelerator {accelerator} ({source})")
     own = [builder for builder in candidates if _is_in(tree, builder)]
-    how = (
-        "named" if requested_name() else f"detected; {env.ACCEL_ACCELERATOR.name} names another, which need not be here"
-    )
-    say(f"torch {torch_install().version}, Python {platform.python_version()}, accelerator {accelerator} ({how})")
-    chosen, left_out = _choose(own, order, accelerator)
-    if not chosen and not any(map(order.wants, own)):
-        if complaints and order.everything:
-            raise IncompatibleOpError(
-                f"None of the ops asked for can be built. {' '.join(complaints)}",
-                "Mend that, or unset ACCEL_BUILD_OPS: ops are then compiled when first loaded.",
-            )
-        say("none of this project's ops is asked for; the wheel holds none")
+    chosen, left_out = _choose(own, request, accelerator)
+    if not any(map(request.wants, own)):
+        if problems and request.everything:
+            raise _nothing_built(problems)
+        log("no op of this project is requested; the wheel has none")
         return ""
-    _refuse_cpu_of_compiler()
-    with _cache_that_can_be_written(), env.scope(**{env.ACCEL_PRECOMPILE.name: "0"}):
-        insisted = {builder.name for builder in chosen if order.insists_on(builder)}
-        outcomes = build_all(chosen, required=insisted, force=False, report=_Progress(len(chosen)))
-        built, more = _settle(chosen, outcomes)
-        left_out = [left for left in (*left_out, *more) if left.reason != _NOT_ASKED_FOR]
-        if not built:
-            told = "".join(f"\n  {line}" for line in _by_reason(left_out))
-            raise IncompatibleOpError(
-                f"None of the ops asked for can be built here.{told}",
-                "Mend that, or unset ACCEL_BUILD_OPS: ops are then compiled when first loaded.",
-            )
-        tag = wheel_tag([item.manifest for item in built])
-        for package_dir in dict.fromkeys(item.package for item in built):
-            _place([item for item in built if item.package == package_dir], package_dir)
-            _write_index(package_dir, distribution_of(tree), accelerator, tag, built, left_out)
-    names = ", ".join(dict.fromkeys(item.op for item in built))
-    say(f"built in {time.monotonic() - started:.1f} s: {names}")
+    _reject_cpu_of_compiler()
+    with _writable_cache(), env.scope(**{env.ACCEL_PRECOMPILE.name: "0"}):
+        required = {builder.name for builder in chosen if request.requires(builder)}
+        outcomes = build_all(chosen, required=required, force=False, report=_Progress(len(chosen)))
+        _raise_failures(chosen, outcomes)
+        left_out.update({outcome.op: outcome.message for outcome in outcomes if outcome.status == "skipped"})
+        left_out = {op: reason for op, reason in left_out.items() if reason}
+        built = [_place(*pair) for pair in zip(chosen, outcomes, strict=True) if pair[1].status != "skipped"]
+    if not built:
+        raise _nothing_built(_by_reason(left_out))
+    tag = wheel_tag([manifest for _, manifest, _ in built])
+    for package_dir in dict.fromkeys(package_dir for package_dir, _, _ in built):
+        index = {
+            "format": INDEX_FORMAT,
+            "distribution": next(tree.glob("*.dist-info")).name.partition("-")[0],
+            "built_by": f"accel-ops {__version__}",
+            "accelerator": accelerator,
+            "tag": tag,
+            "ops": [facts for package, _, facts in built if package == package_dir],
+            "left_out": [{"op": op, "reason": reason} for op, reason in left_out.items()],
+        }
+        (package_dir / DIRECTORY / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    log(
+        f"built in {time.monotonic() - started:.1f} s: {', '.join(dict.fromkeys(facts['op'] for _, _, facts in built))}"
+    )
     for line in _by_reason(left_out):
-        say(f"left out {line}")
-    say(f"the wheel is tagged {tag}")
+        log(f"left out {line}")
+    log(f"the wheel is tagged {tag}")
     return tag
 
 
-def _refuse_cpu_of_compiler() -> None:
-    """An op's own -march is in its recipe, by which a binary that does not fit is noticed; that of CXX is not."""
+def log(text: str) -> None:
+    """Write a line for the user: ``pip -v`` and the other frontends show it at once."""
+    print(f"op_builder: {text}", file=sys.stderr, flush=True)
+
+
+def _nothing_built(reasons: Sequence[str]) -> IncompatibleOpError:
+    return IncompatibleOpError(
+        "\n  ".join(["None of the requested ops can be built here.", *reasons]),
+        "Fix that, or unset ACCEL_BUILD_OPS: ops are then compiled when first loaded.",
+    )
+
+
+def _reject_cpu_of_compiler() -> None:
+    """An op's own -march is in its recipe, so that a binary that does not fit is noticed; that of CXX is not."""
     try:
         command = find_cxx(Cache().memo).command
-    except ToolchainError:  # each op's check tells that
+    except ToolchainError:  # each op's check reports that
         return
     tied = [word for word in command if word.startswith(("-march=", "-mcpu="))]
     if tied:
         raise ToolchainError(
             f"The compiler is {' '.join(command)}: {' '.join(tied)} ties each binary of the wheel to such CPUs, and "
-            "nothing would tell where it is installed.",
+            "nothing would notice where it is installed.",
             "Set CXX without it. This project's kernels choose among instruction sets when they are loaded.",
         )
 
 
 def _is_in(tree: Path, builder: OpBuilder) -> bool:
-    """Whether the wheel holds the package of a builder, or, of an op that is not there yet, this very project."""
+    """Whether the wheel has the package of a builder, or, of an op that the device lacks, this very project."""
     declared = builder.INSTEAD_OF if isinstance(builder, UnavailableOpBuilder) else type(builder)
     if declared is None:
         return Path(__file__).resolve().is_relative_to(tree)
@@ -157,28 +141,33 @@ def _is_in(tree: Path, builder: OpBuilder) -> bool:
     return package is not None and package.is_relative_to(tree)
 
 
-def _choose(builders: Sequence[OpBuilder], order: Order, accelerator: str) -> tuple[list[OpBuilder], list[LeftOut]]:
-    """The builders whose ops are to be built, each recipe once, and what is left out."""
-    # What one device does not have, another may.
-    had = {builder.name for builder in builders if not isinstance(builder, UnavailableOpBuilder)}
-    builders = [
-        builder for builder in builders if not (isinstance(builder, UnavailableOpBuilder) and builder.name in had)
-    ]
+def _choose(
+    builders: Sequence[OpBuilder], request: BuildRequest, accelerator: str
+) -> tuple[list[OpBuilder], dict[str, str]]:
+    """The builders whose ops are to be built, each recipe once, and why others are not: empty if not requested."""
+    available = {builder.name for builder in builders if not isinstance(builder, UnavailableOpBuilder)}
     chosen: dict[str, OpBuilder] = {}
-    left_out: dict[str, LeftOut] = {}
+    left_out: dict[str, str] = {}
     for builder in builders:
-        if not order.wants(builder):
-            said = f"{variable_of(builder)}=0" if variable_of(builder) in order.ops else _NOT_ASKED_FOR
-            left_out[builder.name] = LeftOut(builder.name, said)
-        elif isinstance(builder, UnavailableOpBuilder) and not order.insists_on(builder):
-            left_out[builder.name] = LeftOut(builder.name, builder.REASON)
-        elif _device_of(builder) not in (None, accelerator) and not order.insists_on(builder):
-            device = _device_of(builder)
-            reason = f"it is for {device}; {env.ACCEL_ACCELERATOR.name}={device} builds it, with or without a device"
-            left_out[builder.name] = LeftOut(builder.name, reason)
-        else:
+        if isinstance(builder, UnavailableOpBuilder) and builder.name in available:
+            continue  # another device has it
+        reason = None if request.requires(builder) else _reason_against(builder, request, accelerator)
+        if reason is None:
             chosen.setdefault(f"{type(builder).__module__}.{type(builder).__qualname__}", builder)
-    return list(chosen.values()), list(left_out.values())
+        else:
+            left_out[builder.name] = reason
+    return list(chosen.values()), left_out
+
+
+def _reason_against(builder: OpBuilder, request: BuildRequest, accelerator: str) -> str | None:
+    variable, device = variable_of(builder), _device_of(builder)
+    if not request.wants(builder):
+        return f"{variable}=0" if variable in request.ops else ""
+    if isinstance(builder, UnavailableOpBuilder):
+        return builder.REASON
+    if device not in (None, accelerator):
+        return f"it is for {device}; {env.ACCEL_ACCELERATOR.name}={device} builds it, with or without a device"
+    return None
 
 
 def _device_of(builder: OpBuilder) -> str | None:
@@ -188,91 +177,64 @@ def _device_of(builder: OpBuilder) -> str | None:
     return "xpu" if isinstance(builder, SYCLOpBuilder) else None
 
 
-def _settle(builders: Sequence[OpBuilder], outcomes: Sequence[Outcome]) -> tuple[list[Built], list[LeftOut]]:
-    failed = [(builder, told) for builder, told in zip(builders, outcomes, strict=True) if told.status == "failed"]
+def _raise_failures(builders: Sequence[OpBuilder], outcomes: Sequence[Outcome]) -> None:
+    failed = [(builder, each) for builder, each in zip(builders, outcomes, strict=True) if each.status == "failed"]
     if failed:
+        switches = ", ".join(dict.fromkeys(f"{variable_of(builder)}=0" for builder, _ in failed))
         raise AccelError(
-            "".join(f"\n{outcome.op} cannot be built: {outcome.message}" for _, outcome in failed).strip(),
-            f"Leave it out with {', '.join(dict.fromkeys(f'{variable_of(builder)}=0' for builder, _ in failed))}, "
-            "or mend what is told above.",
+            "\n".join(f"{outcome.op} cannot be built: {outcome.message}" for _, outcome in failed),
+            f"Fix that, or leave it out with {switches}.",
         )
-    built, left_out = [], []
-    for builder, outcome in zip(builders, outcomes, strict=True):
-        if outcome.status == "skipped":
-            left_out.append(LeftOut(outcome.op, outcome.message))
-            continue
-        package = outermost_package(type(builder))
-        assert package is not None, "chosen because its package is in the wheel"
-        directory = Path(outcome.path).parent
-        manifest = Manifest.from_json((directory / MANIFEST).read_text(encoding="utf-8"))
-        # Not what of the system was read: that is the building machine's, and nobody asks for it in the wheel.
-        manifest = replace(manifest, system_headers=SystemHeaders.of([]))
-        built.append(Built(outcome.op, package, directory, manifest))
-    return built, left_out
 
 
-def _by_reason(left_out: Sequence[LeftOut]) -> list[str]:
+def _place(builder: OpBuilder, outcome: Outcome) -> tuple[Path, Manifest, dict[str, Any]]:
+    """Copy a binary from the cache into the package that declares it; that package, the manifest, the index's entry."""
+    package, artifact = outermost_package(type(builder)), Path(outcome.path)
+    assert package is not None, "chosen because its package is in the wheel"
+    manifest = Manifest.from_json(artifact.with_name(MANIFEST).read_text(encoding="utf-8"))
+    # The system headers it was compiled with are the building machine's: nobody asks for them in a wheel.
+    manifest = replace(manifest, system_headers=SystemHeaders.of([]))
+    place = f"ops/{builder.name}/{manifest.key.plan.digest}/{manifest.key.digest}"  # laid out as in the cache
+    directory = package / DIRECTORY / place
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / MANIFEST).write_text(manifest.to_json() + "\n", encoding="utf-8")
+    shutil.copyfile(artifact, directory / artifact.name)
+    return (
+        package,
+        manifest,
+        {
+            "op": builder.name,
+            "binary": f"{place}/{artifact.name}",
+            "sha256": manifest.sha256,
+            "size_bytes": manifest.size_bytes,
+            "platform": manifest.key_parts["platform"],
+            "torch": manifest.torch_needed,
+            "python": manifest.python_needed,
+            "cuda_archs": manifest.cuda_archs,
+            "compilers": manifest.compilers,
+            "needs": manifest.needs,
+            "check": manifest.check,
+            "built_at": manifest.built_at,
+        },
+    )
+
+
+def _by_reason(left_out: Mapping[str, str]) -> list[str]:
     """A line for each reason, with the ops that it keeps out."""
     ops: dict[str, list[str]] = {}
-    for left in left_out:
-        ops.setdefault(left.reason, []).append(left.op)
+    for op, reason in left_out.items():
+        ops.setdefault(reason, []).append(op)
     return [f"{', '.join(names)}: {reason}" for reason, names in ops.items()]
 
 
-def _place(built: Sequence[Built], package: Path) -> None:
-    for item in built:
-        place = package / DIRECTORY / item.place
-        place.mkdir(parents=True, exist_ok=True)
-        (place / MANIFEST).write_text(item.manifest.to_json() + "\n", encoding="utf-8")
-        shutil.copyfile(item.directory / item.manifest.artifact, place / item.manifest.artifact)
-
-
-def _write_index(
-    package: Path,
-    distribution: str,
-    accelerator: str,
-    tag: str,
-    built: Sequence[Built],
-    left_out: Sequence[LeftOut],
-) -> None:
-    index: dict[str, Any] = {
-        "format": INDEX_FORMAT,
-        "distribution": distribution,
-        "built_by": f"accel-ops {__version__}",
-        "accelerator": accelerator,
-        "tag": tag,
-        "ops": [_facts(item) for item in built if item.package == package],
-        "left_out": [asdict(left) for left in left_out],
-    }
-    (package / DIRECTORY / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
-
-
-def _facts(item: Built) -> dict[str, Any]:
-    manifest = item.manifest
-    return {
-        "op": item.op,
-        "binary": f"{item.place}/{manifest.artifact}",
-        "sha256": manifest.sha256,
-        "size_bytes": manifest.size_bytes,
-        "platform": manifest.key_parts["platform"],
-        "torch": manifest.torch_needed,
-        "python": manifest.python_needed,
-        "cuda_archs": manifest.cuda_archs,
-        "compilers": manifest.compilers,
-        "needs": manifest.needs,
-        "check": manifest.check,
-        "built_at": manifest.built_at,
-    }
-
-
 @contextmanager
-def _cache_that_can_be_written() -> Iterator[None]:
-    """The user's cache of built ops, which makes a second wheel in no time; else one of this build alone."""
+def _writable_cache() -> Iterator[None]:
+    """The user's cache of built ops, with which a second wheel takes seconds; else a temporary one."""
     obstacle = Cache().writable_obstacle()
     if not obstacle:
         yield
         return
-    say(f"the cache {Cache().root} cannot be written ({obstacle}); building without it")
+    log(f"the cache {Cache().root} cannot be written ({obstacle}); building without it")
     with (
         tempfile.TemporaryDirectory(prefix="accel-ops-") as scratch,
         env.scope(**{env.ACCEL_CACHE_DIR.name: scratch}),
@@ -281,29 +243,28 @@ def _cache_that_can_be_written() -> Iterator[None]:
 
 
 class _Progress:
-    """Tells each step of each op, and how many ops are done."""
+    """Logs each step of each op, and how many ops are done."""
 
     def __init__(self, ops: int) -> None:
         self._ops = ops
-        self._done: list[str] = []
+        self._done = 0
 
     def __call__(self, op: str, done: int, total: int, step: str) -> None:
         if total:
-            say(f"{op}: [{done}/{total}] {step}")
+            log(f"{op}: [{done}/{total}] {step}")
         elif step not in ("checking", "waiting"):
-            self._done.append(op)
-            say(f"{op}: {step} ({len(self._done)} of {self._ops} ops)")
+            self._done += 1
+            log(f"{op}: {step} ({self._done} of {self._ops} ops)")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run by the backend: the unpacked wheel, the order and where the tag is to be written."""
-    tree, order, answer = arguments
-    everything, ops = json.loads(order)
+def main(tree: str, tag_file: str) -> int:
+    """Run by the build backend: build what the environment requests into ``tree``; the tag goes to ``tag_file``."""
+    root = Path(os.path.realpath(tree))
     try:
-        tag = prebuild(Path(os.path.realpath(tree)), Order(everything, ops))
+        tag = prebuild(root, BuildRequest.from_environment())
     except AccelError as error:
-        # Places below the unpacked wheel, which is gone when this is read, are those in the wheel.
-        say(f"error: {error}".replace(f"{os.path.realpath(tree)}/", ""))
-        return REFUSED
-    Path(answer).write_text(tag, encoding="utf-8")
+        # Paths in the unpacked wheel, which is temporary, are shown as those in the wheel.
+        log(f"error: {error}".replace(f"{root}/", ""))
+        return REPORTED
+    Path(tag_file).write_text(tag, encoding="utf-8")
     return 0

@@ -1,4 +1,4 @@
-"""Fresh virtual environments with the torch of this one, and what is installed into them, for real."""
+"""Virtual environments with the torch of this one, and what is really installed into them."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _TIMEOUT_S = 1800.0
 
 
 def environment_of(**variables: str | None) -> dict[str, str]:
-    """The variables of a command that is to see nothing of this checkout but what is installed where it runs.
+    """The variables of a command that sees nothing of this checkout but what is installed where it runs.
 
-    Ops are compiled into the cache of this run of the suite, unless ``variables`` say otherwise.
+    Ops are compiled into the cache of this run of the suite, unless ``variables`` name another.
     """
     ours = [name for name in os.environ if name.startswith(("ACCEL_", "DS_", "PYTHON", "VIRTUAL_ENV", "PYTEST"))]
     foreign = ("TORCH_CUDA_ARCH_LIST", "CUDA_VISIBLE_DEVICES", "MAX_JOBS")
@@ -42,7 +42,7 @@ def environment_of(**variables: str | None) -> dict[str, str]:
             "ACCEL_CACHE_DIR": os.environ["ACCEL_CACHE_DIR"],
             "ACCEL_ACCELERATOR": "cpu",
             "ACCEL_PRECOMPILE": "0",
-            # Threads that wait for each other by spinning take the cores from the tests beside them.
+            # Threads that spin while they wait take the cores from other tests.
             "OMP_WAIT_POLICY": "passive",
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
             **variables,
@@ -51,7 +51,7 @@ def environment_of(**variables: str | None) -> dict[str, str]:
 
 
 def run(*command: str | Path, cwd: Path, fails: bool = False, **variables: str | None) -> str:
-    """What a command printed, and after that what it printed to stderr; it must succeed, or fail if ``fails``."""
+    """A command's output, then its error output; it must succeed, or fail if ``fails``."""
     done = subprocess.run(
         list(map(str, command)),
         cwd=cwd,
@@ -61,9 +61,9 @@ def run(*command: str | Path, cwd: Path, fails: bool = False, **variables: str |
         check=False,
         timeout=_TIMEOUT_S,
     )
-    told = done.stdout + done.stderr
-    assert (done.returncode != 0) == fails, f"{command} ended with {done.returncode}\n{told[-8000:]}"
-    return told
+    output = done.stdout + done.stderr
+    assert (done.returncode != 0) == fails, f"{command} ended with {done.returncode}\n{output[-8000:]}"
+    return output
 
 
 @dataclass(frozen=True)
@@ -104,28 +104,27 @@ class Environment:
 
     def report(self, **variables: str | None) -> dict[str, dict[str, Any]]:
         """The report's rows on ops, by their names."""
-        told = self.run("-m", "op_builder.report", "--json", **variables)
-        return {row["name"]: row for row in json.JSONDecoder().raw_decode(told)[0]["ops"]}
+        output = self.run("-m", "op_builder.report", "--json", **variables)
+        return {row["name"]: row for row in json.JSONDecoder().raw_decode(output)[0]["ops"]}
 
 
 def make_environment(directory: Path) -> Environment:
-    """A virtual environment that has torch and all else that accel-ops requires, and pip, but not accel-ops.
+    """A virtual environment that has pip and everything that accel-ops requires, but not accel-ops.
 
-    Installing a torch takes minutes, so packages are those of the running environment, each by a link: what
-    has no link, such as an editable install of this very project, is not there. Their records are copies,
-    because uv takes no record that is a link.
+    Installing a torch takes minutes, so the packages are links to those of the running environment. Their
+    records are copies, because uv rejects a record that is a link.
     """
     made = bare_environment(directory)
     for distribution in _closure(_NEEDED):
-        _link(distribution, made)
+        link(distribution, made)
     return made
 
 
 def bare_environment(directory: Path) -> Environment:
-    """A virtual environment that has pip alone."""
+    """A virtual environment that has only pip."""
     run(sys.executable, "-m", "venv", "--without-pip", directory, cwd=directory.parent)
     made = Environment(directory)
-    _link(importlib.metadata.distribution("pip"), made)
+    link(importlib.metadata.distribution("pip"), made)
     return made
 
 
@@ -142,20 +141,23 @@ def _closure(names: Iterable[str]) -> list[importlib.metadata.Distribution]:
     return list(found.values())
 
 
-def _link(distribution: importlib.metadata.Distribution, environment: Environment) -> None:
+def link(distribution: importlib.metadata.Distribution, environment: Environment) -> None:
+    """Put a distribution of the running environment into ``environment`` by links."""
     for file in distribution.files or []:
-        if file.parts[0] == "..":  # a program; scripts name the Python they were installed for
-            program = Path(distribution.locate_file(file)).resolve()
-            if program.parent == Path(sysconfig.get_path("scripts")).resolve() and _is_binary(program):
-                _link_once(program, environment.programs / program.name)
-            continue
-        top = file.parts[0]
+        top, place = file.parts[0], environment.site / file.parts[0]
         source = Path(distribution.locate_file(top))  # type: ignore[arg-type]
+        if top == "..":
+            # A program. Scripts name the Python they were installed for: only binaries are taken.
+            source = Path(distribution.locate_file(file)).resolve()  # type: ignore[arg-type]
+            place = environment.programs / source.name
+            if source.parent != Path(sysconfig.get_path("scripts")).resolve() or not _is_binary(source):
+                continue
+        if top == "__pycache__" or place.is_symlink() or place.exists():
+            continue
         if top.endswith(".dist-info"):
-            if not (environment.site / top).exists():
-                shutil.copytree(source, environment.site / top)
-        elif top != "__pycache__":
-            _link_once(source, environment.site / top)
+            shutil.copytree(source, place)
+        else:
+            place.symlink_to(source)
 
 
 def _is_binary(program: Path) -> bool:
@@ -163,13 +165,11 @@ def _is_binary(program: Path) -> bool:
         return file.read(4) == b"\x7fELF"
 
 
-def _link_once(source: Path, link: Path) -> None:
-    if not link.is_symlink():
-        link.symlink_to(source)
-
-
 def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """A directory of this run of the suite, filled by ``make`` in the first process that needs it."""
+    """A directory of this run of the suite, filled by ``make`` in the first process that needs it.
+
+    Tests must not change it.
+    """
     base = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent
@@ -184,18 +184,14 @@ def shared(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], No
 
 
 def copy_sources(factory: pytest.TempPathFactory, directory: Path) -> Path:
-    """Copy the files that a clone of this checkout would have to ``directory``: builds leave things in there."""
-    return shutil.copytree(_sources(factory), directory)
+    """Copy the files that a clone of this checkout would have to ``directory``: a test may change them."""
 
-
-def _sources(factory: pytest.TempPathFactory) -> Path:
-    # Once in a run, so that all of its tests see the same even if somebody edits the checkout meanwhile.
-    def copy(directory: Path) -> None:
+    def copy(place: Path) -> None:  # once, so that all tests see the same even if the checkout is edited meanwhile
         for name in _names_of_sources():
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, directory / name)
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, place / name)
 
-    return shared(factory, "accel-ops-tree", copy)
+    return Path(shutil.copytree(shared(factory, "accel-ops-tree", copy), directory))
 
 
 def _names_of_sources() -> list[str]:
@@ -205,21 +201,8 @@ def _names_of_sources() -> list[str]:
     return [str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file()]  # an unpacked sdist
 
 
-def ops_wheel(factory: pytest.TempPathFactory) -> Path:
-    """The wheel with all host ops, as ``pip wheel`` makes it in an environment that has torch."""
-
-    def build(directory: Path) -> None:
-        tree = copy_sources(factory, directory / "accel-ops")
-        environment = make_environment(directory / "environment")
-        log = environment.pip("wheel", "-v", "--no-deps", "-w", directory, tree, ACCEL_BUILD_OPS="1")
-        (directory / "log").write_text(log)
-
-    (wheel,) = shared(factory, "ops-wheel", build).glob("*.whl")
-    return wheel
-
-
 def files_in(wheel: Path) -> dict[str, bytes]:
-    """The files of a wheel and what they hold."""
+    """The files of a wheel and their contents."""
     with zipfile.ZipFile(wheel) as archive:
         return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
 
@@ -230,7 +213,7 @@ def binaries_in(wheel: Path) -> list[str]:
 
 
 def index_of(wheel: Path) -> dict[str, Any]:
-    """What ``wheel.json`` in it says."""
+    """The index of prebuilt ops in accel-ops' wheel."""
     return dict(json.loads(files_in(wheel)[f"{OPS}wheel.json"]))
 
 

@@ -1,0 +1,204 @@
+"""Build backend (PEP 517 and PEP 660): setuptools, and native ops in the wheel where the environment requests them.
+
+::
+
+    pip install .                      compiles nothing; ops are built when first loaded
+    ACCEL_BUILD_OPS=1 pip install .    builds every op that can be built here into the wheel
+
+setuptools makes the wheel as for any project. It is unpacked, the Python whose torch the ops are built
+against runs ``op_builder.prebuild.worker`` on it, and it is packed again with the binaries and the tag they
+need. The build environment has setuptools and little else: nothing here imports torch or accel-ops.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from setuptools import build_meta  # type: ignore[import-untyped]
+
+from accel_ops_build import wheels
+from accel_ops_build.target import PATH_PROGRAM, TORCH, Target, environment, fail, find_target, log
+
+Settings = Mapping[str, Any] | None
+
+# What compiling and packing need, in addition to a compiler and torch.
+_TOOLS = ["ninja>=1.11", "packaging>=22", "psutil>=5.9", "wheel>=0.40"]
+_SOURCE_ROOTS = ("", "src")
+_WORKER = f"""{PATH_PROGRAM}
+from op_builder.prebuild import worker
+sys.exit(worker.main(*sys.argv[1:]))
+"""
+_REPORTED = 3  # the worker's exit status when it has reported the reason
+
+
+build_sdist = build_meta.build_sdist
+get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
+prepare_metadata_for_build_editable = build_meta.prepare_metadata_for_build_editable
+
+
+def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
+    """What the build environment must have: nothing but setuptools, unless ops are requested."""
+    return _requirements(build_meta.get_requires_for_build_wheel, config_settings)
+
+
+def get_requires_for_build_editable(config_settings: Settings = None) -> list[str]:
+    """The same for an editable install."""
+    return _requirements(build_meta.get_requires_for_build_editable, config_settings)
+
+
+def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Settings = None) -> str:
+    """setuptools' metadata, which are the same with and without ops."""
+    with _private_directories():
+        return str(build_meta.prepare_metadata_for_build_wheel(metadata_directory, config_settings))
+
+
+def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
+    """setuptools' wheel, with the ops that the environment requests."""
+    with _private_directories() as scratch:
+        plain = _plain_wheel(scratch, config_settings, metadata_directory)
+        if _ops_requested():
+            tree = scratch / "tree"
+            wheels.unpack(plain, tree)
+            if tag := _build_ops(tree):
+                return wheels.pack(tree, Path(wheel_directory), tag)
+        wheels.reject_ops(plain)
+        shutil.copy(plain, wheel_directory)
+        return plain.name
+
+
+def build_editable(
+    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
+) -> str:
+    """setuptools' editable wheel; the requested ops are put into the project's own packages."""
+    with _private_directories() as scratch:
+        tree, metadata = scratch / "tree", scratch / "metadata"
+        if _ops_requested():
+            wheels.unpack(_plain_wheel(scratch, config_settings, None), tree)
+            _build_ops(tree)
+        metadata.mkdir()
+        name = prepare_metadata_for_build_editable(str(metadata), config_settings)
+        packages = (metadata / name / "top_level.txt").read_text(encoding="utf-8").split()
+        _replace_ops(packages, tree)
+    return str(build_meta.build_editable(wheel_directory, config_settings, metadata_directory))
+
+
+def _ops_requested() -> bool:
+    """Whether any op is requested. The worker reads which, and rejects invalid values."""
+    return any(
+        value.lower() not in ("", "0", "off", "false")
+        for name, value in os.environ.items()
+        if name.startswith("ACCEL_BUILD_") and name != "ACCEL_BUILD_TORCH"
+    )
+
+
+def _requirements(of_setuptools: Callable[[Any], list[str]], config_settings: Settings) -> list[str]:
+    with _private_directories():
+        needed = list(of_setuptools(config_settings))
+    if not _ops_requested():
+        return needed
+    if _find_target() is not None:
+        return [*needed, *_TOOLS]
+    log(f"no torch was found, so {TORCH} is requested for this build; ACCEL_BUILD_TORCH names an installed one")
+    return [*needed, *_TOOLS, TORCH]
+
+
+def _find_target() -> Target | None:
+    """The Python to build with; None where accel-ops itself is built and no torch is installed."""
+    target = find_target()
+    if not Path("op_builder", "prebuild").is_dir() and (target is None or not target.has_accel_ops):
+        where = f"with torch in {target.torch_dir}" if target else "here"
+        # It is not requested: nobody may own its name on the index.
+        fail(
+            f"Ops are requested (ACCEL_BUILD_*), and accel-ops, which builds them, is not installed {where}.",
+            "Install torch and accel-ops first. Where the frontend hides them (python -m build, uv), set "
+            "ACCEL_BUILD_TORCH to the Python that has them.",
+        )
+    return target
+
+
+@contextmanager
+def _private_directories() -> Iterator[Path]:
+    """A temporary directory, in which setuptools does its work, too.
+
+    In the project's own ``build/`` it would find what earlier builds left, and put it into the wheel, and
+    simultaneous builds would disturb each other.
+    """
+    with tempfile.TemporaryDirectory(prefix="accel-ops-wheel-") as scratch:
+        config, information = Path(scratch, "setup.cfg"), Path(scratch, "information")
+        information.mkdir()
+        config.write_text(f"[build]\nbuild_base = {scratch}/build\n[egg_info]\negg_base = {information}\n")
+        os.environ["DIST_EXTRA_CONFIG"] = str(config)
+        try:
+            yield Path(scratch)
+        finally:
+            del os.environ["DIST_EXTRA_CONFIG"]
+
+
+def _plain_wheel(scratch: Path, config_settings: Settings, metadata_directory: str | None) -> Path:
+    plain = scratch / "plain"
+    plain.mkdir()
+    if _ops_requested():  # setuptools logs every file: hundreds of lines, which would hide an op's error
+        logging.disable(logging.INFO)
+    try:
+        return plain / str(build_meta.build_wheel(str(plain), config_settings, metadata_directory))
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _build_ops(tree: Path) -> str:
+    """Build the ops of the unpacked wheel; returns the wheel's tag, empty where none of its ops is requested."""
+    target = _find_target()
+    if target is None:
+        fail("There is no torch to build ops against.", f"Install {TORCH}, or name one by ACCEL_BUILD_TORCH.")
+    log(f"building against torch {target.torch_version} in {target.torch_dir}, that of {target.reason}")
+    tag = tree.with_name("tag")
+    command = target.command(_WORKER, [str(tree)], str(tree), str(tag))
+    status = subprocess.run(command, env={**environment(), "PYTHONDONTWRITEBYTECODE": "1"}, check=False).returncode
+    if status == _REPORTED:
+        raise SystemExit(status)
+    if status != 0:
+        fail(
+            f"{target.python} ended with status {status} while it built the ops.",
+            "See its output above. Status -9 often means that memory ran out: ACCEL_MAX_JOBS=1 compiles one file "
+            "at a time.",
+        )
+    return tag.read_text(encoding="utf-8")
+
+
+def _replace_ops(packages: Iterable[str], tree: Path) -> None:
+    """Remove the ops that an earlier editable install left in the project's packages; copy those of ``tree`` there."""
+    places = {ops: _source_package(ops.parent.relative_to(tree)) / wheels.DIRECTORY for ops in wheels.ops_in(tree)}
+    try:
+        for root in _SOURCE_ROOTS:
+            for package in packages:
+                for left in wheels.ops_in(Path(root, package)):
+                    shutil.rmtree(left)
+        for ops, place in places.items():
+            shutil.copytree(ops, place)
+            for manifest in place.rglob("manifest.json"):
+                # Older than all sources, which may have changed since they were copied: load() then compares contents.
+                os.utime(manifest, ns=(0, 0))
+            log(f"the ops of {place.parent.name} are in {place}")
+    except OSError as error:
+        fail(
+            f"An editable install keeps its ops in the project's packages, and they cannot be changed: {error}.",
+            "Make them writable, or install without -e.",
+        )
+
+
+def _source_package(name: Path) -> Path:
+    for root in _SOURCE_ROOTS:
+        if Path(root, name, "__init__.py").is_file():
+            return Path.cwd() / root / name
+    return fail(
+        f"The package {name} is neither in {Path.cwd()} nor in its src/, so there is no place for its ops.",
+        "Install without -e, or build the ops into the cache: python -m op_builder.build.",
+    )

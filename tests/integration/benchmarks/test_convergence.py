@@ -1,0 +1,75 @@
+"""Moments in fewer bytes train as well as float32 ones: short versions of benchmarks/convergence.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import convergence
+from op_builder.ops import CPUAdam
+
+FLOAT32, STOCHASTIC, PACKED, NEAREST = convergence.STORAGES
+SEEDS = range(3)
+TRANSFORMER_STEPS = 150
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # so that losses are the same on every machine with this instruction set
+    yield
+    torch.set_num_threads(before)
+
+
+def final_losses(task: convergence.Task, storage: convergence.Storage, steps: int) -> convergence.Result:
+    return convergence.run_task(task, storage, steps, SEEDS, lambda: None)
+
+
+@pytest.fixture(scope="module")
+def function_results() -> dict[str, convergence.Result]:
+    task = convergence.TASKS[1]
+    return {storage.name: final_losses(task, storage, task.steps) for storage in convergence.STORAGES}
+
+
+def test_every_storage_of_fewer_bits_is_the_front_ends_own() -> None:
+    """So that what is shown here is shown of ``CPUAdam(states=...)``; the control alone has a class of its own."""
+    assert [(one.optimizer, one.states) for one in convergence.STORAGES if one is not NEAREST] == [
+        (CPUAdam, "float32"),
+        (CPUAdam, "bfloat16"),
+        (CPUAdam, "8bit"),
+    ]
+    param = torch.nn.Parameter(torch.ones(300))
+    kept = []
+    for storage in convergence.STORAGES:
+        optimizer = storage.make_optimizer([param], lr=0.1, seed=0)
+        param.grad = torch.rand(300)
+        optimizer.step()
+        kept.append([entry for name, entry in optimizer.state[param].items() if name.startswith("exp_avg")])
+    float32, scaled = {torch.float32}, {torch.uint8, torch.float32}
+    assert [{entry.dtype for entry in entries} for entries in kept] == [float32, {torch.bfloat16}, scaled, float32]
+    assert all(torch.equal(entry, entry.bfloat16().float()) for entry in kept[-1])
+
+
+@pytest.mark.parametrize("storage", [STOCHASTIC, PACKED], ids=lambda storage: storage.name)
+def test_a_function_is_fitted_as_well_as_with_float32_moments(function_results, storage):
+    reference = function_results[FLOAT32.name]
+    assert max(reference.final) < 2e-3 * min(losses[0] for losses in reference.losses)
+    # Measured: within 1 % with bfloat16, 3 to 8 % below with 8 bits. A kernel that rounds to nearest ends a
+    # third higher with bfloat16, and with 8 bits, by larger steps than were asked for, at half the loss.
+    above = function_results[storage.name].above(reference)
+    assert max(above) <= 0.05
+    assert min(above) >= (-0.15 if storage is PACKED else -0.05)
+
+
+def test_bfloat16_moments_rounded_to_nearest_fit_it_worse(function_results):
+    """What the random rounding is for. Measured: a third higher, for each seed."""
+    assert min(function_results[NEAREST.name].above(function_results[FLOAT32.name])) >= 0.15
+
+
+@pytest.mark.slow
+def test_a_transformer_trains_as_well_as_with_float32_moments():
+    reference = final_losses(convergence.TASKS[0], FLOAT32, TRANSFORMER_STEPS)
+    assert max(reference.final) < 0.7 * min(losses[0] for losses in reference.losses)
+    for storage in (STOCHASTIC, PACKED):
+        # Measured: within 1 % either way; seeds differ by 1 %.
+        assert max(final_losses(convergence.TASKS[0], storage, TRANSFORMER_STEPS).above(reference)) <= 0.02

@@ -1,0 +1,243 @@
+"""The template of a package of one's own: built as a wheel, put on the path, and used as its README says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from op_builder import build, env
+from op_builder.catalog.registry import find_builder, registered_packages
+from op_builder.report.collect import find_op, op_row
+from op_builder.toolchains.sycl_runtime import find_runtime
+
+ROOT = Path(__file__).parents[3]
+TEMPLATE = ROOT / "examples" / "my_ops"
+DTYPES = [torch.float32, torch.bfloat16]
+# More rows than threads and more than one task's, long rows, one column, nothing at all, and odd lengths.
+SHAPES = [(1, 1), (7, 33), (2, 3, 129), (5000, 17), (3, 20001), (257,), (0, 5), (4, 0)]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as a plain wheel installs it: whatever the project leaves out is missing here."""
+    place = tmp_path_factory.mktemp("my_ops")
+    project = shutil.copytree(TEMPLATE, place / "project", ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    code = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+    made = subprocess.run([sys.executable, "-c", code, str(place)], cwd=project, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    assert "is absent from the `packages`" not in made.stdout + made.stderr
+    (wheel,) = place.glob("my_ops-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(place / "site")
+    return place / "site"
+
+
+@pytest.fixture(scope="module")
+def my_ops(site: Path) -> Iterator[Any]:
+    """The imported package."""
+    sys.path.insert(0, str(site))
+    try:
+        import my_ops
+
+        yield my_ops
+    finally:
+        sys.path.remove(str(site))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "my_ops"]:
+            del sys.modules[name]
+
+
+class Case:
+    """Arguments, and what is to come out of them."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, eps: float = 1e-6) -> None:
+        generator = torch.Generator().manual_seed(sum(shape))
+        self.x, self.residual = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
+        self.weight = torch.randn(shape[-1], generator=generator).to(dtype)
+        self.eps = eps
+        self.sum = self.x + self.residual  # rounded as each of torch's ops rounds
+        exact = self.sum.double()
+        scale = (exact.square().mean(-1, keepdim=True) + eps).rsqrt()
+        self.out = exact * scale * self.weight.double()
+
+    def check(self, out: torch.Tensor, residual: torch.Tensor) -> None:
+        assert torch.equal(residual, self.sum)
+        # In units of float's rounding error: adding up n squares, all positive, costs n at most, of which the root
+        # leaves half; the other operations and eps some more. Rounding to bfloat16 comes on top.
+        columns = self.x.shape[-1]
+        rtol = (columns / 2 + 8) * 2.0**-24 + (2.0**-8 if out.dtype is torch.bfloat16 else 0)
+        torch.testing.assert_close(out.double(), self.out, rtol=rtol, atol=1e-30)
+
+
+def test_the_wheel_has_every_kernel_and_registers_the_ops(site: Path) -> None:
+    kernels = {path.name for path in (TEMPLATE / "my_ops" / "kernels").iterdir()}
+    assert len(kernels) == 8
+    assert {path.name for path in (site / "my_ops" / "kernels").iterdir()} == kernels
+    (record,) = site.glob("*.dist-info")
+    assert "[op_builder.ops]\nmy-ops = my_ops.builders\n" in (record / "entry_points.txt").read_text()
+    assert "License-Expression: Apache-2.0" in (record / "METADATA").read_text()
+
+
+def test_the_ops_are_registered_and_reported(my_ops: Any) -> None:
+    (package,) = (package for package in registered_packages("op_builder.cpu") if package.label == "my-ops")
+    assert list(package.classes) == ["MyAddRmsNormBuilder", "MyAddRmsNormCudaBuilder", "MyAddRmsNormSyclBuilder"]
+    assert package.problems == ()
+    assert find_builder("MyAddRmsNormBuilder", "op_builder.cuda") is my_ops.builders.MyAddRmsNormBuilder
+    row = op_row(find_op("my_add_rms_norm"))
+    assert row.compatible, row.reason
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_are_those_of_a_float64_reference(my_ops: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    case = Case(shape, dtype, eps=2.5 if shape == (7, 33) else 1e-6)
+    x, residual, weight = case.x.clone(), case.residual.clone(), case.weight.clone()
+    case.check(my_ops.add_rms_norm(x, residual, weight, case.eps), residual)
+    assert torch.equal(x, case.x)
+    assert torch.equal(weight, case.weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_stays_in_its_row(my_ops: Any, dtype: torch.dtype, value: float) -> None:
+    case = Case((3, 40), dtype)
+    case.x[1, 7] = value
+    out = my_ops.add_rms_norm(case.x, case.residual, case.weight)
+    assert out[1, 7].isnan()
+    assert out[[0, 2]].isfinite().all()
+    assert case.residual[1, 7].isnan() if value != value else case.residual[1, 7] == value
+
+
+def test_the_result_does_not_depend_on_the_number_of_threads(my_ops: Any) -> None:
+    case, results, threads = Case((700, 500), torch.float32), [], torch.get_num_threads()
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            results.append(my_ops.add_rms_norm(case.x, case.residual.clone(), case.weight))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+X = torch.ones(2, 4)
+BAD = {
+    "weight of another length": ({"weight": torch.ones(5)}, "one element for each"),
+    "weight of another dtype": ({"weight": torch.ones(4).double()}, "weight and x are of different dtypes"),
+    "residual of another dtype": ({"residual": X.bfloat16()}, "residual and x are of different dtypes"),
+    "residual of another shape": ({"residual": torch.ones(4, 2)}, "residual and x are of different shapes"),
+    "half": ({"x": X.half()}, "x is of dtype Half; float32 or bfloat16 is needed"),
+    "no dimension": ({"x": torch.tensor(1.0), "residual": torch.tensor(1.0)}, "one element for each"),
+    "x not contiguous": ({"x": torch.ones(4, 2).t()}, "x is not contiguous"),
+    "weight on another device": ({"weight": torch.ones(4, device="meta")}, "devices differ: cpu, cpu, meta"),
+    "a gradient wanted": ({"weight": torch.ones(4, requires_grad=True)}, "has no backward"),
+    "another device": ({name: X.to("meta") for name in ("x", "residual", "weight")}, "no kernels for 'meta'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_does_not_fit_is_refused_and_nothing_is_changed(my_ops: Any, case: str) -> None:
+    given: dict[str, torch.Tensor] = {"x": X, "residual": torch.full((2, 4), 3.0), "weight": torch.ones(4)}
+    changes, reason = BAD[case]
+    given.update(changes)
+    before = given["residual"].clone()
+    with pytest.raises(ValueError, match=reason):
+        my_ops.add_rms_norm(**given)
+    assert given["residual"].is_meta or torch.equal(given["residual"], before)
+
+
+def test_a_result_of_another_shape_is_refused_by_the_op_itself(my_ops: Any) -> None:
+    my_ops.load("cpu")
+    with pytest.raises(ValueError, match="out and x are of different shapes"):
+        my_ops._loaded["cpu"].add_rms_norm(torch.empty(2, 3), X.clone(), X, torch.ones(4), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_torch_accepts_the_op(my_ops: Any, dtype: torch.dtype) -> None:
+    my_ops.load("cpu")
+    case = Case((3, 33), dtype)
+    op = my_ops._loaded["cpu"].add_rms_norm.default
+    done = torch.library.opcheck(op, (torch.empty_like(case.x), case.residual, case.x, case.weight, case.eps))
+    assert set(done.values()) == {"SUCCESS"}
+
+
+def test_it_compiles_into_one_graph(my_ops: Any) -> None:
+    my_ops.load("cpu")
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def block(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return my_ops.add_rms_norm(x * 1, residual, weight) * 1
+
+    for shape in [(3, 33), (5, 33), (5, 40)]:
+        case = Case(shape, torch.float32)
+        case.check(block(case.x, case.residual, case.weight), case.residual)
+
+
+def test_the_demonstration_shows_both(site: Path) -> None:
+    variables = env.child_environment(PYTHONPATH=f"{site}{os.pathsep}{ROOT}")
+    done = subprocess.run([sys.executable, "-m", "my_ops"], env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = re.findall(r"^cpu, torch\.(\w+): my_ops [\d.]+ ms, off by (\S+) at most; torch", done.stdout, re.MULTILINE)
+    assert [name for name, _ in lines] == ["float32", "bfloat16"]
+    assert float(lines[0][1]) < 1e-4
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
+def test_nvcc_compiles_the_cuda_op_for_each_architecture(my_ops: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with env.scope(TORCH_CUDA_ARCH_LIST="8.0;9.0"):
+        assert build.main(["my_add_rms_norm_cuda"]) == 0, capsys.readouterr().out
+        (entry,) = (
+            entry
+            for entry in my_ops.builders.MyAddRmsNormCudaBuilder().cache.entries("my_add_rms_norm_cuda")
+            if entry.manifest.key_parts["cuda archs"] == "8.0;9.0"
+        )
+    assert "warning" not in (entry.artifact.parent / "build.log").read_text()
+    binary = entry.artifact.read_bytes()
+    assert {found.decode() for found in re.findall(rb"-arch (sm_\d+)", binary)} == {"sm_80", "sm_90"}
+
+
+@pytest.fixture(scope="module")
+def sycl_op(my_ops: Any) -> Any:
+    """The SYCL op of the installed package, for CPU tensors through a SYCL CPU device."""
+    if find_runtime() is None:
+        pytest.skip("needs the SYCL runtime: pip install 'accel-ops[sycl]'")
+    return my_ops.builders.MyAddRmsNormSyclBuilder().load()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_sycl_op_computes_the_same_on_a_sycl_cpu_device(
+    sycl_op: Any, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    case = Case(shape, dtype)
+    out = torch.empty_like(case.x)
+    sycl_op.add_rms_norm(out, case.residual, case.x, case.weight, case.eps)
+    case.check(out, case.residual)
+    if shape == (7, 33):
+        torch.library.opcheck(sycl_op.add_rms_norm.default, (out, case.residual, case.x, case.weight, case.eps))
+
+
+def test_the_sycl_op_takes_more_rows_than_a_launch_has_groups_of_256(sycl_op: Any) -> None:
+    case = Case((2**23, 1), torch.float32)
+    out = torch.full_like(case.x, -1.0)
+    sycl_op.add_rms_norm(out, case.residual, case.x, case.weight, case.eps)
+    case.check(out, case.residual)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_on_a_cuda_device_values_are_the_same(my_ops: Any, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    case = Case(shape, dtype)
+    residual = case.residual.cuda()
+    case.check(my_ops.add_rms_norm(case.x.cuda(), residual, case.weight.cuda()).cpu(), residual.cpu())

@@ -1,0 +1,140 @@
+"""The porting guide: its script before and after gives the same losses, and what its tables name is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from accelerator.abstract_accelerator import DeepSpeedAccelerator
+from accelerator.launch.options import parse
+from op_builder import env
+
+ROOT = Path(__file__).parents[3]
+GUIDE = (ROOT / "docs" / "porting.md").read_text(encoding="utf-8")
+SCRIPTS = ROOT / "examples" / "porting"
+STEPS = 12
+
+# Of torch.cuda, what programs use most; each must have its row.
+# ruff: noqa: SIM905 - a list of so many strings is harder to read
+COMMON = """
+amp.GradScaler amp.autocast BoolTensor ByteTensor CUDAGraph CUDAPluggableAllocator DoubleTensor Event FloatTensor
+HalfTensor IntTensor LongTensor Stream caching_allocator_alloc can_device_access_peer current_device
+current_stream default_generators default_stream device device_count empty_cache get_arch_list get_device_capability
+get_device_name get_device_properties get_rng_state get_rng_state_all graph graph_pool_handle init initial_seed
+ipc_collect is_available is_bf16_supported is_current_stream_capturing is_initialized list_gpu_processes
+make_graphed_callables manual_seed manual_seed_all max_memory_allocated max_memory_cached max_memory_reserved
+mem_get_info memory_allocated memory_cached memory_reserved memory_snapshot memory_stats memory_summary nvtx.mark
+nvtx.range nvtx.range_pop nvtx.range_push reset_max_memory_allocated reset_max_memory_cached reset_peak_memory_stats
+seed_all set_device set_per_process_memory_fraction set_rng_state set_rng_state_all set_stream stream synchronize
+temperature utilization
+""".split()
+
+
+def run(*command: str, **variables: str | None) -> dict[str, Any]:
+    environment = env.child_environment(
+        **{
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",  # sums in one order
+            "CUDA_VISIBLE_DEVICES": "",
+            "ACCEL_ACCELERATOR": None,
+            "DS_ACCELERATOR": None,
+            "WORLD_SIZE": None,
+            "LOCAL_RANK": None,
+            **variables,
+        }
+    )
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def check(before: dict[str, Any], after: dict[str, Any]) -> None:
+    assert after["losses"] == before["losses"]
+    assert len(after["losses"]) == STEPS
+    assert after["losses"][-1] < after["losses"][0] - 0.3, "nothing was learned"
+    assert after["milliseconds"] > 0
+    assert after["peak_bytes"] > 10 << 20
+
+
+def test_the_ported_script_gives_the_same_losses() -> None:
+    told = [run(str(SCRIPTS / name), f"--steps={STEPS}") for name in ("before.py", "after.py")]
+    check(*told)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_the_ported_script_gives_the_same_losses_on_cuda() -> None:
+    visible = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
+    before, after = (run(str(SCRIPTS / name), f"--steps={STEPS}", **visible) for name in ("before.py", "after.py"))
+    torch.testing.assert_close(after["losses"], before["losses"], rtol=1e-3, atol=1e-3)  # reductions by atomics
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch has no distributed package")
+def test_the_ported_script_gives_the_same_losses_in_two_processes() -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    launch = ("-m", "accelerator.launch", "--num_accelerators=2")
+    arguments = (str(SCRIPTS / "after.py"), f"--steps={STEPS}")
+    before = run(*torchrun, str(SCRIPTS / "before.py"), f"--steps={STEPS}")
+    check(before, run(*torchrun, *arguments))
+    check(before, run(*launch, *arguments, ACCEL_ACCELERATOR="cpu"))
+    assert before["losses"] != run(*arguments)["losses"], "both ranks took part"
+
+
+def test_the_guide_launches_with_options_that_exist() -> None:
+    commands = re.findall(r"accel-launch ([^`]*)", GUIDE)
+    assert len(commands) > 3
+    for command in commands:
+        parse(command.split())
+
+
+def test_the_ported_script_names_no_device() -> None:
+    before, after = ((SCRIPTS / name).read_text(encoding="utf-8") for name in ("before.py", "after.py"))
+    assert "cuda" in before
+    assert not re.findall(r"cuda|cpu|nccl|gloo", after.partition('"""\n\n')[2])
+
+
+def test_the_model_is_the_same_in_both() -> None:
+    first, second = ((SCRIPTS / name).read_text(encoding="utf-8") for name in ("before.py", "after.py"))
+    assert (
+        first.partition("class ")[2].partition("def main")[0] == second.partition("class ")[2].partition("def main")[0]
+    )
+
+
+def rows() -> list[tuple[str, str]]:
+    """The rows of all tables of the guide that begin with something of torch.cuda."""
+    found = [re.match(r"\| (`torch\.cuda\..+?) \| (.+) \|$", line) for line in GUIDE.splitlines()]
+    return [(match[1], match[2]) for match in found if match]
+
+
+def test_every_common_call_of_torch_cuda_has_its_row() -> None:
+    named = {name for left, _ in rows() for name in re.findall(r"`torch\.cuda\.([\w.]+)", left)}
+    assert not set(COMMON) - named
+    for name in named:  # what torch does not have, nobody has to port
+        value: Any = torch.cuda
+        for part in name.split("."):
+            assert hasattr(value, part), f"torch.cuda.{name}"
+            value = getattr(value, part)
+
+
+def test_every_member_that_the_guide_names_is_part_of_the_contract() -> None:
+    named = re.findall(r"(?<!torch\.)\b(?:get_accelerator\(\)|accelerator)\.([A-Za-z]\w*)", GUIDE)
+    modules = {"report", "launch", "conformance", "torch_accelerator"}
+    assert len(set(named)) > 40
+    assert not {name for name in named if not hasattr(DeepSpeedAccelerator, name)} - modules
+
+
+def test_every_method_that_stands_for_a_call_of_torch_is_in_the_guide() -> None:
+    contract = {name for name in vars(DeepSpeedAccelerator) if not name.startswith("_")}
+    missing = {name for name in contract if not re.search(rf"\b{name}\b", GUIDE)}
+    assert not missing

@@ -1,0 +1,168 @@
+"""The example with moments on disk: the same bits, the parts, and when it fails."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from examples import swapped_moments
+from examples.characters import swapping
+from op_builder.errors import StorageError
+from op_builder.ops import CPUAdam, TensorStore
+
+torch_threads = torch.get_num_threads()
+QUICK = ["--steps", "4", "--width", "64"]
+
+
+@pytest.fixture(autouse=True)
+def _cpu(monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.setenv("ACCEL_ACCELERATOR", "cpu")
+    yield
+    torch.set_num_threads(torch_threads)
+
+
+def test_a_short_demo_finds_both_runs_the_same_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = swapped_moments.main([*QUICK, "--out", str(tmp_path / "out")])
+    output = capsys.readouterr().out
+    assert status == 0, output
+    assert "The same to the bit: 4 losses" in output
+    assert "overlapped with training" in output
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_moments_stay_in_a_directory_that_was_named(tmp_path: Path) -> None:
+    assert swapped_moments.main([*QUICK, "--chunks", "6", "--directory", str(tmp_path)]) == 0
+    store = TensorStore(tmp_path)
+    assert store.names() == [f"moments-{index}" for index in range(6)]
+    assert store.load("moments-0").any()
+
+
+def test_a_difference_of_one_bit_is_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = swapping.SwappedAdam.stored_moments
+
+    def with_one_bit(self: swapping.SwappedAdam) -> object:
+        found = honest(self)
+        next(iter(found.values()))["exp_avg"].view(-1).view(torch.uint8)[0] ^= 1
+        return found
+
+    monkeypatch.setattr(swapping.SwappedAdam, "stored_moments", with_one_bit)
+    assert swapped_moments.main([*QUICK, "--out", str(tmp_path)]) == 1
+    assert "DIFFER in: moments." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (StorageError("no space", "Free some.", errno=28, filename="x", offset=0, bytes_done=0), 1, "Free some."),
+        (KeyboardInterrupt(), 130, "Stopped."),
+    ],
+    ids=["disk full", "interrupt"],
+)
+def test_an_error_or_an_interrupt_ends_it_without_a_traceback(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    status: int,
+    message: str,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(TensorStore, "save_async", fail)
+    assert swapped_moments.main([*QUICK, "--out", str(tmp_path)]) == status
+    assert message in capsys.readouterr().out
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--steps", "0"], "at least one"),
+        (["--width", "12"], "multiple of 8"),
+        (["--chunks", "4"], "multiple of 3"),
+        (["--directory", __file__], "choose a directory"),
+    ],
+)
+def test_bad_options_are_refused(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        swapped_moments.main(options)
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("chunks", [3, 6, 9, 12])
+@pytest.mark.parametrize("sizes", [[1, 1, 1], [100, 1, 1, 1, 1], [1, 1, 1, 1, 100], [5] * 13], ids=str)
+def test_parts_are_successive_and_none_is_empty(sizes: list[int], chunks: int) -> None:
+    parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
+    parts = swapping.split(parameters, chunks)
+    assert len(parts) == min(chunks, len(sizes)) // 3 * 3
+    assert all(parts)
+    assert [id(parameter) for part in parts for parameter in part] == [id(parameter) for parameter in parameters]
+    with pytest.raises(ValueError, match="at least 3"):
+        swapping.split(parameters[:2], chunks)
+
+
+@pytest.mark.parametrize("backward_updates", [True, False])
+def test_chunks_are_updated_as_by_one_optimizer_in_the_backward_pass_or_after_it(
+    tmp_path: Path, backward_updates: bool
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(9, 9) for _ in range(5)))
+    twin = nn.Sequential(*(nn.Linear(9, 9) for _ in range(5)))
+    twin.load_state_dict(model.state_dict())
+    reference = CPUAdam(model.parameters(), lr=0.01)
+    with TensorStore(tmp_path) as store:
+        swapped = swapping.SwappedAdam(twin.parameters(), store, chunks=6, new_buffer=torch.empty, lr=0.01)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(swapped, 0.5)
+        expected_scheduler = torch.optim.lr_scheduler.ExponentialLR(reference, 0.5)
+        for _ in range(4):
+            inputs = torch.randn(3, 9)
+            model(inputs).square().sum().backward()
+            reference.step()
+            reference.zero_grad()
+            expected_scheduler.step()
+            before = [parameter.detach().clone() for parameter in twin.parameters()]
+            if backward_updates:
+                twin(inputs).square().sum().backward()
+            else:  # as gradients that come from a device
+                gradients = torch.autograd.grad(twin(inputs).square().sum(), list(twin.parameters()))
+                for parameter, gradient in zip(twin.parameters(), gradients, strict=True):
+                    parameter.grad = gradient
+            changed = [not torch.equal(old, new) for old, new in zip(before, twin.parameters(), strict=True)]
+            assert all(changed) if backward_updates else not any(changed)
+            swapped.step()
+            swapped.zero_grad()
+            scheduler.step()
+        stored = swapped.stored_moments()
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one, other)
+        for state in swapping.STATES:
+            assert torch.equal(reference.state[one][state], stored[other][state])
+
+
+def test_masters_of_a_device_s_model_are_updated_by_chunks_too(tmp_path: Path) -> None:
+    from accelerator.cpu_accelerator import CPU_Accelerator
+    from examples.characters.text import standard_library
+    from examples.characters.training import Recipe, train
+
+    corpus = standard_library(size_bytes=20_000)
+    recipe = Recipe(steps=3, seed=0, host_masters=True, batch_size=4, width=32)
+    expected = train(lambda parameters: CPUAdam(parameters, lr=1e-3), corpus, recipe, CPU_Accelerator(), [].append)
+    with TensorStore(tmp_path) as store:
+        run = train(
+            lambda parameters: swapping.SwappedAdam(parameters, store, chunks=6, new_buffer=torch.empty, lr=1e-3),
+            corpus,
+            recipe,
+            CPU_Accelerator(),
+            [].append,
+        )
+    assert run.losses == expected.losses
+    assert run.validation_loss == expected.validation_loss

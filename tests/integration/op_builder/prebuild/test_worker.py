@@ -1,0 +1,404 @@
+"""Building the ops of an unpacked wheel: a small package of another author, with ops that really compile."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import textwrap
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import op_builder
+from op_builder import OpBuilder, env
+from op_builder.cache.store import Cache, Entry
+from op_builder.catalog.registry import find_builder
+from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
+from op_builder.load.prebuilt import Rejected, find_prebuilt
+from op_builder.prebuild import worker
+from op_builder.prebuild.request import BuildRequest
+from tests.support.small_ops import STABLE_SOURCE
+
+ROOT = Path(op_builder.__file__).parents[1]
+EVERYTHING = BuildRequest(True, {})
+ADD_ALONE = BuildRequest(False, {"ACCEL_BUILD_ACME_SUM": True})
+FOREIGN_ALONE = BuildRequest(False, {"ACCEL_BUILD_CPU_ADAM": True})
+HERE = f"cp{sys.version_info.major}{sys.version_info.minor}"
+
+# One op that any machine can build.
+ADD = """
+from op_builder import Binding, CPUOpBuilder
+
+class AcmeAddBuilder(CPUOpBuilder):
+    NAME = "acme_add"
+    BUILD_VAR = "ACCEL_BUILD_ACME_SUM"
+    BINDING = Binding.STABLE
+
+    def sources(self):
+        return ["kernels/add.cpp"]
+
+    def include_paths(self):
+        return ["csrc", "kernels"]
+"""
+
+OBJECTS = (
+    ADD
+    + """
+class AcmeMoonBuilder(AcmeAddBuilder):
+    NAME = "acme_moon"
+    BUILD_VAR = ""
+
+    def is_compatible(self, verbose=False):
+        self.warning("It needs the moon.")
+        return False
+
+class AcmeUnmadeBuilder(AcmeAddBuilder):
+    NAME = "acme_unmade"
+
+    def __init__(self):
+        raise RuntimeError("no luck")
+"""
+)
+
+BROKEN = (
+    ADD
+    + """
+class AcmeBrokenBuilder(AcmeAddBuilder):
+    NAME = "acme_broken"
+    BUILD_VAR = "ACCEL_BUILD_ACME_BROKEN"
+
+    def sources(self):
+        return ["kernels/broken.cpp"]
+"""
+)
+
+# A module on CPython's own interface, which fits no other Python.
+MODULE = (
+    ADD
+    + """
+class AcmeModuleBuilder(CPUOpBuilder):
+    NAME = "acme_module"
+
+    def sources(self):
+        return ["kernels/module.cpp"]
+"""
+)
+
+MODULE_SOURCE = """
+#include <Python.h>
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "acme_module"};
+PyMODINIT_FUNC PyInit_acme_module() { return PyModule_Create(&definition); }
+"""
+
+
+class Tree:
+    """An unpacked wheel of a package that registers ops."""
+
+    def __init__(self, root: Path, builders: str) -> None:
+        self.root = root
+        self.name = f"acme_{uuid.uuid4().hex}"
+        self.package = root / self.name
+        self.prebuilt = self.package / "_prebuilt"
+        kernels = self.package / "kernels"
+        kernels.mkdir(parents=True)
+        (self.package / "__init__.py").touch()
+        (self.package / "builders.py").write_text(builders)
+        # Unique content: no test finds another's binary in the cache.
+        (kernels / "add.cpp").write_text(f"{STABLE_SOURCE}\n// {self.name}\n")
+        (kernels / "amount.h").write_text("#define AMOUNT 3.0f\n")
+        (kernels / "module.cpp").write_text(f"{MODULE_SOURCE}\n// {self.name}\n")
+        (kernels / "broken.cpp").write_text("#error broken on purpose\n")
+        record = root / f"{self.name}-1.0.dist-info"
+        record.mkdir()
+        (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {self.name}\nVersion: 1.0\n")
+        (record / "entry_points.txt").write_text(f"[op_builder.ops]\nacme = {self.name}.builders\n")
+
+    @property
+    def index(self) -> dict[str, Any]:
+        return dict(json.loads((self.prebuilt / "wheel.json").read_text()))
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        return {left["op"]: left["reason"] for left in self.index["left_out"]}
+
+    @property
+    def entries(self) -> list[Entry]:
+        return Cache(self.prebuilt, is_ours=False).entries()
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    switches = {name: None for name in os.environ if name.startswith("ACCEL_BUILD_")}
+    with env.scope(ACCEL_ACCELERATOR="cpu", DS_ACCELERATOR=None, **switches):
+        yield
+    for module in [module for module in sys.modules if module.startswith("acme_")]:
+        del sys.modules[module]
+
+
+def make_tree(directory: Path, builders: str = ADD) -> Tree:
+    tree = Tree(directory.resolve(), builders)
+    sys.path.insert(0, str(tree.root))
+    return tree
+
+
+def the_op(name: str = "AcmeAddBuilder") -> OpBuilder:
+    return find_builder(name, "op_builder.cpu")()
+
+
+def test_the_binary_and_its_facts_are_in_the_package_that_declares_the_op(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tree = make_tree(tmp_path / "site", MODULE)
+    tag = worker.prebuild(tree.root, ADD_ALONE)
+    assert tag.startswith("py3-none-")
+    assert tag.endswith(f"_{platform.machine()}")
+    (facts,) = tree.index["ops"]
+    content = (tree.prebuilt / facts["binary"]).read_bytes()
+    (entry,) = tree.entries
+    assert entry.artifact == tree.prebuilt / facts["binary"]
+    assert (tree.index["tag"], tree.index["accelerator"], tree.index["distribution"]) == (tag, "cpu", tree.name)
+    assert tree.left_out == {}, "what nobody requested was not left out"
+    assert (facts["op"], facts["torch"], facts["python"], facts["cuda_archs"]) == ("acme_add", ">=2.10", "any", [])
+    assert facts["platform"] == f"{sys.platform} {platform.machine()}"
+    assert (facts["sha256"], facts["size_bytes"]) == (hashlib.sha256(content).hexdigest(), len(content))
+    assert facts["compilers"] == entry.manifest.compilers != []
+    assert facts["needs"] == entry.manifest.needs
+    assert "loaded in a child process" in facts["check"]
+    steps = capfd.readouterr().err
+    assert "op_builder: acme_add: [4/4] link acme_add.so\n" in steps
+    assert "left out" not in steps
+    # Loaded without a compiler, and without a cache.
+    (tmp_path / "bin").mkdir()
+    with env.scope(ACCEL_JIT="0", ACCEL_CACHE_DIR=str(tmp_path / "cache"), PATH=str(tmp_path / "bin"), CXX=None):
+        x = torch.zeros(3)
+        the_op().load().add_(x)
+    assert x.tolist() == [3.0, 3.0, 3.0]
+    assert not (tmp_path / "cache").exists()
+
+
+def test_what_is_left_out_is_reported_with_the_reason(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tree = make_tree(tmp_path, f"{OBJECTS}\n{MODULE.removeprefix(ADD)}")
+    worker.prebuild(tree.root, BuildRequest(True, {"ACCEL_BUILD_ACME_MODULE": False}))
+    assert [entry.manifest.op for entry in tree.entries] == ["acme_add"]
+    assert tree.left_out["acme_unmade"] == "Its builder cannot be made: RuntimeError: no luck"
+    output = capfd.readouterr().err
+    assert "op_builder: left out acme_moon: It needs the moon.\n" in output
+    assert "op_builder: left out acme_module: ACCEL_BUILD_ACME_MODULE=0\n" in output
+
+
+@pytest.mark.parametrize(
+    ("builders", "request_", "message", "remedy"),
+    [
+        pytest.param(
+            OBJECTS,
+            BuildRequest(True, {"ACCEL_BUILD_ACME_MOON": True}),
+            "acme_moon cannot be built: It needs the moon.",
+            "ACCEL_BUILD_ACME_MOON=0",
+            id="incompatible",
+        ),
+        pytest.param(
+            OBJECTS,
+            BuildRequest(False, {"ACCEL_BUILD_ACME_UNMADE": True}),
+            "acme_unmade cannot be built: Its builder cannot be made: RuntimeError: no luck",
+            "ACCEL_BUILD_ACME_UNMADE=0",
+            id="no builder",
+        ),
+        pytest.param(
+            f"import no_such_module\n{ADD}",
+            EVERYTHING,
+            "No module named 'no_such_module'",
+            "unset ACCEL_BUILD_OPS",
+            id="module cannot be imported",
+        ),
+        pytest.param(
+            BROKEN,
+            EVERYTHING,
+            "broken.cpp:1:2: error: #error broken on purpose",
+            "ACCEL_BUILD_ACME_BROKEN=0",
+            id="does not compile",
+        ),
+        pytest.param(
+            ADD,
+            BuildRequest(True, {"ACCEL_BUILD_ACME_SUN": False}),
+            "ACCEL_BUILD_ACME_SUN is set, and no op has that name.",
+            "Did you mean ACCEL_BUILD_ACME_SUM?",
+            id="unknown op",
+        ),
+    ],
+)
+def test_what_cannot_be_built_is_an_error_and_nothing_is_made(
+    tmp_path: Path, builders: str, request_: BuildRequest, message: str, remedy: str
+) -> None:
+    tree = make_tree(tmp_path, builders)
+    with pytest.raises(AccelError) as failed:
+        worker.prebuild(tree.root, request_)
+    assert message in failed.value.message
+    assert "acme_add" not in failed.value.message
+    assert remedy in failed.value.remedy
+    assert not tree.prebuilt.exists()
+
+
+@pytest.mark.parametrize("request_", [EVERYTHING, ADD_ALONE], ids=["everything", "one"])
+def test_without_a_compiler_nothing_is_made(tmp_path: Path, request_: BuildRequest) -> None:
+    tree = make_tree(tmp_path / "site")
+    (tmp_path / "bin").mkdir()
+    with (
+        env.scope(PATH=str(tmp_path / "bin"), CXX=None),
+        pytest.raises(AccelError, match=r"acme_add[\s\S]*No C\+\+ compiler") as failed,
+    ):
+        worker.prebuild(tree.root, request_)
+    assert isinstance(failed.value, IncompatibleOpError) == (request_ is EVERYTHING)
+    assert not tree.prebuilt.exists()
+
+
+@pytest.mark.parametrize("word", ["-march=x86-64-v4", "-mcpu=native"])
+def test_a_compiler_that_ties_all_binaries_to_a_cpu_is_refused(tmp_path: Path, word: str) -> None:
+    tree = make_tree(tmp_path)
+    with env.scope(CXX=f"g++ {word}"), pytest.raises(ToolchainError, match=word):
+        worker.prebuild(tree.root, EVERYTHING)
+    assert not tree.prebuilt.exists()
+
+
+def test_an_op_of_another_package_is_not_built_into_this_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    make_tree(tmp_path / "other")
+    tree = make_tree(tmp_path / "this", ADD.replace("Acme", "Zack").replace("acme", "zack").replace("ACME", "ZACK"))
+    worker.prebuild(tree.root, EVERYTHING)
+    assert [entry.manifest.op for entry in tree.entries] == ["zack_add"]
+    shutil.rmtree(tree.prebuilt)
+    assert worker.prebuild(tree.root, FOREIGN_ALONE) == ""
+    assert "no op of this project is requested; the wheel has none" in capfd.readouterr().err
+    assert tree.entries == []
+
+
+def test_builders_that_cannot_be_imported_are_no_obstacle_to_another_projects_request(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, f"import no_such_module\n{ADD}")
+    assert worker.prebuild(tree.root, FOREIGN_ALONE) == ""
+
+
+def test_what_another_device_has_is_no_obstacle_to_what_this_one_builds(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The CPU's variant of an op of every device is built where the accelerator is another."""
+    tree = make_tree(tmp_path)
+    with env.scope(ACCEL_ACCELERATOR="cuda"):
+        worker.prebuild(tree.root, EVERYTHING)
+    assert [entry.manifest.op for entry in tree.entries] == ["acme_add"]
+    assert tree.index["accelerator"] == "cuda"
+    assert "acme_add" not in tree.left_out
+    assert "accelerator cuda (named)" in capfd.readouterr().err
+
+
+def test_one_op_on_pythons_own_interface_ties_the_wheel_to_this_python(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, MODULE)
+    tag = worker.prebuild(tree.root, EVERYTHING)
+    assert tag.startswith(f"{HERE}-{HERE}-")
+    facts = {op["op"]: op for op in tree.index["ops"]}
+    assert facts["acme_module"]["python"] == sysconfig.get_config_var("EXT_SUFFIX")
+    assert facts["acme_module"]["torch"] == torch.__version__
+    assert facts["acme_add"]["python"] == "any"
+
+
+def test_a_binary_for_this_very_cpu_is_rejected_on_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = make_tree(tmp_path, f'{ADD}\n    def cxx_args(self):\n        return ["-march=native"]\n')
+    worker.prebuild(tree.root, EVERYTHING)
+    assert isinstance(find_prebuilt(the_op()), Entry)
+    monkeypatch.setattr("op_builder.load.prebuilt.cpu_digest", lambda: "another")
+    found = find_prebuilt(the_op())
+    assert isinstance(found, Rejected)
+    assert found.reason == "it was compiled for the very CPU of another machine (-march=native)"
+
+
+def test_a_cache_directory_that_cannot_be_written_is_done_without(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tree = make_tree(tmp_path / "site")
+    (tmp_path / "file").touch()
+    with env.scope(ACCEL_CACHE_DIR=str(tmp_path / "file" / "cache"), TMPDIR=str(tmp_path)):
+        worker.prebuild(tree.root, EVERYTHING)
+    (entry,) = tree.entries
+    assert entry.is_intact()
+    assert f"the cache {tmp_path}/file/cache cannot be written" in capfd.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"site", "file"}, "the temporary cache is removed"
+
+
+def test_run_by_the_backend_it_writes_the_tag_or_reports_the_reason(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tree = make_tree(tmp_path / "site", OBJECTS)
+    answer = tmp_path / "tag"
+    for name, value, reason in (
+        ("ACCEL_BUILD_ACME_MOON", "1", "acme_moon cannot be built: It needs the moon."),
+        ("ACCEL_BUILD_OPS", "yes", "ACCEL_BUILD_OPS='yes' is not valid: expected 0 or 1."),
+    ):
+        with env.scope(**{name: value}):
+            assert worker.main(str(tree.root), str(answer)) == worker.REPORTED
+        assert f"op_builder: error: {reason}" in capfd.readouterr().err.splitlines()
+        assert not answer.exists()
+    with env.scope(ACCEL_BUILD_OPS="1"):
+        assert worker.main(str(tree.root), str(answer)) == 0
+    assert answer.read_text() == tree.index["tag"]
+
+
+def test_ctrl_c_leaves_no_compiler_running_and_nothing_half_written(tmp_path: Path) -> None:
+    # A compiler that never ends. It and its child keep a pipe open, so its end is seen as the end of the pipe.
+    pipe, compiler = tmp_path / "pipe", tmp_path / "slow-g++"
+    os.mkfifo(pipe)
+    compiling = f"exec 9>{pipe}; echo started >&9; sleep 1000 & wait"
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *-MD*) {compiling};; *) exec g++ "$@";; esac\n')
+    compiler.chmod(0o755)
+    tree = Tree(tmp_path / "project", ADD)
+    (tree.root / "pyproject.toml").write_text(
+        textwrap.dedent(f"""
+        [project]
+        name = "acme"
+        version = "1.0"
+        [project.entry-points."op_builder.ops"]
+        acme = "{tree.name}.builders"
+        [tool.setuptools]
+        packages = ["{tree.name}"]
+        package-data = {{ "*" = ["kernels/*"] }}
+        """)
+    )
+    for place in ("tmp", "out"):
+        (tmp_path / place).mkdir()
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import accel_ops_build; accel_ops_build.build_wheel({str(tmp_path / 'out')!r})"],
+        cwd=tree.root,
+        env=env.child_environment(
+            PYTHONPATH=f"{ROOT / 'build_tools'}:{ROOT}",
+            CXX=str(compiler),
+            ACCEL_CACHE_DIR=str(tmp_path / "cache"),
+            TMPDIR=str(tmp_path / "tmp"),
+            ACCEL_BUILD_OPS="1",
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert select.select([reader], [], [], 300)[0]
+        assert os.read(reader, 99).startswith(b"started")
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to all of the group
+        output, _ = process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert "acme_add: [" not in output
+    while select.select([reader], [], [], 300)[0] and os.read(reader, 99):
+        pass  # until no compiler has the pipe open
+    assert list((tmp_path / "out").iterdir()) == []
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert not tree.prebuilt.exists()
+    assert Cache(tmp_path / "cache").entries() == []

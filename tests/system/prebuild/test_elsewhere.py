@@ -1,0 +1,220 @@
+"""One wheel for every CPU of the architecture, every torch and every CPython: used where it was not built."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from op_builder.system.cpu_isa import supported_isas
+from tests.support.environments import ROOT, Environment, run
+
+pytestmark = pytest.mark.slow
+
+
+# Inputs are made without torch's own kernels, which round differently on different CPUs.
+STEP = """
+import json, sys, torch
+assert torch.ones(3).add_(1).tolist() == [2.0, 2.0, 2.0]
+print("torch runs", flush=True)
+torch.set_num_threads(1)
+from op_builder import ops
+from op_builder.cpu import CPUAdamBuilder
+
+def tensor(number, size):
+    values = [((index * 7 + number * 13) % 29 - 14) / 16 for index in range(size)]
+    return torch.tensor(values)
+
+def trained(optimizer, dtype=torch.float32, **options):
+    parameters = [torch.nn.Parameter(tensor(0, size).to(dtype)) for size in (1003, 1, 64)]
+    stepping = optimizer(parameters, lr=0.03125, weight_decay=0.0625, **options)
+    for number in range(1, 4):
+        for parameter in parameters:
+            parameter.grad = tensor(number, parameter.numel()).to(dtype)
+        stepping.step()
+    return [value for parameter in parameters for value in parameter.detach().float().tolist()]
+
+result = {
+    "isa": CPUAdamBuilder().load().isa,
+    "CPUAdam": trained(ops.CPUAdam),
+    "CPUAdam, bfloat16": trained(ops.CPUAdam, torch.bfloat16),
+    "CPUAdam, amsgrad": trained(ops.CPUAdam, amsgrad=True),
+    "CPUAdagrad": trained(ops.CPUAdagrad),
+    "CPULamb": trained(ops.CPULamb),
+    "CPULion": trained(ops.CPULion),
+    "CPUSGD": trained(ops.CPUSGD, momentum=0.5),
+    "FusedAdam": trained(ops.FusedAdam),
+}
+if "--references" in sys.argv:
+    result["AdamW"] = trained(torch.optim.AdamW)
+    result["SGD"] = trained(torch.optim.SGD, momentum=0.5)
+    result["Adagrad"] = trained(torch.optim.Adagrad)
+print(json.dumps(result))
+"""
+PEERS = {"CPUAdam": "AdamW", "CPUSGD": "SGD", "CPUAdagrad": "Adagrad"}
+
+Results = dict[str, list[float]]
+
+
+def stepped(environment: Environment, tmp_path: Path, *before: str, isa: str | None = None) -> tuple[str, Results]:
+    """The instruction set in use and what each optimizer made of its parameters, from prebuilt ops alone."""
+    (tmp_path / "step.py").write_text(STEP)
+    output = run(
+        *(*before, environment.python, tmp_path / "step.py", *([] if before else ["--references"])),
+        cwd=tmp_path,
+        ACCEL_CPU_ISA=isa,
+        ACCEL_JIT="0",
+        ACCEL_CACHE_DIR=str(tmp_path / "cache"),
+    )
+    (line,) = [line for line in output.splitlines() if line.startswith("{")]
+    result = json.loads(line)
+    return result.pop("isa"), result
+
+
+@pytest.mark.parametrize("isa", supported_isas())
+def test_an_installed_op_computes_as_torch_does_with_every_instruction_set(
+    installed: Environment, tmp_path: Path, isa: str
+) -> None:
+    used, values = stepped(installed, tmp_path, isa=isa)
+    assert used == isa
+    assert len(values["CPUAdam"]) == 1003 + 1 + 64
+    for mine, theirs in PEERS.items():
+        # Three steps of a handful of operations on numbers below 1, each rounded by half of 2**-24 at most.
+        assert values[mine] == pytest.approx(values[theirs], rel=0, abs=1e-6), mine
+        assert values[mine] != values["CPULion"]
+
+
+NEEDS_AVX2 = """
+int main(int count, char**) {
+  typedef int Vector __attribute__((vector_size(32)));
+  volatile Vector v = {count};
+  v = v * v + v;
+  return v[0] == 0;
+}
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the models are of x86-64 CPUs")
+@pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="qemu-x86_64 is not installed (Debian: qemu-user)")
+@pytest.mark.parametrize(("model", "isa"), [("Nehalem", "baseline"), ("Haswell", "avx2")])
+def test_an_installed_op_runs_on_the_emulated_cpu_as_it_does_here(
+    installed: Environment, tmp_path: Path, model: str, isa: str
+) -> None:
+    # The emulator refuses what the CPU lacks.
+    (tmp_path / "avx2.cpp").write_text(NEEDS_AVX2)
+    subprocess.run(["g++", "-O1", "-mavx2", "avx2.cpp", "-o", "avx2"], cwd=tmp_path, check=True)
+    ran = subprocess.run(["qemu-x86_64", "-cpu", model, "./avx2"], cwd=tmp_path, capture_output=True, check=False)
+    assert (ran.returncode == 0) == (isa == "avx2")
+    if isa not in supported_isas():
+        pytest.skip(f"this CPU has no {isa} to compare with")
+    try:
+        used, values = stepped(installed, tmp_path, "qemu-x86_64", "-cpu", model)
+    except AssertionError as error:
+        if "torch runs" not in str(error):
+            pytest.skip(f"torch itself does not run on a {model}")
+        raise
+    assert used == isa, "what the emulated CPU has"
+    _, here = stepped(installed, tmp_path, isa=isa)
+    assert values == {name: here[name] for name in values}, "to the last bit"
+
+
+# Another torch and another CPython --------------------------------------------------------
+
+OTHER_TORCH = "2.10.0"
+FREE_BYTES = 12 << 30
+
+
+def other_python() -> str:
+    """Another CPython that can make virtual environments; this one where there is none."""
+    for minor in (12, 13, 10, 11):
+        if sys.version_info[:2] == (3, minor):
+            continue
+        versions = sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python3.{minor}"))
+        for python in (shutil.which(f"python3.{minor}"), *map(str, versions)):
+            command = [python, "-c", "import ensurepip, sys, venv; print(sys.version_info[1])"]
+            if python is None:
+                continue
+            asked = subprocess.run(command, capture_output=True, text=True, check=False)
+            if asked.returncode == 0 and asked.stdout.strip() == str(minor):
+                return python
+    return sys.executable
+
+
+@pytest.fixture
+def oldest_torch(tmp_path: Path) -> Iterator[Environment]:
+    """An environment of another CPython with the oldest supported torch, removed at the end."""
+    free = shutil.disk_usage(tmp_path).free
+    if free < FREE_BYTES:
+        pytest.skip(
+            f"torch {OTHER_TORCH} with CUDA takes 7 GB, and as much while it is installed; {free >> 30} are free"
+        )
+    pins = (ROOT / "build_tools" / "constraints.txt").read_text().splitlines()
+    (tmp_path / "constraints").write_text("\n".join(pin for pin in pins if not pin.startswith(("torch==", "numpy=="))))
+    environment = Environment(tmp_path / "venv")
+    try:
+        run(other_python(), "-m", "venv", environment.directory, cwd=tmp_path)
+        tools = ("pytest", "pytest-xdist", "hypothesis", "expecttest")
+        needed = ("ninja", "packaging", "psutil", "pybind11", "rich", "setuptools", "xxhash")
+        install = ("install", "--quiet", "--no-cache-dir", "-c", tmp_path / "constraints")
+        environment.pip(*install, f"torch=={OTHER_TORCH}", "numpy", *tools, *needed, TMPDIR=str(tmp_path))
+        yield environment
+    finally:
+        shutil.rmtree(environment.directory, ignore_errors=True)
+
+
+SETTINGS = """
+[pytest]
+addopts = -ra --strict-markers --import-mode=importlib -p no:cacheprovider
+pythonpath = . tests/ops
+markers =
+  slow: takes long
+  first: runs before other slow ones
+  cuda: needs a CUDA device
+"""
+
+
+@pytest.mark.first
+def test_the_wheel_passes_the_tests_of_the_ops_on_the_oldest_torch_and_another_python(
+    ops_wheel: Path, oldest_torch: Environment, tree: Path, tmp_path: Path
+) -> None:
+    oldest_torch.pip("install", "--no-deps", ops_wheel)
+    # The tests of the ops alone, without the packages next to them and without the settings of the whole suite.
+    place = tmp_path / "tests-alone"
+    shutil.copytree(tree / "tests", place / "tests")
+    (place / "tests" / "conftest.py").unlink()
+    (place / "pytest.ini").write_text(SETTINGS)
+    suites = [path.relative_to(place) for path in place.rglob("ops") if path.is_dir()]
+    about = (
+        "import json, sys, torch, op_builder\n"
+        "print(json.dumps([torch.__version__, sys.version_info[:2], op_builder.__file__]))"
+    )
+    used = json.loads(run(oldest_torch.python, "-c", about, cwd=place).splitlines()[0])
+    assert used[0].startswith(OTHER_TORCH)
+    if tuple(used[1]) == sys.version_info[:2]:
+        warnings.warn(f"No other CPython than {sys.version} is here to try the wheel on.", stacklevel=1)
+    assert Path(used[2]).is_relative_to(oldest_torch.site)
+    output = run(
+        *(oldest_torch.python, "-m", "pytest", "-q", "-n", "2", "-m", "not slow and not cuda", *suites),
+        cwd=place,
+        ACCEL_JIT="0",  # nothing else can be loaded than what is in the wheel
+        ACCEL_CACHE_DIR=str(tmp_path / "cache"),
+        PYTHONDONTWRITEBYTECODE="1",
+    )
+    (passed,) = re.findall(r"(\d+) passed", output)
+    assert int(passed) > 300, output[-2000:]
+    assert not (tmp_path / "cache" / "ops").exists()
+    # Nor does it need a newer torch to be compiled.
+    compile_anew = (
+        "from op_builder.cpu import CPULionBuilder, FusedLionBuilder\n"
+        "print(CPULionBuilder().jit_load(), FusedLionBuilder().jit_load())"
+    )
+    assert "CPULionModule" in oldest_torch.run("-c", compile_anew, ACCEL_CACHE_DIR=str(tmp_path / "cache"))
+    assert {path.name for path in (tmp_path / "cache" / "ops").iterdir()} == {"cpu_lion", "fused_lion"}

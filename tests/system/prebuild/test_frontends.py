@@ -1,0 +1,140 @@
+"""pip, build and uv put the same ops into the same wheel, from a checkout and from an sdist."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.environments import Environment, binaries_in, files_in, run, the_wheel
+
+pytestmark = pytest.mark.slow
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    """A wheel's files, without those that name the setuptools."""
+    return {name: content for name, content in files_in(wheel).items() if not name.endswith(("/WHEEL", "/RECORD"))}
+
+
+def built_against(log: str, with_torch: Environment) -> bool:
+    place = with_torch.site / "torch"
+    return f"op_builder: building against torch {torch.__version__} in {place}, that of ACCEL_BUILD_TORCH=" in log
+
+
+def test_build_makes_the_wheel_that_pip_makes(
+    tree: Path, tmp_path: Path, with_torch: Environment, ops_wheel: Path
+) -> None:
+    """An sdist, and the wheel from that."""
+    variables = {"ACCEL_BUILD_OPS": "1", "ACCEL_BUILD_TORCH": str(with_torch.python)}
+    log = run(sys.executable, "-m", "build", "--outdir", tmp_path, tree, cwd=tmp_path, **variables)
+    assert built_against(log, with_torch)
+    assert "is requested for this build" not in log
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        assert not [name for name in packed.getnames() if name.endswith(".so") or "_prebuilt" in name.split("/")]
+    made = the_wheel(tmp_path)
+    assert made.name == ops_wheel.name
+    assert contents(made) == contents(ops_wheel)
+
+
+def test_uv_makes_the_binaries_that_pip_makes_in_another_place_and_cache(
+    tree: Path, tmp_path: Path, with_torch: Environment, ops_wheel: Path, uv: Callable[..., str]
+) -> None:
+    variables = {
+        "ACCEL_BUILD_CPU_SGD": "1",
+        "ACCEL_BUILD_TORCH": str(with_torch.site),
+        "ACCEL_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    arguments = ("build", "--wheel", "--python", sys.executable, "--out-dir", tmp_path, tree)
+    assert built_against(uv(*arguments, cwd=tmp_path, **variables), with_torch)
+    binaries = {name: data for name, data in files_in(the_wheel(tmp_path)).items() if name.endswith(".so")}
+    assert len(binaries) == 1
+    assert binaries.items() <= files_in(ops_wheel).items()
+
+
+def test_build_gets_a_torch_of_its_own_where_none_is_named(tree: Path, tmp_path: Path, ops_wheel: Path) -> None:
+    (tmp_path / "constraints").write_text(f"torch=={torch.__version__.partition('+')[0]}\n")
+    log = run(
+        *(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, tree),
+        cwd=tmp_path,
+        ACCEL_BUILD_CPU_SGD="1",
+        PIP_CONSTRAINT=str(tmp_path / "constraints"),
+    )
+    assert re.search(r"op_builder: no torch was found, so torch>=2\.10 is requested for this build", log)
+    assert re.search(r"building against torch \S+ in \S+, that of the environment of this build", log)
+    made = the_wheel(tmp_path)
+    assert binaries_in(made) == ["cpu_sgd"]
+    built = {name: content for name, content in files_in(made).items() if name.endswith(".so")}
+    manifest = next(content for name, content in files_in(made).items() if name.endswith("/manifest.json"))
+    if json.loads(manifest)["torch"] == torch.__version__:
+        assert built.items() <= files_in(ops_wheel).items()
+
+
+LOAD = """
+import logging, sys, torch
+logging.basicConfig(level=logging.WARNING)
+from op_builder.ops import CPUSGD, CPUAdam
+for optimizer in (CPUAdam, CPUSGD):
+    parameter = torch.nn.Parameter(torch.ones(9))
+    parameter.grad = torch.ones(9)
+    optimizer([parameter], lr=0.5).step()
+    print(optimizer.__name__, round(parameter[0].item(), 3))
+"""
+VALUES = "CPUAdam 0.5\nCPUSGD 0.5\n"
+
+
+@pytest.mark.usefixtures("ops_wheel")  # which has the ops built
+def test_uv_installs_ops_built_against_the_torch_that_is_named(
+    tree: Path, tmp_path: Path, environment: Environment, uv: Callable[..., str]
+) -> None:
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text(f"accel-ops @ {tree.as_uri()}\n")
+
+    def install(**switches: str) -> set[str]:
+        arguments = ("--no-deps", "--python", environment.python, "-r", requirements)
+        uv("pip", "install", *arguments, cwd=tmp_path, ACCEL_BUILD_TORCH=str(environment.python), **switches)
+        return {path.stem for path in environment.ops.rglob("*.so")}
+
+    # uv caches the wheels of requirements, and must not take that of another request.
+    assert install() == set()
+    assert install(ACCEL_BUILD_CPU_SGD="1") == {"cpu_sgd"}
+    assert install(ACCEL_BUILD_OPS="1") > {"cpu_sgd", "cpu_adam"}
+    without = environment.without_compilers(tmp_path / "empty")
+    assert VALUES in environment.run("-c", LOAD, ACCEL_JIT="0", **without)
+
+
+@pytest.mark.usefixtures("ops_wheel")
+def test_an_editable_install_has_its_ops_in_the_checkout_until_they_are_edited(
+    tree: Path, tmp_path: Path, environment: Environment
+) -> None:
+    log = environment.pip("install", "-v", "-e", tree, ACCEL_BUILD_CPU_ADAM="1", ACCEL_BUILD_CPU_SGD="1")
+    place = tree / "op_builder" / "_prebuilt"
+    assert f"op_builder: the ops of op_builder are in {place}\n" in log
+    assert sorted(path.stem for path in place.rglob("*.so")) == ["cpu_adam", "cpu_sgd"]
+    assert not (environment.site / "op_builder").exists()
+    without = environment.without_compilers(tmp_path / "empty")
+    assert VALUES in environment.run("-c", LOAD, ACCEL_JIT="0", **without)
+
+    kernel = tree / "csrc" / "kernels" / "cpu" / "sgd.cpp"
+    kernel.write_text(f"{kernel.read_text()}\n// edited\n")
+    rows = environment.report()
+    assert rows["cpu_adam"]["installed"]
+    assert not rows["cpu_sgd"]["installed"]
+    assert rows["cpu_sgd"]["compatible"]
+    assert re.search(r"it was built from another recipe .*cpu/sgd\.cpp", rows["cpu_sgd"]["reason"])
+    assert "Op 'cpu_sgd' is not available here. " in environment.run("-c", LOAD, fails=True, **without)
+    output = environment.run("-c", LOAD)
+    assert VALUES in output
+    assert re.search("'cpu_sgd'.*it was built from another recipe", output)
+    assert "'cpu_adam'" not in output
+
+    environment.pip("wheel", "--no-deps", "-w", tmp_path, tree, ACCEL_BUILD_CPU_ADAM="1")
+    assert binaries_in(the_wheel(tmp_path)) == ["cpu_adam"], "none of those that lie in the checkout"
+    environment.pip("install", "-e", tree)
+    assert not place.exists()

@@ -1,0 +1,274 @@
+"""The templates, installed as their READMEs say, where accel-ops is installed without ops."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from op_builder.toolchains.sycl_runtime import find_runtime
+from tests.support.environments import (
+    ROOT,
+    Environment,
+    binaries_in,
+    files_in,
+    make_environment,
+    run,
+    shared,
+    the_wheel,
+)
+
+pytestmark = pytest.mark.slow
+
+OP, CUDA_OP, SYCL_OP = "my_add_rms_norm", "my_add_rms_norm_cuda", "my_add_rms_norm_sycl"
+ACME_OP = "acme_silu_and_mul"
+PLACEHOLDER = "file:///path/to/accel-ops/build_tools"
+
+
+def copy_template(name: str, directory: Path, backend: str) -> Path:
+    """A template, copied out of the checkout, with the place of the build backend filled in."""
+    ignored = shutil.ignore_patterns("build", "*.egg-info", "__pycache__", "_prebuilt")
+    project = Path(shutil.copytree(ROOT / "examples" / name, directory / name, ignore=ignored))
+    settings = project / "pyproject.toml"
+    text = settings.read_text()
+    assert text.count(PLACEHOLDER) == 1
+    settings.write_text(text.replace(PLACEHOLDER, backend))
+    return project
+
+
+@pytest.fixture
+def my_ops(tmp_path: Path, backend_wheel: Path) -> Path:
+    return copy_template("my_ops", tmp_path, backend_wheel.as_uri())
+
+
+@pytest.fixture
+def acme(tmp_path: Path, backend_wheel: Path) -> Path:
+    return copy_template("acme_accel", tmp_path, backend_wheel.as_uri())
+
+
+@pytest.fixture(scope="session")
+def with_accel_ops(plain_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with torch and accel-ops, not to be changed."""
+
+    def make(directory: Path) -> None:
+        make_environment(directory / "environment").pip("install", "--no-deps", plain_wheel)
+
+    return Environment(shared(tmp_path_factory, "with-accel-ops", make) / "environment")
+
+
+@pytest.fixture
+def own(plain_wheel: Path, environment: Environment) -> Environment:
+    """The same, for the test to change."""
+    environment.pip("install", "--no-deps", plain_wheel)
+    return environment
+
+
+# Frontends -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("frontend", ["pip", "build", "uv"])
+def test_every_frontend_builds_the_ops_with_the_backend_by_its_path(
+    with_accel_ops: Environment, tmp_path: Path, uv: Callable[..., str], frontend: str
+) -> None:
+    project = copy_template("my_ops", tmp_path, (ROOT / "build_tools").as_uri())
+    out = tmp_path / "out"
+    out.mkdir()
+    # Another project's switch, exported for both, is no obstacle.
+    variables = {"ACCEL_BUILD_OPS": "1", "ACCEL_BUILD_CPU_ADAM": "0", "ACCEL_BUILD_TORCH": str(with_accel_ops.python)}
+    if frontend == "pip":
+        log = with_accel_ops.pip(
+            "wheel", "-v", "--no-deps", "-w", out, project, **{**variables, "ACCEL_BUILD_TORCH": None}
+        )
+    elif frontend == "build":  # an sdist, and the wheel from that
+        log = run(sys.executable, "-m", "build", "--outdir", out, project, cwd=out, **variables)
+    else:
+        arguments = ("build", "--wheel", "--python", sys.executable, "--out-dir", out, project)
+        log = uv(*arguments, cwd=out, **variables)
+    assert "op_builder: built in " in log
+    assert f"op_builder: left out {CUDA_OP}: it is for cuda; ACCEL_ACCELERATOR=cuda builds it" in log
+    wheel = the_wheel(out)
+    assert "-py3-none-manylinux_" in wheel.name
+    assert binaries_in(wheel) == [OP]
+    index = json.loads(files_in(wheel)["my_ops/_prebuilt/wheel.json"])
+    assert [op["op"] for op in index["ops"]] == [OP]
+
+
+def test_where_accel_ops_is_missing_a_request_is_an_error_and_no_index_is_asked_for_it(
+    with_torch: Environment, my_ops: Path, tmp_path: Path
+) -> None:
+    output = with_torch.pip("wheel", "-v", "--no-deps", "-w", tmp_path, my_ops, fails=True, ACCEL_BUILD_OPS="1")
+    assert f"accel-ops, which builds them, is not installed with torch in {with_torch.site / 'torch'}." in output
+    assert not re.search(r"Collecting accel[-_]ops\b(?!-build)", output)
+    with_torch.pip("wheel", "--no-deps", "-w", tmp_path, my_ops)
+    assert the_wheel(tmp_path).name.endswith("-py3-none-any.whl")
+
+
+def test_uv_does_not_take_a_cached_wheel_of_another_request(
+    with_accel_ops: Environment, my_ops: Path, tmp_path: Path, uv: Callable[..., str]
+) -> None:
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text(f"my-ops @ {my_ops.as_uri()}\n")
+    for number, (request, built) in enumerate([("0", []), ("1", [OP])]):
+        target = tmp_path / f"target{number}"
+        arguments = ("--no-deps", "--python", with_accel_ops.python, "--target", target, "-r", requirements)
+        variables = {"ACCEL_BUILD_TORCH": str(with_accel_ops.python), "ACCEL_BUILD_OPS": request}
+        uv("pip", "install", *arguments, cwd=tmp_path, **variables)
+        assert [path.stem for path in target.rglob("*.so")] == built
+
+
+# my_ops ----------------------------------------------------------------------------------
+
+# By name, as any op of the device, and by the package's own function.
+USE = """
+import torch
+from accelerator import get_accelerator
+import my_ops
+opened = get_accelerator().create_op_builder("MyAddRmsNormBuilder").load()
+x, residual = torch.ones(2, 4), torch.ones(2, 4)
+normed = my_ops.add_rms_norm(x, residual, torch.ones(4))
+assert torch.equal(residual, torch.full((2, 4), 2.0)), residual
+torch.testing.assert_close(normed, torch.ones(2, 4))
+print("used", opened)
+"""
+
+
+def state(environment: Environment, op: str, **variables: str | None) -> tuple[bool, bool, bool]:
+    """Whether the report shows the op as installed, cached, compatible."""
+    row = environment.report(**variables)[op]
+    return (row["installed"], row["cached"], row["compatible"])
+
+
+def test_my_ops_is_compiled_when_used_or_prebuilt_and_then_needs_no_compiler(
+    own: Environment, my_ops: Path, tmp_path: Path
+) -> None:
+    without = {**own.without_compilers(tmp_path / "none"), "ACCEL_JIT": "0"}
+    log = own.pip("install", "-v", "--no-deps", my_ops, **without)
+    assert "op_builder:" not in log
+    cache = str(tmp_path / "cache")  # other tests compile the op into that of this run
+    assert state(own, OP, ACCEL_CACHE_DIR=cache) == (False, False, True)
+    assert "used" in own.run("-c", USE, ACCEL_CACHE_DIR=cache)
+    assert state(own, OP, ACCEL_CACHE_DIR=cache) == (False, True, True)
+    assert not own.report()[CUDA_OP]["compatible"]
+    assert "my_ops" in own.run("-m", "my_ops", ACCEL_CACHE_DIR=cache)
+
+    own.pip("install", "--no-deps", "--force-reinstall", "--no-cache-dir", my_ops, ACCEL_BUILD_OPS="1")
+    assert "used" in own.run("-c", USE, **without)
+    assert not (tmp_path / "none").exists()
+    assert state(own, OP, **without) == (True, False, True)
+    shown = own.run("-m", "op_builder.report", COLUMNS="200", **without)
+    left_out = rf" +without +{CUDA_OP}: it is for cuda;.*\n +without +{SYCL_OP}: it is for xpu;.*\n"
+    assert re.search(rf"^ my_ops +py3-none-.*\n{left_out} +with +{OP}: for torch", shown, re.MULTILINE)
+
+
+USE_SYCL = """
+import torch
+from my_ops.builders import MyAddRmsNormSyclBuilder
+op = MyAddRmsNormSyclBuilder().load()
+out, residual = torch.empty(2, 4), torch.ones(2, 4)
+op.add_rms_norm(out, residual, torch.ones(2, 4), torch.ones(4), 1e-6)
+assert torch.equal(residual, torch.full((2, 4), 2.0)), residual
+torch.testing.assert_close(out, torch.ones(2, 4))
+print("used", op)
+"""
+
+
+@pytest.mark.skipif(find_runtime() is None, reason="needs the SYCL runtime: pip install 'accel-ops[sycl]'")
+def test_the_sycl_op_is_prebuilt_with_its_kernel_and_runs_without_a_compiler(
+    own: Environment, my_ops: Path, tmp_path: Path
+) -> None:
+    runtime = find_runtime()
+    assert runtime is not None
+    for path in (*filter(Path.is_file, runtime.library_dir.iterdir()), *filter(Path.is_dir, runtime.header_dirs)):
+        link = own.directory / path.relative_to(runtime.prefix)  # where pip would have installed it
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(path)
+    own.pip("install", "--no-deps", my_ops, ACCEL_BUILD_MY_ADD_RMS_NORM_SYCL="1")
+    without = {**own.without_compilers(tmp_path / "cache"), "ACCEL_JIT": "0"}
+    assert state(own, SYCL_OP, **without) == (True, False, True)
+    assert "used" in own.run("-c", USE_SYCL, **without)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
+def test_the_cuda_op_is_built_without_a_device(with_accel_ops: Environment, my_ops: Path, tmp_path: Path) -> None:
+    variables = {"ACCEL_ACCELERATOR": "cuda", "TORCH_CUDA_ARCH_LIST": "9.0", "ACCEL_BUILD_OPS": "1"}
+    with_accel_ops.pip("wheel", "--no-deps", "-w", tmp_path, my_ops, **variables)
+    index = json.loads(files_in(the_wheel(tmp_path))["my_ops/_prebuilt/wheel.json"])
+    assert {op["op"]: op["cuda_archs"] for op in index["ops"]} == {OP: [], CUDA_OP: ["9.0"]}
+
+
+# acme_accel ------------------------------------------------------------------------------
+
+USE_ACME = """
+import torch
+from accelerator import get_accelerator, is_current_accelerator_supported
+accelerator = get_accelerator()
+assert type(accelerator).__name__ == "AcmeAccelerator", accelerator
+assert is_current_accelerator_supported()
+op = accelerator.create_op_builder("AcmeSiluAndMulBuilder").load()
+gate, up = torch.randn(5, 7), torch.randn(5, 7)
+torch.testing.assert_close(op(gate, up), torch.nn.functional.silu(gate) * up)
+assert accelerator.create_op_builder("CPUAdamBuilder").sources()
+print("used", op.native)
+"""
+
+
+def chosen(environment: Environment, **variables: str | None) -> dict[str, Any]:
+    output = environment.run("-m", "accelerator.report", "--json", **variables)
+    return dict(json.JSONDecoder().raw_decode(output)[0])
+
+
+def test_acme_is_detected_named_and_its_op_compiled_when_used_or_prebuilt(
+    own: Environment, acme: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "cards").mkdir()
+    (tmp_path / "cards" / "acme0").touch()
+    without = own.without_compilers(tmp_path / "none")
+    log = own.pip("install", "-v", "--no-deps", acme, **without)
+    assert "op_builder:" not in log
+    card: dict[str, str | None] = {"ACME_DEVICE_DIR": str(tmp_path / "cards"), "ACCEL_ACCELERATOR": None}
+    cached = {**card, "ACCEL_CACHE_DIR": str(tmp_path / "cache")}  # other tests compile the op into that of this run
+
+    # Detected: the card is there, and its priority is above the CPU's.
+    report = chosen(own, **card)
+    assert (report["accelerator"]["name"], report["accelerator"]["requested"]) == ("acme", None)
+    assert report["accelerator"]["class"] == "acme_accel.accelerator.AcmeAccelerator"
+    assert report["accelerator"]["op_builder_dir"] == "acme_accel.ops"
+    assert {entry["name"]: entry for entry in report["trace"]}["acme"]["accepted"]
+
+    # No card: the CPU, and the reason.
+    none = {"ACME_DEVICE_DIR": str(tmp_path), "ACCEL_ACCELERATOR": None}
+    report = chosen(own, **none)
+    assert report["accelerator"]["name"] == "cpu"
+    trace = {entry["name"]: entry for entry in report["trace"]}
+    assert trace["acme"]["reason"] == f"there is no {tmp_path / 'acme0'}: no card, or its driver is not loaded"
+
+    # It keeps the contract, and a ported script runs on it.
+    assert " 0 failed," in own.run("-m", "accelerator.conformance", "acme", **card)
+    assert '{"losses": [' in own.run(ROOT / "examples" / "porting" / "after.py", "--steps=2", **card)
+
+    # Named, with a card and without.
+    report = chosen(own, **{**card, "ACCEL_ACCELERATOR": "acme"})
+    assert (report["accelerator"]["name"], report["accelerator"]["requested"]) == ("acme", "acme")
+    output = own.run("-c", USE_ACME, fails=True, **{**none, "ACCEL_ACCELERATOR": "acme"})
+    assert f"there is no {tmp_path / 'acme0'}" in output
+
+    assert state(own, ACME_OP, **cached) == (False, False, True)
+    assert "used" in own.run("-c", USE_ACME, **cached)
+    assert state(own, ACME_OP, **cached) == (False, True, True)
+    assert ACME_OP not in own.report(ACCEL_ACCELERATOR="cpu"), "another device does not have it"
+
+    # Prebuilt without a card, it needs no compiler.
+    variables = {"ACCEL_BUILD_OPS": "1", "ACCEL_ACCELERATOR": "acme", "ACME_DEVICE_DIR": str(tmp_path)}
+    log = own.pip("install", "-v", "--no-deps", "--force-reinstall", "--no-cache-dir", acme, **variables)
+    assert "accelerator acme (named)" in log
+    assert len(list(own.site.glob("acme_accel/_prebuilt/**/*.so"))) == 1, "the host's ops are not its own"
+    without = {**without, "ACCEL_JIT": "0", **card}
+    assert "used" in own.run("-c", USE_ACME, **without)
+    assert not (tmp_path / "none").exists()
+    assert state(own, ACME_OP, **without) == (True, False, True)

@@ -1,0 +1,340 @@
+"""Ops built into the wheel: ``ACCEL_BUILD_OPS=1 pip install .``, for real, and what it installs."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from op_builder.catalog.registry import UnavailableOpBuilder, all_builders
+from op_builder.toolchains.oneccl import find_oneccl
+from tests.support.environments import (
+    Environment,
+    binaries_in,
+    files_in,
+    index_of,
+    run,
+    the_wheel,
+)
+
+pytestmark = pytest.mark.slow
+
+BUILDERS = {
+    name: type(builder)
+    for name, builder in all_builders("op_builder.cpu").items()
+    if not isinstance(builder, UnavailableOpBuilder) and type(builder).__module__.startswith("op_builder.")
+}
+if find_oneccl() is None:  # then it cannot be built, and a wheel leaves it out
+    del BUILDERS["ccl_comm"]
+HOST_OPS = sorted(BUILDERS)
+NOT_OF_THE_CPU = "rms_norm"
+
+
+LOAD = """
+import json, sys
+from op_builder.catalog.registry import find_builder
+for name in json.loads(sys.argv[1]):
+    find_builder(name, "op_builder.cpu")().load()
+print("loaded all")
+"""
+
+
+def load(*ops: str) -> list[str]:
+    return ["-c", LOAD, json.dumps([BUILDERS[op].__name__ for op in ops])]
+
+
+# Installing ------------------------------------------------------------------------------
+
+
+def test_pip_builds_every_host_op_against_the_installed_torch(ops_wheel: Path, with_torch: Environment) -> None:
+    log = (ops_wheel.parent / "log").read_text()
+    where = f"in {with_torch.site / 'torch'}, that of the environment that is installed into, {with_torch.directory}"
+    assert where in log
+    assert not re.search(r"(Collecting|Downloading|Processing|Using cached|Obtaining) \S*torch\b", log)
+    for op in HOST_OPS:
+        assert re.search(rf"op_builder: {op}: (cached|\[\d+/\d+\] )", log), f"{op} was built, visibly"
+    assert re.search(rf"op_builder: left out .*\b{NOT_OF_THE_CPU}\b.*: ", log)
+    assert binaries_in(ops_wheel) == HOST_OPS
+
+
+def listing(site: Path) -> dict[str, tuple[int, int]]:
+    """The files of a directory of packages with size and time; what links lead to is left out."""
+    return {
+        path: (status.st_size, status.st_mtime_ns)
+        for parent, _, names in os.walk(site)
+        # Bytecode beside the packages is of linked modules of one file: Python's, for any test that imports torch.
+        if Path(parent) != site / "__pycache__"
+        for path in (os.path.join(parent, name) for name in names)
+        for status in (os.lstat(path),)
+    }
+
+
+def read_only(directory: Path) -> list[str]:
+    """What to put before a command, so that it finds ``directory`` read-only; nothing where that cannot be done."""
+    mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && ! touch "$0/x" 2>/dev/null && exec "$@"'
+    for how in (["unshare", "-m"], ["unshare", "-rm"]):
+        command = [*how, "sh", "-c", mount, str(directory)]
+        if shutil.which("unshare") and subprocess.run([*command, "true"], capture_output=True).returncode == 0:
+            return command
+    return []
+
+
+def test_every_host_op_loads_from_a_read_only_installation_where_no_compiler_is(
+    installed: Environment, tmp_path: Path
+) -> None:
+    environment = installed
+    mounted, before = read_only(environment.site), listing(environment.site)
+    variables = environment.without_compilers(tmp_path / "cache")
+    # sh and mount lie where compilers do: they are found by PATH, the Python after them is not given it.
+    command = [*mounted, "env", f"PATH={environment.programs}", environment.python, *load(*HOST_OPS)]
+    output = run(*command, cwd=tmp_path, **{**variables, "PATH": os.environ["PATH"], "ACCEL_JIT": "0"})
+    assert "loaded all" in output
+    assert "prebuilt" not in output, "a warning"
+    assert listing(environment.site) == before
+    # The one thing kept is that oneCCL can be opened, which a process was started to see.
+    assert [path.name for path in (tmp_path / "cache").glob("*")] in ([], ["memo"])
+    if not mounted:
+        pytest.skip("nothing was written; no read-only mount can be made here to see that nothing was tried")
+
+
+def test_the_report_shows_what_is_installed_with_the_facts_of_the_manifest(
+    installed: Environment, tmp_path: Path
+) -> None:
+    rows = installed.report(**installed.without_compilers(tmp_path / "cache"))
+    assert sorted(name for name, row in rows.items() if row["installed"]) == HOST_OPS
+    index = {op["op"]: op for op in json.loads((installed.ops / "wheel.json").read_text())["ops"]}
+    for op in HOST_OPS:
+        row = rows[op]
+        assert (row["compatible"], row["cached"], row["reason"]) == (True, False, "")
+        binary = installed.ops / index[op]["binary"]
+        assert Path(row["prebuilt"]["directory"]) == binary.parent
+        assert hashlib.sha256(binary.read_bytes()).hexdigest() == index[op]["sha256"] == row["prebuilt"]["sha256"]
+        assert (row["prebuilt"]["torch_needed"], row["prebuilt"]["python_needed"]) == (">=2.10", "any")
+        assert row["prebuilt"]["platform"] == f"{sys.platform} {platform.machine()}"
+        assert row["prebuilt"]["compilers"] == index[op]["compilers"]
+    table = installed.run("-m", "op_builder.report", COLUMNS="200")
+    assert re.search(r"\bcpu_adam\b[^:]*: for torch >=2\.10,\s+any\s+CPython", table)
+    assert re.search(rf"without +.*\b{NOT_OF_THE_CPU}\b.*: ", table)
+
+
+# What is requested -----------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("ops_wheel")  # which has the ops built
+def test_the_wheel_has_the_ops_that_were_requested(tree: Path, with_torch: Environment, tmp_path: Path) -> None:
+    switches = {"ACCEL_BUILD_OPS": "1", "ACCEL_BUILD_CPU_LION": "0", "ACCEL_BUILD_CPU_ADAM": "1"}
+    with_torch.pip("wheel", "--no-deps", "-w", tmp_path, tree, **switches)
+    made = the_wheel(tmp_path)
+    assert binaries_in(made) == [op for op in HOST_OPS if op != "cpu_lion"]
+    index = index_of(made)
+    left_out = {left["op"]: left["reason"] for left in index["left_out"]}
+    assert left_out["cpu_lion"] == "ACCEL_BUILD_CPU_LION=0"
+    assert NOT_OF_THE_CPU in left_out
+
+
+@pytest.mark.parametrize(
+    ("switches", "reason"),
+    [
+        pytest.param(
+            {"ACCEL_BUILD_OPS": "1", "ACCEL_BUILD_CPU_ADM": "1"},
+            "op_builder: error: ACCEL_BUILD_CPU_ADM is set, and no op has that name.",
+            id="unknown op",
+        ),
+        pytest.param(
+            {f"ACCEL_BUILD_{NOT_OF_THE_CPU.upper()}": "1"},
+            f"op_builder: error: {NOT_OF_THE_CPU} cannot be built: ",
+            id="unavailable op",
+        ),
+        pytest.param(
+            {"ACCEL_BUILD_OPS": "1", "ACCEL_BUILD_TORCH": "/nowhere"},
+            "/nowhere is neither a Python that can be run nor a directory",
+            id="no such torch",
+        ),
+        pytest.param({"ACCEL_BUILD_CPU_SGD": "1"}, r"cpu_sgd.cpp:1:1: error: ", id="does not compile"),
+    ],
+)
+def test_what_cannot_be_built_fails_the_install_with_the_reason(
+    tree: Path, with_torch: Environment, switches: dict[str, str], reason: str
+) -> None:
+    (tree / "csrc" / "bindings" / "cpu_sgd.cpp").write_text("this is no C++;\n")
+    before = listing(with_torch.site)
+    output = with_torch.pip("install", tree, fails=True, **switches)
+    assert reason in output
+    assert "Remedy: " in output
+    assert "Traceback" not in output
+    assert listing(with_torch.site) == before
+
+
+# What does not fit here ------------------------------------------------------------------
+
+
+def of_another_architecture(binary: Path) -> str:
+    manifest = json.loads(binary.with_name("manifest.json").read_text())
+    manifest["key_parts"]["platform"] = "linux riscv128"
+    binary.with_name("manifest.json").write_text(json.dumps(manifest))
+    return f"it was built for linux riscv128, this is {sys.platform} {platform.machine()}"
+
+
+def deleted(binary: Path) -> str:
+    binary.unlink()
+    return f"its binary {binary.name} is missing; reinstall the package"
+
+
+def altered(binary: Path) -> str:
+    content = bytearray(binary.read_bytes())
+    content[len(content) // 2] ^= 1
+    binary.write_bytes(content)
+    return "its binary does not match its manifest (altered or truncated); reinstall the package"
+
+
+def truncated(binary: Path) -> str:
+    os.truncate(binary, 5000)
+    return "its binary does not match its manifest (altered or truncated); reinstall the package"
+
+
+def test_installed_ops_that_do_not_fit_are_ignored_with_the_reason(
+    ops_wheel: Path, environment: Environment, tmp_path: Path
+) -> None:
+    environment.pip("install", "--no-deps", ops_wheel)
+    changes = dict(
+        zip(
+            ("cpu_sgd", "cpu_lion", "cpu_adagrad", "pin_memory"),
+            (of_another_architecture, deleted, altered, truncated),
+            strict=True,
+        )
+    )
+    reasons = {}
+    for op, change in changes.items():
+        (binary,) = environment.ops.rglob(f"{op}.so")
+        reasons[op] = change(binary)
+    without = environment.without_compilers(tmp_path / "empty")
+    rows = environment.report(**without)
+    for op, reason in reasons.items():
+        assert not rows[op]["installed"]
+        assert reason in rows[op]["reason"]
+        assert "No C++ compiler" in rows[op]["reason"]
+        output = environment.run(*load(op), fails=True, **without)
+        assert f"IncompatibleOpError: Op '{op}' is not available here." in output
+        assert reason in output
+    # With compilers, and what they made in this run.
+    output = environment.run(*load("cpu_adam", *reasons))
+    assert "loaded all" in output
+    assert "'cpu_adam'" not in output, "which fits"
+    rows = environment.report()
+    for op, reason in reasons.items():
+        assert reason in output
+        assert (rows[op]["compatible"], rows[op]["installed"]) == (True, False)
+        assert reason in rows[op]["reason"]
+
+
+# The tag ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def audit(ops_wheel: Path) -> dict[str, Any]:
+    """What auditwheel finds in the wheel."""
+    if importlib.util.find_spec("auditwheel") is None:
+        pytest.skip("auditwheel is not installed")
+    output = run(sys.executable, "-m", "auditwheel", "show", "--json", ops_wheel, cwd=ops_wheel.parent)
+    return dict(json.JSONDecoder().raw_decode(output)[0])
+
+
+def test_auditwheel_finds_no_library_but_torchs_own_and_oneccls(audit: dict[str, Any]) -> None:
+    assert not audit["pure"]
+    assert audit["external_libs"], "torch's, at least"
+    others = {name for name in audit["external_libs"] if not re.fullmatch(r"lib(torch|c10)\w*\.so", name)}
+    assert others == ({"libccl.so.1"} if "ccl_comm" in HOST_OPS else set()), "oneCCL's is for the op that is made of it"
+    assert not audit["unsupported_isa"], "nothing is compiled for one CPU alone"
+    for upgrade in audit["policy_upgrades"].values():
+        assert "blacklisted_symbols" not in upgrade
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))
+
+
+def test_the_tag_promises_no_older_c_library_than_auditwheel_finds(audit: dict[str, Any], ops_wheel: Path) -> None:
+    match = re.search(rf"-py3-none-manylinux_(\d+)_(\d+)_{platform.machine()}\.whl$", ops_wheel.name)
+    assert match is not None
+    promised = (int(match[1]), int(match[2]))
+    versions = [version for symbols in audit["versioned_symbols"].values() for version in symbols]
+    needed = {
+        family: max(numbers(v) for v in versions if v.startswith(f"{family}_")) for family in ("GLIBC", "GLIBCXX")
+    }
+    assert needed["GLIBC"] <= promised
+    policies = Path(str(importlib.util.find_spec("auditwheel").origin)).with_name("policy")  # type: ignore[union-attr]
+    of_promised = [
+        policy["symbol_versions"][platform.machine()]
+        for policy in json.loads((policies / "manylinux-policy.json").read_text())
+        if policy["name"].startswith("manylinux") and numbers(policy["name"]) <= promised
+    ]
+    # The newest C++ library that systems with so old a C library have.
+    assert needed["GLIBCXX"] <= max(numbers(version) for policy in of_promised for version in policy["GLIBCXX"])
+    # Nor is the tag newer than need be: auditwheel knows fewer C libraries, and names the next of them.
+    assert promised <= numbers(audit["sym_tag"].removesuffix(platform.machine()))[:2]
+
+
+def test_the_wheel_names_its_tag_has_the_licence_and_is_small(ops_wheel: Path) -> None:
+    files = files_in(ops_wheel)
+    (name,) = [name for name in files if name.endswith(".dist-info/WHEEL")]
+    tag = "-".join(ops_wheel.stem.split("-")[-3:])
+    assert re.findall(r"^Tag: (.*)$", files[name].decode(), re.MULTILINE) == [tag] == [index_of(ops_wheel)["tag"]]
+    assert "Root-Is-Purelib: false" in files[name].decode()
+    assert not [name for name in files if name.endswith(".pyc")]
+    licences = {name.partition(".dist-info/licenses/")[2] for name in files} - {""}
+    assert licences == {"LICENSE", "THIRD_PARTY_NOTICES.md"}
+    assert ops_wheel.stat().st_size < 5 << 20
+
+
+# CUDA, from a machine that has a toolkit and no device ---------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
+def test_cuda_ops_are_built_without_a_device_in_addition_to_those_of_the_cpu(
+    tree: Path, environment: Environment, tmp_path: Path
+) -> None:
+    variables = {
+        "ACCEL_ACCELERATOR": "cuda",
+        "ACCEL_BUILD_FUSED_LION": "1",
+        "TORCH_CUDA_ARCH_LIST": "8.0;9.0+PTX",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    log = environment.pip("wheel", "-v", "--no-deps", "-w", tmp_path, tree, **variables)
+    assert "accelerator cuda (named)" in log
+    made = the_wheel(tmp_path)
+    assert binaries_in(made) == ["fused_lion", "fused_lion"]
+    index = index_of(made)
+    assert index["accelerator"] == "cuda"
+    archs = {tuple(op["cuda_archs"]): op for op in index["ops"]}
+    assert set(archs) == {("8.0", "9.0+PTX"), ()}
+    assert len(archs["8.0", "9.0+PTX"]["compilers"]) == 2, "nvcc and its host compiler"
+    cuda = files_in(made)[f"op_builder/_prebuilt/{archs['8.0', '9.0+PTX']['binary']}"]
+    for code in (b"sm_80", b"sm_90"):
+        assert code in cuda
+    assert made.stat().st_size < 5 << 20
+
+    environment.pip("install", "--no-deps", made)
+    without = {**environment.without_compilers(tmp_path / "empty"), "CUDA_VISIBLE_DEVICES": ""}
+    row = environment.report(**without)["fused_lion"]
+    assert row["installed"]
+    assert row["prebuilt"]["cuda_archs"] == []
+    assert row["reason"] == ""
+    output = environment.run(*load("fused_lion"), ACCEL_JIT="0", **without)
+    assert "loaded all" in output
+    assert "prebuilt" not in output, "a warning"
+    if torch.version.cuda is None:
+        # For CUDA itself it is installed, too, and this torch cannot use it.
+        row = environment.report(**{**without, "ACCEL_ACCELERATOR": "cuda"})["fused_lion"]
+        assert not row["compatible"]
+        assert "CUDA" in row["reason"]
