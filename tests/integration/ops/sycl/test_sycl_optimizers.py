@@ -12,7 +12,6 @@ import pytest
 import torch
 from adam_reference import Options, Tensors, U, assert_within, expect_update, random_tensors
 from fused_cases import CHUNK, assert_same, lists_of, mixed_cases, positional
-from sycl_cases import in_threads, needs_sycl
 
 from op_builder import cpu
 from op_builder.errors import AccelError, OpArgumentError
@@ -20,6 +19,7 @@ from op_builder.ops import FusedLion, SYCLFusedAdam, SYCLFusedLion
 from op_builder.ops.optim.fused_module import Control, FusedAdamModule, FusedLionModule
 from op_builder.ops.optim.tensor_lists import TensorLists
 from op_builder.xpu import FusedAdamBuilder, FusedLionBuilder
+from tests.support.sycl_cases import in_threads, needs_sycl
 
 pytestmark = needs_sycl
 
