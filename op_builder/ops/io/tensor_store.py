@@ -91,7 +91,7 @@ class TensorStore:
         A contiguous tensor in host memory must not be changed before the future is done: the file would have
         neither value, and fail its checksum. Other tensors are copied in this call. Invalid arguments are raised
         here, other errors by the future; errors that no future has reported are raised by :meth:`wait` and
-        :meth:`close`.
+        :meth:`close`. The future cannot be cancelled.
         """
         self._files.path(name)
         body, info = body_to_write(tensor)

@@ -16,17 +16,15 @@ T = TypeVar("T")
 
 
 class _Task(Future[T]):
-    """One piece of work, as a future that knows whether its outcome was reported.
+    """One piece of work, as a future that knows whether its failure was reported. It cannot be cancelled.
 
     Attributes:
         work: done by a worker when the task's turn comes; None for a thread that waits for ``turn`` and works itself.
-        is_taken: a worker has it, or it was cancelled before one had.
         has_callbacks: somebody wants to be called when it is done.
         keeps_place: its worker continues with another task, instead of running callbacks.
     """
 
     is_reported = False
-    is_taken = False
     has_callbacks = False
     keeps_place = False
 
@@ -35,7 +33,9 @@ class _Task(Future[T]):
         self._queue = queue
         self.name = name
         self.work = work
+        self.is_background = work is not None
         self.turn = threading.Event()
+        self.set_running_or_notify_cancel()
         super().add_done_callback(queue._leave)  # before all callbacks of others
 
     def result(self, timeout: float | None = None) -> T:
@@ -57,7 +57,7 @@ class _Task(Future[T]):
 
     def failure(self) -> BaseException | None:
         """The exception of a task that is done, where it was not reported."""
-        return None if self.is_reported or self.cancelled() else super().exception()
+        return None if self.is_reported else super().exception()
 
     def _check_wait(self, timeout: float | None) -> None:
         if timeout is None and not self.done():
@@ -89,11 +89,17 @@ class StoreQueue:
         """Have ``work`` done in the background, after all earlier work on ``name``."""
         self._check_fork()
         task = _Task(self, name, work)
+        self._enter(task)
         try:
-            self._enter(task)
             self._hire()
-        except BaseException:  # the store is closed, no thread can be started, or Ctrl-C
-            task.cancel()
+        except BaseException as error:  # no thread can be started, or Ctrl-C
+            with self._lock:
+                task.is_background = task not in self._ready
+                if not task.is_background:
+                    self._ready.remove(task)
+            if not task.is_background:
+                task.is_reported = True
+                task.set_exception(error)
             raise
         return task
 
@@ -191,35 +197,32 @@ class StoreQueue:
         else:
             self._ready.append(task)
 
+    def _advance(self, task: _Task[Any]) -> None:
+        """Take a task out of its line. The caller holds the lock."""
+        line = self._lines.get(task.name, deque())
+        if task in line:
+            is_first = line[0] is task
+            line.remove(task)
+            if not line:
+                del self._lines[task.name]
+            elif is_first:
+                self._give_turn(line[0])
+
     def _leave(self, task: Any) -> None:
-        """Update the lines after a task is done or cancelled."""
-        is_worker = False
+        """Update the lines after a task is done."""
         with self._lock:
-            if task.cancelled():
-                task.work = None  # it may hold a tensor, and the caller may keep the future
-                if not task.is_taken:
-                    task.is_taken = True
-                    task.set_running_or_notify_cancel()  # wakes who waits for it
-            elif task.is_taken:
-                is_worker = True
-                task.keeps_place = not task.has_callbacks
-                self._workers -= task.has_callbacks  # they may wait for other work
-            line = self._lines.get(task.name, deque())
-            if task in line:
-                is_first = line[0] is task
-                line.remove(task)
-                if not line:
-                    del self._lines[task.name]
-                elif is_first:
-                    self._give_turn(line[0])
+            self._advance(task)
             if task.failure() is not None:
                 self._failed = [*(earlier for earlier in self._failed if not earlier.is_reported), task]
+            if task.is_background:
+                task.keeps_place = not task.has_callbacks
+                self._workers -= task.has_callbacks  # they may wait for other work
         if task.keeps_place:
             return  # its worker takes the next: starting a thread takes longer than a small task
         try:
             self._hire()
-        except RuntimeError:  # no thread can be started
-            if not is_worker:
+        except RuntimeError:
+            if not task.is_background:
                 self._work(has_place=False)
 
     # Workers ------------------------------------------------------------------------------------
@@ -243,7 +246,7 @@ class StoreQueue:
 
     def _work(self, has_place: bool = True) -> None:
         while (task := self._take(has_place)) is not None:
-            work, task.work = task.work, None  # as for a cancelled one
+            work, task.work = task.work, None  # it may hold a tensor, and the caller may keep the future
             try:
                 with self._working():
                     result = work()
@@ -257,11 +260,7 @@ class StoreQueue:
         """The next task, with a place among the workers; None where there is none."""
         with self._lock:
             self._workers -= has_place
-            while self._ready and self._workers < self._threads:
-                task = self._ready.popleft()
-                if not task.is_taken:
-                    task.is_taken = True
-                    if task.set_running_or_notify_cancel():
-                        self._workers += 1
-                        return task
-            return None
+            if not self._ready or self._workers >= self._threads:
+                return None
+            self._workers += 1
+            return self._ready.popleft()
