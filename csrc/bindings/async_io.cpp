@@ -1,7 +1,6 @@
-// The async_io op library: handles by number, and memory by address. The Python side checks the tensors and keeps them
-// alive as long as an operation uses their memory. torch's dispatcher lets go of Python's lock while an op runs.
+// The async_io op library: handles by number, and memory by address. The Python side checks tensors, and keeps them
+// alive while an operation uses their memory. torch's dispatcher releases Python's lock while an op runs.
 
-#include <cerrno>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -17,8 +16,6 @@
 namespace {
 
 namespace aio = accel::aio;
-
-constexpr std::int64_t kWrites = 1, kValidates = 2, kIsSplit = 4, kCounts = 8;  // bits of submit()'s flags
 
 class Handles {
  public:
@@ -36,7 +33,7 @@ class Handles {
     return found->second;
   }
   void remove(std::int64_t number) {
-    const auto handle = find(number);  // destroyed after the lock is gone: it waits for what is in flight
+    const auto handle = find(number);  // destroyed without the lock: it waits for what is in flight
     const std::lock_guard<std::mutex> lock(mutex_);
     handles_.erase(number);
   }
@@ -65,7 +62,7 @@ aio::Engine engine_of(const std::string& name) {
   accel::refuse("There is no engine " + name + ".", "Use io_uring, libaio or threads.");
 }
 
-// The handle's number, or -errno where the engine gives no thread a queue of that depth.
+// The handle's number, or -errno where no thread gets a queue of that depth.
 std::int64_t create(std::string engine, std::int64_t block_bytes, std::int64_t depth, bool single_submit,
                     bool overlap_events, std::int64_t parallelism) {
   const aio::Settings settings{engine_of(engine), block_bytes,    static_cast<int>(depth),
@@ -77,38 +74,29 @@ std::int64_t create(std::string engine, std::int64_t block_bytes, std::int64_t d
 
 void destroy(std::int64_t handle) { handles().remove(handle); }
 
-// 0 or an errno. Takes over the descriptor.
+// 0 or an errno. The op owns the descriptor.
 std::int64_t submit(std::int64_t handle, std::int64_t operation, std::int64_t descriptor, std::int64_t address,
-                    std::int64_t size_bytes, std::int64_t offset, std::int64_t flags) {
-  const aio::Request request{reinterpret_cast<char*>(address), size_bytes, offset, (flags & kWrites) != 0,
-                             (flags & kValidates) != 0};
-  return handles().find(handle)->submit(operation, static_cast<int>(descriptor), request, (flags & kIsSplit) != 0,
-                                        (flags & kCounts) != 0);
+                    std::int64_t size_bytes, std::int64_t offset, bool is_write, bool validates, bool is_split) {
+  const aio::Request request{reinterpret_cast<char*>(address), size_bytes, offset, is_write, validates};
+  return handles().find(handle)->submit(operation, static_cast<int>(descriptor), request, is_split);
 }
 
-// Forgets the operations `acknowledged`; waits for one, or with 0 for all that count. The result begins with how many
-// are still not finished; five numbers for each that is follow: id, kind of failure, errno, offset of the failure, bytes
-// done.
-std::vector<std::int64_t> wait(std::int64_t handle, std::int64_t operation, std::int64_t timeout_ms,
-                               std::vector<std::int64_t> acknowledged) {
-  std::vector<aio::Outcome> finished;
-  const auto found = handles().find(handle);
-  found->acknowledge(acknowledged.data(), acknowledged.size());
-  const std::int64_t left =
-      operation == 0 ? found->wait_all(timeout_ms, finished) : found->wait_one(operation, timeout_ms, finished);
-  std::vector<std::int64_t> told{left};
-  told.reserve(1 + 5 * finished.size());
-  for (const aio::Outcome& outcome : finished) {
-    const aio::Failure& failure = outcome.failure;
-    told.insert(told.end(), {outcome.id, static_cast<std::int64_t>(failure.kind), failure.error, failure.offset,
-                             outcome.bytes_done});
+bool wait(std::int64_t handle, std::vector<std::int64_t> operations, std::int64_t timeout_ms) {
+  return handles().find(handle)->wait(operations, timeout_ms);
+}
+
+// Five numbers for each operation that has finished: number, kind of failure, errno, offset of the failure, bytes done.
+// Forgets these operations.
+std::vector<std::int64_t> take(std::int64_t handle, std::vector<std::int64_t> operations) {
+  std::vector<std::int64_t> result;
+  for (const auto& [id, failure, bytes_done] : handles().find(handle)->take(operations)) {
+    result.insert(result.end(),
+                  {id, static_cast<std::int64_t>(failure.kind), failure.error, failure.offset, bytes_done});
   }
-  return told;
+  return result;
 }
 
-bool adopt(std::int64_t handle, std::int64_t operation) { return handles().find(handle)->adopt(operation); }
-
-// In the order in which csrc/kernels/aio/pump.h declares them.
+// In the order of HandleCounters in op_builder/ops/io/aio_handle.py.
 std::vector<std::int64_t> counters(std::int64_t handle) {
   const auto found = handles().find(handle);
   const aio::Counters& c = found->counters();
@@ -122,11 +110,12 @@ void define(accel::Library& library) {
       "-> int");
   library.def("destroy(int handle) -> ()");
   library.def(
-      "submit(int handle, int operation, int descriptor, int address, int size_bytes, int offset, int flags) -> int");
-  library.def("wait(int handle, int operation, int timeout_ms, int[] acknowledged) -> int[]");
-  library.def("adopt(int handle, int operation) -> bool");
+      "submit(int handle, int operation, int descriptor, int address, int size_bytes, int offset, bool is_write, "
+      "bool validates, bool is_split) -> int");
+  library.def("wait(int handle, int[] operations, int timeout_ms) -> bool");
+  library.def("take(int handle, int[] operations) -> int[]");
   library.def("counters(int handle) -> int[]");
-  accel::LockedPages::define(library);
+  accel::locked_pages::define(library);
 }
 
 void implement(accel::Library& library) {
@@ -134,9 +123,9 @@ void implement(accel::Library& library) {
   library.impl("destroy", ACCEL_BOX(&destroy));
   library.impl("submit", ACCEL_BOX(&submit));
   library.impl("wait", ACCEL_BOX(&wait));
-  library.impl("adopt", ACCEL_BOX(&adopt));
+  library.impl("take", ACCEL_BOX(&take));
   library.impl("counters", ACCEL_BOX(&counters));
-  accel::LockedPages::implement(library);
+  accel::locked_pages::implement(library);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// The pin_memory op library: memory in whole pages that stays in memory.
+// The pin_memory op library: page-locked memory.
 
 #include "bindings/locked_pages.h"
 
-ACCEL_OP_LIBRARY({nullptr, accel::LockedPages::define},
-                 {"CompositeExplicitAutograd", accel::LockedPages::implement})
+ACCEL_OP_LIBRARY({nullptr, accel::locked_pages::define},
+                 {"CompositeExplicitAutograd", accel::locked_pages::implement})

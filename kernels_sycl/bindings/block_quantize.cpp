@@ -21,18 +21,16 @@ using accel::ScalarType;
 using accel::Tensor;
 
 // By element type (float32, bfloat16, float16), then bits (8, 4).
-const Kernel kQuantize[] = {ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_quantize<float, 8>),
-                            ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_quantize<float, 4>),
-                            ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_quantize<accel::BFloat16, 8>),
-                            ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_quantize<accel::BFloat16, 4>),
-                            ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_quantize<accel::Float16, 8>),
-                            ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_quantize<accel::Float16, 4>)};
-const Kernel kDequantize[] = {ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_dequantize<float, 8>),
-                              ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_dequantize<float, 4>),
-                              ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_dequantize<accel::BFloat16, 8>),
-                              ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_dequantize<accel::BFloat16, 4>),
-                              ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_dequantize<accel::Float16, 8>),
-                              ACCEL_SUB_GROUP_KERNEL(accel::xpu::block_dequantize<accel::Float16, 4>)};
+#define ACCEL_QUANTIZERS(kernel)                                                                                      \
+  {                                                                                                                   \
+    ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<float, 8>), ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<float, 4>),       \
+        ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<accel::BFloat16, 8>),                                               \
+        ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<accel::BFloat16, 4>),                                               \
+        ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<accel::Float16, 8>),                                                \
+        ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<accel::Float16, 4>)                                                 \
+  }
+const Kernel kQuantize[] = ACCEL_QUANTIZERS(block_quantize);
+const Kernel kDequantize[] = ACCEL_QUANTIZERS(block_dequantize);
 
 // Elements that a sub-group should have before starting it is worth it.
 constexpr std::int64_t kSubGroupElements = 4096;
@@ -75,54 +73,38 @@ float* scales_of(const Tensor& tensor, const DevicePlace& place, const Shape& sh
   return static_cast<float*>(accel::device_memory(tensor, {"scales", Argument::kNoList}, place, sizeof(float)));
 }
 
-struct Launch {
-  accel::xpu::Range range;
-  std::int64_t blocks_per_sub_group;
-};
-
-Launch launch_for(const accel::xpu::Device& device, const Shape& shape) {
-  const std::int64_t blocks = (shape.numel + shape.block - 1) / shape.block;
-  const std::int64_t each = shape.block < kSubGroupElements ? kSubGroupElements / shape.block : 1;
-  const std::size_t items = accel::xpu::group_items(device);
-  const std::int64_t per_group = each * (static_cast<std::int64_t>(items) / accel::xpu::kSubGroup);
-  return {{accel::xpu::group_count((blocks + per_group - 1) / per_group, items), items}, each};
+// Both directions have the same arguments; they differ in which of them they write.
+void run(const Kernel* kernels, const Tensor& x, const Tensor& codes, const Tensor& scales, std::int64_t block,
+         std::int64_t bits) {
+  const DevicePlace place = DevicePlace::of(x);
+  const DeviceArray values = accel::device_array(x, {"x", Argument::kNoList}, place);
+  const Kernel& kernel = find(kernels, values.dtype, bits);
+  const Shape shape{values.numel, block};
+  float* const scale_data = scales_of(scales, place, shape);
+  void* const code_data = codes_of(codes, place, shape, bits);
+  if (shape.numel == 0) {
+    return;
+  }
+  accel::xpu::Stream stream = accel::xpu::stream_for(x);
+  const std::int64_t blocks = (shape.numel + block - 1) / block;
+  const std::int64_t blocks_per_sub_group = block < kSubGroupElements ? kSubGroupElements / block : 1;
+  const std::size_t items = accel::xpu::group_items(stream.device());
+  const std::int64_t per_group = blocks_per_sub_group * (static_cast<std::int64_t>(items) / accel::xpu::kSubGroup);
+  const std::size_t groups = accel::xpu::group_count((blocks + per_group - 1) / per_group, items);
+  accel::xpu::launch(stream, kernel, {groups, items}, values.data, code_data, scale_data, shape.numel, block,
+                     blocks_per_sub_group);
+  stream.finish();
 }
 
 void quantize(Tensor x, Tensor codes, Tensor scales, std::int64_t block, std::int64_t bits) {
-  const DevicePlace place = DevicePlace::of(x);
-  const DeviceArray values = accel::device_array(x, {"x", Argument::kNoList}, place);
-  const Kernel& kernel = find(kQuantize, values.dtype, bits);
-  const Shape shape{values.numel, block};
-  float* const scale_data = scales_of(scales, place, shape);
-  auto* const code_data = static_cast<std::uint8_t*>(codes_of(codes, place, shape, bits));
-  if (shape.numel == 0) {
-    return;
-  }
-  accel::xpu::Stream stream = accel::xpu::stream_for(x);
-  const Launch cut = launch_for(stream.device(), shape);
-  accel::xpu::launch(stream, kernel, cut.range, values.data, code_data, scale_data, shape.numel, block,
-                     cut.blocks_per_sub_group);
-  stream.finish();
+  run(kQuantize, x, codes, scales, block, bits);
 }
 
 void dequantize(Tensor codes, Tensor scales, Tensor x, std::int64_t block, std::int64_t bits) {
-  const DevicePlace place = DevicePlace::of(x);
-  const DeviceArray values = accel::device_array(x, {"x", Argument::kNoList}, place);
-  const Kernel& kernel = find(kDequantize, values.dtype, bits);
-  const Shape shape{values.numel, block};
-  const float* const scale_data = scales_of(scales, place, shape);
-  const auto* const code_data = static_cast<const std::uint8_t*>(codes_of(codes, place, shape, bits));
-  if (shape.numel == 0) {
-    return;
-  }
-  accel::xpu::Stream stream = accel::xpu::stream_for(x);
-  const Launch cut = launch_for(stream.device(), shape);
-  accel::xpu::launch(stream, kernel, cut.range, code_data, scale_data, values.data, shape.numel, block,
-                     cut.blocks_per_sub_group);
-  stream.finish();
+  run(kDequantize, x, codes, scales, block, bits);
 }
 
-// For tracing: the ops return nothing.
+// For tracing, as the ops return nothing.
 void nothing(Tensor, Tensor, Tensor, std::int64_t, std::int64_t) {}
 
 void define(accel::Library& library) {

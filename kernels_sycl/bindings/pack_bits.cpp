@@ -35,11 +35,12 @@ void* bytes_of(const Tensor& tensor, const char* role, const DevicePlace& place)
   return accel::device_memory(tensor, {role, Argument::kNoList}, place, 1);
 }
 
-// `elements` and `packed` in rows of `columns` elements each.
-template <class From, class To>
-void run(const accel::xpu::Kernel& kernel, const Tensor& elements, const Tensor& packed, std::int64_t columns,
-         const From* from, To* to, const Tensor& where) {
-  const std::int64_t numel = elements.numel();
+// `x` in rows of `columns` elements each. Both directions have the same arguments; they differ in which they write.
+void run(const accel::xpu::Kernel& kernel, const Tensor& x, const Tensor& packed, std::int64_t columns) {
+  const DevicePlace place = DevicePlace::of(x);
+  void* const elements = bytes_of(x, "x", place);
+  void* const bits = bytes_of(packed, "packed", place);
+  const std::int64_t numel = x.numel();
   if (columns < 1 || numel % columns != 0) {
     refuse("Rows of " + std::to_string(columns) + " elements do not divide " + std::to_string(numel) + ".",
            "Pass the length of the last dimension.");
@@ -54,34 +55,24 @@ void run(const accel::xpu::Kernel& kernel, const Tensor& elements, const Tensor&
   if (numel == 0) {
     return;
   }
-  if (columns % 8 == 0) {  // then rows follow each other without a gap
+  if (columns % 8 == 0) {  // then there are no gaps between rows
     columns = numel;
     row_bytes = columns / 8;
     rows = 1;
   }
   const std::int64_t packed_bytes = rows * row_bytes;
-  accel::xpu::Stream stream = accel::xpu::stream_for(where);
+  accel::xpu::Stream stream = accel::xpu::stream_for(x);
   const std::size_t items = accel::xpu::group_items(stream.device());
   const std::size_t groups = accel::xpu::group_count((packed_bytes + kPieceBytes - 1) / kPieceBytes, items);
-  accel::xpu::launch(stream, kernel, {groups, items}, from, to, columns, row_bytes, packed_bytes, kPieceBytes);
+  accel::xpu::launch(stream, kernel, {groups, items}, elements, bits, columns, row_bytes, packed_bytes, kPieceBytes);
   stream.finish();
 }
 
-void pack(Tensor bytes, Tensor packed, std::int64_t columns, bool big) {
-  const DevicePlace place = DevicePlace::of(bytes);
-  const auto* const from = static_cast<const std::uint8_t*>(bytes_of(bytes, "x", place));
-  auto* const to = static_cast<std::uint8_t*>(bytes_of(packed, "packed", place));
-  run(kPack[big ? 1 : 0], bytes, packed, columns, from, to, bytes);
-}
+void pack(Tensor x, Tensor packed, std::int64_t columns, bool big) { run(kPack[big ? 1 : 0], x, packed, columns); }
 
-void unpack(Tensor packed, Tensor bytes, std::int64_t columns, bool big) {
-  const DevicePlace place = DevicePlace::of(packed);
-  const auto* const from = static_cast<const std::uint8_t*>(bytes_of(packed, "packed", place));
-  auto* const to = static_cast<std::uint8_t*>(bytes_of(bytes, "x", place));
-  run(kUnpack[big ? 1 : 0], bytes, packed, columns, from, to, packed);
-}
+void unpack(Tensor packed, Tensor x, std::int64_t columns, bool big) { run(kUnpack[big ? 1 : 0], x, packed, columns); }
 
-// For tracing: the ops return nothing.
+// For tracing, as the ops return nothing.
 void nothing(Tensor, Tensor, std::int64_t, bool) {}
 
 void define(accel::Library& library) {

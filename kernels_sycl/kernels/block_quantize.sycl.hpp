@@ -106,7 +106,7 @@ ACCEL_REDUCING_KERNEL void block_quantize(const T* values, std::uint8_t* codes, 
 
 // The reverse: codes times their block's scale, in float, rounded once to T.
 template <class T, int kBits>
-ACCEL_REDUCING_KERNEL void block_dequantize(const std::uint8_t* codes, const float* scales, T* values,
+ACCEL_REDUCING_KERNEL void block_dequantize(T* values, const std::uint8_t* codes, const float* scales,
                                             std::int64_t numel, std::int64_t block, std::int64_t per_sub_group) {
   const Place here = sub_group_place();
   for_each_block(numel, block, per_sub_group, [&](std::int64_t first, std::int64_t count, std::int64_t number) {

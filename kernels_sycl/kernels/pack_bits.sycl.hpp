@@ -93,7 +93,7 @@ ACCEL_SYCL_FREE_KERNEL void pack_bits(const std::uint8_t* elements, std::uint8_t
 
 // The reverse: elements are 0 or 1. The bits that fill up a row's last byte are not looked at.
 template <bool kBig>
-ACCEL_SYCL_FREE_KERNEL void unpack_bits(const std::uint8_t* packed, std::uint8_t* elements, std::int64_t columns,
+ACCEL_SYCL_FREE_KERNEL void unpack_bits(std::uint8_t* elements, const std::uint8_t* packed, std::int64_t columns,
                                         std::int64_t row_bytes, std::int64_t packed_bytes, std::int64_t piece_bytes) {
   const auto spread = [&](std::int64_t byte) {
     return ones_where_set((packed[byte] * 0x0101010101010101ull) & kBitOf<kBig>);

@@ -23,7 +23,7 @@ class AsyncIOBuilder(NativeOpBuilder):
 
     def sources(self) -> list[str]:
         # Those that take longest come first, so that no core waits for them at the end.
-        engine = ("pump", "handle", "thread_queue", "operation", "file", "linux_aio_queue", "uring_queue", "queue")
+        engine = ("pump", "handle", "thread_queue", "operation", "file", "linux_aio_queue", "uring_queue")
         return [
             "csrc/bindings/async_io.cpp",
             *(f"csrc/kernels/aio/{name}.cpp" for name in engine),

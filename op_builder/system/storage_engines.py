@@ -1,11 +1,12 @@
-"""Which of the engines of ``async_io`` the system lets this process use.
+"""Which engines of ``async_io`` the system grants to this process.
 
-Asked of the kernel itself, by the system call that begins their use: sandboxes and settings of the
-system refuse some of them. The op need not be built for that.
+Each is probed by its first system call, as sandboxes and system settings refuse some of them. The op need not
+be built for that.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import platform
@@ -17,7 +18,7 @@ from op_builder.errors import EnvironmentValueError, IncompatibleOpError, OpArgu
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed
 
 ENGINES = ("io_uring", "libaio", "threads")
-"""Names of the engines, the one that is taken first in front."""
+"""Names of the engines, in the order in which they are tried."""
 
 
 class StorageEngine(NamedTuple):
@@ -46,7 +47,7 @@ def forced_engine() -> str | None:
     """The engine that ``ACCEL_AIO_ENGINE`` names, or None.
 
     Raises:
-        EnvironmentValueError: there is no engine of that name.
+        EnvironmentValueError: the engine is unknown.
     """
     name = env.ACCEL_AIO_ENGINE.get()
     if name is not None and name not in ENGINES:
@@ -58,7 +59,7 @@ def checked_engine(name: str | None) -> str | None:
     """An argument that may name an engine.
 
     Raises:
-        OpArgumentError: there is no engine of that name.
+        OpArgumentError: the engine is unknown.
     """
     if name is not None and name not in ENGINES:
         raise OpArgumentError(f"There is no engine {name!r}.", f"Choose one of {', '.join(ENGINES)}.")
@@ -75,28 +76,28 @@ def forced_engine_check() -> CheckOutcome:
 
 
 def refused(name: str, reason: str) -> IncompatibleOpError:
-    """The error for an engine that was asked for by name and does not work."""
+    """The error for a selected engine that does not work."""
     return IncompatibleOpError(f"The storage engine {name} cannot be used: {reason}.", _REMEDY)
 
 
-_REMEDY = "Choose another, or none: without ACCEL_AIO_ENGINE and engine= the first that works is taken."
+_REMEDY = "Select another, or none: without ACCEL_AIO_ENGINE and engine= the first that works is used."
 
 
 def explain(name: str, number: int) -> str:
-    """In words, why the system refused an engine with that errno."""
-    said = f"the system refuses it: {os.strerror(number)} ({errno.errorcode.get(number, number)})"
-    if number == errno.ENOSYS:
-        return f"{said}; the kernel is too old or built without it, or a sandbox hides it"
-    if number in (errno.EPERM, errno.EACCES):
-        switch = " or by /proc/sys/kernel/io_uring_disabled" if name == "io_uring" else ""
-        return f"{said}; it is forbidden by a sandbox{switch}"
-    if number == errno.EAGAIN and name == "libaio":
-        return f"{said}; all requests of /proc/sys/fs/aio-max-nr are in use"
-    if number == errno.EMFILE:
-        return f"{said}; the limit of open files (ulimit -n) leaves none for its queues and for files"
-    if number == errno.ENOMEM:
-        return f"{said}; the limit of locked memory (ulimit -l) may be too low"
-    return said
+    """Why the system refused an engine with that errno."""
+    forbidden = "it is forbidden by a sandbox"
+    if name == "io_uring":
+        forbidden += " or by /proc/sys/kernel/io_uring_disabled"
+    causes = {
+        errno.ENOSYS: "the kernel is too old or built without it, or a sandbox hides it",
+        errno.EPERM: forbidden,
+        errno.EACCES: forbidden,
+        errno.EAGAIN: "all requests of /proc/sys/fs/aio-max-nr are in use" if name == "libaio" else "",
+        errno.EMFILE: "the limit of open files (ulimit -n) leaves none for its queues and for files",
+        errno.ENOMEM: "the limit of locked memory (ulimit -l) may be too low",
+    }
+    reason = f"the system refuses it: {os.strerror(number)} ({errno.errorcode.get(number, number)})"
+    return f"{reason}; {cause}" if (cause := causes.get(number)) else reason
 
 
 _IO_URING_SETUP = 425  # the same on every architecture but alpha
@@ -113,8 +114,6 @@ _NATIVE_AIO = {
 
 
 def _io_uring_errno() -> int:
-    import ctypes
-
     parameters = (ctypes.c_uint32 * 30)()  # struct io_uring_params; the sixth is the kernel's features
     ring, number = _system_call(_IO_URING_SETUP, 4, ctypes.byref(parameters))
     if ring < 0:
@@ -124,11 +123,9 @@ def _io_uring_errno() -> int:
 
 
 def _native_aio_errno() -> int:
-    import ctypes
-
     numbers = _NATIVE_AIO.get(platform.machine())
     if numbers is None:
-        return 0  # not known here; the op itself asks again when a handle is made
+        return 0  # unknown here; the op finds out when a handle is made
     context = ctypes.c_ulong(0)
     made, number = _system_call(numbers[0], 4, ctypes.byref(context))
     if made < 0:
@@ -138,9 +135,7 @@ def _native_aio_errno() -> int:
 
 
 def _system_call(number: int, *arguments: object) -> tuple[int, int]:
-    """What the call returned, and errno."""
-    import ctypes
-
+    """The call's result, and errno."""
     call = ctypes.CDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long
     result = int(call(ctypes.c_long(number), *arguments))

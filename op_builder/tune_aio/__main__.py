@@ -11,20 +11,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
 from op_builder.command_line import run_main
 from op_builder.errors import AccelError
+from op_builder.system import storage_engines
 
 if TYPE_CHECKING:
     from op_builder.tune_aio.measure import Measurement, Settings
-    from op_builder.tune_aio.search import Findings, Grid
+    from op_builder.tune_aio.search import Findings
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_LEAST_BYTES = 1 << 20
-_CACHED = (
-    "This file system does not go past the page cache (O_DIRECT): the figures are those of memory, more or less, "
-    "not of a device."
-)
-_VIRTUAL = "Of a virtual or network disk, the host's own cache is in the figures."
+_CACHED = "This file system does not support O_DIRECT: the figures are those of memory, more or less, not of a device."
+_DIRECT = "All bytes bypassed the page cache. On a virtual or network disk, the host's cache is in the figures."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,10 +43,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m op_builder.tune_aio",
         description="Measure with which settings async_io is fastest on a disk: engines, block sizes, queue depths, "
-        "threads, ways of submitting. Reads and writes a scratch file that is gone afterwards, past the page cache.",
+        "threads, ways of submitting. Reads and writes a scratch file, bypassing the page cache, and leaves no file.",
         epilog="The settings are for aio_handle(**json.load(file)) and TensorStore(directory, aio=json.load(file)).",
     )
-    parser.add_argument("directory", type=Path, metavar="DIR", help="on the disk to be measured")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="on the disk to measure")
     parser.add_argument("--size", type=_size, metavar="SIZE", help="of the scratch file (default 1G; with --quick 64M)")
     parser.add_argument(
         "--seconds",
@@ -61,13 +63,14 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=Path("aio_settings.json"),
         metavar="FILE",
-        help="where the settings go; the picture beside it, as .png (default aio_settings.json)",
+        help="where to write the settings; the picture gets the same name with .png (default aio_settings.json)",
     )
-    parser.add_argument("--json", action="store_true", help="print all that was measured as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print all measurements as one JSON object")
     return parser
 
 
 def _tune(options: argparse.Namespace) -> int:
+    # Not at the top: --help and bad options need no torch.
     from op_builder.tune_aio.measure import bench
     from op_builder.tune_aio.search import Grid, search
 
@@ -80,8 +83,8 @@ def _tune(options: argparse.Namespace) -> int:
     size_bytes = options.size or (64 << 20 if options.quick else 1 << 30)
     seconds = options.seconds or (0.05 if options.quick else 0.15)
     if not options.output.absolute().parent.is_dir():
-        raise AccelError(f"There is no directory for {options.output}.", "Make it, or name another --output.")
-    with _bar(grid) as on_step, bench(options.directory, size_bytes, seconds) as scratch:
+        raise AccelError(f"There is no directory for {options.output}.", "Create it, or name another --output.")
+    with _progress(grid.steps()) as on_step, bench(options.directory, size_bytes, seconds) as scratch:
         findings = search(grid, scratch.measure, on_step)
     try:
         options.output.write_text(json.dumps(_portable(findings.best.settings), indent=1) + "\n")
@@ -95,47 +98,41 @@ def _tune(options: argparse.Namespace) -> int:
     return 0
 
 
-def _engines(asked: list[str] | None) -> tuple[tuple[str, ...], dict[str, str]]:
+def _engines(requested: list[str] | None) -> tuple[tuple[str, ...], dict[str, str]]:
     """The engines to measure, and why others are not."""
-    from op_builder.system import storage_engines
-
     forced = storage_engines.forced_engine()
-    if forced and any(name != forced for name in asked or ()):
+    if forced and any(name != forced for name in requested or ()):
         raise AccelError(
-            f"ACCEL_AIO_ENGINE={forced} forces an engine, and --engine asks for others.", "Unset the variable."
+            f"ACCEL_AIO_ENGINE={forced} forces an engine, and --engine names others.", "Unset the variable."
         )
-    names = asked or ([forced] if forced else list(storage_engines.ENGINES))
-    refusals = {}
+    names = requested or ([forced] if forced else storage_engines.ENGINES)
+    engines, refusals = [], {}
     for name in dict.fromkeys(names):
-        if name not in storage_engines.ENGINES:
-            raise AccelError(f"There is no engine {name!r}.", f"Name one of {', '.join(storage_engines.ENGINES)}.")
+        storage_engines.checked_engine(name)
         reason = storage_engines.refusal(name)
-        if reason is not None:
-            if asked or forced:
-                raise storage_engines.refused(name, reason)
+        if reason is None:
+            engines.append(name)
+        elif requested or forced:
+            raise storage_engines.refused(name, reason)
+        else:
             refusals[name] = reason
-    return tuple(name for name in dict.fromkeys(names) if name not in refusals), refusals
+    return tuple(engines), refusals
 
 
 def _portable(settings: Settings) -> dict[str, Any]:
-    """The arguments without the engine that a handle takes here by itself: elsewhere, too, the next then serves."""
-    from op_builder.system import storage_engines
-
-    arguments = settings.arguments()
-    taken = next(engine.name for engine in storage_engines.storage_engines() if engine.refusal is None)
-    if settings.engine == taken:
+    """The settings without an engine that a handle takes by default, so that elsewhere another one may serve."""
+    arguments = settings._asdict()
+    default = next(engine.name for engine in storage_engines.storage_engines() if engine.refusal is None)
+    if settings.engine == default:
         del arguments["engine"]
     return arguments
 
 
 @contextmanager
-def _bar(grid: Grid) -> Iterator[Callable[[Settings, Measurement | None], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+def _progress(steps: int) -> Iterator[Callable[[Settings, Measurement | None], None]]:
     columns = (BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("writing the scratch file", total=grid.steps())
+        task = progress.add_task("writing the scratch file", total=steps)
 
         def on_step(settings: Settings, found: Measurement | None) -> None:
             rate = f"{found.both_bytes_per_s / 1e9:.2f} GB/s" if found else "refused"
@@ -145,58 +142,51 @@ def _bar(grid: Grid) -> Iterator[Callable[[Settings, Measurement | None], None]]
 
 
 def _row(settings: Settings) -> tuple[str, ...]:
-    from op_builder.tune_aio.picture import size_text
-
+    size = settings.block_size
+    block = f"{size >> 20}M" if size % (1 << 20) == 0 else f"{size >> 10}K"
     ways = [name.partition("_")[0] for name in ("single_submit", "overlap_events") if getattr(settings, name)]
-    numbers = size_text(settings.block_size), str(settings.queue_depth), str(settings.intra_op_parallelism)
+    numbers = block, str(settings.queue_depth), str(settings.intra_op_parallelism)
     return settings.engine, *numbers, "+".join(ways) or "-"
 
 
 def _draw(path: Path, findings: Findings, directory: Path) -> Path | None:
     """The picture's file; None without matplotlib."""
-    from op_builder.tune_aio.picture import draw
-
-    where = "the page cache" if findings.is_cached else "the disk"
     try:
-        draw(path, findings, f"async_io on {where} of {directory} (star: the best, measured again)")
+        from op_builder.tune_aio.picture import draw
     except ImportError:
         return None
+    where = "the page cache" if findings.is_cached else "the disk"
+    draw(path, findings, f"async_io on {where} of {directory} (star: the best, measured again)")
     return path
 
 
 def _print(findings: Findings, refusals: dict[str, str], output: Path, picture: Path | None) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from op_builder.tune_aio.search import of_engine  # not at the top: it needs torch
 
     console = Console(soft_wrap=True, highlight=False)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("best", "engine", "block", "depth", "threads", "submission", "read", "write"):
-        table.add_column(
-            heading, no_wrap=True, justify="left" if heading in ("best", "engine", "submission") else "right"
-        )
-
-    def add(what: str, found: Measurement | None, style: str | None = None) -> None:
+        is_text = heading in ("best", "engine", "submission")
+        table.add_column(heading, no_wrap=True, justify="left" if is_text else "right")
+    engines = dict.fromkeys(found.settings.engine for found in findings.measured)
+    for what, found, style in (
+        ("for both", findings.best, "bold green"),
+        ("for reading", findings.best_read, None),
+        ("for writing", findings.best_write, None),
+        *(("of its engine", of_engine(findings.finals, engine), "dim") for engine in engines),
+    ):
         if found is not None:
             rates = f"{found.read_bytes_per_s / 1e9:.2f}", f"{found.written_bytes_per_s / 1e9:.2f}"
-            table.add_row(what, *_row(found.settings), *rates, style=style)
-
-    add("for both", findings.best, "bold green")
-    add("for reading", findings.best_read)
-    add("for writing", findings.best_write)
-    table.add_section()
-    for engine in dict.fromkeys(found.settings.engine for found in findings.measured):
-        add("of its engine", findings.final_of(engine), "dim")
+            table.add_row(what, *_row(found.settings), *rates, style=style, end_section=what == "for writing")
     console.print(table)
     console.print("In GB/s, medians; writing until the device has it (fsync).")
-    console.print(_CACHED if findings.is_cached else f"All bytes went past the page cache. {_VIRTUAL}")
+    console.print(_CACHED if findings.is_cached else _DIRECT)
     for engine, reason in refusals.items():
         console.print(f"{engine} was not measured: {reason}.", markup=False)
     if findings.failed:
         settings, reason = findings.failed[0]
-        console.print(
-            f"Refused: {len(findings.failed)} settings, as {' '.join(_row(settings))}: {reason}", markup=False
-        )
+        row = " ".join(_row(settings))
+        console.print(f"Refused: {len(findings.failed)} settings, such as {row}: {reason}", markup=False)
     console.print(f"Settings: {output}, for aio_handle(**json.load(file)).", markup=False)
     if picture is None:
         console.print("No picture, because matplotlib is not installed: pip install 'accel-ops[demo]'", markup=False)
@@ -209,7 +199,7 @@ def _data(
 ) -> dict[str, Any]:
     def entry(found: Measurement) -> dict[str, Any]:
         return {
-            "settings": found.settings.arguments(),
+            "settings": found.settings._asdict(),
             "read_bytes_per_s": round(found.read_bytes_per_s),
             "written_bytes_per_s": round(found.written_bytes_per_s),
             "direct_share": found.direct_share,
@@ -224,7 +214,7 @@ def _data(
         "output": str(output),
         "picture": None if picture is None else str(picture),
         "measured": [entry(found) for found in findings.measured],
-        "refused_settings": [{"settings": one.arguments(), "reason": reason} for one, reason in findings.failed],
+        "refused_settings": [{"settings": one._asdict(), "reason": reason} for one, reason in findings.failed],
         "refused_engines": refusals,
     }
 
@@ -232,8 +222,8 @@ def _data(
 def _size(text: str) -> int:
     found = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     size_bytes = int(found[1]) * _UNITS[found[2].upper()] if found else 0
-    if size_bytes < _LEAST_BYTES:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size of at least 1M; write it as 512M or 4G")
+    if size_bytes < 1 << 20:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size of at least 1M; write it as 512M or 4G")
     return size_bytes
 
 
@@ -243,7 +233,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
 
 
@@ -251,5 +241,5 @@ if __name__ == "__main__":
     try:
         run_main(main)
     except KeyboardInterrupt:
-        print("Interrupted; the scratch file is gone, no settings were written.", file=sys.stderr)
+        print("Interrupted; the scratch file is removed, no settings were written.", file=sys.stderr)
         sys.exit(130)

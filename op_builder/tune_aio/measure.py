@@ -8,23 +8,19 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
+import torch
+
+from op_builder.cpu import AsyncIOBuilder
 from op_builder.errors import AccelError
 
-if TYPE_CHECKING:
-    import torch
-
-    from op_builder.ops.io.aio_handle import Handle
-
 _PIECE_BYTES = 128 << 20  # of one request; the queue runs empty between two
-_SPARE_BYTES = 64 << 20  # what others may need of the disk meanwhile
+_SPARE_BYTES = 64 << 20  # left to other programs on the disk
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """The arguments of :meth:`AsyncIOModule.aio_handle`, by their names."""
 
     engine: str
@@ -34,17 +30,12 @@ class Settings:
     overlap_events: bool = True
     intra_op_parallelism: int = 1
 
-    def arguments(self) -> dict[str, Any]:
-        """For ``aio_handle(**arguments)``."""
-        return asdict(self)
 
-
-@dataclass(frozen=True)
-class Measurement:
-    """Bytes in a second; writing includes making the device keep it (``fsync``).
+class Measurement(NamedTuple):
+    """Bytes per second; writing includes the ``fsync`` after it.
 
     Attributes:
-        direct_share: of the bytes, how many went past the page cache.
+        direct_share: the share of the bytes that bypassed the page cache.
     """
 
     settings: Settings
@@ -59,15 +50,13 @@ class Measurement:
 
 
 class Bench:
-    """A scratch file without a name, which is gone with this process however it ends, and memory for it.
+    """A scratch file and memory for it.
 
     Args:
         seconds: least time for which each direction is measured.
     """
 
     def __init__(self, descriptor: int, size_bytes: int, seconds: float, module: Any) -> None:
-        import torch
-
         self._descriptor = descriptor
         self._size_bytes = size_bytes
         self._seconds = seconds
@@ -81,22 +70,21 @@ class Bench:
         os.fsync(descriptor)
 
     def measure(self, settings: Settings) -> Measurement:
-        """Write and read the file over and over.
+        """Write and read the file repeatedly.
 
         Raises:
             AccelError: the system refuses these settings.
         """
-        handle: Handle = self._module.aio_handle(**settings.arguments())
+        handle = self._module.aio_handle(**settings._asdict())
         handle.sync_pread(self._buffer[: 1 << 20], self._descriptor, 0)  # starts the threads
         before = handle.counters()
         written = self._rate(handle.sync_pwrite, lambda: os.fsync(self._descriptor))
-        if hasattr(os, "posix_fadvise"):  # what went through the page cache is not to be read from there
+        if hasattr(os, "posix_fadvise"):  # read nothing from the page cache
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         read = self._rate(handle.sync_pread, lambda: None)
         after = handle.counters()
         direct = after.direct_bytes - before.direct_bytes
-        cached = after.cached_bytes - before.cached_bytes
-        return Measurement(settings, read, written, direct / (direct + cached))
+        return Measurement(settings, read, written, direct / (direct + after.cached_bytes - before.cached_bytes))
 
     def _rate(self, transfer: Callable[[torch.Tensor, int, int], int], finish: Callable[[], object]) -> float:
         done = 0
@@ -116,42 +104,27 @@ class Bench:
 
 @contextmanager
 def bench(directory: Path, size_bytes: int, seconds: float) -> Iterator[Bench]:
-    """A bench on a scratch file in ``directory``.
+    """A bench on a scratch file in ``directory``. The file has no name, so it ends with this process.
 
     Raises:
         AccelError: the directory is missing or cannot be written, or the disk has too little space.
     """
-    check_directory(directory, size_bytes)
-    from op_builder.cpu import AsyncIOBuilder
-
-    module = AsyncIOBuilder().load()
-    with _scratch_file(directory) as descriptor:
-        yield Bench(descriptor, size_bytes, seconds, module)
-
-
-def check_directory(directory: Path, size_bytes: int) -> None:
-    """Refuse a directory in which a scratch file of that size cannot be made."""
     if not directory.is_dir():
         raise AccelError(
-            f"{directory} is {'no directory' if directory.exists() else 'missing'}.",
-            "Name a directory on the disk that is to be measured.",
+            f"{directory} is {'not a directory' if directory.exists() else 'missing'}.",
+            "Name a directory on the disk to measure.",
         )
     free = shutil.disk_usage(directory).free
     if free < size_bytes + _SPARE_BYTES:
         raise AccelError(
             f"The disk of {directory} has {free >> 20} MiB free; {(size_bytes + _SPARE_BYTES) >> 20} are needed.",
-            f"Free some, or give a --size below {max(0, free - _SPARE_BYTES) >> 20}M.",
+            f"Free some, or pass a --size below {max(0, free - _SPARE_BYTES) >> 20}M.",
         )
-
-
-@contextmanager
-def _scratch_file(directory: Path) -> Iterator[int]:
     try:
-        # Without a name, or with one for a moment only: nothing is left, whatever ends this process.
         file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
     except OSError as error:
         raise AccelError(
             f"No file can be made in {directory}: {error.strerror}.", "Name a directory that this user can write."
         ) from None
     with file:
-        yield file.fileno()
+        yield Bench(file.fileno(), size_bytes, seconds, AsyncIOBuilder().load())

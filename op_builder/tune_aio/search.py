@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from statistics import median
 
 from op_builder.errors import AccelError
 from op_builder.tune_aio.measure import Measurement, Settings
 
-Measure = Callable[[Settings], Measurement]
 OnStep = Callable[[Settings, Measurement | None], object]
 """Called after each measurement, with None where it failed."""
 
 _FINALISTS = 6
+# (single_submit, overlap_events), except the one of all other measurements
+_SUBMISSIONS = ((False, False), (True, True), (True, False))
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Grid:
     """What is tried.
 
     Attributes:
-        rounds: how often block sizes and queue depths are gone through, one round after the other, so that a slow
-            moment of the disk meets not all measurements of one setting.
+        rounds: how often all block sizes and queue depths are measured, one round after the other, so that a slow
+            moment of the disk does not hit all measurements of one setting.
         repeats: how often the best are measured again.
     """
 
@@ -41,12 +42,12 @@ class Grid:
         return len(self.engines) * (first + around) + _FINALISTS * self.repeats
 
 
-@dataclass(frozen=True)
+@dataclass
 class Findings:
-    """All that was measured.
+    """All measurements.
 
     Attributes:
-        measured: everything, in its order, repetitions included.
+        measured: all of them, in their order, with repetitions.
         failed: settings that the system refused, and why.
         finals: the medians of the best, the best for both directions first.
     """
@@ -57,46 +58,47 @@ class Findings:
 
     @property
     def best(self) -> Measurement:
-        """The best for reading and writing as much."""
+        """The best for reading and writing the same amount."""
         return self.finals[0]
 
     @property
     def best_read(self) -> Measurement:
-        """Of the best, the one that reads fastest."""
+        """Of the finals, the one that reads fastest."""
         return max(self.finals, key=lambda final: final.read_bytes_per_s)
 
     @property
     def best_write(self) -> Measurement:
-        """Of the best, the one that writes fastest."""
+        """Of the finals, the one that writes fastest."""
         return max(self.finals, key=lambda final: final.written_bytes_per_s)
-
-    def medians(self) -> dict[Settings, Measurement]:
-        """For all settings that were measured, the medians of both rates."""
-        by_settings: dict[Settings, list[Measurement]] = {}
-        for found in self.measured:
-            by_settings.setdefault(found.settings, []).append(found)
-        return {settings: _median(found) for settings, found in by_settings.items()}
-
-    def best_of(self, engine: str) -> Settings | None:
-        """The best settings of an engine so far, for both directions; None where all failed."""
-        of_engine = [found for found in self.medians().values() if found.settings.engine == engine]
-        return max(of_engine, key=_both).settings if of_engine else None
-
-    def final_of(self, engine: str) -> Measurement | None:
-        """The best of an engine's finals."""
-        return next((final for final in self.finals if final.settings.engine == engine), None)
 
     @property
     def is_cached(self) -> bool:
-        """Whether bytes went through the page cache, so that its speed is in the figures."""
+        """Whether bytes went through the page cache, whose speed is then in the figures."""
         return any(found.direct_share < 1 for found in self.measured)
 
+    def medians(self) -> list[Measurement]:
+        """For each of the settings the medians of both rates, the best for both directions first."""
+        by_settings: dict[Settings, list[Measurement]] = {}
+        for found in self.measured:
+            by_settings.setdefault(found.settings, []).append(found)
+        medians = [
+            Measurement(
+                settings,
+                median(one.read_bytes_per_s for one in found),
+                median(one.written_bytes_per_s for one in found),
+                min(one.direct_share for one in found),
+            )
+            for settings, found in by_settings.items()
+        ]
+        return sorted(medians, key=lambda found: found.both_bytes_per_s, reverse=True)
 
-# (single_submit, overlap_events), but for the one that all else is measured with
-_SUBMISSIONS = ((False, False), (True, True), (True, False))
+
+def of_engine(found: Iterable[Measurement], engine: str) -> Measurement | None:
+    """The first one of an engine."""
+    return next((one for one in found if one.settings.engine == engine), None)
 
 
-def search(grid: Grid, measure: Measure, on_step: OnStep = lambda *_: None) -> Findings:
+def search(grid: Grid, measure: Callable[[Settings], Measurement], on_step: OnStep = lambda *_: None) -> Findings:
     """Measure block sizes and queue depths in all combinations, then the rest around each engine's best.
 
     Raises:
@@ -110,7 +112,7 @@ def search(grid: Grid, measure: Measure, on_step: OnStep = lambda *_: None) -> F
             try:
                 found = measure(settings)
                 findings.measured.append(found)
-            except AccelError as error:  # an engine may refuse a queue of that size; others work
+            except AccelError as error:  # an engine may refuse a queue of that size
                 findings.failed.append((settings, error.message))
             on_step(settings, found)
 
@@ -118,59 +120,31 @@ def search(grid: Grid, measure: Measure, on_step: OnStep = lambda *_: None) -> F
         for engine in grid.engines:
             try_all(Settings(engine, *sizes) for sizes in itertools.product(grid.block_sizes, grid.queue_depths))
     for engine in grid.engines:
-        for change in (_with_threads, _with_submissions):
-            best = findings.best_of(engine)
-            if best is not None:
-                try_all(change(best, grid))
+        if (best := of_engine(findings.medians(), engine)) is not None:
+            try_all(best.settings._replace(intra_op_parallelism=threads) for threads in grid.threads if threads != 1)
+        if (best := of_engine(findings.medians(), engine)) is not None:
+            try_all(
+                best.settings._replace(single_submit=single_submit, overlap_events=overlap_events)
+                for single_submit, overlap_events in _SUBMISSIONS
+            )
     if not findings.measured:
         settings, reason = findings.failed[0]
         raise AccelError(
             f"Nothing could be measured. {settings}: {reason}", "See python -m op_builder.report --op async_io."
         )
-    finalists = _finalists(findings, grid.engines)
+    finalists = _finalists(findings.medians(), grid.engines)
     for _ in range(grid.repeats):
         try_all(finalists)
-    medians = findings.medians()
-    findings.finals.extend(sorted((medians[settings] for settings in finalists), key=_both, reverse=True))
+    findings.finals = [found for found in findings.medians() if found.settings in finalists]
     return findings
 
 
-def _with_threads(settings: Settings, grid: Grid) -> list[Settings]:
-    return [
-        replace(settings, intra_op_parallelism=threads)
-        for threads in grid.threads
-        if threads != settings.intra_op_parallelism
-    ]
-
-
-def _with_submissions(settings: Settings, _grid: Grid) -> list[Settings]:
-    return [
-        replace(settings, single_submit=single_submit, overlap_events=overlap_events)
-        for single_submit, overlap_events in _SUBMISSIONS
-    ]
-
-
-def _finalists(findings: Findings, engines: Sequence[str]) -> list[Settings]:
+def _finalists(medians: list[Measurement], engines: Iterable[str]) -> list[Settings]:
     """The best of each engine, the best for either direction, and the next best for both."""
-    medians = findings.medians().values()
-    of_engines = (findings.best_of(engine) for engine in engines)
     chosen = [
-        *(settings for settings in of_engines if settings is not None),
-        max(medians, key=lambda found: found.read_bytes_per_s).settings,
-        max(medians, key=lambda found: found.written_bytes_per_s).settings,
-        *(found.settings for found in sorted(medians, key=_both, reverse=True)),
+        *filter(None, (of_engine(medians, engine) for engine in engines)),
+        max(medians, key=lambda found: found.read_bytes_per_s),
+        max(medians, key=lambda found: found.written_bytes_per_s),
+        *medians,
     ]
-    return list(dict.fromkeys(chosen))[:_FINALISTS]
-
-
-def _both(found: Measurement) -> float:
-    return found.both_bytes_per_s
-
-
-def _median(found: Sequence[Measurement]) -> Measurement:
-    return Measurement(
-        found[0].settings,
-        median(one.read_bytes_per_s for one in found),
-        median(one.written_bytes_per_s for one in found),
-        min(one.direct_share for one in found),
-    )
+    return list(dict.fromkeys(found.settings for found in chosen))[:_FINALISTS]

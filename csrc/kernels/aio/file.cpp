@@ -23,8 +23,8 @@ namespace {
 std::int64_t round_down(std::int64_t value, std::int64_t unit) { return value / unit * unit; }
 std::int64_t round_up(std::int64_t value, std::int64_t unit) { return round_down(value + unit - 1, unit); }
 
-// The file of `descriptor`, opened again with other flags: what one descriptor is told holds for its copies too.
-// -1 where it cannot be (no /proc, or the file's owner does not let this user).
+// Opens the file of `descriptor` again with other flags; a dup() would share them. -1 where that fails (no /proc, or no
+// permission).
 int open_again(int descriptor, int flags) {
 #ifdef __linux__
   char path[40];
@@ -36,7 +36,7 @@ int open_again(int descriptor, int flags) {
 #endif
 }
 
-// A device's size, without moving the offset, which the caller's descriptor shares. -1 where it is not told.
+// A block device's size, or -1. lseek() would move the offset, which the caller's descriptor shares.
 std::int64_t device_bytes(int descriptor) {
 #ifdef __linux__
   std::uint64_t bytes = 0;
@@ -48,21 +48,21 @@ std::int64_t device_bytes(int descriptor) {
 }
 
 #ifdef __linux__
-constexpr int kMostInterruptions = 3;
+constexpr int kMaxInterruptions = 3;
 
-// Whoever gives blocks back sets a file's length: in this process nobody makes that file longer in the same moment.
+// Freeing blocks sets a file's length: no thread of this process may make the file longer meanwhile.
 std::shared_mutex lengths;
 
-// Allocates the blocks of a stretch that begins at the file's end or behind it, and moves the end behind it. Returns 0
-// or an errno. The end moves in a second call, which finds all blocks there: some file systems keep what a call has got
-// that fails half-way, and without FALLOC_FL_KEEP_SIZE the file would be that much longer.
+// Allocates the blocks of a range at or behind the file's end, and moves the end behind it. Returns 0 or an errno. The
+// end moves in a second call, once all blocks are allocated: some file systems keep the blocks of a call that fails
+// half-way, and without FALLOC_FL_KEEP_SIZE the file would be that much longer.
 int allocate(int descriptor, std::int64_t begin, std::int64_t end) {
   const std::shared_lock<std::shared_mutex> lock(lengths);
   int interruptions = 0;
   for (const int mode : {FALLOC_FL_KEEP_SIZE, 0}) {
     while (fallocate(descriptor, mode, begin, end - begin) != 0) {
-      // Some file systems begin anew after a signal: with signals that come again and again it would never end.
-      if (errno != EINTR || ++interruptions == kMostInterruptions) {
+      // Some file systems start over after a signal, so frequent signals would make this endless.
+      if (errno != EINTR || ++interruptions == kMaxInterruptions) {
         return errno;
       }
     }
@@ -70,14 +70,14 @@ int allocate(int descriptor, std::int64_t begin, std::int64_t end) {
   return 0;
 }
 
-// Gives back what allocate() has got of blocks behind the end of a file that was `size_bytes` long: to set the length
-// that a file has frees them. Not where it is longer by now: another writer needs its blocks. One of another process
-// could still come between the look and the call.
-void give_back(int descriptor, std::int64_t size_bytes) {
+// Frees the blocks behind the end of a file of `size_bytes` that allocate() left: setting a file's length to what it is
+// frees them. A file that is longer by now is left alone, as another writer needs its blocks; one of another process
+// could still come between check and call.
+void free_blocks_behind(int descriptor, std::int64_t size_bytes) {
   const std::unique_lock<std::shared_mutex> lock(lengths);
   struct stat status;
   if (fstat(descriptor, &status) == 0 && status.st_size == size_bytes && ftruncate(descriptor, size_bytes) != 0) {
-    return;  // what is told is the error of the allocation
+    return;  // the caller reports the allocation's error
   }
 }
 
@@ -103,19 +103,19 @@ std::int64_t page_bytes() {
   return bytes;
 }
 
-// Whether the file can be read and written past the page cache, and with which alignments.
-bool File::ask_alignment() {
+// Whether the file supports O_DIRECT, and with which alignments.
+bool File::find_alignment() {
 #ifdef __linux__
   struct statfs system;
   if (fstatfs(cached_, &system) == 0 && static_cast<long>(system.f_type) == kTmpfsMagic) {
-    return false;  // it is page cache, whatever its flags say
+    return false;  // it consists of page cache, whatever flags it accepts
   }
   offset_alignment_ = memory_alignment_ = page_bytes();
 #ifdef SYS_statx
   Statx status{};
   if (syscall(SYS_statx, cached_, "", kStatxOfDescriptor, kStatxDirectAlignment, &status) == 0 &&
       (status.mask & kStatxDirectAlignment) != 0) {
-    if (status.offset_alignment == 0) {
+    if (status.offset_alignment == 0 || status.offset_alignment > max_alignment()) {
       return false;
     }
     offset_alignment_ = std::max<std::int64_t>(offset_alignment_, status.offset_alignment);
@@ -135,7 +135,7 @@ int File::open(int descriptor, std::int64_t offset, std::int64_t size_bytes, boo
     return errno;
   }
   if (S_ISFIFO(status.st_mode) || S_ISSOCK(status.st_mode)) {
-    return ESPIPE;  // io_uring would not mind the offset
+    return ESPIPE;  // io_uring would ignore the offset
   }
   const bool is_regular = S_ISREG(status.st_mode);
   if (is_regular) {
@@ -151,7 +151,7 @@ int File::open(int descriptor, std::int64_t offset, std::int64_t size_bytes, boo
   constexpr int direct_flag = 0;
 #endif
   if ((flags & (direct_flag | O_APPEND)) != 0) {
-    // With O_APPEND every write would go to the end; with O_DIRECT none could be of odd size.
+    // With O_APPEND every write would go to the end; with O_DIRECT none could have an odd size.
     const int plain = open_again(cached_, access);
     if (plain < 0) {
       return EINVAL;
@@ -161,17 +161,17 @@ int File::open(int descriptor, std::int64_t offset, std::int64_t size_bytes, boo
   }
 #ifdef __linux__
   if (is_write && is_regular && size_bytes > 0 && offset + size_bytes > size_bytes_) {
-    // Otherwise every write that moves the file's end waits for the one before. It never makes a file smaller, whoever
-    // else writes to it. Where it was interrupted too often, or cannot be had, the writes move the end themselves.
+    // Otherwise every write that moves the file's end waits for the one before. This never makes a file shorter. Where
+    // it was interrupted too often or is not supported, the writes move the end.
     const int error = allocate(cached_, std::max(size_bytes_, offset), offset + size_bytes);
     if (error != 0 && error != EINTR && error != EOPNOTSUPP && error != ENOSYS) {
-      give_back(cached_, size_bytes_);
+      free_blocks_behind(cached_, size_bytes_);
       return error;
     }
   }
 #endif
   const bool may_be_direct = direct_flag != 0 && (is_regular || S_ISBLK(status.st_mode)) && size_bytes >= page_bytes();
-  if (may_be_direct && ask_alignment()) {
+  if (may_be_direct && find_alignment()) {
     const std::int64_t begin = round_up(offset, offset_alignment_);
     const std::int64_t end = round_down(offset + size_bytes, offset_alignment_);
     if (begin < end) {

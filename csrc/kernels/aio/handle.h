@@ -1,4 +1,4 @@
-// The engine as its users see it: requests go in, finished operations come out.
+// The engine's interface: requests go in, outcomes of finished operations come out.
 #pragma once
 
 #include <condition_variable>
@@ -19,35 +19,28 @@ namespace accel::aio {
 struct Outcome {
   std::int64_t id;
   Failure failure;
-  std::int64_t bytes_done;  // of all parts together, which need not be the first ones
+  std::int64_t bytes_done;  // of all parts together; they need not be the first ones
 };
 
-// Safe to use from several threads, once it is started. Threads of its own leave all signals to others. To destroy it
-// waits for all that is in flight.
-class Handle final : private Finisher {
+// Thread-safe once started. Its threads block all signals. The destructor waits for everything in flight.
+class Handle {
  public:
   explicit Handle(const Settings& settings) : settings_(settings) {}
   ~Handle();
 
-  // Starts the threads; to be called once, before all else. Those that the system refuses, or refuses a queue, the others
-  // do without. Returns 0, or an errno where none is left, or where queues have taken all descriptors that files need.
+  // Starts the threads; call it once, first. A thread that the system refuses, or refuses a queue, is left out. Returns
+  // 0, or an errno where no thread is left or the queues took all descriptors.
   int start();
 
-  // Starts a request on a file. `descriptor` must be open for it and is taken over, whatever the result.
-  // `id` is the caller's choice and new. `is_split`: among all threads. `counts`: it is one of those that wait_all()
-  // waits for. Returns 0 or an errno, which is the file's.
-  int submit(std::int64_t id, int descriptor, const Request& request, bool is_split, bool counts);
+  // Starts a request on a file. `descriptor` must be open for it; the handle owns it, whatever the result. The caller
+  // chooses an `id`, which must be new. `is_split`: all threads share the request. Returns 0 or an errno of the file.
+  int submit(std::int64_t id, int descriptor, const Request& request, bool is_split);
 
-  // Waits for one operation, or for all that count, up to `timeout_ms`; tells those that are finished, and tells them
-  // again until they are acknowledged. Returns how many of those asked for are not finished.
-  std::int64_t wait_one(std::int64_t id, std::int64_t timeout_ms, std::vector<Outcome>& finished);
-  std::int64_t wait_all(std::int64_t timeout_ms, std::vector<Outcome>& finished);
+  // Waits up to `timeout_ms` for operations; true when all have finished. Unknown ids count as finished.
+  bool wait(const std::vector<std::int64_t>& ids, std::int64_t timeout_ms);
 
-  // Forgets finished operations; ids of others are passed over.
-  void acknowledge(const std::int64_t* ids, std::size_t count);
-
-  // Lets an operation count from now on. False where there is none of that id, running or not acknowledged.
-  bool adopt(std::int64_t id);
+  // Returns the outcomes of those operations that have finished, and forgets them.
+  std::vector<Outcome> take(const std::vector<std::int64_t>& ids);
 
   const Counters& counters() const { return counters_; }
 
@@ -57,7 +50,7 @@ class Handle final : private Finisher {
     std::thread thread;
   };
 
-  void finish(Operation& operation) override;
+  void finish(Operation& operation);
   void work(Worker& worker, std::promise<int> has_queue);
   void deal(Operation& operation, bool is_split);
 
@@ -66,9 +59,7 @@ class Handle final : private Finisher {
   std::mutex mutex_;
   std::condition_variable finished_;
   std::map<std::int64_t, std::unique_ptr<Operation>> running_;
-  std::map<std::int64_t, Outcome> ended_;  // not acknowledged
-  std::map<std::int64_t, Outcome> ended_counted_;
-  std::int64_t counted_running_ = 0;
+  std::map<std::int64_t, Outcome> outcomes_;
   std::size_t next_worker_ = 0;
   std::vector<std::unique_ptr<Worker>> workers_;
 };

@@ -1,56 +1,25 @@
-// Linux native AIO, the interface behind libaio, by its system calls (Documentation: io_setup(2), io_submit(2),
-// io_getevents(2)). A file that is not open with O_DIRECT is read and written inside io_submit().
+// Linux native AIO (the interface behind libaio) through its system calls: io_setup(2), io_submit(2), io_getevents(2).
+// A file that is not open with O_DIRECT is read and written inside io_submit().
 
 #include <cerrno>
 
 #include "kernels/aio/queue.h"
 
 #ifdef __linux__
+#include <algorithm>
 #include <vector>
 
+#include <linux/aio_abi.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 namespace accel::aio {
 namespace {
 
-// The kernel's binary interface, as in linux/aio_abi.h, whose names of older versions differ.
-struct ControlBlock {
-  std::uint64_t data;
-#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-  std::uint32_t key;
-  std::int32_t rw_flags;
-#else
-  std::int32_t rw_flags;
-  std::uint32_t key;
-#endif
-  std::uint16_t opcode;
-  std::int16_t priority;
-  std::uint32_t descriptor;
-  std::uint64_t buffer;
-  std::uint64_t size_bytes;
-  std::int64_t offset;
-  std::uint64_t reserved;
-  std::uint32_t flags;
-  std::uint32_t event_descriptor;
-};
-static_assert(sizeof(ControlBlock) == 64);
-
-struct Event {
-  std::uint64_t data;
-  std::uint64_t block;
-  std::int64_t result;
-  std::int64_t result2;
-};
-static_assert(sizeof(Event) == 32);
-
 struct Time {
   long seconds;
   long nanoseconds;
 };
-
-constexpr std::uint16_t kRead = 0;
-constexpr std::uint16_t kWrite = 1;
 
 class LinuxAioQueue final : public Queue {
  public:
@@ -60,24 +29,22 @@ class LinuxAioQueue final : public Queue {
   ~LinuxAioQueue() override { syscall(SYS_io_destroy, context_); }
 
   int submit(const Command* commands, int count) override {
-    // The kernel copies a block before io_submit() returns, so the blocks serve again at once.
-    const int room = depth_ - in_flight_;
-    const int offered = count < room ? count : room;
+    const int offered = std::min(count, depth_ - in_flight_);
+    if (offered == 0) {
+      return count == 0 ? 0 : -EAGAIN;
+    }
     pointers_.clear();
     for (int i = 0; i < offered; ++i) {
       const Command& command = commands[i];
-      ControlBlock& block = blocks_[static_cast<std::size_t>(i)];
+      iocb& block = blocks_[static_cast<std::size_t>(i)];  // io_submit() copies it, so it can be reused at once
       block = {};
-      block.data = command.tag;
-      block.opcode = command.is_write ? kWrite : kRead;
-      block.descriptor = static_cast<std::uint32_t>(command.descriptor);
-      block.buffer = reinterpret_cast<std::uintptr_t>(command.data);
-      block.size_bytes = command.size_bytes;
-      block.offset = command.offset;
+      block.aio_data = command.tag;
+      block.aio_lio_opcode = command.is_write ? IOCB_CMD_PWRITE : IOCB_CMD_PREAD;
+      block.aio_fildes = static_cast<std::uint32_t>(command.descriptor);
+      block.aio_buf = reinterpret_cast<std::uintptr_t>(command.data);
+      block.aio_nbytes = command.size_bytes;
+      block.aio_offset = command.offset;
       pointers_.push_back(&block);
-    }
-    if (offered == 0) {
-      return count == 0 ? 0 : -EAGAIN;
     }
     const long taken = syscall(SYS_io_submit, context_, static_cast<long>(offered), pointers_.data());
     if (taken < 0) {
@@ -88,17 +55,16 @@ class LinuxAioQueue final : public Queue {
   }
 
   int collect(Completion* completions, int least, int most, Timeout timeout) override {
-    const int asked = most < depth_ ? most : depth_;
     const std::int64_t wait_ns = timeout ? timeout->count() : 0;
     Time time{static_cast<long>(wait_ns / 1'000'000'000), static_cast<long>(wait_ns % 1'000'000'000)};
-    const long taken = syscall(SYS_io_getevents, context_, static_cast<long>(least), static_cast<long>(asked),
-                               events_.data(), timeout ? &time : nullptr);
+    const long taken = syscall(SYS_io_getevents, context_, static_cast<long>(least),
+                               static_cast<long>(std::min(most, depth_)), events_.data(), timeout ? &time : nullptr);
     if (taken < 0) {
       return -errno;
     }
     for (long i = 0; i < taken; ++i) {
-      const Event& event = events_[static_cast<std::size_t>(i)];
-      completions[i] = {event.data, event.result};
+      const io_event& event = events_[static_cast<std::size_t>(i)];
+      completions[i] = {event.data, event.res};
     }
     in_flight_ -= static_cast<int>(taken);
     return static_cast<int>(taken);
@@ -108,9 +74,9 @@ class LinuxAioQueue final : public Queue {
   const unsigned long context_;
   const int depth_;
   int in_flight_ = 0;
-  std::vector<ControlBlock> blocks_;
-  std::vector<ControlBlock*> pointers_;
-  std::vector<Event> events_;
+  std::vector<iocb> blocks_;
+  std::vector<iocb*> pointers_;
+  std::vector<io_event> events_;
 };
 
 }  // namespace

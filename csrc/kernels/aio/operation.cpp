@@ -1,15 +1,11 @@
 #include "kernels/aio/operation.h"
 
-#include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <memory>
 #include <thread>
 
 #include <fcntl.h>
 #include <unistd.h>
-
-#include "kernels/aio/retry.h"
 
 namespace accel::aio {
 
@@ -31,28 +27,29 @@ void Operation::validate() {
   const std::unique_ptr<char[]> chunk(new char[kChunkBytes]);
   const int descriptor = file.cached();
 #ifdef POSIX_FADV_DONTNEED
-  // What the page cache holds from before would be compared instead of what the device has. The advice passes over pages
-  // that the device does not have yet, and over those that are not wholly within it.
+  // Drop the file's pages from the cache, or they would be compared instead of the device's. The kernel drops only
+  // pages that are clean and wholly in the range.
   while (fdatasync(descriptor) != 0) {
     if (errno == EINVAL || errno == EROFS) {
-      break;  // nothing that could be synchronised
+      break;  // this file cannot be synchronised
     }
     if (errno != EINTR) {
       fail({FailureKind::system_call, errno, request.offset});
       return;
     }
   }
-  const std::int64_t begin = request.offset / page_bytes() * page_bytes();
-  const std::int64_t end = request.offset + request.size_bytes;
-  posix_fadvise(descriptor, begin, (end - begin + page_bytes() - 1) / page_bytes() * page_bytes(), POSIX_FADV_DONTNEED);
+  const std::int64_t page = page_bytes();
+  const std::int64_t begin = request.offset / page * page;
+  const std::int64_t end = (request.offset + request.size_bytes + page - 1) / page * page;
+  posix_fadvise(descriptor, begin, end - begin, POSIX_FADV_DONTNEED);
 #endif
   int attempts = 0;
   for (std::int64_t at = 0; at < request.size_bytes;) {
-    const std::int64_t asked = std::min(kChunkBytes, request.size_bytes - at);
-    const ssize_t got = pread(descriptor, chunk.get(), static_cast<std::size_t>(asked), request.offset + at);
+    const std::int64_t wanted = std::min(kChunkBytes, request.size_bytes - at);
+    const ssize_t got = pread(descriptor, chunk.get(), static_cast<std::size_t>(wanted), request.offset + at);
     const int error = got < 0 ? errno : 0;
-    if ((error == EINTR || error == EAGAIN) && ++attempts < kMostAttempts) {
-      std::this_thread::sleep_for(pause_before(error == EAGAIN ? attempts : 0));
+    if ((error == EINTR || error == EAGAIN) && ++attempts < kMaxAttempts) {
+      std::this_thread::sleep_for(retry_delay(error == EAGAIN ? attempts : 0));
       continue;
     }
     if (got <= 0) {
@@ -61,8 +58,8 @@ void Operation::validate() {
     }
     attempts = 0;
     const char* const memory = request.data + at;
-    if (std::memcmp(memory, chunk.get(), static_cast<std::size_t>(got)) != 0) {
-      const std::int64_t same = std::mismatch(memory, memory + got, chunk.get()).first - memory;
+    const std::int64_t same = std::mismatch(memory, memory + got, chunk.get()).first - memory;
+    if (same < got) {
       fail({FailureKind::mismatch, 0, request.offset + at + same});
       return;
     }

@@ -2,21 +2,23 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <thread>
-
-#include <unistd.h>
-
-#include "kernels/aio/retry.h"
+#include <utility>
 
 namespace accel::aio {
 namespace {
 
-constexpr std::int64_t kMostCommandBytes = 1 << 30;  // the kernel does no more than some bytes below 2 GiB at a time
+constexpr std::int64_t kMaxCommandBytes = 1 << 30;  // the kernel moves slightly less than 2 GiB at a time
 // Large enough for a device's full speed, small enough to stay in a core's cache between copy and transfer.
-constexpr std::int64_t kMostBounceBytes = 1 << 20;
-constexpr std::int64_t kBouncesBytes = 16 << 20;
+constexpr std::int64_t kMaxBounceBytes = 1 << 20;
+constexpr std::int64_t kAllBounceBytes = 16 << 20;
+
+// At least the largest alignment that File accepts.
+std::int64_t bounce_size(const Settings& settings) {
+  const std::int64_t bytes = std::min(settings.block_bytes, kMaxBounceBytes) / page_bytes() * page_bytes();
+  return std::max(bytes, File::max_alignment());
+}
 
 void raise_to(std::atomic<std::int64_t>& most, std::int64_t value) {
   std::int64_t seen = most.load(std::memory_order_relaxed);
@@ -26,18 +28,6 @@ void raise_to(std::atomic<std::int64_t>& most, std::int64_t value) {
 
 void add(std::atomic<std::int64_t>& counter, std::int64_t value) {
   counter.fetch_add(value, std::memory_order_relaxed);
-}
-
-bool is_aligned(const char* address, std::int64_t bytes) {
-  return reinterpret_cast<std::uintptr_t>(address) % static_cast<std::uintptr_t>(bytes) == 0;
-}
-
-// Bytes, or -errno.
-std::int64_t transfer_now(const Command& command) {
-  const ssize_t done = command.is_write
-                           ? pwrite(command.descriptor, command.data, command.size_bytes, command.offset)
-                           : pread(command.descriptor, command.data, command.size_bytes, command.offset);
-  return done < 0 ? -errno : done;
 }
 
 }  // namespace
@@ -58,20 +48,18 @@ void Inbox::close() {
   changed_.notify_all();
 }
 
-bool Inbox::take(Share& share) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [&] { return is_closed_ || !shares_.empty(); });
-  return pop(share);
-}
-
-bool Inbox::take_before(Share& share, Clock::time_point deadline) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait_until(lock, deadline, [&] { return !shares_.empty(); });
-  return pop(share);
-}
-
 bool Inbox::take_now(Share& share) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  return pop(share);
+}
+
+bool Inbox::take(Share& share, std::optional<Clock::time_point> deadline) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (deadline) {
+    changed_.wait_until(lock, *deadline, [&] { return !shares_.empty(); });
+  } else {
+    changed_.wait(lock, [&] { return is_closed_ || !shares_.empty(); });
+  }
   return pop(share);
 }
 
@@ -84,11 +72,18 @@ bool Inbox::pop(Share& share) {
   return true;
 }
 
-Pump::Pump(Queue& queue, const Settings& settings, Inbox& inbox, Finisher& finisher, Counters& counters)
-    : queue_(queue), settings_(settings), inbox_(inbox), finisher_(finisher), counters_(counters),
-      slots_(static_cast<std::size_t>(settings.depth)), completions_(static_cast<std::size_t>(settings.depth)) {
+Pump::Pump(Queue& queue, const Settings& settings, Inbox& inbox, Finish finish, Counters& counters)
+    : queue_(queue), settings_(settings), inbox_(inbox), finish_(std::move(finish)), counters_(counters),
+      slots_(static_cast<std::size_t>(settings.depth)), completions_(static_cast<std::size_t>(settings.depth)),
+      bounce_bytes_(bounce_size(settings)),
+      bounces_(static_cast<std::size_t>(std::min<std::int64_t>(kAllBounceBytes / bounce_bytes_, settings.depth) *
+                                        bounce_bytes_)) {
   for (std::uint64_t tag = slots_.size(); tag > 0; --tag) {
     free_slots_.push_back(tag - 1);
+  }
+  const auto all_bytes = static_cast<std::int64_t>(bounces_.size_bytes());
+  for (std::int64_t at = 0; at + bounce_bytes_ <= all_bytes; at += bounce_bytes_) {
+    free_bounces_.push_back(bounces_.data() + at);
   }
 }
 
@@ -99,7 +94,7 @@ void Pump::run() {
       fill();
     }
     if (in_flight_ > 0 || !staged_.empty()) {
-      hand_over();
+      submit();
       if (in_flight_ > 0) {
         collect();
       }
@@ -109,28 +104,27 @@ void Pump::run() {
   }
 }
 
-// Where nothing is in flight and fill() found nothing to begin: waits for a share, or until a command may begin again.
-// False when nothing will ever come.
+// With nothing in flight and nothing to start: waits for a share, or until a command is to be restarted. False when the
+// inbox is closed.
 bool Pump::await_work() {
   if (delayed_.empty()) {
-    return inbox_.take(share_);  // the last one is cut: with nothing in flight it had all slots and buffers
+    return inbox_.take(share_, std::nullopt);
   }
-  const Clock::time_point due = next_due();
   if (share_.begin < share_.end || free_slots_.empty()) {
-    std::this_thread::sleep_until(due);  // those that wait have all slots, or all bounce buffers
+    std::this_thread::sleep_until(next_due());  // the delayed commands have all slots, or all bounce buffers
   } else {
-    inbox_.take_before(share_, due);
+    inbox_.take(share_, next_due());
   }
   return true;
 }
 
-// When the first of those that wait may begin again: there is one.
+// There must be a delayed command.
 Clock::time_point Pump::next_due() const {
   const auto is_earlier = [](const Delayed& one, const Delayed& other) { return one.due < other.due; };
   return std::min_element(delayed_.begin(), delayed_.end(), is_earlier)->due;
 }
 
-// Commands whose time to begin again has come, or that need not because their operation has failed meanwhile.
+// Stages the delayed commands that are due, and drops those whose operation has failed meanwhile.
 void Pump::stage_due() {
   if (delayed_.empty()) {
     return;
@@ -150,17 +144,17 @@ void Pump::stage_due() {
   delayed_.resize(kept);
 }
 
-// Commands for all free slots, as far as there are shares.
+// Stages commands for all free slots, as long as there are shares.
 void Pump::fill() {
   while (!free_slots_.empty()) {
     if (share_.begin == share_.end && !inbox_.take_now(share_)) {
       return;
     }
-    if (share_.begin < share_.end && share_.operation->has_failed()) {
+    if (share_.operation->has_failed()) {
       const std::int64_t rest = share_.end - share_.begin;
       share_.begin = share_.end;
       settle(*share_.operation, rest);
-    } else if (share_.begin < share_.end && !stage_next()) {
+    } else if (!stage_next()) {
       return;
     }
   }
@@ -169,34 +163,30 @@ void Pump::fill() {
 // Cuts the next command off the share. False where it must wait for a bounce buffer.
 bool Pump::stage_next() {
   Operation& operation = *share_.operation;
-  const File& file = operation.file;
+  File& file = operation.file;
   const Request& request = operation.request;
   const std::int64_t offset = share_.begin;
   char* const memory = request.data + (offset - request.offset);
-  std::int64_t size = std::min({share_.end - offset, settings_.block_bytes, kMostCommandBytes});
+  std::int64_t size = std::min({share_.end - offset, settings_.block_bytes, kMaxCommandBytes});
   int descriptor = file.cached();
   char* bounce = nullptr;
   if (file.has_direct() && offset < file.body_begin()) {
     size = std::min(size, file.body_begin() - offset);
   } else if (file.has_direct() && offset < file.body_end()) {
-    descriptor = file.direct();
     const std::int64_t unit = file.offset_alignment();
     size = std::min(std::max(size / unit * unit, unit), file.body_end() - offset);
-    if (!is_aligned(memory, file.memory_alignment())) {
-      if (unit > bounce_bytes()) {
-        descriptor = operation.file.plain();  // blocks as large as that are not met
+    descriptor = file.direct();
+    if (reinterpret_cast<std::uintptr_t>(memory) % static_cast<std::uintptr_t>(file.memory_alignment()) != 0) {
+      if (bounces_.data() == nullptr) {
+        descriptor = file.plain();
+      } else if (free_bounces_.empty()) {
+        return false;
       } else {
-        bounce = take_bounce();
-        if (bounce == nullptr && bounces_.data() != nullptr) {
-          return false;
-        }
-        if (bounce == nullptr) {
-          descriptor = operation.file.plain();  // there is no memory
-        } else {
-          size = std::min(size, bounce_bytes() / unit * unit);
-          if (request.is_write) {
-            std::memcpy(bounce, memory, static_cast<std::size_t>(size));
-          }
+        bounce = free_bounces_.back();
+        free_bounces_.pop_back();
+        size = std::min(size, bounce_bytes_ / unit * unit);
+        if (request.is_write) {
+          std::memcpy(bounce, memory, static_cast<std::size_t>(size));
         }
       }
     }
@@ -211,9 +201,13 @@ bool Pump::stage_next() {
   return true;
 }
 
-void Pump::hand_over() {
-  std::size_t first = 0;
+void Pump::submit() {
   const bool has_earlier = in_flight_ > 0;
+  std::size_t first = 0;
+  const auto drop_taken = [&] {
+    staged_.erase(staged_.begin(), staged_.begin() + static_cast<std::ptrdiff_t>(first));
+    first = 0;
+  };
   while (first < staged_.size()) {
     const int count = settings_.single_submit ? 1 : static_cast<int>(staged_.size() - first);
     const int taken = queue_.submit(staged_.data() + first, count);
@@ -228,17 +222,17 @@ void Pump::hand_over() {
     }
     const int error = taken == 0 ? EAGAIN : -taken;
     if ((error == EAGAIN || error == EBUSY) && in_flight_ > 0) {
-      break;  // there is room when something is complete
+      break;  // there will be room when a command completes
     }
     const Completion refused{staged_[first].tag, -error};
-    staged_.erase(staged_.begin(), staged_.begin() + static_cast<std::ptrdiff_t>(first) + 1);
-    first = 0;
+    ++first;
+    drop_taken();
     complete(refused);
   }
-  staged_.erase(staged_.begin(), staged_.begin() + static_cast<std::ptrdiff_t>(first));
+  drop_taken();
 }
 
-// Waits for what is in flight: for one command, or until one may begin again; without `overlap_events` for all.
+// Waits for one command, or until one is to be restarted; without `overlap_events`, for all commands in flight.
 void Pump::collect() {
   int missing = settings_.overlap_events ? 1 : in_flight_;
   Timeout timeout;
@@ -251,7 +245,7 @@ void Pump::collect() {
       return;
     }
     if (taken < 0) {
-      // The memory belongs to the kernel until it says otherwise: there is nothing to do but to ask again.
+      // The kernel may still access the memory, so there is no way but to ask again.
       if (-taken != EINTR) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
@@ -271,65 +265,61 @@ void Pump::complete(const Completion& completion) {
   Command& command = slot.command;
   std::int64_t result = completion.result;
   if (result == -EINVAL && (slot.is_plain || !operation.file.has_direct())) {
-    result = transfer_now(command);  // a file that the engine cannot do: some devices know plain calls alone
+    result = run_now(command);  // some devices support plain calls only
   }
-  if (result < 0) {
-    if (begin_again(completion.tag, static_cast<int>(-result))) {
+  if (result <= 0) {
+    // A write of nothing has no errno: try again, then call it an I/O error.
+    const bool is_end = result == 0 && !command.is_write;
+    if (!is_end && retry(completion.tag, result == 0 ? EAGAIN : static_cast<int>(-result))) {
       return;
     }
-    operation.fail({FailureKind::system_call, static_cast<int>(-result), command.offset});
-  } else if (result == 0) {
-    if (command.is_write) {
-      if (begin_again(completion.tag, EAGAIN)) {
-        return;
-      }
-      operation.fail({FailureKind::system_call, EIO, command.offset});
-    } else {
-      operation.fail({FailureKind::end_of_file, 0, command.offset});
-    }
-  } else {
-    const auto done = static_cast<std::uint32_t>(std::min<std::int64_t>(result, command.size_bytes));
-    if (slot.bounce != nullptr && !command.is_write) {
-      std::memcpy(slot.memory, command.data, done);
-    }
-    operation.add_done(done);
-    const bool is_direct = operation.file.is_direct(command.descriptor);
-    add(is_direct ? counters_.direct_bytes : counters_.cached_bytes, done);
-    add(counters_.bounced_bytes, is_direct && slot.bounce != nullptr ? done : 0);
-    if (done < command.size_bytes) {
-      command.data += done;
-      slot.memory += done;
-      command.offset += done;
-      command.size_bytes -= done;
-      slot.attempts = 0;
-      if (operation.file.has_direct() && command.offset % operation.file.offset_alignment() != 0) {
-        command.descriptor = operation.file.plain();
-      }
-      add(counters_.retries, 1);
-      staged_.push_back(command);
-      return;
-    }
+    const int error = is_end ? 0 : result == 0 ? EIO : static_cast<int>(-result);
+    operation.fail({is_end ? FailureKind::end_of_file : FailureKind::system_call, error, command.offset});
+    release(slot);
+    return;
   }
-  release(slot);
+  const auto done = static_cast<std::uint32_t>(std::min<std::int64_t>(result, command.size_bytes));
+  if (slot.bounce != nullptr && !command.is_write) {
+    std::memcpy(slot.memory, command.data, done);
+  }
+  operation.add_done(done);
+  const bool is_direct = operation.file.is_direct(command.descriptor);
+  add(is_direct ? counters_.direct_bytes : counters_.cached_bytes, done);
+  add(counters_.bounced_bytes, is_direct && slot.bounce != nullptr ? done : 0);
+  if (done == command.size_bytes) {
+    release(slot);
+    return;
+  }
+  command.data += done;
+  slot.memory += done;
+  command.offset += done;
+  command.size_bytes -= done;
+  slot.attempts = 0;
+  if (operation.file.has_direct() && command.offset % operation.file.offset_alignment() != 0) {
+    command.descriptor = operation.file.plain();
+  }
+  add(counters_.retries, 1);
+  staged_.push_back(command);
 }
 
-// Whether a command that failed with `error` is tried again: at once, or after a pause in which the others go on.
-bool Pump::begin_again(std::uint64_t tag, int error) {
+// Restarts a command that failed with `error`, at once or after a delay, where that may help; false where not.
+bool Pump::retry(std::uint64_t tag, int error) {
   Slot& slot = slots_[tag];
-  Operation& operation = *slot.operation;
-  if (error == EINVAL && operation.file.has_direct() && !slot.is_plain) {
-    // A file system that takes the flag and refuses the commands, or their alignment.
-    slot.command.descriptor = operation.file.plain();
+  File& file = slot.operation->file;
+  const bool waits = error == EAGAIN || error == EBUSY;
+  if (error == EINVAL && file.has_direct() && !slot.is_plain) {
+    // The file system accepts O_DIRECT but not the commands, or not their alignment.
+    slot.command.descriptor = file.plain();
     slot.is_plain = true;
-  } else if (error != EINTR && error != EAGAIN && error != EBUSY) {
+  } else if (error != EINTR && !waits) {
     return false;
   }
-  if (++slot.attempts >= kMostAttempts || operation.has_failed()) {
+  if (++slot.attempts >= kMaxAttempts || slot.operation->has_failed()) {
     return false;
   }
   add(counters_.retries, 1);
-  if (error == EAGAIN || error == EBUSY) {
-    delayed_.push_back({Clock::now() + pause_before(slot.attempts), tag});
+  if (waits) {
+    delayed_.push_back({Clock::now() + retry_delay(slot.attempts), tag});
   } else {
     staged_.push_back(slot.command);
   }
@@ -346,30 +336,8 @@ void Pump::release(Slot& slot) {
 
 void Pump::settle(Operation& operation, std::int64_t bytes) {
   if (operation.settle(bytes)) {
-    finisher_.finish(operation);
+    finish_(operation);
   }
-}
-
-std::int64_t Pump::bounce_bytes() const {
-  const std::int64_t page = page_bytes();
-  return std::max(std::min(settings_.block_bytes, kMostBounceBytes) / page * page, 16 * page);
-}
-
-// Null where all are in use, or there is no memory for any.
-char* Pump::take_bounce() {
-  if (bounces_.data() == nullptr) {
-    const std::int64_t count = std::min<std::int64_t>(kBouncesBytes / bounce_bytes(), settings_.depth);
-    bounces_ = Pages(static_cast<std::size_t>(count * bounce_bytes()));
-    for (std::int64_t i = 0; i < count && bounces_.data() != nullptr; ++i) {
-      free_bounces_.push_back(bounces_.data() + i * bounce_bytes());
-    }
-  }
-  if (free_bounces_.empty()) {
-    return nullptr;
-  }
-  char* const bounce = free_bounces_.back();
-  free_bounces_.pop_back();
-  return bounce;
 }
 
 }  // namespace accel::aio

@@ -1,4 +1,4 @@
-// What one thread does: cut shares into commands, keep a queue filled with them, and see to what comes back.
+// What one thread does: cut shares into commands, keep a queue filled with them, and handle what completes.
 #pragma once
 
 #include <atomic>
@@ -6,7 +6,9 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "kernels/aio/operation.h"
@@ -19,43 +21,35 @@ using Clock = std::chrono::steady_clock;
 
 struct Settings {
   Engine engine;
-  std::int64_t block_bytes;  // most bytes of a command
-  int depth;                 // most commands in flight, of each thread
-  bool single_submit;        // a system call for each command, instead of one for all that are ready
-  bool overlap_events;       // new commands as soon as one is complete, instead of when all are
+  std::int64_t block_bytes;  // largest size of a command
+  int depth;                 // most commands in flight, per thread
+  bool single_submit;        // one system call per command, instead of one for all that are ready
+  bool overlap_events;       // start new commands when one completes, instead of when all have completed
   int parallelism;           // threads that share a request
 };
 
-// What was done since the handle was made, by all its threads.
+// Totals of all threads of a handle since it was made.
 struct Counters {
-  std::atomic<std::int64_t> commands{0};     // taken by a queue
-  std::atomic<std::int64_t> submissions{0};  // calls that handed commands over
-  std::atomic<std::int64_t> overlapped{0};   // of those, with others in flight that an earlier round had started
-  std::atomic<std::int64_t> most_in_flight{0};  // commands of one thread at a time
-  std::atomic<std::int64_t> retries{0};         // commands begun again after a short result or a transient error
-  std::atomic<std::int64_t> direct_bytes{0};    // done past the page cache
-  std::atomic<std::int64_t> cached_bytes{0};    // done through it
-  std::atomic<std::int64_t> bounced_bytes{0};   // of the direct ones, by way of a buffer of our own
-};
-
-// Told of each operation when its last byte is settled, by the thread that settled it.
-class Finisher {
- public:
-  virtual void finish(Operation& operation) = 0;
-
- protected:
-  ~Finisher() = default;
+  std::atomic<std::int64_t> commands{0};        // taken by a queue
+  std::atomic<std::int64_t> submissions{0};     // calls that submitted commands
+  std::atomic<std::int64_t> overlapped{0};      // of these, calls while earlier commands were in flight
+  std::atomic<std::int64_t> most_in_flight{0};  // most commands of one thread at a time
+  std::atomic<std::int64_t> retries{0};         // commands restarted after a short result or a transient error
+  std::atomic<std::int64_t> direct_bytes{0};    // that bypassed the page cache
+  std::atomic<std::int64_t> cached_bytes{0};    // that went through it
+  std::atomic<std::int64_t> bounced_bytes{0};   // of the direct ones, copied through an aligned buffer
 };
 
 // Shares that wait for a thread.
 class Inbox {
  public:
   void put(const Share& share);
-  void close();  // nothing more comes
-  // Whether there was one: take() waits for it until the inbox is closed, the others until then and not at all.
-  bool take(Share& share);
-  bool take_before(Share& share, Clock::time_point deadline);
+  // Nothing more will be put in.
+  void close();
+  // False where there is no share: take_now() does not wait; take() waits until `deadline`, or without one until the
+  // inbox is closed.
   bool take_now(Share& share);
+  bool take(Share& share, std::optional<Clock::time_point> deadline);
 
  private:
   bool pop(Share& share);
@@ -68,23 +62,26 @@ class Inbox {
 
 class Pump {
  public:
-  Pump(Queue& queue, const Settings& settings, Inbox& inbox, Finisher& finisher, Counters& counters);
+  // The thread that settles an operation's last byte calls `finish`.
+  using Finish = std::function<void(Operation&)>;
 
-  // Works off shares until the inbox is closed and nothing is left.
+  Pump(Queue& queue, const Settings& settings, Inbox& inbox, Finish finish, Counters& counters);
+
+  // Works until the inbox is closed and empty.
   void run();
 
  private:
-  // A command with what is needed to go on with it after a part of it was done.
+  // A command, and what is needed to continue it after a part is done.
   struct Slot {
     Operation* operation = nullptr;
     Command command{};
-    char* memory = nullptr;  // the caller's, where the command's next byte belongs
+    char* memory = nullptr;  // the caller's memory for the command's next byte
     char* bounce = nullptr;
-    std::int64_t share_bytes = 0;  // what it settles in the end
-    int attempts = 0;       // without progress
-    bool is_plain = false;  // it goes through the page cache after all
+    std::int64_t share_bytes = 0;  // settled in the end
+    int attempts = 0;              // without progress
+    bool is_plain = false;         // it falls back to the page cache
   };
-  // A slot whose command begins again at a time.
+  // A command to restart at a time.
   struct Delayed {
     Clock::time_point due;
     std::uint64_t tag;
@@ -95,19 +92,17 @@ class Pump {
   void stage_due();
   void fill();
   bool stage_next();
-  void hand_over();
+  void submit();
   void collect();
   void complete(const Completion& completion);
-  bool begin_again(std::uint64_t tag, int error);
+  bool retry(std::uint64_t tag, int error);
   void release(Slot& slot);
   void settle(Operation& operation, std::int64_t bytes);
-  char* take_bounce();
-  std::int64_t bounce_bytes() const;
 
   Queue& queue_;
   const Settings settings_;
   Inbox& inbox_;
-  Finisher& finisher_;
+  const Finish finish_;
   Counters& counters_;
 
   Share share_;  // the one being cut
@@ -116,9 +111,11 @@ class Pump {
   std::vector<Command> staged_;  // not yet taken by the queue
   std::vector<Delayed> delayed_;
   std::vector<Completion> completions_;
-  std::vector<char*> free_bounces_;
-  Pages bounces_;
   int in_flight_ = 0;
+  // Aligned buffers for memory that a device cannot access as it is. Untouched, they cost nothing.
+  const std::int64_t bounce_bytes_;
+  const Pages bounces_;
+  std::vector<char*> free_bounces_;
 };
 
 }  // namespace accel::aio

@@ -1,5 +1,4 @@
-// A queue of reads and writes that the operating system works off: one interface over io_uring, Linux native AIO and
-// a pool of threads.
+// A queue of reads and writes: one interface over io_uring, Linux native AIO and a pool of threads.
 #pragma once
 
 #include <chrono>
@@ -19,7 +18,7 @@ struct Command {
   char* data;
   std::uint32_t size_bytes;
   std::int64_t offset;
-  std::uint64_t tag;  // of the caller's choice, comes back with the completion
+  std::uint64_t tag;  // chosen by the caller; the completion has it too
 };
 
 struct Completion {
@@ -27,28 +26,35 @@ struct Completion {
   std::int64_t result;  // bytes, or -errno
 };
 
-// How long to wait; nothing: for ever.
+// How long to wait; without a value, forever.
 using Timeout = std::optional<std::chrono::nanoseconds>;
 
-// Used by one thread at a time. To destroy a queue with commands in flight is an error of the caller.
+// Used by one thread at a time. No command may be in flight when it is destroyed.
 class Queue {
  public:
   virtual ~Queue() = default;
-  // Starts the first of `commands`, as many as there is room for, in one system call where the engine can.
-  // Returns how many it took, or -errno if it took none.
+  // Starts as many of the first `count` commands as there is room for, in one system call where the engine can. Returns
+  // how many it took, or -errno if it took none.
   virtual int submit(const Command* commands, int count) = 0;
-  // Waits until `least` commands are complete, and takes up to `most` (>= least) of those that are.
-  // Returns how many it took, which a signal or the timeout can make fewer, or -errno if it took none. An engine of a
-  // kernel that knows no timeout there waits without.
+  // Waits until `least` commands are complete, and takes up to `most` (>= least) of those that are. Returns how many it
+  // took (fewer than `least` after a signal or the timeout), or -errno if it took none. Older kernels' io_uring ignores
+  // the timeout.
   virtual int collect(Completion* completions, int least, int most, Timeout timeout) = 0;
 };
 
-// A queue for up to `depth` commands in flight, or nothing and `error` an errno: ENOSYS where the engine is not of this
-// operating system. An io_uring belongs to the thread that makes it.
-std::unique_ptr<Queue> make_queue(Engine engine, int depth, int& error);
-
+// A queue for up to `depth` commands in flight; or null and `error` an errno, ENOSYS where the operating system lacks
+// the engine. An io_uring belongs to the thread that makes it.
 std::unique_ptr<Queue> make_uring_queue(int depth, int& error);
 std::unique_ptr<Queue> make_linux_aio_queue(int depth, int& error);
 std::unique_ptr<Queue> make_thread_queue(int depth, int& error);
+
+inline std::unique_ptr<Queue> make_queue(Engine engine, int depth, int& error) {
+  return engine == Engine::io_uring    ? make_uring_queue(depth, error)
+         : engine == Engine::linux_aio ? make_linux_aio_queue(depth, error)
+                                       : make_thread_queue(depth, error);
+}
+
+// Runs one command in the calling thread. Returns bytes, or -errno.
+std::int64_t run_now(const Command& command);
 
 }  // namespace accel::aio

@@ -1,5 +1,6 @@
-// Threads that call pread and pwrite: works on every POSIX system and every file.
+// Threads that call pread() and pwrite(): works on every POSIX system and every file.
 
+#include <algorithm>
 #include <cerrno>
 #include <condition_variable>
 #include <deque>
@@ -15,8 +16,8 @@
 namespace accel::aio {
 namespace {
 
-// More threads than this only wait for each other: a device needs some commands at a time, not some hundred.
-constexpr int kMostThreads = 16;
+// A device needs a few commands at a time, not hundreds; more threads only wait for each other.
+constexpr std::size_t kMaxThreads = 16;
 
 class ThreadQueue final : public Queue {
  public:
@@ -35,16 +36,15 @@ class ThreadQueue final : public Queue {
 
   int submit(const Command* commands, int count) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const int room = depth_ - in_flight_;
-    const int taken = count < room ? count : room;
+    const int taken = std::min(count, depth_ - in_flight_);
     waiting_.insert(waiting_.end(), commands, commands + taken);
     in_flight_ += taken;
-    while (static_cast<int>(threads_.size()) < kMostThreads && static_cast<int>(threads_.size()) < in_flight_) {
+    while (threads_.size() < std::min(kMaxThreads, static_cast<std::size_t>(in_flight_))) {
       try {
         threads_.emplace_back([this] { work(); });
       } catch (const std::system_error& error) {
         if (!threads_.empty()) {
-          break;  // those that are there do all of it
+          break;  // the started ones do all the work
         }
         waiting_.clear();
         in_flight_ = 0;
@@ -85,10 +85,7 @@ class ThreadQueue final : public Queue {
       const Command command = waiting_.front();
       waiting_.pop_front();
       lock.unlock();
-      const ssize_t done = command.is_write
-                               ? pwrite(command.descriptor, command.data, command.size_bytes, command.offset)
-                               : pread(command.descriptor, command.data, command.size_bytes, command.offset);
-      const std::int64_t result = done < 0 ? -errno : done;
+      const std::int64_t result = run_now(command);
       lock.lock();
       complete_.push_back({command.tag, result});
       is_complete_.notify_one();
@@ -101,12 +98,19 @@ class ThreadQueue final : public Queue {
   std::condition_variable is_complete_;
   std::deque<Command> waiting_;
   std::deque<Completion> complete_;
-  std::vector<std::thread> threads_;  // as many as commands were ever in flight at a time, up to kMostThreads
+  std::vector<std::thread> threads_;  // started as needed
   int in_flight_ = 0;
   bool is_ending_ = false;
 };
 
 }  // namespace
+
+std::int64_t run_now(const Command& command) {
+  const ssize_t done = command.is_write
+                           ? pwrite(command.descriptor, command.data, command.size_bytes, command.offset)
+                           : pread(command.descriptor, command.data, command.size_bytes, command.offset);
+  return done < 0 ? -errno : done;
+}
 
 std::unique_ptr<Queue> make_thread_queue(int depth, int& error) {
   error = 0;

@@ -1,5 +1,5 @@
-// io_uring by its system calls (io_uring_setup(2), io_uring_enter(2)): two rings shared with the kernel, one of commands
-// to start and one of completions.
+// io_uring through its system calls (io_uring_setup(2), io_uring_enter(2)): two rings shared with the kernel, one of
+// commands to start and one of completions.
 
 #include <cerrno>
 
@@ -12,7 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-// The numbers are the same on all architectures but alpha; the C library may be older than they are.
+// The same on all architectures but alpha; older C libraries do not define them.
 #ifndef SYS_io_uring_setup
 #define SYS_io_uring_setup 425
 #endif
@@ -23,7 +23,7 @@
 namespace accel::aio {
 namespace {
 
-// The kernel's binary interface, as in linux/io_uring.h, which older systems lack or have without the newer flags.
+// The kernel's binary interface, as in linux/io_uring.h, which older systems lack or have without newer flags.
 struct SubmissionEntry {
   std::uint8_t opcode;
   std::uint8_t flags;
@@ -155,7 +155,7 @@ class UringQueue final : public Queue {
     }
     __atomic_store_n(submission_tail_, tail + static_cast<std::uint32_t>(offered), __ATOMIC_RELEASE);
     const int taken = enter(ring_, static_cast<unsigned>(offered), 0, 0);
-    // What the kernel did not take is offered anew, so it must not stay in the ring.
+    // The caller offers again what the kernel did not take, so it must not stay in the ring.
     const int started = std::max(taken, 0);
     if (started < offered) {
       __atomic_store_n(submission_tail_, tail + static_cast<std::uint32_t>(started), __ATOMIC_RELEASE);
@@ -167,8 +167,8 @@ class UringQueue final : public Queue {
   int collect(Completion* completions, int least, int most, Timeout timeout) override {
     int taken = take(completions, most);
     if (taken < least) {
-      // It returns when that many are in the ring, among them none of those taken already.
-      const int error = await(static_cast<unsigned>(least - taken), timeout);
+      // It waits for completions in the ring; those taken already are no longer there.
+      const int error = wait_for(static_cast<unsigned>(least - taken), timeout);
       taken += take(completions + taken, most - taken);
       if (taken == 0 && error < 0 && error != -ETIME) {
         return error;
@@ -185,7 +185,7 @@ class UringQueue final : public Queue {
   }
   std::size_t entries_bytes() const { return parameters_.submission_entries * sizeof(SubmissionEntry); }
 
-  int await(unsigned least, Timeout timeout) {
+  int wait_for(unsigned least, Timeout timeout) {
     if (!timeout || (parameters_.features & kFeatureWaitArguments) == 0) {
       return enter(ring_, 0, least, kEnterGetEvents);
     }
@@ -225,7 +225,7 @@ class UringQueue final : public Queue {
 }  // namespace
 
 std::unique_ptr<Queue> make_uring_queue(int depth, int& error) {
-  // One thread uses the ring, and only it runs what completes a command, when it asks: Linux 6.1; older ones refuse.
+  // One thread uses the ring, and completions are processed when it asks. Needs Linux 6.1; older kernels refuse.
   Parameters parameters{};
   parameters.flags = kSetupClamp | kSetupSingleIssuer | kSetupDeferTaskRun;
   long ring = syscall(SYS_io_uring_setup, depth, &parameters);

@@ -1,50 +1,37 @@
-// Memory in whole pages, of the system's own and not of the allocator.
+// Memory in whole pages, straight from the system.
 #pragma once
 
 #include <cstddef>
-#include <utility>
 
 namespace accel {
 
-// What the system gave of what was asked for.
-struct PageFacts {
-  bool is_locked = false;       // the pages stay in memory: mlock()
-  int lock_error = 0;           // errno where that was refused, 0 where it was not asked for or is so
-  bool may_be_huge = false;     // large pages were asked for: they come where the system has them
+struct PageRange {
+  char* data = nullptr;
+  std::size_t size_bytes = 0;  // in whole pages
 };
 
-// A stretch of zeros, aligned to a page, and to a large page where it has the size of one. Unmapped in the end.
+// Zeroed memory, aligned to a page, and from 2 MiB on to a huge page, which the system then uses where it can. `data`
+// is null where there is no memory.
+PageRange map_pages(std::size_t size_bytes);
+void unmap_pages(const PageRange& pages);
+
+// Keeps pages in memory, as far as the user's limit allows. Returns 0 or an errno.
+int lock_pages(const PageRange& pages);
+void unlock_pages(const PageRange& pages);
+
+// Owns pages.
 class Pages {
  public:
-  static constexpr std::size_t kHugeBytes = std::size_t{2} << 20;
-
-  Pages() = default;
-  // `data()` is null where there is no memory. `locks`: keep it in memory, as far as the user's limit allows.
-  explicit Pages(std::size_t size_bytes, bool locks = false);
-  Pages(Pages&& other) noexcept { swap(other); }
-  Pages& operator=(Pages&& other) noexcept {
-    swap(other);
-    return *this;
-  }
+  explicit Pages(std::size_t size_bytes) : range_(map_pages(size_bytes)) {}
+  ~Pages() { unmap_pages(range_); }
   Pages(const Pages&) = delete;
   Pages& operator=(const Pages&) = delete;
-  ~Pages();
 
-  char* data() const { return data_; }
-  std::size_t size_bytes() const { return size_bytes_; }
-  const PageFacts& facts() const { return facts_; }
-  void unlock();
+  char* data() const { return range_.data; }
+  std::size_t size_bytes() const { return range_.size_bytes; }
 
  private:
-  void swap(Pages& other) {
-    std::swap(data_, other.data_);
-    std::swap(size_bytes_, other.size_bytes_);
-    std::swap(facts_, other.facts_);
-  }
-
-  char* data_ = nullptr;
-  std::size_t size_bytes_ = 0;  // in whole pages
-  PageFacts facts_;
+  const PageRange range_;
 };
 
 }  // namespace accel

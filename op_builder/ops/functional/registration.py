@@ -1,20 +1,18 @@
-"""The ops that are plain functions, each loaded when it is first called.
+"""The ops that are plain functions, each loaded at its first call.
 
 They have SYCL kernels: for XPU tensors on torch's current stream, for CPU tensors on a SYCL CPU device, which
-``pip install accel-ops[sycl]`` brings. ``op_builder.xpu`` has their builders.
+``pip install accel-ops[sycl]`` installs. ``op_builder.xpu`` has their builders.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from op_builder.ops.functional.block_quantize import BlockQuantizeModule
-    from op_builder.ops.functional.pack_bits import PackBitsModule
-    from op_builder.ops.functional.rms_norm import RMSNormModule
+from op_builder import xpu
+from op_builder.ops.arguments import untraced
 
 
 def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
@@ -22,7 +20,8 @@ def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
 
     Arguments and errors: :meth:`op_builder.ops.functional.pack_bits.PackBitsModule.packbits`.
     """
-    return _pack_bits().packbits(x, bitorder)
+    packed: torch.Tensor = _module("PackBitsBuilder").packbits(x, bitorder)
+    return packed
 
 
 def unpackbits(packed: torch.Tensor, count: int | None = None, bitorder: str = "big") -> torch.Tensor:
@@ -30,7 +29,8 @@ def unpackbits(packed: torch.Tensor, count: int | None = None, bitorder: str = "
 
     Arguments and errors: :meth:`op_builder.ops.functional.pack_bits.PackBitsModule.unpackbits`.
     """
-    return _pack_bits().unpackbits(packed, count, bitorder)
+    bits: torch.Tensor = _module("PackBitsBuilder").unpackbits(packed, count, bitorder)
+    return bits
 
 
 def quantize_blocks(x: torch.Tensor, bits: int = 8, block_size: int = 256) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,7 +38,8 @@ def quantize_blocks(x: torch.Tensor, bits: int = 8, block_size: int = 256) -> tu
 
     Arguments, formats and errors: :meth:`op_builder.ops.functional.block_quantize.BlockQuantizeModule.quantize_blocks`.
     """
-    return _block_quantize().quantize_blocks(x, bits, block_size)
+    codes, scales = _module("BlockQuantizeBuilder").quantize_blocks(x, bits, block_size)
+    return codes, scales
 
 
 def dequantize_blocks(
@@ -52,7 +53,8 @@ def dequantize_blocks(
 
     Arguments and errors: :meth:`op_builder.ops.functional.block_quantize.BlockQuantizeModule.dequantize_blocks`.
     """
-    return _block_quantize().dequantize_blocks(codes, scales, shape, dtype, block_size)
+    x: torch.Tensor = _module("BlockQuantizeBuilder").dequantize_blocks(codes, scales, shape, dtype, block_size)
+    return x
 
 
 def rms_norm(
@@ -62,37 +64,20 @@ def rms_norm(
 
     Arguments and errors: :meth:`op_builder.ops.functional.rms_norm.RMSNormModule.rms_norm`.
     """
-    return _rms_norm().rms_norm(x, weight, eps, residual)
+    normalised: torch.Tensor = _module("RMSNormBuilder").rms_norm(x, weight, eps, residual)
+    return normalised
 
 
-_loaded: dict[str, Any] = {}
+_loaded: dict[str, Any] = {}  # by builder: even finding an op again takes milliseconds
 
 
 def _module(builder: str) -> Any:
-    """What a builder of ``op_builder.xpu.kernels`` loads: once, as even finding the op again takes milliseconds."""
-    _load(builder)
+    """What a builder of ``op_builder.xpu`` loads."""
+    if builder not in _loaded:
+        _load(builder)
     return _loaded[builder]
 
 
+@untraced
 def _load(builder: str) -> None:
-    if builder not in _loaded:
-        from op_builder.xpu import kernels
-
-        _loaded[builder] = getattr(kernels, builder)().load(verbose=False)
-
-
-# So torch.compile runs it and does not trace it. torch.compiler.assume_constant_result would set this, too, and import
-# the compiler, which takes seconds.
-_load._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _pack_bits() -> PackBitsModule:
-    return cast("PackBitsModule", _module("PackBitsBuilder"))
-
-
-def _block_quantize() -> BlockQuantizeModule:
-    return cast("BlockQuantizeModule", _module("BlockQuantizeBuilder"))
-
-
-def _rms_norm() -> RMSNormModule:
-    return cast("RMSNormModule", _module("RMSNormBuilder"))
+    _loaded[builder] = getattr(xpu, builder)().load(verbose=False)

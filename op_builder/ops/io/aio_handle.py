@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import operator
 import os
-import threading
 import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple, SupportsIndex
@@ -22,19 +21,14 @@ from op_builder.ops.io.aio_operation import (
     checked_offset,
     open_file,
 )
-from op_builder.ops.io.locked_memory import LockedMemory, LockedTensors
+from op_builder.ops.io.locked_memory import LockedTensors
 from op_builder.system import storage_engines
 
-_WRITES, _VALIDATES, _IS_SPLIT, _COUNTS = 1, 2, 4, 8  # as csrc/bindings/async_io.cpp has them
-_ALL = 0
-_SLICE_MS = 200  # how long a wait lasts until Python may act on a signal
-
-_Ended = dict[int, StorageError | None]
-"""Operations by number, and their failures."""
+_SIGNAL_LATENCY_MS = 200  # a wait returns to Python this often, which then handles signals
 
 
 class HandleSettings(NamedTuple):
-    """The numbers of a handle; :meth:`AsyncIOModule.aio_handle` says what they mean."""
+    """The settings of a handle, as :meth:`AsyncIOModule.aio_handle` explains them."""
 
     block_size: int = 1 << 20
     queue_depth: int = 128
@@ -51,41 +45,41 @@ class HandleSettings(NamedTuple):
             if not is_number or not 1 <= operator.index(value) <= most:
                 raise OpArgumentError(f"{name} is {value!r}.", f"Pass an int of 1 to {most}.")
 
-    def positional(self) -> tuple[int, int, bool, bool, int]:
-        """The arguments of the native op, behind the engine."""
-        block_size, queue_depth, threads = map(
-            operator.index, (self.block_size, self.queue_depth, self.intra_op_parallelism)
-        )
-        return block_size, queue_depth, bool(self.single_submit), bool(self.overlap_events), threads
+    def native(self) -> tuple[int, int, bool, bool, int]:
+        """The settings in the types that the native op takes."""
+        block_size, queue_depth, single_submit, overlap_events, threads = self
+        index = operator.index
+        return index(block_size), index(queue_depth), bool(single_submit), bool(overlap_events), index(threads)
 
 
 def check_handle_arguments(arguments: Mapping[str, Any]) -> None:
-    """Refuse what is not of :meth:`AsyncIOModule.aio_handle`, by name, before there is a handle.
+    """Check keyword arguments of :meth:`AsyncIOModule.aio_handle` before there is a handle.
 
     Raises:
-        OpArgumentError: a name is unknown, a number out of range, or there is no engine of that name.
+        OpArgumentError: a name or the engine is unknown, or a number is out of range.
     """
-    unknown = [name for name in arguments if name not in (*HandleSettings._fields, "engine")]
+    settings = {name: value for name, value in arguments.items() if name != "engine"}
+    unknown = [name for name in settings if name not in HandleSettings._fields]
     if unknown:
         raise OpArgumentError(
             f"A handle has no setting {unknown[0]!r}.", f"It has {', '.join(HandleSettings._fields)} and engine."
         )
     storage_engines.checked_engine(arguments.get("engine"))
-    HandleSettings(**{name: value for name, value in arguments.items() if name != "engine"}).check()
+    HandleSettings(**settings).check()
 
 
 class HandleCounters(NamedTuple):
     """What a handle's threads have done so far.
 
     Attributes:
-        commands: reads and writes that were begun.
-        submissions: calls that handed commands to the engine.
-        overlapped: of those, calls made while commands of an earlier one were in flight.
+        commands: reads and writes that were started.
+        submissions: calls that submitted commands to the engine.
+        overlapped: of these, calls made while earlier commands were in flight.
         most_in_flight: most commands of one thread at a time.
-        retries: commands begun again after a short result or a transient error.
-        direct_bytes: bytes that went past the page cache.
+        retries: commands restarted after a short result or a transient error.
+        direct_bytes: bytes that bypassed the page cache.
         cached_bytes: bytes that went through it.
-        bounced_bytes: of the direct bytes, those that took the way through an aligned buffer.
+        bounced_bytes: of the direct bytes, those copied through an aligned buffer.
     """
 
     commands: int
@@ -99,36 +93,31 @@ class HandleCounters(NamedTuple):
 
 
 class Handle(LockedTensors):
-    """Reads and writes of whole tensors, at once or in the background.
+    """Reads and writes whole tensors, at once or in the background.
 
     Tensors are contiguous CPU tensors of any type, size and address; files may be longer than the
-    tensor. Offsets are in bytes. A finished write is seen by every reader; to survive a power cut it
-    needs ``os.fsync``. A file is made where there is none and never made shorter. One handle may be
-    used by several threads; of operations in flight no two may touch the same bytes, unless both read.
+    tensor. Offsets are in bytes. A finished write is visible to every reader; to survive a power cut it
+    needs ``os.fsync``. A missing file is created, and no file is made shorter. Several threads may use
+    one handle; of operations in flight no two may touch the same bytes, unless both read.
 
-    While an operation waits, Python's other threads run. Signals, as of Ctrl-C, interrupt a wait; what
-    is in flight goes on, and the next :meth:`wait` waits for it and tells what failed, also of calls that
-    were not in the background. After a fork the child cannot use the handle.
+    While an operation waits, Python's other threads run. A signal's exception, as of Ctrl-C, interrupts a
+    wait; what is in flight continues, and the next :meth:`wait` waits for it and reports its failures, also
+    of calls that were not in the background. After a fork the child cannot use the handle.
     """
 
-    def __init__(self, ops: Any, number: int, engine: str, settings: HandleSettings, memory: LockedMemory) -> None:
-        super().__init__(memory)
-        self._ops = ops
+    def __init__(self, ops: Any, number: int, engine: str, settings: HandleSettings) -> None:
+        super().__init__(ops)
         self._number = number
         self._engine = engine
         self._settings = settings
         self._owner = os.getpid()
         self._numbers = itertools.count(1)
-        self._running: dict[int, Operation] = {}
-        # By number what is known of each operation that an exception took from its caller, until wait() has it.
-        self._abandoned: dict[int, _Ended] = {}
-        self._ended: _Ended = {}  # in the background, and no wait() has told it
-        self._taken: set[int] = set()  # known here to have ended, and not yet acknowledged to the native op
-        self._lock = threading.RLock()  # a signal's handler may call what its thread is in the midst of
-        # Waits for what is in flight; the tensors are kept until then.
-        weakref.finalize(self, _destroy, ops, number, self._owner, self._running)
-
-    # What it is --------------------------------------------------------------------------------
+        # By number; an operation is here before the native op starts it, and until its outcome is known, so that its
+        # memory is kept whatever exception a signal raises. There are no locks: a signal's handler may use the handle.
+        self._operations: dict[int, Operation] = {}
+        self._in_calls: set[int] = set()  # operations that wait() leaves to the calls they belong to
+        # The native handle waits for what is in flight; the tensors are kept until then.
+        weakref.finalize(self, _destroy, ops, number, self._owner, self._operations)
 
     @property
     def engine(self) -> str:
@@ -136,11 +125,11 @@ class Handle(LockedTensors):
         return self._engine
 
     def get_block_size(self) -> int:
-        """Most bytes of one command to the system."""
+        """Largest size in bytes of one command to the system."""
         return self._settings.block_size
 
     def get_queue_depth(self) -> int:
-        """Most commands in flight, of each thread."""
+        """Most commands in flight, per thread."""
         return self._settings.queue_depth
 
     def get_single_submit(self) -> bool:
@@ -148,7 +137,7 @@ class Handle(LockedTensors):
         return bool(self._settings.single_submit)
 
     def get_overlap_events(self) -> bool:
-        """Whether new commands begin as soon as one is complete."""
+        """Whether new commands start when one completes."""
         return bool(self._settings.overlap_events)
 
     def get_intra_op_parallelism(self) -> int:
@@ -156,7 +145,7 @@ class Handle(LockedTensors):
         return self._settings.intra_op_parallelism
 
     def get_alignment(self) -> int:
-        """Bytes that sizes and offsets are best multiples of: a page for each thread. Any others work, too."""
+        """Bytes that sizes and offsets are best multiples of: a page for each thread. Others work, too."""
         return os.sysconf("SC_PAGESIZE") * self._settings.intra_op_parallelism
 
     def counters(self) -> HandleCounters:
@@ -166,62 +155,66 @@ class Handle(LockedTensors):
     # One thread, at once -----------------------------------------------------------------------
 
     def read(self, buffer: torch.Tensor, filename: File, validate: bool, file_offset: int = 0) -> int:
-        """Fill ``buffer`` from a file, by one thread. Returns 0.
+        """Fill ``buffer`` from a file, with one thread. Returns 0.
 
         Args:
             validate: read the file once more, from the device, and compare.
 
         Raises:
-            OpArgumentError: an argument does not fit; nothing was touched.
+            OpArgumentError: an argument is invalid; nothing was touched.
             StorageError: the file cannot be read, is too short, or does not compare.
         """
-        self._run(buffer, filename, file_offset, _VALIDATES if validate else 0)
+        self._transfer(buffer, filename, file_offset, is_write=False, validates=validate, is_split=False)
         return 0
 
     def write(self, buffer: torch.Tensor, filename: File, validate: bool, file_offset: int = 0) -> int:
-        """Write ``buffer`` to a file, by one thread. Returns 0; raises as :meth:`read`."""
-        self._run(buffer, filename, file_offset, _WRITES | (_VALIDATES if validate else 0))
+        """Write ``buffer`` to a file, with one thread. Returns 0; raises as :meth:`read`."""
+        self._transfer(buffer, filename, file_offset, is_write=True, validates=validate, is_split=False)
         return 0
 
     # All threads, at once or in the background -------------------------------------------------
 
     def pread(self, buffer: torch.Tensor, filename: File, validate: bool, *rest: Any, **keywords: Any) -> int:
-        """Fill ``buffer`` from a file, by all threads.
+        """Fill ``buffer`` from a file, with all threads.
 
-        The whole signature is ``pread(buffer, filename, validate, async, file_offset=0)``; ``async`` is a
-        reserved word, so by name it goes through ``**{"async": True}``.
+        The full signature is ``pread(buffer, filename, validate, async, file_offset=0)``; ``async`` is a
+        reserved word, so by name it is passed through ``**{"async": True}``.
 
         Returns:
-            1 when it is done, 0 where it goes on in the background until :meth:`wait`.
+            1 when it is done, 0 where it continues in the background until :meth:`wait`.
 
         Raises:
-            OpArgumentError, StorageError: as :meth:`read`. In the background, what fails later is raised by
+            OpArgumentError, StorageError: as :meth:`read`. In the background, later failures are raised by
                 :meth:`wait`.
         """
-        return self._split("pread", buffer, filename, _VALIDATES if validate else 0, rest, keywords)
+        is_background, offset = _background_and_offset("pread", rest, keywords)
+        self._transfer(buffer, filename, offset, is_write=False, validates=validate, is_background=is_background)
+        return 0 if is_background else 1
 
     def pwrite(self, buffer: torch.Tensor, filename: File, validate: bool, *rest: Any, **keywords: Any) -> int:
-        """Write ``buffer`` to a file, by all threads; the rest as :meth:`pread`."""
-        return self._split("pwrite", buffer, filename, _WRITES | (_VALIDATES if validate else 0), rest, keywords)
+        """Write ``buffer`` to a file, with all threads; the rest as :meth:`pread`."""
+        is_background, offset = _background_and_offset("pwrite", rest, keywords)
+        self._transfer(buffer, filename, offset, is_write=True, validates=validate, is_background=is_background)
+        return 0 if is_background else 1
 
     def sync_pread(self, buffer: torch.Tensor, filename: File, file_offset: int = 0) -> int:
-        """Fill ``buffer`` from a file, by all threads. Returns 1."""
-        self._run(buffer, filename, file_offset, _IS_SPLIT)
+        """Fill ``buffer`` from a file, with all threads. Returns 1."""
+        self._transfer(buffer, filename, file_offset, is_write=False)
         return 1
 
     def sync_pwrite(self, buffer: torch.Tensor, filename: File, file_offset: int = 0) -> int:
-        """Write ``buffer`` to a file, by all threads. Returns 1."""
-        self._run(buffer, filename, file_offset, _IS_SPLIT | _WRITES)
+        """Write ``buffer`` to a file, with all threads. Returns 1."""
+        self._transfer(buffer, filename, file_offset, is_write=True)
         return 1
 
     def async_pread(self, buffer: torch.Tensor, filename: File, file_offset: int = 0) -> int:
-        """Begin to fill ``buffer`` from a file; it is whole after :meth:`wait`. Returns 0."""
-        self._begin(buffer, filename, file_offset, _IS_SPLIT | _COUNTS)
+        """Start to fill ``buffer`` from a file; it is whole after :meth:`wait`. Returns 0."""
+        self._transfer(buffer, filename, file_offset, is_write=False, is_background=True)
         return 0
 
     def async_pwrite(self, buffer: torch.Tensor, filename: File, file_offset: int = 0) -> int:
-        """Begin to write ``buffer`` to a file; it may be changed again after :meth:`wait`. Returns 0."""
-        self._begin(buffer, filename, file_offset, _IS_SPLIT | _COUNTS | _WRITES)
+        """Start to write ``buffer`` to a file; it may be changed again after :meth:`wait`. Returns 0."""
+        self._transfer(buffer, filename, file_offset, is_write=True, is_background=True)
         return 0
 
     @untraced
@@ -232,117 +225,72 @@ class Handle(LockedTensors):
             how many have finished since the last call.
 
         Raises:
-            StorageError: one failed; where several did, ``others`` has the rest. None of them is told again.
+            StorageError: one failed; where several did, ``others`` has the rest. Each failure is raised once.
         """
         self._require_owner()
-        self._adopt_abandoned()
-        self._collect(_ALL, self._ended)
-        told: _Ended = {}
-        try:
-            with self._lock:
-                for number in sorted(self._ended):
-                    if number in self._ended:  # else a signal's handler has told it in the midst of this
-                        told[number] = self._ended[number]
-                        del self._ended[number]
-        except BaseException:
-            self._ended.update(told)
-            raise
-        failures = [failure for failure in told.values() if failure is not None]
+        count, failures = self._finish(
+            {number: operation for number, operation in self._operations.copy().items() if number not in self._in_calls}
+        )
         if failures:
             failures[0].others = tuple(failures[1:])
             raise failures[0]
-        return len(told)
+        return count
 
     # -------------------------------------------------------------------------------------------
 
-    def _split(
-        self, name: str, buffer: torch.Tensor, filename: File, flags: int, rest: tuple[Any, ...], keywords: Any
-    ) -> int:
-        names = ("async", "file_offset")
-        given = dict(zip(names, rest, strict=False))
-        unknown = [key for key in keywords if key not in names or key in given]
-        given.update(keywords)
-        if len(rest) > len(names) or unknown or "async" not in given:
-            raise TypeError(f"The arguments are {name}(buffer, filename, validate, async, file_offset=0).")
-        offset = given.get("file_offset", 0)
-        if given["async"]:
-            self._begin(buffer, filename, offset, flags | _IS_SPLIT | _COUNTS)
-            return 0
-        self._run(buffer, filename, offset, flags | _IS_SPLIT)
-        return 1
-
     @untraced
-    def _run(self, buffer: torch.Tensor, filename: File, file_offset: int, flags: int) -> None:
-        number = next(self._numbers)
-        ended: _Ended = {}
-        try:
-            self._submit(number, buffer, filename, file_offset, flags)
-            self._collect(number, ended)
-        except BaseException:  # Ctrl-C: it goes on, and the next wait() waits for it
-            self._abandoned[number] = ended  # at once: from here on a second signal may come
-            self._adopt_abandoned()
-            raise
-        failure = ended[number]
-        if failure is not None:
-            raise failure
-
-    @untraced
-    def _begin(self, buffer: torch.Tensor, filename: File, file_offset: int, flags: int) -> None:
-        number = next(self._numbers)
-        try:
-            self._submit(number, buffer, filename, file_offset, flags)
-        except BaseException:
-            self._abandoned[number] = {}
-            self._adopt_abandoned()
-            raise
-
-    def _submit(self, number: int, buffer: torch.Tensor, filename: File, file_offset: int, flags: int) -> None:
+    def _transfer(
+        self,
+        buffer: torch.Tensor,
+        filename: File,
+        file_offset: int,
+        *,
+        is_write: bool,
+        validates: bool = False,
+        is_split: bool = True,
+        is_background: bool = False,
+    ) -> None:
         self._require_owner()
         offset = checked_offset(file_offset)
         address = checked_address(buffer)
-        is_write, validates = bool(flags & _WRITES), bool(flags & _VALIDATES)
-        file = checked_file(filename)
-        running = Operation(buffer.detach(), buffer.nbytes, file, offset, is_write, validates)
-        descriptor = open_file(running)
-        # Before the call: whatever a signal interrupts, memory in use is kept, and an end told is known here.
-        self._running[number] = running
-        error = self._ops.submit(self._number, number, descriptor, address, running.size_bytes, offset, flags)
-        if error != 0:
-            del self._running[number]
-            raise running.system_error(error, offset, 0)
-        if not is_write:
-            torch.autograd.graph.increment_version(buffer)
+        operation = Operation(buffer.detach(), checked_file(filename), offset, is_write, bool(validates))
+        descriptor = open_file(operation)
+        number = next(self._numbers)
+        self._in_calls.add(number)
+        try:
+            self._operations[number] = operation
+            error = self._ops.submit(
+                self._number, number, descriptor, address, buffer.nbytes, offset, is_write, bool(validates), is_split
+            )
+            if error != 0:
+                del self._operations[number]
+                raise operation.system_error(error, offset, 0)
+            if not is_write:
+                torch.autograd.graph.increment_version(buffer)
+            _, failures = (0, []) if is_background else self._finish({number: operation})
+        finally:
+            self._in_calls.discard(number)  # after an interrupt the operation is the next wait()'s
+        if failures:
+            raise failures[0]
 
-    def _adopt_abandoned(self) -> None:
-        """Leave operations that lost their caller, and may be in flight, to the next :meth:`wait`."""
-        for number, ended in list(self._abandoned.items()):
-            self._ended.update(ended)
-            ended.clear()
-            if number in self._running and not self._ops.adopt(self._number, number):
-                self._running.pop(number, None)  # it was never begun
-            self._abandoned.pop(number, None)
+    def _finish(self, operations: Mapping[int, Operation]) -> tuple[int, list[StorageError]]:
+        """Wait for operations, and report how many there were and which failed.
 
-    def _collect(self, number: int, ended: _Ended) -> None:
-        """Wait for one operation or for all that count, and add how they ended to ``ended``.
-
-        What has ended stays with the native op until a later call acknowledges it: an exception anywhere in
-        here loses nothing.
+        An operation that another thread or a signal's handler waits for too is reported to one of them.
         """
-        is_left = True
-        while is_left:
-            with self._lock:
-                taken = list(self._taken)
-            is_left, *told = self._ops.wait(self._number, number, _SLICE_MS, taken)
-            with self._lock:
-                self._taken.difference_update(taken)
-                for at in range(0, len(told), 5):
-                    operation, *outcome = told[at : at + 5]
-                    running = self._running.get(operation)
-                    failure = None if running is None else running.failure(*outcome)
-                    if operation in self._running:  # else another thread, or a signal's handler, was faster
-                        ended[operation] = failure
-                        self._running.pop(operation, None)
-                    self._taken.add(operation)
+        numbers = list(operations)
+        while not self._ops.wait(self._number, numbers, _SIGNAL_LATENCY_MS):
+            pass
+        outcomes = self._ops.take(self._number, numbers)
+        for number in numbers:
+            self._operations.pop(number, None)
+        failures = []
+        for at in range(0, len(outcomes), 5):
+            number, *outcome = outcomes[at : at + 5]
+            failure = operations[number].failure(*outcome)
+            if failure is not None:
+                failures.append(failure)
+        return len(outcomes) // 5, failures
 
     def _require_owner(self) -> None:
         if os.getpid() != self._owner:
@@ -353,7 +301,18 @@ class Handle(LockedTensors):
             )
 
 
-def _destroy(ops: Any, number: int, owner: int, running: dict[int, Operation]) -> None:
+def _background_and_offset(name: str, rest: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[bool, int]:
+    """The arguments ``async`` and ``file_offset``, of which the first cannot be a parameter's name."""
+    names = ("async", "file_offset")
+    given = dict(zip(names, rest, strict=False))
+    unknown = [key for key in keywords if key not in names or key in given]
+    given.update(keywords)
+    if len(rest) > len(names) or unknown or "async" not in given:
+        raise TypeError(f"The arguments are {name}(buffer, filename, validate, async, file_offset=0).")
+    return bool(given["async"]), given.get("file_offset", 0)
+
+
+def _destroy(ops: Any, number: int, owner: int, operations: dict[int, Operation]) -> None:
     if os.getpid() == owner:
         ops.destroy(number)
-        running.clear()
+        operations.clear()

@@ -1,4 +1,4 @@
-"""One read or write: what was asked for, the checks of it, and what to say when it fails."""
+"""One read or write: the checks of its arguments, and its error messages."""
 
 from __future__ import annotations
 
@@ -12,66 +12,66 @@ import torch
 
 from op_builder.errors import OpArgumentError, StorageError
 
-Name = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 File = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]", int]
 """A file's name, or an open descriptor."""
 
-# csrc/kernels/aio/operation.h, FailureKind
-_SYSTEM_CALL, _END_OF_FILE = 1, 2  # 3: a validation found another byte
+# FailureKind of csrc/kernels/aio/operation.h; 3 is a mismatch found by validation.
+_SYSTEM_CALL, _END_OF_FILE = 1, 2
 
-_REMEDIES = {
+REMEDIES = {
     errno.ENOENT: "Check the name, and that its directory exists.",
-    errno.ENOSPC: "Free space on the device and write again; what was done is mixed with what the file had there.",
-    errno.EDQUOT: "Free space of the quota and write again; what was done is mixed with what the file had there.",
+    errno.ENOSPC: "Free space on the device.",
+    errno.EDQUOT: "Free space of the quota.",
+    errno.EFBIG: "Raise the limit of file sizes (ulimit -f).",
+    errno.EACCES: "Let this user read and write the directory.",
+    errno.EPERM: "Let this user read and write the directory.",
+    errno.EROFS: "Choose a directory on a file system that can be written.",
     errno.EIO: "The device or its connection fails; look at the system's log (dmesg).",
     errno.EMFILE: "Wait for some operations first, or raise the limit of open files (ulimit -n).",
     errno.EBADF: "Pass a descriptor that is open for this; validating a write needs one to read and write.",
     errno.ESPIPE: "Pass a file with offsets; a pipe or socket has none.",
     errno.EINVAL: "Pass a descriptor without O_APPEND, of a file that can be read and written at an offset.",
 }
+"""What to do about errors of the system, by errno."""
 
 
 class Operation(NamedTuple):
     """An operation in flight; keeps its memory alive.
 
     Attributes:
-        memory: a tensor of its own over the caller's storage, which ``x.data = ...`` can take from the caller's.
+        memory: a tensor of its own on the caller's storage, as ``x.data = ...`` takes that from the caller's tensor.
     """
 
     memory: torch.Tensor
-    size_bytes: int
     filename: File
     offset: int
     is_write: bool
     validates: bool
 
     def failure(self, kind: int, error: int, offset: int, bytes_done: int) -> StorageError | None:
-        """The error of an operation that ended so; None where all of it was done."""
+        """The error of an operation that ended like this; None where all of it was done."""
         if kind == 0:
             return None
         if kind == _SYSTEM_CALL:
             return self.system_error(error, offset, bytes_done)
         if kind == _END_OF_FILE:
-            needed = self.offset + self.size_bytes
-            what = f"the file ends at byte {offset}, and byte {needed} is the end of what was asked for"
-            remedy = "Read less of it, or look who has cut the file."
+            what = f"the file ends at byte {offset}, and the request ends at byte {self.offset + self.memory.nbytes}"
+            remedy = "Read less of it, or find out what truncated the file."
         else:
             what = f"byte {offset} of the file is not what the tensor has there"
-            remedy = "Look whether another writes to the file or the tensor; else suspect the device."
-        return self._error(what, remedy, number=error or errno.EIO, offset=offset, bytes_done=bytes_done)
+            remedy = "Check whether something else writes to the file or the tensor; otherwise suspect the device."
+        return self._error(what, remedy, errno.EIO, offset, bytes_done)
 
     def system_error(self, number: int, offset: int, bytes_done: int) -> StorageError:
         """The error of a system call that failed with errno ``number``."""
-        name = errno.errorcode.get(number, str(number))
-        what = f"{os.strerror(number)} ({name})"
-        return self._error(what, _REMEDIES.get(number, ""), number=number, offset=offset, bytes_done=bytes_done)
+        what = f"{os.strerror(number)} ({errno.errorcode.get(number, number)})"
+        return self._error(what, REMEDIES.get(number, ""), number, offset, bytes_done)
 
-    def _error(self, what: str, remedy: str, *, number: int, offset: int, bytes_done: int) -> StorageError:
-        doing = "Writing" if self.is_write else "Reading"
-        direction = "to" if self.is_write else "from"
+    def _error(self, what: str, remedy: str, number: int, offset: int, bytes_done: int) -> StorageError:
+        doing, direction = ("Writing", "to") if self.is_write else ("Reading", "from")
         file = f"descriptor {self.filename}" if isinstance(self.filename, int) else repr(os.fsdecode(self.filename))
         return StorageError(
-            f"{doing} {self.size_bytes} bytes {direction} {file} at offset {self.offset} failed at byte "
+            f"{doing} {self.memory.nbytes} bytes {direction} {file} at offset {self.offset} failed at byte "
             f"{offset} of the file, after {bytes_done} bytes were done: {what}.",
             remedy,
             errno=number,
@@ -85,13 +85,10 @@ def checked_offset(file_offset: object) -> int:
     """The offset in bytes.
 
     Raises:
-        OpArgumentError: it is no int, or negative.
+        OpArgumentError: it is not an int, or negative.
     """
-    try:
-        offset = operator.index(file_offset)  # type: ignore[arg-type]
-    except TypeError:
-        raise OpArgumentError(f"file_offset is {file_offset!r}, which is not an int.", "Pass bytes.") from None
-    if isinstance(file_offset, bool) or not 0 <= offset < 1 << 62:
+    is_number = isinstance(file_offset, SupportsIndex) and not isinstance(file_offset, bool)
+    if not is_number or not 0 <= (offset := operator.index(file_offset)) < 1 << 62:  # type: ignore[arg-type]
         raise OpArgumentError(f"file_offset is {file_offset!r}.", "Pass bytes from the file's beginning, 0 or more.")
     return offset
 
@@ -115,18 +112,18 @@ def checked_file(filename: object) -> File:
         raise OpArgumentError(f"filename is {filename!r} of type {type(filename).__name__}.", remedy)
     descriptor = operator.index(filename)
     if not 0 <= descriptor < 1 << 31:
-        raise OpArgumentError(f"filename is {descriptor}, which is no descriptor.", remedy)
+        raise OpArgumentError(f"filename is {descriptor}, which is not a descriptor.", remedy)
     return descriptor
 
 
 def checked_address(buffer: torch.Tensor, role: str = "buffer") -> int:
-    """Where the tensor's elements begin.
+    """The address of the tensor's elements.
 
     Args:
-        role: what errors call it.
+        role: its name in error messages.
 
     Raises:
-        OpArgumentError: they are not in host memory, not contiguous, not all that the tensor is, or were freed.
+        OpArgumentError: it is not a contiguous CPU tensor, its memory is not all of it, or was freed.
     """
     if not isinstance(buffer, torch.Tensor):
         raise OpArgumentError(f"{role} is a {type(buffer).__name__}, not a tensor.", "Pass a CPU tensor.")
@@ -153,7 +150,7 @@ def check_memory(tensor: torch.Tensor, role: str) -> None:
     """Refuse a strided CPU tensor whose elements are not in memory.
 
     Raises:
-        OpArgumentError: it stands for others (of ``FakeTensorMode``, inside ``torch.func.vmap``), or was freed.
+        OpArgumentError: it stands for others (in ``FakeTensorMode`` or ``torch.func.vmap``), or was freed.
     """
     try:
         stored = tensor.untyped_storage().nbytes()
@@ -164,7 +161,7 @@ def check_memory(tensor: torch.Tensor, role: str) -> None:
                 f"Allocate it again, for example by x.untyped_storage().resize_({end}).",
             )
         has_memory = tensor.nbytes == 0 or tensor.untyped_storage().data_ptr() != 0
-    except RuntimeError:  # what wraps another tensor has neither storage nor address
+    except RuntimeError:  # a wrapper of another tensor has neither storage nor address
         has_memory = False
     if not has_memory:
         raise OpArgumentError(
@@ -174,7 +171,7 @@ def check_memory(tensor: torch.Tensor, role: str) -> None:
 
 
 def open_file(operation: Operation) -> int:
-    """A descriptor of the engine's own.
+    """A new descriptor of the operation's file.
 
     Raises:
         StorageError: the file cannot be opened.
@@ -184,22 +181,15 @@ def open_file(operation: Operation) -> int:
         if isinstance(name, int):
             return os.dup(name)
         flags = os.O_RDONLY
-        if operation.is_write:  # what is validated is read again
+        if operation.is_write:  # validation reads it again
             flags = (os.O_RDWR if operation.validates else os.O_WRONLY) | os.O_CREAT
-        # Without O_NONBLOCK a named pipe would be waited for until another opens its other end.
+        # Without O_NONBLOCK, opening a named pipe would wait for a process at its other end.
         descriptor = os.open(name, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
         os.set_blocking(descriptor, True)
         return descriptor
     except OSError as error:
         number = error.errno or errno.EIO
-        if number == errno.ENXIO and not isinstance(name, int) and _is_pipe_or_socket(name):
+        # A pipe or socket without a peer.
+        if number == errno.ENXIO and (stat.S_ISFIFO(mode := os.stat(name).st_mode) or stat.S_ISSOCK(mode)):
             number = errno.ESPIPE
         raise operation.system_error(number, operation.offset, 0) from None
-
-
-def _is_pipe_or_socket(name: Name) -> bool:
-    try:
-        mode = os.stat(name).st_mode
-    except OSError:
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)

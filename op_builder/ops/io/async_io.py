@@ -10,7 +10,6 @@ import torch
 from op_builder.errors import OpArgumentError
 from op_builder.ops.io.aio_handle import Handle, HandleSettings
 from op_builder.ops.io.aio_operation import File, checked_address
-from op_builder.ops.io.locked_memory import LockedMemory
 from op_builder.system import storage_engines
 
 logger = logging.getLogger(__name__)
@@ -25,7 +24,6 @@ class AsyncIOModule:
 
     def __init__(self, ops: Any) -> None:
         self._ops = ops
-        self._memory = LockedMemory(ops)
 
     def aio_handle(
         self,
@@ -37,26 +35,33 @@ class AsyncIOModule:
         *,
         engine: str | None = None,
     ) -> Handle:
-        """A handle with a queue of its own for each of its threads.
+        """A handle whose threads have a queue each.
 
         Args:
-            block_size: most bytes of one command to the system.
-            queue_depth: most commands in flight, of each thread.
-            single_submit: a system call for each command, instead of one for all that are ready.
-            overlap_events: new commands as soon as one is complete, instead of when all in flight are.
-            intra_op_parallelism: threads that share one request; those that the system gives no queue the others
-                do without.
-            engine: ``io_uring``, ``libaio`` or ``threads``, where ``ACCEL_AIO_ENGINE`` names none; by default the
-                first of them that works.
+            block_size: largest size in bytes of one command to the system.
+            queue_depth: most commands in flight, per thread.
+            single_submit: one system call per command, instead of one for all that are ready.
+            overlap_events: start new commands when one completes, instead of when all in flight have completed.
+            intra_op_parallelism: threads that share one request. Threads that the system refuses a queue are left out.
+            engine: ``io_uring``, ``libaio`` or ``threads``; ``ACCEL_AIO_ENGINE`` overrides it. By default the first of
+                them that works.
 
         Raises:
             OpArgumentError: a number is out of range.
-            IncompatibleOpError: the system refuses the engine that was asked for.
+            IncompatibleOpError: the system refuses the requested engine.
         """
         settings = HandleSettings(block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism)
         settings.check()
-        name, number = self._create(settings, engine)
-        return Handle(self._ops, number, name, settings, self._memory)
+        argument = storage_engines.checked_engine(engine)
+        requested = storage_engines.forced_engine() or argument
+        reasons = []
+        for name in storage_engines.ENGINES if requested is None else (requested,):
+            number = self._ops.create(name, *settings.native())
+            if number > 0:
+                return Handle(self._ops, number, name, settings)
+            reasons.append(f"{name}: with a queue of {queue_depth}, {storage_engines.explain(name, -number)}")
+            logger.info("Storage engine %s", reasons[-1])
+        raise storage_engines.refused(requested or "of any kind", "; ".join(reasons))
 
     def aio_read(
         self,
@@ -68,7 +73,7 @@ class AsyncIOModule:
         overlap_events: bool,
         validate: bool,
     ) -> int:
-        """Fill ``buffer`` from the beginning of a file; as :meth:`Handle.read`, by a handle of its own. Returns 0."""
+        """Fill ``buffer`` from the beginning of a file: :meth:`Handle.read` with a handle of its own. Returns 0."""
         return self.aio_handle(block_size, queue_depth, single_submit, overlap_events).read(buffer, filename, validate)
 
     def aio_write(
@@ -81,11 +86,11 @@ class AsyncIOModule:
         overlap_events: bool,
         validate: bool,
     ) -> int:
-        """Write ``buffer`` to the beginning of a file; as :meth:`Handle.write`, by a handle of its own. Returns 0."""
+        """Write ``buffer`` to the beginning of a file: :meth:`Handle.write` with a handle of its own. Returns 0."""
         return self.aio_handle(block_size, queue_depth, single_submit, overlap_events).write(buffer, filename, validate)
 
     def memcpy(self, dst: torch.Tensor, src: torch.Tensor) -> int:
-        """Copy the bytes of one contiguous CPU tensor to another of the same size in bytes, by torch's threads.
+        """Copy the bytes of one contiguous CPU tensor to another of the same size in bytes, with torch's threads.
 
         Returns 0.
 
@@ -102,17 +107,3 @@ class AsyncIOModule:
         return 0
 
     deepspeed_memcpy = memcpy
-
-    def _create(self, settings: HandleSettings, engine: str | None) -> tuple[str, int]:
-        """The engine's name and the number of a new native handle."""
-        argument = storage_engines.checked_engine(engine)
-        asked = storage_engines.forced_engine() or argument
-        reasons = []
-        for name in storage_engines.ENGINES if asked is None else (asked,):
-            number = self._ops.create(name, *settings.positional())
-            if number > 0:
-                return name, number
-            reason = f"with a queue of {settings.queue_depth}, {storage_engines.explain(name, -number)}"
-            logger.info("The storage engine %s is passed over: %s", name, reason)
-            reasons.append(f"{name}: {reason}")
-        raise storage_engines.refused(asked or "of any kind", "; ".join(reasons))

@@ -1,4 +1,4 @@
-"""Tensors in memory of whole pages that the system keeps in memory: for devices that read and write it themselves."""
+"""Tensors in page-locked memory, which devices can read and write themselves."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import ctypes
 import logging
 import operator
 import os
-import threading
 import weakref
-from bisect import bisect_right
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -19,22 +17,22 @@ from op_builder.ops.arguments import untraced
 
 logger = logging.getLogger(__name__)
 
-_ADDRESSABLE_BYTES = 1 << 63  # more than fit into an int of torch's ops
+_ADDRESSABLE_BYTES = 1 << 63  # more than an int of torch's ops can hold
 
 
 class LockedMemoryError(AccelError, MemoryError):
-    """There is no memory of the size asked for."""
+    """There is not enough memory for a locked tensor."""
 
 
 class LockedMemoryFacts(NamedTuple):
-    """What was got of what a locked tensor asks for.
+    """What the system granted to a locked tensor.
 
     Attributes:
-        address: of its first byte, a multiple of the page's size, and from 2 MiB on of 2 MiB.
-        size_bytes: its whole pages.
-        is_locked: the pages stay in memory; False where the limit (``ulimit -l``) does not allow that.
-        huge_bytes: how much of it lies in large pages, None where the system does not tell.
-        is_registered: the CUDA driver knows it as pinned.
+        address: of its first byte, a multiple of the page size, and of 2 MiB for tensors of that size and more.
+        size_bytes: in whole pages.
+        is_locked: the pages stay in memory; False where the limit (``ulimit -l``) does not allow it.
+        huge_bytes: how much of it is in huge pages, None where unknown.
+        is_registered: the CUDA driver treats it as pinned.
     """
 
     address: int
@@ -44,185 +42,130 @@ class LockedMemoryFacts(NamedTuple):
     is_registered: bool
 
 
-class _Stretch(NamedTuple):
-    """Locked memory, and the namespace of torch ops that made it."""
+class _Block(NamedTuple):
+    """Locked memory, and the namespace of torch ops that allocated it."""
 
     facts: LockedMemoryFacts
     ops: Any
 
-    @property
-    def end(self) -> int:
-        return self.facts.address + self.facts.size_bytes
+
+_blocks: dict[int, _Block] = {}
+"""All locked memory of the process by address, whichever op allocated it."""
 
 
-class _Stretches:
-    """All locked memory of the process, whichever op made it."""
-
-    def __init__(self) -> None:
-        # Released where a storage dies, which may be anywhere, also inside a call of ours.
-        self.lock = threading.RLock()
-        self._starts: list[int] = []
-        self._by_start: dict[int, _Stretch] = {}
-
-    def add(self, stretch: _Stretch) -> None:
-        with self.lock:
-            self._by_start[stretch.facts.address] = stretch
-            self._starts = sorted(self._by_start)
-
-    def remove(self, address: int) -> None:
-        with self.lock:
-            if self._by_start.pop(address, None) is not None:
-                self._starts = sorted(self._by_start)
-
-    def find(self, tensor: torch.Tensor) -> _Stretch | None:
-        """The one that the tensor's elements lie in.
-
-        Raises:
-            OpArgumentError: it is no tensor.
-        """
-        if not isinstance(tensor, torch.Tensor):
-            raise OpArgumentError(f"{tensor!r} of type {type(tensor).__name__} is no tensor.", "Pass a tensor.")
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-            return None
-        address = tensor.data_ptr()
-        with self.lock:
-            at = bisect_right(self._starts, address)
-            stretch = self._by_start[self._starts[at - 1]] if at else None
-        return stretch if stretch is not None and address < stretch.end else None
-
-
-_stretches = _Stretches()
-
-
-class LockedMemory:
-    """Makes locked tensors, and knows which tensors lie in one, also of those that another op made.
-
-    The memory is given back when the last tensor on it, view or not, is gone.
+class LockedTensors:
+    """The functions on locked tensors that ``async_io`` and ``pin_memory`` share.
 
     Args:
         ops: the namespace of torch ops of ``csrc/bindings/locked_pages.h``.
     """
 
+    _has_warned = False
+
     def __init__(self, ops: Any) -> None:
         self._ops = ops
-        self._has_warned = False
 
     @untraced
-    def empty(self, num_elem: int, dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of ``num_elem`` zeros in memory of its own.
-
-        Raises:
-            OpArgumentError: the number is negative or no int.
-            LockedMemoryError: there is not as much memory.
-        """
-        is_number = isinstance(num_elem, SupportsIndex) and not isinstance(num_elem, bool)
-        if not is_number or operator.index(num_elem) < 0:
-            raise OpArgumentError(f"num_elem is {num_elem!r}.", "Pass the number of elements, an int of at least 0.")
-        count = operator.index(num_elem)
-        if count == 0:
-            return torch.empty(0, dtype=dtype)
-        size_bytes = count * dtype.itemsize
-        address, mapped_bytes, is_locked, lock_error = 0, 0, False, 0
-        if size_bytes < _ADDRESSABLE_BYTES:
-            address, mapped_bytes, is_locked, lock_error, _ = self._ops.allocate(size_bytes)
-        if address == 0:
-            raise LockedMemoryError(f"There is no memory for {size_bytes} bytes.", "Free some, or ask for less.")
-        if not is_locked:
-            self._warn(mapped_bytes, lock_error)
-        buffer = (ctypes.c_char * size_bytes).from_address(address)
-        # Before anything can fail: from here on the memory belongs to `buffer`, which the tensor's storage keeps.
-        is_registered = _register_with_cuda(address, mapped_bytes)
-        finalizer = weakref.finalize(buffer, self._release, address, is_registered, os.getpid())
-        finalizer.atexit = False  # tensors that live until the process ends may be read until then
-        facts = LockedMemoryFacts(address, mapped_bytes, bool(is_locked), None, is_registered)
-        _stretches.add(_Stretch(facts, self._ops))
-        return torch.frombuffer(buffer, dtype=dtype, count=count)
-
-    def is_inside(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor's elements lie in a locked tensor's memory that was not freed."""
-        return _stretches.find(tensor) is not None
-
-    def facts(self, tensor: torch.Tensor) -> LockedMemoryFacts | None:
-        """What a locked tensor, or a view of one, really got; None for other tensors."""
-        stretch = _stretches.find(tensor)
-        if stretch is None:
-            return None
-        return stretch.facts._replace(huge_bytes=_huge_bytes(stretch.facts.address))
-
-    @untraced
-    def unlock(self, tensor: torch.Tensor) -> bool:
-        """Let the system move the tensor's pages again; False for a tensor that is none of ours.
-
-        The memory itself stays until the last view is gone, so that none reads what is no longer there.
-        """
-        with _stretches.lock:
-            stretch = _stretches.find(tensor)
-            if stretch is None:
-                return False
-            _stretches.remove(stretch.facts.address)
-        stretch.ops.unlock(stretch.facts.address)
-        return True
-
-    def _release(self, address: int, is_registered: bool, owner: int) -> None:
-        if owner != os.getpid():
-            return  # a fork: its copy ends with the process, and the driver's registration is the parent's
-        _stretches.remove(address)
-        if is_registered:
-            _unregister_with_cuda(address)
-        self._ops.release(address)
-
-    def _warn(self, size_bytes: int, number: int) -> None:
-        level = logging.DEBUG if self._has_warned else logging.WARNING
-        self._has_warned = True
-        logger.log(
-            level,
-            "%d bytes are page-aligned but not locked in memory: %s. The limit is ulimit -l.",
-            size_bytes,
-            os.strerror(number),
-        )
-
-
-class LockedTensors:
-    """The functions on locked tensors, for the objects that offer them."""
-
-    def __init__(self, memory: LockedMemory) -> None:
-        self._memory = memory
-
     def new_cpu_locked_tensor(self, num_elem: int, example_tensor: torch.Tensor) -> torch.Tensor:
-        """``num_elem`` zeros of the example's type, in page-locked memory that the last view gives back.
+        """``num_elem`` zeros of the example's type in page-locked memory, which is freed with its last view.
 
         Raises:
-            OpArgumentError: the number is negative or no int, or the example is no tensor.
-            LockedMemoryError: there is not as much memory.
+            OpArgumentError: the number is negative or not an int, or the example is not a tensor.
+            LockedMemoryError: there is not enough memory.
         """
         if not isinstance(example_tensor, torch.Tensor):
             raise OpArgumentError(
                 f"example_tensor is {example_tensor!r} of type {type(example_tensor).__name__}.",
-                "Pass a tensor of the type that is wanted; its values do not matter.",
+                "Pass a tensor of the wanted type; its values do not matter.",
             )
-        return self._memory.empty(num_elem, example_tensor.dtype)
+        is_number = isinstance(num_elem, SupportsIndex) and not isinstance(num_elem, bool)
+        if not is_number or operator.index(num_elem) < 0:
+            raise OpArgumentError(f"num_elem is {num_elem!r}.", "Pass the number of elements, an int of at least 0.")
+        count, dtype = operator.index(num_elem), example_tensor.dtype
+        if count == 0:
+            return torch.empty(0, dtype=dtype)
+        size_bytes = count * dtype.itemsize
+        address, mapped_bytes, lock_error = 0, 0, 0
+        if size_bytes < _ADDRESSABLE_BYTES:
+            address, mapped_bytes, lock_error = self._ops.allocate(size_bytes)
+        if address == 0:
+            raise LockedMemoryError(f"There is no memory for {size_bytes} bytes.", "Free some, or ask for less.")
+        if lock_error:
+            _warn(mapped_bytes, lock_error)
+        buffer = (ctypes.c_char * size_bytes).from_address(address)
+        is_registered = _register_with_cuda(address, mapped_bytes)
+        facts = LockedMemoryFacts(address, mapped_bytes, lock_error == 0, None, is_registered)
+        block = _Block(facts, self._ops)
+        # The tensor's storage keeps `buffer`.
+        finalizer = weakref.finalize(buffer, _release, block, os.getpid())
+        finalizer.atexit = False  # a tensor may be used until the process ends
+        _blocks[address] = block
+        return torch.frombuffer(buffer, dtype=dtype, count=count)
 
+    @untraced
     def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
-        """Unlock a locked tensor; its memory stays until its last view is gone. False for others."""
-        return self._memory.unlock(tensor)
+        """Unlock a locked tensor; its memory stays until its last view is gone. False for other tensors."""
+        block = _find(tensor)
+        if block is None or _blocks.pop(block.facts.address, None) is None:
+            return False
+        block.ops.unlock(block.facts.address, block.facts.size_bytes)
+        return True
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor is a locked one, of ``async_io`` or ``pin_memory``, or a view of one, and not freed."""
-        return self._memory.is_inside(tensor)
+        """Whether the tensor is, or views, a locked one of ``async_io`` or ``pin_memory`` that was not freed."""
+        return _find(tensor) is not None
 
     def locked_memory_facts(self, tensor: torch.Tensor) -> LockedMemoryFacts | None:
-        """What a locked tensor really got of the system; None for others."""
-        return self._memory.facts(tensor)
+        """What the system granted to a locked tensor; None for other tensors."""
+        block = _find(tensor)
+        return block and block.facts._replace(huge_bytes=_huge_bytes(block.facts.address))
+
+
+def _find(tensor: torch.Tensor) -> _Block | None:
+    """The locked memory that holds the tensor's elements.
+
+    Raises:
+        OpArgumentError: it is not a tensor.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise OpArgumentError(f"{tensor!r} of type {type(tensor).__name__} is not a tensor.", "Pass a tensor.")
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return None
+    address = tensor.data_ptr()
+    for block in list(_blocks.values()):
+        if block.facts.address <= address < block.facts.address + block.facts.size_bytes:
+            return block
+    return None
+
+
+def _release(block: _Block, owner: int) -> None:
+    if owner != os.getpid():
+        return  # a fork's copy ends with the process, and the driver's registration belongs to the parent
+    facts = block.facts
+    _blocks.pop(facts.address, None)
+    if facts.is_registered:
+        code = torch.cuda.cudart().cudaHostUnregister(facts.address)  # type: ignore[no-untyped-call]
+        if int(code) != 0:
+            logger.warning("The CUDA driver does not unregister the memory at %#x: error %d.", facts.address, int(code))
+    block.ops.release(facts.address, facts.size_bytes)
+
+
+def _warn(size_bytes: int, number: int) -> None:
+    """Log that memory is not locked: as a warning the first time, and for debugging later."""
+    level = logging.DEBUG if LockedTensors._has_warned else logging.WARNING
+    LockedTensors._has_warned = True
+    text = "%d bytes are page-aligned but not locked in memory: %s. The limit is ulimit -l."
+    logger.log(level, text, size_bytes, os.strerror(number))
 
 
 def _register_with_cuda(address: int, size_bytes: int) -> bool:
-    """Tell the CUDA driver of the memory, where the current accelerator is CUDA.
+    """Register the memory with the CUDA driver, where the current accelerator is CUDA.
 
     Never run on a device by this project.
     """
     if not torch.cuda.is_available():
         return False
-    from accelerator import get_accelerator
+    from accelerator import get_accelerator  # not at the top: accelerator uses this package
 
     if get_accelerator().device_name() != "cuda":
         return False
@@ -232,14 +175,8 @@ def _register_with_cuda(address: int, size_bytes: int) -> bool:
     return int(code) == 0
 
 
-def _unregister_with_cuda(address: int) -> None:
-    code = torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
-    if int(code) != 0:
-        logger.warning("The CUDA driver does not let go of the memory at %#x: error %d.", address, int(code))
-
-
 def _huge_bytes(address: int) -> int | None:
-    """How much of the mapping that begins there lies in large pages, as the kernel tells."""
+    """How much of the mapping at ``address`` is in huge pages, from /proc/self/smaps."""
     try:
         lines = Path("/proc/self/smaps").read_text().splitlines()
     except OSError:

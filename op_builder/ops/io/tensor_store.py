@@ -18,33 +18,33 @@ from op_builder.ops.io.tensor_store_files import StoreFiles, explained
 from op_builder.ops.io.tensor_store_format import HEADER_BYTES, TensorInfo, decoded_header, encoded_header
 from op_builder.ops.io.tensor_store_memory import body_to_write, bytes_of, check_out, is_filled_in_place, new_tensor
 from op_builder.ops.io.tensor_store_queue import StoreQueue
-from op_builder.ops.io.tensor_store_transfer import SETTINGS, BodyFile, Progress, StoreCounters, Transfers
+from op_builder.ops.io.tensor_store_transfer import DEFAULT_SETTINGS, Progress, StoreCounters, Transfers
 
-_RESTORE = "Save the tensor again, or bring the file back from a backup; if nobody wrote to it, suspect the device."
+_RESTORE = "Save the tensor again, or restore the file from a backup; if nothing else wrote to it, suspect the device."
 
 
 class TensorStore:
     """Tensors by name in a directory, at the disk's speed, in the background if wanted, and never torn.
 
-    A tensor is one file, replaced as a whole: whoever reads it, and whatever kills the writer, there is
-    the value of before or the new one. What killed writers have left is removed when a store is opened.
-    A checksum (XXH3) is written with each tensor and compared by each load.
+    A tensor is one file, replaced as a whole: whatever kills the writer, a reader finds the old value or
+    the new one. Files that killed writers have left are removed when a store is opened. A checksum (XXH3) is
+    written with each tensor and compared by each load.
 
-    Threads and processes may share a directory, and threads a store. What one store is asked to do with
-    one name is done in that order; else what is asked for last need not be done last. In the background
-    at most ``threads`` tensors are transferred at a time.
+    Threads and processes may share a directory, and threads a store. A store handles requests for one name in
+    their order; requests for different names may overlap. In the background at most ``threads`` tensors are
+    transferred at a time.
 
     Args:
-        directory: made if it is missing.
-        threads: of the background.
-        is_durable: whether a saved tensor outlives a power cut (``fsync``). Without, a power cut may lose
-            it, which the next load tells.
+        directory: created if it is missing.
+        threads: most background threads that work at a time.
+        is_durable: whether a saved tensor outlives a power cut (``fsync``). Without it, a power cut may destroy
+            the tensor, which the next load reports.
         aio: settings of the handles, as :meth:`AsyncIOModule.aio_handle` takes them and
             ``python -m op_builder.tune_aio`` finds them.
 
     Raises:
-        OpArgumentError: ``threads`` is not a positive int, or ``aio`` is not what a handle takes.
-        StorageError: the directory cannot be made or read.
+        OpArgumentError: ``threads`` is not a positive int, or a handle does not take ``aio``.
+        StorageError: the directory cannot be created or read.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TensorStore:
     ) -> None:
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
             raise OpArgumentError(f"threads is {threads!r}.", "Pass an int of at least 1.")
-        self._transfers = Transfers(SETTINGS if aio is None else aio)
+        self._transfers = Transfers(DEFAULT_SETTINGS if aio is None else aio)
         self._files = StoreFiles(Path(directory).absolute(), is_durable=is_durable)
         self._queue = StoreQueue(threads)
 
@@ -73,14 +73,13 @@ class TensorStore:
 
         Args:
             name: letters, digits and ``_ - .``, at most 200; it becomes the file's name.
-            tensor: dense, of any type, shape and device. One that is contiguous in host memory is written from where
-                it is; others are copied there first.
-            progress: called with (bytes done, bytes in all), in the thread that writes; what it raises
-                ends the saving. It may begin more, and must not wait for the store: that is refused.
+            tensor: dense, of any type, shape and device. Unless it is contiguous in host memory, it is copied first.
+            progress: called with (bytes done, bytes in all), in the thread that writes; an exception in it
+                ends the save. It may use ``save_async`` and ``load_async``, but waiting for the store is refused.
 
         Raises:
-            OpArgumentError: no name, or no tensor that can be stored; nothing was written.
-            StorageError: writing failed; the store has the value from before.
+            OpArgumentError: the name is invalid, or the tensor cannot be stored; nothing was written.
+            StorageError: writing failed; the store has the old value.
         """
         self._files.path(name)
         body, info = body_to_write(tensor)
@@ -89,10 +88,10 @@ class TensorStore:
     def save_async(self, name: str, tensor: torch.Tensor, *, progress: Progress | None = None) -> Future[None]:
         """As :meth:`save`, in the background.
 
-        A contiguous tensor in host memory must not be changed before the future is done: what is written
-        would be neither value, and fail its checksum. Others may, as they are copied in this call.
-        Errors of arguments are raised here, others by the future; what no future told, :meth:`wait` and
-        :meth:`close` raise.
+        A contiguous tensor in host memory must not be changed before the future is done: the file would have
+        neither value, and fail its checksum. Other tensors are copied in this call. Invalid arguments are raised
+        here, other errors by the future; errors that no future has reported are raised by :meth:`wait` and
+        :meth:`close`. The future cannot be cancelled.
         """
         self._files.path(name)
         body, info = body_to_write(tensor)
@@ -109,10 +108,10 @@ class TensorStore:
             ``out``, or the new tensor.
 
         Raises:
-            OpArgumentError: no name, or an ``out`` that does not fit; it was not touched.
+            OpArgumentError: the name is invalid, or ``out`` does not fit; it was not touched.
             TensorNotFoundError: there is no tensor of that name.
-            DamagedTensorError: the file is not what was saved; the content of ``out`` is of no use.
-            StorageError: reading failed; likewise.
+            DamagedTensorError: the file is not what was saved; the content of ``out`` is undefined.
+            StorageError: reading failed; the same.
         """
         self._files.path(name)
         return self._queue.run(name, partial(self._load, name, out, progress))
@@ -122,20 +121,20 @@ class TensorStore:
     ) -> Future[torch.Tensor]:
         """As :meth:`load`, in the background; ``out`` is whole when the future is done.
 
-        All errors but that of a wrong name are raised by the future.
+        All errors but that of an invalid name are raised by the future.
         """
         self._files.path(name)
         return self._queue.begin(name, partial(self._load, name, out, progress))
 
     def wait(self) -> None:
-        """Wait for all that goes on in the background.
+        """Wait for all work in the background.
 
         Raises:
-            AccelError: the first failure whose future nobody has asked; ``others`` has the rest.
+            AccelError: the first failure that no future has reported; ``others`` has the rest.
         """
         self._queue.wait()
 
-    # What is there -----------------------------------------------------------------------------
+    # Contents ---------------------------------------------------------------------------------
 
     def delete(self, name: str) -> None:
         """Remove a tensor.
@@ -176,7 +175,7 @@ class TensorStore:
     # Its end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Finish what goes on in the background; raises as :meth:`wait`. The store takes nothing more."""
+        """Finish the work in the background and refuse more; raises as :meth:`wait`."""
         self._queue.close()
         self._queue.wait()
 
@@ -187,7 +186,7 @@ class TensorStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._queue.close()
-        if kind is None:  # else that exception is the one to be seen
+        if kind is None:  # otherwise the block's exception is the one to report
             self._queue.wait()
 
     def __repr__(self) -> str:
@@ -198,7 +197,7 @@ class TensorStore:
     def _save(self, name: str, body: torch.Tensor, info: TensorInfo, progress: Progress | None) -> None:
         path = self._files.path(name)
         with self._files.replacement(name) as descriptor:
-            checksum = self._transfers.write(BodyFile(descriptor, path), body, progress)
+            checksum = self._transfers.transfer(descriptor, path, body, progress, "Saving")
             header = encoded_header(replace(info, checksum=checksum))
             with explained(f"Saving {path}", path):
                 while header:
@@ -212,7 +211,7 @@ class TensorStore:
             if out is not None:
                 check_out(name, out, info)
             host = out if out is not None and is_filled_in_place(out) else new_tensor(info)
-            checksum = self._transfers.read(BodyFile(descriptor, path), bytes_of(host), progress)
+            checksum = self._transfers.transfer(descriptor, path, bytes_of(host), progress, "Loading")
         finally:
             os.close(descriptor)
         if checksum != info.checksum:

@@ -5,7 +5,7 @@
     <name>.tensor                          a tensor; never changed, only replaced by a rename
     .<host>@<process>@<random>.partial     one that is being written, locked by its writer
 
-A reader that has opened a file keeps it as it was, whatever is renamed over it.
+A reader that has opened a file keeps its content, whatever is renamed over it.
 """
 
 from __future__ import annotations
@@ -24,33 +24,23 @@ from pathlib import Path
 
 from op_builder.cache.staging import this_host
 from op_builder.errors import OpArgumentError, StorageError, TensorNotFoundError
+from op_builder.ops.io.aio_operation import REMEDIES
 
 _SUFFIX = ".tensor"
 _PARTIAL = ".partial"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
-# Of another host, and where locks cannot be had, only age tells that a writer is gone.
-_SURELY_OVER_S = 24 * 3600.0
-
-_REMEDIES = {
-    errno.ENOSPC: "Free space on the device",
-    errno.EDQUOT: "Free space of the quota",
-    errno.EFBIG: "Raise the limit of file sizes (ulimit -f)",
-    errno.EACCES: "Let this user read and write the directory",
-    errno.EPERM: "Let this user read and write the directory",
-    errno.EROFS: "Choose a directory on a file system that can be written",
-    errno.EMFILE: "Raise the limit of open files (ulimit -n)",
-    errno.EIO: "Look at the system's log (dmesg): the device or its connection fails",
-}
+# On another host, or without locks, a writer counts as dead when its file is this old.
+_ABANDONED_S = 24 * 3600.0
 
 
 class StoreFiles:
-    """The files of one directory, which is made if it is missing.
+    """The files of one directory, which is created if it is missing.
 
     Args:
-        is_durable: whether what was published outlives a power cut.
+        is_durable: whether published files outlive a power cut.
 
     Raises:
-        StorageError: the directory cannot be made or read.
+        StorageError: the directory cannot be created or read.
     """
 
     def __init__(self, directory: Path, *, is_durable: bool) -> None:
@@ -60,18 +50,18 @@ class StoreFiles:
             missing = [path for path in (directory, *directory.parents) if not path.exists()]
             directory.mkdir(parents=True, exist_ok=True)
             for path in missing:
-                self._settle(path.parent)
+                self._sync(path.parent)
             self._sweep()
 
     def path(self, name: str) -> Path:
         """The file of a tensor.
 
         Raises:
-            OpArgumentError: it is no name of a tensor.
+            OpArgumentError: it is not a valid name of a tensor.
         """
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise OpArgumentError(
-                f"{name!r} is no name of a tensor.",
+                f"{name!r} is not a valid name of a tensor.",
                 "Use 1 to 200 letters, digits and the signs _ - . (not first: - .); they become the file's name.",
             )
         return self.directory / f"{name}{_SUFFIX}"
@@ -106,7 +96,7 @@ class StoreFiles:
         with explained(f"Deleting {path}", path):
             with self._missing_explained(name):
                 path.unlink()
-            self._settle(self.directory)
+            self._sync(self.directory)
 
     @contextmanager
     def replacement(self, name: str) -> Iterator[int]:
@@ -121,22 +111,22 @@ class StoreFiles:
                     os.fsync(descriptor)
                 os.replace(partial, path)
             with explained(f"Making sure that the new {path} outlives a power cut", path):
-                self._settle(self.directory)
+                self._sync(self.directory)
         except BaseException:
             with contextlib.suppress(OSError):
                 partial.unlink()
             raise
         finally:
-            os.close(descriptor)  # and with it goes the lock
+            os.close(descriptor)  # and release the lock
 
     def _new_partial(self) -> tuple[Path, int]:
         while True:
             partial = self.directory / f".{this_host()}@{os.getpid()}@{secrets.token_hex(8)}{_PARTIAL}"
             descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
-                with contextlib.suppress(OSError):  # a file system without locks: age tells
+                with contextlib.suppress(OSError):  # a file system without locks
                     fcntl.flock(descriptor, fcntl.LOCK_EX)
-                if os.path.exists(partial):  # it may have been swept before it was locked
+                if os.path.exists(partial):  # another process may have removed it before it was locked
                     return partial, descriptor
             except BaseException:
                 os.close(descriptor)
@@ -144,21 +134,21 @@ class StoreFiles:
             os.close(descriptor)
 
     def _sweep(self) -> None:
-        """Remove what writers that were killed have left."""
+        """Remove the files of writers that were killed."""
         for file in os.listdir(self.directory):
             if file.startswith(".") and file.endswith(_PARTIAL):
-                with contextlib.suppress(OSError):  # another process sweeps too, or may not be let
+                with contextlib.suppress(OSError):  # another process removed it, or the user may not
                     _remove_if_abandoned(self.directory / file)
 
-    def _settle(self, directory: Path) -> None:
-        """Have a directory's entries outlive a power cut."""
+    def _sync(self, directory: Path) -> None:
+        """Make a directory's entries outlive a power cut."""
         if not self._is_durable:
             return
         descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # some network file systems cannot, and need not
+            if error.errno != errno.EINVAL:  # some network file systems do not support it, and do not need it
                 raise
         finally:
             os.close(descriptor)
@@ -171,21 +161,20 @@ class StoreFiles:
             near = difflib.get_close_matches(name, self.names(), n=3)
             raise TensorNotFoundError(
                 f"{self.directory} has no tensor {name!r}.",
-                f"Did you mean {' or '.join(near)}?" if near else "names() tells which there are.",
+                f"Did you mean {' or '.join(near)}?" if near else "names() lists its tensors.",
             ) from None
 
 
 @contextmanager
 def explained(doing: str, path: Path) -> Iterator[None]:
-    """Let errors of the system, and of the op below, name the file of the store."""
+    """Make errors of the system and of ``async_io`` name the store's file."""
     try:
         yield
     except OSError as error:
         number = error.errno or errno.EIO
         what = error.message if isinstance(error, StorageError) else f"{os.strerror(number)}."
-        kept = "The store keeps the value from before." if doing.startswith("Saving") else ""
-        known = _REMEDIES.get(number)
-        remedy = " ".join(part for part in (known and f"{known}.", kept) if part)
+        kept = "The store keeps the old value." if doing.startswith("Saving") else ""
+        remedy = " ".join(part for part in (REMEDIES.get(number), kept) if part)
         raise StorageError(
             f"{doing} failed: {what}",
             remedy,
@@ -200,17 +189,16 @@ def _remove_if_abandoned(partial: Path) -> None:
     host = partial.name[1:].partition("@")[0]
     descriptor = os.open(partial, os.O_RDWR | os.O_CLOEXEC)
     try:
-        is_old = time.time() - os.fstat(descriptor).st_mtime > _SURELY_OVER_S
-        is_abandoned = is_old
+        is_abandoned = time.time() - os.fstat(descriptor).st_mtime > _ABANDONED_S
         if host == this_host():
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 is_abandoned = True
             except BlockingIOError:
                 is_abandoned = False
-            except OSError:  # no locks here
+            except OSError:  # a file system without locks
                 pass
         if is_abandoned:
-            partial.unlink()  # still locked, so that a writer that is about to lock it sees that it is gone
+            partial.unlink()  # still locked: a writer that is about to lock it then sees that it is removed
     finally:
         os.close(descriptor)

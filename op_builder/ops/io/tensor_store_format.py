@@ -5,8 +5,7 @@
     byte 0      "accel-ops tensor 1\\n", a line of JSON, a line with that line's checksum; zeros up to
     byte 4096   the tensor's bytes, in the order of its elements, to the end of the file
 
-The body begins at a page, so that it can go past the page cache. The first lines can be read by
-``head -n 3``.
+The body begins at a page, so that it can bypass the page cache. ``head -n 3`` shows the first lines.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _MAGIC = b"accel-ops tensor 1\n"
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype) and not str(dtype).startswith("torch.q")  # quantized: bytes alone are not all
+    if isinstance(dtype, torch.dtype) and not str(dtype).startswith("torch.q")  # quantized: the bytes are not all of it
 }
 """The types that can be stored, by their names."""
 
@@ -64,14 +63,14 @@ def decoded_header(header: bytes, file_bytes: int) -> TensorInfo:
     """The tensor that the first bytes of a file describe.
 
     Args:
-        header: at least the first ``HEADER_BYTES``, or all there is.
+        header: the first ``HEADER_BYTES``, fewer of a shorter file.
         file_bytes: the file's length.
 
     Raises:
-        ValueError: it is no intact file of a tensor; the message says why.
+        ValueError: it is not an intact file of a tensor; the message says why.
     """
     if len(header) < HEADER_BYTES or not header.startswith(_MAGIC):
-        raise ValueError("it is no file of a TensorStore, or of another version")
+        raise ValueError("it is not a file of a TensorStore, or of another version")
     line, _, rest = header[len(_MAGIC) :].partition(b"\n")
     checksum = rest.partition(b"\n")[0]
     if xxhash.xxh3_64_hexdigest(line).encode() != checksum:
@@ -79,7 +78,7 @@ def decoded_header(header: bytes, file_bytes: int) -> TensorInfo:
     facts = json.loads(line)
     dtype = DTYPES.get(facts["dtype"])
     if dtype is None:
-        raise ValueError(f"its type {facts['dtype']} is unknown to torch {torch.__version__}")
+        raise ValueError(f"torch {torch.__version__} does not know its type {facts['dtype']}")
     if facts["byteorder"] != sys.byteorder:
         raise ValueError(f"it was written by a {facts['byteorder']}-endian machine, this one is {sys.byteorder}-endian")
     info = TensorInfo(dtype, tuple(facts["shape"]), facts["size_bytes"], facts["xxh3_64"])

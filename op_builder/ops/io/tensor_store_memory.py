@@ -16,15 +16,15 @@ _MAPPED_FROM_BYTES = 1 << 20
 
 
 def body_to_write(tensor: torch.Tensor) -> tuple[torch.Tensor, TensorInfo]:
-    """A tensor's bytes as a uint8 vector in host memory, and what they are; the checksum is not known yet.
+    """A tensor's bytes as a uint8 vector in host memory, and its description, still without a checksum.
 
-    The tensor's own memory where it is contiguous there, else a copy.
+    The vector is a copy unless the tensor is contiguous in host memory.
 
     Raises:
-        OpArgumentError: it has no bytes that could be stored.
+        OpArgumentError: its bytes cannot be stored, or are not all of it.
     """
     if not isinstance(tensor, torch.Tensor):
-        raise OpArgumentError(f"A {type(tensor).__name__} is no tensor.", "Pass a torch.Tensor.")
+        raise OpArgumentError(f"A {type(tensor).__name__} is not a tensor.", "Pass a torch.Tensor.")
     if tensor.layout != torch.strided or tensor.is_nested:
         raise OpArgumentError(
             f"A tensor of layout {tensor.layout} cannot be stored.",
@@ -42,17 +42,17 @@ def body_to_write(tensor: torch.Tensor) -> tuple[torch.Tensor, TensorInfo]:
 
 
 def check_out(name: str, out: torch.Tensor, info: TensorInfo) -> None:
-    """Refuse an ``out`` that the stored tensor does not fit.
+    """Refuse an ``out`` that does not fit the stored tensor.
 
     Raises:
-        OpArgumentError: type or shape differ, or it has no memory of its own to be filled.
+        OpArgumentError: type or shape differ, or its elements do not have memory each.
     """
     if not isinstance(out, torch.Tensor):
         raise OpArgumentError(f"out is a {type(out).__name__}, not a tensor.", "Pass a tensor, or none.")
     if out.dtype != info.dtype or tuple(out.shape) != info.shape:
         raise OpArgumentError(
             f"Tensor {name!r} is {info.dtype} of shape {info.shape}; out is {out.dtype} of shape {tuple(out.shape)}.",
-            "Pass an out of its type and shape, or none; info() tells them.",
+            "Pass an out of its type and shape (see info()), or none.",
         )
     if out.layout != torch.strided or out.is_nested or out.device.type == "meta" or is_overlapping(out):
         raise OpArgumentError("out is not a dense tensor with memory for each element.", "Pass torch.empty(...).")
@@ -61,10 +61,10 @@ def check_out(name: str, out: torch.Tensor, info: TensorInfo) -> None:
 
 
 def is_overlapping(tensor: torch.Tensor) -> bool:
-    """Whether elements may share memory: a dimension does not step over all that those of smaller strides reach."""
+    """Whether elements may share memory: some stride is within the reach of the dimensions of smaller strides."""
     if tensor.numel() == 0:
         return False
-    end = 0  # where the last element of the smaller strides is, counted from the first
+    end = 0  # offset of the last element along the smaller strides
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride <= end:
             return True
@@ -78,13 +78,13 @@ def is_filled_in_place(out: torch.Tensor) -> bool:
 
 
 def new_tensor(info: TensorInfo) -> torch.Tensor:
-    """Memory for a stored tensor."""
+    """An uninitialised tensor for a stored one."""
     if info.size_bytes < _MAPPED_FROM_BYTES:
         return torch.empty(info.shape, dtype=info.dtype)
-    # Begins at a page, so that nothing is copied on the way from the device; torch's own memory does not.
+    # Page-aligned, which torch's allocator is not: so the device's data needs no copy.
     mapping = mmap.mmap(-1, info.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # a kernel without huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(mapping, dtype=info.dtype, count=prod(info.shape)).view(info.shape)
 

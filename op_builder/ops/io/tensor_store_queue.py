@@ -1,14 +1,13 @@
-"""Work in the background, in the order in which it was asked for where it concerns one name."""
+"""Work in the background; work on one name is done in the order in which it was requested."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 from op_builder.errors import OpArgumentError
@@ -16,121 +15,117 @@ from op_builder.errors import OpArgumentError
 T = TypeVar("T")
 
 
-class _Here(threading.local):
-    """Of each thread, whether it is doing a queue's work."""
-
-    is_at_work = False
-
-    def refuse_to_wait(self) -> None:
-        """Raise where waiting for the queue would be waiting for oneself."""
-        if self.is_at_work:
-            raise OpArgumentError(
-                "A progress callback must not wait for its store: it would wait for itself.",
-                "Begin with save_async() or load_async() there, and wait for the future elsewhere.",
-            )
-
-
 class _Task(Future[T]):
-    """A place in the line for a name, as a future that knows whether somebody was told how it ended.
+    """One piece of work, as a future that knows whether its failure was reported. It cannot be cancelled.
 
     Attributes:
-        work: what a worker does when its turn comes; None for a thread that waits for ``turn`` and works itself.
-        is_taken: a worker has it, or it was cancelled before one had.
+        work: done by a worker when the task's turn comes; None for a thread that waits for ``turn`` and works itself.
         has_callbacks: somebody wants to be called when it is done.
-        keeps_place: it is done, and its worker still counts as one.
+        keeps_place: its worker continues with another task, instead of running callbacks.
     """
 
-    was_told = False
-    is_taken = False
+    is_reported = False
     has_callbacks = False
     keeps_place = False
 
-    def __init__(self, here: _Here, work: Callable[[], T] | None = None) -> None:
+    def __init__(self, queue: StoreQueue, name: str, work: Callable[[], T] | None = None) -> None:
         super().__init__()
-        self._here = here
+        self._queue = queue
+        self.name = name
         self.work = work
+        self.is_background = work is not None
         self.turn = threading.Event()
+        self.set_running_or_notify_cancel()
+        super().add_done_callback(queue._leave)  # before all callbacks of others
 
     def result(self, timeout: float | None = None) -> T:
         self._check_wait(timeout)
         try:
             return super().result(timeout)
         finally:
-            self.was_told = self.was_told or self.done()
+            self.is_reported = self.is_reported or self.done()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         self._check_wait(timeout)
         error = super().exception(timeout)
-        self.was_told = True
+        self.is_reported = True
         return error
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
         self.has_callbacks = True
         super().add_done_callback(fn)
 
-    def call_first(self, leave: Callable[[Future[T]], object]) -> None:
-        """Have the queue's own callback run, before all callbacks of others."""
-        super().add_done_callback(leave)
+    def failure(self) -> BaseException | None:
+        """The exception of a task that is done, where it was not reported."""
+        return None if self.is_reported else super().exception()
 
     def _check_wait(self, timeout: float | None) -> None:
         if timeout is None and not self.done():
-            self._here.refuse_to_wait()
+            self._queue.check_wait()
 
 
 class StoreQueue:
-    """Threads that work off what is begun; they are there while there is something to do.
+    """Threads that work in the background; they end when there is nothing to do.
 
-    A task gets a thread when it is the first in line for its name, so none waits for another. A thread does one
-    task after another. Callbacks of a future run in the thread that did the work, which no longer counts as one
-    of ``threads`` then, and another takes its place: they may use the store and wait.
+    A task gets a thread when it is the first in line for its name, so no thread waits for another. Callbacks of a
+    future run in the thread that did the work. That thread no longer counts as one of ``threads`` then and another
+    takes its place, so callbacks may use the store and wait for it.
 
     Args:
-        threads: most that are at work at a time.
+        threads: most threads that work at a time.
     """
 
     _lines: dict[str, deque[_Task[Any]]]
-    _ready: deque[_Task[Any]]
+    _ready: deque[_Task[Any]]  # the first in their lines
     _failed: list[_Task[Any]]
+    _workers: int  # threads that work or are about to
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._is_closed = False
-        self._start()
+        self._reset()
 
     def begin(self, name: str, work: Callable[[], T]) -> Future[T]:
-        """Have ``work`` done in the background, after all else that concerns ``name``."""
-        self._own()
-        task = _Task(self._here, work)
-        task.call_first(partial(self._leave, name))
+        """Have ``work`` done in the background, after all earlier work on ``name``."""
+        self._check_fork()
+        task = _Task(self, name, work)
+        self._enter(task)
         try:
-            self._enter(name, task)
             self._hire()
-        except BaseException:  # the store is closed, there is no thread, or Ctrl-C
-            task.cancel()
+        except BaseException as error:  # no thread can be started, or Ctrl-C
+            with self._lock:
+                task.is_background = task not in self._ready
+                if not task.is_background:
+                    self._ready.remove(task)
+            if not task.is_background:
+                task.is_reported = True
+                task.set_exception(error)
             raise
         return task
 
     def run(self, name: str, work: Callable[[], T]) -> T:
-        """Do ``work`` in this thread, after all that was begun for ``name``."""
-        self._own()
-        self._here.refuse_to_wait()
-        task: _Task[None] = _Task(self._here)
-        task.call_first(partial(self._leave, name))
+        """Do ``work`` in this thread, after all earlier work on ``name``."""
+        self._check_fork()
+        self.check_wait()
+        task: _Task[None] = _Task(self, name)
         try:
-            self._enter(name, task)
+            self._enter(task)
             task.turn.wait()
-            with self._at_work():
+            with self._working():
                 return work()
         finally:
             task.set_result(None)
 
     def wait(self) -> None:
-        """Wait for all that was begun; raise the first failure nobody was told of, the rest as its ``others``."""
+        """Wait for all work; raise the first failure that was not reported, with the rest as its ``others``."""
         unfinished = self._wait()
         with self._lock:
-            # A future is done before its callbacks run: what failed just now need not be among the failed yet.
-            failed = dict.fromkeys([*self._failed, *filter(_has_failed, unfinished)])
-            errors = [error for task in failed if not task.was_told and (error := task.exception()) is not None]
+            # A future is done before its callbacks run, so what failed just now may not be among the failed yet.
+            errors = []
+            for task in dict.fromkeys([*self._failed, *unfinished]):
+                if (error := task.failure()) is not None:
+                    task.is_reported = True
+                    errors.append(error)
             self._failed = []
         if errors:
             first: Any = errors[0]
@@ -138,86 +133,102 @@ class StoreQueue:
             raise first
 
     def close(self) -> None:
-        """Take nothing more, and return when all is done."""
-        self._here.refuse_to_wait()
+        """Refuse further work, and return when all is done."""
+        self.check_wait()
         self._is_closed = True
         self._wait()
 
-    def _start(self) -> None:
+    def check_wait(self) -> None:
+        """Refuse to wait in a thread that does the queue's work, as that would be waiting for itself.
+
+        Raises:
+            OpArgumentError: this thread does.
+        """
+        if getattr(self._here, "is_working", False):
+            raise OpArgumentError(
+                "A progress callback must not wait for its store: it would wait for itself.",
+                "Call save_async() or load_async() there, and wait for the future elsewhere.",
+            )
+
+    def _reset(self) -> None:
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        self._here = _Here()
+        self._here = threading.local()
         self._lines = {}
-        self._ready = deque()  # the first in their lines
+        self._ready = deque()
         self._failed = []
-        self._workers = 0  # threads that are at work or about to be
+        self._workers = 0
 
-    def _own(self) -> None:
-        if self._owner != os.getpid():  # a fork has none of the threads, nor what they were doing
-            self._start()
+    def _check_fork(self) -> None:
+        if self._owner != os.getpid():  # a fork has none of the threads, nor their work
+            self._reset()
 
     def _wait(self) -> list[_Task[Any]]:
-        self._own()
-        self._here.refuse_to_wait()
+        self._check_fork()
+        self.check_wait()
         with self._lock:
             unfinished = [task for line in self._lines.values() for task in line]
         wait(unfinished)
         return unfinished
 
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[None]:
+        self._here.is_working = True
+        try:
+            yield
+        finally:
+            self._here.is_working = False
+
     # Lines --------------------------------------------------------------------------------------
 
-    def _enter(self, name: str, task: _Task[Any]) -> None:
+    def _enter(self, task: _Task[Any]) -> None:
         with self._lock:
             if self._is_closed:
                 raise OpArgumentError("The store is closed.", "Make a new TensorStore of the directory.")
-            line = self._lines.setdefault(name, deque())
+            line = self._lines.setdefault(task.name, deque())
             line.append(task)
             if line[0] is task:
-                self._call(task)
+                self._give_turn(task)
 
-    def _call(self, task: _Task[Any]) -> None:
-        """Its turn has come. With the lock."""
+    def _give_turn(self, task: _Task[Any]) -> None:
+        """The caller holds the lock."""
         if task.work is None:
             task.turn.set()
         else:
             self._ready.append(task)
 
-    def _leave(self, name: str, task: Any) -> None:
-        """A task is done or was cancelled."""
-        is_worker = False
+    def _advance(self, task: _Task[Any]) -> None:
+        """Take a task out of its line. The caller holds the lock."""
+        line = self._lines.get(task.name, deque())
+        if task in line:
+            is_first = line[0] is task
+            line.remove(task)
+            if not line:
+                del self._lines[task.name]
+            elif is_first:
+                self._give_turn(line[0])
+
+    def _leave(self, task: Any) -> None:
+        """Update the lines after a task is done."""
         with self._lock:
-            if task.cancelled():
-                task.work = None  # it may hold tensors, and a future lives for long
-                if not task.is_taken:
-                    task.is_taken = True
-                    task.set_running_or_notify_cancel()  # or who waits for it would do so for ever
-            elif task.is_taken:
-                is_worker = True
+            self._advance(task)
+            if task.failure() is not None:
+                self._failed = [*(earlier for earlier in self._failed if not earlier.is_reported), task]
+            if task.is_background:
                 task.keeps_place = not task.has_callbacks
-                if task.has_callbacks:  # they may wait for what others do
-                    self._workers -= 1
-            line = self._lines.get(name, deque())
-            if task in line:
-                is_first = line[0] is task
-                line.remove(task)
-                if not line:
-                    del self._lines[name]
-                elif is_first:
-                    self._call(line[0])
-            if _has_failed(task) and not task.was_told:
-                self._failed = [*(earlier for earlier in self._failed if not earlier.was_told), task]
+                self._workers -= task.has_callbacks  # they may wait for other work
         if task.keeps_place:
-            return  # it takes what has become ready itself: a thread for each task would cost more than a small one
+            return  # its worker takes the next: starting a thread takes longer than a small task
         try:
             self._hire()
-        except RuntimeError:  # there is no thread; a worker goes on by itself
-            if not is_worker:
+        except RuntimeError:
+            if not task.is_background:
                 self._work(has_place=False)
 
     # Workers ------------------------------------------------------------------------------------
 
     def _hire(self) -> None:
-        """Start a thread if there is something to do for one more.
+        """Start a thread if there is work for one more.
 
         Raises:
             RuntimeError: the system has none, or Python ends.
@@ -235,41 +246,21 @@ class StoreQueue:
 
     def _work(self, has_place: bool = True) -> None:
         while (task := self._take(has_place)) is not None:
-            self._do(task)
+            work, task.work = task.work, None  # it may hold a tensor, and the caller may keep the future
+            try:
+                with self._working():
+                    result = work()
+            except BaseException as error:
+                task.set_exception(error)
+            else:
+                task.set_result(result)
             has_place = task.keeps_place
 
-    def _do(self, task: Any) -> None:
-        work, task.work = task.work, None  # as where it is cancelled
-        try:
-            with self._at_work():
-                result = work()
-        except BaseException as error:
-            task.set_exception(error)
-        else:
-            task.set_result(result)
-
     def _take(self, has_place: bool) -> Any:
-        """The next task, with a place among the workers; None where there is none of either."""
+        """The next task, with a place among the workers; None where there is none."""
         with self._lock:
-            if has_place:
-                self._workers -= 1
-            while self._ready and self._workers < self._threads:
-                task = self._ready.popleft()
-                if not task.is_taken:
-                    task.is_taken = True
-                    if task.set_running_or_notify_cancel():
-                        self._workers += 1
-                        return task
-            return None
-
-    @contextmanager
-    def _at_work(self) -> Iterator[None]:
-        self._here.is_at_work = True
-        try:
-            yield
-        finally:
-            self._here.is_at_work = False
-
-
-def _has_failed(task: _Task[Any]) -> bool:
-    return not task.cancelled() and Future.exception(task) is not None  # without being told
+            self._workers -= has_place
+            if not self._ready or self._workers >= self._threads:
+                return None
+            self._workers += 1
+            return self._ready.popleft()

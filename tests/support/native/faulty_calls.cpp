@@ -1,7 +1,6 @@
-// To be preloaded: system calls fail as the environment says, in the midst of an unchanged process.
+// To be preloaded: system calls fail as the environment says.
 //
-// FAULTY_PERIOD=n     every n-th call of those below fails in turn with EINTR, EAGAIN, or does a part (pread, pwrite);
-//                     of fallocate with EINTR
+// FAULTY_PERIOD=n     every n-th call fails, in turn with EINTR, EAGAIN, or by doing a part; fallocate only with EINTR
 // FAULTY_QUEUES=n     of io_uring and libaio only the first n queues are granted
 // FAULTY_REFUSED=...  of io_uring, libaio, mlock, fallocate, direct (pread and pwrite past the page cache): refused with
 //                     EPERM, ENOSYS, ENOMEM, EINTR, EINVAL

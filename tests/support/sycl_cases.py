@@ -13,7 +13,7 @@ needs_sycl = pytest.mark.skipif(find_runtime() is None, reason="needs the SYCL r
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
-    """Call ``work(i)`` for all i below ``count``, all at once; raises what the first of them raised."""
+    """Call ``work(i)`` for all i below ``count`` concurrently; raise the first exception."""
     failures: list[BaseException] = []
     together = threading.Barrier(count)
 

@@ -1,8 +1,9 @@
-"""A writer that is killed: run as a program, by test_tensor_store_crashes.py.
+"""A writer of a TensorStore that is killed; run as a program by test_tensor_store_killed.py.
 
 killed_writer.py steps DIR     in one child after the other, save over an old value and die by SIGKILL at the first,
-                               second, ... thing that the store asks of the system; tells what each has left
-killed_writer.py loop DIR      save 1, 2, 3, ... for ever, and tell of each when it is saved
+                               second, ... call to the system; print what each has left
+killed_writer.py kills DIR     kill children that save 1, 2, 3, ...; print what each has left
+killed_writer.py loop DIR      save 1, 2, 3, ... forever, and print each number once it is saved
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from op_builder.ops.io import tensor_store_transfer
 from op_builder.ops.io.aio_handle import Handle
 
 SIZE = 100_000
-KILLS = 50
 PIECE_BYTES = 150_000  # three pieces
-# What saving asks of the system, in Python's hands. Each is a point to die at, before it and (by the next) after it.
+# What saving calls: a point to die at, before each call and (by the next) after it.
 CALLS = (
     (os, "open"),
     (fcntl, "flock"),
@@ -64,8 +64,8 @@ def die_at(point: int) -> None:
 def steps(directory: Path) -> None:
     """Print for each point: the value found, files before the store is opened again, files after."""
     TensorStore(directory).save("x", value(0))  # and the op is loaded
-    point = 0
     survived = False
+    point = 0
     while not survived:
         TensorStore(directory).save("x", value(0))
         child = os.fork()
@@ -75,44 +75,43 @@ def steps(directory: Path) -> None:
             die_at(point)
             store.save("x", value(1))
             os._exit(0)
-        _, status = os.waitpid(child, 0)
-        survived = status == 0
-        files = len(os.listdir(directory))
-        found = TensorStore(directory).load("x").unique().tolist()
-        print(point, "survived" if survived else os.WTERMSIG(status), found, files, swept(directory))
+        survived = os.waitpid(child, 0)[1] == 0
         point += 1
+        files = len(os.listdir(directory))
+        (found,) = TensorStore(directory).load("x").unique().tolist()
+        print(int(found), files, files_after_opening(directory))
 
 
-def swept(directory: Path) -> int:
-    """How many files there are once a store was opened."""
-    # The kernel ends a ring, and what it had open, a moment after its process.
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        TensorStore(directory)
-        if not any(file.endswith(".partial") for file in os.listdir(directory)):
-            break
-        time.sleep(0.01)
-    return len(os.listdir(directory))
-
-
-def times(directory: Path) -> None:
-    """Print for each: the last number told, the values found, files after the store is opened again."""
+def kills(directory: Path) -> None:
+    """Print for each of 50 children: the last number that it printed, the value found, files after opening."""
     chance = random.Random(0)
-    for _ in range(KILLS):
-        told, tell = os.pipe()
+    for _ in range(50):
+        read_end, write_end = os.pipe()
         child = os.fork()
         if child == 0:
-            os.dup2(tell, 1)
+            os.dup2(write_end, 1)
             loop(directory)
-        os.close(tell)
-        os.read(told, 2)  # "1\n": from now on there is an old value
-        time.sleep(chance.uniform(0, 0.15))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        with open(told) as file:
-            last = int(("1 " + file.read()).split()[-1])
-        found = TensorStore(directory).load("x").unique().tolist()
-        print(last, found, swept(directory))
+        os.close(write_end)
+        with open(read_end) as file:
+            for _ in range(chance.randrange(1, 20)):
+                last = file.readline()
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            last = [last, *file.read().splitlines()][-1]
+        (found,) = TensorStore(directory).load("x").unique().tolist()
+        print(int(last), int(found), files_after_opening(directory))
+
+
+def files_after_opening(directory: Path) -> int:
+    """How many files there are once a store was opened."""
+    # The kernel closes a killed process's io_uring, and its files, a moment after the process.
+    deadline = time.monotonic() + 60
+    while True:
+        TensorStore(directory)
+        files = os.listdir(directory)
+        if not any(file.endswith(".partial") for file in files) or time.monotonic() > deadline:
+            return len(files)
+        time.sleep(0.01)
 
 
 def loop(directory: Path) -> None:
@@ -127,4 +126,4 @@ def loop(directory: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)  # forks
     tensor_store_transfer._PIECE_BYTES = PIECE_BYTES
-    {"steps": steps, "times": times, "loop": loop}[sys.argv[1]](Path(sys.argv[2]))
+    {"steps": steps, "kills": kills, "loop": loop}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""What a store holds after its writer was killed, interrupted or ran out of space; several processes on one."""
+"""What a store holds after its writer was interrupted or ran out of space; several processes on one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,49 +17,8 @@ import torch
 from op_builder.errors import StorageError
 from op_builder.ops import TensorStore
 
-WRITER = Path(__file__).with_name("killed_writer.py")
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _built(async_io: object) -> None:
-    """The op is in the cache before a child's time counts."""
-
-
-def started(*arguments: object) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, WRITER, *map(str, arguments)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-
-
-def test_a_writer_killed_at_any_step_leaves_the_old_value_or_the_new(tmp_path: Path) -> None:
-    writer = started("steps", tmp_path)
-    told, _ = writer.communicate(timeout=120)
-    assert writer.returncode == 0
-    points = [line.split(maxsplit=2) for line in told.splitlines()]
-    assert len(points) > 10
-    found = [rest.partition("]")[0] + "]" for _, _, rest in points]
-    assert set(found) == {"[0.0]", "[1.0]"}, "one value each, and both seen"
-    assert found == sorted(found), "once it is the new one, it stays so"
-    assert [how for _, how, _ in points] == ["9"] * (len(points) - 1) + ["survived"]
-    files = [tuple(map(int, rest.partition("]")[2].split())) for _, _, rest in points]
-    assert max(before for before, _ in files) == 3, "some have left a file"
-    assert {after for _, after in files} == {2}, "which the next store removes"
-
-
-def test_a_writer_killed_at_any_time_leaves_one_value_no_older_than_it_told(tmp_path: Path) -> None:
-    writer = started("times", tmp_path)
-    told, _ = writer.communicate(timeout=120)
-    assert writer.returncode == 0
-    lines = told.splitlines()
-    assert len(lines) >= 50
-    for line in lines:
-        last, found, files = line.split()
-        assert found in (f"[{last}.0]", f"[{int(last) + 1}.0]"), line
-        assert files == "1", "the tensor's own"
-    assert len({line.split()[0] for line in lines}) > 2, "they were killed at various times"
-
-
-def test_a_living_writer_s_file_is_not_swept(tmp_path: Path) -> None:
+def test_the_file_of_a_living_writer_is_not_removed(tmp_path: Path) -> None:
     store = TensorStore(tmp_path)
     value = torch.ones(100)
     files = []
@@ -81,47 +38,26 @@ def test_a_living_writer_s_file_is_not_swept(tmp_path: Path) -> None:
     assert torch.equal(store.load("x"), value)
 
 
-def test_processes_share_a_directory(tmp_path: Path) -> None:
-    writers = [started("loop", tmp_path) for _ in range(2)]
-    try:
-        for writer in writers:
-            assert writer.stdout is not None
-            writer.stdout.readline()
-        store = TensorStore(tmp_path)
-        for _ in range(50):
-            value = store.load("x")
-            assert (value == value[0]).all()
-    finally:
-        for writer in writers:
-            writer.kill()
-            writer.communicate()
-    # The kernel closes a killed process's io_uring, and with it the file that is locked, only after it is gone.
-    deadline = time.monotonic() + 30
-    while os.listdir(tmp_path) != ["x.tensor"] and time.monotonic() < deadline:
-        assert TensorStore(tmp_path).names() == ["x"]
-        time.sleep(0.05)
-    assert os.listdir(tmp_path) == ["x.tensor"]
-
-
 @pytest.mark.parametrize("in_background", [False, True])
 def test_ctrl_c_ends_a_save_and_the_old_value_stays(tmp_path: Path, in_background: bool) -> None:
     store = TensorStore(tmp_path)
     store.save("x", torch.zeros(4))
-    gate = threading.Event()
+    interrupted = threading.Event()
 
     def hold(_done: int, _total: int) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        gate.wait(0.2)
+        interrupted.wait(60)  # in the main thread, the exception ends it
 
-    def interrupted() -> None:
+    def save() -> None:
         if in_background:
             store.save_async("x", torch.ones(4), progress=hold).result()
         else:
             store.save("x", torch.ones(4), progress=hold)
 
     with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    # In the background it goes on: Ctrl-C interrupts who waits.
+        save()
+    interrupted.set()
+    # In the background it continues: Ctrl-C interrupts the thread that waits.
     assert store.load("x").sum() == (4 if in_background else 0)
     assert os.listdir(tmp_path) == ["x.tensor"]
 
@@ -148,7 +84,7 @@ def test_a_full_disk_leaves_the_old_value_and_no_file(small_disk: Path) -> None:
     old = torch.arange(1000.0)
     store.save("x", old)
     with pytest.raises(
-        StorageError, match=r"Saving .*x\.tensor failed(.|\n)*Free space(.|\n)*value from before"
+        StorageError, match=r"Saving .*x\.tensor failed(.|\n)*Free space(.|\n)*keeps the old value"
     ) as caught:
         store.save("x", torch.zeros(1 << 20))
     assert caught.value.errno == errno.ENOSPC
@@ -203,7 +139,7 @@ def test_an_error_of_the_system_before_the_rename_leaves_the_old_value(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, call, fail)
-        with pytest.raises(StorageError, match=r"Saving .*x\.tensor failed(.|\n)*dmesg(.|\n)*value from before"):
+        with pytest.raises(StorageError, match=r"Saving .*x\.tensor failed(.|\n)*dmesg(.|\n)*keeps the old value"):
             store.save("x", torch.zeros(3))
     assert store.load("x").sum() == 3
     assert os.listdir(tmp_path) == ["x.tensor"]
@@ -225,5 +161,5 @@ def test_an_error_after_the_rename_does_not_say_that_the_old_value_is_there(
     monkeypatch.setattr(os, "fsync", fail_second)
     with pytest.raises(StorageError, match="outlives a power cut failed") as caught:
         store.save("x", torch.zeros(3))
-    assert "from before" not in str(caught.value)
+    assert "old value" not in str(caught.value)
     assert store.load("x").sum() == 0

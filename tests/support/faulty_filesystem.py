@@ -1,9 +1,9 @@
 """A file system that fails as a file's name says: a FUSE mount over a directory. Run as a program it serves one mount.
 
-Names begin with what happens: ``short`` (each request does a part of what was asked), ``slow`` (a second a read),
-``lies`` (each read gives another last byte), ``EIO-4096`` and the like (that error for every request that
-reaches that byte), ``busy-600`` (EBUSY for the first 600 requests), ``cut-4096`` (the first read cuts the file there).
-All others are sound.
+Names begin with what happens: ``short`` (each request does a part), ``held`` (reads make a file ``holding`` in the
+backing directory, and wait for a file ``released`` there, up to a minute), ``lies`` (each read gives another last
+byte), ``EIO-4096`` and so on (that error for every request that contains that byte), ``busy-600`` (EBUSY for the first
+600 requests), ``cut-4096`` (the first read truncates the file there). All others are sound.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import mfusepy
 
 
 class FaultyDirectory(mfusepy.Operations):
-    """Passes every operation on to the backing directory, or fails it."""
+    """Passes every operation to the backing directory, or fails it."""
 
     use_ns = True
 
@@ -53,8 +53,13 @@ class FaultyDirectory(mfusepy.Operations):
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
         fault, at = self._fault(path)
         self._fail(path, size, offset)
-        if fault == "slow":
-            time.sleep(1)
+        if fault == "held":
+            deadline = time.monotonic() + 60
+            Path(f"{self._backing}/holding").touch()
+            while not os.path.exists(f"{self._backing}/released"):
+                if time.monotonic() > deadline:
+                    raise OSError(errno.EIO, fault)
+                time.sleep(0.01)
         if fault == "cut":
             os.truncate(self._backing + path, at)
         if fault == "short":
@@ -86,7 +91,7 @@ class FaultyDirectory(mfusepy.Operations):
 
 def main(backing: str, mountpoint: str) -> None:
     """Serve ``backing`` at ``mountpoint`` until it is unmounted."""
-    # Requests arrive as the process makes them, and answers as they are: no page cache in between.
+    # No page cache in between.
     mfusepy.FUSE(FaultyDirectory(backing), mountpoint, foreground=True, direct_io=True)
 
 

@@ -1,5 +1,5 @@
-// The engine of async_io without torch and Python: random stretches of one file, written and read back by several
-// callers at once, on every engine that the kernel grants. Arguments: the file. Prints a line for each engine.
+// The engine of async_io without torch and Python: random ranges of one file, written and read back by several callers
+// at once, on every engine that the kernel grants. Arguments: the file. Prints a line for each engine.
 
 #include <atomic>
 #include <cstdio>
@@ -49,11 +49,10 @@ std::vector<Piece> pieces_of(std::int64_t caller, std::mt19937& random) {
   return pieces;
 }
 
-std::vector<aio::Outcome> all_of(aio::Handle& handle) {
-  std::vector<aio::Outcome> finished;
-  while (handle.wait_all(50, finished) > 0) {
+std::vector<aio::Outcome> finish(aio::Handle& handle, const std::vector<std::int64_t>& ids) {
+  while (!handle.wait(ids, 50)) {
   }
-  return finished;
+  return handle.take(ids);
 }
 
 std::atomic<std::int64_t> last_id{0};
@@ -70,15 +69,14 @@ void call(aio::Handle& handle, const char* path, std::int64_t caller) {
       const int descriptor = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
       const aio::Request request{data, static_cast<std::int64_t>(piece.bytes.size()), piece.offset, is_write, is_write};
       running.push_back(++last_id);
-      expect(handle.submit(running.back(), descriptor, request, true, false) == 0, "submit");
+      expect(handle.submit(running.back(), descriptor, request, true) == 0, "submit");
     }
-    for (const std::int64_t id : running) {
-      std::vector<aio::Outcome> finished;
-      while (handle.wait_one(id, 50, finished) > 0) {
-      }
-      expect(finished.size() == 1 && finished[0].failure.kind == aio::FailureKind::none, "an operation");
-      handle.acknowledge(&id, 1);
+    const std::vector<aio::Outcome> finished = finish(handle, running);
+    expect(finished.size() == running.size(), "all operations");
+    for (const aio::Outcome& outcome : finished) {
+      expect(outcome.failure.kind == aio::FailureKind::none, "an operation");
     }
+    expect(handle.take(running).empty(), "each outcome once");
     for (std::size_t i = 0; i < pieces.size() && !is_write; ++i) {
       expect(targets[i] == pieces[i].bytes, "the bytes");
     }
@@ -101,10 +99,12 @@ void check(const char* path, const char* name, const aio::Settings& settings) {
   }
   std::vector<char> missing(100);
   const std::int64_t beyond = std::int64_t{1} << 40;
-  handle.submit(++last_id, open(path, O_RDONLY), {missing.data(), 100, beyond, false, false}, true, true);
-  const std::vector<aio::Outcome> finished = all_of(handle);
+  const std::int64_t last = ++last_id;
+  handle.submit(last, open(path, O_RDONLY), {missing.data(), 100, beyond, false, false}, true);
+  const std::vector<aio::Outcome> finished = finish(handle, {last});
   expect(finished.size() == 1 && finished[0].failure.kind == aio::FailureKind::end_of_file, "the file's end");
-  handle.submit(++last_id, open(path, O_WRONLY), {late.data(), 5'000'000, 3, true, false}, true, true);  // in flight at the end
+  // In flight when the handle is destroyed.
+  handle.submit(++last_id, open(path, O_WRONLY), {late.data(), 5'000'000, 3, true, false}, true);
   std::printf("%s: done\n", name);
 }
 

@@ -1,0 +1,174 @@
+"""The command that tunes async_io: what it measures, prints and writes, and that it leaves no file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from op_builder import env
+from op_builder.cpu import AsyncIOBuilder
+from op_builder.system import storage_engines
+from op_builder.tune_aio import __main__ as command
+
+QUICK = ["--quick", "--size", "2M", "--seconds", "0.001"]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A directory on a file system that consists of page cache."""
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("there is no /dev/shm")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        yield Path(directory)
+
+
+def test_the_settings_are_what_a_handle_takes(disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    output = tmp_path / "settings.json"
+    assert command.main([str(disk), *QUICK, "--output", str(output)]) == 0
+    printed = capsys.readouterr().out
+    settings = json.loads(output.read_text())
+    handle = AsyncIOBuilder().load().aio_handle(**settings)
+    assert handle.engine == settings.get("engine", AsyncIOBuilder().load().aio_handle().engine)
+    assert handle.get_block_size() == settings["block_size"]
+    assert handle.get_intra_op_parallelism() == settings["intra_op_parallelism"]
+    assert "for both" in printed
+    assert str(output) in printed
+    assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert os.listdir(disk) == []
+
+
+def test_json_has_all_measurements(disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "settings.json"
+    with env.scope(ACCEL_AIO_ENGINE="threads"):
+        assert command.main([str(disk), *QUICK, "--json", "--output", str(output)]) == 0
+        data = json.loads(capsys.readouterr().out)
+        assert command.main([str(disk), *QUICK, "--engine", "libaio"]) == 2
+        assert "ACCEL_AIO_ENGINE=threads forces" in capsys.readouterr().err
+    best, written = data["best"]["settings"], json.loads(output.read_text())
+    assert best == {"engine": "threads", **written}
+    assert data["size_bytes"] == 2 << 20
+    assert {entry["settings"]["engine"] for entry in data["measured"]} == {"threads"}
+    assert all(entry["read_bytes_per_s"] > 0 and entry["written_bytes_per_s"] > 0 for entry in data["measured"])
+    assert all(0 <= entry["direct_share"] <= 1 for entry in data["measured"])
+
+
+def test_the_speed_of_memory_is_not_called_that_of_a_device(
+    memory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And without matplotlib, the extra that has it is named."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.delitem(sys.modules, "op_builder.tune_aio.picture", raising=False)
+    output = tmp_path / "s.json"
+    assert command.main([str(memory), *QUICK, "--engine", "threads", "--output", str(output)]) == 0
+    printed = capsys.readouterr().out
+    assert "the figures are those of memory" in printed
+    assert "bypassed the page cache" not in printed
+    assert "pip install 'accel-ops[demo]'" in printed
+    assert output.exists()
+    assert not output.with_suffix(".png").exists()
+
+
+def test_an_engine_that_a_handle_takes_by_default_is_not_written(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = ["io_uring"]
+    monkeypatch.setattr(storage_engines, "refusal", lambda name: "forbidden" if name in refused else None)
+    output = tmp_path / "s.json"
+    assert command.main([str(disk), *QUICK, "--engine", "threads", "--output", str(output)]) == 0
+    assert json.loads(output.read_text())["engine"] == "threads"  # libaio would be the default
+    refused.append("libaio")
+    assert command.main([str(disk), *QUICK, "--output", str(output)]) == 0
+    assert "engine" not in json.loads(output.read_text())
+    assert "io_uring was not measured: forbidden." in capsys.readouterr().out
+    assert command.main([str(disk), *QUICK, "--engine", "io_uring"]) == 2
+
+
+# What goes wrong ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{tmp}/missing", *QUICK, "--output", "{tmp}/s.json"], "is missing.\n  Remedy: Name a directory"),
+        (["{tmp}/file", *QUICK, "--output", "{tmp}/s.json"], "is not a directory"),
+        (["{tmp}/disk", "--quick", "--size", "999999G", "--output", "{tmp}/s.json"], "pass a --size below"),
+        (["{tmp}/disk", *QUICK, "--output", "{tmp}/missing/s.json"], "--output"),
+        (["{tmp}/disk", *QUICK, "--engine", "floppy"], "Choose one of io_uring"),
+    ],
+    ids=["missing", "file", "space", "output", "engine"],
+)
+def test_what_cannot_be_measured_is_refused_before_the_work(
+    disk: Path, tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert command.main([argument.replace("{tmp}", str(tmp_path)) for argument in arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "s.json").exists()
+    assert os.listdir(disk) == []
+
+
+def test_a_directory_that_cannot_be_written_is_refused(
+    disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)  # root may write everywhere
+    assert command.main([str(disk), *QUICK, "--output", str(tmp_path / "s.json")]) == 2
+    assert "this user can write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options", [["--size", "12"], ["--size", "many"], ["--seconds", "0"], ["--seconds", "x"]], ids=" ".join
+)
+def test_bad_options_are_refused(disk: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command.main([str(disk), *options])
+    assert caught.value.code == 2
+    assert repr(options[1]) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
+def test_no_file_is_left_when_it_is_ended(disk: Path, tmp_path: Path, number: signal.Signals) -> None:
+    AsyncIOBuilder().load()  # so that it is in the cache
+    arguments = [str(disk), "--size", "4M", "--seconds", "600", "--engine", "threads"]
+    code = (
+        "import runpy\n"
+        "from op_builder.tune_aio import measure\n"
+        "of_class = measure.Bench.measure\n"
+        "measure.Bench.measure = lambda *arguments: (print('measuring', flush=True), of_class(*arguments))[1]\n"
+        "runpy.run_module('op_builder.tune_aio', run_name='__main__')\n"
+    )
+    tuner = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments, "--output", str(tmp_path / "s.json")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env.child_environment(PYTHONPATH=os.pathsep.join(sys.path)),
+    )
+    assert tuner.stdout is not None
+    assert tuner.stdout.readline() == "measuring\n"
+    tuner.send_signal(number)
+    _, error = tuner.communicate(timeout=60)
+    assert os.listdir(disk) == []
+    assert not (tmp_path / "s.json").exists()
+    if number == signal.SIGINT:
+        assert tuner.returncode == 130
+        assert "Interrupted" in error
+        assert "Traceback" not in error

@@ -1,0 +1,639 @@
+"""What goes wrong between a tensor and a file: reported completely, nothing lost, the handle usable afterwards.
+
+Faults come from a FUSE file system of our own, and from system calls that a preloaded library fails.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from op_builder import env
+from op_builder.errors import IncompatibleOpError, OpArgumentError, StorageError
+from op_builder.ops.io.aio_handle import Handle
+from op_builder.ops.io.async_io import AsyncIOModule
+from tests.support.files import ENGINES, random_bytes, raw, wait_until
+
+IMPORTED_FROM = Path(env.__file__).parents[1]  # the checkout, or where a wheel was installed
+SIZE = 1_000_003
+
+each_engine = pytest.mark.parametrize("engine", ENGINES)
+
+
+def make(async_io: AsyncIOModule, engine: str) -> Handle:
+    return async_io.aio_handle(64 << 10, 4, False, True, 2, engine=engine)
+
+
+def assert_usable(handle: Handle, directory: Path) -> None:
+    """No failure is left in the handle, and it works."""
+    assert handle.wait() == 0
+    data = random_bytes(300_001)
+    handle.async_pwrite(data, directory / "sound")
+    assert handle.wait() == 1
+    back = torch.zeros_like(data)
+    handle.sync_pread(back, directory / "sound")
+    assert torch.equal(back, data)
+
+
+@each_engine
+def test_short_reads_and_writes_are_continued(async_io: AsyncIOModule, faulty: Path, engine: str) -> None:
+    handle = make(async_io, engine)
+    data = random_bytes(SIZE)
+    # The kernel itself makes EIO of a short asynchronous write to FUSE.
+    (handle if engine == "threads" else make(async_io, "threads")).sync_pwrite(data, faulty / "short", 5)
+    assert (faulty.parent / "backing" / "short").read_bytes()[5:] == raw(data)
+    back = torch.zeros_like(data)
+    handle.sync_pread(back, faulty / "short", 5)
+    assert torch.equal(back, data)
+    assert handle.counters().retries > 10
+
+
+@each_engine
+@pytest.mark.parametrize(("number", "is_background"), [(errno.EIO, True), (errno.ENOSPC, False), (errno.EFBIG, True)])
+def test_an_error_names_file_offset_bytes_and_errno(
+    async_io: AsyncIOModule, faulty: Path, engine: str, number: int, is_background: bool
+) -> None:
+    handle = make(async_io, engine)
+    name = errno.errorcode[number]
+    path = faulty / f"{name}-500000"
+    (faulty.parent / "backing" / path.name).write_bytes(bytes(SIZE))
+    for doing, call in (("Writing", handle.pwrite), ("Reading", handle.pread)):
+        if is_background:
+            assert call(random_bytes(SIZE), path, False, True) == 0
+        with pytest.raises(StorageError) as caught:
+            handle.wait() if is_background else call(random_bytes(SIZE), path, False, False)
+        error = caught.value
+        assert (error.errno, error.filename) == (number, path)
+        assert 0 <= error.bytes_done < SIZE
+        # The command that failed has that byte in it and is at most a block.
+        assert 500_000 - (64 << 10) < error.offset <= 500_000
+        for part in (doing, str(path), f"at byte {error.offset} ", f"after {error.bytes_done} bytes", f"({name})"):
+            assert part in str(error)
+        assert isinstance(error, OSError)
+    assert_usable(handle, faulty)
+
+
+@each_engine
+@pytest.mark.parametrize("overlap", [False, True], ids=["by rounds", "overlapped"])
+def test_a_command_that_is_retried_delays_no_other(
+    async_io: AsyncIOModule, faulty: Path, engine: str, overlap: bool
+) -> None:
+    handle = async_io.aio_handle(4096, 4, False, overlap, 1, engine=engine)
+    (faulty.parent / "backing" / "busy-600").write_bytes(bytes(1000))
+    (faulty.parent / "sound").write_bytes(bytes(90 * 4096))
+    busy = torch.ones(1000, dtype=torch.uint8)
+    handle.async_pread(busy, faulty / "busy-600")
+    wait_until(lambda: handle.counters().retries >= 300)  # from here on they are 3 ms and more apart
+    # A request that is delayed gets only as many blocks done for each retry as there are free slots: three.
+    while True:  # on a busy machine, one of several tries
+        before = handle.counters().retries
+        data = torch.ones(90 * 4096, dtype=torch.uint8)
+        handle.sync_pread(data, faulty.parent / "sound")
+        assert not data.any()
+        retries = handle.counters().retries
+        assert retries < 600, "no read of 90 blocks took fewer than 20 retries"
+        if retries - before < 20:
+            break
+    assert handle.wait() == 1
+    assert not busy.any()
+    assert handle.counters().retries == 600
+
+
+@each_engine
+def test_a_command_is_retried_while_another_takes_long(async_io: AsyncIOModule, faulty: Path, engine: str) -> None:
+    handle = async_io.aio_handle(64 << 10, 4, False, True, 1, engine=engine)
+    size = 64 << 10  # whole pages, which no engine reads within the call that starts it
+    backing = faulty.parent / "backing"
+    for name in ("busy-600", "held"):
+        (backing / name).write_bytes(bytes(size))
+    busy, held = (handle.new_cpu_locked_tensor(size, torch.ones(1, dtype=torch.uint8)).fill_(1) for _ in range(2))
+    handle.async_pread(busy, faulty / "busy-600")
+    handle.async_pread(held, faulty / "held")
+    wait_until((backing / "holding").exists)
+    before = handle.counters().retries
+    wait_until(lambda: handle.counters().retries >= min(before + 50, 600))
+    (backing / "released").touch()
+    assert handle.wait() == 2
+    assert not busy.any()
+    assert not held.any()
+
+
+@pytest.mark.slow
+def test_what_is_always_refused_fails_after_a_thousand_attempts(async_io: AsyncIOModule, faulty: Path) -> None:
+    handle = make(async_io, "threads")
+    (faulty.parent / "backing" / "EAGAIN-500").write_bytes(bytes(1000))
+    with pytest.raises(StorageError, match="EAGAIN"):
+        handle.read(random_bytes(1000), faulty / "EAGAIN-500", False)
+    assert handle.counters().retries == 999
+    assert_usable(handle, faulty)
+
+
+@each_engine
+def test_a_file_truncated_during_a_read(async_io: AsyncIOModule, faulty: Path, engine: str) -> None:
+    handle = make(async_io, engine)
+    path = faulty / "cut-600000"
+    (faulty.parent / "backing" / path.name).write_bytes(bytes(SIZE))
+    with pytest.raises(StorageError, match="the file ends at byte") as caught:
+        handle.read(random_bytes(SIZE), path, False)
+    assert 600_000 <= caught.value.offset < SIZE
+    assert caught.value.bytes_done <= 600_000
+    assert_usable(handle, faulty)
+
+
+def test_a_file_that_is_too_short_is_an_error_before_anything_is_read(async_io: AsyncIOModule, tmp_path: Path) -> None:
+    handle = make(async_io, ENGINES[0])
+    (tmp_path / "file").write_bytes(bytes(1000))
+    buffer = torch.ones(1000, dtype=torch.uint8)
+    handle.async_pread(buffer, tmp_path / "file", 1)
+    with pytest.raises(StorageError, match="the file ends at byte 1000, and the request ends at byte 1001") as caught:
+        handle.wait()
+    assert (caught.value.errno, caught.value.offset, caught.value.bytes_done) == (errno.EIO, 1000, 0)
+    assert buffer.all()
+    assert_usable(handle, tmp_path)
+
+
+def test_a_file_removed_during_a_read_is_read_completely(async_io: AsyncIOModule, tmp_path: Path) -> None:
+    handle = make(async_io, ENGINES[0])
+    data = random_bytes(20_000_000)
+    (tmp_path / "file").write_bytes(raw(data))
+    back = torch.zeros_like(data)
+    handle.async_pread(back, tmp_path / "file")
+    (tmp_path / "file").unlink()
+    assert handle.wait() == 1
+    assert torch.equal(back, data)
+
+
+@each_engine
+def test_validation_compares(async_io: AsyncIOModule, faulty: Path, engine: str) -> None:
+    handle = make(async_io, engine)
+    data = random_bytes(50_000)
+    path = faulty / "lies"  # no two reads of it are the same
+    (faulty.parent / "backing" / path.name).write_bytes(raw(data))
+    for call in (handle.read, handle.write):
+        with pytest.raises(StorageError, match="of the file is not what the tensor has there") as caught:
+            call(data, path, True)
+        assert caught.value.bytes_done == 50_000
+        assert caught.value.offset == int(re.search(r"byte (\d+) of the file is not", str(caught.value))[1])
+        call(data, path, False)
+    assert_usable(handle, faulty)
+
+
+def test_wait_reports_all_failures_once(async_io: AsyncIOModule, tmp_path: Path) -> None:
+    handle = make(async_io, ENGINES[0])
+    for index in range(5):
+        (tmp_path / f"{index}").write_bytes(bytes(10 if index % 2 else 1000))
+        handle.async_pread(torch.zeros(1000, dtype=torch.uint8), tmp_path / f"{index}")
+    with pytest.raises(StorageError) as caught:
+        handle.wait()
+    assert [Path(error.filename).name for error in (caught.value, *caught.value.others)] == ["1", "3"]
+    assert handle.wait() == 0
+
+
+@contextmanager
+def mounted(mount: Path, *options: object) -> Iterator[None]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    mount.mkdir()
+    if subprocess.run(["mount", *options, mount], check=False, capture_output=True).returncode != 0:
+        pytest.skip("such a file system cannot be mounted here")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", mount], check=False)
+
+
+def test_a_full_device(async_io: AsyncIOModule, tmp_path: Path) -> None:
+    mount = tmp_path / "small"
+    with mounted(mount, "-t", "tmpfs", "-o", "size=1m", "tmpfs"):
+        for engine in ENGINES:
+            handle = make(async_io, engine)
+            with pytest.raises(StorageError, match=r"No space left on device \(ENOSPC\)"):
+                handle.sync_pwrite(random_bytes(5 << 20), mount / "file")
+            (mount / "file").unlink()
+            assert_usable(handle, mount)
+            (mount / "sound").unlink()
+
+
+@pytest.mark.skipif(shutil.which("mkfs.ext4") is None, reason="there is no mkfs.ext4")
+def test_a_refused_write_leaves_file_and_disk_as_they_were(async_io: AsyncIOModule, tmp_path: Path) -> None:
+    """On ext4, which keeps the blocks of an allocation that fails half-way."""
+
+    def free_bytes() -> int:
+        os.sync()
+        status = os.statvfs(mount)
+        return status.f_bfree * status.f_frsize
+
+    image, mount = tmp_path / "image", tmp_path / "mount"
+    with image.open("wb") as file:
+        file.truncate(24 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", image], check=True)
+    with mounted(mount, "-o", "loop", image):
+        old = raw(random_bytes(1000))
+        for engine in ENGINES:
+            handle = make(async_io, engine)
+            for path, offset in ((mount / "file", 0), (mount / "file", 1 << 20), (mount / "new", 0)):
+                (mount / "file").write_bytes(old)
+                (mount / "new").touch()
+                size, free = path.stat().st_size, free_bytes()
+                with pytest.raises(StorageError, match="ENOSPC") as caught:
+                    handle.sync_pwrite(torch.zeros(64 << 20, dtype=torch.uint8), path, offset)
+                assert caught.value.bytes_done == 0
+                assert path.stat().st_size == size
+                assert abs(free_bytes() - free) < 64 << 10  # the file system may keep a block of its own
+                assert (mount / "file").read_bytes() == old
+            assert_usable(handle, mount)
+
+
+@each_engine
+def test_a_device_that_is_always_full(async_io: AsyncIOModule, tmp_path: Path, engine: str) -> None:
+    handle = make(async_io, engine)
+    with pytest.raises(StorageError) as caught:
+        handle.write(random_bytes(100_000), "/dev/full", False)
+    assert (caught.value.errno, caught.value.bytes_done) == (errno.ENOSPC, 0)
+    assert_usable(handle, tmp_path)
+
+
+def test_files_that_cannot_be_written(async_io: AsyncIOModule, tmp_path: Path) -> None:
+    handle = make(async_io, ENGINES[0])
+    (tmp_path / "file").write_bytes(bytes(10))
+    ends = os.pipe()
+    os.mkfifo(tmp_path / "pipe")
+    read_only = os.open(tmp_path / "file", os.O_RDONLY)
+    for file, number in (
+        (tmp_path / "no" / "file", errno.ENOENT),
+        (tmp_path, errno.EISDIR),
+        (9999, errno.EBADF),
+        (ends[1], errno.ESPIPE),
+        (tmp_path / "pipe", errno.ESPIPE),  # and nobody waits for its other end
+        (read_only, errno.EBADF),
+    ):
+        with pytest.raises(StorageError) as caught:
+            handle.sync_pwrite(torch.ones(10), file)
+        assert (caught.value.errno, caught.value.filename) == (number, file)
+    with pytest.raises(StorageError, match="ESPIPE"):
+        handle.async_pread(torch.ones(10), tmp_path / "pipe")
+    assert_usable(handle, tmp_path)
+    for descriptor in (*ends, read_only):
+        os.close(descriptor)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors cannot be listed")
+def test_no_descriptor_is_left_open(async_io: AsyncIOModule, tmp_path: Path) -> None:
+    handle = make(async_io, ENGINES[0])
+    for index in range(3):
+        assert_usable(handle, tmp_path)
+        with pytest.raises(StorageError):
+            handle.read(torch.zeros(100), tmp_path / "sound", False, 300_000)
+        handle.async_pwrite(torch.zeros(10_000), tmp_path / f"{index}", index)
+        with open(tmp_path / "sound") as file, pytest.raises(StorageError):
+            handle.write(torch.zeros(100), file.fileno(), False)
+        handle.wait()
+    targets = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    assert [target for target in targets if target.startswith(str(tmp_path))] == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_cannot_use_the_handle_and_the_parent_can(async_io: AsyncIOModule, tmp_path: Path) -> None:
+    handle = make(async_io, ENGINES[0])
+    data = random_bytes(30_000_000)
+    pinned = handle.new_cpu_locked_tensor(100, data)
+    handle.async_pwrite(data, tmp_path / "file")
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            for call in (handle.wait, lambda: handle.read(torch.zeros(10), tmp_path / "file", False)):
+                with pytest.raises(OpArgumentError, match=f"belongs to process {os.getppid()}"):
+                    call()
+            del handle, pinned  # must not wait for the parent's threads
+            make(async_io, ENGINES[0]).write(torch.full((10,), 3.0), tmp_path / "of the child", True)
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert handle.wait() == 1
+    assert (tmp_path / "file").read_bytes() == raw(data)
+    assert (tmp_path / "of the child").stat().st_size == 40
+
+
+# System calls that fail ---------------------------------------------------------------------------------------------
+
+
+def run_python(code: str, **variables: str | None) -> str:
+    """The output of a Python process that succeeds."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=env.child_environment(PYTHONPATH=str(IMPORTED_FROM), **variables),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@each_engine
+@pytest.mark.parametrize("period", ["1", "3"])
+def test_calls_that_are_interrupted_refused_or_do_a_part(
+    faulty_calls: Path, tmp_path: Path, engine: str, period: str
+) -> None:
+    run_python(
+        f"""
+        import torch
+        from op_builder.cpu import AsyncIOBuilder
+        aio = AsyncIOBuilder().load()
+        for single, overlap in ((False, False), (True, True), (False, True)):
+            handle = aio.aio_handle(8192, 8, single, overlap, 2, engine={engine!r})
+            data = torch.randint(0, 256, (400_003,), dtype=torch.uint8)
+            handle.sync_pwrite(data, {str(tmp_path / "file")!r}, 3)
+            handle.async_pwrite(data, {str(tmp_path / "file")!r}, 500_000)
+            handle.wait()
+            for offset in (3, 500_000):
+                back = torch.zeros_like(data)
+                handle.pread(back, {str(tmp_path / "file")!r}, True, False, offset)
+                assert torch.equal(back, data)
+        """,
+        LD_PRELOAD=str(faulty_calls),
+        FAULTY_PERIOD=period,
+    )
+
+
+def test_a_write_that_grows_a_file_ends_however_often_it_is_interrupted(faulty_calls: Path, tmp_path: Path) -> None:
+    run_python(
+        f"""
+        import torch
+        from op_builder.cpu import AsyncIOBuilder
+        data = torch.randint(0, 256, (400_003,), dtype=torch.uint8)
+        path = {str(tmp_path / "file")!r}
+        AsyncIOBuilder().load().aio_handle(8192, 8, False, True, 2).sync_pwrite(data, path, 3)
+        with open(path, "rb") as file:
+            assert file.read()[3:] == data.numpy().tobytes()
+        """,
+        LD_PRELOAD=str(faulty_calls),
+        FAULTY_REFUSED="fallocate",
+    )
+
+
+@pytest.mark.parametrize(
+    ("refused", "chosen"),
+    [("", ENGINES[0]), ("io_uring", "libaio"), ("io_uring,libaio", "threads")],
+)
+def test_the_next_engine_serves_where_the_kernel_refuses_one(faulty_calls: Path, refused: str, chosen: str) -> None:
+    output = run_python(
+        """
+        from op_builder.cpu import AsyncIOBuilder
+        from op_builder.system import storage_engines
+        print("engine", AsyncIOBuilder().load().aio_handle().engine)
+        print(*(engine for engine in storage_engines.storage_engines()), sep="\\n")
+        """,
+        LD_PRELOAD=str(faulty_calls),
+        FAULTY_REFUSED=refused,
+    )
+    assert f"engine {chosen}\n" in output
+    for name in filter(None, refused.split(",")):
+        assert f"StorageEngine(name='{name}', refusal='the system refuses it: " in output
+
+
+def test_where_o_direct_commands_are_refused_bytes_go_through_the_page_cache(faulty_calls: Path, disk: Path) -> None:
+    """With a descriptor for the edges, and without."""
+    output = run_python(
+        f"""
+        import torch
+        from op_builder.cpu import AsyncIOBuilder
+        handle = AsyncIOBuilder().load().aio_handle(8192, 8, False, True, 2, engine="threads")
+        for size in (400_003, 64 << 10):
+            handle.sync_pwrite(torch.ones(size, dtype=torch.uint8), {str(disk / "file")!r})
+        counters = handle.counters()
+        print("counted", counters.direct_bytes, counters.bounced_bytes, counters.cached_bytes, counters.retries > 0)
+        """,
+        LD_PRELOAD=str(faulty_calls),
+        FAULTY_REFUSED="direct",
+    )
+    assert f"counted 0 0 {400_003 + (64 << 10)} True" in output
+
+
+TRANSFER = """
+        data, back = torch.randint(0, 256, (2_000_003,), dtype=torch.uint8), torch.zeros(2_000_003, dtype=torch.uint8)
+        handle.sync_pwrite(data, "{path}")
+        handle.sync_pread(back, "{path}")
+        assert torch.equal(back, data)
+"""
+
+
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "threads"])
+def test_threads_without_a_queue_leave_the_work_to_others(faulty_calls: Path, tmp_path: Path, engine: str) -> None:
+    output = run_python(
+        f"""
+        import torch
+        from op_builder.cpu import AsyncIOBuilder
+        aio = AsyncIOBuilder().load()
+        handle = aio.aio_handle(8192, 8, False, True, 6, engine={engine!r})
+        {TRANSFER.format(path=tmp_path / "file")}
+        print("engines", handle.engine, aio.aio_handle().engine)
+        """,
+        LD_PRELOAD=str(faulty_calls),
+        FAULTY_QUEUES="2",
+        ACCEL_AIO_ENGINE=None,
+    )
+    assert f"engines {engine} threads" in output  # the second handle found no queue left at all
+
+
+@pytest.mark.usefixtures("async_io")
+def test_queues_leave_descriptors_for_files(tmp_path: Path) -> None:
+    output = run_python(
+        f"""
+        import os, resource, torch
+        from op_builder.cpu import AsyncIOBuilder
+        from op_builder.errors import IncompatibleOpError
+        aio = AsyncIOBuilder().load()
+        aio.aio_handle().write(torch.zeros(1), {str(tmp_path / "file")!r}, False)  # everything is imported
+        spare = 6
+        last = max(map(int, os.listdir("/proc/self/fd")))
+        for _ in range(last + 1 - len(os.listdir("/proc/self/fd"))):
+            os.dup(0)  # no number below is free
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1 + spare, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        handle = aio.aio_handle(8192, 8, False, True, 8)
+        {TRANSFER.format(path=tmp_path / "file")}
+        try:
+            print(aio.aio_handle(8192, 8, False, True, 8, engine="io_uring").engine)
+        except IncompatibleOpError as error:
+            print(error)
+        print("used", handle.engine)
+        """,
+        ACCEL_AIO_ENGINE=None,
+    )
+    if "io_uring" in ENGINES:
+        assert "used io_uring" not in output
+        assert "(EMFILE); the limit of open files (ulimit -n) leaves none for its queues and for files" in output
+
+
+@pytest.mark.parametrize(("engine", "reason"), [("io_uring", "EPERM"), ("libaio", "ENOSYS")])
+def test_a_forced_engine_that_the_kernel_refuses_is_an_error(faulty_calls: Path, engine: str, reason: str) -> None:
+    output = run_python(
+        """
+        from op_builder import env
+        from op_builder.cpu import AsyncIOBuilder
+        from op_builder.errors import IncompatibleOpError
+        with env.scope(ACCEL_AIO_ENGINE=None):
+            handle = AsyncIOBuilder().load().aio_handle
+        for make in (lambda: AsyncIOBuilder().load().aio_handle(), handle):
+            try:
+                print(make().engine)
+            except IncompatibleOpError as error:
+                print("REFUSED", error)
+        print(AsyncIOBuilder().is_compatible())
+        """,
+        LD_PRELOAD=str(faulty_calls),
+        FAULTY_REFUSED=engine,
+        ACCEL_AIO_ENGINE=engine,
+    )
+    assert output.count("REFUSED") == 2
+    assert reason in output
+    assert output.rstrip().endswith("False")
+
+
+def test_memory_that_may_not_be_locked_is_reported(faulty_calls: Path) -> None:
+    output = run_python(
+        """
+        import logging, torch
+        logging.basicConfig()
+        from op_builder.cpu import AsyncIOBuilder
+        handle = AsyncIOBuilder().load().aio_handle()
+        tensor, _ = (handle.new_cpu_locked_tensor(5000, torch.zeros(1)) for _ in range(2))
+        print(handle.locked_memory_facts(tensor).is_locked, handle.is_pinned(tensor), tensor.data_ptr() % 4096)
+        """,
+        LD_PRELOAD=str(faulty_calls),
+        FAULTY_REFUSED="mlock",
+    )
+    assert "False True 0" in output
+    assert output.count("not locked in memory: Cannot allocate memory. The limit is ulimit -l.") == 1
+
+
+def test_engines_by_name(async_io: AsyncIOModule) -> None:
+    with env.scope(ACCEL_AIO_ENGINE="threads"):
+        assert async_io.aio_handle().engine == "threads"
+        assert async_io.aio_handle(engine=ENGINES[0]).engine == "threads"  # the variable overrides the argument
+    with env.scope(ACCEL_AIO_ENGINE=None):
+        assert async_io.aio_handle(engine=ENGINES[-1]).engine == ENGINES[-1]
+    with env.scope(ACCEL_AIO_ENGINE="quick"), pytest.raises(ValueError, match="one of io_uring, libaio, threads"):
+        async_io.aio_handle()
+    with pytest.raises(OpArgumentError, match="no engine 'quick'"):
+        async_io.aio_handle(engine="quick")
+    if "libaio" in ENGINES and int(Path("/proc/sys/fs/aio-max-nr").read_text()) < 1 << 15:
+        with pytest.raises(IncompatibleOpError, match="aio-max-nr"):
+            async_io.aio_handle(queue_depth=1 << 15, engine="libaio")
+
+
+# Signals -------------------------------------------------------------------------------------------------------------
+
+
+class Stopped(Exception):
+    pass
+
+
+@contextmanager
+def handled_by(work: Callable[[], object], *, every_s: float = 0.0) -> Iterator[None]:
+    """``work`` as the handler of SIGALRM, which runs in the main thread wherever that is."""
+    before = signal.signal(signal.SIGALRM, lambda *_: work())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def stop() -> None:
+    raise Stopped
+
+
+def interrupt(handle: Handle, work: Callable[[], object]) -> None:
+    """Let a signal raise Stopped in ``work()`` once the handle has started ten more commands."""
+    begun, is_called = handle.counters().commands, threading.Event()
+
+    def send() -> None:
+        is_called.wait(60)
+        wait_until(lambda: handle.counters().commands >= begun + 10)
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    def call() -> None:
+        is_called.set()
+        work()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    with handled_by(stop), pytest.raises(Stopped):
+        call()
+    sender.join()
+
+
+@pytest.fixture
+def long_file(tmp_path: Path) -> Path:
+    """A file that takes 65,536 commands of a page."""
+    with open(tmp_path / "long", "wb") as file:
+        file.truncate(256 << 20)
+    return tmp_path / "long"
+
+
+def test_an_interrupted_wait_loses_no_failure(async_io: AsyncIOModule, tmp_path: Path, long_file: Path) -> None:
+    (tmp_path / "short").write_bytes(b"x" * 10)
+    handle = async_io.aio_handle(block_size=4096, queue_depth=1)
+    handle.async_pread(torch.zeros(4096, dtype=torch.uint8), tmp_path / "short")
+    handle.async_pread(torch.zeros(256 << 20, dtype=torch.uint8), long_file)
+    interrupt(handle, handle.wait)
+    with pytest.raises(StorageError, match="the file ends at byte 10"):
+        handle.wait()
+    assert_usable(handle, tmp_path)
+
+
+def test_the_next_wait_waits_for_an_interrupted_call(async_io: AsyncIOModule, tmp_path: Path, long_file: Path) -> None:
+    handle = async_io.aio_handle(block_size=4096, queue_depth=1)
+    buffer = torch.full((256 << 20,), 9, dtype=torch.uint8)
+    interrupt(handle, lambda: handle.sync_pread(buffer, long_file))
+    assert handle.wait() == 1
+    assert not buffer.any()
+    assert_usable(handle, tmp_path)
+
+
+def test_a_signals_handler_may_wait_at_any_moment(async_io: AsyncIOModule, tmp_path: Path) -> None:
+    """Also while its thread waits: each operation is reported once, by one of both."""
+    handle = async_io.aio_handle()
+    buffer = torch.ones(1 << 12, dtype=torch.uint8)
+    reported: list[int] = []
+    with handled_by(lambda: reported.append(handle.wait()), every_s=0.0003):
+        for _ in range(500):
+            handle.async_pwrite(buffer, tmp_path / "file")
+            assert handle.sync_pread(buffer, tmp_path / "file") == 1
+            reported.append(handle.wait())
+    assert sum(reported) + handle.wait() == 500
+    assert_usable(handle, tmp_path)
+
+
+def test_signals_while_operations_begin_lose_no_operation(async_io: AsyncIOModule, tmp_path: Path) -> None:
+    handle = async_io.aio_handle()
+
+    def write_until_stopped() -> None:
+        buffer = torch.ones(1 << 18, dtype=torch.uint8)
+        signal.setitimer(signal.ITIMER_REAL, 0.0002)
+        while True:
+            handle.async_pwrite(buffer, tmp_path / "file")
+
+    for _ in range(100):
+        with handled_by(stop), pytest.raises(Stopped):
+            write_until_stopped()
+        assert handle.wait() >= 0
+    assert_usable(handle, tmp_path)

@@ -1,0 +1,74 @@
+"""What the tuner of async_io tries and finds best, on a simulated disk."""
+
+from __future__ import annotations
+
+import pytest
+
+from op_builder.errors import AccelError
+from op_builder.system import storage_engines
+from op_builder.tune_aio.measure import Measurement, Settings
+from op_builder.tune_aio.search import Grid, of_engine, search
+
+
+def speed(settings: Settings) -> Measurement:
+    """Best: libaio, 1M, 32 in flight, 2 threads, single_submit, overlap_events."""
+    rate = 1e9
+    rate += {"io_uring": 0, "libaio": 50e6, "threads": -400e6}[settings.engine]
+    rate -= abs(settings.block_size - (1 << 20)) * 100
+    rate -= abs(settings.queue_depth - 32) * 1e6
+    rate -= abs(settings.intra_op_parallelism - 2) * 1e6
+    rate += settings.single_submit * 2e6 + settings.overlap_events * 1e6
+    return Measurement(settings, rate, rate / 2, 1.0)
+
+
+def test_the_best_is_found_along_every_dimension() -> None:
+    steps: list[Settings] = []
+    grid = Grid(storage_engines.ENGINES)
+    findings = search(grid, speed, lambda settings, _: steps.append(settings))
+    assert findings.best.settings == Settings("libaio", 1 << 20, 32, True, True, 2)
+    assert findings.best.read_bytes_per_s == pytest.approx(1e9 + 53e6)
+    assert {final.settings.engine for final in findings.finals} == set(storage_engines.ENGINES)
+    assert grid.steps() - 6 * grid.repeats <= len(steps) <= grid.steps()
+
+
+def test_the_best_for_one_direction_may_be_another() -> None:
+    def measure(settings: Settings) -> Measurement:
+        deep, large = settings.queue_depth == 128, settings.block_size == 8 << 20
+        return Measurement(settings, 3e9 if deep else 1e9, 3e9 if large and not deep else 1e9, 1.0)
+
+    findings = search(Grid(("threads",)), measure)
+    assert findings.best_read.settings.queue_depth == 128
+    assert findings.best_write.settings.block_size == 8 << 20
+
+
+def test_a_lucky_moment_does_not_win() -> None:
+    seen: list[Settings] = []
+
+    def measure(settings: Settings) -> Measurement:
+        is_lucky = settings.queue_depth == 8 and seen.count(settings) == 1
+        seen.append(settings)
+        rate = 9e9 if is_lucky else 2e9 if settings.queue_depth == 32 else 1e9
+        return Measurement(settings, rate, rate, 1.0)
+
+    findings = search(Grid(("threads",), block_sizes=(1 << 20,), queue_depths=(8, 32), threads=(1,)), measure)
+    assert findings.best.settings.queue_depth == 32
+
+
+def test_settings_that_the_system_refuses_are_skipped() -> None:
+    def measure(settings: Settings) -> Measurement:
+        if settings.engine == "libaio" or settings.queue_depth > 32:
+            raise AccelError("no queue of that size")
+        return speed(settings)
+
+    findings = search(Grid(("libaio", "io_uring")), measure)
+    assert findings.best.settings.engine == "io_uring"
+    assert of_engine(findings.finals, "libaio") is None
+    assert {reason for _, reason in findings.failed} == {"no queue of that size"}
+
+
+def test_when_nothing_works_the_first_reason_is_the_error() -> None:
+    def measure(_settings: Settings) -> Measurement:
+        raise AccelError("no queue of that size")
+
+    with pytest.raises(AccelError, match="no queue of that size"):
+        search(Grid(("threads",)), measure)
