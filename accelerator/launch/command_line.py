@@ -148,6 +148,8 @@ def find_accelerator() -> DeepSpeedAccelerator:
     Raises:
         AcceleratorSelectionError: the environment names one that is not available.
     """
+    import torch  # noqa: F401 - all accelerators need it: where it is missing, the command line names the remedy
+
     from accelerator.detection import Refused
     from accelerator.selection import choose
     from accelerator.vendors import standard_output_kept
