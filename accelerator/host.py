@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from op_builder.cgroups import HostFiles, allowed_cores
-from op_builder.cgroups import read_text as _read
+from op_builder.cgroups import HostFiles, allowed_cores, read_text
 from op_builder.numa import numa_nodes
 
 
@@ -24,7 +23,7 @@ def numa_node_count(files: HostFiles) -> int:
 class ResidentMemory:
     """The resident set size (RSS) of this process and its peak, in bytes.
 
-    The peak is the kernel's high-water mark, which also sees what happened between two questions.
+    The peak is the kernel's high-water mark, which also sees what happened between two calls.
     Where the kernel keeps none, or does not let this process restart it, the peak is the largest
     value seen here.
     """
@@ -52,26 +51,18 @@ class ResidentMemory:
         """Largest RSS since the process began, or since :meth:`reset`."""
         self.current()
         if self._kernel_mark_counts:
-            self._largest_seen = max(self._largest_seen, self._kernel_mark())
+            for line in (read_text(self._self / "status") or "").splitlines():
+                if line.startswith("VmHWM:"):
+                    self._largest_seen = max(self._largest_seen, int(line.split()[1]) * 1024)
         return self._largest_seen
 
     def reset(self) -> None:
         """Start the peak anew from the present RSS."""
         self._start_over()
-        self._kernel_mark_counts = self._restart_kernel_mark()
-        self.current()
-
-    def _kernel_mark(self) -> int:
-        for line in (_read(self._self / "status") or "").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        return 0
-
-    def _restart_kernel_mark(self) -> bool:
         try:
-            descriptor = os.open(self._self / "clear_refs", os.O_WRONLY)  # open() would make the file
+            descriptor = os.open(self._self / "clear_refs", os.O_WRONLY)  # open() would create the file
             with open(descriptor, "wb", buffering=0) as file:
                 file.write(b"5")  # 5: only the high-water mark, see proc_pid_clear_refs(5)
         except OSError:
-            return False
-        return True
+            self._kernel_mark_counts = False
+        self.current()

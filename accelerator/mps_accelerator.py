@@ -1,6 +1,6 @@
 """The GPU of Apple machines."""
 
-# ruff: noqa: ARG002 - the contract's signatures hold arguments that this device has no use for
+# ruff: noqa: ARG002 - the contract's signatures have arguments that this device has no use for
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class MPSStream(HostStream):
-    """The one queue of the device, which works on while the host goes on."""
+    """The device's one queue, which works asynchronously."""
 
     def record_event(self, event: Any = None) -> Any:
         recorded = torch.mps.Event() if event is None else event

@@ -1,0 +1,132 @@
+"""The template of a vendor's package: its accelerator and its op, from its own directory."""
+
+from __future__ import annotations
+
+import filecmp
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from accelerator import plugins, selection
+from accelerator.detection import Chosen, Refused
+from accelerator.testing import check_conformance
+from op_builder import env
+from tests.support.machines import ROOT
+
+TEMPLATE = ROOT / "examples" / "acme_accel"
+# What pyproject.toml registers, without an installation.
+ENTRY_POINTS = f"[{plugins.ENTRY_POINT_GROUP}]\nacme = acme_accel.accelerator:AcmeAccelerator\n"
+
+
+@pytest.fixture
+def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The directory where the driver shows its cards; the package is registered."""
+    record = tmp_path / "site" / "acme_accel-1.0.dist-info"
+    record.mkdir(parents=True)
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-accel\nVersion: 1.0\n")
+    (record / "entry_points.txt").write_text(ENTRY_POINTS)
+    monkeypatch.syspath_prepend(str(TEMPLATE))
+    monkeypatch.syspath_prepend(str(record.parent))
+    cards = tmp_path / "cards"
+    cards.mkdir()
+    unset = dict.fromkeys(("ACCEL_ACCELERATOR", "DS_ACCELERATOR", "ACME_VISIBLE_DEVICES"))
+    with env.scope(ACME_DEVICE_DIR=str(cards), **unset):
+        yield cards
+    for name in [name for name in sys.modules if name.partition(".")[0] == "acme_accel"]:
+        del sys.modules[name]
+
+
+def test_the_templates_backend_is_this_projects() -> None:
+    name = Path("build_tools", "accel_build_backend.py")
+    assert filecmp.cmp(ROOT / name, TEMPLATE / name, shallow=False)
+
+
+@pytest.mark.parametrize(
+    ("files", "visible", "count", "reason"),
+    [
+        ([], None, 0, "acme0: no card, or its driver is not loaded"),
+        (["acme0"], None, 1, None),
+        (["acme0", "acme1", "acme-control"], None, 2, None),
+        (["acme0", "acme1"], "1", 1, None),
+        (["acme0"], "5", 0, "ACME_VISIBLE_DEVICES names no card"),
+        (["acme0"], "", 0, "ACME_VISIBLE_DEVICES names no card"),
+    ],
+)
+def test_a_card_is_found_by_its_file(
+    cards: Path, files: list[str], visible: str | None, count: int, reason: str | None
+) -> None:
+    from acme_accel.accelerator import AcmeAccelerator
+
+    for name in files:
+        (cards / name).touch()
+    with env.scope(ACME_VISIBLE_DEVICES=visible):
+        found = AcmeAccelerator.probe()
+        assert AcmeAccelerator().device_count() == count
+        assert AcmeAccelerator().is_available() == (reason is None)
+    assert found == reason if reason is None else str(found).endswith(reason)
+
+
+def test_two_cards_keep_the_contract(cards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from acme_accel.accelerator import AcmeAccelerator
+
+    monkeypatch.setenv("PYTHONPATH", f"{TEMPLATE}:{ROOT}")  # for the child that sees one card
+    (cards / "acme0").touch()
+    (cards / "acme1").touch()
+    assert isinstance(selection.choose(), Chosen)
+    report = check_conformance(AcmeAccelerator())
+    assert report.passed, str(report)
+    left_out = {result.check.name: result.note for result in report.results if result.status == "not applicable"}
+    assert left_out == {
+        "float8_converts": "is_fp8_supported() is False",
+        "tensors_are_made_on_the_current_device": "device strings carry no index, so a tensor does not show its device",
+        "pinned_tensors_are_known": "pin_memory() is the identity: no device copies from the tensor",
+        "graphs_replay": "torch.cpu has no graphs.",
+        "graphs_take_pool_and_stream": "torch.cpu has no graphs.",
+    }
+
+
+@pytest.mark.usefixtures("cards")
+def test_the_host_ops_are_handed_on_and_its_own_is_there() -> None:
+    from acme_accel.accelerator import AcmeAccelerator
+
+    from op_builder.host.cpu_adam import CPUAdamBuilder
+
+    acme = AcmeAccelerator()
+    assert acme.get_op_builder("CPUAdamBuilder") is CPUAdamBuilder
+    assert acme.create_op_builder("AcmeSiluAndMulBuilder").name == "acme_silu_and_mul"
+    sources = acme.create_op_builder("AcmeSiluAndMulBuilder").sources()
+    assert [Path(source).parent for source in sources] == [TEMPLATE / "acme_accel" / "ops" / "kernels"] * 2
+
+
+def test_a_prebuild_that_names_it_needs_no_card(cards: Path) -> None:
+    assert not list(cards.iterdir())
+    with env.scope(ACCEL_ACCELERATOR="acme"):
+        assert isinstance(selection.choose(), Refused)
+        assert selection.builder_package() == ("acme", "acme_accel.ops")
+
+
+@pytest.mark.usefixtures("cards")
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (7, 33), (2, 3, 129), (100_003,)])
+def test_values_are_those_of_float64(shape: tuple[int, ...]) -> None:
+    from acme_accel.ops.silu_and_mul import AcmeSiluAndMulBuilder
+
+    gate, up = torch.randn(shape) * 4, torch.randn(shape)
+    exact = torch.nn.functional.silu(gate.double()) * up.double()
+    # exp, a division and two more operations, each off by an ulp or so.
+    torch.testing.assert_close(AcmeSiluAndMulBuilder().load()(gate, up).double(), exact, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.usefixtures("cards")
+def test_a_tensor_that_does_not_fit_is_refused() -> None:
+    from acme_accel.ops.silu_and_mul import AcmeSiluAndMulBuilder
+
+    op = AcmeSiluAndMulBuilder().load()
+    good = torch.ones(4, 4)
+    torch.library.opcheck(op.native.silu_and_mul.default, (torch.empty(4, 4), good, good))
+    for gate, up in ((good, good[:2]), (good.double(), good.double()), (good, good.bfloat16()), (good.T[:2], good[:2])):
+        bad = gate if gate.is_contiguous() else gate.as_strided((2, 4), (1, 4))
+        with pytest.raises(ValueError, match="contiguous, of float32 and of one shape"):
+            op.native.silu_and_mul(torch.empty(bad.shape), bad, up)
