@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import sys
@@ -40,6 +39,8 @@ def optional_vendor(name: str) -> ModuleType | None:
 @contextmanager
 def standard_output_kept() -> Iterator[None]:
     """Send what a vendor's library prints, in Python or in C, to standard error: the output belongs to the caller."""
+    import ctypes  # not at the top: importing accelerator opens no library
+
     kept = os.dup(1)
     sys.stdout.flush()
     os.dup2(2, 1)
