@@ -17,11 +17,8 @@ from accelerator.vendors import optional_vendor
 from op_builder import env as environment
 
 if TYPE_CHECKING:
-    from accelerator.host import ResidentMemory
+    from accelerator.host import Host
     from op_builder.cgroups import HostFiles
-
-# The modules about the host are imported inside methods: none of them is needed to load an op, and together they
-# take as long as this module with the class that it derives from.
 
 
 class CPU_Accelerator(HostStreams, TorchAccelerator):
@@ -40,19 +37,14 @@ class CPU_Accelerator(HostStreams, TorchAccelerator):
 
     def __init__(self, files: HostFiles | None = None) -> None:
         super().__init__()
-        self._given_files = files
+        self._files = files
 
     @cached_property
-    def _files(self) -> HostFiles:
-        from op_builder.cgroups import HostFiles
+    def _host(self) -> Host:
+        # Not at the top: what host imports takes as long as this module, and loading an op needs none of it.
+        from accelerator.host import Host
 
-        return self._given_files or HostFiles()
-
-    @cached_property
-    def _resident(self) -> ResidentMemory:
-        from accelerator.host import ResidentMemory
-
-        return ResidentMemory(self._files)
+        return Host(self._files)
 
     @classmethod
     def choose_communication_backend(cls) -> str:
@@ -61,11 +53,7 @@ class CPU_Accelerator(HostStreams, TorchAccelerator):
     def device_count(self) -> int:
         """``LOCAL_SIZE`` when a launcher set it, else the number of NUMA nodes with cores."""
         local_size = environment.LOCAL_SIZE.get()
-        if local_size is not None and local_size > 0:
-            return local_size
-        from accelerator.host import numa_node_count
-
-        return numa_node_count(self._files)
+        return local_size if local_size is not None and local_size > 0 else self._host.numa_node_count()
 
     def current_device(self) -> int:
         """``LOCAL_RANK``, 0 when unset."""
@@ -81,7 +69,7 @@ class CPU_Accelerator(HostStreams, TorchAccelerator):
         return None
 
     def extra_facts(self) -> dict[str, Callable[[], Any]]:
-        from op_builder.cpu_isa import cpu_model
+        from op_builder.cpu_isa import cpu_model  # not at the top: only a report needs it
 
         return {"hardware": cpu_model}
 
@@ -109,7 +97,7 @@ class CPU_Accelerator(HostStreams, TorchAccelerator):
 
     def get_rss(self) -> int:
         """Resident set size of this process in bytes."""
-        return self._resident.current()
+        return self._host.rss()
 
     def empty_cache(self) -> None:
         """Does nothing: the host's allocator returns memory by itself."""
@@ -118,30 +106,23 @@ class CPU_Accelerator(HostStreams, TorchAccelerator):
         return self.get_rss()
 
     def max_memory_allocated(self, device_index: int | None = None) -> int:
-        return self._resident.peak()
+        return self._host.peak_rss()
 
-    def memory_reserved(self, device_index: int | None = None) -> int:
-        return self.get_rss()
-
-    def max_memory_reserved(self, device_index: int | None = None) -> int:
-        return self._resident.peak()
+    memory_reserved = memory_allocated
+    max_memory_reserved = max_memory_allocated
 
     def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
-        self._resident.reset()
+        self._host.reset_peak_rss()
 
     def memory_stats(self, device_index: int | None = None) -> dict[str, Any]:
-        sizes = {"current": self._resident.current(), "peak": self._resident.peak()}
+        sizes = {"current": self._host.rss(), "peak": self._host.peak_rss()}
         return {f"{kind}_bytes.all.{key}": size for kind in ("allocated", "reserved") for key, size in sizes.items()}
 
     def total_memory(self, device_index: int | None = None) -> int:
-        from op_builder.cgroups import total_memory_bytes
-
-        return total_memory_bytes(self._files)
+        return self._host.total_memory()
 
     def available_memory(self, device_index: int | None = None) -> int:
-        from op_builder.cgroups import available_memory_bytes
-
-        return available_memory_bytes(self._files)
+        return self._host.available_memory()
 
     def is_fp16_supported(self) -> bool:
         try:

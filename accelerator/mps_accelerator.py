@@ -88,14 +88,11 @@ class MPS_Accelerator(HostStreams, TorchAccelerator):
     def memory_allocated(self, device_index: int | None = None) -> int:
         return torch.mps.current_allocated_memory()
 
-    def max_memory_allocated(self, device_index: int | None = None) -> int:
-        return torch.mps.current_allocated_memory()
-
     def memory_reserved(self, device_index: int | None = None) -> int:
         return torch.mps.driver_allocated_memory()
 
-    def max_memory_reserved(self, device_index: int | None = None) -> int:
-        return torch.mps.driver_allocated_memory()
+    max_memory_allocated = memory_allocated
+    max_memory_reserved = memory_reserved
 
     def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
         """Does nothing: there are no peaks."""

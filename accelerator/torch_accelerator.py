@@ -123,8 +123,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
         """The ``torch.distributed`` backend; a class whose backend depends on the machine overrides this."""
         return cls.communication_backend
 
-    # Identity and synchronisation -----------------------------------------------------------
-
     def is_synchronized_device(self) -> bool:
         return self.synchronized
 
@@ -139,8 +137,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
 
     def supports_nvtx_domain(self) -> bool:
         return False
-
-    # Device ---------------------------------------------------------------------------------
 
     def device_name(self, device_index: int | None = None) -> str:
         if device_index is None or not self.has_index:
@@ -191,8 +187,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
                 f"Use an index from 0 to {count - 1}." if count else "Choose another accelerator.",
             ) from error
 
-    # Random numbers -------------------------------------------------------------------------
-
     def random(self) -> ModuleType:
         return torch.random
 
@@ -218,8 +212,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
             self._module.init()  # the generators come into being with the device
         return self._module.default_generators[device_index]
 
-    # Streams and events ---------------------------------------------------------------------
-
     @property
     def Stream(self) -> Any:
         return self._module.Stream
@@ -236,8 +228,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
 
     def default_stream(self, device_index: int | None = None) -> Any:
         return self._module.default_stream(device_index)
-
-    # Memory ---------------------------------------------------------------------------------
 
     def empty_cache(self) -> None:
         self._module.empty_cache()
@@ -283,8 +273,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
         ask = getattr(self._module, "memory_snapshot", None)
         return ask(*args, **kwargs) if ask is not None and self.is_available() else []
 
-    # Types ----------------------------------------------------------------------------------
-
     def is_bf16_supported(self) -> bool:
         return self._module_is("is_bf16_supported") if self.bf16_supported is None else self.bf16_supported
 
@@ -305,8 +293,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
     def amp(self) -> Any:
         return getattr(self._module, "amp", None)
 
-    # Misc -----------------------------------------------------------------------------------
-
     def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> Any:
         """Does nothing: torch has no named ranges for most devices."""
 
@@ -324,8 +310,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
     def is_triton_supported(self) -> bool:
         return self.triton_supported
 
-    # Graphs ---------------------------------------------------------------------------------
-
     def create_graph(self) -> Any:
         make = None if self.graph_class is None else getattr(self._module, self.graph_class, None)
         if make is None:
@@ -340,8 +324,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
     def replay_graph(self, graph: Any) -> None:
         graph.replay()
 
-    # Tensors --------------------------------------------------------------------------------
-
     BFloat16Tensor = _maker(torch.bfloat16)
     ByteTensor = _maker(torch.uint8)
     DoubleTensor = _maker(torch.float64)
@@ -352,8 +334,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
 
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == self.device_type
-
-    # Op builders ----------------------------------------------------------------------------
 
     def op_builder_dir(self) -> str:
         return self.builder_package
@@ -375,8 +355,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
         from torch.utils.cpp_extension import BuildExtension
 
         return BuildExtension
-
-    # Environment ----------------------------------------------------------------------------
 
     def export_envs(self) -> list[str]:
         return list(self.exported_variables)

@@ -22,13 +22,13 @@ from tests.support.fake_vendors import fake_device
 
 @dataclass(frozen=True)
 class Mutation:
-    """``fitting`` are the checks that fail, and no others; ``apply(name)`` breaks ``torch.<name>`` for a while."""
+    """``fitting`` names the checks that fail, and no others; ``apply(name)`` breaks ``torch.<name>`` for a while."""
 
-    fitting: set[str]
+    fitting: str
     apply: Callable[[str], AbstractContextManager[Any]]
 
 
-def _member(name: str, make: Callable[[Any], Any], *fitting: str) -> Mutation:
+def _member(fitting: str, name: str, make: Callable[[Any], Any]) -> Mutation:
     """Replace one member of the device module by ``make(module)``."""
 
     @contextmanager
@@ -39,10 +39,10 @@ def _member(name: str, make: Callable[[Any], Any], *fitting: str) -> Mutation:
             yield
         module.set_stream(sound)
 
-    return Mutation(set(fitting), apply)
+    return Mutation(fitting, apply)
 
 
-def _class(*fitting: str, **members: Any) -> Mutation:
+def _class(fitting: str, **members: Any) -> Mutation:
     """Replace members of the accelerator's class."""
 
     @contextmanager
@@ -52,7 +52,7 @@ def _class(*fitting: str, **members: Any) -> Mutation:
                 stack.enter_context(mock.patch.object(NPU_Accelerator, name, value, create=True))
             yield
 
-    return Mutation(set(fitting), apply)
+    return Mutation(fitting, apply)
 
 
 def _maker(dtype: torch.dtype, device: str = "npu") -> property:
@@ -161,179 +161,107 @@ def _wrong_products(device: str) -> Any:
     return apply()
 
 
-class _TimelessEvent(fake_device.Event):
-    def elapsed_time(self, end: Any) -> float:
-        raise RuntimeError("no timing")
-
-
-class _NeverDoneStream(fake_device.Stream):
-    def query(self) -> bool:
-        return False
-
-
-class _LoneStream(fake_device.Stream):
-    def wait_stream(self, stream: Any) -> None:
-        raise RuntimeError("streams of this device cannot wait")
-
-
-class _NeverDoneEvent(fake_device.Event):
-    def query(self) -> bool:
-        return False
-
-
-class _ForgetfulGraph(fake_device.Graph):
-    def replay(self) -> None:
-        return None
+def _broken(cls: type, **members: Any) -> Callable[[Any], type]:
+    """A subclass with some members replaced, whatever the device module."""
+    return lambda module: type("Broken", (cls,), members)
 
 
 def _first_device_alone(module: Any) -> Any:
     return lambda seed: module.default_generators[0].manual_seed(seed)
 
 
-MUTATIONS = {
-    "the RNG state is not restored": _member("set_rng_state", lambda m: lambda *a: None, "rng_state_round_trips"),
-    "the initial seed is another": _member("initial_seed", lambda m: lambda: 1, "initial_seed_is_the_seed"),
-    "the seed is ignored": _member(
-        "manual_seed", lambda m: lambda seed: None, "manual_seed_is_reproducible", "initial_seed_is_the_seed"
+MUTATIONS = [
+    _member("rng_state_round_trips", "set_rng_state", lambda m: lambda *a: None),
+    _member("initial_seed_is_the_seed", "initial_seed", lambda m: lambda: 1),
+    _member("manual_seed_is_reproducible initial_seed_is_the_seed", "manual_seed", lambda m: lambda seed: None),
+    _member(
+        "manual_seed_all_seeds_every_device default_generator_is_the_seeded_one", "manual_seed_all", _first_device_alone
     ),
-    "one device alone is seeded": _member(
-        "manual_seed_all",
-        _first_device_alone,
-        "manual_seed_all_seeds_every_device",
-        "default_generator_is_the_seeded_one",
+    _member(
+        "default_generator_is_the_seeded_one", "default_generators", lambda m: (torch.Generator(), torch.Generator())
     ),
-    "the default generators are others": _member(
-        "default_generators", lambda m: (torch.Generator(), torch.Generator()), "default_generator_is_the_seeded_one"
+    _member("peak_covers_current", "max_memory_allocated", _slower_by),
+    _member("peak_remembers_what_was_freed", "max_memory_allocated", lambda m: m.memory_allocated),
+    _member("resets_lower_the_peaks", "reset_peak_memory_stats", lambda m: lambda index=None: None),
+    _member("allocation_is_counted", "memory_allocated", lambda m: lambda index=None: 0),
+    _member("total_covers_available", "mem_get_info", lambda m: lambda index=None: (1 << 40, 1 << 40)),
+    _member("statistics_are_a_dict", "memory_stats", lambda m: lambda index=None: []),
+    _member("stream_context_restores", "stream", _never_back),
+    _member("stream_context_restores", "stream", _back_unless_raising),
+    _member("stream_context_switches", "stream", lambda m: _nowhere),
+    _member("events_measure_time", "Event", _broken(fake_device.Event, elapsed_time=_fails)),
+    _member("events_are_usable", "Event", _broken(fake_device.Event, query=lambda self: False)),
+    _member(
+        "index_out_of_range_is_an_error", "set_device", lambda m: lambda index, sound=m.set_device: sound(index % 2)
     ),
-    "the peak lies below the present value": _member("max_memory_allocated", _slower_by, "peak_covers_current"),
-    "the peak forgets": _member("max_memory_allocated", lambda m: m.memory_allocated, "peak_remembers_what_was_freed"),
-    "resetting the peak does nothing": _member(
-        "reset_peak_memory_stats", lambda m: lambda index=None: None, "resets_lower_the_peaks"
+    _member("set_device_round_trips", "current_device", lambda m: lambda: 0),
+    _member(
+        "properties_have_one_type counters_are_bytes total_covers_available", "get_device_properties", lambda m: _fails
     ),
-    "allocations are not counted": _member("memory_allocated", lambda m: lambda index=None: 0, "allocation_is_counted"),
-    "more memory is free than there is": _member(
-        "mem_get_info", lambda m: lambda index=None: (1 << 40, 1 << 40), "total_covers_available"
+    _member("synchronize_returns", "synchronize", lambda m: lambda index=None: _fails() if index else None),
+    _member("lazy_call_runs_once", "_lazy_call", lambda m: lambda callback: None),
+    _member("graphs_replay", "NPUGraph", _broken(fake_device.Graph, replay=lambda self: None)),
+    Mutation("supported_dtypes_compute", _wrong_products),
+    Mutation(
+        "visible_devices_are_honoured", lambda device: mock.patch.dict(os.environ, FAKE_DEVICE_IGNORES_VISIBILITY="1")
     ),
-    "the statistics are a list": _member("memory_stats", lambda m: lambda index=None: [], "statistics_are_a_dict"),
-    "the stream context never goes back": _member("stream", _never_back, "stream_context_restores"),
-    "the stream context forgets on an error": _member("stream", _back_unless_raising, "stream_context_restores"),
-    "the stream context switches nothing": _member("stream", lambda m: _nowhere, "stream_context_switches"),
-    "the events tell no time": _member("Event", lambda m: _TimelessEvent, "events_measure_time"),
-    "the events are never done": _member("Event", lambda m: _NeverDoneEvent, "events_are_usable"),
-    "any index is a device": _member(
-        "set_device",
-        lambda m: lambda index, sound=m.set_device: sound(index % 2),
-        "index_out_of_range_is_an_error",
-    ),
-    "the current device is always the first": _member("current_device", lambda m: lambda: 0, "set_device_round_trips"),
-    "a device has no record": _member(
-        "get_device_properties",
-        lambda m: _fails,
-        "properties_have_one_type",
-        "counters_are_bytes",
-        "total_covers_available",
-    ),
-    "synchronizing fails by index": _member(
-        "synchronize", lambda m: lambda index=None: _fails() if index else None, "synchronize_returns"
-    ),
-    "deferred calls never run": _member("_lazy_call", lambda m: lambda callback: None, "lazy_call_runs_once"),
-    "replaying a graph does nothing": _member("NPUGraph", lambda m: _ForgetfulGraph, "graphs_replay"),
-    "products are wrong": Mutation({"supported_dtypes_compute"}, _wrong_products),
-    "the visible-devices variable is ignored": Mutation(
-        {"visible_devices_are_honoured"}, lambda device: mock.patch.dict(os.environ, FAKE_DEVICE_IGNORES_VISIBILITY="1")
-    ),
-    "a method is a number": _class("has_every_member", "snapshot_is_a_collection", memory_snapshot=3),
-    "a method answers another name than was set": _class(
-        "sets_its_names_when_constructed", communication_backend_name=lambda self: "gloo"
-    ),
-    "a question is answered by None": _class("answers_yes_or_no", is_triton_supported=lambda self: None),
-    "a synchronized device wants device timers": _class(
-        "synchronized_device_is_consistent", synchronized=True, use_host_timers=lambda self: False
-    ),
-    "the communication backend is unknown": _class(
-        "communication_backend_is_known",
-        "sets_its_names_when_constructed",
+    _class("has_every_member snapshot_is_a_collection", memory_snapshot=3),
+    _class("sets_its_names_when_constructed", communication_backend_name=lambda self: "gloo"),
+    _class("answers_yes_or_no", is_triton_supported=lambda self: None),
+    _class("synchronized_device_is_consistent", synchronized=True, use_host_timers=lambda self: False),
+    _class(
+        "communication_backend_is_known sets_its_names_when_constructed",
         communication_backend_name=lambda self: "carrier",
     ),
-    "ranges have no domain": _class("ranges_open_and_close", range_push=lambda self, msg: None),
-    "the device count is no number": _class(
-        "device_count_is_positive", "index_out_of_range_is_an_error", device_count=lambda self: True
-    ),
-    "device() is the next device": _class(
-        "device_strings_parse", device=lambda self, index=None: torch.device("npu", (index or 0) + 1)
-    ),
-    "the current device's name has no index": _class("current_device_is_named", current_device_name=lambda self: "npu"),
-    "an index out of range ends in an AttributeError": _class(
+    _class("ranges_open_and_close", range_push=lambda self, msg: None),
+    _class("device_count_is_positive index_out_of_range_is_an_error", device_count=lambda self: True),
+    _class("device_strings_parse", device=lambda self, index=None: torch.device("npu", (index or 0) + 1)),
+    _class("current_device_is_named", current_device_name=lambda self: "npu"),
+    _class(
         "index_out_of_range_is_an_error",
         set_device=lambda self, index: self._module.set_device(index) if index < 2 else self._module.no_such_device(),
     ),
-    "a negative index is a device": _class(
-        "index_out_of_range_is_an_error", set_device=lambda self, index: self._module.set_device(index)
-    ),
-    "the capability cannot be had": _member("get_device_capability", lambda m: _fails, "capabilities_have_one_type"),
-    "random() is nothing": _class("random_is_torch_random", random=lambda self: None),
-    "the RNG state is no uint8": _member(
-        "get_rng_state", _state_of_another_type, "rng_state_is_bytes_on_the_host", "rng_state_round_trips"
-    ),
-    "streams are never done": _member("Stream", lambda m: _NeverDoneStream, "streams_are_usable"),
-    "the default stream is another each time": _member(
-        "default_stream", lambda m: lambda index=None: fake_device.Stream(), "current_stream_is_the_default_one"
-    ),
-    "streams cannot wait": _member("Stream", lambda m: _LoneStream, "streams_wait_for_each_other"),
-    "a counter is no int": _class("counters_are_bytes", total_memory=lambda self, index=None: float(1 << 30)),
-    "an older name counts something else": _class(
-        "older_names_agree", max_memory_cached=lambda self, index=None: 1 << 40
-    ),
-    "the snapshot is a number": _member("memory_snapshot", lambda m: lambda: 3, "snapshot_is_a_collection"),
-    "emptying the cache does nothing": _member("empty_cache", lambda m: lambda: None, "cache_empties"),
-    "the resident set is negative": _class("resident_set_is_bytes", get_rss=lambda self: -1),
-    "float8 is neither yes nor no": _class("type_questions_answer_yes_or_no", is_fp8_supported=lambda self: None),
-    "float32 is not the first type": _class(
-        "supported_dtypes_agree", supported_dtypes=lambda self: [torch.bfloat16, torch.float16, torch.float32]
-    ),
-    "float8 is lost": Mutation({"float8_converts"}, _float8_is_lost),
-    "amp has no autocast": _member("amp", lambda m: object(), "amp_is_a_module_or_none"),
-    "a tensor property is nothing": _class(
-        "tensor_properties_are_callable",
-        "tensor_properties_make_tensors",
-        ByteTensor=property(lambda self: None),
-    ),
-    "IntTensor makes int64": _class("tensor_properties_make_tensors", IntTensor=_maker(torch.int64)),
-    "tensors are made on the first device": _class(
-        "tensors_are_made_on_the_current_device", FloatTensor=_maker(torch.float32, "npu:0")
-    ),
-    "every tensor is the device's": _class(
-        "on_accelerator_knows_its_tensors", on_accelerator=lambda self, tensor: True
-    ),
-    "pinning takes no keywords": _class(
-        "pinning_keeps_the_tensor", "pinning_in_whole_pages", pin_memory=lambda self, tensor: tensor.pin_memory()
-    ),
-    "whole pages come empty": _class("pinning_in_whole_pages", pin_memory=_empty_pages),
-    "no tensor is known to be pinned": _class("pinned_tensors_are_known", is_pinned=lambda self, tensor: False),
-    "unpinning loses the values": _class("unpinning_keeps_the_values", unpin_memory=lambda self, t: t * 0 - 1),
-    "captures take no pool": _class(
-        "graphs_take_pool_and_stream", capture_to_graph=lambda self, graph: self._module.graph(graph)
-    ),
-    "the package of builders does not import": _class(
-        "builder_package_imports",
-        "builders_are_found_by_name",
-        "unknown_builder_is_an_error",
+    _class("index_out_of_range_is_an_error", set_device=lambda self, index: self._module.set_device(index)),
+    _member("capabilities_have_one_type", "get_device_capability", lambda m: _fails),
+    _class("random_is_torch_random", random=lambda self: None),
+    _member("rng_state_is_bytes_on_the_host rng_state_round_trips", "get_rng_state", _state_of_another_type),
+    _member("streams_are_usable", "Stream", _broken(fake_device.Stream, query=lambda self: False)),
+    _member("current_stream_is_the_default_one", "default_stream", lambda m: lambda index=None: fake_device.Stream()),
+    _member("streams_wait_for_each_other", "Stream", _broken(fake_device.Stream, wait_stream=_fails)),
+    _class("counters_are_bytes", total_memory=lambda self, index=None: float(1 << 30)),
+    _class("older_names_agree", max_memory_cached=lambda self, index=None: 1 << 40),
+    _member("snapshot_is_a_collection", "memory_snapshot", lambda m: lambda: 3),
+    _member("cache_empties", "empty_cache", lambda m: lambda: None),
+    _class("resident_set_is_bytes", get_rss=lambda self: -1),
+    _class("type_questions_answer_yes_or_no", is_fp8_supported=lambda self: None),
+    _class("supported_dtypes_agree", supported_dtypes=lambda self: [torch.bfloat16, torch.float16, torch.float32]),
+    Mutation("float8_converts", _float8_is_lost),
+    _member("amp_is_a_module_or_none", "amp", lambda m: object()),
+    _class("tensor_properties_are_callable tensor_properties_make_tensors", ByteTensor=property(lambda self: None)),
+    _class("tensor_properties_make_tensors", IntTensor=_maker(torch.int64)),
+    _class("tensors_are_made_on_the_current_device", FloatTensor=_maker(torch.float32, "npu:0")),
+    _class("on_accelerator_knows_its_tensors", on_accelerator=lambda self, tensor: True),
+    _class("pinning_keeps_the_tensor pinning_in_whole_pages", pin_memory=lambda self, tensor: tensor.pin_memory()),
+    _class("pinning_in_whole_pages", pin_memory=_empty_pages),
+    _class("pinned_tensors_are_known", is_pinned=lambda self, tensor: False),
+    _class("unpinning_keeps_the_values", unpin_memory=lambda self, t: t * 0 - 1),
+    _class("graphs_take_pool_and_stream", capture_to_graph=lambda self, graph: self._module.graph(graph)),
+    _class(
+        "builder_package_imports builders_are_found_by_name unknown_builder_is_an_error "
         "missing_op_has_a_builder_that_says_so",
         builder_package="no_such_package",
     ),
-    "a builder is of another class": _class(
+    _class(
         "builders_are_found_by_name",
         create_op_builder=lambda self, name: (
             _SaysNothing if name == "CPUAdamBuilder" else self.get_op_builder(name)
         )(),
     ),
-    "no near match is told": _class("unknown_builder_is_an_error", get_op_builder=_without_near_matches),
-    "a missing op loads": _class("missing_op_has_a_builder_that_says_so", get_op_builder=_silent_if_missing),
-    "the build command is no command": _class("build_extension_is_a_command", build_extension=lambda self: int),
-    "the list of variables is shared": _class("variable_names_are_lists", export_envs=lambda self: _ONE_LIST),
-    "one variable more is written": _class("visible_devices_are_written", set_visible_devices_envs=_one_more_variable),
-    "the compile backend is unknown": _class(
-        "compile_backend_is_known", "sets_its_names_when_constructed", get_compile_backend=lambda self: "warp"
-    ),
-    "any compile backend is taken": _class("wrong_compile_backend_is_refused", set_compile_backend=_any_backend),
-}
+    _class("unknown_builder_is_an_error", get_op_builder=_without_near_matches),
+    _class("missing_op_has_a_builder_that_says_so", get_op_builder=_silent_if_missing),
+    _class("build_extension_is_a_command", build_extension=lambda self: int),
+    _class("variable_names_are_lists", export_envs=lambda self: _ONE_LIST),
+    _class("visible_devices_are_written", set_visible_devices_envs=_one_more_variable),
+    _class("compile_backend_is_known sets_its_names_when_constructed", get_compile_backend=lambda self: "warp"),
+    _class("wrong_compile_backend_is_refused", set_compile_backend=_any_backend),
+]

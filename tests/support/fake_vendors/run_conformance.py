@@ -1,8 +1,8 @@
-"""``run_conformance.py NAME [MUTATION ...]``: the kit on a fake device, whole and with one thing broken at a time.
+"""``run_conformance.py NAME [mutated]``: the kit on a fake device, whole or with one thing broken at a time.
 
 ``xpu`` comes with IPEX; ``xpu.native`` is a torch built with XPU on a machine without IPEX.
 
-Prints one JSON object: {"": results of the whole device, mutation: {failed check: reason}}.
+Prints JSON: {check: [status, note]} of the whole device, or {failed check: reason} for each mutation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.fake_vendors import fake_device, mutations
 CHILD = "visible_devices_are_honoured"
 
 
-def main(name: str, broken: list[str]) -> dict[str, Any]:
+def main(name: str, what: list[str]) -> Any:
     if name == "mps":
         fake_device.install_mps()  # no package to import brings it
     if name == "xpu.native":
@@ -28,21 +28,19 @@ def main(name: str, broken: list[str]) -> dict[str, Any]:
     module = importlib.import_module(f"accelerator.{device}_accelerator")
     accelerator = getattr(module, f"{device.upper()}_Accelerator")()
     lacks = {Ability(ability): reason for ability, reason in fake_device.LACKS.get(name, {}).items()}
-    answer: dict[str, Any] = {}
-    if not broken:
-        answer[""] = {r.check.name: [r.status, r.note] for r in check_conformance(accelerator, lacks).results}
-        return answer
+    if not what:
+        return {r.check.name: [r.status, r.note] for r in check_conformance(accelerator, lacks).results}
     # Sixty times the whole kit: smaller tensors than real devices need, where allocators round and others allocate.
     MemoryChecks.block_bytes, MemoryChecks.slack_bytes = 16 << 20, 2 << 20
-    for mutation in broken:
-        broken_thing = mutations.MUTATIONS[mutation]
+    answers = []
+    for mutation in mutations.MUTATIONS:
         # The check that starts a process takes longer than all others, and only some mutations reach a child.
-        childless = {} if CHILD in broken_thing.fitting else {Ability.CHILD_PROCESSES: "nothing is broken there"}
+        childless = {} if CHILD in mutation.fitting else {Ability.CHILD_PROCESSES: "nothing is broken there"}
         accelerator.reset_peak_memory_stats()  # as in a process of its own
-        with broken_thing.apply(name):
+        with mutation.apply(name):
             failures = check_conformance(accelerator, {**lacks, **childless}).failures
-        answer[mutation] = {r.check.name: r.note for r in failures}
-    return answer
+        answers.append({r.check.name: r.note for r in failures})
+    return answers
 
 
 if __name__ == "__main__":

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from accelerator import host
-from op_builder import cgroups
-from op_builder.cgroups import HostFiles, memory_limit_bytes, memory_room_bytes
+from accelerator.host import Host
+from op_builder.cgroups import HostFiles, memory_limit_bytes
 from tests.support.machines import WriteFiles, numa_tree
 
 V2 = {"proc/self/cgroup": "0::/job/step\n"}
@@ -52,7 +51,7 @@ NUMA = [
 
 @pytest.mark.parametrize(("tree", "count"), [row[1:] for row in NUMA], ids=[row[0] for row in NUMA])
 def test_numa_nodes_with_usable_cores_count(host_files: WriteFiles, tree: dict[str, str], count: int) -> None:
-    assert host.numa_node_count(host_files(tree)) == count
+    assert Host(host_files(tree)).numa_node_count() == count
 
 
 GIB = 1 << 30
@@ -86,61 +85,53 @@ def test_the_tightest_cgroup_limit_counts(
     assert memory_limit_bytes(host_files({**groups, **{name: str(size) for name, size in limits.items()}})) == limit
 
 
-@pytest.mark.usefixtures("fake_memory")
-def test_v1_without_a_limit_does_not_exceed_the_machine(host_files: WriteFiles) -> None:
-    huge = {**V1, "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": "9223372036854771712"}
-    assert cgroups.total_memory_bytes(host_files(huge)) == 64 * GIB
-    assert cgroups.available_memory_bytes(host_files(huge)) == 48 * GIB
-
-
-@pytest.mark.usefixtures("fake_memory")
-def test_memory_is_capped_by_the_cgroup_and_dropped_cache_is_free(host_files: WriteFiles) -> None:
-    files = host_files(
+ABC = f"{V1_ROOT}/docker/abc"
+V1_FULL = {f"{ABC}/memory.limit_in_bytes": 2 * GIB, f"{ABC}/memory.usage_in_bytes": 2 * GIB}
+# Of a machine with 64 GiB, 48 of them available: the group's files, its total and its available memory.
+ROOM: list[tuple[str, dict[str, str], dict[str, object], int, int]] = [
+    ("v1 without a limit", V1, {f"{ABC}/memory.limit_in_bytes": 9223372036854771712}, 64, 48),
+    ("a limit above what is left", V2, {f"{ROOT}/job/memory.max": 60 * GIB, f"{ROOT}/job/memory.current": 0}, 60, 48),
+    (
+        "cache that can be dropped is free",
+        V2,
         {
-            **V2,
-            "sys/fs/cgroup/job/step/memory.max": f"{8 * GIB}",
-            "sys/fs/cgroup/job/step/memory.current": f"{6 * GIB}",
-            "sys/fs/cgroup/job/step/memory.stat": f"anon {4 * GIB}\ninactive_file {GIB}\nactive_file 5\n",
-        }
-    )
-    assert cgroups.total_memory_bytes(files) == 8 * GIB
-    assert cgroups.available_memory_bytes(files) == 3 * GIB
-
-
-@pytest.mark.usefixtures("fake_memory")
-def test_available_memory_v1_counts_the_groups_descendants_and_is_never_negative(host_files: WriteFiles) -> None:
-    group = "sys/fs/cgroup/memory/docker/abc"
-    tree = {
-        **V1,
-        f"{group}/memory.limit_in_bytes": f"{2 * GIB}",
-        f"{group}/memory.usage_in_bytes": f"{2 * GIB}",
-        f"{group}/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}\n",
-    }
-    assert memory_room_bytes(host_files(tree)) == GIB
-    assert memory_room_bytes(host_files({f"{group}/memory.usage_in_bytes": f"{9 * GIB}"})) == 0
-
-
-@pytest.mark.usefixtures("fake_memory")
-def test_available_memory_is_what_the_fullest_group_up_the_tree_leaves(host_files: WriteFiles) -> None:
-    """Siblings fill an ancestor whose own limit is the wider one."""
-    files = host_files(
+            f"{STEP}/memory.max": 8 * GIB,
+            f"{STEP}/memory.current": 6 * GIB,
+            f"{STEP}/memory.stat": f"anon {4 * GIB}\ninactive_file {GIB}\nactive_file 5\n",
+        },
+        8,
+        3,
+    ),
+    (
+        "v1 counts descendants",
+        V1,
+        {**V1_FULL, f"{ABC}/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}\n"},
+        2,
+        1,
+    ),
+    ("never negative", V1, {**V1_FULL, f"{ABC}/memory.usage_in_bytes": 9 * GIB}, 2, 0),
+    (
+        "siblings fill an ancestor whose limit is the wider one",
+        V2,
         {
-            **V2,
-            "sys/fs/cgroup/job/step/memory.max": f"{4 * GIB}",
-            "sys/fs/cgroup/job/step/memory.current": f"{GIB}",
-            "sys/fs/cgroup/job/memory.max": f"{16 * GIB}",
-            "sys/fs/cgroup/job/memory.current": f"{15 * GIB}",
-        }
-    )
-    assert cgroups.total_memory_bytes(files) == 4 * GIB
-    assert cgroups.available_memory_bytes(files) == GIB
+            f"{STEP}/memory.max": 4 * GIB,
+            f"{STEP}/memory.current": GIB,
+            f"{ROOT}/job/memory.max": 16 * GIB,
+            f"{ROOT}/job/memory.current": 15 * GIB,
+        },
+        4,
+        1,
+    ),
+]
 
 
 @pytest.mark.usefixtures("fake_memory")
-def test_a_limit_above_what_the_machine_has_left_changes_nothing(host_files: WriteFiles) -> None:
-    files = host_files({**V2, "sys/fs/cgroup/job/memory.max": f"{60 * GIB}", "sys/fs/cgroup/job/memory.current": "0"})
-    assert cgroups.total_memory_bytes(files) == 60 * GIB
-    assert cgroups.available_memory_bytes(files) == 48 * GIB
+@pytest.mark.parametrize(("groups", "files", "total", "available"), [r[1:] for r in ROOM], ids=[r[0] for r in ROOM])
+def test_memory_is_what_the_cgroups_leave(
+    host_files: WriteFiles, groups: dict[str, str], files: dict[str, object], total: int, available: int
+) -> None:
+    host = Host(host_files({**groups, **{name: str(text) for name, text in files.items()}}))
+    assert (host.total_memory(), host.available_memory()) == (total * GIB, available * GIB)
 
 
 # Resident memory -------------------------------------------------------------------------
@@ -152,7 +143,7 @@ needs_dev_full = pytest.mark.skipif(
 
 def test_a_reset_restarts_the_kernels_mark(host_files: WriteFiles) -> None:
     files = host_files({"proc/self/status": "VmHWM:\t 7 kB\n", "proc/self/clear_refs": ""})
-    host.ResidentMemory(files).reset()
+    Host(files).reset_peak_rss()
     assert (files.procfs / "self" / "clear_refs").read_text() == "5"
 
 
@@ -161,35 +152,35 @@ def test_where_the_mark_cannot_be_restarted_the_peak_is_what_was_seen(host_files
     files = host_files({"proc/self/status": f"VmHWM:\t {1 << 30} kB\n"})
     if refusing:
         (files.procfs / "self" / "clear_refs").symlink_to("/dev/full")
-    memory = host.ResidentMemory(files)
-    memory.reset()
-    assert 0 < memory.peak() < 1 << 40
+    memory = Host(files)
+    memory.reset_peak_rss()
+    assert 0 < memory.peak_rss() < 1 << 40
 
 
 def test_without_any_kernel_files_the_peak_still_holds(tmp_path: Path) -> None:
-    memory = host.ResidentMemory(HostFiles(tmp_path, tmp_path))
-    assert memory.peak() >= memory.current() * 0.5 > 0
+    memory = Host(HostFiles(tmp_path, tmp_path))
+    assert memory.peak_rss() >= memory.rss() * 0.5 > 0
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the kernel lets no process reset its peak")
 def test_the_real_peak_sees_what_happened_between_two_questions() -> None:
-    memory = host.ResidentMemory(HostFiles())
-    memory.reset()
-    base = memory.peak()
+    memory = Host(HostFiles())
+    memory.reset_peak_rss()
+    base = memory.peak_rss()
     block = bytearray(64 << 20)
     block[:: 1 << 12] = b"x" * len(range(0, len(block), 1 << 12))  # touch every page
     del block
-    assert memory.peak() >= base + (48 << 20)
-    memory.reset()
-    assert memory.peak() < base + (48 << 20)
+    assert memory.peak_rss() >= base + (48 << 20)
+    memory.reset_peak_rss()
+    assert memory.peak_rss() < base + (48 << 20)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_does_not_report_its_parents_peak(host_files: WriteFiles) -> None:
-    memory = host.ResidentMemory(host_files({"proc/self/status": f"VmHWM:\t {1 << 30} kB\n"}))
-    assert memory.peak() == 1 << 40
+    memory = Host(host_files({"proc/self/status": f"VmHWM:\t {1 << 30} kB\n"}))
+    assert memory.peak_rss() == 1 << 40
     host_files({"proc/self/status": "VmHWM:\t 9 kB\n"})  # the child's own
     child = os.fork()
     if child == 0:
-        os._exit(0 if memory.peak() < 1 << 40 else 1)
+        os._exit(0 if memory.peak_rss() < 1 << 40 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
