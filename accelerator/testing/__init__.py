@@ -31,28 +31,13 @@ from accelerator.testing.model import Ability, Check, CheckResult, ConformanceEr
 from accelerator.testing.streams import GraphChecks, StreamChecks
 from accelerator.testing.tensors import NumberTypeChecks, TensorChecks
 
-__all__ = [
-    "CHECKS",
-    "Ability",
-    "Check",
-    "CheckResult",
-    "ConformanceError",
-    "ConformanceReport",
-    "check_conformance",
-]
+__all__ = ["CHECKS", "Ability", "Check", "CheckResult", "ConformanceError", "ConformanceReport", "check_conformance"]
 
-CHECKS: tuple[Check, ...] = (
-    *IdentityChecks.collect(),
-    *DeviceChecks.collect(),
-    *RandomNumberChecks.collect(),
-    *StreamChecks.collect(),
-    *MemoryChecks.collect(),
-    *NumberTypeChecks.collect(),
-    *TensorChecks.collect(),
-    *GraphChecks.collect(),
-    *BuilderChecks.collect(),
-    *EnvironmentChecks.collect(),
+_CLASSES = (
+    *(IdentityChecks, DeviceChecks, RandomNumberChecks, StreamChecks, MemoryChecks),
+    *(NumberTypeChecks, TensorChecks, GraphChecks, BuilderChecks, EnvironmentChecks),
 )
+CHECKS: tuple[Check, ...] = tuple(check for checks in _CLASSES for check in checks.collect())
 """Every check of the kit, in the order in which they run."""
 
 

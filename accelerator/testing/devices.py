@@ -37,11 +37,14 @@ class IdentityChecks(Checks):
 
     def answers_yes_or_no(self) -> None:
         """Every method that answers yes or no returns a bool, never None."""
-        for name in (
+        timing = (
             "is_synchronized_device",
             "use_host_timers",
             "resolves_data_dependency",
             "handles_memory_backpressure",
+        )
+        for name in (
+            *timing,
             "supports_nvtx_domain",
             "is_triton_supported",
             "prefer_triton_grouped_mm",

@@ -168,6 +168,13 @@ class Checks:
         finally:
             self.accelerator.set_device(former)
 
+    def _unless_unsupported(self, make: Callable[[], Any]) -> Any:
+        """``make()``; where the device refuses it in the contract's way, the check does not apply."""
+        try:
+            return make()
+        except UnsupportedFeatureError as refusal:
+            does_not_apply(refusal.message)
+
     def _tensor(self, data: Any) -> torch.Tensor:
         """A tensor on the current device."""
         return torch.tensor(data, device=self.accelerator.device_name())
@@ -248,11 +255,3 @@ def expect_type(what: str, value: object, *kinds: type) -> None:
 def does_not_apply(reason: str) -> NoReturn:
     """End the check: it has no meaning for this device."""
     raise DoesNotApplyError(reason)
-
-
-def unless_unsupported(make: Callable[[], Any]) -> Any:
-    """``make()``; where the device refuses it in the contract's way, the check does not apply."""
-    try:
-        return make()
-    except UnsupportedFeatureError as refusal:
-        does_not_apply(refusal.message)

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import time
 
-from accelerator.testing.model import (
-    Ability,
-    Checks,
-    does_not_apply,
-    expect,
-    expect_equal,
-    expect_type,
-    needs,
-    unless_unsupported,
-)
+from accelerator.testing.model import Ability, Checks, does_not_apply, expect, expect_equal, expect_type, needs
 
 
 class StreamChecks(Checks):
@@ -109,7 +100,7 @@ class GraphChecks(Checks):
     @needs(Ability.GRAPHS, Ability.TENSORS)
     def graphs_replay(self) -> str | None:
         """A captured graph computes the right values when it is replayed, also from changed inputs."""
-        graph = unless_unsupported(self.accelerator.create_graph)
+        graph = self._unless_unsupported(self.accelerator.create_graph)
         data = self._tensor([1.0, 2.0])
         warm = data * 2 + 1  # initialises libraries, which a capture may not do
         self.accelerator.synchronize()
@@ -129,6 +120,6 @@ class GraphChecks(Checks):
     @needs(Ability.GRAPHS)
     def graphs_take_pool_and_stream(self) -> None:
         """capture_to_graph() takes the keywords pool and stream."""
-        graph = unless_unsupported(self.accelerator.create_graph)
+        graph = self._unless_unsupported(self.accelerator.create_graph)
         with self.accelerator.capture_to_graph(graph, pool=None, stream=None):
             pass

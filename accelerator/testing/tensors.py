@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from accelerator.testing.model import (
-    Ability,
-    Checks,
-    does_not_apply,
-    expect,
-    expect_equal,
-    expect_type,
-    needs,
-    unless_unsupported,
-)
+from accelerator.testing.model import Ability, Checks, does_not_apply, expect, expect_equal, expect_type, needs
 
 _MAKERS = {
     "BFloat16Tensor": torch.bfloat16,
@@ -139,7 +130,7 @@ class TensorChecks(Checks):
     def pinning_in_whole_pages(self) -> None:
         """pin_memory(align_bytes=0) keeps the values as well, where the device knows whole pages."""
         data = torch.arange(4.0)
-        pinned = unless_unsupported(lambda: self.accelerator.pin_memory(data, align_bytes=0))
+        pinned = self._unless_unsupported(lambda: self.accelerator.pin_memory(data, align_bytes=0))
         expect_equal("values of the pinned tensor", pinned.tolist(), data.tolist())
 
     @needs(Ability.PINNED_MEMORY)

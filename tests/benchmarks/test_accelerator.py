@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import accelerator
 
-MOST_LINES_OF_THE_LAYER = 2675
+MOST_LINES_OF_THE_LAYER = 2520
 
 
 @pytest.mark.parametrize(("value", "limit", "verdict"), [(3, None, ""), (3, 3, "ok"), (4, 3, "miss")])
