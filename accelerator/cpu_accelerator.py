@@ -18,7 +18,7 @@ from op_builder import env as environment
 
 if TYPE_CHECKING:
     from accelerator.host import Host
-    from op_builder.cgroups import HostFiles
+    from op_builder.system.cgroups import HostFiles
 
 
 class CPU_Accelerator(HostStreams, TorchAccelerator):
@@ -69,7 +69,7 @@ class CPU_Accelerator(HostStreams, TorchAccelerator):
         return None
 
     def extra_facts(self) -> dict[str, Callable[[], Any]]:
-        from op_builder.cpu_isa import cpu_model  # not at the top: only a report needs it
+        from op_builder.system.cpu_isa import cpu_model  # not at the top: only a report needs it
 
         return {"hardware": cpu_model}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from op_builder import cgroups
-from op_builder.cgroups import HostFiles
-from op_builder.numa import numa_nodes
+from op_builder.system import cgroups
+from op_builder.system.cgroups import HostFiles
+from op_builder.system.numa import numa_nodes
 
 
 class Host:

@@ -342,7 +342,7 @@ class TorchAccelerator(DeepSpeedAccelerator):
         return self.get_op_builder(class_name)()
 
     def get_op_builder(self, class_name: str) -> type[OpBuilder]:
-        from op_builder.registry import find_builder
+        from op_builder.catalog.registry import find_builder
 
         if not isinstance(class_name, str):
             raise UnknownOpError(

@@ -66,10 +66,10 @@ def measure_builds(counts: Counts, directory: Path) -> list[Figure]:
 
 def bare_commands_s(builder: object) -> float:
     """Seconds that the compiler commands of an op take when they are run by hand, with the same parallelism."""
-    from op_builder.base import OpBuilder
+    from op_builder.builder.base import OpBuilder
     from op_builder.engine.commands import build_commands
     from op_builder.engine.jobs import job_count
-    from op_builder.resolver import Request
+    from op_builder.load.resolver import Request
 
     assert isinstance(builder, OpBuilder)
     request = Request.of(builder)

@@ -59,7 +59,7 @@ def describe_machine() -> Machine:
     import psutil
     import torch
 
-    from op_builder.cpu_isa import chosen_isa, cpu_model
+    from op_builder.system.cpu_isa import chosen_isa, cpu_model
 
     return Machine(
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),

@@ -25,8 +25,8 @@ import torch
 from benchmarks import _fio, _measure
 from benchmarks._fio import Transfer
 from benchmarks._processes import cold_build_s
-from op_builder import storage_engines
 from op_builder.cpu import AsyncIOBuilder
+from op_builder.system import storage_engines
 
 OURS = "accel-ops"
 PEERS = ("fio", "deepspeed")

@@ -31,7 +31,7 @@ from benchmarks import _measure
 from examples.characters.text import standard_library
 from examples.characters.training import Recipe, train
 from op_builder.ops import CPUAdam
-from op_builder.ops.native.tensor_lists import QUANT_BLOCK
+from op_builder.ops.optim.tensor_lists import QUANT_BLOCK
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "convergence.png"
 BETAS = (0.9, 0.999)

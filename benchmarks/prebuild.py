@@ -25,7 +25,7 @@ from pathlib import Path
 from benchmarks import _measure
 from benchmarks._figures import Figure, columns_of, rows_of
 from op_builder import cpu
-from op_builder.prebuilt import DIRECTORY, INDEX
+from op_builder.load.prebuilt import DIRECTORY, INDEX
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).resolve().parent

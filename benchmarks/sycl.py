@@ -27,7 +27,7 @@ import torch
 from benchmarks import _measure
 from benchmarks._figures import duration
 from op_builder import cpu, ops, xpu
-from op_builder.ops.native.fused import FusedAdamModule, FusedLionModule
+from op_builder.ops.optim.fused_module import FusedAdamModule, FusedLionModule
 
 LOAD_COLUMNS = ("load and one update of FusedAdam", "median", "of which load()", "limit", "verdict")
 COLUMNS = ("case", "beside", "accel-ops, SYCL", "the other", "SYCL is faster by", "asked")

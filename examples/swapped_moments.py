@@ -31,7 +31,7 @@ from examples.characters.training import Recipe, Run, train
 from op_builder.cpu import AsyncIOBuilder
 from op_builder.errors import AccelError
 from op_builder.ops import CPUAdam, TensorStore
-from op_builder.ops.tensor_store_transfer import StoreCounters
+from op_builder.ops.io.tensor_store_transfer import StoreCounters
 
 console = Console(highlight=False, soft_wrap=True)
 

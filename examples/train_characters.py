@@ -31,9 +31,9 @@ from examples.characters.comparison import compare, draw
 from examples.characters.text import Corpus, NoTextError, standard_library
 from examples.characters.training import Recipe, Run, train
 from op_builder.cache.store import Cache
+from op_builder.catalog.registry import find_builder
 from op_builder.errors import AccelError
 from op_builder.ops import CPUAdam, SYCLFusedAdam
-from op_builder.registry import find_builder
 
 PICTURE = "loss_curves.png"
 SAMPLE_START = "\n    def "

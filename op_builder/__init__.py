@@ -13,13 +13,13 @@ TYPE_CHECKING = False  # as typing has it, without the cost of importing typing
 if TYPE_CHECKING:
     from typing import Any
 
-    from op_builder.base import OpBuilder as OpBuilder
-    from op_builder.cpu_builder import CPUOpBuilder as CPUOpBuilder
-    from op_builder.cpu_builder import TorchCPUOpBuilder as TorchCPUOpBuilder
-    from op_builder.cuda_builder import CUDAOpBuilder as CUDAOpBuilder
-    from op_builder.inline import load_inline as load_inline
+    from op_builder.builder.base import OpBuilder as OpBuilder
+    from op_builder.builder.cpu import CPUOpBuilder as CPUOpBuilder
+    from op_builder.builder.cpu import TorchCPUOpBuilder as TorchCPUOpBuilder
+    from op_builder.builder.cuda import CUDAOpBuilder as CUDAOpBuilder
+    from op_builder.builder.inline import load_inline as load_inline
+    from op_builder.builder.sycl import SYCLOpBuilder as SYCLOpBuilder
     from op_builder.plan import Binding as Binding
-    from op_builder.sycl_builder import SYCLOpBuilder as SYCLOpBuilder
 
 __all__ = [
     "Binding",
@@ -41,7 +41,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(builder, name)
     if name == "load_inline":
-        from op_builder.inline import load_inline
+        from op_builder.builder.inline import load_inline
 
         return load_inline
     if name.endswith("Builder"):

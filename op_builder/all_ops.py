@@ -6,14 +6,14 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from op_builder.base import OpBuilder
+    from op_builder.builder.base import OpBuilder
 
 ALL_OPS: dict[str, OpBuilder]
 
 
 @cache
 def _builders(package: str) -> dict[str, OpBuilder]:
-    from op_builder.registry import all_builders
+    from op_builder.catalog.registry import all_builders
 
     return all_builders(package)
 

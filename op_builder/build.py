@@ -18,10 +18,10 @@ from op_builder.command_line import run_main
 from op_builder.errors import AccelError, UnknownOpError
 
 if TYPE_CHECKING:
-    from op_builder.base import OpBuilder
+    from op_builder.builder.base import OpBuilder
     from op_builder.cache.store import Entry
     from op_builder.engine.jobs import JobBudget
-    from op_builder.resolver import Request
+    from op_builder.load.resolver import Request
 
 Report = Callable[[str, int, int, str], None]
 """Called with (op, steps done, steps in all or 0 as long as that is not known, what was just done)."""
@@ -103,8 +103,8 @@ class _Batch:
 
     def settle(self, builder: OpBuilder) -> Outcome | Request:
         """The outcome of an op for which nothing is to be compiled; for the others what is."""
-        from op_builder import resolver
-        from op_builder.outcomes import failures
+        from op_builder.load import resolver
+        from op_builder.system.outcomes import failures
 
         def settle() -> tuple[str, str, str] | Request:
             missing = failures(builder.build_checks())
@@ -123,8 +123,8 @@ class _Batch:
 
     def build(self, request: Request, budget: JobBudget) -> Outcome:
         """Build one op; whatever goes wrong with it is told in the outcome."""
-        from op_builder import resolver
         from op_builder.engine.build import BuildOptions
+        from op_builder.load import resolver
 
         options = BuildOptions(
             progress=functools.partial(self.report, request.plan.op),
@@ -184,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("name the ops to build, or give --all")
     from accelerator.errors import AcceleratorSelectionError
     from accelerator.selection import builder_package
-    from op_builder.registry import all_builders
+    from op_builder.catalog.registry import all_builders
     from op_builder.report.collect import find_op
 
     try:

@@ -18,7 +18,7 @@ from op_builder import paths
 from op_builder.errors import AccelError
 
 if TYPE_CHECKING:
-    from op_builder.base import OpBuilder
+    from op_builder.builder.base import OpBuilder
 
 
 class Binding(enum.Enum):

@@ -10,7 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from environments import (
+
+from tests.support.environments import (
     ROOT,
     Environment,
     bare_environment,

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from environments import ROOT, Environment, copy_sources, make_environment, ops_wheel, run, shared
 
-from op_builder.cpu_isa import supported_isas
+from op_builder.system.cpu_isa import supported_isas
+from tests.support.environments import ROOT, Environment, copy_sources, make_environment, ops_wheel, run, shared
 
 pytestmark = pytest.mark.slow
 

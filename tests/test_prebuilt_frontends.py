@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from environments import (
+
+from tests.support.environments import (
     OPS,
     Environment,
     bare_environment,

@@ -17,7 +17,10 @@ from typing import Any
 
 import pytest
 import torch
-from environments import (
+
+from op_builder.catalog.registry import UnavailableOpBuilder, all_builders
+from op_builder.toolchains.oneccl import find_oneccl
+from tests.support.environments import (
     Environment,
     bare_environment,
     binaries_in,
@@ -30,9 +33,6 @@ from environments import (
     shared,
     the_wheel,
 )
-
-from op_builder.registry import UnavailableOpBuilder, all_builders
-from op_builder.toolchains.oneccl import find_oneccl
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +88,7 @@ def from_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 LOAD = """
 import json, sys
-from op_builder.registry import find_builder
+from op_builder.catalog.registry import find_builder
 for name in json.loads(sys.argv[1]):
     find_builder(name, "op_builder.cpu")().load()
 print("loaded all")

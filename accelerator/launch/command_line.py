@@ -24,8 +24,8 @@ from accelerator.launch.ranks import BindingRequest, HostPlan, plan_host
 from accelerator.launch.topology import Topology, own_affinity, read_caches, read_topology
 from accelerator.launch.worker import tell
 from op_builder import env as environment
-from op_builder.cgroups import HostFiles
 from op_builder.errors import AccelError
+from op_builder.system.cgroups import HostFiles
 
 if TYPE_CHECKING:
     from accelerator.abstract_accelerator import DeepSpeedAccelerator

@@ -27,7 +27,7 @@ from accelerator.launch.received import sent_line
 from accelerator.launch.signals import heeded
 from accelerator.launch.worker import tell
 from op_builder import env as environment
-from op_builder.cgroups import read_text
+from op_builder.system.cgroups import read_text
 
 _LOOK_EVERY_S = 0.05
 _LAST_WORDS_S = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from op_builder.cgroups import parse_index_list
+from op_builder.system.cgroups import parse_index_list
 
 
 def parse_list(text: str) -> tuple[int, ...]:

@@ -26,8 +26,8 @@ from accelerator.launch.signals import heeded
 from accelerator.launch.topology import own_affinity, read_topology
 from accelerator.launch.worker import bind, tell
 from op_builder import env as environment
-from op_builder.cgroups import HostFiles
 from op_builder.errors import AccelError
+from op_builder.system.cgroups import HostFiles
 
 # What each family of launchers calls rank, number of ranks, local rank, and number of ranks on this host.
 _NAMES = {

@@ -1,6 +1,6 @@
 """What of this machine the ranks can be bound to: cores, hyper-threads, NUMA nodes, memory, caches.
 
-All is read below :class:`op_builder.cgroups.HostFiles`, so that a test hands in a tree of its own; the
+All is read below :class:`op_builder.system.cgroups.HostFiles`, so that a test hands in a tree of its own; the
 affinity mask, which is no file, is an argument. A "CPU" is what the kernel numbers (a hardware thread),
 a "core" is one or more CPUs that share a core's execution units.
 """
@@ -13,9 +13,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from op_builder.cgroups import HostFiles, allowed_cores, cpu_quota_cores, parse_index_list, read_text
-from op_builder.cpu_isa import cpu_model
-from op_builder.numa import numa_directory, numa_nodes
+from op_builder.system.cgroups import HostFiles, allowed_cores, cpu_quota_cores, parse_index_list, read_text
+from op_builder.system.cpu_isa import cpu_model
+from op_builder.system.numa import numa_directory, numa_nodes
 
 # Processors with high-bandwidth memory that can be nodes of its own ("flat mode"), for kernels or firmware that do
 # not tell how fast a node's memory is.

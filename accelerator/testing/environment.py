@@ -10,8 +10,8 @@ from setuptools.command.build_ext import build_ext  # type: ignore[import-untype
 
 from accelerator.testing.model import Ability, Checks, does_not_apply, expect, expect_equal, expect_type, fail, needs
 from op_builder import env
-from op_builder.base import OpBuilder
-from op_builder.registry import KNOWN_OPS, UnavailableOpBuilder, device_package
+from op_builder.builder.base import OpBuilder
+from op_builder.catalog.registry import KNOWN_OPS, UnavailableOpBuilder, device_package
 
 _KNOWN, _MISSPELT = "CPUAdamBuilder", "CPUAdmBuilder"
 _CHILD_TIMEOUT_S = 300

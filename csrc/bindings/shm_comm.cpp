@@ -312,7 +312,7 @@ std::int64_t python_method() {
 }
 
 // What is no collective, by number and with numbers alone, so that one op is enough for all.
-// op_builder/ops/native/shared_memory_native.py has the names; it passes as many numbers as are used.
+// op_builder/ops/comm/shared_memory_native.py has the names; it passes as many numbers as are used.
 std::vector<std::int64_t> control(std::int64_t what, std::vector<std::int64_t> numbers) {
   switch (what) {
     case 0:

@@ -17,15 +17,15 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from op_builder.cache.fingerprint import COMPILER_PARTS, plan_key
+from op_builder.cache.headers import Roots
 from op_builder.cache.staging import SURELY_OVER_S
 from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
 from op_builder.errors import AccelError, CacheError
-from op_builder.fingerprint import COMPILER_PARTS, plan_key
-from op_builder.headers import Roots
-from op_builder.memo import Memo
 from op_builder.plan import Binding, BuildPlan, Language, Source
+from op_builder.system.memo import Memo
+from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.toolset import find_toolset
-from op_builder.torch_install import torch_install
 
 # The parts of a key that come from the machine and what is installed there, not from the op.
 _MACHINE_PARTS = (

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from op_builder import paths
+from op_builder.cache.fingerprint import PlanKey
+from op_builder.cache.headers import Header, Roots
 from op_builder.cache.store import Entry
-from op_builder.fingerprint import PlanKey
-from op_builder.headers import Header, Roots
-from op_builder.memo import Memo
+from op_builder.system.memo import Memo
 
 _FLAG_PARTS = ("c++ flags", "nvcc flags", "link flags")
 
@@ -68,7 +68,7 @@ def _source_lines(then: dict[str, str], key: PlanKey) -> list[str]:
 
 
 def _source_line(label: str, then: str, now: str) -> str:
-    """``then`` and ``now`` are content hash and flags, as :func:`op_builder.fingerprint.recipe_parts` joins them."""
+    """``then`` and ``now`` are content hash and flags, as :func:`op_builder.cache.fingerprint.recipe_parts` joins them."""
     (content_then, *flags_then), (content_now, *flags_now) = then.split(" "), now.split(" ")
     if content_then != content_now:
         return f"{label} changed"

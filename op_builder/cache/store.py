@@ -27,13 +27,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from op_builder import env
+from op_builder.cache.fingerprint import COMPILER_PARTS, BuildKey, PlanKey
+from op_builder.cache.headers import Header, Roots, SystemHeaders
 from op_builder.cache.staging import make_directory, sign_of_life, subdirectories, sweep
 from op_builder.errors import CacheError
-from op_builder.file_contents import content_sha256, file_sha256
-from op_builder.fingerprint import COMPILER_PARTS, BuildKey, PlanKey
-from op_builder.headers import Header, Roots, SystemHeaders
-from op_builder.memo import Memo
-from op_builder.torch_install import MINIMUM_TORCH
+from op_builder.system.file_contents import content_sha256, file_sha256
+from op_builder.system.memo import Memo
+from op_builder.system.torch_install import MINIMUM_TORCH
 
 logger = logging.getLogger(__name__)
 

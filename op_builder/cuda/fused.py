@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from op_builder.cuda_builder import CUDAOpBuilder
+from op_builder.builder.cuda import CUDAOpBuilder
 from op_builder.host import fused
-from op_builder.outcomes import CheckOutcome
-from op_builder.torch_install import parse_release
+from op_builder.system.outcomes import CheckOutcome
+from op_builder.system.torch_install import parse_release
 
 # Kernel parameters are marked __grid_constant__, which older devices do not know.
 _OLDEST_ARCH = (7, 0)

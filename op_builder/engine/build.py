@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import IO
 
 from op_builder import env
+from op_builder.cache.fingerprint import BuildKey, PlanKey, build_key, plan_key, saved_since
+from op_builder.cache.headers import HeaderGoneError, Roots
 from op_builder.cache.staging import process_lives
 from op_builder.cache.store import Cache, Entry, disk_full
 from op_builder.engine import precompiled, torch_header
 from op_builder.engine.commands import LINKED_LIST, BuildCommands, build_commands, by_hand, stamped_directories
-from op_builder.engine.diagnose import diagnose
 from op_builder.engine.jobs import JobBudget, job_count
 from op_builder.engine.kernels import try_kernels
 from op_builder.engine.ninja import Limits, Progress, find_ninja, run_ninja, write_file
@@ -29,9 +30,8 @@ from op_builder.engine.precompiled import Preincluded
 from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection, inspect
 from op_builder.errors import BuildCancelled, CacheError, CompileError, ToolchainError
-from op_builder.fingerprint import BuildKey, PlanKey, build_key, plan_key, saved_since
-from op_builder.headers import HeaderGoneError, Roots
 from op_builder.plan import BuildPlan
+from op_builder.toolchains.diagnose import diagnose
 from op_builder.toolchains.toolset import Toolset
 
 logger = logging.getLogger(__name__)

@@ -10,13 +10,13 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from op_builder.headers import Roots
+from op_builder.cache.headers import Roots
 from op_builder.plan import Binding, BuildPlan, Language, Source
+from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import LINKED_FLAG, Compiler, lists_linked
 from op_builder.toolchains.cuda import CudaToolkit
 from op_builder.toolchains.cuda_archs import gencode_flags
 from op_builder.toolchains.toolset import Toolset
-from op_builder.torch_install import torch_install
 
 # The object that linked device code becomes, named as torch names it.
 DEVICE_OBJECT = "sycl_dlink.o"

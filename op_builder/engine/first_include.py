@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from op_builder.engine.flags import DIRECTORY_FLAGS, grouped_flags
 from op_builder.plan import Binding, BuildPlan, Language, Source
+from op_builder.toolchains.flags import DIRECTORY_FLAGS, grouped_flags
 from op_builder.toolchains.toolset import Toolset
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from op_builder import env
-from op_builder.cgroups import HostFiles, available_memory_bytes, cpu_quota_cores
 from op_builder.errors import BuildCancelled
 from op_builder.plan import Binding, BuildPlan
+from op_builder.system.cgroups import HostFiles, available_memory_bytes, cpu_quota_cores
 
 # Peak memory of one compiler job, measured on torch 2.13 with g++ 12: a file with
 # torch/extension.h takes 1.6 GB, one on the Stable ABI 0.2 GB, nvcc's passes about 1 GB.

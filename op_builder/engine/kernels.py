@@ -14,12 +14,12 @@ from pathlib import Path
 
 from op_builder import env
 from op_builder.cache.store import Cache, Entry
-from op_builder.engine.diagnose import diagnose
 from op_builder.engine.jobs import allowed_jobs
 from op_builder.engine.try_load import needed_libraries
 from op_builder.errors import CompileError
 from op_builder.plan import BuildPlan
-from op_builder.toolchains.process import run
+from op_builder.system.process import run
+from op_builder.toolchains.diagnose import diagnose
 from op_builder.toolchains.sycl_runtime import runtime_variables
 from op_builder.toolchains.toolset import Toolset
 

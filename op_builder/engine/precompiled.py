@@ -31,20 +31,20 @@ from pathlib import Path
 from typing import IO
 
 from op_builder import env
+from op_builder.cache.fingerprint import BuildKey, build_key, plan_key, saved_since
+from op_builder.cache.headers import Roots, parse_depfile
 from op_builder.cache.store import Cache, Entry
-from op_builder.cgroups import HostFiles, available_memory_bytes, falls_together, memory_limit_bytes
 from op_builder.engine import torch_header
 from op_builder.engine.commands import PRECOMPILED_HEADER, precompile_command, stamped_directories
 from op_builder.engine.first_include import eligible_sources, own_include_dirs
-from op_builder.engine.flags import DIRECTORY_FLAGS, grouped_flags
 from op_builder.engine.publish import publish
 from op_builder.engine.session import watched
 from op_builder.engine.try_load import Inspection
 from op_builder.errors import AccelError, ToolchainError
-from op_builder.fingerprint import BuildKey, build_key, plan_key, saved_since
-from op_builder.headers import Roots, parse_depfile
 from op_builder.plan import Binding, BuildPlan, Language, Source
-from op_builder.toolchains.process import run
+from op_builder.system.cgroups import HostFiles, available_memory_bytes, falls_together, memory_limit_bytes
+from op_builder.system.process import run
+from op_builder.toolchains.flags import DIRECTORY_FLAGS, grouped_flags
 from op_builder.toolchains.toolset import Toolset, find_toolset
 
 logger = logging.getLogger(__name__)

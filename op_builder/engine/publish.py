@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from op_builder._version import __version__
+from op_builder.cache.fingerprint import BuildKey
 from op_builder.cache.maintenance import keep_in_bounds
 from op_builder.cache.store import Cache, Entry, Manifest
 from op_builder.engine.try_load import Inspection
-from op_builder.file_contents import file_sha256
-from op_builder.fingerprint import BuildKey
 from op_builder.plan import BuildPlan
-from op_builder.torch_install import torch_install
+from op_builder.system.file_contents import file_sha256
+from op_builder.system.torch_install import torch_install
 
 
 def publish(

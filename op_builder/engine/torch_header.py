@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import cache
 
 from op_builder.plan import Source
-from op_builder.torch_install import torch_install
+from op_builder.system.torch_install import torch_install
 
 WHOLE = "#include <torch/extension.h>\n"
 

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from op_builder import env
-from op_builder.engine.remedies import load_remedy
 from op_builder.errors import LoadError, ToolchainError
 from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY, Binding, BuildPlan
+from op_builder.system.process import Finished, run
+from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import Compiler
-from op_builder.toolchains.process import Finished, run
+from op_builder.toolchains.remedies import load_remedy
 from op_builder.toolchains.toolset import Toolset
-from op_builder.torch_install import torch_install
 
 _TIMEOUT_S = 300.0
 _WITH_TORCH = "loaded in a child process with torch"

@@ -8,11 +8,11 @@ from op_builder import env
 from op_builder.host.native_op import NativeOpBuilder
 
 if TYPE_CHECKING:
-    from op_builder.outcomes import CheckOutcome
+    from op_builder.system.outcomes import CheckOutcome
 
 
 class AsyncIOBuilder(NativeOpBuilder):
-    """Builds ``async_io``; ``load()`` returns a :class:`op_builder.ops.native.async_io.AsyncIOModule`.
+    """Builds ``async_io``; ``load()`` returns a :class:`op_builder.ops.io.async_io.AsyncIOModule`.
 
     Needs no library and no header but the C library's. Every POSIX system has an engine that works.
     """
@@ -39,12 +39,12 @@ class AsyncIOBuilder(NativeOpBuilder):
     def load_checks(self) -> list[CheckOutcome]:
         if env.ACCEL_AIO_ENGINE.raw() is None:  # one of them always works
             return []
-        from op_builder.outcomes import guarded
-        from op_builder.storage_engines import forced_engine_check
+        from op_builder.system.outcomes import guarded
+        from op_builder.system.storage_engines import forced_engine_check
 
         return [guarded("storage engine", forced_engine_check)]
 
     def bind(self, opened: Any) -> Any:
-        from op_builder.ops.native.async_io import AsyncIOModule
+        from op_builder.ops.io.async_io import AsyncIOModule
 
         return AsyncIOModule(opened)

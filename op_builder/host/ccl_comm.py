@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from op_builder.host.native_op import NativeOpBuilder
 
 if TYPE_CHECKING:
-    from op_builder.outcomes import CheckOutcome
     from op_builder.plan import BuildPlan
+    from op_builder.system.outcomes import CheckOutcome
 
 
 class CCLCommBuilder(NativeOpBuilder):
-    """Builds ``ccl_comm``; ``load()`` returns a :class:`op_builder.ops.native.ccl_comm.CCLCommModule`.
+    """Builds ``ccl_comm``; ``load()`` returns a :class:`op_builder.ops.comm.ccl_comm.CCLCommModule`.
 
     Needs oneCCL: that of ``CCL_ROOT``, of PyPI's wheels or of the system.
     """
@@ -38,13 +38,13 @@ class CCLCommBuilder(NativeOpBuilder):
         return plan if found is None else replace(plan, libraries=(found.as_library,))
 
     def build_checks(self) -> list[CheckOutcome]:
-        from op_builder.outcomes import guarded
+        from op_builder.system.outcomes import guarded
         from op_builder.toolchains.oneccl import build_check
 
         return [*super().build_checks(), guarded("oneCCL headers", lambda: build_check(self.cache.memo))]
 
     def load_checks(self) -> list[CheckOutcome]:
-        from op_builder.outcomes import guarded
+        from op_builder.system.outcomes import guarded
         from op_builder.toolchains.oneccl import load_check
 
         return [guarded("oneCCL library", lambda: load_check(self.cache.memo))]
@@ -55,6 +55,6 @@ class CCLCommBuilder(NativeOpBuilder):
         open_oneccl(require_oneccl().library, self.cache.root)
 
     def bind(self, opened: Any) -> Any:
-        from op_builder.ops.native.ccl_comm import CCLCommModule
+        from op_builder.ops.comm.ccl_comm import CCLCommModule
 
         return CCLCommModule(opened)

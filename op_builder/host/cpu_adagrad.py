@@ -8,7 +8,7 @@ from op_builder.host.host_optimizer import HostOptimizerBuilder
 
 
 class CPUAdagradBuilder(HostOptimizerBuilder):
-    """Builds ``cpu_adagrad``; ``load()`` returns a :class:`op_builder.ops.native.cpu_adagrad.CPUAdagradModule`."""
+    """Builds ``cpu_adagrad``; ``load()`` returns a :class:`op_builder.ops.optim.cpu_adagrad_module.CPUAdagradModule`."""
 
     NAME = "cpu_adagrad"
     BUILD_VAR = "ACCEL_BUILD_CPU_ADAGRAD"
@@ -16,6 +16,6 @@ class CPUAdagradBuilder(HostOptimizerBuilder):
     OWN_SOURCES = ("bindings/cpu_adagrad.cpp", "kernels/cpu/adagrad.cpp")
 
     def bind(self, opened: Any) -> Any:
-        from op_builder.ops.native.cpu_adagrad import CPUAdagradModule
+        from op_builder.ops.optim.cpu_adagrad_module import CPUAdagradModule
 
         return CPUAdagradModule(opened)

@@ -8,7 +8,7 @@ from op_builder.host.host_optimizer import HostOptimizerBuilder
 
 
 class CPUAdamBuilder(HostOptimizerBuilder):
-    """Builds ``cpu_adam``; ``load()`` returns a :class:`op_builder.ops.native.cpu_adam.CPUAdamModule`."""
+    """Builds ``cpu_adam``; ``load()`` returns a :class:`op_builder.ops.optim.cpu_adam_module.CPUAdamModule`."""
 
     NAME = "cpu_adam"
     BUILD_VAR = "ACCEL_BUILD_CPU_ADAM"
@@ -24,6 +24,6 @@ class CPUAdamBuilder(HostOptimizerBuilder):
     )
 
     def bind(self, opened: Any) -> Any:
-        from op_builder.ops.native.cpu_adam import CPUAdamModule
+        from op_builder.ops.optim.cpu_adam_module import CPUAdamModule
 
         return CPUAdamModule(opened)

@@ -8,7 +8,7 @@ from op_builder.host.host_optimizer import HostOptimizerBuilder
 
 
 class CPUAmsgradBuilder(HostOptimizerBuilder):
-    """Builds ``cpu_amsgrad``; ``load()`` returns a :class:`op_builder.ops.native.cpu_amsgrad.CPUAmsgradModule`."""
+    """Builds ``cpu_amsgrad``; ``load()`` returns a :class:`op_builder.ops.optim.cpu_amsgrad_module.CPUAmsgradModule`."""
 
     NAME = "cpu_amsgrad"
     BUILD_VAR = "ACCEL_BUILD_CPU_AMSGRAD"
@@ -16,6 +16,6 @@ class CPUAmsgradBuilder(HostOptimizerBuilder):
     OWN_SOURCES = ("bindings/cpu_amsgrad.cpp", "kernels/cpu/amsgrad.cpp")
 
     def bind(self, opened: Any) -> Any:
-        from op_builder.ops.native.cpu_amsgrad import CPUAmsgradModule
+        from op_builder.ops.optim.cpu_amsgrad_module import CPUAmsgradModule
 
         return CPUAmsgradModule(opened)

@@ -8,7 +8,7 @@ from op_builder.host.host_optimizer import HostOptimizerBuilder
 
 
 class CPULambBuilder(HostOptimizerBuilder):
-    """Builds ``cpu_lamb``; ``load()`` returns a :class:`op_builder.ops.native.cpu_lamb.CPULambModule`."""
+    """Builds ``cpu_lamb``; ``load()`` returns a :class:`op_builder.ops.optim.cpu_lamb_module.CPULambModule`."""
 
     NAME = "cpu_lamb"
     BUILD_VAR = "ACCEL_BUILD_CPU_LAMB"
@@ -16,6 +16,6 @@ class CPULambBuilder(HostOptimizerBuilder):
     OWN_SOURCES = ("bindings/cpu_lamb.cpp", "kernels/cpu/lamb.cpp")
 
     def bind(self, opened: Any) -> Any:
-        from op_builder.ops.native.cpu_lamb import CPULambModule
+        from op_builder.ops.optim.cpu_lamb_module import CPULambModule
 
         return CPULambModule(opened)

@@ -8,7 +8,7 @@ from op_builder.host.host_optimizer import HostOptimizerBuilder
 
 
 class CPULionBuilder(HostOptimizerBuilder):
-    """Builds ``cpu_lion``; ``load()`` returns a :class:`op_builder.ops.native.cpu_lion.CPULionModule`."""
+    """Builds ``cpu_lion``; ``load()`` returns a :class:`op_builder.ops.optim.cpu_lion_module.CPULionModule`."""
 
     NAME = "cpu_lion"
     BUILD_VAR = "ACCEL_BUILD_CPU_LION"
@@ -16,6 +16,6 @@ class CPULionBuilder(HostOptimizerBuilder):
     OWN_SOURCES = ("bindings/cpu_lion.cpp", "kernels/cpu/lion.cpp")
 
     def bind(self, opened: Any) -> Any:
-        from op_builder.ops.native.cpu_lion import CPULionModule
+        from op_builder.ops.optim.cpu_lion_module import CPULionModule
 
         return CPULionModule(opened)

@@ -8,7 +8,7 @@ from op_builder.host.host_optimizer import HostOptimizerBuilder
 
 
 class CPUSGDBuilder(HostOptimizerBuilder):
-    """Builds ``cpu_sgd``; ``load()`` returns a :class:`op_builder.ops.native.cpu_sgd.CPUSGDModule`."""
+    """Builds ``cpu_sgd``; ``load()`` returns a :class:`op_builder.ops.optim.cpu_sgd_module.CPUSGDModule`."""
 
     NAME = "cpu_sgd"
     BUILD_VAR = "ACCEL_BUILD_CPU_SGD"
@@ -16,6 +16,6 @@ class CPUSGDBuilder(HostOptimizerBuilder):
     OWN_SOURCES = ("bindings/cpu_sgd.cpp", "kernels/cpu/sgd.cpp")
 
     def bind(self, opened: Any) -> Any:
-        from op_builder.ops.native.cpu_sgd import CPUSGDModule
+        from op_builder.ops.optim.cpu_sgd_module import CPUSGDModule
 
         return CPUSGDModule(opened)

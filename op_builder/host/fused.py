@@ -27,7 +27,7 @@ class FusedOpBuilder(NativeOpBuilder):
 
 
 class FusedAdamBuilder(FusedOpBuilder):
-    """Builds ``fused_adam``; ``load()`` returns a :class:`op_builder.ops.native.fused.FusedAdamModule`."""
+    """Builds ``fused_adam``; ``load()`` returns a :class:`op_builder.ops.optim.fused_module.FusedAdamModule`."""
 
     NAME = "fused_adam"
     BUILD_VAR = "ACCEL_BUILD_FUSED_ADAM"
@@ -45,14 +45,14 @@ class FusedAdamBuilder(FusedOpBuilder):
     CUDA_SOURCES = ("csrc/kernels/cuda/fused_adam.cu", "csrc/kernels/cuda/multi_tensor.cu")
 
     def bind(self, opened: Any) -> Any:
-        from op_builder.ops.native.fused import FusedAdamModule
+        from op_builder.ops.optim.fused_module import FusedAdamModule
 
         return FusedAdamModule(opened)
 
 
 class FusedAmsgradBuilder(FusedOpBuilder):
     """Builds ``fused_amsgrad``; ``load()`` returns an
-    :class:`op_builder.ops.native.fused_amsgrad.FusedAmsgradModule`."""
+    :class:`op_builder.ops.optim.fused_amsgrad_module.FusedAmsgradModule`."""
 
     NAME = "fused_amsgrad"
     BUILD_VAR = "ACCEL_BUILD_FUSED_AMSGRAD"
@@ -61,13 +61,13 @@ class FusedAmsgradBuilder(FusedOpBuilder):
     CUDA_SOURCES = ("csrc/kernels/cuda/fused_amsgrad.cu", "csrc/kernels/cuda/multi_tensor.cu")
 
     def bind(self, opened: Any) -> Any:
-        from op_builder.ops.native.fused_amsgrad import FusedAmsgradModule
+        from op_builder.ops.optim.fused_amsgrad_module import FusedAmsgradModule
 
         return FusedAmsgradModule(opened)
 
 
 class FusedLionBuilder(FusedOpBuilder):
-    """Builds ``fused_lion``; ``load()`` returns a :class:`op_builder.ops.native.fused.FusedLionModule`."""
+    """Builds ``fused_lion``; ``load()`` returns a :class:`op_builder.ops.optim.fused_module.FusedLionModule`."""
 
     NAME = "fused_lion"
     BUILD_VAR = "ACCEL_BUILD_FUSED_LION"
@@ -76,13 +76,13 @@ class FusedLionBuilder(FusedOpBuilder):
     CUDA_SOURCES = ("csrc/kernels/cuda/fused_lion.cu", "csrc/kernels/cuda/multi_tensor.cu")
 
     def bind(self, opened: Any) -> Any:
-        from op_builder.ops.native.fused import FusedLionModule
+        from op_builder.ops.optim.fused_module import FusedLionModule
 
         return FusedLionModule(opened)
 
 
 class FusedLambBuilder(FusedOpBuilder):
-    """Builds ``fused_lamb``; ``load()`` returns a :class:`op_builder.ops.native.fused.FusedLambModule`."""
+    """Builds ``fused_lamb``; ``load()`` returns a :class:`op_builder.ops.optim.fused_module.FusedLambModule`."""
 
     NAME = "fused_lamb"
     BUILD_VAR = "ACCEL_BUILD_FUSED_LAMB"
@@ -91,6 +91,6 @@ class FusedLambBuilder(FusedOpBuilder):
     CUDA_SOURCES = ("csrc/kernels/cuda/fused_lamb.cu", "csrc/kernels/cuda/multi_tensor.cu")
 
     def bind(self, opened: Any) -> Any:
-        from op_builder.ops.native.fused import FusedLambModule
+        from op_builder.ops.optim.fused_module import FusedLambModule
 
         return FusedLambModule(opened)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from op_builder import env
-from op_builder.cpu_builder import CPUOpBuilder
+from op_builder.builder.cpu import CPUOpBuilder
 from op_builder.plan import Binding
 
 if TYPE_CHECKING:
-    from op_builder.outcomes import CheckOutcome
+    from op_builder.system.outcomes import CheckOutcome
 
 
 class NativeOpBuilder(CPUOpBuilder):
@@ -27,7 +27,7 @@ class NativeOpBuilder(CPUOpBuilder):
     def load_checks(self) -> list[CheckOutcome]:
         if env.ACCEL_CPU_ISA.raw() is None:  # every CPU has kernels for it
             return []
-        from op_builder.cpu_isa import chosen_isa
-        from op_builder.outcomes import Passed, guarded
+        from op_builder.system.cpu_isa import chosen_isa
+        from op_builder.system.outcomes import Passed, guarded
 
         return [guarded("instruction set", lambda: Passed("instruction set", chosen_isa()))]

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from op_builder.host.native_op import NativeOpBuilder
 
 if TYPE_CHECKING:
-    from op_builder.outcomes import CheckOutcome
+    from op_builder.system.outcomes import CheckOutcome
 
 
 class PinMemoryBuilder(NativeOpBuilder):
-    """Builds ``pin_memory``; ``load()`` returns a :class:`op_builder.ops.native.pin_memory.PinMemoryModule`."""
+    """Builds ``pin_memory``; ``load()`` returns a :class:`op_builder.ops.io.pin_memory.PinMemoryModule`."""
 
     NAME = "pin_memory"
     BUILD_VAR = "ACCEL_BUILD_PIN_MEMORY"
@@ -24,6 +24,6 @@ class PinMemoryBuilder(NativeOpBuilder):
         return []  # it has no kernels for instruction sets
 
     def bind(self, opened: Any) -> Any:
-        from op_builder.ops.native.pin_memory import PinMemoryModule
+        from op_builder.ops.io.pin_memory import PinMemoryModule
 
         return PinMemoryModule(opened)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from op_builder.host.native_op import NativeOpBuilder
 
 if TYPE_CHECKING:
-    from op_builder.outcomes import CheckOutcome
+    from op_builder.system.outcomes import CheckOutcome
 
 
 class ShareMemCommBuilder(NativeOpBuilder):
-    """Builds ``shm_comm``; ``load()`` returns a :class:`op_builder.ops.native.shm_comm.ShareMemCommModule`.
+    """Builds ``shm_comm``; ``load()`` returns a :class:`op_builder.ops.comm.shm_comm.ShareMemCommModule`.
 
     Needs Linux with memory that has no name (memfd_create(2)), and no library.
     """
@@ -36,19 +36,19 @@ class ShareMemCommBuilder(NativeOpBuilder):
         return [] if source.endswith(("/reduce.cpp", "/collectives.cpp")) else ["-O1"]
 
     def load_checks(self) -> list[CheckOutcome]:
-        from op_builder.outcomes import guarded
+        from op_builder.system.outcomes import guarded
 
         return [*super().load_checks(), guarded("shared memory", shared_memory_check)]
 
     def bind(self, opened: Any) -> Any:
-        from op_builder.ops.native.shm_comm import ShareMemCommModule
+        from op_builder.ops.comm.shm_comm import ShareMemCommModule
 
         return ShareMemCommModule(opened)
 
 
 def shared_memory_check() -> CheckOutcome:
     """The system gives this process memory that it can share, and seal."""
-    from op_builder.outcomes import Failed, Passed
+    from op_builder.system.outcomes import Failed, Passed
 
     name = "shared memory"
     if not sys.platform.startswith("linux") or not hasattr(os, "memfd_create"):

@@ -9,40 +9,40 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from op_builder.ops.cpu_adagrad import CPUAdagrad as CPUAdagrad
-    from op_builder.ops.cpu_adam import CPUAdam as CPUAdam
-    from op_builder.ops.cpu_lamb import CPULamb as CPULamb
-    from op_builder.ops.cpu_lion import CPULion as CPULion
-    from op_builder.ops.cpu_sgd import CPUSGD as CPUSGD
-    from op_builder.ops.functions import dequantize_blocks as dequantize_blocks
-    from op_builder.ops.functions import packbits as packbits
-    from op_builder.ops.functions import quantize_blocks as quantize_blocks
-    from op_builder.ops.functions import rms_norm as rms_norm
-    from op_builder.ops.functions import unpackbits as unpackbits
-    from op_builder.ops.fused_adam import FusedAdam as FusedAdam
-    from op_builder.ops.fused_lamb import FusedLamb as FusedLamb
-    from op_builder.ops.fused_lion import FusedLion as FusedLion
-    from op_builder.ops.sycl import SYCLFusedAdam as SYCLFusedAdam
-    from op_builder.ops.sycl import SYCLFusedLion as SYCLFusedLion
-    from op_builder.ops.tensor_store import TensorStore as TensorStore
+    from op_builder.ops.functional.registration import dequantize_blocks as dequantize_blocks
+    from op_builder.ops.functional.registration import packbits as packbits
+    from op_builder.ops.functional.registration import quantize_blocks as quantize_blocks
+    from op_builder.ops.functional.registration import rms_norm as rms_norm
+    from op_builder.ops.functional.registration import unpackbits as unpackbits
+    from op_builder.ops.functional.sycl import SYCLFusedAdam as SYCLFusedAdam
+    from op_builder.ops.functional.sycl import SYCLFusedLion as SYCLFusedLion
+    from op_builder.ops.io.tensor_store import TensorStore as TensorStore
+    from op_builder.ops.optim.cpu_adagrad import CPUAdagrad as CPUAdagrad
+    from op_builder.ops.optim.cpu_adam import CPUAdam as CPUAdam
+    from op_builder.ops.optim.cpu_lamb import CPULamb as CPULamb
+    from op_builder.ops.optim.cpu_lion import CPULion as CPULion
+    from op_builder.ops.optim.cpu_sgd import CPUSGD as CPUSGD
+    from op_builder.ops.optim.fused_adam import FusedAdam as FusedAdam
+    from op_builder.ops.optim.fused_lamb import FusedLamb as FusedLamb
+    from op_builder.ops.optim.fused_lion import FusedLion as FusedLion
 
 _HOMES = {
-    "CPUAdagrad": "op_builder.ops.cpu_adagrad",
-    "CPUAdam": "op_builder.ops.cpu_adam",
-    "CPULamb": "op_builder.ops.cpu_lamb",
-    "CPULion": "op_builder.ops.cpu_lion",
-    "CPUSGD": "op_builder.ops.cpu_sgd",
-    "FusedAdam": "op_builder.ops.fused_adam",
-    "FusedLamb": "op_builder.ops.fused_lamb",
-    "FusedLion": "op_builder.ops.fused_lion",
-    "SYCLFusedAdam": "op_builder.ops.sycl",
-    "SYCLFusedLion": "op_builder.ops.sycl",
-    "dequantize_blocks": "op_builder.ops.functions",
-    "packbits": "op_builder.ops.functions",
-    "quantize_blocks": "op_builder.ops.functions",
-    "rms_norm": "op_builder.ops.functions",
-    "unpackbits": "op_builder.ops.functions",
-    "TensorStore": "op_builder.ops.tensor_store",
+    "CPUAdagrad": "op_builder.ops.optim.cpu_adagrad",
+    "CPUAdam": "op_builder.ops.optim.cpu_adam",
+    "CPULamb": "op_builder.ops.optim.cpu_lamb",
+    "CPULion": "op_builder.ops.optim.cpu_lion",
+    "CPUSGD": "op_builder.ops.optim.cpu_sgd",
+    "FusedAdam": "op_builder.ops.optim.fused_adam",
+    "FusedLamb": "op_builder.ops.optim.fused_lamb",
+    "FusedLion": "op_builder.ops.optim.fused_lion",
+    "SYCLFusedAdam": "op_builder.ops.functional.sycl",
+    "SYCLFusedLion": "op_builder.ops.functional.sycl",
+    "dequantize_blocks": "op_builder.ops.functional.registration",
+    "packbits": "op_builder.ops.functional.registration",
+    "quantize_blocks": "op_builder.ops.functional.registration",
+    "rms_norm": "op_builder.ops.functional.registration",
+    "unpackbits": "op_builder.ops.functional.registration",
+    "TensorStore": "op_builder.ops.io.tensor_store",
 }
 
 __all__ = [

@@ -17,11 +17,11 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from op_builder import env
 from op_builder.errors import AccelError, CommunicationError, OpArgumentError
-from op_builder.ops.distributed_across import GiveUpNote, connect_hosts, require_across
-from op_builder.ops.distributed_arguments import make_timeout
-from op_builder.ops.distributed_collectives import Collectives, HierarchicalCollectives
-from op_builder.ops.distributed_group import AccelProcessGroup, CollectiveCounts, Parts
-from op_builder.ops.distributed_hosts import Layout, MadeGroups, RankFacts, exchange, host_identity, layout
+from op_builder.ops.comm.across import GiveUpNote, connect_hosts, require_across
+from op_builder.ops.comm.arguments import make_timeout
+from op_builder.ops.comm.collectives import Collectives, HierarchicalCollectives
+from op_builder.ops.comm.hosts import Layout, MadeGroups, RankFacts, exchange, host_identity, layout
+from op_builder.ops.comm.process_group import AccelProcessGroup, CollectiveCounts, Parts
 
 __all__ = ["BACKEND", "AccelProcessGroup", "CollectiveCounts", "collective_counts", "register"]
 

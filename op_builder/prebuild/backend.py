@@ -24,11 +24,11 @@ from setuptools import build_meta  # type: ignore[import-untyped]
 from op_builder import env
 from op_builder.cache.store import MANIFEST
 from op_builder.errors import AccelError
+from op_builder.load.prebuilt import DIRECTORY, INDEX, read_index
 from op_builder.prebuild import wheel
 from op_builder.prebuild.order import Order
 from op_builder.prebuild.target import PATH_PROGRAM, REFUSED, Target, find_target, say
-from op_builder.prebuilt import DIRECTORY, INDEX, read_index
-from op_builder.torch_install import MINIMUM_TORCH
+from op_builder.system.torch_install import MINIMUM_TORCH
 
 Settings = Mapping[str, Any] | None
 

@@ -11,7 +11,7 @@ from op_builder import env
 from op_builder.errors import UnknownOpError
 
 if TYPE_CHECKING:
-    from op_builder.base import OpBuilder
+    from op_builder.builder.base import OpBuilder
 
 
 _PREFIX = env.ACCEL_BUILD_OP.name.partition("<")[0]

@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 from op_builder.errors import AccelError
-from op_builder.prebuilt import DIRECTORY
+from op_builder.load.prebuilt import DIRECTORY
 
 
 def unpack(wheel: Path, tree: Path) -> None:

@@ -22,23 +22,23 @@ from typing import TYPE_CHECKING, Any
 from op_builder import env
 from op_builder._version import __version__
 from op_builder.build import Outcome, build_all
+from op_builder.builder.cuda import CUDAOpBuilder
+from op_builder.builder.sycl import SYCLOpBuilder
+from op_builder.cache.headers import SystemHeaders
 from op_builder.cache.store import MANIFEST, Cache, Manifest
-from op_builder.cuda_builder import CUDAOpBuilder
+from op_builder.catalog.registry import UnavailableOpBuilder, all_builders, registered_packages
 from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
-from op_builder.headers import SystemHeaders
+from op_builder.load.prebuilt import DIRECTORY, INDEX, INDEX_FORMAT
 from op_builder.paths import outermost_package
 from op_builder.prebuild.order import Order, variable_of
 from op_builder.prebuild.tags import wheel_tag
 from op_builder.prebuild.target import REFUSED, say
 from op_builder.prebuild.wheel import distribution_of
-from op_builder.prebuilt import DIRECTORY, INDEX, INDEX_FORMAT
-from op_builder.registry import UnavailableOpBuilder, all_builders, registered_packages
-from op_builder.sycl_builder import SYCLOpBuilder
+from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import find_cxx
-from op_builder.torch_install import torch_install
 
 if TYPE_CHECKING:
-    from op_builder.base import OpBuilder
+    from op_builder.builder.base import OpBuilder
 
 _HOST_OPS = "op_builder.cpu"
 _NOT_ASKED_FOR = "not asked for"

@@ -15,23 +15,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from op_builder import env, resolver
+from op_builder import env
 from op_builder._version import __version__
-from op_builder.base import OpBuilder
+from op_builder.builder.base import OpBuilder
 from op_builder.cache.compare import nearest_miss
 from op_builder.cache.store import Cache, Entry
-from op_builder.cpu_isa import chosen_isa, cpu_model, supported_isas
+from op_builder.catalog.registry import UnavailableOpBuilder, all_builders, device_package, registered_packages
 from op_builder.engine.commands import build_commands
 from op_builder.engine.ninja import find_ninja
 from op_builder.errors import AccelError, UnknownOpError
-from op_builder.outcomes import Failed, guarded_value
-from op_builder.prebuilt import INDEX, Rejected, prebuilt_roots, read_index
-from op_builder.registry import UnavailableOpBuilder, all_builders, device_package, registered_packages
+from op_builder.load import resolver
+from op_builder.load.prebuilt import INDEX, Rejected, prebuilt_roots, read_index
 from op_builder.report.sycl import sycl_facts
-from op_builder.storage_engines import forced_engine, storage_engines
+from op_builder.system.cpu_isa import chosen_isa, cpu_model, supported_isas
+from op_builder.system.outcomes import Failed, guarded_value
+from op_builder.system.storage_engines import forced_engine, storage_engines
+from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import find_cxx
 from op_builder.toolchains.cuda import find_cuda
-from op_builder.torch_install import torch_install
 
 _SYCL_PACKAGE = "op_builder.xpu"
 

@@ -6,10 +6,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from op_builder.cache.store import Cache
+from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.sycl import Accepted, candidates, choose, gather_facts
 from op_builder.toolchains.sycl_devices import DevicesAnswer, SyclDevice, opencl_devices
 from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, REINSTALL_REMEDY, SyclRuntime
-from op_builder.torch_install import torch_install
 
 
 def sycl_facts(cache: Cache) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from typing import Any
 
 from op_builder import env
 from op_builder.errors import ToolchainError
-from op_builder.memo import Memo
-from op_builder.toolchains.process import run
+from op_builder.system.memo import Memo
+from op_builder.system.process import run
 
 _SCRIPT_BYTES = 1 << 16
 _ABSOLUTE_PATH = re.compile(rb"/[^\s\"'`;|&<>()$]+")

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from op_builder import env
 from op_builder.errors import LoadError, ToolchainError
-from op_builder.memo import Memo
-from op_builder.outcomes import CheckOutcome, Failed, Passed
 from op_builder.plan import ForeignLibrary
+from op_builder.system.memo import Memo
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed
 from op_builder.toolchains.sycl_runtime import open_runtime, wheel_prefixes
 
 INSTALL_REMEDY = "Install oneCCL: pip install 'accel-ops[ccl]', or set CCL_ROOT to an installation."
@@ -109,8 +109,8 @@ def require_oneccl() -> OneCCL:
 
 def build_check(memo: Memo) -> CheckOutcome:
     """The host compiler compiles a small program against oneCCL, and links it."""
-    from op_builder.probes import remembered_failure_of
     from op_builder.toolchains.compiler import find_cxx
+    from op_builder.toolchains.probes import remembered_failure_of
 
     oneccl = require_oneccl()
     if not oneccl.version:
@@ -134,7 +134,7 @@ def build_check(memo: Memo) -> CheckOutcome:
 
 def load_check(memo: Memo) -> CheckOutcome:
     """A process can open oneCCL, with all that it needs."""
-    from op_builder.probes import remembered_failure_of
+    from op_builder.toolchains.probes import remembered_failure_of
 
     oneccl = require_oneccl()
     path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from op_builder import env
 from op_builder.errors import EnvironmentValueError
+from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, SyclRuntime, find_ahead_runtime, find_runtime
-from op_builder.torch_install import torch_install
 
 
 class SyclToolchain(enum.Enum):

@@ -16,9 +16,9 @@ from typing import Any
 
 from op_builder import env
 from op_builder.errors import ToolchainError
-from op_builder.memo import Memo
 from op_builder.plan import BuildPlan, Language
-from op_builder.toolchains.process import run
+from op_builder.system.memo import Memo
+from op_builder.system.process import run
 from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, SyclRuntime, find_ahead_runtime, find_runtime
 
 # Without hardware for double precision, these need special consideration: torch leaves them out, too.

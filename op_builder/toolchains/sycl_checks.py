@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from op_builder.memo import Memo
-from op_builder.outcomes import CheckOutcome, Failed, Passed, guarded, guarded_value
+from op_builder.system.memo import Memo
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed, guarded, guarded_value
+from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.sycl import Accepted, Candidate, SyclToolchain
 from op_builder.toolchains.sycl_devices import opencl_devices
 from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, REINSTALL_REMEDY, find_ahead_runtime, find_runtime
-from op_builder.torch_install import torch_install
 
 if TYPE_CHECKING:
-    from op_builder.sycl_builder import SYCLOpBuilder
+    from op_builder.builder.sycl import SYCLOpBuilder
 
 _TOOLCHAIN, _DEVICE, _COMPILER = "SYCL toolchain", "SYCL device", "SYCL kernel compiler"
 
@@ -52,8 +52,8 @@ def _chosen(chosen: Candidate) -> CheckOutcome:
 
 def host_check(toolchain: SyclToolchain, memo: Memo) -> CheckOutcome:
     """The compiler of the host side compiles a small program against the SYCL runtime, and links it."""
-    from op_builder.probes import remembered_failure_of
     from op_builder.toolchains.compiler import find_cxx
+    from op_builder.toolchains.probes import remembered_failure_of
     from op_builder.toolchains.sycl_ahead import find_icpx
 
     name = "SYCL host code"

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from op_builder import env
-from op_builder.memo import Memo
-from op_builder.toolchains.process import run
+from op_builder.system.memo import Memo
+from op_builder.system.process import run
 from op_builder.toolchains.sycl_runtime import SyclRuntime, runtime_variables
 
 _TIMEOUT_S = 120.0

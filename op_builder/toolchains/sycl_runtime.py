@@ -21,7 +21,7 @@ from pathlib import Path
 
 from op_builder import env
 from op_builder.errors import LoadError
-from op_builder.torch_install import torch_install
+from op_builder.system.torch_install import torch_install
 
 INSTALL_REMEDY = "Install the SYCL runtime: pip install 'accel-ops[sycl]'."
 

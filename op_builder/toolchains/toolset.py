@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from op_builder import env
 from op_builder.errors import ToolchainError
-from op_builder.memo import Memo
 from op_builder.plan import BuildPlan
+from op_builder.system.memo import Memo
 from op_builder.toolchains.compiler import Compiler, find_cxx
 
 if TYPE_CHECKING:

@@ -97,7 +97,7 @@ def _tune(options: argparse.Namespace) -> int:
 
 def _engines(asked: list[str] | None) -> tuple[tuple[str, ...], dict[str, str]]:
     """The engines to measure, and why others are not."""
-    from op_builder import storage_engines
+    from op_builder.system import storage_engines
 
     forced = storage_engines.forced_engine()
     if forced and any(name != forced for name in asked or ()):
@@ -119,7 +119,7 @@ def _engines(asked: list[str] | None) -> tuple[tuple[str, ...], dict[str, str]]:
 
 def _portable(settings: Settings) -> dict[str, Any]:
     """The arguments without the engine that a handle takes here by itself: elsewhere, too, the next then serves."""
-    from op_builder import storage_engines
+    from op_builder.system import storage_engines
 
     arguments = settings.arguments()
     taken = next(engine.name for engine in storage_engines.storage_engines() if engine.refusal is None)

@@ -17,7 +17,7 @@ from op_builder.errors import AccelError
 if TYPE_CHECKING:
     import torch
 
-    from op_builder.ops.native.aio_handle import Handle
+    from op_builder.ops.io.aio_handle import Handle
 
 _PIECE_BYTES = 128 << 20  # of one request; the queue runs empty between two
 _SPARE_BYTES = 64 << 20  # what others may need of the disk meanwhile

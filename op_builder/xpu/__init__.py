@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from op_builder.base import OpBuilder
+from op_builder.builder.base import OpBuilder
+from op_builder.catalog.registry import find_builder
 from op_builder.host.async_io import AsyncIOBuilder
 from op_builder.host.ccl_comm import CCLCommBuilder
 from op_builder.host.cpu_adagrad import CPUAdagradBuilder
@@ -13,7 +14,6 @@ from op_builder.host.cpu_lion import CPULionBuilder
 from op_builder.host.cpu_sgd import CPUSGDBuilder
 from op_builder.host.pin_memory import PinMemoryBuilder
 from op_builder.host.shm_comm import ShareMemCommBuilder
-from op_builder.registry import find_builder
 from op_builder.xpu.fused import FusedAdamBuilder, FusedLionBuilder
 from op_builder.xpu.kernels import BlockQuantizeBuilder, PackBitsBuilder, RMSNormBuilder
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from op_builder.sycl_builder import SYCLNativeOpBuilder
+from op_builder.builder.sycl import SYCLNativeOpBuilder
 
 
 class FusedAdamBuilder(SYCLNativeOpBuilder):
-    """Builds ``fused_adam``; ``load()`` returns a :class:`op_builder.ops.native.fused.FusedAdamModule`."""
+    """Builds ``fused_adam``; ``load()`` returns a :class:`op_builder.ops.optim.fused_module.FusedAdamModule`."""
 
     NAME = "fused_adam"
     BUILD_VAR = "ACCEL_BUILD_FUSED_ADAM"
@@ -21,13 +21,13 @@ class FusedAdamBuilder(SYCLNativeOpBuilder):
         return ["kernels_sycl/kernels/fused_adam.sycl.hpp"]
 
     def bind(self, opened: Any) -> Any:
-        from op_builder.ops.native.fused import FusedAdamModule
+        from op_builder.ops.optim.fused_module import FusedAdamModule
 
         return FusedAdamModule(opened)
 
 
 class FusedLionBuilder(SYCLNativeOpBuilder):
-    """Builds ``fused_lion``; ``load()`` returns a :class:`op_builder.ops.native.fused.FusedLionModule`."""
+    """Builds ``fused_lion``; ``load()`` returns a :class:`op_builder.ops.optim.fused_module.FusedLionModule`."""
 
     NAME = "fused_lion"
     BUILD_VAR = "ACCEL_BUILD_FUSED_LION"
@@ -40,6 +40,6 @@ class FusedLionBuilder(SYCLNativeOpBuilder):
         return ["kernels_sycl/kernels/fused_lion.sycl.hpp"]
 
     def bind(self, opened: Any) -> Any:
-        from op_builder.ops.native.fused import FusedLionModule
+        from op_builder.ops.optim.fused_module import FusedLionModule
 
         return FusedLionModule(opened)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from op_builder.sycl_builder import SYCLNativeOpBuilder
+from op_builder.builder.sycl import SYCLNativeOpBuilder
 
 
 class PackBitsBuilder(SYCLNativeOpBuilder):
-    """Builds ``pack_bits``; ``load()`` returns a :class:`op_builder.ops.native.pack_bits.PackBitsModule`."""
+    """Builds ``pack_bits``; ``load()`` returns a :class:`op_builder.ops.functional.pack_bits.PackBitsModule`."""
 
     NAME = "pack_bits"
     BUILD_VAR = "ACCEL_BUILD_PACK_BITS"
@@ -21,14 +21,14 @@ class PackBitsBuilder(SYCLNativeOpBuilder):
         return ["kernels_sycl/kernels/pack_bits.sycl.hpp"]
 
     def bind(self, opened: Any) -> Any:
-        from op_builder.ops.native.pack_bits import PackBitsModule
+        from op_builder.ops.functional.pack_bits import PackBitsModule
 
         return PackBitsModule(opened)
 
 
 class BlockQuantizeBuilder(SYCLNativeOpBuilder):
     """Builds ``block_quantize``; ``load()`` returns a
-    :class:`op_builder.ops.native.block_quantize.BlockQuantizeModule`."""
+    :class:`op_builder.ops.functional.block_quantize.BlockQuantizeModule`."""
 
     NAME = "block_quantize"
     BUILD_VAR = "ACCEL_BUILD_BLOCK_QUANTIZE"
@@ -41,13 +41,13 @@ class BlockQuantizeBuilder(SYCLNativeOpBuilder):
         return ["kernels_sycl/kernels/block_quantize.sycl.hpp"]
 
     def bind(self, opened: Any) -> Any:
-        from op_builder.ops.native.block_quantize import BlockQuantizeModule
+        from op_builder.ops.functional.block_quantize import BlockQuantizeModule
 
         return BlockQuantizeModule(opened)
 
 
 class RMSNormBuilder(SYCLNativeOpBuilder):
-    """Builds ``rms_norm``; ``load()`` returns a :class:`op_builder.ops.native.rms_norm.RMSNormModule`."""
+    """Builds ``rms_norm``; ``load()`` returns a :class:`op_builder.ops.functional.rms_norm.RMSNormModule`."""
 
     NAME = "rms_norm"
     BUILD_VAR = "ACCEL_BUILD_RMS_NORM"
@@ -60,6 +60,6 @@ class RMSNormBuilder(SYCLNativeOpBuilder):
         return ["kernels_sycl/kernels/rms_norm.sycl.hpp"]
 
     def bind(self, opened: Any) -> Any:
-        from op_builder.ops.native.rms_norm import RMSNormModule
+        from op_builder.ops.functional.rms_norm import RMSNormModule
 
         return RMSNormModule(opened)

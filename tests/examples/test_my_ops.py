@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from op_builder import build, env
-from op_builder.registry import find_builder, registered_packages
+from op_builder.catalog.registry import find_builder, registered_packages
 from op_builder.report.collect import find_op, op_row
 from op_builder.toolchains.sycl_runtime import find_runtime
 

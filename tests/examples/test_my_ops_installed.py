@@ -10,9 +10,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from environments import ROOT, Environment, binaries_in, copy_sources, files_in, make_environment, run, the_wheel
 
 from op_builder.toolchains.sycl_runtime import find_runtime
+from tests.support.environments import (
+    ROOT,
+    Environment,
+    binaries_in,
+    copy_sources,
+    files_in,
+    make_environment,
+    run,
+    the_wheel,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from small_ops import SmallBuilder, make_small
 
 from op_builder.cache.store import Cache
+from tests.support.small_ops import SmallBuilder, make_small
 
 
 @pytest.fixture
@@ -35,4 +35,4 @@ def new_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     for name in request.fixturenames:
         if name not in ("new_process", "request", "monkeypatch"):
             request.getfixturevalue(name)
-    monkeypatch.setattr("op_builder.loader._entries", {})
+    monkeypatch.setattr("op_builder.load.loader._entries", {})

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from op_builder import env
+from op_builder.builder.sycl import SYCLNativeOpBuilder
 from op_builder.cache.store import Cache
-from op_builder.sycl_builder import SYCLNativeOpBuilder
 from op_builder.toolchains.sycl_runtime import find_runtime
 
 needs_runtime = pytest.mark.skipif(

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from foreign_package import run_python
-from small_ops import SmallBuilder, make_small, replace_content
 
 from op_builder import env
 from op_builder.cache.store import Cache
 from op_builder.errors import AccelError, CacheError, CompileError, IncompatibleOpError
+from tests.support.foreign_package import run_python
+from tests.support.small_ops import SmallBuilder, make_small, replace_content
 
 
 @contextmanager

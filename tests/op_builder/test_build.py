@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 import torch
-from small_ops import STABLE_SOURCE, SmallBuilder, make_small
 
-from op_builder import env, resolver
+from op_builder import env
+from op_builder.cache.fingerprint import saved_since
+from op_builder.cache.headers import SystemHeaders
 from op_builder.cache.store import Cache, Manifest
 from op_builder.errors import AccelError, CompileError, IncompatibleOpError, LoadError
-from op_builder.fingerprint import saved_since
-from op_builder.headers import SystemHeaders
+from op_builder.load import resolver
+from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, make_small
 
 
 def added(op: Any) -> float:
@@ -360,7 +361,7 @@ def test_a_bundle_needs_no_system_headers_where_there_is_no_compiler(
 ) -> None:
     with env.scope(PATH=os.defpath):
         small.load()
-    monkeypatch.setattr("op_builder.loader._entries", {})
+    monkeypatch.setattr("op_builder.load.loader._entries", {})
     (entry,) = small.cache.entries()
     # As if it came from a machine that has them elsewhere.
     manifest = entry.directory / "manifest.json"

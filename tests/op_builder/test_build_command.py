@@ -16,14 +16,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from small_ops import STABLE_SOURCE, SmallBuilder, make_small
 
 from op_builder import env
-from op_builder.base import OpBuilder
 from op_builder.build import Outcome, _display, build_all, main
+from op_builder.builder.base import OpBuilder
 from op_builder.cache.staging import sweep
 from op_builder.cache.store import Cache
-from op_builder.outcomes import CheckOutcome, Failed
+from op_builder.system.outcomes import CheckOutcome, Failed
+from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, make_small
 
 ROOT = Path(__file__).resolve().parents[2]
 

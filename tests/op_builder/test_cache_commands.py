@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_ops import SmallBuilder, make_small, replace_content
 from test_cache_store import manifest
 
 from op_builder import env
@@ -26,6 +25,7 @@ from op_builder.cache.bundle import BundleError, export_bundle, import_bundle
 from op_builder.cache.maintenance import keep_in_bounds, usages
 from op_builder.cache.staging import this_host
 from op_builder.cache.store import MANIFEST, Cache, Entry
+from tests.support.small_ops import SmallBuilder, make_small, replace_content
 
 DAY_S = 86400
 

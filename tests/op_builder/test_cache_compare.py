@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_ops import SmallBuilder
 
 from op_builder import env
 from op_builder.cache.compare import _header_line
+from op_builder.cache.headers import Header, Roots
 from op_builder.cpu import CPUAdamBuilder
-from op_builder.headers import Header, Roots
 from op_builder.plan import make_plan
 from op_builder.report.collect import explain
+from tests.support.small_ops import SmallBuilder
 
 
 def edit_header(builder: SmallBuilder) -> None:
@@ -49,9 +49,8 @@ def shadow_header(builder: SmallBuilder) -> None:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with an op and the cache it was built into."""
-    from small_ops import make_small
-
     from op_builder.cache.store import Cache
+    from tests.support.small_ops import make_small
 
     base = tmp_path_factory.mktemp("built")
     make_small(base / "op", Cache(base / "cache")).load()

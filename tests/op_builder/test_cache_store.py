@@ -18,13 +18,14 @@ from typing import Any
 import pytest
 from test_many_processes import quick
 
-from op_builder import OpBuilder, env, loader
+from op_builder import OpBuilder, env
+from op_builder.cache.fingerprint import PlanKey
+from op_builder.cache.headers import Roots, SystemHeaders
 from op_builder.cache.maintenance import keep_in_bounds, remove, usages
 from op_builder.cache.staging import sign_of_life, this_host
 from op_builder.cache.store import Cache, Entry, Manifest, default_cache_dir
 from op_builder.errors import CacheError
-from op_builder.fingerprint import PlanKey
-from op_builder.headers import Roots, SystemHeaders
+from op_builder.load import loader
 
 NO_PROCESS = 2**22 + 1  # beyond the numbers that Linux gives to processes
 ROOTS = Roots({"include0": "/nowhere"})

@@ -7,16 +7,16 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from foreign_package import run_python
 
 from op_builder import env
+from op_builder.cache.fingerprint import plan_key
 from op_builder.cpu import CCLCommBuilder
 from op_builder.errors import IncompatibleOpError, LoadError, ToolchainError
-from op_builder.fingerprint import plan_key
-from op_builder.memo import Memo
-from op_builder.outcomes import Failed, Passed, failures
+from op_builder.system.memo import Memo
+from op_builder.system.outcomes import Failed, Passed, failures
 from op_builder.toolchains import oneccl
 from op_builder.toolchains.compiler import find_cxx
+from tests.support.foreign_package import run_python
 
 CONFIG = """
 #define CCL_MAJOR_VERSION           2022

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from small_ops import SmallBuilder
 
 from op_builder import env
-from op_builder.checks import cxx_check
-from op_builder.engine.flags import grouped_flags
-from op_builder.outcomes import Failed, Passed
 from op_builder.plan import make_plan
+from op_builder.system.outcomes import Failed, Passed
+from op_builder.toolchains.checks import cxx_check
+from op_builder.toolchains.flags import grouped_flags
+from tests.support.small_ops import SmallBuilder
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on PATH")
 

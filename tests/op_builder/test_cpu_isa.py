@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from op_builder import cpu_isa, env
+from op_builder import env
 from op_builder.errors import EnvironmentValueError
+from op_builder.system import cpu_isa
 
 AVX2 = frozenset({"sse2", "avx", "avx2", "fma", "f16c"})
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}

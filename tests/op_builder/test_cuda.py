@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from op_builder import Binding, CUDAOpBuilder, env, resolver
+from op_builder import Binding, CUDAOpBuilder, env
 from op_builder.builder import (
     assert_no_cuda_mismatch,
     get_default_compute_capabilities,
@@ -26,6 +26,7 @@ from op_builder.errors import (
     LoadError,
     MissingCUDAException,
 )
+from op_builder.load import resolver
 from op_builder.report.collect import op_row
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from op_builder.engine.diagnose import diagnose
+from op_builder.toolchains.diagnose import diagnose
 
 
 def log(output: str, command: str = "/usr/bin/g++ -c a.cpp") -> str:

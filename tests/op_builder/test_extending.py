@@ -9,7 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from foreign_package import ROOT, run_python
+
+from tests.support.foreign_package import ROOT, run_python
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from foreign_package import ROOT, write_package
-from small_ops import STABLE_SOURCE, SmallBuilder, make_small
 
 from op_builder import env
 from op_builder.cache.store import Cache
 from op_builder.errors import AccelError
 from op_builder.plan import ENTRY_POINT
+from tests.support.foreign_package import ROOT, write_package
+from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, make_small
 
 
 def test_the_extension_is_the_plan(small: SmallBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_setuptools_builds_an_extension_that_loads_and_works(small: SmallBuilder
             from pathlib import Path
             from setuptools import setup
             from torch.utils.cpp_extension import BuildExtension
-            from small_ops import SmallBuilder
+            from tests.support.small_ops import SmallBuilder
             from op_builder.cache.store import Cache
 
             builder = SmallBuilder(Path.cwd(), Cache(Path("cache")))

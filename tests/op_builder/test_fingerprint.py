@@ -10,16 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_ops import SmallBuilder, make_small
 
 from op_builder import env
+from op_builder.cache.fingerprint import PlanKey, plan_key
+from op_builder.cache.headers import Header, Roots, parse_depfile
 from op_builder.cache.store import Cache
-from op_builder.file_contents import file_sha256, settled_status
-from op_builder.fingerprint import PlanKey, plan_key
-from op_builder.headers import Header, Roots, parse_depfile
 from op_builder.plan import Binding, BuildPlan
+from op_builder.system.file_contents import file_sha256, settled_status
 from op_builder.toolchains.compiler import Compiler
 from op_builder.toolchains.toolset import Toolset
+from tests.support.small_ops import SmallBuilder, make_small
 
 TOOLSET = Toolset(Compiler(("g++",), "/usr/bin/g++-12", "g++ 12.2.0", "x86_64-linux-gnu", is_gcc=True))
 
@@ -83,7 +83,7 @@ def test_torchs_headers_as_a_whole_count_where_the_binding_is_torchs_own(
 ) -> None:
     plans = [small.plan(), replace(small.plan(), binding=Binding.TORCH)]
     stable, torch = [plan_key(plan, TOOLSET, small.cache.memo).digest for plan in plans]
-    monkeypatch.setattr("op_builder.fingerprint.header_stamp", lambda *_: "2.99.0")
+    monkeypatch.setattr("op_builder.cache.fingerprint.header_stamp", lambda *_: "2.99.0")
     assert plan_key(plans[0], TOOLSET, small.cache.memo).digest == stable
     assert plan_key(plans[1], TOOLSET, small.cache.memo).digest != torch
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from foreign_package import importable, load_module, run_python, write_package
 
 from op_builder import env
-from op_builder.base import OpBuilder
+from op_builder.builder.base import OpBuilder
 from op_builder.errors import IncompatibleOpError, LoadError
 from op_builder.report.collect import op_row
+from tests.support.foreign_package import importable, load_module, run_python, write_package
 
 BUILDERS = """
 import os

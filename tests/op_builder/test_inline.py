@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from foreign_package import run_python
 
 import op_builder
 from op_builder import env
+from op_builder.builder.inline import InlineBuilder, InlineCUDABuilder, _docs, _literal, _Recipe, load_inline
 from op_builder.errors import AccelError, CompileError, IncompatibleOpError
-from op_builder.inline import InlineBuilder, InlineCUDABuilder, _docs, _literal, _Recipe, load_inline
+from tests.support.foreign_package import run_python
 
 # Small texts that include no header of torch's, which takes half a minute to read.
 MODULE = """
@@ -64,7 +64,7 @@ def test_a_second_process_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.
     load_inline("kept", module("kept"), extra_cflags=["-DVALUE=3"])
     for path in (tmp_path / "cache").rglob("*"):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    monkeypatch.setattr("op_builder.loader._entries", {})
+    monkeypatch.setattr("op_builder.load.loader._entries", {})
     with env.scope(ACCEL_JIT="0", PATH="/nowhere"):
         assert load_inline("kept", module("kept"), extra_cflags=["-DVALUE=3"]).value() == 3
 
@@ -144,7 +144,7 @@ def test_a_name_with_a_directory_is_refused() -> None:
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch here has CUDA: the next test runs it")
 def test_cuda_text_compiles_and_loading_it_says_what_is_missing() -> None:
     from op_builder.engine.commands import build_commands
-    from op_builder.resolver import Request
+    from op_builder.load.resolver import Request
 
     builder = InlineCUDABuilder("gpu", _Recipe({"gpu.cu": "__global__ void set(int* x) { *x = 1; }\n"}))
     request = Request.of(builder)

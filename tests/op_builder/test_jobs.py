@@ -11,13 +11,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from small_ops import SmallBuilder
 
 from op_builder import env
-from op_builder.cgroups import HostFiles, available_memory_bytes, falls_together
 from op_builder.engine import jobs
 from op_builder.errors import BuildCancelled, EnvironmentValueError
 from op_builder.plan import Binding, BuildPlan
+from op_builder.system.cgroups import HostFiles, available_memory_bytes, falls_together
+from tests.support.small_ops import SmallBuilder
 
 MEBIBYTE = 1 << 20
 

@@ -8,11 +8,11 @@ from types import ModuleType
 
 import pytest
 import torch
-from foreign_package import importable, load_module, run_python, write_package
-from small_ops import STABLE_SOURCE
 
 from op_builder.builder import kernel_path_hooks, sycl_kernel_include, sycl_kernel_path
 from op_builder.errors import SourceNotFoundError
+from tests.support.foreign_package import importable, load_module, run_python, write_package
+from tests.support.small_ops import STABLE_SOURCE
 
 FILES = {
     "ops/builders.py": """

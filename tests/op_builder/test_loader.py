@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from foreign_package import run_python
-from small_ops import STABLE_SOURCE, SmallBuilder, added, copied, make_small, replace_content
 
-from op_builder import Binding, loader
+from op_builder import Binding
 from op_builder.cache.store import Cache, Entry
 from op_builder.errors import LoadError
+from op_builder.load import loader
+from tests.support.foreign_package import run_python
+from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, added, copied, make_small, replace_content
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
@@ -219,7 +220,7 @@ REFUSING = STABLE_SOURCE.replace(
 )
 LOAD_TWICE = """
 from pathlib import Path
-from small_ops import SmallBuilder
+from tests.support.small_ops import SmallBuilder
 from op_builder.cache.store import Cache
 from op_builder.errors import LoadError
 

@@ -20,9 +20,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from small_ops import SmallBuilder
 
-from op_builder import env, resolver
+from op_builder import env
 from op_builder.cache.bundle import export_bundle, import_bundle
 from op_builder.cache.maintenance import examine, remove, usages
 from op_builder.cache.staging import sign_of_life, sweep, this_host
@@ -30,6 +29,8 @@ from op_builder.cache.store import Cache
 from op_builder.engine import build as engine
 from op_builder.engine.ninja import Limits, Progress
 from op_builder.errors import BuildCancelled
+from op_builder.load import resolver
+from tests.support.small_ops import SmallBuilder
 
 # A library that registers nothing: it compiles in a moment, and is built, tried and published like any.
 SOURCE = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from op_builder.memo import Memo
+from op_builder.system.memo import Memo
 
 
 class Counter:

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from foreign_package import ROOT
 
 from op_builder import env
-from op_builder.cgroups import HostFiles, directories
+from op_builder.system.cgroups import HostFiles, directories
+from tests.support.foreign_package import ROOT
 
 GIBIBYTE = 1 << 30
 LIMIT_BYTES = 4 * GIBIBYTE

@@ -16,11 +16,13 @@ from typing import Any
 
 import pytest
 import torch
-from small_ops import replace_content
 
-from op_builder import Binding, CUDAOpBuilder, OpBuilder, fingerprint, headers, torch_install
+from op_builder import Binding, CUDAOpBuilder, OpBuilder
+from op_builder.cache import fingerprint, headers
 from op_builder.cache.store import Cache
 from op_builder.engine import commands
+from op_builder.system import torch_install
+from tests.support.small_ops import replace_content
 
 # The module's value() says what it was compiled from, part by part.
 MAIN = """
@@ -185,7 +187,7 @@ class Bench:
 
     def as_in_a_new_process(self) -> None:
         """Forget what this process knows, so that only the cache directory can save the compile."""
-        self.monkeypatch.setattr("op_builder.loader._entries", {})
+        self.monkeypatch.setattr("op_builder.load.loader._entries", {})
         self.builder.cache = Cache(self.builder.cache.root)
 
 
@@ -208,7 +210,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
     for name in ("CXX", "CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("op_builder.loader._entries", {})
+    monkeypatch.setattr("op_builder.load.loader._entries", {})
     yield found
     monkeypatch.undo()
     fingerprint.cpu_digest.cache_clear()

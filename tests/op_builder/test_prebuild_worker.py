@@ -19,17 +19,18 @@ from typing import Any
 
 import pytest
 import torch
-from small_ops import STABLE_SOURCE
 from test_build_command import EndlessCompiler, wait_until
 
-from op_builder import OpBuilder, env, march
+from op_builder import OpBuilder, env
 from op_builder.cache.staging import sweep
 from op_builder.cache.store import Cache, Entry
+from op_builder.catalog.registry import all_builders, find_builder
 from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError, UnknownOpError
+from op_builder.load.prebuilt import Rejected, find_prebuilt
 from op_builder.prebuild import worker
 from op_builder.prebuild.order import Order
-from op_builder.prebuilt import Rejected, find_prebuilt
-from op_builder.registry import all_builders, find_builder
+from op_builder.system import march
+from tests.support.small_ops import STABLE_SOURCE
 
 ROOT = Path(__file__).resolve().parents[2]
 EVERYTHING = Order(True, {})
@@ -337,7 +338,7 @@ def test_a_binary_for_this_very_cpu_is_passed_over_on_another(tmp_path: Path, mo
     tree = make_tree(tmp_path, OF_THIS_CPU.replace("self.cpu_arch()", '"-march=native"'))
     worker.prebuild(tree.root, EVERYTHING)
     assert isinstance(find_prebuilt(the_op()), Entry)
-    monkeypatch.setattr("op_builder.prebuilt.cpu_digest", lambda: "another")
+    monkeypatch.setattr("op_builder.load.prebuilt.cpu_digest", lambda: "another")
     found = find_prebuilt(the_op())
     assert isinstance(found, Rejected)
     assert found.reason == "it was compiled for the very CPU of another machine (-march=native)"

@@ -16,22 +16,23 @@ from typing import Any
 
 import pytest
 import torch
-from foreign_package import importable, load_module, write_package
 from rich.console import Console
-from small_ops import SmallBuilder, added, copied, replace_content
 
 import op_builder
-from op_builder import env, prebuilt
+from op_builder import env
 from op_builder.cache.store import Cache, Entry
 from op_builder.cpu import CPUAdamBuilder
 from op_builder.cuda import FusedAdamBuilder
 from op_builder.errors import IncompatibleOpError
-from op_builder.file_contents import file_status, last_touched_ns
+from op_builder.load import prebuilt
 from op_builder.plan import make_plan
 from op_builder.report import collect
 from op_builder.report.collect import op_row
 from op_builder.report.render import print_report
-from op_builder.torch_install import torch_install
+from op_builder.system.file_contents import file_status, last_touched_ns
+from op_builder.system.torch_install import torch_install
+from tests.support.foreign_package import importable, load_module, write_package
+from tests.support.small_ops import SmallBuilder, added, copied, replace_content
 
 
 @pytest.fixture

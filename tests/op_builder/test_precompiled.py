@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from op_builder import OpBuilder, env
+from op_builder.cache.fingerprint import BuildKey, PlanKey
+from op_builder.cache.headers import parse_depfile
 from op_builder.cache.store import Cache, Entry
 from op_builder.engine import build as engine
 from op_builder.engine import precompiled, torch_header
 from op_builder.engine.first_include import opens_with_torch
 from op_builder.engine.precompiled import header_plan
 from op_builder.errors import CompileError
-from op_builder.fingerprint import BuildKey, PlanKey
-from op_builder.headers import parse_depfile
+from op_builder.load.resolver import Request
 from op_builder.plan import Binding, BuildPlan, Language, Source
-from op_builder.resolver import Request
 
 TORCH = "#include <torch/extension.h>\n"
 
@@ -285,7 +285,7 @@ def test_the_second_op_begins_with_the_header_that_the_first_had_made(
 
     # The same op built with it is the same op: the headers it names are those the compiler read before.
     from op_builder.engine.build import BuildOptions
-    from op_builder.resolver import compile_now
+    from op_builder.load.resolver import compile_now
 
     again = compile_now(Request.of(first), BuildOptions(force=True))
     assert plain_key is not None

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from foreign_package import run_python
 from rich.console import Console
-from small_ops import STABLE_SOURCE
 
 import op_builder
 from accelerator.cpu_accelerator import CPU_Accelerator
 from op_builder import build, env
+from op_builder.catalog.registered_ops import RegisteredPackage
+from op_builder.catalog.registry import all_builders, find_builder, registered_packages
 from op_builder.errors import UnknownOpError
-from op_builder.registered_ops import RegisteredPackage
-from op_builder.registry import all_builders, find_builder, registered_packages
 from op_builder.report import collect
 from op_builder.report.__main__ import main as report_main
 from op_builder.report.collect import find_op, op_row
 from op_builder.report.render import print_report
+from tests.support.foreign_package import run_python
+from tests.support.small_ops import STABLE_SOURCE
 
 CPU = "op_builder.cpu"
 
@@ -189,7 +189,7 @@ import sys
 from op_builder import CPUAdamBuilder, CCLCommBuilder
 from accelerator import get_accelerator
 get_accelerator().create_op_builder("CPUAdamBuilder")
-assert "op_builder.registered_ops" not in sys.modules
+assert "op_builder.catalog.registered_ops" not in sys.modules
 from op_builder.all_ops import ALL_OPS
 assert "acme_scale" in ALL_OPS and "{acme}.ops.host" in sys.modules
 """

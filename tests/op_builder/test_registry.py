@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from foreign_package import importable, run_python, write_package
 
 import op_builder
 from op_builder import env
-from op_builder.base import OpBuilder
+from op_builder.builder.base import OpBuilder
+from op_builder.catalog.registry import KNOWN_OPS, all_builders, device_package, find_builder
 from op_builder.errors import IncompatibleOpError, UnknownOpError
-from op_builder.registry import KNOWN_OPS, all_builders, device_package, find_builder
 from op_builder.report.collect import find_op, op_row
+from tests.support.foreign_package import importable, run_python, write_package
 
 BUILDERS_BY_OP = {
     "cpu_adam": "CPUAdamBuilder",
@@ -255,7 +255,7 @@ def test_a_module_that_fails_to_import_costs_only_its_own_builders(vendor: str, 
 
 def test_a_builder_that_cannot_be_made_is_a_row_with_the_reason(vendor: str, tmp_path: Path) -> None:
     (tmp_path / vendor / "fragile.py").write_text(
-        "from op_builder.cpu_builder import CPUOpBuilder\n"
+        "from op_builder.builder.cpu import CPUOpBuilder\n"
         "class FragileBuilder(CPUOpBuilder):\n"
         "    NAME = 'fragile'\n"
         "    def __init__(self):\n"

@@ -14,10 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from foreign_package import ROOT, importable, write_package
 from rich.console import Console
-from seeds import ENTRY
-from small_ops import SmallBuilder, replace_content
 
 from op_builder import env
 from op_builder.cache.store import Cache, Entry
@@ -25,7 +22,10 @@ from op_builder.command_line import REQUIRED
 from op_builder.report.__main__ import main
 from op_builder.report.collect import environment, explain, op_row
 from op_builder.report.render import print_explanation
-from op_builder.torch_install import torch_install
+from op_builder.system.torch_install import torch_install
+from tests.support.foreign_package import ROOT, importable, write_package
+from tests.support.seeds import ENTRY
+from tests.support.small_ops import SmallBuilder, replace_content
 
 
 def run_report(*arguments: str, **variables: str | None) -> subprocess.CompletedProcess[str]:

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from seeds import ENTRY, MODULE, KernelBuilder, Seed, TorchKernelBuilder, end_of_traceback, fails, table
 
-from op_builder import Binding, resolver
+from op_builder import Binding
 from op_builder.cache.store import Cache
 from op_builder.errors import CompileError, IncompatibleOpError, SourceNotFoundError, ToolchainError
-from op_builder.torch_install import torch_install
+from op_builder.load import resolver
+from op_builder.system.torch_install import torch_install
+from tests.support.seeds import ENTRY, MODULE, KernelBuilder, Seed, TorchKernelBuilder, end_of_traceback, fails, table
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on PATH")
 

@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-from seeds import ENTRY, MODULE, Seed, end_of_traceback, fails, table
 
-from op_builder import Binding, resolver
+from op_builder import Binding
 from op_builder.cache.store import Cache
 from op_builder.errors import LoadError
+from op_builder.load import resolver
+from tests.support.seeds import ENTRY, MODULE, Seed, end_of_traceback, fails, table
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on PATH")
 
@@ -111,7 +112,7 @@ def test_a_module_is_tried_with_the_path_of_this_process(
     seed = Seed({"small.cpp": MODULE % start}, binding=Binding.TORCH)
     (tmp_path / "acme_settings.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("op_builder.loader._module_names", set())
+    monkeypatch.setattr("op_builder.load.loader._module_names", set())
     assert seed.builder(tmp_path / "op", cache).load().__name__ == "small"
 
 
@@ -180,7 +181,7 @@ LOADS_FOR_EVER = """
 import sys
 sys.path[:0] = {path!r}
 from op_builder.cache.store import Cache
-from small_ops import make_small
+from tests.support.small_ops import make_small
 from pathlib import Path
 source = '#include <fcntl.h>\\n#include <unistd.h>\\nint f = creat("{opened}", 0600);\\nint x = pause();\\n' + {entry!r}
 make_small(Path({place!r}), Cache(Path({cache!r})), source=source).load()

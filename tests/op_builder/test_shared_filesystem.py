@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_ops import SmallBuilder, replace_content
 from test_many_processes import assert_whole, fork, load_with_log, wait_for
 
-from op_builder import resolver
 from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
+from op_builder.load import resolver
+from tests.support.small_ops import SmallBuilder, replace_content
 
 _NEW_HOST_NAME = 0x04000000  # CLONE_NEWUTS
 

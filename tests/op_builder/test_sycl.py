@@ -29,11 +29,11 @@ from op_builder import env
 from op_builder.cache.leftovers import leftovers, remove_leftovers
 from op_builder.cache.store import Cache
 from op_builder.errors import CompileError, IncompatibleOpError, LoadError
-from op_builder.outcomes import Failed, failures
+from op_builder.system.outcomes import Failed, failures
+from op_builder.system.process import run
+from op_builder.system.torch_install import torch_install
 from op_builder.toolchains import sycl_runtime
-from op_builder.toolchains.process import run
 from op_builder.toolchains.sycl_runtime import find_runtime, open_runtime, runtime_in, runtime_variables
-from op_builder.torch_install import torch_install
 
 pytestmark = needs_runtime
 
@@ -340,7 +340,7 @@ def test_a_second_runtime_is_never_opened(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_prebuilt_for_another_release_of_the_runtime_is_passed_over_with_the_reason(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from op_builder.prebuilt import _other_sycl
+    from op_builder.load.prebuilt import _other_sycl
 
     (entry,) = Cache(place / "cache").entries("sycl_scale")
     assert _other_sycl(entry) is None

@@ -21,14 +21,14 @@ from op_builder import env
 from op_builder.cache.store import Cache
 from op_builder.engine.commands import build_commands
 from op_builder.errors import EnvironmentValueError, LoadError, SourceNotFoundError, ToolchainError
+from op_builder.load.resolver import Request
 from op_builder.plan import Language, Source, make_plan
-from op_builder.resolver import Request
-from op_builder.toolchains.process import run
+from op_builder.system.process import run
+from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.sycl import Accepted, SyclFacts, SyclToolchain, candidates, choose, gather_facts
 from op_builder.toolchains.sycl_runtime import SyclRuntime, find_runtime, import_ipex
 from op_builder.toolchains.sycl_texts import collect_texts
 from op_builder.toolchains.toolset import find_toolset
-from op_builder.torch_install import torch_install
 
 RUNTIME = SyclRuntime(Path("/p"), "9.0.0 (20260930)", 9, Path("/p/lib/libsycl-jit.so"), None)
 XPU = SyclFacts("20250302", "/oneapi/icpx", False, RUNTIME, has_kernel_texts=True, ahead_runtime=RUNTIME)

@@ -13,11 +13,11 @@ import pytest
 
 from op_builder import env
 from op_builder.errors import MissingCUDAException, ToolchainError
-from op_builder.memo import Memo
-from op_builder.probes import failure_of
+from op_builder.system.memo import Memo
+from op_builder.system.process import run
 from op_builder.toolchains.compiler import find_cxx
 from op_builder.toolchains.cuda import find_cuda
-from op_builder.toolchains.process import run
+from op_builder.toolchains.probes import failure_of
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
 
@@ -159,7 +159,7 @@ def test_a_tool_is_ended_with_all_it_started_when_the_wait_is_interrupted(
         raise KeyboardInterrupt
 
     wrapper = program(tmp_path / "wrapper", f"sleep 600 &\necho $! > {tmp_path}/child\nwait")
-    monkeypatch.setattr("op_builder.toolchains.process.threading.Thread.join", interrupted)
+    monkeypatch.setattr("op_builder.system.process.threading.Thread.join", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run([str(wrapper)])
     with contextlib.suppress(psutil.NoSuchProcess):

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from small_ops import make_small
 
 from op_builder.cache.store import Cache
-from op_builder.torch_install import torch_install
+from op_builder.system.torch_install import torch_install
+from tests.support.small_ops import make_small
 
 CSRC = Path(__file__).parents[2] / "csrc"
 SHIMS = ("torch/csrc/inductor/aoti_torch/c/shim.h", "torch/csrc/stable/c/shim.h")

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from op_builder import env, storage_engines
+from op_builder import env
 from op_builder.cpu import AsyncIOBuilder
 from op_builder.errors import AccelError
+from op_builder.system import storage_engines
 from op_builder.tune_aio import __main__ as command
 from op_builder.tune_aio.measure import Measurement, Settings, bench
 from op_builder.tune_aio.search import Grid, search

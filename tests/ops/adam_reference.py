@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from op_builder.ops.native.tensor_lists import TensorLists
+from op_builder.ops.optim.tensor_lists import TensorLists
 
 U = 2.0**-24
 # Absolute error of an operation whose result is subnormal, for the few that a value goes through.

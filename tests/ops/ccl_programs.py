@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from op_builder.cpu import CCLCommBuilder
 from op_builder.errors import CommunicationError, OpArgumentError
-from op_builder.ops.native import ccl_comm
-from op_builder.ops.native.ccl_comm import CCLCommModule, CCLWork, Communicator
+from op_builder.ops.comm import ccl_comm
+from op_builder.ops.comm.ccl_comm import CCLCommModule, CCLWork, Communicator
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 TYPES = (*FLOATS, torch.int32, torch.int64, torch.int8, torch.uint8)

@@ -13,9 +13,9 @@ import pytest
 
 from op_builder import env
 from op_builder.cpu import AsyncIOBuilder, CPUAdamBuilder
-from op_builder.cpu_isa import supported_isas
-from op_builder.ops.native.async_io import AsyncIOModule
-from op_builder.ops.native.cpu_adam import CPUAdamModule
+from op_builder.ops.io.async_io import AsyncIOModule
+from op_builder.ops.optim.cpu_adam_module import CPUAdamModule
+from op_builder.system.cpu_isa import supported_isas
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-from op_builder.ops import TensorStore, tensor_store_transfer
-from op_builder.ops.native.aio_handle import Handle
+from op_builder.ops import TensorStore
+from op_builder.ops.io import tensor_store_transfer
+from op_builder.ops.io.aio_handle import Handle
 
 SIZE = 100_000
 KILLS = 50

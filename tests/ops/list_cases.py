@@ -9,8 +9,8 @@ import torch
 from adam_reference import random_tensors
 from packed_reference import decode_8bit, encode_8bit, random16, random_key, stochastic_bfloat16
 
-from op_builder.ops.native.cpu_adam import CPUAdamModule
-from op_builder.ops.native.tensor_lists import Pass, TensorLists
+from op_builder.ops.optim.cpu_adam_module import CPUAdamModule
+from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 FLOAT32, AS_PARAM, STOCHASTIC, PACKED = STORAGES = ("float32", "as param", "stochastic", "8 bits")

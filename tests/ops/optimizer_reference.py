@@ -18,8 +18,8 @@ import torch
 from adam_reference import SUBNORMAL, U, random_tensors, unit_roundoff
 
 from op_builder import cpu, env
-from op_builder.ops.native.host_optimizer import HostOptimizerModule
-from op_builder.ops.native.tensor_lists import Pass, TensorLists
+from op_builder.ops.optim.host_optimizer_module import HostOptimizerModule
+from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # What first-order error analysis leaves out: products of two errors within one operation on constants.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from op_builder.ops.native.tensor_lists import QUANT_BLOCK
+from op_builder.ops.optim.tensor_lists import QUANT_BLOCK
 
 GOLDEN = 0x9E3779B97F4A7C15
 U64 = 2**64 - 1

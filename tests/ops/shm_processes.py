@@ -27,8 +27,8 @@ import torch
 import torch.distributed as dist
 
 from op_builder.cpu import ShareMemCommBuilder
-from op_builder.ops.native.shared_memory_group import SharedMemoryGroup
-from op_builder.ops.native.shm_comm import ShareMemCommModule
+from op_builder.ops.comm.shared_memory_group import SharedMemoryGroup
+from op_builder.ops.comm.shm_comm import ShareMemCommModule
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int32)
@@ -456,7 +456,7 @@ def all_are_killed(place: Place) -> None:
 def killed_while_meeting(place: Place) -> None:
     """The last rank ends before it hands out its memory."""
     if place.rank == place.size - 1:
-        from op_builder.ops.native import shared_memory_meeting
+        from op_builder.ops.comm import shared_memory_meeting
 
         shared_memory_meeting.Meeting._hand_out = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore
     place.group(timeout_s=20)
@@ -760,7 +760,7 @@ def too_much(place: Place) -> None:
 
 def let_a_stranger_know(place: Place) -> None:
     """What this process tells the store next is told to a process of another user, and only after it has tried it."""
-    from op_builder.ops.native import shared_memory_meeting
+    from op_builder.ops.comm import shared_memory_meeting
 
     told_by = shared_memory_meeting.Meeting._tell
 

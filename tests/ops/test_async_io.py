@@ -16,9 +16,9 @@ import pytest
 import torch
 from hypothesis import strategies
 
-from op_builder import storage_engines
-from op_builder.ops.native.aio_handle import Handle
-from op_builder.ops.native.async_io import AsyncIOModule
+from op_builder.ops.io.aio_handle import Handle
+from op_builder.ops.io.async_io import AsyncIOModule
+from op_builder.system import storage_engines
 
 ENGINES = [engine.name for engine in storage_engines.storage_engines() if engine.refusal is None]
 KIB = 1 << 10

@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.async_io import AsyncIOModule
+from op_builder.ops.io.async_io import AsyncIOModule
 
 
 def fake_tensor() -> torch.Tensor:

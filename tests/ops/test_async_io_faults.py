@@ -21,10 +21,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from op_builder import env, storage_engines
+from op_builder import env
 from op_builder.errors import IncompatibleOpError, OpArgumentError, StorageError
-from op_builder.ops.native.aio_handle import Handle
-from op_builder.ops.native.async_io import AsyncIOModule
+from op_builder.ops.io.aio_handle import Handle
+from op_builder.ops.io.async_io import AsyncIOModule
+from op_builder.system import storage_engines
 
 ENGINES = [engine.name for engine in storage_engines.storage_engines() if engine.refusal is None]
 IMPORTED_FROM = Path(env.__file__).parents[1]  # the checkout, or where a wheel was installed

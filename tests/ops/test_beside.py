@@ -18,10 +18,10 @@ from list_cases import AS_PARAM, Case, make
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops import CPUSGD, CPUAdam, CPULamb, FusedAdam
-from op_builder.ops.native import beside
-from op_builder.ops.native.beside import Question, call_beside
-from op_builder.ops.native.cpu_adam import CPUAdamModule
-from op_builder.ops.native.tensor_lists import Pass, TensorLists
+from op_builder.ops.optim import beside
+from op_builder.ops.optim.beside import Question, call_beside
+from op_builder.ops.optim.cpu_adam_module import CPUAdamModule
+from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 
 OPTIONS = Options().listed()
 MANY = 1200

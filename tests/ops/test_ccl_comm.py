@@ -16,7 +16,7 @@ from rank_processes import GUARD_S, ROOT, run_ranks, values
 
 from op_builder import env
 from op_builder.cpu import CCLCommBuilder, ShareMemCommBuilder
-from op_builder.ops.native.ccl_comm import ADDRESS_BYTES, Communicator
+from op_builder.ops.comm.ccl_comm import ADDRESS_BYTES, Communicator
 from op_builder.toolchains.oneccl import find_oneccl
 
 PROGRAM = Path(__file__).with_name("ccl_programs.py")

@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from op_builder.cpu import FusedAdamBuilder, FusedAmsgradBuilder, FusedLambBuilder, FusedLionBuilder
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.tensor_lists import QUANT_BLOCK, Pass, TensorLists
+from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
 
 STEPS = range(1, 13)  # more than torch compiles one function for (torch._dynamo.config.recompile_limit)
 FEW = 2  # graphs: one for the first numbers as constants, one for all others

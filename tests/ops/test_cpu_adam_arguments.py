@@ -10,8 +10,8 @@ from adam_reference import Options, random_tensors
 
 from op_builder import env
 from op_builder.errors import AccelError, EnvironmentValueError, OpArgumentError
-from op_builder.ops.native.cpu_adam import CPUAdamModule
-from op_builder.ops.native.tensor_lists import TensorLists
+from op_builder.ops.optim.cpu_adam_module import CPUAdamModule
+from op_builder.ops.optim.tensor_lists import TensorLists
 
 NAN = math.nan
 SETTINGS = {

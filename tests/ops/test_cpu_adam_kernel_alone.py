@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from op_builder import cpu_isa
+from op_builder.system import cpu_isa
 
 ROOT = Path(__file__).parents[2]
 FLAGS = (

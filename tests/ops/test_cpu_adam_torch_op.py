@@ -10,10 +10,10 @@ import pytest
 import torch
 from adam_reference import Options, Tensors, as_lists, random_tensors
 
-from op_builder import cpu_isa
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.cpu_adam import CPUAdamModule
-from op_builder.ops.native.tensor_lists import QUANT_BLOCK, Pass, TensorLists
+from op_builder.ops.optim.cpu_adam_module import CPUAdamModule
+from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
+from op_builder.system import cpu_isa
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 OPTIONS = Options().listed()

@@ -10,7 +10,7 @@ from adam_reference import Options, Tensors, U, as_lists, assert_within, expect_
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from op_builder.ops.native.cpu_adam import CPUAdamModule
+from op_builder.ops.optim.cpu_adam_module import CPUAdamModule
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 LENGTHS = (0, 1, 3, 15, 16, 17, 31, 1000, 4097)

@@ -21,12 +21,12 @@ from op_builder.cache.store import Entry
 from op_builder.errors import CommunicationError, EnvironmentValueError, OpArgumentError
 from op_builder.host.ccl_comm import CCLCommBuilder
 from op_builder.host.shm_comm import ShareMemCommBuilder
+from op_builder.load.prebuilt import find_prebuilt
 from op_builder.ops import distributed
-from op_builder.ops.distributed_across import ACROSS, require_across, store_for_threads
-from op_builder.ops.distributed_collectives import HierarchicalCollectives
-from op_builder.ops.distributed_hosts import Layout, MadeGroups, RankFacts, exchange, host_identity, layout
-from op_builder.ops.distributed_work import QueuedWork, WorkQueue
-from op_builder.prebuilt import find_prebuilt
+from op_builder.ops.comm.across import ACROSS, require_across, store_for_threads
+from op_builder.ops.comm.collectives import HierarchicalCollectives
+from op_builder.ops.comm.hosts import Layout, MadeGroups, RankFacts, exchange, host_identity, layout
+from op_builder.ops.comm.work import QueuedWork, WorkQueue
 from op_builder.toolchains.oneccl import find_oneccl
 
 PROGRAM = Path(__file__).with_name("distributed_programs.py")

@@ -11,8 +11,8 @@ from fused_cases import CHUNK, assert_same, lists_of, positional
 
 from op_builder.cpu import FusedAdamBuilder, FusedAmsgradBuilder, FusedLambBuilder, FusedLionBuilder
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.fused import Control
-from op_builder.ops.native.tensor_lists import TensorLists
+from op_builder.ops.optim.fused_module import Control
+from op_builder.ops.optim.tensor_lists import TensorLists
 
 ROLES = ("grad", "param", "exp_avg", "exp_avg_sq")
 NUMBERS = ("lr", "beta1", "beta2", "eps", "step", "mode", "bias_correction", "weight_decay")

@@ -16,11 +16,12 @@ from optimizer_reference import AMSGRAD, make_tensors
 
 from accelerator import get_accelerator, set_accelerator
 from accelerator.cuda_accelerator import CUDA_Accelerator
-from op_builder import cpu, cpu_isa, cuda
+from op_builder import cpu, cuda
 from op_builder.errors import OpArgumentError
 from op_builder.ops import FusedAdam, FusedLamb, FusedLion
-from op_builder.ops.native.fused import Control
-from op_builder.ops.native.tensor_lists import TensorLists
+from op_builder.ops.optim.fused_module import Control
+from op_builder.ops.optim.tensor_lists import TensorLists
+from op_builder.system import cpu_isa
 
 pytestmark = [
     pytest.mark.cuda,

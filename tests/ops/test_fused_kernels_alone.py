@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from op_builder import cuda, env, resolver
+from op_builder import cuda, env
+from op_builder.load import resolver
 
 ROOT = Path(__file__).parents[2]
 CHECK = ROOT / "tests/ops/native/fused_kernel_check.cpp"

@@ -11,8 +11,8 @@ from fused_cases import CHUNK, assert_same, lists_of, mixed_cases, positional
 
 from op_builder.cpu import FusedAdamBuilder, FusedAmsgradBuilder, FusedLambBuilder, FusedLionBuilder
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.fused import Control
-from op_builder.ops.native.tensor_lists import TensorLists
+from op_builder.ops.optim.fused_module import Control
+from op_builder.ops.optim.tensor_lists import TensorLists
 
 OPTIONS = {
     "fused_amsgrad": [1e-2, 0.9, 0.999, 1e-8, 0.01, 1.0, 1.0],

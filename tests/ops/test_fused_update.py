@@ -13,9 +13,9 @@ from optimizer_reference import Tensors as AnyTensors
 
 from op_builder import env
 from op_builder.cpu import CPUAdamBuilder, FusedAdamBuilder, FusedAmsgradBuilder, FusedLambBuilder, FusedLionBuilder
-from op_builder.cpu_isa import supported_isas
-from op_builder.ops.native.fused import FusedAdamModule, FusedLambModule, FusedLionModule
-from op_builder.ops.native.fused_amsgrad import FusedAmsgradModule
+from op_builder.ops.optim.fused_amsgrad_module import FusedAmsgradModule
+from op_builder.ops.optim.fused_module import FusedAdamModule, FusedLambModule, FusedLionModule
+from op_builder.system.cpu_isa import supported_isas
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = [

@@ -18,9 +18,10 @@ from torch.testing._internal.common_optimizers import optim_db
 
 from op_builder import ops
 from op_builder.errors import OpArgumentError
-from op_builder.ops import CPUSGD, CPUAdagrad, CPUAdam, CPULamb, CPULion, FusedAdam, packed_states
-from op_builder.ops.fused_optimizer import FusedOptimizer
-from op_builder.ops.host_optimizer import HostOptimizer
+from op_builder.ops import CPUSGD, CPUAdagrad, CPUAdam, CPULamb, CPULion, FusedAdam
+from op_builder.ops.optim import packed_states
+from op_builder.ops.optim.fused_optimizer import FusedOptimizer
+from op_builder.ops.optim.host_optimizer import HostOptimizer
 
 
 class AmsgradAdam(CPUAdam):

@@ -26,8 +26,8 @@ from list_cases import (
 )
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.cpu_adam import CPUAdamModule
-from op_builder.ops.native.tensor_lists import Pass, TensorLists
+from op_builder.ops.optim.cpu_adam_module import CPUAdamModule
+from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 
 OPTIONS = Options().listed()
 STEP = 3

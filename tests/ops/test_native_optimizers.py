@@ -34,10 +34,10 @@ from optimizer_reference import (
     update,
 )
 
-from op_builder.cpu_isa import supported_isas
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.tensor_lists import QUANT_BLOCK, Pass, TensorLists
-from op_builder.ops.packed_states import decoded, encoded
+from op_builder.ops.optim.packed_states import decoded, encoded
+from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
+from op_builder.system.cpu_isa import supported_isas
 
 ISAS = supported_isas()
 LENGTHS = (0, 1, 3, 15, 16, 17, 31, 1000, 4097)

@@ -13,8 +13,8 @@ from optimizer_reference import ADAM, FLOATS, KINDS, SGD, Kind, Tensors, as_list
 
 from op_builder import cpu, cuda, xpu
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.host_optimizer import HostOptimizerModule
-from op_builder.ops.native.tensor_lists import Pass
+from op_builder.ops.optim.host_optimizer_module import HostOptimizerModule
+from op_builder.ops.optim.tensor_lists import Pass
 
 # CPU Adam's own functions have files of tests of their own.
 OTHERS = [kind for kind in KINDS if kind is not ADAM]

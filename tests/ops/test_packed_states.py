@@ -22,9 +22,9 @@ from packed_reference import (
     stochastic_bfloat16,
 )
 
-from op_builder.ops import packed_states
-from op_builder.ops.native.cpu_adam import CPUAdamModule
-from op_builder.ops.native.tensor_lists import QUANT_BLOCK, Pass, TensorLists
+from op_builder.ops.optim import packed_states
+from op_builder.ops.optim.cpu_adam_module import CPUAdamModule
+from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
 
 NAMES = ("exp_avg", "exp_avg_sq")
 

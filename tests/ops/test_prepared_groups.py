@@ -12,8 +12,8 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops import CPUAdam
-from op_builder.ops.native.tensor_lists import TensorLists
-from op_builder.ops.prepared_groups import PreparedGroups
+from op_builder.ops.optim.prepared_groups import PreparedGroups
+from op_builder.ops.optim.tensor_lists import TensorLists
 
 
 class Native:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from list_cases import AS_PARAM, FLOAT32, FLOATS, PACKED, STOCHASTIC, STORAGES, Case, assert_same_bits, make
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.native.cpu_adam import CPUAdamModule
-from op_builder.ops.native.tensor_lists import Pass, TensorLists
+from op_builder.ops.optim.cpu_adam_module import CPUAdamModule
+from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 
 OPTIONS = Options().listed()
 SMALL = (0, 1, 17, 300)

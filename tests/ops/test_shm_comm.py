@@ -105,7 +105,7 @@ def test_nan_wins(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2"])
 def test_instruction_sets_give_the_same_bits(ranks: Ranks, isa: str) -> None:
-    from op_builder.cpu_isa import supported_isas
+    from op_builder.system.cpu_isa import supported_isas
 
     if isa not in supported_isas():
         pytest.skip(f"this CPU has no {isa}")

@@ -19,10 +19,10 @@ from op_builder import env
 from op_builder.cpu import ShareMemCommBuilder
 from op_builder.errors import AccelError, OpArgumentError, SharedMemoryCommError
 from op_builder.host.shm_comm import shared_memory_check
-from op_builder.ops.native import shared_memory_group, shared_memory_meeting
-from op_builder.ops.native.shared_memory_group import SharedMemoryGroup
-from op_builder.ops.native.shm_comm import ShareMemCommModule
-from op_builder.outcomes import Failed, Passed
+from op_builder.ops.comm import shared_memory_group, shared_memory_meeting
+from op_builder.ops.comm.shared_memory_group import SharedMemoryGroup
+from op_builder.ops.comm.shm_comm import ShareMemCommModule
+from op_builder.system.outcomes import Failed, Passed
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from op_builder.ops import CPUAdam
-from op_builder.ops.small_tensors import CHUNK_BYTES, LARGEST_BYTES, SmallTensors
+from op_builder.ops.optim.small_tensors import CHUNK_BYTES, LARGEST_BYTES, SmallTensors
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.float64])

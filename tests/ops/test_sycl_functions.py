@@ -10,7 +10,8 @@ import torch
 from sycl_cases import in_threads, needs_sycl
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops import dequantize_blocks, functions, packbits, quantize_blocks, rms_norm, unpackbits
+from op_builder.ops import dequantize_blocks, packbits, quantize_blocks, rms_norm, unpackbits
+from op_builder.ops.functional import registration as functions
 from op_builder.xpu import BlockQuantizeBuilder, PackBitsBuilder, RMSNormBuilder
 
 pytestmark = needs_sycl

@@ -17,8 +17,8 @@ from sycl_cases import in_threads, needs_sycl
 from op_builder import cpu
 from op_builder.errors import AccelError, OpArgumentError
 from op_builder.ops import FusedLion, SYCLFusedAdam, SYCLFusedLion
-from op_builder.ops.native.fused import Control, FusedAdamModule, FusedLionModule
-from op_builder.ops.native.tensor_lists import TensorLists
+from op_builder.ops.optim.fused_module import Control, FusedAdamModule, FusedLionModule
+from op_builder.ops.optim.tensor_lists import TensorLists
 from op_builder.xpu import FusedAdamBuilder, FusedLionBuilder
 
 pytestmark = needs_sycl

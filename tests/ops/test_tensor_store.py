@@ -18,9 +18,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from op_builder.errors import DamagedTensorError, OpArgumentError, StorageError, TensorNotFoundError
-from op_builder.ops import TensorStore, tensor_store_transfer
-from op_builder.ops.tensor_store_format import DTYPES, HEADER_BYTES
-from op_builder.ops.tensor_store_queue import StoreQueue
+from op_builder.ops import TensorStore
+from op_builder.ops.io import tensor_store_transfer
+from op_builder.ops.io.tensor_store_format import DTYPES, HEADER_BYTES
+from op_builder.ops.io.tensor_store_queue import StoreQueue
 
 PIECE = 1 << 16
 

@@ -16,7 +16,7 @@ import torch
 from accelerator import real_accelerator, vendors
 from accelerator.detection import Chosen, Refused
 from op_builder import env
-from op_builder.cgroups import HostFiles
+from op_builder.system.cgroups import HostFiles
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,7 +14,7 @@ from trees import Made, told
 from accelerator.launch.binding import BindingError, parse_core_list, plan_binding, threads_without_binding
 from accelerator.launch.lists import format_list
 from accelerator.launch.topology import Core, Node, Topology, read_caches, read_topology
-from op_builder.cgroups import HostFiles
+from op_builder.system.cgroups import HostFiles
 
 Write = Callable[[dict[str, str]], HostFiles]
 

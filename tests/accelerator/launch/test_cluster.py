@@ -19,7 +19,7 @@ from accelerator.launch.lists import format_list
 from accelerator.launch.supervised import Place, first_of_nodelist, read_place
 from accelerator.launch.topology import read_topology
 from op_builder import env
-from op_builder.cgroups import HostFiles
+from op_builder.system.cgroups import HostFiles
 
 CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 

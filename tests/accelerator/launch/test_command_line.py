@@ -24,7 +24,7 @@ from accelerator.launch.ranks import BindingRequest, plan_host
 from accelerator.launch.ssh import ssh_commands
 from accelerator.launch.topology import read_caches, read_topology
 from op_builder import env
-from op_builder.cgroups import HostFiles
+from op_builder.system.cgroups import HostFiles
 
 
 def write_machine(directory: Path, made: Made) -> None:

@@ -22,7 +22,7 @@ from accelerator.launch.job import Job
 from accelerator.launch.lists import format_list
 from accelerator.launch.topology import read_topology
 from op_builder import env
-from op_builder.cgroups import HostFiles
+from op_builder.system.cgroups import HostFiles
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="needs Linux")
 

@@ -18,7 +18,7 @@ from trees import told
 
 from accelerator.launch.binding import parse_core_list, plan_binding
 from accelerator.launch.topology import Topology, read_caches, read_topology
-from op_builder.cgroups import HostFiles
+from op_builder.system.cgroups import HostFiles
 
 Write = Callable[[dict[str, str]], HostFiles]
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from environments import ROOT, Environment, copy_sources, make_environment
+
+from tests.support.environments import ROOT, Environment, copy_sources, make_environment
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +18,7 @@ OP = "acme_silu_and_mul"
 USE = """
 import torch
 from accelerator import get_accelerator, is_current_accelerator_supported
-from op_builder.registry import UnavailableOpBuilder
+from op_builder.catalog.registry import UnavailableOpBuilder
 accelerator = get_accelerator()
 assert type(accelerator).__name__ == "AcmeAccelerator", accelerator
 assert is_current_accelerator_supported()

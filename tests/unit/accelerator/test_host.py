@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from accelerator.host import Host
-from op_builder.cgroups import HostFiles, memory_limit_bytes
+from op_builder.system.cgroups import HostFiles, memory_limit_bytes
 from tests.support.machines import WriteFiles, numa_tree
 
 V2 = {"proc/self/cgroup": "0::/job/step\n"}

@@ -1,0 +1,330 @@
+"""``OpBuilder``: what an op's author writes, and how it becomes a loaded op.
+
+A subclass names the op and returns data (sources, flags); it compiles nothing itself. The one
+recipe that JIT and prebuild share is made of it by :func:`op_builder.plan.make_plan`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from op_builder.cache.store import Cache
+from op_builder.load import resolver
+from op_builder.plan import Binding, BuildPlan, make_plan
+from op_builder.system.torch_install import torch_install
+
+if TYPE_CHECKING:
+    from op_builder.system.outcomes import CheckOutcome
+
+# What only a build or a question of an author needs is imported where it is used: a warm load
+# takes a few milliseconds, and would spend more than that on those modules.
+
+logger = logging.getLogger(__name__)
+
+
+class OpBuilder(ABC):
+    """Base of all builders.
+
+    Class attributes:
+        NAME: the op's name, ``cpu_adam``.
+        BUILD_VAR: the variable that asks for it in a prebuild, ``ACCEL_BUILD_CPU_ADAM``.
+        BINDING: how the binary meets Python; ``Binding.TORCH`` takes any style.
+        SUMMARY: one line for the report.
+
+    Attributes:
+        name: the op's name.
+        jit_mode: whether the last build was asked for by ``jit_load()``.
+        build_for_cpu: whether host code alone is built.
+        enable_bf16: whether all CUDA architectures compiled for know bfloat16.
+        error_log: the last message given to :meth:`warning`.
+        given_archs: CUDA architectures to plan for, those of a binary that is there; None to find them out.
+    """
+
+    NAME: ClassVar[str] = ""
+    BUILD_VAR: ClassVar[str] = ""
+    BINDING: ClassVar[Binding] = Binding.TORCH
+    SUMMARY: ClassVar[str] = ""
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name or self.NAME
+        self.jit_mode = False
+        self.build_for_cpu = False
+        self.enable_bf16 = False
+        self.error_log: str | None = None
+        self.given_archs: list[str] | None = None
+
+    # What an author overrides -------------------------------------------------------------
+
+    def absolute_name(self) -> str:
+        """Dotted name of the prebuilt module; its last part names the binary."""
+        return f"op_builder.{self.name}"
+
+    @abstractmethod
+    def sources(self) -> list[str]:
+        """Files to compile: absolute, relative to the project's root, or to this class's package."""
+
+    def source_texts(self) -> dict[str, str]:
+        """Sources that are no files, ``{"name.cpp": content}``: generated code, a notebook's cell."""
+        return {}
+
+    def include_paths(self) -> list[str]:
+        """Include directories, named like sources."""
+        return []
+
+    def cxx_args(self) -> list[str]:
+        """Flags of the host C++ compiler, after the common ones."""
+        return []
+
+    def nvcc_args(self) -> list[str]:
+        """Flags of nvcc, after the common ones; ``-gencode`` flags here replace the computed ones."""
+        return []
+
+    def source_args(self, source: str) -> list[str]:  # noqa: ARG002
+        """Flags for one source alone, after all others; ``source`` is as :meth:`sources` names it."""
+        return []
+
+    def extra_ldflags(self) -> list[str]:
+        """Flags of the link."""
+        return []
+
+    def libraries_args(self) -> list[str]:
+        """Libraries to link, as ``-lname`` flags or bare names."""
+        return []
+
+    def bind(self, opened: Any) -> Any:
+        """What ``load()`` returns, made of the opened binary: ``torch.ops.<namespace>`` or a module."""
+        return opened
+
+    def open_libraries(self) -> None:  # noqa: B027
+        """Open what the binary names without a path and torch does not bring; called before it is opened.
+
+        Raises:
+            LoadError: it cannot be opened.
+        """
+
+    def finish_plan(self, plan: BuildPlan) -> BuildPlan:
+        """The plan with what a family of builders adds to it; pure, as :func:`op_builder.plan.make_plan` is."""
+        return plan
+
+    def build_checks(self) -> list[CheckOutcome]:
+        """What compiling the op needs."""
+        from op_builder.system.outcomes import Failed, guarded, guarded_value
+        from op_builder.toolchains import checks
+
+        plan = guarded_value("sources", lambda: make_plan(self))
+        if isinstance(plan, Failed):
+            return [guarded("torch", checks.torch_check), plan]
+        return [
+            guarded("torch", checks.torch_check),
+            guarded("ninja", checks.ninja_check),
+            guarded("C++ compiler", lambda: checks.cxx_check(plan, self.cache.memo)),
+            guarded("cache directory", lambda: checks.cache_check(self.cache)),
+            guarded("build settings", lambda: checks.settings_check(plan)),
+        ]
+
+    def load_checks(self) -> list[CheckOutcome]:
+        """What loading the built op needs besides."""
+        return []
+
+    def is_compatible(self, verbose: bool = False) -> bool:
+        """Whether ``load()`` would work here: with a binary there is, or by compiling one.
+
+        Args:
+            verbose: log the reason and the remedy of each failed check.
+        """
+        failed = resolver.examine(self).failed
+        for failure in failed:
+            self.error_log = f"{failure.name}: {failure.reason} {failure.remedy}".strip()
+            if verbose:
+                logger.warning("Op '%s' is not available here. %s", self.name, self.error_log)
+        return not failed
+
+    def own_objection(self) -> str | None:
+        """What an overriding :meth:`is_compatible` has against this machine, None when nothing.
+
+        A builder written for the seed's class explains itself by :meth:`warning`.
+        """
+        if type(self).is_compatible is OpBuilder.is_compatible or self.is_compatible(verbose=True):
+            return None
+        return self.error_log or "Its builder gives no reason."
+
+    def builder(self) -> Any:
+        """The setuptools extension of the same plan, for a ``setup.py`` with torch's ``BuildExtension``."""
+        from op_builder.builder.extension import setuptools_extension
+
+        return setuptools_extension(self.absolute_name(), self.plan())
+
+    def load(self, verbose: bool = True) -> Any:
+        """The op, loaded: prebuilt if it fits, else from the cache, else compiled now.
+
+        Args:
+            verbose: log each step of a build at level INFO instead of DEBUG.
+
+        Returns:
+            the Python object with the op's functions; the same object each time for the same build.
+
+        Raises:
+            IncompatibleOpError: it cannot be built or loaded here; says why and what to do.
+            CompileError, LoadError, CacheError, ToolchainError: building or opening it failed.
+        """
+        prebuilt = resolver.load_prebuilt(self)
+        return self.jit_load(verbose) if prebuilt is None else prebuilt
+
+    def jit_load(self, verbose: bool = True) -> Any:
+        """:meth:`load` without looking for a prebuilt binary."""
+        self.jit_mode = True
+        return resolver.jit_load(self, functools.partial(_log_progress, self.name, verbose))
+
+    # What an author uses ------------------------------------------------------------------
+
+    def check(self) -> list[CheckOutcome]:
+        """Every check of building and loading this op, in order."""
+        return [*self.build_checks(), *self.load_checks()]
+
+    def plan(self) -> BuildPlan:
+        """The recipe that JIT and prebuild share."""
+        return make_plan(self)
+
+    @cached_property
+    def cache(self) -> Cache:
+        """The cache directory that the environment names."""
+        return Cache()
+
+    def cuda_archs(self) -> list[str]:
+        """CUDA architectures to compile for; empty where nvcc's own default is to be used."""
+        return []
+
+    def has_function(
+        self, funcname: str, libraries: Iterable[str], library_dirs: Iterable[str] | None = None, verbose: bool = False
+    ) -> bool:
+        """Whether a program that calls ``funcname`` compiles and links with ``libraries`` (names without ``lib``)."""
+        from op_builder.toolchains import probes
+
+        failure = probes.link_failure(funcname, tuple(libraries), tuple(library_dirs or ()), self.cache.memo)
+        if failure and verbose:
+            logger.warning("%s: no function %s in %s: %s", self.name, funcname, list(libraries), failure)
+        return not failure
+
+    def warning(self, msg: str) -> None:
+        """Log a warning about this op, and keep it as the reason the report shows."""
+        self.error_log = str(msg)
+        logger.warning("%s: %s", self.name, msg)
+
+    def command_exists(self, cmd: str | list[str]) -> bool:
+        """Whether one of the commands is on PATH."""
+        commands = [cmd] if isinstance(cmd, str) else cmd
+        return any(shutil.which(command) is not None for command in commands)
+
+    def strip_empty_entries(self, args: Iterable[str]) -> list[str]:
+        """``args`` without empty strings, which compilers take for file names."""
+        return [arg for arg in args if len(arg) > 0]
+
+    def cpu_arch(self) -> str:
+        """Compiler flag for this CPU: its architecture level by name, so that the key shows it."""
+        from op_builder.system import march
+
+        return march.architecture_flag()
+
+    def simd_width(self) -> str:
+        """``-D__AVX512__``, ``-D__AVX256__`` or ``-D__SCALAR__`` for this CPU."""
+        from op_builder.system import march
+
+        return march.simd_define()
+
+    def torch_version(self) -> tuple[int, int]:
+        """(major, minor) of torch."""
+        return torch_install().release
+
+    def version_dependent_macros(self) -> list[str]:
+        """Defines that older extension sources ask for; all hold for torch >= 2.10."""
+        return ["-DVERSION_GE_1_1", "-DVERSION_GE_1_3", "-DVERSION_GE_1_5"]
+
+    def deepspeed_src_path(self, code_path: str) -> str:
+        """The absolute path of a source name, found like those of :meth:`sources`."""
+        from op_builder import paths
+
+        return str(paths.resolve(code_path, type(self)))
+
+    # CUDA, ROCm and SYCL, as an author asks for them -----------------------------------------
+
+    @staticmethod
+    def is_rocm_pytorch() -> bool:
+        """Whether torch is a ROCm build."""
+        return torch_install().hip is not None
+
+    @staticmethod
+    def is_sycl_enabled() -> bool:
+        """Whether torch is an XPU build, whose SYCL sources can be compiled."""
+        return torch_install().xpu is not None
+
+    @staticmethod
+    def installed_rocm_version() -> tuple[int, int]:
+        """(major, minor) of ROCm, (0, 0) where there is none."""
+        from op_builder.toolchains import probes
+
+        return probes.rocm_version()
+
+    @staticmethod
+    def get_rocm_gpu_arch() -> str:
+        """The GPU's architecture as ``gfx90a``, empty where there is none."""
+        from op_builder.toolchains import probes
+
+        return probes.rocm_agent("Name:", r"gfx[0-9a-f]+")
+
+    @staticmethod
+    def get_rocm_wavefront_size() -> str:
+        """Threads per wavefront of the GPU, as text; ``32`` where it cannot be asked."""
+        from op_builder.toolchains import probes
+
+        return probes.rocm_agent("Wavefront Size:", r"\d+") or "32"
+
+    def get_cuda_lib64_path(self) -> str:
+        """Directory of the CUDA toolkit's libraries (ROCm's on a ROCm build)."""
+        if self.is_rocm_pytorch():
+            from torch.utils import cpp_extension
+
+            return os.path.join(cpp_extension.ROCM_HOME or "/opt/rocm", "lib")
+        from op_builder.toolchains.cuda import find_cuda
+
+        return str(find_cuda(self.cache.memo).library_dir)
+
+    def get_cuda_compile_flag(self) -> str:
+        """``-D__ENABLE_CUDA__`` where CUDA code can be compiled for this torch, else ``-D__DISABLE_CUDA__``."""
+        if self.build_for_cpu or torch_install().cuda is None:
+            return "-D__DISABLE_CUDA__"
+        return "-D__ENABLE_CUDA__"
+
+    def hipify_extension(self) -> None:
+        """On a ROCm build, translate the CUDA sources beside themselves; elsewhere do nothing.
+
+        Never run on ROCm hardware by this project.
+        """
+        if not self.is_rocm_pytorch():
+            return
+        from torch.utils.hipify import hipify_python
+
+        plan = self.plan()
+        files = [source.path for source in plan.sources if source.text is None]
+        roots = {str(path.parent) for path in files}
+        hipify_python.hipify(
+            project_directory=os.path.commonpath(list(roots)),
+            output_directory=os.path.commonpath(list(roots)),
+            header_include_dirs=[str(path) for path in plan.include_dirs],
+            extra_files=[str(path) for path in files],
+            is_pytorch_extension=True,
+            hipify_extra_files_only=True,
+        )
+
+    def sycl_extension(self) -> None:  # noqa: B027
+        """Hook for builders with SYCL sources; nothing to prepare for this toolchain."""
+
+
+def _log_progress(op: str, verbose: bool, done: int, total: int, step: str) -> None:
+    logger.log(logging.INFO if verbose else logging.DEBUG, "%s: [%d/%d] %s", op, done, total, step)

@@ -1,0 +1,156 @@
+"""Builders of CUDA ops, and the questions about CUDA that their authors ask."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from op_builder.builder.base import OpBuilder
+from op_builder.cache.store import Cache
+from op_builder.errors import CUDAMismatchException, MissingCUDAException
+from op_builder.plan import Binding, make_plan
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed, guarded, guarded_value
+from op_builder.system.torch_install import parse_release, torch_install
+from op_builder.toolchains import checks
+from op_builder.toolchains.cuda import find_cuda
+from op_builder.toolchains.cuda_archs import default_archs, gencode_flags, parse_arch_list, target_archs
+
+_BF16_SINCE = (8, 0)
+_ARCH_FLAG = re.compile(r"--?(gencode|generate-code|arch|gpu-architecture)\b")
+
+
+class CUDAOpBuilder(OpBuilder):
+    """An op with CUDA sources. Compiling needs a toolkit and no device; loading needs both."""
+
+    def filter_ccs(self, ccs: list[str]) -> Sequence[str | Sequence[str]]:
+        """Of the compute capabilities asked for, those this op supports: all, unless overridden.
+
+        Args:
+            ccs: entries like ``8.0``, ``9.0a``, ``9.0+PTX``.
+
+        Returns:
+            such entries, or pairs like ``("9", "0+PTX")``.
+        """
+        return ccs
+
+    def cuda_archs(self) -> list[str]:
+        return [] if self.names_own_archs() else self._target_archs()
+
+    def names_own_archs(self) -> bool:
+        """Whether :meth:`nvcc_args` holds architecture flags already, which then stand alone."""
+        return any(_ARCH_FLAG.match(flag) for flag in self.nvcc_args())
+
+    def compute_capability_args(self, cross_compile_archs: str | None = None) -> list[str]:
+        """``-gencode`` flags for the architectures asked for, and sets ``enable_bf16``.
+
+        Args:
+            cross_compile_archs: a list as in ``TORCH_CUDA_ARCH_LIST``, in place of that variable.
+        """
+        if cross_compile_archs and self.given_archs is None:
+            return gencode_flags(self._filtered(parse_arch_list(cross_compile_archs)))
+        return gencode_flags(self._target_archs())
+
+    @cached_property
+    def cuda_capability_major(self) -> int:
+        """Major compute capability of the current device, 0 where there is none."""
+        capabilities = _visible_capabilities()
+        return capabilities[0][0] if capabilities else 0
+
+    def build_checks(self) -> list[CheckOutcome]:
+        outcomes = super().build_checks()
+        plan = guarded_value("nvcc", lambda: make_plan(self))
+        if isinstance(plan, Failed) or not plan.uses_cuda:
+            return outcomes
+        outcomes.append(guarded("nvcc", lambda: checks.nvcc_check(plan, self.cache.memo)))
+        if self.BINDING is Binding.TORCH:
+            outcomes.append(guarded("CUDA versions", _versions_check))
+        return outcomes
+
+    def load_checks(self) -> list[CheckOutcome]:
+        return [guarded("CUDA device", checks.torch_cuda_check)]
+
+    def _target_archs(self) -> list[str]:
+        if self.given_archs is not None:
+            self.enable_bf16 = _all_know_bf16(self.given_archs)
+            return self.given_archs
+        return self._filtered(target_archs(find_cuda(self.cache.memo).version, _visible_capabilities()))
+
+    def _filtered(self, archs: list[str]) -> list[str]:
+        kept = [cc if isinstance(cc, str) else ".".join(cc) for cc in self.filter_ccs(archs)]
+        self.enable_bf16 = _all_know_bf16(kept)
+        if not kept:
+            raise MissingCUDAException(
+                f"Op '{self.name}' supports none of the CUDA architectures asked for ({', '.join(archs)}).",
+                "Set TORCH_CUDA_ARCH_LIST to one it supports.",
+            )
+        return kept
+
+
+def _all_know_bf16(archs: list[str]) -> bool:
+    return bool(archs) and all(parse_release(arch) >= _BF16_SINCE for arch in archs)
+
+
+def installed_cuda_version(name: str = "") -> tuple[int, int]:
+    """(major, minor) of the CUDA toolkit.
+
+    Args:
+        name: the op it is asked for, for the message.
+
+    Raises:
+        MissingCUDAException: there is no toolkit.
+    """
+    try:
+        return find_cuda(Cache().memo).version
+    except MissingCUDAException as error:
+        if not name:
+            raise
+        raise MissingCUDAException(f"Op '{name}' needs CUDA. {error.message}", error.remedy) from error
+
+
+def get_default_compute_capabilities() -> str:
+    """What is compiled for without a device, as a ``TORCH_CUDA_ARCH_LIST``."""
+    return ";".join(default_archs(installed_cuda_version()))
+
+
+def assert_no_cuda_mismatch(name: str = "") -> bool:
+    """True when toolkit and torch are of one CUDA major version, within which binaries fit together.
+
+    Raises:
+        MissingCUDAException: there is no toolkit.
+        CUDAMismatchException: torch was built with another major version, or without CUDA.
+    """
+    toolkit = installed_cuda_version(name)
+    built = torch_install().cuda
+    if built is None:
+        raise CUDAMismatchException(
+            f"{_subject(name)}torch {torch_install().version} is a build without CUDA.",
+            "Install a CUDA build of torch.",
+        )
+    if parse_release(built)[0] != toolkit[0]:
+        raise CUDAMismatchException(
+            f"{_subject(name)}the CUDA toolkit is {toolkit[0]}.{toolkit[1]}, torch was built with CUDA {built}.",
+            f"Install a CUDA {built} toolkit and set CUDA_HOME to it, or a torch built for CUDA {toolkit[0]}.",
+        )
+    return True
+
+
+def _versions_check() -> CheckOutcome:
+    if torch_install().hip is None:
+        assert_no_cuda_mismatch()
+    return Passed("CUDA versions", f"torch for CUDA {torch_install().cuda}")
+
+
+def _subject(name: str) -> str:
+    return f"Op '{name}': " if name else ""
+
+
+def _visible_capabilities() -> list[tuple[int, int]]:
+    if torch_install().cuda is None:
+        return []
+    import torch
+
+    capabilities: Iterable[tuple[int, int]] = (
+        torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())
+    )
+    return list(capabilities)

@@ -1,0 +1,106 @@
+"""Builders of SYCL ops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from op_builder import paths
+from op_builder.builder.base import OpBuilder
+from op_builder.plan import SYCL_HOST_RUNTIME, Binding, BuildPlan, Language, Source, SyclPlan
+
+if TYPE_CHECKING:
+    from op_builder.system.outcomes import CheckOutcome
+    from op_builder.toolchains.sycl import Candidate, SyclToolchain
+
+_HOST_INCLUDES = ("kernels_sycl", "csrc")
+# Products are fused where a kernel says so, and nowhere else, as on the CPU and in CUDA.
+_EXACT_KERNELS = "-ffp-contract=off"
+AHEAD_DEFINE = "-DACCEL_SYCL_AHEAD"
+
+
+class SYCLOpBuilder(OpBuilder):
+    """An op with SYCL kernels, compiled by whichever of three toolchains is here.
+
+    The kernels are free functions in texts of their own, named by :meth:`kernel_sources`; :meth:`sources` names the
+    host side, which starts them through ``host/launch.h`` (see docs/sycl.md). One text serves every toolchain. A
+    builder without :meth:`kernel_sources`, whose sources are SYCL code throughout, needs ``icpx``.
+    """
+
+    def kernel_sources(self) -> list[str]:
+        """Texts with free-function kernels, named like sources."""
+        return []
+
+    def kernel_args(self) -> list[str]:
+        """Flags of the compiler of kernels."""
+        return [_EXACT_KERNELS]
+
+    def toolchain(self) -> Candidate:
+        """The toolchain that the op is compiled with, or why there is none.
+
+        Raises:
+            EnvironmentValueError: ACCEL_SYCL_TOOLCHAIN names no toolchain.
+        """
+        # Not at the top: builders of other devices are imported with this module, and need none of it.
+        from op_builder.toolchains.sycl import choose, gather_facts
+
+        return choose(gather_facts(has_kernel_texts=bool(self.kernel_sources())))
+
+    def finish_plan(self, plan: BuildPlan) -> BuildPlan:
+        owner = type(self)
+        kernels = [paths.resolve(name, owner) for name in self.strip_empty_entries(self.kernel_sources())]
+        chosen = self.toolchain().toolchain
+        include_dirs = plan.include_dirs
+        sources = plan.sources
+        if kernels:
+            own = [paths.native_root() / name for name in _HOST_INCLUDES]
+            include_dirs = tuple(dict.fromkeys([*include_dirs, *own]))
+            host = paths.native_root() / SYCL_HOST_RUNTIME
+            sources = (Source(host, SYCL_HOST_RUNTIME, Language.CXX, ("-O1",)), *sources)
+        if chosen.is_ahead:
+            return _ahead(replace(plan, include_dirs=include_dirs, sources=sources), self, chosen, kernels)
+        if kernels:
+            from op_builder.toolchains.sycl_runtime import find_runtime
+            from op_builder.toolchains.sycl_texts import GENERATED_SOURCE, collect_texts
+
+            runtime = find_runtime()
+            options = [*(runtime.kernel_options if runtime is not None else ()), *self.kernel_args()]
+            texts = collect_texts(kernels, include_dirs, options, owner).as_source()
+            sources = (*sources, Source(Path(GENERATED_SOURCE), GENERATED_SOURCE, Language.CXX, ("-O0",), texts))
+        return replace(plan, include_dirs=include_dirs, sources=sources, sycl=SyclPlan(chosen.value))
+
+    def build_checks(self) -> list[CheckOutcome]:
+        from op_builder.toolchains.sycl_checks import toolchain_checks
+
+        return [*super().build_checks(), *toolchain_checks(self)]
+
+    def load_checks(self) -> list[CheckOutcome]:
+        from op_builder.toolchains.sycl_checks import load_checks
+
+        return load_checks(self)
+
+    def sycl_extension(self) -> None:
+        """Nothing to prepare: ``builder()`` gives torch's, or IPEX's, extension with the same plan."""
+
+
+def _ahead(plan: BuildPlan, builder: SYCLOpBuilder, chosen: SyclToolchain, kernels: list[Path]) -> BuildPlan:
+    """The plan for a compiler that compiles kernels with the host side: it reads their texts before the sources."""
+    from op_builder.toolchains.sycl_ahead import EXACT_FLAGS, target_devices
+
+    sources = tuple(replace(source, language=Language.SYCL) for source in plan.sources)
+    flags = (*EXACT_FLAGS, *builder.strip_empty_entries(builder.kernel_args()))
+    if not kernels:
+        return replace(plan, sources=sources, sycl=SyclPlan(chosen.value, target_devices(), flags=flags))
+    sycl = SyclPlan(chosen.value, target_devices(), tuple(kernels), flags)
+    return replace(plan, sources=sources, cxx_flags=(*plan.cxx_flags, AHEAD_DEFINE), sycl=sycl)
+
+
+class SYCLNativeOpBuilder(SYCLOpBuilder):
+    """One of this project's own: torch-free kernels and host side, and a thin binding on the Stable ABI."""
+
+    BINDING = Binding.STABLE
+
+    def source_args(self, source: str) -> list[str]:
+        # A binding checks and dispatches: half of the time it takes to compile would go into optimising that.
+        return ["-O1"] if source.startswith("kernels_sycl/bindings/") else []

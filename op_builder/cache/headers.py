@@ -1,0 +1,341 @@
+"""The headers that a build read: where each was found, by what name any machine finds it, and whether it is as it was.
+
+Places do not count: files are named relative to where the plan finds them. Those of the system count as one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from op_builder import paths
+from op_builder.plan import Binding, BuildPlan
+from op_builder.system.file_contents import (
+    contents_digest,
+    file_sha256,
+    file_status,
+    last_touched_ns,
+    settled_status,
+    statuses_digest,
+)
+from op_builder.system.memo import Memo
+from op_builder.system.torch_install import torch_install
+from op_builder.toolchains.flags import grouped_flags
+
+
+class HeaderGoneError(Exception):
+    """A header of the op's own that a build read is not there when its content is asked for."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """One header that a build read, or another file that it took in.
+
+    Attributes:
+        root: name of the place it is relative to (see :class:`Roots`).
+        path: relative to that place.
+        sha256: of its content when it was read.
+        status: size, times and inode then: unchanged status saves reading the file.
+        shadows: places, as ``root/path``, that come earlier in the search order and held no such file.
+    """
+
+    root: str
+    path: str
+    sha256: str
+    status: tuple[int, ...]
+    shadows: tuple[str, ...] = ()
+
+    def is_unchanged(self, roots: Roots) -> bool:
+        """Whether the file is there with the same content, and nothing has come before it."""
+        return self.has_same_content(roots) and not any(
+            os.path.exists(roots.locate_place(place)) for place in self.shadows
+        )
+
+    def has_same_content(self, roots: Roots, since_ns: int = 0) -> bool:
+        """Whether the file is there with the same content.
+
+        Args:
+            since_ns: a file that was last touched before this time has the content it had.
+        """
+        path = roots.locate(self.root, self.path)
+        status = file_status(path)
+        if status is None:
+            return False
+        return status == self.status or last_touched_ns(status) < since_ns or file_sha256(path) == self.sha256
+
+
+@dataclass(frozen=True)
+class SystemHeaders:
+    """The system's headers that a build read, a hundred and more, as one: absolute paths, and one
+    digest each of all contents and of all statuses."""
+
+    paths: tuple[str, ...]
+    sha256: str
+    status: str
+
+    @staticmethod
+    def of(paths: Iterable[str]) -> SystemHeaders:
+        ordered = tuple(sorted(paths))
+        settled = all(settled_status(path) for path in ordered)
+        return SystemHeaders(ordered, contents_digest(ordered), statuses_digest(ordered) if settled else "")
+
+    def union(self, other: SystemHeaders) -> SystemHeaders:
+        """The headers of both, as they are now."""
+        return self if self == other else SystemHeaders.of({*self.paths, *other.paths})
+
+    def is_unchanged(self, memo: Memo) -> bool:
+        """Whether every file is there with the same content; ``memo`` remembers it of new statuses."""
+        now = statuses_digest(self.paths)
+        if now == self.status:
+            return True
+
+        def work_out() -> tuple[dict[str, Any], list[str]]:
+            return {"sha256": contents_digest(self.paths)}, []
+
+        try:
+            # On another machine, or after an upgrade that changed nothing here, all statuses are new.
+            settled = all(settled_status(path) for path in self.paths)
+            fact = memo.get(f"system headers {self.sha256} {now}", work_out) if settled else work_out()[0]
+        except OSError:
+            return False
+        return bool(fact["sha256"] == self.sha256)
+
+
+@dataclass(frozen=True)
+class Roots:
+    """The places a plan's headers are named relative to.
+
+    ``native`` is the project's source root, ``include0`` ... the plan's include directories,
+    ``before0`` ... and ``after0`` ... those that flags have the compilers search before and after
+    them, ``torch`` the headers of torch, of which an op on the Stable ABI has its own list, and ``source0`` ... the
+    distinct directories of its sources.
+
+    Attributes:
+        directories: by name, resolved.
+        spelled: those that are spelled otherwise, through links, by that spelling.
+    """
+
+    directories: Mapping[str, str]
+    spelled: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(plan: BuildPlan) -> Roots:
+        flags = (*plan.cxx_flags, *plan.nvcc_flags, *(flag for source in plan.sources for flag in source.flags))
+        before, after = _searched(flags)
+        found = [(f"before{i}", Path(path)) for i, path in enumerate(before)]
+        found += [(f"include{i}", path) for i, path in enumerate(plan.include_dirs)]
+        found += [(f"after{i}", Path(path)) for i, path in enumerate(after)]
+        if plan.binding is Binding.STABLE:
+            found.append(("torch", torch_install().include_dir))
+        found.append(("native", paths.native_root()))
+        directories = dict.fromkeys(source.path.parent for source in plan.sources if source.text is None)
+        found += [(f"source{i}", path) for i, path in enumerate(directories)]
+        resolved = {name: os.path.realpath(path) for name, path in found}
+        return Roots(resolved, {str(path): resolved[name] for name, path in found if str(path) != resolved[name]})
+
+    def locate(self, root: str, path: str) -> str:
+        """The absolute path; empty, which no file has, when this plan has no such place."""
+        directory = self.directories.get(root)
+        return f"{directory}/{path}" if directory is not None else ""
+
+    def name(self, path: str) -> tuple[str, str]:
+        """(root, relative path) of an absolute path without ``..``; ("", path) for a system's file.
+
+        Links below a root keep their names: the file is read through them, so that one which is switched shows.
+        """
+        root, relative = self.holding(path)
+        if root or "source0" not in self.directories:
+            return root, relative
+        base = self.directories["source0"]
+        of_system = path.startswith(("/usr/", "/opt/", "/lib/", _own_prefix() + os.sep))
+        if of_system and os.path.commonpath((path, base)) in _everybodys():
+            return "", path
+        # Beside the sources, above them: ../common/x.h of somebody's tree.
+        return "source0", os.path.relpath(path, base)
+
+    def holding(self, path: str) -> tuple[str, str]:
+        """(root, relative path) of an absolute path below a root; ("", path) for any other."""
+        for spelled, resolved in self.spelled.items():
+            if path.startswith(spelled + os.sep):
+                path = resolved + path[len(spelled) :]
+                break
+        holding = [(root, place) for root, place in self.directories.items() if path.startswith(place + os.sep)]
+        if not holding:
+            return "", path
+        root, directory = max(holding, key=lambda item: len(item[1]))
+        return root, os.path.relpath(path, directory)
+
+    def locate_place(self, place: str) -> str:
+        """The absolute path of a place given as ``root/path``."""
+        root, _, path = place.partition("/")
+        return self.locate(root, path)
+
+    def earlier(self, root: str, path: str) -> tuple[str, ...]:
+        """Places that come before the file in the search order, and hold no such file now."""
+        found = self.locate(root, path)
+        searched = [name for name in self.directories if name.startswith(_SEARCHED)]
+        sources = [name for name in self.directories if name.startswith("source")]
+        places: list[str] = []
+        for position, name in enumerate(searched):
+            directory = self.directories[name] + os.sep
+            if found.startswith(directory):  # it may be found through any of the directories that hold it
+                shorter = found.removeprefix(directory)
+                places += [f"{earlier}/{shorter}" for earlier in (*searched[:position], *sources)]
+        return tuple(place for place in dict.fromkeys(places) if not os.path.exists(self.locate_place(place)))
+
+
+_SEARCHED = ("before", "include", "after", "torch")
+
+
+@cache
+def _own_prefix() -> str:
+    return os.path.realpath(sys.prefix)
+
+
+@cache
+def _everybodys() -> frozenset[str]:
+    """Directories below which many projects lie, so that to be in one of them together means nothing."""
+    prefix = _own_prefix()
+    shared = {"/", "/usr", "/usr/lib", "/usr/local", "/usr/local/lib", "/usr/share", "/opt", prefix}
+    for packages in (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]):
+        place = os.path.realpath(packages)
+        while place.startswith(prefix):
+            shared.add(place)
+            place = os.path.dirname(place)
+    return frozenset(shared)
+
+
+def _searched(flags: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The include directories that flags name: those searched before the op's own, and after."""
+    places: dict[str, list[str]] = {"-iquote": [], "-I": [], "-isystem": [], "-idirafter": []}
+    for flag, value, _ in grouped_flags(flags):
+        if flag in places and os.path.isabs(value):
+            places[flag].append(value)
+    before, after = (*places["-iquote"], *places["-I"]), (*places["-isystem"], *places["-idirafter"])
+    return list(dict.fromkeys(before)), list(dict.fromkeys(after))
+
+
+def read_headers(
+    plan: BuildPlan, depfiles: Iterable[Path], stamped: Iterable[str], linked: Path | None = None
+) -> tuple[tuple[Header, ...], SystemHeaders]:
+    """The headers that the depfiles of a finished build name, and the archives among what was linked.
+
+    Args:
+        linked: the linker's own depfile, where it writes one.
+        stamped: directories whose files are not listed: they count through an identity in the plan key.
+
+    Raises:
+        HeaderGoneError: one of the op's own was removed since.
+    """
+    roots = Roots.of(plan)
+    skipped = tuple(os.path.realpath(directory) + os.sep for directory in stamped)
+    sources = {os.path.realpath(source.path) for source in plan.sources if source.text is None}
+    # Relative names are the build's own files, which the plan key knows by their text.
+    told = (
+        name
+        for depfile in depfiles
+        for name in parse_depfile(depfile.read_text(encoding="utf-8", errors="surrogateescape"))
+    )
+    names = {_without_dots(name) for name in told if os.path.isabs(name)}
+    not_beside = _not_beside(sources | names, roots)
+    places = {name: roots.name(name) for name in names}
+    if linked is not None:
+        found = parse_linked(linked.read_text(encoding="utf-8", errors="surrogateescape"))
+        places |= {name: roots.holding(name) for name in map(_without_dots, found) if _is_linked_in(name)}
+    headers: dict[tuple[str, str], Header] = {}
+    system = []
+    for name, (root, path) in sorted(places.items()):
+        resolved = os.path.realpath(name)
+        if resolved in sources or resolved.startswith(skipped):
+            continue
+        if not os.path.exists(name):
+            if roots.holding(name)[0]:
+                raise HeaderGoneError(name)
+            continue  # what a compiler made for itself
+        if root:
+            asked = [place for text, place in not_beside if name.endswith(os.sep + text)]
+            shadows = tuple(dict.fromkeys([*roots.earlier(root, path), *asked]))
+            headers[root, path] = Header(root, path, file_sha256(name), settled_status(name), shadows)
+        else:
+            system.append(name)
+    return tuple(headers.values()), SystemHeaders.of(system)
+
+
+def _without_dots(name: str) -> str:
+    """An absolute path without ``.`` and ``..``; what comes after the last of these keeps its links."""
+    before, dots, rest = name.rpartition("/../")
+    return os.path.normpath(os.path.join(os.path.realpath(before + "/.."), rest) if dots else name)
+
+
+_QUOTED = re.compile(rb'^[ \t]*#[ \t]*(?:include|import)[ \t]*"([^"\n]+)"', re.MULTILINE)
+
+
+def _not_beside(names: Iterable[str], roots: Roots) -> list[tuple[str, str]]:
+    """(text, place) of each ``#include "text"`` in the op's own files that was not found beside the file.
+
+    A file that is put at that place is read instead of the one that was found.
+    """
+    found = []
+    for name in sorted(names):
+        if not roots.name(name)[0] or not os.path.isfile(name):
+            continue
+        for text in map(os.fsdecode, _QUOTED.findall(Path(name).read_bytes())):
+            beside = os.path.normpath(os.path.join(os.path.dirname(name), text))
+            if not os.path.exists(beside):
+                found.append((text, "/".join(roots.name(beside))))
+    return found
+
+
+def parse_depfile(text: str) -> list[str]:
+    """The prerequisites in a make-style depfile as compilers write it.
+
+    >>> parse_depfile("a.o: a.cpp /x/b.h \\\\\\n my\\\\ dir/c.h\\n")
+    ['a.cpp', '/x/b.h', 'my dir/c.h']
+    """
+    joined = text.replace("\\\n", " ")
+    names: list[str] = []
+    for line in joined.splitlines():
+        _, colon, prerequisites = line.partition(": ")
+        if not colon:
+            continue
+        held = prerequisites.replace("\\ ", "\0").replace("\\#", "#").replace("$$", "$")
+        names += [name.replace("\0", " ") for name in held.split()]
+    return names
+
+
+# Of the C library, as its headers are, but in every binary, and alike to all of them.
+_START_FILES = re.compile(r"\w*crt\w*\.o|libc_nonshared\.a")
+_ELF_TYPE = slice(16, 18)
+
+
+def _is_linked_in(name: str) -> bool:
+    """Whether a file that the linker opened ends up in the binary, or steers the link: a shared library does neither.
+
+    One that is named ``.so`` may be a linker script.
+    """
+    if not os.path.isabs(name) or _START_FILES.fullmatch(os.path.basename(name)):
+        return False
+    try:
+        with open(name, "rb") as file:
+            start = file.read(_ELF_TYPE.stop)
+    except OSError:
+        return False
+    return not (start.startswith(b"\x7fELF") and start[_ELF_TYPE] in (b"\3\0", b"\0\3"))
+
+
+def parse_linked(text: str) -> list[str]:
+    """The files in a linker's depfile, where each has a line; some linkers escape blanks, others do not.
+
+    >>> parse_linked("op.so: \\\n  0_op.o \\\n  /my libs/libx.a\n\n0_op.o:\n\n/my libs/libx.a:\n")
+    ['0_op.o', '/my libs/libx.a']
+    """
+    rule = text.partition("\n\n")[0]
+    lines = [line.strip().removesuffix("\\").strip() for line in rule.splitlines()[1:]]
+    return [line.replace("\\ ", " ").replace("\\#", "#").replace("$$", "$") for line in lines]

@@ -1,0 +1,1 @@
+"""Which op exists for which device."""

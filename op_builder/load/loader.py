@@ -1,0 +1,214 @@
+"""From a binary on disk to a Python object with the op's functions.
+
+torch ends the process when two libraries define one namespace or one op. So the project's own
+binaries are given a namespace that ends in their key's hash, and known only to the object that
+``load()`` returns; a foreign library that defines what is already defined is refused before it is
+opened. Libraries may share a namespace that each of them extends (``TORCH_LIBRARY_FRAGMENT``).
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from op_builder.cache.store import Entry
+from op_builder.errors import LoadError
+from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY
+
+if TYPE_CHECKING:
+    import ctypes
+
+    from op_builder.builder.base import OpBuilder
+
+_lock = threading.RLock()  # what is loaded may itself load another op
+_opened: dict[str, Any] = {}
+_entries: dict[str, Entry] = {}
+_bound: dict[tuple[str, type], Any] = {}
+_half_registered: dict[str, str] = {}
+_module_names: set[str] = set()
+
+
+def _forget_lock() -> None:
+    # A fork while another thread loads would leave the child a lock that nobody releases.
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_lock)
+
+
+def open_entry(entry: Entry, builder: OpBuilder) -> Any:
+    """The binary of ``entry`` in this process, as ``builder`` shows it: the same object each time.
+
+    Returns:
+        what ``builder.bind()`` makes of the binary: of ``torch.ops.<namespace>`` for a library of
+        torch ops (an object with one attribute per namespace when it registers several), of the
+        module for a Python extension module.
+
+    Raises:
+        IncompatibleOpError: a check of loading failed, as the report says it.
+        LoadError: the binary cannot be opened, or what it defines is defined already.
+    """
+    identity = f"{entry.manifest.op} {entry.digest}"
+    shown = (identity, type(builder))
+    with _lock:
+        if shown not in _bound:
+            import torch  # noqa: F401  (brings the libraries that the binary links against)
+
+            if identity not in _opened:
+                _require_loadable(builder)
+                _open_needed(entry, builder)
+                _opened[identity] = _OPENERS[entry.manifest.kind](entry)
+                _entries[identity] = entry
+            _bound[shown] = builder.bind(_opened[identity])
+        return _bound[shown]
+
+
+def opened_entries(op: str) -> list[Entry]:
+    """What of an op is open in this process already, wherever it came from and whether or not it is still there."""
+    return [entry for entry in _entries.values() if entry.manifest.op == op]
+
+
+def _require_loadable(builder: OpBuilder) -> None:
+    outcomes = builder.load_checks()
+    if outcomes:  # the usual op has none, and its warm load does not pay for this import
+        from op_builder.system.outcomes import require
+
+        require(builder.name, outcomes)
+
+
+def _open_needed(entry: Entry, builder: OpBuilder) -> None:
+    """Open the libraries that the binary names without a path, and that torch does not bring."""
+    if SYCL_LIBRARY in entry.manifest.needs:
+        from op_builder.toolchains.sycl_runtime import import_ipex, open_runtime
+
+        if entry.manifest.key_parts.get("sycl", "").startswith("ipex"):
+            import_ipex()
+        open_runtime(builder.cache.root, f"{SYCL_LIBRARY}.{entry.manifest.needs[SYCL_LIBRARY]}")
+    builder.open_libraries()
+
+
+def _open_accel(entry: Entry) -> Any:
+    import torch
+
+    namespace = f"accel_{entry.manifest.op}_{entry.digest}"
+    # Registering a namespace again ends the process. torch.ops remembers those it was asked for,
+    # also where this module was reloaded and does not.
+    if namespace in vars(torch.ops):
+        return getattr(torch.ops, namespace)
+    if namespace in _half_registered:
+        raise LoadError(_half_registered[namespace], "Restart Python to try again.")
+    library = _dlopen(entry.artifact)
+    import ctypes
+
+    error = ctypes.create_string_buffer(4096)
+    if getattr(library, ENTRY_POINT)(namespace.encode(), error, len(error)):
+        reason = error.value.decode(errors="replace")
+        failure = f"{entry.artifact} cannot register its ops with torch {torch.__version__}: {reason}"
+        _half_registered[namespace] = failure
+        raise LoadError(failure)
+    return getattr(torch.ops, namespace)
+
+
+def _open_python(entry: Entry) -> Any:
+    _refuse_what_is_defined(entry)
+    name = Path(entry.manifest.artifact).stem
+    # pybind11 keeps modules by their whole name: another build of one would be given the first.
+    if name in _module_names:
+        name = f"accel_{entry.digest}.{name}"
+    finder = importlib.machinery.ExtensionFileLoader(name, str(entry.artifact))
+    spec = importlib.util.spec_from_file_location(name, entry.artifact, loader=finder)
+    assert spec is not None
+    try:
+        module = importlib.util.module_from_spec(spec)
+        finder.exec_module(module)
+    except Exception as error:  # the module's own start, which may raise anything
+        remedy = ""
+        if "already registered" in str(error):
+            remedy = "Another version of this module is loaded; restart Python, or use py::module_local() classes."
+        raise LoadError(f"{entry.artifact} cannot be imported: {type(error).__name__}: {error}", remedy) from error
+    _module_names.add(name)
+    return module
+
+
+def _open_torch_library(entry: Entry) -> Any:
+    import torch
+
+    _refuse_what_is_defined(entry)
+    _dlopen(entry.artifact)
+    names = sorted(entry.manifest.namespaces)
+    if len(names) == 1:
+        return getattr(torch.ops, names[0])
+    return SimpleNamespace(**{name: getattr(torch.ops, name) for name in names})
+
+
+def _refuse_what_is_defined(entry: Entry) -> None:
+    manifest = entry.manifest
+    if not manifest.operators and not manifest.defined_namespaces:
+        return
+    known = known_operators()
+    namespaces = [name for name in manifest.defined_namespaces if is_namespace_defined(name)]
+    operators = [name for name in manifest.operators if name in known and is_operator_defined(name)]
+    if namespaces:
+        what, other = f"the torch namespace {', '.join(namespaces)}", "give the library a namespace of its own"
+    elif operators:
+        what, other = f"{', '.join(operators)} for torch", "give its ops names of their own"
+    else:
+        return
+    raise LoadError(
+        f"Op '{manifest.op}' defines {what}, which is already defined in this process; opening it would end the "
+        "process.",
+        f"Restart Python to load a changed build, or {other}.",
+    )
+
+
+def known_operators() -> set[str]:
+    """The whole names of all ops that torch has heard of; some may have an implementation and no definition."""
+    import torch
+
+    return set(torch._C._dispatch_get_all_op_names())
+
+
+def is_operator_defined(name: str) -> bool:
+    """Whether an op, by its whole name, has a schema, so that a second one would end the process."""
+    import torch
+
+    operator, _, overload = name.partition(".")
+    try:
+        torch._C._dispatch_find_schema_or_throw(operator, overload)
+    except RuntimeError:
+        return False
+    return True
+
+
+def is_namespace_defined(name: str) -> bool:
+    """Whether a library of this process owns a namespace (``TORCH_LIBRARY``), as a second one cannot."""
+    import torch
+
+    try:
+        # Asked by doing, because torch has no question for it: it refuses, or is at once undone.
+        torch._C._dispatch_library("DEF", name, "", __file__, 0).reset()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _dlopen(path: Path) -> ctypes.CDLL:
+    import ctypes  # not at the top: importing it opens a library, and importing us does nothing
+
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise LoadError(
+            f"{path} cannot be opened: {error}",
+            "If it names a missing library, install that; else clear the cache directory and load again.",
+        ) from error
+
+
+_OPENERS = {"accel": _open_accel, "python": _open_python, "torch_library": _open_torch_library}

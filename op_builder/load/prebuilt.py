@@ -1,0 +1,272 @@
+"""Ops that were built into an installed wheel, ours or another package's.
+
+They lie below ``_prebuilt`` in the package whose class declares the op, laid out as in the cache: a
+binary beside its manifest. What does not fit is passed over with a reason, never an error while
+another way is left.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sysconfig
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from op_builder._version import __version__
+from op_builder.cache.fingerprint import cpu_digest, platform_name, recipe_parts
+from op_builder.cache.headers import Roots
+from op_builder.cache.store import MANIFEST, Cache, Entry
+from op_builder.errors import AccelError
+from op_builder.paths import NATIVE_DIRECTORIES, native_root, outermost_package
+from op_builder.plan import SYCL_LIBRARY, BuildPlan, make_plan
+from op_builder.system.file_contents import file_status
+from op_builder.system.torch_install import parse_release, torch_install
+
+if TYPE_CHECKING:
+    from op_builder.builder.base import OpBuilder
+
+DIRECTORY = "_prebuilt"
+INDEX = "wheel.json"
+"""In that directory: what a wheel holds, by what it was built, what was left out and why. For people; ``load()``
+asks the manifest beside each binary."""
+INDEX_FORMAT = 1
+
+_OUR_PACKAGE = Path(__file__).resolve().parent
+_FLAGS = ("c++ flags", "nvcc flags")
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A prebuilt binary that does not fit this process, and why.
+
+    ``entry`` is None where its manifest cannot be read.
+    """
+
+    directory: Path
+    reason: str
+    entry: Entry | None
+
+
+def prebuilt_roots(builder: OpBuilder) -> list[Path]:
+    """Where the binary of an op may lie: in the package of its class, then of the classes that extends."""
+    packages = map(outermost_package, type(builder).__mro__)
+    return [package / DIRECTORY for package in dict.fromkeys(packages) if package is not None]
+
+
+def find_prebuilt(builder: OpBuilder) -> Entry | Rejected | None:
+    """The prebuilt binary of an op; one that does not fit, with the reason; None when there is none."""
+    others: list[Rejected] = []
+    own: list[Rejected] = []
+    for root in prebuilt_roots(builder):
+        held = Cache(root, is_ours=False)
+        for entry in held.entries(builder.name):
+            reason = _other_recipe(entry, root.parent, builder)
+            if reason is not None:
+                others.append(Rejected(entry.directory, reason, entry))
+                continue
+            reason = _misfit(entry)
+            if reason is None:
+                return entry
+            own.append(Rejected(entry.directory, reason, entry))
+        own += [
+            Rejected(directory, f"{reason}; reinstall the package", None) for directory, reason in held.damaged.items()
+        ]
+    # A wheel may hold an op for several devices: that of another device is no news.
+    return next(iter([*own, *others]), None)
+
+
+def refused_by_linker(entry: Entry) -> Rejected | None:
+    """Why the system's linker would not open a prebuilt binary that fits otherwise, where the C++ library is too old.
+
+    ``load()`` asks the linker itself and goes on with what it says; this is for who only looks.
+    """
+    has = _cxx_library_versions()
+    needs = entry.manifest.needs
+    needed = {f"{family}_{needs[family]}" for family in ("GLIBCXX", "CXXABI") if family in needs}
+    lacking = sorted(needed - has) if has else []
+    if not lacking:
+        return None
+    return Rejected(entry.directory, f"it needs {' and '.join(lacking)}, which the C++ library here has not", entry)
+
+
+def read_index(root: Path) -> dict[str, Any] | None:
+    """What ``wheel.json`` below ``root`` says; None where there is none.
+
+    Raises:
+        ValueError: it cannot be read, or is of another format.
+    """
+    try:
+        index = json.loads((root / INDEX).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ValueError(error.strerror) from error
+    if not isinstance(index, dict) or index.get("format") != INDEX_FORMAT:
+        raise ValueError(f"it is not of format {INDEX_FORMAT}")
+    return index
+
+
+def _other_recipe(entry: Entry, package: Path, builder: OpBuilder) -> str | None:
+    """Why ``entry`` is not this builder's op as it is now: for another device, or edited since."""
+    asking = copy.copy(builder)
+    asking.given_archs = entry.manifest.cuda_archs
+    try:
+        plan = make_plan(asking)
+        since_ns = _untouched_since_ns(entry, package, plan)
+        built = entry.manifest.key_parts
+        recipe = recipe_parts(plan, built, since_ns)
+    except AccelError:
+        return None  # a wheel may carry binaries without their sources
+    try:
+        flags = [name for name in _FLAGS if _of_cpu(built.get(name, "[]")) != _of_cpu(recipe[name])]
+    except ValueError:
+        return "its manifest cannot be read"
+    names = {name for name in (*built, *recipe) if name.startswith(("source ", "linked "))}
+    if entry.manifest.accel_ops == __version__:
+        names.update(recipe)
+    other = [name for name in sorted(names) if built.get(name) != recipe.get(name)]
+    # Another version may have other flags for all ops; what ties the binary to a CPU counts all the same.
+    other += [name for name in flags if name not in names]
+    other += _changed_headers(entry, package, Roots.of(plan), since_ns)
+    return f"it was built from another recipe ({', '.join(other)})" if other else None
+
+
+def _untouched_since_ns(entry: Entry, package: Path, plan: BuildPlan) -> int:
+    """The time before which the op's files must have come here to be surely those it was built from; 0: none is.
+
+    A wheel's files come here in their order: what came before the binary and was not touched since is what came with
+    it. The rest is read, and mostly found to be as it was. Files from elsewhere may have come at any time. The
+    manifest's time of writing counts: an editable install, whose sources are not those that came, sets it back.
+    """
+    places = _places(package)
+    if not all(str(source.path).startswith(places) for source in plan.sources):
+        return 0
+    status = file_status(str(entry.directory / MANIFEST))
+    return status[1] if status is not None else 0
+
+
+def _places(package: Path) -> tuple[str, ...]:
+    """Where the files of a package's project lie: in it; those of this project in a checkout beside it, too."""
+    native = [native_root() / name for name in NATIVE_DIRECTORIES] if package == _OUR_PACKAGE else []
+    return tuple(f"{place}{os.sep}" for place in (package, *native))
+
+
+def _of_cpu(flags: str) -> list[str]:
+    listed = json.loads(flags)
+    if not isinstance(listed, list):
+        raise ValueError("flags are a list")
+    return [flag for flag in map(str, listed) if flag.startswith("-m")]
+
+
+def _changed_headers(entry: Entry, package: Path, roots: Roots, since_ns: int) -> list[str]:
+    """The headers of the op's own project that are not as they were: somebody works on them.
+
+    Those of other packages, this one's among them, change with their versions; the binary stays as good as it was.
+    """
+    places = _places(package)
+    own = (header for header in entry.manifest.headers if roots.locate(header.root, header.path).startswith(places))
+    return [f"header {header.path}" for header in own if not header.has_same_content(roots, since_ns)]
+
+
+def _misfit(entry: Entry) -> str | None:
+    checks = (_other_platform, _other_torch, _other_devices, _other_sycl, _damaged)
+    return next((reason for check in checks if (reason := check(entry)) is not None), None)
+
+
+def _other_platform(entry: Entry) -> str | None:
+    here = platform_name()
+    built_for = entry.manifest.key_parts.get("platform")
+    if built_for != here:
+        return f"it was built for {built_for}, this is {here}"
+    cpu = entry.manifest.key_parts.get("cpu")
+    if cpu is not None and cpu != cpu_digest():
+        return "it was compiled for the very CPU of another machine (-march=native)"
+    needed, found = entry.manifest.needs.get("GLIBC"), _glibc()
+    if needed and found and _numbers(found) < _numbers(needed):
+        return f"it needs glibc {needed}, this is {found}"
+    return None
+
+
+def _glibc() -> str:
+    try:
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2]
+    except (AttributeError, OSError, ValueError):  # another C library
+        return ""
+
+
+@lru_cache(maxsize=1)
+def _cxx_library_versions() -> frozenset[str]:
+    """The versions of symbols in libstdc++; empty where that is not to be had."""
+    import ctypes
+    import re
+
+    try:
+        ctypes.CDLL("libstdc++.so.6")
+        mapped = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+        path = next(line.split(maxsplit=5)[5] for line in mapped if "/libstdc++.so" in line)
+        found = re.findall(rb"(?:GLIBCXX|CXXABI)_[0-9.]+", Path(path).read_bytes())
+    except (OSError, StopIteration):
+        return frozenset()
+    return frozenset(name.decode() for name in found)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdigit()]
+
+
+def _other_torch(entry: Entry) -> str | None:
+    manifest, install = entry.manifest, torch_install()
+    if manifest.kind == "accel":
+        if install.release < manifest.least_torch:
+            return f"it needs torch {manifest.torch_needed}, this is {install.version}"
+        return None
+    if parse_release(manifest.torch) != install.release:
+        return f"it was built with torch {manifest.torch}, this is {install.version}"
+    python_abi = str(sysconfig.get_config_var("EXT_SUFFIX"))
+    if manifest.key_parts.get("python abi") != python_abi:
+        return f"it was built for Python ABI {manifest.key_parts.get('python abi')}, this is {python_abi}"
+    return None
+
+
+def _other_devices(entry: Entry) -> str | None:
+    """Whether a visible CUDA device is of an architecture that the binary has no code for."""
+    archs = entry.manifest.cuda_archs
+    if not archs or torch_install().cuda is None:
+        return None
+    import torch
+
+    from op_builder.toolchains.cuda_archs import serves
+
+    for index in range(torch.cuda.device_count()):
+        capability = torch.cuda.get_device_capability(index)
+        if not serves(archs, capability):
+            found = ".".join(map(str, capability))
+            return f"it was built for CUDA architectures {';'.join(archs)}, device {index} is {found}"
+    return None
+
+
+def _other_sycl(entry: Entry) -> str | None:
+    """Whether the SYCL runtime that the binary is linked with is not the one that is here."""
+    needed = entry.manifest.needs.get(SYCL_LIBRARY)
+    if needed is None:
+        return None
+    from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, find_runtime
+
+    runtime = find_runtime()
+    if runtime is None:
+        return f"it needs {SYCL_LIBRARY}.{needed}, and no SYCL runtime is installed. {INSTALL_REMEDY}"
+    if str(runtime.major) != needed:
+        return f"it needs {SYCL_LIBRARY}.{needed}, the SYCL runtime here is {runtime.version}"
+    return None
+
+
+def _damaged(entry: Entry) -> str | None:
+    if entry.is_intact():
+        return None
+    if not entry.artifact.exists():
+        return f"its binary {entry.manifest.artifact} is missing; reinstall the package"
+    return "its binary does not match its manifest (altered or truncated); reinstall the package"

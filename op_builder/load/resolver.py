@@ -1,0 +1,220 @@
+"""The way of one ``load()``: already loaded, prebuilt, cache, JIT.
+
+Each way that is not taken leaves a reason in the log; the report asks the same functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from op_builder import env
+from op_builder.cache.fingerprint import COMPILER_PARTS, PlanKey, plan_key
+from op_builder.cache.headers import Roots
+from op_builder.cache.store import Cache, Entry
+from op_builder.errors import AccelError, IncompatibleOpError, LoadError, ToolchainError
+from op_builder.load import loader
+from op_builder.load.prebuilt import Rejected, find_prebuilt, refused_by_linker
+from op_builder.plan import BuildPlan, make_plan
+from op_builder.toolchains.toolset import Toolset, find_toolset
+
+if TYPE_CHECKING:
+    from op_builder.builder.base import OpBuilder
+    from op_builder.engine.build import BuildOptions
+    from op_builder.engine.ninja import Progress
+    from op_builder.system.outcomes import CheckOutcome, Failed
+
+logger = logging.getLogger(__name__)
+
+_JIT_FORBIDDEN = "ACCEL_JIT=0 forbids compiling when an op is loaded."
+_JIT_REMEDY = "Unset ACCEL_JIT, or use a cache directory or a wheel in which the op is built."
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One op as asked for: its plan, tools and key. ``toolset`` is None without a compiler."""
+
+    plan: BuildPlan
+    toolset: Toolset | None
+    missing_tool: AccelError | None
+    key: PlanKey
+    cache: Cache
+
+    @cached_property
+    def roots(self) -> Roots:
+        """The places that the headers of entries are named relative to."""
+        return Roots.of(self.plan)
+
+    @staticmethod
+    def of(builder: OpBuilder, cache: Cache | None = None) -> Request:
+        """Work the request out; compiles and writes nothing but memos."""
+        used = cache or builder.cache
+        plan = make_plan(builder)
+        toolset: Toolset | None = None
+        missing: AccelError | None = None
+        try:
+            toolset = find_toolset(plan, used.memo)
+        except AccelError as error:
+            missing = error
+            if env.CXX.get() is not None:  # a compiler was asked for, and is not what will have been used
+                _warn_once(f"{error.message} Builds of any compiler are taken where there are some. {error.remedy}")
+        return Request(plan, toolset, missing, plan_key(plan, toolset, used.memo), used)
+
+    def find_opened(self) -> Entry | None:
+        """The entry that fits and is open in this process; its file may be gone."""
+        any_compiler = self.toolset is None
+        for entry in loader.opened_entries(self.plan.op):
+            same = self.key.differs_only_in(entry.manifest.key_parts, COMPILER_PARTS if any_compiler else ())
+            if same and entry.manifest.key.headers_unchanged(self.roots, self.cache.memo, any_system=any_compiler):
+                return entry
+        return None
+
+    def find_cached(self) -> Entry | None:
+        """The cache entry that fits; without a compiler, whatever compiler it was made with."""
+        any_compiler = self.toolset is None
+        return self.cache.find(self.key, self.plan.op, self.roots, any_compiler=any_compiler)
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether ``load()`` would work, and which way it would go.
+
+    Attributes:
+        prebuilt: the prebuilt binary that fits, or the one that does not, with the reason.
+        cached: the entry in the cache.
+        outcomes: the checks that this way needs: those of building are left out when there is a
+            binary already.
+    """
+
+    prebuilt: Entry | Rejected | None
+    cached: Entry | None
+    outcomes: tuple[CheckOutcome, ...]
+
+    @property
+    def is_installed(self) -> bool:
+        return isinstance(self.prebuilt, Entry)
+
+    @property
+    def failed(self) -> list[Failed]:
+        from op_builder.system.outcomes import failures
+
+        return failures(self.outcomes)
+
+
+def examine(builder: OpBuilder) -> Availability:
+    """Find out what ``load()`` would do, without compiling the op."""
+    from op_builder.system.outcomes import guarded
+
+    prebuilt = find_prebuilt(builder)
+    if isinstance(prebuilt, Entry):
+        prebuilt = refused_by_linker(prebuilt) or prebuilt
+    cached: Entry | None = None
+    try:
+        cached = Request.of(builder).find_cached()
+    except AccelError as error:
+        logger.debug("'%s' has no plan: %s", builder.name, error.message)
+    outcomes = list(builder.load_checks())
+    if not isinstance(prebuilt, Entry) and cached is None:
+        outcomes = [*builder.build_checks(), *outcomes]
+        outcomes.append(guarded("JIT", _jit_check))
+    return Availability(prebuilt, cached, tuple(outcomes))
+
+
+def _jit_check() -> CheckOutcome:
+    from op_builder.system.outcomes import Failed, Passed
+
+    return Passed("JIT", "allowed") if env.ACCEL_JIT.get() else Failed("JIT", _JIT_FORBIDDEN, _JIT_REMEDY)
+
+
+def load_prebuilt(builder: OpBuilder) -> Any | None:
+    """The prebuilt op, loaded; None, with the reason in the log, where there is none that fits."""
+    found = find_prebuilt(builder)
+    if found is None:
+        return None
+    reason = found.reason if isinstance(found, Rejected) else ""
+    if isinstance(found, Entry):
+        try:
+            return loader.open_entry(found, builder)
+        except LoadError as error:
+            reason = error.message
+    logger.warning("The prebuilt '%s' is passed over: %s.", builder.name, reason.rstrip("."))
+    return None
+
+
+def jit_load(builder: OpBuilder, progress: Progress | None = None) -> Any:
+    """The loaded op from the cache, else compiled now; a prebuilt one is not looked at."""
+    entry = cached_or_built(builder, progress)
+    try:
+        return loader.open_entry(entry, builder)
+    except LoadError:
+        if entry.artifact.exists():
+            raise
+        # Removed after it was found: pruned, or on a shared file system moved by another host.
+        return loader.open_entry(cached_or_built(builder, progress), builder)
+
+
+def cached_or_built(builder: OpBuilder, progress: Progress | None = None) -> Entry:
+    """The entry of ``builder``, open already or in the cache, compiled now if need be; not opened here.
+
+    Raises:
+        IncompatibleOpError: it cannot be built or loaded here, or compiling is forbidden.
+    """
+    request = Request.of(builder)
+    entry = request.find_opened() or request.find_cached()
+    if entry is not None:
+        return entry
+    if not env.ACCEL_JIT.get():
+        raise _forbidden(request)
+    from op_builder.engine.build import BuildOptions
+
+    # The checks are made by the one process that builds; those that wait for it need none.
+    options = BuildOptions(progress=progress, precondition=lambda: require_compatible(builder))
+    return compile_now(request, options)
+
+
+def _forbidden(request: Request) -> IncompatibleOpError:
+    """The error of strict mode: what would have had to be compiled, with what, and what there is instead."""
+    from op_builder.cache.compare import nearest_miss
+
+    plan, cache = request.plan, request.cache
+    tools = " and ".join(request.toolset.identities.values()) if request.toolset is not None else "a compiler"
+    miss = nearest_miss(cache.entries(plan.op), request.key, request.roots, cache.memo)
+    nearest = f" The nearest entry differs in: {'; '.join(miss.differences)}." if miss is not None else ""
+    return IncompatibleOpError(
+        f"Op '{plan.op}' is neither prebuilt nor in the cache {cache.root}. {_JIT_FORBIDDEN} It would have compiled "
+        f"{', '.join(source.label for source in plan.sources)} with {tools}.{nearest}",
+        _JIT_REMEDY,
+    )
+
+
+def require_compatible(builder: OpBuilder) -> None:
+    """Raise with reason and remedy unless ``builder`` can be built and loaded here."""
+    from op_builder.system.outcomes import require
+
+    require(builder.name, builder.check())
+    objection = builder.own_objection()
+    if objection is not None:
+        raise IncompatibleOpError(f"Op '{builder.name}' is not available here. {objection}")
+
+
+def compile_now(request: Request, options: BuildOptions | None = None) -> Entry:
+    """Build the request, which the cache does not have.
+
+    Raises:
+        ToolchainError, MissingCUDAException: a tool is missing.
+    """
+    from op_builder.engine.build import build
+
+    if request.toolset is None:
+        if options is not None:
+            options.precondition()
+        raise request.missing_tool or ToolchainError("No compiler was found.")
+    return build(request.plan, request.key, request.toolset, request.cache, options)

@@ -1,0 +1,216 @@
+"""Collectives over the hosts of a group: inside each host by shared memory, between them by gloo or oneCCL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from op_builder.errors import CommunicationError, OpArgumentError, SharedMemoryCommError
+from op_builder.ops.comm.across import Across, GiveUpNote
+from op_builder.ops.comm.hosts import Layout
+
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+class Collectives(Protocol):
+    """What a group's ranks do together. Tensors are contiguous and in host memory; ``op`` is sum, max, min or avg.
+
+    Each raises a CommunicationError, or what its transport raises, where a rank does not take part.
+    """
+
+    def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
+        """Reduce ``tensor`` over all ranks, in place."""
+
+    def reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, op: str) -> None:
+        """Reduce ``input``, of one part for each rank, and give each rank its part."""
+
+    def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> None:
+        """Fill ``output`` with the inputs of all ranks, one after another."""
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
+        """Give all ranks the tensor of rank ``src`` of the group."""
+
+    def barrier(self) -> None:
+        """Return when all ranks have called it."""
+
+    def close(self) -> None:
+        """Give back what it holds; what other ranks do then is theirs."""
+
+
+class HierarchicalCollectives:
+    """Collectives of ranks on several hosts: inside, across by each host's first rank, inside.
+
+    The result is the same on all ranks, bit for bit: the leaders have one result, which the others are given. 16-bit
+    floats are added up in float32 and rounded once. A rank whose part fails gives up for good: it leaves the ranks of
+    its host, and tells those of other hosts by a note, so that nobody waits for it.
+
+    Args:
+        layout: which rank is where.
+        inside: the collectives of this host's ranks.
+        across: those of the leaders; None on other ranks.
+        note: what ranks that give up tell the other hosts.
+    """
+
+    def __init__(self, layout: Layout, inside: Collectives, across: Across | None, note: GiveUpNote) -> None:
+        self._layout = layout
+        self._own = inside
+        self._across = across
+        self._note = note
+        self._failure: CommunicationError | None = None
+        self._is_closed = False
+
+    def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
+        """See :class:`Collectives`."""
+        step = "sum" if op == "avg" else op
+        # Between the hosts, too, so that no sum is too large for the type of its mean.
+        wide = tensor.float() if step == "sum" and tensor.dtype in _NARROW else tensor
+        self._inside(lambda inside: inside.all_reduce(wide, step))
+        self._between(lambda across: across.all_reduce(wide, step))
+        if self._across is not None:
+            if op == "avg":
+                wide.div_(self._layout.size)
+            if wide is not tensor:
+                tensor.copy_(wide)
+        self._from_leader(lambda inside: inside.broadcast(tensor, 0))
+
+    def reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, op: str) -> None:
+        """See :class:`Collectives`. Sends all of it to all hosts: twice what is needed."""
+        whole = input.detach().clone()
+        self.all_reduce(whole, op)
+        parts = whole.view(self._layout.size, -1)
+        output.view(-1).copy_(parts[self._layout.rank])
+
+    def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> None:
+        """See :class:`Collectives`."""
+        layout = self._layout
+        rows = _bytes_of(output).view(layout.size, -1)
+        # The hosts' ranks may be anywhere among each other; in this order they are one after another.
+        block = rows if layout.are_in_order else torch.empty_like(rows)
+        ends = [sum(map(len, layout.hosts[: number + 1])) for number in range(len(layout.hosts))]
+        parts = [block[end - len(ranks) : end] for end, ranks in zip(ends, layout.hosts, strict=True)]
+        self._inside(lambda inside: inside.all_gather(parts[layout.host], _bytes_of(input)))
+
+        def exchange(across: Across) -> None:
+            for number, part in enumerate(parts):
+                across.broadcast(part, number)
+
+        self._between(exchange)
+        self._from_leader(lambda inside: inside.broadcast(block, 0))
+        if block is not rows:
+            rows[[rank for ranks in layout.hosts for rank in ranks]] = block
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
+        """See :class:`Collectives`."""
+        layout = self._layout
+        host = layout.host_of(src)
+        if host == layout.host:
+            self._inside(lambda inside: inside.broadcast(tensor, layout.hosts[host].index(src)))
+        self._between(lambda across: across.broadcast(_bytes_of(tensor), host))
+        if host != layout.host:
+            self._from_leader(lambda inside: inside.broadcast(tensor, 0))
+
+    def barrier(self) -> None:
+        """See :class:`Collectives`."""
+        self._inside(lambda inside: inside.barrier())
+        self._between(lambda across: across.barrier())
+        self._from_leader(lambda inside: inside.barrier())
+
+    def close(self) -> None:
+        """See :class:`Collectives`."""
+        self._is_closed = True
+        self._own.close()
+        if self._across is not None:
+            self._across.close()
+
+    def _inside(self, step: Callable[[Collectives], None]) -> None:
+        """A step between the ranks of this host."""
+        self._require_whole()
+        try:
+            step(self._own)
+        except OpArgumentError as error:
+            if not self._is_closed:  # nothing was sent
+                raise
+            destroyed = CommunicationError("The group was destroyed during a collective.", "Make a new one.")
+            self._give_up(destroyed)
+            raise destroyed from error
+        except SharedMemoryCommError as error:
+            if not error.is_group_usable:
+                self._give_up(error)
+                raise
+            # On this host it is. The others were about to go on, and have been told not to.
+            ended = _with_remedy(
+                error, "Have all ranks of a group call the same, in the same order. The ranks need a new group."
+            )
+            self._give_up(ended)
+            raise ended from error
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    def _between(self, step: Callable[[Across], None]) -> None:
+        """On a leader, its part between hosts."""
+        self._require_whole()
+        if self._across is None:
+            return
+        try:
+            step(self._across)
+        except CommunicationError as error:
+            # This rank's own end of it is nobody's failure: no other rank's note is about to come.
+            told = "" if self._is_closed else self._note.read_after_failure()
+            if not told or told in error.message:
+                self._give_up(error)
+                raise
+            explained = CommunicationError(f"{error.message} {told}", error.remedy)
+            self._give_up(explained)
+            raise explained from error
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    def _from_leader(self, step: Callable[[Collectives], None]) -> None:
+        """A step inside that waits for the leader, who comes from between the hosts."""
+        try:
+            self._inside(step)
+        except SharedMemoryCommError as error:
+            if self._layout.is_leader or error.rank != 0:
+                raise
+            raise _with_remedy(
+                error,
+                "See that rank's error, and which rank of another host is missing. The ranks need a new group.",
+                f" It is the first rank of its host and gave up between the {len(self._layout.hosts)} hosts of the "
+                "group, or is still there.",
+            ) from error
+
+    def _require_whole(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _give_up(self, error: BaseException) -> None:
+        """Take part in nothing more, and let all others know."""
+        said = error if isinstance(error, CommunicationError) else None
+        self._failure = said or CommunicationError(
+            f"A collective was ended by {type(error).__name__}.", "The ranks need a new group."
+        )
+        self._note.leave(self._failure.message + self._whom(error))
+        self.close()
+
+    def _whom(self, error: BaseException) -> str:
+        """The rank in the group of whom shared memory knows only the place on this host."""
+        if not isinstance(error, SharedMemoryCommError) or error.rank is None:
+            return ""
+        rank = self._layout.local_ranks[error.rank]
+        return f" That is rank {rank} of the group." if rank != error.rank else ""
+
+
+def _with_remedy(error: SharedMemoryCommError, remedy: str, more: str = "") -> SharedMemoryCommError:
+    """The same with another remedy, and more in its message."""
+    return SharedMemoryCommError(
+        f"{error.message}{more}", remedy, rank=error.rank, operation=error.operation, waited_s=error.waited_s
+    )
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor: of whatever type it is, gloo and oneCCL have that one."""
+    return tensor.view(-1).view(torch.uint8)

@@ -1,0 +1,338 @@
+"""How the ranks of a group find each other and hand out their shared memory.
+
+Who and where they are goes through a ``torch.distributed`` store. The memory itself has no name: its descriptor is sent
+through a Unix socket in the abstract namespace (unix(7)), to processes of the same user that know what the store told.
+So there is nothing in any file system that a killed process could leave behind, or another user open.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from hmac import compare_digest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from op_builder import env
+from op_builder.errors import OpArgumentError, SharedMemoryCommError
+from op_builder.system.cgroups import HostFiles, cpu_quota_cores
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+_SECRET_BYTES = 16
+_HELLO = struct.Struct(f"!{_SECRET_BYTES}sI")  # the secret of who is called, the rank of who calls
+_PEER_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
+_HELLO_TIMEOUT_S = 5.0
+_LOOK_AROUND_S = 0.2
+_LONGEST_PAUSE_S = 0.02
+
+_process_secret = os.urandom(8).hex()  # tells whether two ranks are threads of one process
+
+
+def _forget_secret() -> None:
+    global _process_secret
+    _process_secret = os.urandom(8).hex()
+
+
+os.register_at_fork(after_in_child=_forget_secret)
+
+
+class RankFacts(NamedTuple):
+    """What a rank tells the others.
+
+    Attributes:
+        address: of its socket.
+        secret: what callers of the socket must know.
+        process: which process it is a thread of.
+        host: the running kernel and its network namespace, within which the socket can be reached.
+        cpus: cores that it may run on.
+        quota_cores: the cores' worth of time that its control groups may use; None without a quota.
+        error: why it cannot take part; empty when it can.
+    """
+
+    address: str
+    secret: str
+    process: str
+    host: str
+    cpus: list[int]
+    quota_cores: float | None = None
+    error: str = ""
+
+    @property
+    def is_in_this_process(self) -> bool:
+        return self.process == _process_secret
+
+
+class Meeting:
+    """One exchange between all ranks of a group.
+
+    Args:
+        store: through which they find each other.
+        key: the same on all ranks, and never used before in this store.
+        size, rank: of the group.
+        timeout_s: how long the others may take.
+    """
+
+    def __init__(self, store: Store, key: str, size: int, rank: int, timeout_s: float) -> None:
+        self.store = store
+        self.key = key
+        self.size = size
+        self.rank = rank
+        self.timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+
+    def exchange(self, descriptor: int, error: str = "") -> tuple[list[RankFacts], list[int]]:
+        """Hand out a descriptor of shared memory, and get those of all others.
+
+        Args:
+            descriptor: borrowed; -1 where there is none.
+            error: why there is none. Then all ranks raise.
+
+        Returns:
+            what the ranks told, and their descriptors, both by rank. The descriptors of others are the caller's
+            to close; the own one is the given one.
+
+        Raises:
+            SharedMemoryCommError: a rank did not come, is on another host, or has an error; or the store failed.
+        """
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            address = f"accel-shm-comm-{os.urandom(_SECRET_BYTES).hex()}"
+            listener.bind(f"\0{address}")
+            listener.listen(self.size + 8)
+            own = RankFacts(
+                address,
+                os.urandom(_SECRET_BYTES).hex(),
+                _process_secret,
+                _host(),
+                sorted(os.sched_getaffinity(0)),
+                cpu_quota_cores(HostFiles()),
+                error,
+            )
+            try:
+                told = [own] if self.size == 1 else self._tell(own)
+            except SharedMemoryCommError:
+                raise
+            except RuntimeError as error:  # as torch's stores fail
+                raise _store_error(f"group {self.key!r} was made", error, self.timeout_s) from error
+            self._require_fit(told)
+            if self.size == 1:
+                return told, [descriptor]
+            return told, self._hand_out(listener, told, descriptor)
+
+    def forget(self) -> None:
+        """Take back what this rank told the store, when all have read it."""
+        if self.size == 1:
+            return
+        try:
+            self.store.delete_key(self._key_of(self.rank))
+        except (RuntimeError, NotImplementedError):  # the store may be gone before its last user, or forget nothing
+            return
+
+    def _key_of(self, rank: int) -> str:
+        return f"{self.key}/{rank}"
+
+    def _tell(self, own: RankFacts) -> list[RankFacts]:
+        text = json.dumps(own._asdict())
+        # A key that is there already is no accident: two groups of one name would get each other's memory.
+        if self.store.compare_set(self._key_of(self.rank), "", text).decode() != text:
+            raise SharedMemoryCommError(
+                f"There is a rank {self.rank} of a group {self.key!r} on this store already.",
+                "Give groups of different ranks different names: new_group(..., name=...).",
+            )
+        told: dict[int, RankFacts] = {self.rank: own}
+        pause_s = 0.0005
+        while len(told) < self.size:
+            missing = [rank for rank in range(self.size) if rank not in told]
+            for rank in missing:
+                if self.store.check([self._key_of(rank)]):
+                    told[rank] = RankFacts(**json.loads(self.store.get(self._key_of(rank))))
+            if len(told) < self.size:
+                self._require_time([rank for rank in missing if rank not in told])
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return [told[rank] for rank in range(self.size)]
+
+    def _require_time(self, missing: Sequence[int]) -> None:
+        if time.monotonic() > self._deadline:
+            who = ", ".join(map(str, missing))
+            raise SharedMemoryCommError(
+                f"Rank {self.rank} of {self.size} waited {self.timeout_s:g} s for rank {who} to make group "
+                f"{self.key!r}.",
+                "See why it did not come, or allow more time: timeout_s= or ACCEL_COMM_TIMEOUT_S.",
+                rank=missing[0],
+                operation="new_group",
+                waited_s=self.timeout_s,
+            )
+
+    def _require_fit(self, told: Sequence[RankFacts]) -> None:
+        for rank, facts in enumerate(told):
+            if facts.error:
+                raise SharedMemoryCommError(f"Rank {rank} cannot take part: {facts.error}", rank=rank)
+            if facts.host != told[self.rank].host:
+                raise SharedMemoryCommError(
+                    f"Ranks {self.rank} and {rank} share no memory: they run on different hosts, or in different "
+                    "network namespaces.",
+                    "Make a group of the ranks of one host, in one network namespace.",
+                    rank=rank,
+                )
+
+    def _hand_out(self, listener: socket.socket, told: Sequence[RankFacts], descriptor: int) -> list[int]:
+        """Call all others, who have a place in their queues for that; then answer them; then read their answers."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        calls: dict[int, socket.socket] = {}
+        received: dict[int, int] = {self.rank: descriptor}
+        try:
+            for rank in others:
+                calls[rank] = self._call(rank, told[rank])
+            self._answer(listener, told[self.rank], calls, descriptor)
+            for rank in others:
+                received[rank] = self._receive(calls[rank], rank)
+        except BaseException:
+            for rank, other in received.items():
+                if rank != self.rank:
+                    os.close(other)
+            raise
+        finally:
+            for connection in calls.values():
+                connection.close()
+        return [received[rank] for rank in range(self.size)]
+
+    def _call(self, rank: int, facts: RankFacts) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(max(1.0, self._deadline - time.monotonic()))
+            try:
+                connection.connect(f"\0{facts.address}")
+                if not _is_same_user(connection):
+                    raise SharedMemoryCommError("A rank runs as another user.", "Start all ranks as one user.")
+                connection.sendall(_HELLO.pack(bytes.fromhex(facts.secret), self.rank))
+            except TimeoutError:
+                self._require_time([rank])
+                raise self._ended(rank) from None
+            except OSError:
+                raise self._ended(rank) from None
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _answer(
+        self, listener: socket.socket, own: RankFacts, calls: Mapping[int, socket.socket], descriptor: int
+    ) -> None:
+        waiting = set(calls)
+        while waiting:
+            self._require_time(sorted(waiting))
+            listener.settimeout(_LOOK_AROUND_S)
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                for rank in waiting:
+                    if _has_hung_up(calls[rank]):
+                        raise self._ended(rank) from None
+                continue
+            with connection:
+                if not _is_same_user(connection):  # nor is it waited for
+                    continue
+                connection.settimeout(_HELLO_TIMEOUT_S)
+                try:
+                    hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
+                except OSError:
+                    continue
+                if len(hello) != _HELLO.size:
+                    continue
+                secret, rank = _HELLO.unpack(hello)
+                if compare_digest(secret, bytes.fromhex(own.secret)) and rank in waiting:
+                    try:
+                        socket.send_fds(connection, [b"."], [descriptor])
+                    except ConnectionError:
+                        raise self._ended(rank) from None
+                    waiting.discard(rank)
+
+    def _receive(self, connection: socket.socket, rank: int) -> int:
+        while True:
+            connection.settimeout(1.0)
+            try:
+                data, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+            except TimeoutError:
+                self._require_time([rank])
+                continue
+            except OSError:
+                data, descriptors = b"", []
+            if data and descriptors:
+                os.set_inheritable(descriptors[0], False)
+                return descriptors[0]
+            raise self._ended(rank)
+
+    def _ended(self, rank: int) -> SharedMemoryCommError:
+        return SharedMemoryCommError(
+            f"Rank {rank} ended while group {self.key!r} was made.", "See why it did.", rank=rank, operation="new_group"
+        )
+
+
+def _has_hung_up(call: socket.socket) -> bool:
+    """Whether a rank that was called is gone, without having answered."""
+    try:
+        return not call.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _is_same_user(connection: socket.socket) -> bool:
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    _, user, _ = _PEER_CREDENTIALS.unpack(raw)
+    return bool(user == os.geteuid())
+
+
+def _host() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
+
+
+def _store_error(when: str, error: RuntimeError, timeout_s: float) -> SharedMemoryCommError:
+    return SharedMemoryCommError(
+        f"The ranks' store failed when {when}, with {timeout_s:g} s to do so: {str(error).splitlines()[0]}",
+        "See that the rank 0 that serves it runs, that MASTER_ADDR and MASTER_PORT are its, and that the port is free "
+        "there; or allow more time: timeout_s= or ACCEL_COMM_TIMEOUT_S.",
+        operation="new_group",
+    )
+
+
+def default_store(rank: int, timeout_s: float) -> Any:
+    """The store of ``torch.distributed``'s default process group, else one at MASTER_ADDR:MASTER_PORT.
+
+    Args:
+        rank: who serves that one where RANK is unset: 0.
+
+    Raises:
+        OpArgumentError: there is neither.
+        SharedMemoryCommError: nobody served it in that time.
+    """
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.distributed_c10d._get_default_store()
+    host, port = env.MASTER_ADDR.get(), env.MASTER_PORT.get()
+    if host is None or port is None:
+        raise OpArgumentError(
+            "The ranks have no store to meet at: torch.distributed is not initialised, and MASTER_ADDR or MASTER_PORT "
+            "is unset.",
+            "Start them by a launcher, set the two variables, or pass new_group(..., store=...).",
+        )
+    own_rank = env.RANK.get()
+    is_server = (rank if own_rank is None else own_rank) == 0 and not env.TORCHELASTIC_USE_AGENT_STORE.get()
+    patience = timedelta(seconds=timeout_s)
+    try:
+        store = TCPStore(host, port, None, is_server, patience, wait_for_workers=False, multi_tenant=True)
+    except RuntimeError as error:
+        raise _store_error(f"a rank {'served' if is_server else 'called'} {host}:{port}", error, timeout_s) from error
+    # An agent's store outlives ranks that are started again.
+    return PrefixStore(f"attempt_{env.TORCHELASTIC_RESTART_COUNT.get()}", store)

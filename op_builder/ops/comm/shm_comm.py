@@ -1,0 +1,132 @@
+"""The module that ``ShareMemCommBuilder().load()`` returns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from op_builder import env
+from op_builder.errors import OpArgumentError
+from op_builder.ops.arguments import untraced
+from op_builder.ops.comm.shared_memory_group import GroupPlace, SharedMemoryGroup
+from op_builder.ops.comm.shared_memory_meeting import default_store
+from op_builder.ops.comm.shared_memory_native import NativeGroups
+from op_builder.ops.comm.shared_memory_python import know_python
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+_SUM = 0
+
+
+class ShareMemCommModule:
+    """Collectives between the ranks of one host, through shared memory.
+
+    Args:
+        ops: the namespace of torch ops that the binding registered.
+    """
+
+    def __init__(self, ops: Any) -> None:
+        self.ops = ops
+        self._default: SharedMemoryGroup | None = None
+        self._store: Any = None
+        self._used_keys: dict[tuple[str, int], int] = {}
+        self._native = NativeGroups(ops)
+        know_python(self._native)
+
+    @untraced
+    def initialize(self, size: int, rank: int) -> None:
+        """Make the group that :meth:`inference_all_reduce` uses. All ranks call it; it returns when all have.
+
+        Again with the same values it does nothing.
+
+        Raises:
+            OpArgumentError: the values are out of range, or others than before.
+            SharedMemoryCommError: a rank did not come; as :meth:`new_group`.
+        """
+        if self._default is not None:
+            if (size, rank) != (self._default.size, self._default.rank):
+                raise OpArgumentError(
+                    f"This process is rank {self._default.rank} of {self._default.size}, not {rank!r} of {size!r}.",
+                    "Make other groups with new_group().",
+                )
+            return
+        self._default = self.new_group(size, rank, name="default")
+
+    def inference_all_reduce(self, t: torch.Tensor) -> torch.Tensor:
+        """The sum of the tensors of all ranks, as a new tensor.
+
+        A torch op, also inside ``torch.compile``. It has no backward.
+
+        Raises:
+            OpArgumentError: ``t`` is no contiguous CPU tensor of float32, bfloat16, float16 or int32, or
+                :meth:`initialize` was not called.
+            SharedMemoryCommError: a rank did not come.
+        """
+        if self._default is None:
+            raise _uninitialized()
+        return self._default.reduced(t, _SUM)
+
+    def inference_all_reduce_(self, t: torch.Tensor) -> torch.Tensor:
+        """:meth:`inference_all_reduce` in place; returns ``t``."""
+        if self._default is None:
+            raise _uninitialized()
+        return self._default.reduce_(t, _SUM)
+
+    @untraced
+    def new_group(
+        self,
+        size: int,
+        rank: int,
+        *,
+        store: Store | None = None,
+        name: str = "",
+        timeout_s: float | None = None,
+    ) -> SharedMemoryGroup:
+        """A group of ``size`` processes of this host, of which this is number ``rank``. All call it together.
+
+        Args:
+            store: where they meet; by default the store of ``torch.distributed``'s default process group, else one at
+                MASTER_ADDR:MASTER_PORT.
+            name: the same on all ranks of the group. Groups of different ranks that meet on one store must have
+                different ones; the same ranks may make several of one name, in the same order.
+            timeout_s: how long a wait for another rank may take; by default ``ACCEL_COMM_TIMEOUT_S``.
+
+        Raises:
+            OpArgumentError: the numbers are out of range, or there is no store.
+            SharedMemoryCommError: a rank did not come in that time, or is on another host.
+            SharedMemorySpaceError: there is no memory for it.
+        """
+        _require_place(size, rank)
+        patience_s = env.ACCEL_COMM_TIMEOUT_S.get() if timeout_s is None else timeout_s
+        if not isinstance(patience_s, int | float) or not 0 < patience_s < 1e9:
+            raise OpArgumentError(f"timeout_s is {timeout_s!r}.", "Pass seconds above 0.")
+        if store is None and size > 1:
+            store = self._common_store(rank, patience_s)
+        # The store itself tells groups of one name apart by how many there were.
+        key = f"accel_shm_comm/{name}/{size}"
+        number = self._used_keys.get((key, rank), 0)  # by rank, too: ranks may be threads
+        self._used_keys[key, rank] = number + 1
+        return SharedMemoryGroup(
+            self._native, GroupPlace(size, rank, name, store, f"{key}/{number}", float(patience_s))
+        )
+
+    def _common_store(self, rank: int, timeout_s: float) -> Any:
+        if self._store is None:
+            self._store = default_store(rank, timeout_s)
+        return self._store
+
+
+def _require_place(size: int, rank: int) -> None:
+    for name, value in (("size", size), ("rank", rank)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise OpArgumentError(f"{name} is {value!r}.", f"Pass {name} as an int.")
+    if not 1 <= size <= 1024:
+        raise OpArgumentError(f"size is {size}.", "Pass the number of ranks, from 1 to 1024.")
+    if not 0 <= rank < size:
+        raise OpArgumentError(f"rank is {rank} in a group of {size}.", "Pass a rank from 0 to size - 1.")
+
+
+def _uninitialized() -> OpArgumentError:
+    return OpArgumentError("The op was not initialised.", "Call initialize(size, rank) on all ranks first.")

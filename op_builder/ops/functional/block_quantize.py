@@ -1,0 +1,120 @@
+"""The module that ``BlockQuantizeBuilder().load()`` returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from op_builder.errors import OpArgumentError
+from op_builder.ops.arguments import whole_number
+from op_builder.ops.optim.device_tensors import call, require_plain
+
+_LARGEST_BLOCK = 2**62  # the kernels add a block to a tensor's elements
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class BlockQuantizeModule:
+    """Symmetric quantisation of a tensor by blocks, to codes of eight or four bits and a scale for each block.
+
+    A tensor's elements, in their order in memory, are cut into blocks of ``block_size``; the last may be shorter. A
+    block's scale is its largest magnitude divided by the largest code, 127 or 7; its codes are its elements divided
+    by the scale, to nearest even. So an element comes back within half a scale, but for rounding. A block whose
+    scale would be below the smallest normal float32 becomes zeros; one with a NaN or an infinity comes back as NaN.
+
+    Args:
+        ops: the namespace of torch ops that the binding registered.
+    """
+
+    def __init__(self, ops: Any) -> None:
+        self.ops = ops
+
+    def quantize_blocks(
+        self, x: torch.Tensor, bits: int = 8, block_size: int = 256
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Codes and scales of ``x``.
+
+        Args:
+            x: float32, bfloat16 or float16, of any shape.
+            bits: 8 or 4.
+            block_size: even, at least 2.
+
+        Returns:
+            Codes and scales on x's device. Codes are one int8 for each element, or one uint8 for two, the first
+            in the low half and each as a two's complement; scales one float32 for each block.
+
+        Raises:
+            OpArgumentError: an argument does not fit.
+        """
+        bits, block_size = _bits(bits), _block_size(block_size)
+        require_plain("x", x)
+        numel = x.numel()
+        dtype, length = (torch.int8, numel) if bits == 8 else (torch.uint8, (numel + 1) // 2)
+        codes = torch.empty(length, dtype=dtype, device=x.device)
+        scales = torch.empty((numel + block_size - 1) // block_size, dtype=torch.float32, device=x.device)
+        call(self.ops.quantize, x.contiguous(), codes, scales, block_size, bits)
+        return codes, scales
+
+    def dequantize_blocks(
+        self,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        shape: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        block_size: int = 256,
+    ) -> torch.Tensor:
+        """The tensor that the codes stand for: each times its block's scale, rounded once to ``dtype``.
+
+        Args:
+            codes, scales: as :meth:`quantize_blocks` made them; the codes' type says their bits.
+            shape: of the tensor that was quantised.
+            dtype: float32, bfloat16 or float16.
+            block_size: as it was quantised.
+
+        Raises:
+            OpArgumentError: an argument does not fit.
+        """
+        require_plain("codes", codes)
+        require_plain("scales", scales)
+        bits, block_size = 4 if codes.dtype == torch.uint8 else 8, _block_size(block_size)
+        if dtype not in _FLOATS:
+            raise OpArgumentError(f"dtype is {dtype}.", "Pass torch.float32, torch.bfloat16 or torch.float16.")
+        lengths = _lengths(shape)
+        numel = math.prod(lengths)
+        if codes.numel() != (numel if bits == 8 else (numel + 1) // 2):  # before memory is taken for a wrong shape
+            raise OpArgumentError(
+                f"codes has {codes.numel()} elements, which are not {bits} bits for each of shape {lengths}.",
+                "Pass the shape of the tensor that was quantised.",
+            )
+        x = torch.empty(lengths, dtype=dtype, device=codes.device)
+        call(self.ops.dequantize, codes.contiguous(), scales.contiguous(), x, block_size, bits)
+        return x
+
+
+def _bits(bits: int) -> int:
+    remedy = "Pass 8 or 4."
+    number = whole_number("bits", bits, remedy)
+    if number not in (4, 8):
+        raise OpArgumentError(f"bits is {bits!r}.", remedy)
+    return number
+
+
+def _block_size(block_size: int) -> int:
+    remedy = "Pass an even number, for example 256."
+    number = whole_number("block_size", block_size, remedy)
+    if not 2 <= number <= _LARGEST_BLOCK or number % 2:
+        raise OpArgumentError(f"block_size is {block_size!r}.", remedy)
+    return number
+
+
+def _lengths(shape: Sequence[int]) -> tuple[int, ...]:
+    remedy = "Pass the shape of the tensor that was quantised."
+    try:
+        lengths = tuple(whole_number("a length in shape", length, remedy) for length in shape)
+    except TypeError:
+        raise OpArgumentError(f"shape is {shape!r}.", remedy) from None
+    if any(length < 0 for length in lengths):
+        raise OpArgumentError(f"shape is {lengths}.", remedy)
+    return lengths

@@ -1,0 +1,62 @@
+"""The module that ``RMSNormBuilder().load()`` returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from op_builder.errors import OpArgumentError
+from op_builder.ops.arguments import finite_number
+from op_builder.ops.optim.device_tensors import call, require_plain
+
+
+class RMSNormModule:
+    """Root mean square normalisation (Zhang & Sennrich, 2019, arXiv:1910.07467), for inference: it has no backward.
+
+    Args:
+        ops: the namespace of torch ops that the binding registered.
+    """
+
+    def __init__(self, ops: Any) -> None:
+        self.ops = ops
+
+    def rms_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float = 1e-6,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension, in float32, rounded once to x's type.
+
+        Args:
+            x: float32, bfloat16 or float16, of shape (..., n).
+            weight: of shape (n,), of x's type or float32.
+            eps: added to the mean of the squares.
+            residual: contiguous, of x's shape and type. It becomes ``x + residual``, rounded to its type, in place,
+                and that is what is normalised.
+
+        Returns:
+            A tensor like x.
+
+        Raises:
+            OpArgumentError: an argument does not fit; nothing was written.
+        """
+        require_plain("x", x)
+        require_plain("weight", weight)
+        if residual is not None:
+            require_plain("residual", residual)
+        if not x.dim() or weight.shape != x.shape[-1:]:
+            raise OpArgumentError(
+                f"weight is of shape {tuple(weight.shape)}, x of shape {tuple(x.shape)}.",
+                "Pass a weight as long as x's last dimension.",
+            )
+        if residual is not None and residual.shape != x.shape:
+            raise OpArgumentError(
+                f"residual is of shape {tuple(residual.shape)}, x of shape {tuple(x.shape)}.",
+                "Pass a residual of x's shape.",
+            )
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        call(self.ops.rms_norm, x.contiguous(), residual, weight.contiguous(), out, finite_number("eps", eps))
+        return out

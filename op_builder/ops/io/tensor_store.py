@@ -1,0 +1,244 @@
+"""``TensorStore``: named tensors in files of a directory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from op_builder.errors import DamagedTensorError, OpArgumentError
+from op_builder.ops.io.tensor_store_files import StoreFiles, explained
+from op_builder.ops.io.tensor_store_format import HEADER_BYTES, TensorInfo, decoded_header, encoded_header
+from op_builder.ops.io.tensor_store_memory import body_to_write, bytes_of, check_out, is_filled_in_place, new_tensor
+from op_builder.ops.io.tensor_store_queue import StoreQueue
+from op_builder.ops.io.tensor_store_transfer import SETTINGS, BodyFile, Progress, StoreCounters, Transfers
+
+_RESTORE = "Save the tensor again, or bring the file back from a backup; if nobody wrote to it, suspect the device."
+
+
+class TensorStore:
+    """Tensors by name in a directory, at the disk's speed, in the background if wanted, and never torn.
+
+    A tensor is one file, replaced as a whole: whoever reads it, and whatever kills the writer, there is
+    the value of before or the new one. What killed writers have left is removed when a store is opened.
+    A checksum (XXH3) is written with each tensor and compared by each load.
+
+    Threads and processes may share a directory, and threads a store. What one store is asked to do with
+    one name is done in that order; else what is asked for last need not be done last. In the background
+    at most ``threads`` tensors are transferred at a time.
+
+    Args:
+        directory: made if it is missing.
+        threads: of the background.
+        is_durable: whether a saved tensor outlives a power cut (``fsync``). Without, a power cut may lose
+            it, which the next load tells.
+        aio: settings of the handles, as :meth:`AsyncIOModule.aio_handle` takes them and
+            ``python -m op_builder.tune_aio`` finds them.
+
+    Raises:
+        OpArgumentError: ``threads`` is not a positive int, or ``aio`` is not what a handle takes.
+        StorageError: the directory cannot be made or read.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        threads: int = 2,
+        is_durable: bool = True,
+        aio: Mapping[str, Any] | None = None,
+    ) -> None:
+        if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+            raise OpArgumentError(f"threads is {threads!r}.", "Pass an int of at least 1.")
+        self._transfers = Transfers(SETTINGS if aio is None else aio)
+        self._files = StoreFiles(Path(directory).absolute(), is_durable=is_durable)
+        self._queue = StoreQueue(threads)
+
+    @property
+    def directory(self) -> Path:
+        """Where the files are."""
+        return self._files.directory
+
+    # Tensors in and out ------------------------------------------------------------------------
+
+    def save(self, name: str, tensor: torch.Tensor, *, progress: Progress | None = None) -> None:
+        """Write a tensor, in place of an earlier one of that name.
+
+        Args:
+            name: letters, digits and ``_ - .``, at most 200; it becomes the file's name.
+            tensor: dense, of any type, shape and device. One that is contiguous in host memory is written from where
+                it is; others are copied there first.
+            progress: called with (bytes done, bytes in all), in the thread that writes; what it raises
+                ends the saving. It may begin more, and must not wait for the store: that is refused.
+
+        Raises:
+            OpArgumentError: no name, or no tensor that can be stored; nothing was written.
+            StorageError: writing failed; the store has the value from before.
+        """
+        self._files.path(name)
+        body, info = body_to_write(tensor)
+        self._queue.run(name, partial(self._save, name, body, info, progress))
+
+    def save_async(self, name: str, tensor: torch.Tensor, *, progress: Progress | None = None) -> Future[None]:
+        """As :meth:`save`, in the background.
+
+        A contiguous tensor in host memory must not be changed before the future is done: what is written
+        would be neither value, and fail its checksum. Others may, as they are copied in this call.
+        Errors of arguments are raised here, others by the future; what no future told, :meth:`wait` and
+        :meth:`close` raise.
+        """
+        self._files.path(name)
+        body, info = body_to_write(tensor)
+        return self._queue.begin(name, partial(self._save, name, body, info, progress))
+
+    def load(self, name: str, out: torch.Tensor | None = None, *, progress: Progress | None = None) -> torch.Tensor:
+        """Read a tensor.
+
+        Args:
+            out: filled with it; of its shape and type, on any device. By default a new tensor in host memory.
+            progress: as of :meth:`save`.
+
+        Returns:
+            ``out``, or the new tensor.
+
+        Raises:
+            OpArgumentError: no name, or an ``out`` that does not fit; it was not touched.
+            TensorNotFoundError: there is no tensor of that name.
+            DamagedTensorError: the file is not what was saved; the content of ``out`` is of no use.
+            StorageError: reading failed; likewise.
+        """
+        self._files.path(name)
+        return self._queue.run(name, partial(self._load, name, out, progress))
+
+    def load_async(
+        self, name: str, out: torch.Tensor | None = None, *, progress: Progress | None = None
+    ) -> Future[torch.Tensor]:
+        """As :meth:`load`, in the background; ``out`` is whole when the future is done.
+
+        All errors but that of a wrong name are raised by the future.
+        """
+        self._files.path(name)
+        return self._queue.begin(name, partial(self._load, name, out, progress))
+
+    def wait(self) -> None:
+        """Wait for all that goes on in the background.
+
+        Raises:
+            AccelError: the first failure whose future nobody has asked; ``others`` has the rest.
+        """
+        self._queue.wait()
+
+    # What is there -----------------------------------------------------------------------------
+
+    def delete(self, name: str) -> None:
+        """Remove a tensor.
+
+        Raises:
+            TensorNotFoundError: there is none of that name.
+            StorageError: it cannot be removed.
+        """
+        self._files.path(name)
+        self._queue.run(name, partial(self._files.delete, name))
+
+    def names(self) -> list[str]:
+        """The names of all tensors in the directory, sorted."""
+        return self._files.names()
+
+    def info(self, name: str) -> TensorInfo:
+        """A stored tensor's type, shape and checksum, without reading it.
+
+        Raises:
+            OpArgumentError, TensorNotFoundError, DamagedTensorError, StorageError: as :meth:`load`.
+        """
+        self._files.path(name)
+        return self._queue.run(name, partial(self._info, name))
+
+    def __contains__(self, name: object) -> bool:
+        return self._files.has(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(self.names())
+
+    def counters(self) -> StoreCounters:
+        """What this store has transferred so far."""
+        return self._transfers.counters
+
+    # Its end -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Finish what goes on in the background; raises as :meth:`wait`. The store takes nothing more."""
+        self._queue.close()
+        self._queue.wait()
+
+    def __enter__(self) -> TensorStore:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._queue.close()
+        if kind is None:  # else that exception is the one to be seen
+            self._queue.wait()
+
+    def __repr__(self) -> str:
+        return f"TensorStore({str(self.directory)!r})"
+
+    # The work ----------------------------------------------------------------------------------
+
+    def _save(self, name: str, body: torch.Tensor, info: TensorInfo, progress: Progress | None) -> None:
+        path = self._files.path(name)
+        with self._files.replacement(name) as descriptor:
+            checksum = self._transfers.write(BodyFile(descriptor, path), body, progress)
+            header = encoded_header(replace(info, checksum=checksum))
+            with explained(f"Saving {path}", path):
+                while header:
+                    header = header[os.pwrite(descriptor, header, HEADER_BYTES - len(header)) :]
+
+    def _load(self, name: str, out: torch.Tensor | None, progress: Progress | None) -> torch.Tensor:
+        path = self._files.path(name)
+        descriptor = self._files.open_to_read(name)
+        try:
+            info = self._read_info(path, descriptor)
+            if out is not None:
+                check_out(name, out, info)
+            host = out if out is not None and is_filled_in_place(out) else new_tensor(info)
+            checksum = self._transfers.read(BodyFile(descriptor, path), bytes_of(host), progress)
+        finally:
+            os.close(descriptor)
+        if checksum != info.checksum:
+            raise DamagedTensorError(
+                f"{path} is damaged: the checksum of its {info.size_bytes} bytes is {checksum}, and was "
+                f"{info.checksum} when they were saved.",
+                _RESTORE,
+                filename=str(path),
+            )
+        if out is None or out is host:
+            return host
+        with torch.no_grad():
+            return out.copy_(host)
+
+    def _info(self, name: str) -> TensorInfo:
+        descriptor = self._files.open_to_read(name)
+        try:
+            return self._read_info(self._files.path(name), descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _read_info(self, path: Path, descriptor: int) -> TensorInfo:
+        with explained(f"Loading {path}", path):
+            header = os.pread(descriptor, HEADER_BYTES, 0)
+            file_bytes = os.fstat(descriptor).st_size
+        try:
+            return decoded_header(header, file_bytes)
+        except ValueError as error:
+            raise DamagedTensorError(f"{path} cannot be loaded: {error}.", _RESTORE, filename=str(path)) from None

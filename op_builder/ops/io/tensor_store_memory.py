@@ -1,0 +1,94 @@
+"""Tensors as the bytes that go to and from files."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from math import prod
+
+import torch
+
+from op_builder.errors import OpArgumentError
+from op_builder.ops.io.aio_operation import check_memory
+from op_builder.ops.io.tensor_store_format import DTYPES, TensorInfo
+
+_MAPPED_FROM_BYTES = 1 << 20
+
+
+def body_to_write(tensor: torch.Tensor) -> tuple[torch.Tensor, TensorInfo]:
+    """A tensor's bytes as a uint8 vector in host memory, and what they are; the checksum is not known yet.
+
+    The tensor's own memory where it is contiguous there, else a copy.
+
+    Raises:
+        OpArgumentError: it has no bytes that could be stored.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise OpArgumentError(f"A {type(tensor).__name__} is no tensor.", "Pass a torch.Tensor.")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        raise OpArgumentError(
+            f"A tensor of layout {tensor.layout} cannot be stored.",
+            "Pass x.to_dense(), or its parts one by one.",
+        )
+    if tensor.device.type == "meta":
+        raise OpArgumentError("A meta tensor has no values to store.", "Pass a tensor with memory.")
+    if tensor.dtype not in DTYPES.values():
+        raise OpArgumentError(f"A tensor of {tensor.dtype} cannot be stored.", "Pass x.int_repr(), or x.dequantize().")
+    info = TensorInfo(tensor.dtype, tuple(tensor.shape), tensor.numel() * tensor.itemsize, "")
+    with torch.no_grad():
+        values = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+    check_memory(values, "The tensor")
+    return bytes_of(values), info
+
+
+def check_out(name: str, out: torch.Tensor, info: TensorInfo) -> None:
+    """Refuse an ``out`` that the stored tensor does not fit.
+
+    Raises:
+        OpArgumentError: type or shape differ, or it has no memory of its own to be filled.
+    """
+    if not isinstance(out, torch.Tensor):
+        raise OpArgumentError(f"out is a {type(out).__name__}, not a tensor.", "Pass a tensor, or none.")
+    if out.dtype != info.dtype or tuple(out.shape) != info.shape:
+        raise OpArgumentError(
+            f"Tensor {name!r} is {info.dtype} of shape {info.shape}; out is {out.dtype} of shape {tuple(out.shape)}.",
+            "Pass an out of its type and shape, or none; info() tells them.",
+        )
+    if out.layout != torch.strided or out.is_nested or out.device.type == "meta" or is_overlapping(out):
+        raise OpArgumentError("out is not a dense tensor with memory for each element.", "Pass torch.empty(...).")
+    if out.device.type == "cpu":
+        check_memory(out, "out")
+
+
+def is_overlapping(tensor: torch.Tensor) -> bool:
+    """Whether elements may share memory: a dimension does not step over all that those of smaller strides reach."""
+    if tensor.numel() == 0:
+        return False
+    end = 0  # where the last element of the smaller strides is, counted from the first
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= end:
+            return True
+        end += stride * (size - 1)
+    return False
+
+
+def is_filled_in_place(out: torch.Tensor) -> bool:
+    """Whether files can be read into the tensor's own memory."""
+    return out.device.type == "cpu" and out.is_contiguous() and not out.is_conj() and not out.is_neg()
+
+
+def new_tensor(info: TensorInfo) -> torch.Tensor:
+    """Memory for a stored tensor."""
+    if info.size_bytes < _MAPPED_FROM_BYTES:
+        return torch.empty(info.shape, dtype=info.dtype)
+    # Begins at a page, so that nothing is copied on the way from the device; torch's own memory does not.
+    mapping = mmap.mmap(-1, info.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(mapping, dtype=info.dtype, count=prod(info.shape)).view(info.shape)
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous CPU tensor as a uint8 vector."""
+    return tensor.detach().view(-1).view(torch.uint8)

@@ -1,1 +1,0 @@
-"""What ``load()`` returns: one Python module object per op, over the torch ops underneath."""

@@ -1,0 +1,106 @@
+"""``CPUAdam``: Adam with parameters and optimizer state in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from op_builder.errors import OpArgumentError
+from op_builder.ops.arguments import finite_number
+from op_builder.ops.optim.host_optimizer import HostOptimizer
+from op_builder.ops.optim.native_optimizer import check_betas
+
+
+class CPUAdam(HostOptimizer):
+    """Adam (Kingma & Ba, 2015) or AdamW (Loshchilov & Hutter, 2019) on CPU tensors, in one native pass.
+
+    A drop-in for :class:`torch.optim.AdamW`: the same formula, state (``step``, ``exp_avg``,
+    ``exp_avg_sq``) and group options, so that either loads the other's ``state_dict``. Parameters
+    are dense contiguous CPU tensors of float32, bfloat16 or float16, with gradients of any of the
+    three. For a model on a GPU give it float32 copies in host memory, bring the gradients down and
+    the updated parameters up.
+
+    Args:
+        model_params: parameters, or dicts of parameters and options, as for every torch optimizer.
+        lr: learning rate, a number or a tensor of one element.
+        bias_correction: divide the moments by ``1 - beta**step``.
+        betas: decay rates of the two moments, each in [0, 1).
+        eps: added to the denominator.
+        weight_decay: decoupled weight decay, or L2 penalty without ``adamw_mode``.
+        amsgrad: divide by the largest second moment so far (Reddi, Kale & Kumar, 2018), kept in the state
+            ``max_exp_avg_sq``. It is a group's option; such groups are updated by an op of their own,
+            loaded when the first of them comes. Only with ``states`` of float32 or param: the largest of
+            values that are rounded at random is the largest of the roundings.
+        adamw_mode: decoupled weight decay (AdamW); False gives :class:`torch.optim.Adam`. It is the
+            group option ``decoupled_weight_decay``.
+        fp32_optimizer_states: keep the moments in float32 whatever the parameter's type; False
+            keeps them in the parameter's.
+        maximize: climb instead of descend.
+        states: how the moments are kept: ``float32``, ``param`` (the parameter's type), ``bfloat16``
+            (rounded at random, so that small changes are not lost; 20 instead of 28 bytes moved for
+            each float32 parameter) or ``8bit`` (16 bytes); None: as ``fp32_optimizer_states`` says.
+        max_grad_norm: gradients are scaled down so that the Euclidean norm of all together is at
+            most this.
+        zero_grads: leave zeros in the gradients after a step.
+        seed: of the random rounding.
+
+    Raises:
+        OpArgumentError: an option is out of range or a parameter does not fit.
+        IncompatibleOpError: the native op cannot be built or loaded here.
+    """
+
+    NATIVE = "CPUAdamBuilder"
+    STATES = ("exp_avg", "exp_avg_sq")
+    NON_NEGATIVE = frozenset({"exp_avg_sq", "max_exp_avg_sq"})
+
+    def __init__(
+        self,
+        model_params: Iterable[Any],
+        lr: float | torch.Tensor = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        adamw_mode: bool = True,
+        fp32_optimizer_states: bool = True,
+        *,
+        maximize: bool = False,
+        states: str | None = None,
+        max_grad_norm: float | None = None,
+        zero_grads: bool = False,
+        seed: int = 0,
+    ) -> None:
+        options = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+            "amsgrad": amsgrad,
+            "decoupled_weight_decay": adamw_mode,
+            "bias_correction": bias_correction,
+            "states": states or ("float32" if fp32_optimizer_states else "param"),
+        }
+        super().__init__(model_params, options, max_grad_norm=max_grad_norm, zero_grads=zero_grads, seed=seed)
+
+    def _check_options(self, group: Mapping[str, Any]) -> None:
+        check_betas(group["betas"])
+        finite_number("eps", group["eps"])
+        if group["amsgrad"] and group["states"] not in ("float32", "param"):
+            raise OpArgumentError(
+                f"amsgrad={group['amsgrad']!r} with states={group['states']!r} is not supported by "
+                f"{type(self).__name__}: the largest of values rounded at random is the largest of the roundings.",
+                "Keep the states in float32 or param, or leave amsgrad at False.",
+            )
+
+    def _builder_of(self, group: Mapping[str, Any]) -> str:
+        return "CPUAmsgradBuilder" if group["amsgrad"] else self.NATIVE
+
+    def _states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        return (*self.STATES, "max_exp_avg_sq") if group["amsgrad"] else self.STATES
+
+    def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**super()._numbers(group), "adamw_mode": group["decoupled_weight_decay"]}

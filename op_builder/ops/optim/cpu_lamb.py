@@ -1,0 +1,72 @@
+"""``CPULamb``: LAMB with parameters and optimizer state in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from op_builder.ops.arguments import finite_number
+from op_builder.ops.optim.host_optimizer import HostOptimizer
+from op_builder.ops.optim.native_optimizer import check_betas
+
+
+class CPULamb(HostOptimizer):
+    """LAMB (You et al., 2020, arXiv:1904.00962) on CPU tensors: Adam's step, scaled for each tensor.
+
+    Each parameter's step is scaled to the parameter's own norm (the trust ratio), so that very large
+    batches can be trained with large learning rates. The state is Adam's. Parameters are dense
+    contiguous CPU tensors of float32, bfloat16 or float16, with gradients of any of the three.
+
+    Args:
+        params: parameters, or dicts of parameters and options.
+        lr: learning rate, a number or a tensor of one element.
+        betas: decay rates of the two moments, each in [0, 1).
+        eps: added to the denominator.
+        weight_decay: decoupled weight decay, part of the step that is scaled.
+        bias_correction: divide the moments by ``1 - beta**step``.
+        maximize: climb instead of descend.
+        states: how the moments are kept: ``float32``, ``param`` (the parameter's type).
+        max_grad_norm: gradients are scaled down so that the Euclidean norm of all together is at
+            most this.
+        zero_grads: leave zeros in the gradients after a step.
+
+    Raises:
+        OpArgumentError: an option is out of range or a parameter does not fit.
+        IncompatibleOpError: the native op cannot be built or loaded here.
+    """
+
+    NATIVE = "CPULambBuilder"
+    STATES = ("exp_avg", "exp_avg_sq")
+    NON_NEGATIVE = frozenset({"exp_avg_sq"})
+    STORAGES = ("float32", "param")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | torch.Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0,
+        bias_correction: bool = True,
+        *,
+        maximize: bool = False,
+        states: str = "float32",
+        max_grad_norm: float | None = None,
+        zero_grads: bool = False,
+    ) -> None:
+        options = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "bias_correction": bias_correction,
+            "maximize": maximize,
+            "states": states,
+        }
+        super().__init__(params, options, max_grad_norm=max_grad_norm, zero_grads=zero_grads)
+
+    def _check_options(self, group: Mapping[str, Any]) -> None:
+        check_betas(group["betas"])
+        finite_number("eps", group["eps"])

@@ -1,0 +1,85 @@
+"""``FusedAdam``: Adam in one kernel over all parameters, on the device where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from op_builder.ops.optim.fused_optimizer import FusedOptimizer
+
+
+class FusedAdam(FusedOptimizer):
+    """Adam (Kingma & Ba, 2015) or AdamW (Loshchilov & Hutter, 2019) on CUDA devices and the CPU.
+
+    A drop-in for :class:`torch.optim.AdamW`: the same formula, state (``step``, ``exp_avg``,
+    ``exp_avg_sq``) and group options, so that either loads the other's ``state_dict``. ``step`` lies on
+    the parameter's device. Parameters are dense contiguous tensors of float32, bfloat16 or float16, with
+    gradients of any of the three; they may be on several devices. Every step can be captured into a CUDA
+    graph after one that was not.
+
+    Args:
+        params: parameters, or dicts of parameters and options, as for every torch optimizer.
+        lr: learning rate, a number or a tensor of one element; a tensor on a CUDA device is read there,
+            also when a captured graph is replayed.
+        bias_correction: divide the moments by ``1 - beta**step``.
+        betas: decay rates of the two moments, each in [0, 1).
+        eps: added to the denominator.
+        adam_w_mode: decoupled weight decay (AdamW); False gives :class:`torch.optim.Adam`. It is the
+            group option ``decoupled_weight_decay``.
+        weight_decay: decoupled weight decay, or L2 penalty without ``adam_w_mode``.
+        amsgrad: divide by the largest second moment so far (Reddi, Kale & Kumar, 2018), kept in the state
+            ``max_exp_avg_sq``. It is a group's option; such groups are updated by an op of their own,
+            loaded when the first of them comes.
+        maximize: climb instead of descend.
+        capturable: kept for :class:`torch.optim.AdamW`, which may load the state; of no effect here.
+        states: how the moments are kept: ``float32`` or ``param`` (the parameter's type; float16 holds
+            no second moment below 6e-8).
+
+    Raises:
+        OpArgumentError: an option is out of range or a parameter does not fit.
+        IncompatibleOpError: the native op cannot be built or loaded here.
+    """
+
+    NATIVE = "FusedAdamBuilder"
+    STATES = ("exp_avg", "exp_avg_sq")
+    NON_NEGATIVE = frozenset({"exp_avg_sq", "max_exp_avg_sq"})
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | torch.Tensor = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        adam_w_mode: bool = True,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        states: str = "float32",
+    ) -> None:
+        options = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+            "capturable": capturable,
+            "decoupled_weight_decay": adam_w_mode,
+            "bias_correction": bias_correction,
+            "states": states,
+        }
+        super().__init__(params, options)
+
+    def _builder_of(self, group: Mapping[str, Any]) -> str:
+        return "FusedAmsgradBuilder" if group["amsgrad"] else self.NATIVE
+
+    def _states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        return (*self.STATES, "max_exp_avg_sq") if group["amsgrad"] else self.STATES
+
+    def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {**super()._numbers(group), "adamw_mode": group["decoupled_weight_decay"]}

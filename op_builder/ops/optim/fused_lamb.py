@@ -1,0 +1,65 @@
+"""``FusedLamb``: LAMB over all parameters at once, on the device where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from op_builder.ops.optim.fused_optimizer import FusedOptimizer
+
+
+class FusedLamb(FusedOptimizer):
+    """LAMB (You et al., 2020, arXiv:1904.00962) on CUDA devices and the CPU.
+
+    Each parameter's step is as long as the learning rate says, relative to the parameter's own norm.
+    Norms are summed in float64 in a fixed order: the same gradients give the same bits. Parameters are
+    as for :class:`op_builder.ops.FusedAdam`, and so is what can be captured; the state is that of
+    :class:`op_builder.ops.CPULamb`.
+
+    Args:
+        params: parameters, or dicts of parameters and options.
+        lr: learning rate, a number or a tensor of one element; a tensor on a CUDA device is read there.
+        bias_correction: divide the moments by ``1 - beta**step``.
+        betas: decay rates of the two moments, each in [0, 1).
+        eps: added to the denominator.
+        weight_decay: added to the direction, times the parameter, before its norm is taken.
+        maximize: climb instead of descend.
+        states: how the moments are kept: ``float32`` or ``param`` (the parameter's type; float16 holds
+            no second moment below 6e-8).
+
+    Raises:
+        OpArgumentError: an option is out of range or a parameter does not fit.
+        IncompatibleOpError: the native op cannot be built or loaded here.
+    """
+
+    NATIVE = "FusedLambBuilder"
+    STATES = ("exp_avg", "exp_avg_sq")
+    NON_NEGATIVE = frozenset({"exp_avg_sq"})
+    # Sums of squares are taken over this many elements first. A single long tensor has a sum of those sums in
+    # one block, so they should be few; many tensors of ten thousand elements should be several each.
+    CHUNK_SIZE = 8192
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | torch.Tensor = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        states: str = "float32",
+    ) -> None:
+        options = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+            "bias_correction": bias_correction,
+            "states": states,
+        }
+        super().__init__(params, options)

@@ -1,0 +1,147 @@
+"""Which of the engines of ``async_io`` the system lets this process use.
+
+Asked of the kernel itself, by the system call that begins their use: sandboxes and settings of the
+system refuse some of them. The op need not be built for that.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import sys
+from typing import NamedTuple
+
+from op_builder import env
+from op_builder.errors import EnvironmentValueError, IncompatibleOpError, OpArgumentError
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed
+
+ENGINES = ("io_uring", "libaio", "threads")
+"""Names of the engines, the one that is taken first in front."""
+
+
+class StorageEngine(NamedTuple):
+    """An engine, and why the system refuses it; None where it works."""
+
+    name: str
+    refusal: str | None
+
+
+def storage_engines() -> tuple[StorageEngine, ...]:
+    """All engines, in the order in which they are tried."""
+    return tuple(StorageEngine(name, refusal(name)) for name in ENGINES)
+
+
+def refusal(name: str) -> str | None:
+    """Why this process cannot use the engine of that name, or None."""
+    if name == "threads":
+        return None
+    if not sys.platform.startswith("linux"):
+        return f"{name} is part of Linux; this is {sys.platform}"
+    number = _io_uring_errno() if name == "io_uring" else _native_aio_errno()
+    return None if number == 0 else explain(name, number)
+
+
+def forced_engine() -> str | None:
+    """The engine that ``ACCEL_AIO_ENGINE`` names, or None.
+
+    Raises:
+        EnvironmentValueError: there is no engine of that name.
+    """
+    name = env.ACCEL_AIO_ENGINE.get()
+    if name is not None and name not in ENGINES:
+        raise EnvironmentValueError(env.ACCEL_AIO_ENGINE.name, name, f"one of {', '.join(ENGINES)}")
+    return name
+
+
+def checked_engine(name: str | None) -> str | None:
+    """An argument that may name an engine.
+
+    Raises:
+        OpArgumentError: there is no engine of that name.
+    """
+    if name is not None and name not in ENGINES:
+        raise OpArgumentError(f"There is no engine {name!r}.", f"Choose one of {', '.join(ENGINES)}.")
+    return name
+
+
+def forced_engine_check() -> CheckOutcome:
+    """The engine that is forced works, or none is forced."""
+    name = forced_engine()
+    reason = None if name is None else refusal(name)
+    if name is None or reason is None:
+        return Passed("storage engine", name or next(engine.name for engine in storage_engines() if not engine.refusal))
+    return Failed("storage engine", f"{env.ACCEL_AIO_ENGINE.name}={name}: {reason}.", _REMEDY)
+
+
+def refused(name: str, reason: str) -> IncompatibleOpError:
+    """The error for an engine that was asked for by name and does not work."""
+    return IncompatibleOpError(f"The storage engine {name} cannot be used: {reason}.", _REMEDY)
+
+
+_REMEDY = "Choose another, or none: without ACCEL_AIO_ENGINE and engine= the first that works is taken."
+
+
+def explain(name: str, number: int) -> str:
+    """In words, why the system refused an engine with that errno."""
+    said = f"the system refuses it: {os.strerror(number)} ({errno.errorcode.get(number, number)})"
+    if number == errno.ENOSYS:
+        return f"{said}; the kernel is too old or built without it, or a sandbox hides it"
+    if number in (errno.EPERM, errno.EACCES):
+        switch = " or by /proc/sys/kernel/io_uring_disabled" if name == "io_uring" else ""
+        return f"{said}; it is forbidden by a sandbox{switch}"
+    if number == errno.EAGAIN and name == "libaio":
+        return f"{said}; all requests of /proc/sys/fs/aio-max-nr are in use"
+    if number == errno.EMFILE:
+        return f"{said}; the limit of open files (ulimit -n) leaves none for its queues and for files"
+    if number == errno.ENOMEM:
+        return f"{said}; the limit of locked memory (ulimit -l) may be too low"
+    return said
+
+
+_IO_URING_SETUP = 425  # the same on every architecture but alpha
+_CURRENT_POSITION = 1 << 3  # the feature that came with the commands in use, in Linux 5.6
+# io_setup and io_destroy, by what platform.machine() says.
+_NATIVE_AIO = {
+    "x86_64": (206, 207),
+    "aarch64": (0, 1),
+    "riscv64": (0, 1),
+    "loongarch64": (0, 1),
+    "ppc64le": (227, 228),
+    "s390x": (243, 244),
+}
+
+
+def _io_uring_errno() -> int:
+    import ctypes
+
+    parameters = (ctypes.c_uint32 * 30)()  # struct io_uring_params; the sixth is the kernel's features
+    ring, number = _system_call(_IO_URING_SETUP, 4, ctypes.byref(parameters))
+    if ring < 0:
+        return number
+    os.close(ring)
+    return 0 if parameters[5] & _CURRENT_POSITION else errno.ENOSYS
+
+
+def _native_aio_errno() -> int:
+    import ctypes
+
+    numbers = _NATIVE_AIO.get(platform.machine())
+    if numbers is None:
+        return 0  # not known here; the op itself asks again when a handle is made
+    context = ctypes.c_ulong(0)
+    made, number = _system_call(numbers[0], 4, ctypes.byref(context))
+    if made < 0:
+        return number
+    _system_call(numbers[1], context)
+    return 0
+
+
+def _system_call(number: int, *arguments: object) -> tuple[int, int]:
+    """What the call returned, and errno."""
+    import ctypes
+
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    call.restype = ctypes.c_long
+    result = int(call(ctypes.c_long(number), *arguments))
+    return result, ctypes.get_errno()

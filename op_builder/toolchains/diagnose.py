@@ -1,0 +1,164 @@
+"""From the output of a failed build to the one line that matters, and a remedy where it is known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from op_builder.toolchains.remedies import compile_remedy
+
+# What says that something failed: the first such line of a step is its cause. Warnings, notes and
+# what follows from the cause are none of them.
+_DIAGNOSTICS = tuple(
+    map(
+        re.compile,
+        (
+            # gcc, clang, gold and, in capitals, the assembler: file:line:column: error: ...
+            r"^[^\s:][^:]*:\d+(?::\d+)?: (?:(?:fatal |internal compiler |[Ff]atal )?error|Error): .+",
+            # nvcc: file(line): error: ...; with a number between in some versions
+            r"^\S.*?\(\d+\): (?:catastrophic |internal )?error\b.*: .+",
+            # a program of its own accord: g++: fatal error: ..., nvcc fatal   : ..., ld.lld: error: ...
+            r"^(?:[^\s:]+(?: /\S+, line \d+;)?:? )?"
+            r"(?:fatal error|error|fatal|Fatal error|internal compiler error)\s*: .+",
+            # ld.bfd, which calls nothing an error
+            r"^.+: (?:undefined reference to|multiple definition of) .+",
+            r"^\S*\bld(?:\.\w+)?:(?!.*(?:\bwarning:|\b(?i:note):|skipping incompatible|: in function )).+",
+            # the machine's limits, in whoever's words; what is indented is the author's source, quoted
+            r"^(?!\s|.*\b(?:warning|note): ).*(?:No space left on device|Cannot allocate memory|[Oo]ut of memory"
+            r"|std::bad_alloc|Killed signal terminated program).*",
+            # the shell that ninja starts commands by
+            r"^\S*\bsh: .*(?:not found|Permission denied|No such file|cannot execute|too long|[Ee]xec format error).*",
+        ),
+    )
+)
+_SUMMARY = re.compile(
+    r"^collect2: error: ld returned|^clang\S*: error: linker command failed|^\S+: error: ld returned"
+    r"|^ninja: build stopped"
+)
+_FAILED = re.compile(r"^FAILED: (?:\[code=(\d+)\])?")
+_STEP_END = re.compile(r"^(?:\[\d+/\d+\] |FAILED: |ninja: )")
+_NINJAS_OWN = re.compile(r"^ninja: (?:error|fatal): ", re.MULTILINE)
+_DISK_FULL = re.compile(r"^(?!\s).*No space left on device", re.MULTILINE)
+_SIGNAL = 128  # what a shell adds to the number of the signal that ended its command
+
+# Lines in front of a diagnostic that belong to it, and those behind it that do not any more.
+_INCLUDED = re.compile(r"^(?:In file included from|\s+from) (.+?:\d+)(?::\d+)?[,:]$")
+_REQUIRED = re.compile(r"^(\S.*?:\d+(?::\d+)?):\s+(?:recursively )?required (?:from|by) ")
+_CONTEXT = re.compile(r"^\S[^:]*: (?:In|At) .*:$|^\S.*:\s+\[ ?skipping |^\s*\d* \| ")
+_NEXT = re.compile(r"^(?:In file included from|\S[^:]*: (?:In|At) .*:$|.*(?::|\)): warning\b|\d+ errors? )")
+
+# What is told behind it of the way to it; where several are, the last is nearest to the author.
+_MACRO = re.compile(r"^(\S.*?:\d+(?::\d+)?): note: in expansion of macro ")
+_CLANG_TEMPLATE = re.compile(r"^(\S.*?:\d+(?::\d+)?): note: .*(?:instantiation of|while ).*\bhere$")
+_NVCC_TEMPLATE = re.compile(r"^\s+.* at line (\d+)(?: of (.+))?$")
+_NVCC_PLACE = re.compile(r"^(\S.*?)\((\d+)\): ")
+_IN_FUNCTION = re.compile(r": in function [`'](.+)':$")
+_LLD_PLACE = re.compile(r"^>>> (referenced by|defined at) (.+)$")
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a failed build's output says.
+
+    Attributes:
+        diagnostic: the first real diagnostic; in a second line the place in the author's own code that
+            led to it, where the compiler names one.
+        command: the command that failed, empty if there was none.
+        remedy: what to do, empty if nothing is known.
+        disk_full: whether it failed for want of disk space.
+    """
+
+    diagnostic: str
+    command: str
+    remedy: str
+    disk_full: bool = False
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One command that failed, its exit status (empty where ninja does not tell) and its output."""
+
+    command: str
+    code: str
+    output: list[str]
+
+
+def diagnose(log: str) -> Diagnosis:
+    """Find the cause in a ninja log, or in the output of one command."""
+    lines = log.splitlines()
+    steps = list(_failed_steps(lines)) or [_Step("ninja" if _NINJAS_OWN.search(log) else "", "", lines)]
+    disk_full = _DISK_FULL.search(log) is not None
+    for step in steps:  # several may have failed, and not all with a word
+        for index, line in enumerate(step.output):
+            if _is_diagnostic(line):
+                notes = [note for note in _followers(step.output, index) if "note: " in note]
+                remedy = compile_remedy("\n".join([line, *notes]), step.command)
+                way = _way_to(step.output, index)
+                return Diagnosis(line.strip() + (f"\n    {way}" if way else ""), step.command, remedy, disk_full)
+    words = _last_words(steps[0])
+    return Diagnosis(words, steps[0].command, compile_remedy(words, steps[0].command), disk_full)
+
+
+def _failed_steps(lines: list[str]) -> Iterator[_Step]:
+    for index, line in enumerate(lines):
+        failed = _FAILED.match(line)
+        if failed:
+            rest = lines[index + 1 :]
+            end = next((at for at, text in enumerate(rest) if at and _STEP_END.match(text)), len(rest))
+            yield _Step(rest[0] if rest else "", failed[1] or "", rest[1:end])
+
+
+def _is_diagnostic(line: str) -> bool:
+    return not _SUMMARY.match(line) and any(pattern.match(line) for pattern in _DIAGNOSTICS)
+
+
+def _last_words(step: _Step) -> str:
+    """For an output without a diagnostic: how the command ended, and the output's end."""
+    words = " | ".join([line.strip() for line in step.output if line.strip() and not _SUMMARY.match(line)][-3:])
+    code = int(step.code or 0)
+    if not code:
+        return words or "the compiler said nothing"
+    ended = f"was ended by signal {code - _SIGNAL}" if code > _SIGNAL else f"ended with status {code}"
+    return f"the command {ended} and named no cause" + (f"; its output ends: {words}" if words else "")
+
+
+def _followers(lines: list[str], index: int) -> Iterator[str]:
+    """The lines behind the diagnostic that still belong to it."""
+    for line in lines[index + 1 :]:
+        if _is_diagnostic(line) or _NEXT.match(line) or not line.strip():
+            return
+        yield line
+
+
+def _way_to(lines: list[str], index: int) -> str:
+    """How the author's code led to the diagnostic: by a template, a macro, an include or a call."""
+    before: list[str] = []
+    for line in reversed(lines[:index]):
+        if not (_INCLUDED.match(line) or _REQUIRED.match(line) or _CONTEXT.match(line)):
+            break
+        before.insert(0, line)
+    after = list(_followers(lines, index))
+
+    required = [found[1] for line in before if (found := _REQUIRED.match(line))]
+    required += [found[1] for line in after if (found := _CLANG_TEMPLATE.match(line))]
+    place = _NVCC_PLACE.match(lines[index])
+    if place:
+        # nvcc leaves out the file where it is the diagnostic's own.
+        ways = [found for line in after if (found := _NVCC_TEMPLATE.match(line))]
+        required += [f"{found[2] or place[1]}({found[1]})" for found in ways]
+    if required:
+        return f"required from {required[-1]}"
+    macros = [found[1] for line in after if (found := _MACRO.match(line))]
+    if macros:
+        return f"in a macro used at {macros[-1]}"
+    included = [found[1] for line in before if (found := _INCLUDED.match(line))]
+    if included:
+        # gcc begins at the header and goes outwards in one sentence; clang comes from outside, in one each.
+        sentences = sum(line.startswith("In file") for line in before)
+        return f"included from {included[0 if sentences > 1 else -1]}"
+    function = _IN_FUNCTION.search(lines[index - 1]) if index else None
+    if function:
+        return f"in function {function[1]}"
+    places = [found for line in after if (found := _LLD_PLACE.match(line))]
+    return f"{places[0][1]} {' and '.join(found[2] for found in places)}" if places else ""

@@ -1,0 +1,102 @@
+"""Questions to the machine that builders ask: does this function link, which ROCm is this."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from op_builder import env
+from op_builder.errors import ToolchainError
+from op_builder.system.memo import Memo
+from op_builder.system.process import run
+from op_builder.toolchains.compiler import find_cxx
+from op_builder.toolchains.diagnose import diagnose
+
+_ROCM_VERSION_FILE = Path("/opt/rocm/.info/version")
+
+
+Prepare = Callable[[Path], list[str]]
+"""Writes a probe's sources into a directory and returns the command to run there."""
+
+
+def failure_of(prepare: Prepare, timeout_s: float = 120) -> str:
+    """Run a probe in a temporary directory; the cause of its failure, empty when it worked."""
+    with tempfile.TemporaryDirectory(prefix="accel-probe-") as name:
+        # In the locale C, as a build: the lines of the diagnostics are searched.
+        environment = env.child_environment(LC_ALL="C")
+        command = prepare(Path(name))
+        done = run(command, cwd=Path(name), timeout_s=timeout_s, environment=environment)
+        wrote = "-o" not in command or (Path(name) / command[command.index("-o") + 1]).exists()
+    if done.ok:
+        return "" if wrote else f"{command[0]} wrote no file, though it ended without an error"
+    told = done.errors + done.output
+    return diagnose(told).diagnostic if told.strip() else f"exit {done.code}"
+
+
+def remembered_failure_of(prepare: Prepare, subject: str, files: list[str], memo: Memo) -> str:
+    """:func:`failure_of`, with a success remembered as long as ``files`` stay as they are.
+
+    A failure is never remembered: what is missing may be installed the next moment.
+
+    Args:
+        subject: everything the outcome depends on besides ``files``.
+    """
+
+    def work_out() -> tuple[dict[str, Any], list[str]]:
+        failure = failure_of(prepare)
+        if failure:
+            raise _ProbeFailed(failure)
+        return {"worked": True}, files
+
+    try:
+        memo.get(f"probe {subject}", work_out)
+    except _ProbeFailed as failed:
+        return str(failed)
+    return ""
+
+
+class _ProbeFailed(Exception):
+    pass
+
+
+def link_failure(function: str, libraries: tuple[str, ...], library_dirs: tuple[str, ...], memo: Memo) -> str:
+    """Why a program calling ``function`` does not link with ``libraries``; empty when it does."""
+    try:
+        compiler = find_cxx(memo)
+    except ToolchainError as error:
+        return error.message
+
+    def prepare(directory: Path) -> list[str]:
+        # Only the name counts for the linker, so the declaration need not match the real one.
+        text = f'extern "C" char {function}();\nint main() {{ return {function}(); }}\n'
+        (directory / "probe.cpp").write_text(text)
+        search = [f"-L{name}" for name in library_dirs]
+        return [*compiler.command, "probe.cpp", "-o", "probe", *search, *(f"-l{name}" for name in libraries)]
+
+    return failure_of(prepare)
+
+
+def rocm_version() -> tuple[int, int]:
+    """(major, minor) of the ROCm installation, (0, 0) where there is none."""
+    try:
+        found = re.match(r"(\d+)\.(\d+)", _ROCM_VERSION_FILE.read_text())
+    except OSError:
+        found = None
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def rocm_agent(label: str, pattern: str) -> str:
+    """The first value that ``rocminfo`` prints after ``label`` and that matches ``pattern``, or empty."""
+    program = shutil.which("rocminfo")
+    if program is None:
+        return ""
+    for line in run([program]).output.splitlines():
+        name, _, value = line.strip().partition(label)
+        found = re.search(pattern, value)
+        if not name and found:
+            return found[0]
+    return ""
