@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from op_builder.builder import OpBuilder
 
 
+def _maker(dtype: str) -> property:
+    def make(self: DeepSpeedAccelerator) -> Callable[..., torch.Tensor]:
+        raise NotImplementedError
+
+    make.__doc__ = f"Makes a {dtype} tensor on the device from data, as ``torch.tensor`` does."
+    return property(abstractmethod(make))
+
+
 class DeepSpeedAccelerator(ABC):
     """One device family of this process: its devices, memory, streams, types and op builders.
 
@@ -51,7 +59,7 @@ class DeepSpeedAccelerator(ABC):
 
     @abstractmethod
     def handles_memory_backpressure(self) -> bool:
-        """Whether the device holds the host back by itself when its memory is full."""
+        """Whether the device makes the host wait by itself when its memory is full."""
 
     @abstractmethod
     def supports_nvtx_domain(self) -> bool:
@@ -275,40 +283,13 @@ class DeepSpeedAccelerator(ABC):
 
     # Tensors --------------------------------------------------------------------------------
 
-    @property
-    @abstractmethod
-    def BFloat16Tensor(self) -> Callable[..., torch.Tensor]:
-        """Makes a bfloat16 tensor on the device from data, as ``torch.tensor`` does."""
-
-    @property
-    @abstractmethod
-    def ByteTensor(self) -> Callable[..., torch.Tensor]:
-        """The same for uint8."""
-
-    @property
-    @abstractmethod
-    def DoubleTensor(self) -> Callable[..., torch.Tensor]:
-        """The same for float64."""
-
-    @property
-    @abstractmethod
-    def FloatTensor(self) -> Callable[..., torch.Tensor]:
-        """The same for float32."""
-
-    @property
-    @abstractmethod
-    def HalfTensor(self) -> Callable[..., torch.Tensor]:
-        """The same for float16."""
-
-    @property
-    @abstractmethod
-    def IntTensor(self) -> Callable[..., torch.Tensor]:
-        """The same for int32."""
-
-    @property
-    @abstractmethod
-    def LongTensor(self) -> Callable[..., torch.Tensor]:
-        """The same for int64."""
+    BFloat16Tensor = _maker("bfloat16")
+    ByteTensor = _maker("uint8")
+    DoubleTensor = _maker("float64")
+    FloatTensor = _maker("float32")
+    HalfTensor = _maker("float16")
+    IntTensor = _maker("int32")
+    LongTensor = _maker("int64")
 
     def pin_memory(
         self,

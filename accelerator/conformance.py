@@ -1,7 +1,7 @@
 """``python -m accelerator.conformance NAME``: does an accelerator keep the whole contract? A table of checks.
 
-The checks run in a child process. One that hangs or ends that process is a failed check, and the
-next child goes on after it.
+The checks run in a child process. One that hangs or ends that process is a failed check, and a new
+child runs the rest.
 """
 
 from __future__ import annotations
@@ -9,39 +9,35 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import queue
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accelerator.detection import Refused
+from accelerator.errors import AcceleratorSelectionError
 from accelerator.selection import choose
-from accelerator.testing import CHECKS, Ability, CheckResult, ConformanceReport, Failed, NotApplicable, Passed
-from accelerator.testing.run import require_device
-from accelerator.vendors import standard_output_kept
+from accelerator.testing import CHECKS, Ability, CheckResult, ConformanceReport
+from accelerator.testing.model import FAILED, require_device
 from op_builder import env
-from op_builder.errors import AccelError
 
 _EPILOG = "Exit status: 0 when all checks passed or do not apply, 1 when one failed, 2 when there is nothing to check."
 _MARK = "conformance-result: "
-_REFUSED = 2
+_NOTHING_TO_CHECK = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     options = _parse(arguments)
+    lacks = dict(options.without)
     with env.scope(ACCEL_ACCELERATOR=options.name, DS_ACCELERATOR=None):
         if options.worker is not None:
-            return _work(options.worker, dict(options.without))
-        with standard_output_kept():
-            error = _cannot_run()
-        if error is not None:
-            print(error, file=sys.stderr)
-            return 2
-        report = run_isolated(options.name, dict(options.without), options.timeout)
+            return _work(options.worker, lacks)
+        report = run_isolated(options.name, lacks, options.timeout)
+    if report is None:
+        return _NOTHING_TO_CHECK
     if options.json:
         print(json.dumps(as_data(report), indent=2))
     else:
@@ -57,28 +53,21 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("name", metavar="NAME", help="cpu, cuda, ... or a plug-in's name, as in ACCEL_ACCELERATOR")
     parser.add_argument("--json", action="store_true", help="print the results as one JSON object")
-    parser.add_argument("--timeout", type=_seconds, default=300, metavar="SECONDS", help="for one check (default: 300)")
+    parser.add_argument("--timeout", type=float, default=300, metavar="SECONDS", help="for one check (default: 300)")
+    abilities = ", ".join(ability.value for ability in Ability)
     parser.add_argument(
         "--without",
         type=_ability_and_reason,
         action="append",
         default=[],
         metavar="ABILITY=REASON",
-        help="what this set-up lacks; checks that need it do not apply. Abilities: "
-        + ", ".join(ability.value for ability in Ability),
+        help=f"what this set-up lacks; checks that need it do not apply. Abilities: {abilities}",
     )
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: expected a number of seconds above 0")
-    return seconds
+    options = parser.parse_args(arguments)
+    if not 0 < options.timeout < math.inf:
+        parser.error(f"argument --timeout: expected a number of seconds above 0, found {options.timeout:g}")
+    return options
 
 
 def _ability_and_reason(text: str) -> tuple[Ability, str]:
@@ -86,123 +75,78 @@ def _ability_and_reason(text: str) -> tuple[Ability, str]:
     try:
         return Ability(ability), reason or "this set-up lacks it"
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{ability!r} is no ability; there are {', '.join(each.value for each in Ability)}"
-        ) from None
-
-
-def _cannot_run() -> AccelError | None:
-    """Why there is nothing to check."""
-    selection = choose()
-    if isinstance(selection, Refused):
-        return selection.error
-    try:
-        require_device(selection.accelerator)
-    except AccelError as error:
-        return error
-    return None
-
-
-# The child ----------------------------------------------------------------------------------
+        allowed = ", ".join(each.value for each in Ability)
+        raise argparse.ArgumentTypeError(f"unknown ability {ability!r}: expected one of {allowed}") from None
 
 
 def _work(first: int, lacks: Mapping[Ability, str]) -> int:
-    """Run the checks from number ``first`` on, and write each result as soon as it is there."""
+    """In the child: run the checks from number ``first`` on, and write each result at once."""
     selection = choose()
-    if isinstance(selection, Refused):
-        print(selection.error, file=sys.stderr)
-        return _REFUSED
+    try:
+        if isinstance(selection, Refused):
+            raise selection.error
+        require_device(selection.accelerator)
+    except AcceleratorSelectionError as error:
+        print(error, file=sys.stderr)
+        return _NOTHING_TO_CHECK
     for check in CHECKS[first:]:
         result = check.run(selection.accelerator, lacks)
         # A device's library may print what it likes; a line of ours begins with the mark.
-        print(f"\n{_MARK}{json.dumps({'status': result.status, 'note': result.note})}", flush=True)
+        print(f"\n{_MARK}{json.dumps([result.status, result.note])}", flush=True)
     return 0
 
 
-# The parent ---------------------------------------------------------------------------------
-
-
-def run_isolated(name: str, lacks: Mapping[Ability, str], timeout_s: float) -> ConformanceReport:
+def run_isolated(name: str, lacks: Mapping[Ability, str], timeout_s: float) -> ConformanceReport | None:
     """Run every check on the accelerator that ``name`` names, in child processes.
 
     Args:
         lacks: as for :func:`accelerator.testing.check_conformance`.
         timeout_s: for one check, the start of its process included.
+
+    Returns:
+        None where there is nothing to check; the child has written why to standard error.
     """
-    outcomes: list[Passed | Failed | NotApplicable] = []
+    outcomes: list[tuple[str, str]] = []
     while len(outcomes) < len(CHECKS):
-        with _Worker(name, len(outcomes), lacks) as worker:
-            told = list(worker.outcomes(timeout_s))
-            outcomes += told
-            if not told and worker.has_refused:
-                outcomes += [Failed(worker.end)] * (len(CHECKS) - len(outcomes))
-            elif len(outcomes) < len(CHECKS):
-                outcomes.append(Failed(worker.end))
-    results = (
-        CheckResult(check.name, check.group, check.proves, outcome)
-        for check, outcome in zip(CHECKS, outcomes, strict=True)
-    )
+        found, end, status = _run_child(name, len(outcomes), lacks, timeout_s)
+        if status == _NOTHING_TO_CHECK and not outcomes and not found:
+            return None
+        outcomes += found
+        if len(outcomes) < len(CHECKS):
+            outcomes.append((FAILED, end))
+    results = (CheckResult(check, *outcome) for check, outcome in zip(CHECKS, outcomes, strict=True))
     return ConformanceReport(name, tuple(results))
 
 
-class _Worker:
-    """One child process; ``end`` says how it ended before the last check."""
+def _run_child(
+    name: str, first: int, lacks: Mapping[Ability, str], timeout_s: float
+) -> tuple[list[tuple[str, str]], str, int]:
+    """The outcomes from check ``first`` on, how the child ended, and its exit status."""
+    command = [sys.executable, "-m", "accelerator.conformance", name, f"--worker={first}"]
+    command += [f"--without={ability.value}={reason}" for ability, reason in lacks.items()]
+    outcomes: list[tuple[str, str]] = []
+    is_late = threading.Event()
 
-    def __init__(self, name: str, first: int, lacks: Mapping[Ability, str]) -> None:
-        without = (f"--without={ability.value}={reason}" for ability, reason in lacks.items())
-        command = [sys.executable, "-m", "accelerator.conformance", name, f"--worker={first}", *without]
-        self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, errors="replace", env=env.child_environment()
-        )
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        self.end = ""
+    def stop() -> None:
+        is_late.set()
+        child.kill()
 
-    def __enter__(self) -> _Worker:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._process.kill()  # no matter when it has ended
-        self._process.wait()
-
-    @property
-    def has_refused(self) -> bool:
-        """Whether it found no accelerator to check, as the next one would."""
-        return self._process.poll() == _REFUSED
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith(_MARK):
-                self._lines.put(line.removeprefix(_MARK))
-        self._lines.put(None)
-
-    def outcomes(self, timeout_s: float) -> Iterator[Passed | Failed | NotApplicable]:
-        """The outcomes as they come, up to the last check or the first that does not come."""
-        kinds: dict[str, Callable[[str], Passed | Failed | NotApplicable]] = {
-            "passed": Passed,
-            "failed": Failed,
-            "not applicable": NotApplicable,
-        }
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as child:
+        assert child.stdout is not None
         while True:
-            try:
-                line = self._lines.get(timeout=timeout_s)
-            except queue.Empty:
-                self.end = f"it did not finish within {timeout_s:g} s"
-                return
+            timer = threading.Timer(timeout_s, stop)
+            timer.start()
+            line = next((line for line in child.stdout if line.startswith(_MARK)), None)
+            timer.cancel()
             if line is None:
-                self.end = f"it ended its process, {_exit_in_words(self._process.wait())}"
-                return
-            data = json.loads(line)
-            yield kinds[data["status"]](data["note"])
-
-
-def _exit_in_words(status: int) -> str:
-    return f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
-
-
-# Output -------------------------------------------------------------------------------------
+                break
+            status, note = json.loads(line.removeprefix(_MARK))
+            outcomes.append((status, note))
+    code = child.returncode
+    if is_late.is_set():
+        return outcomes, f"it did not finish within {timeout_s:g} s", code
+    end = f"status {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+    return outcomes, f"it ended its process, {end}", code
 
 
 def as_data(report: ConformanceReport) -> dict[str, Any]:
@@ -212,39 +156,32 @@ def as_data(report: ConformanceReport) -> dict[str, Any]:
         "passed": report.passed,
         "summary": report.summary,
         "results": [
-            {
-                "name": result.name,
-                "group": result.group,
-                "proves": result.proves,
-                "status": result.status,
-                "note": result.note,
-            }
-            for result in report.results
+            {"name": check.name, "group": check.group, "proves": check.proves, "status": status, "note": note}
+            for check, status, note in ((each.check, each.status, each.note) for each in report.results)
         ],
     }
 
 
 def _print_table(report: ConformanceReport) -> None:
-    from rich.console import Console
+    from rich.console import Console  # not at the top: --json needs no tables
     from rich.table import Table
     from rich.text import Text
 
     styles = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
     table = Table(title=f"Conformance of {report.accelerator}", title_justify="left", title_style="bold")
     for heading in ("check", "result", "what was seen, or why"):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "check")  # a name is to be found by searching
+        table.add_column(heading, overflow="fold", no_wrap=heading == "check")  # names stay whole for searching
     group = None
     for result in report.results:
-        if result.group != group:
-            group = result.group
+        if result.check.group != group:
+            group = result.check.group
             table.add_section()
             table.add_row(Text(group, "bold"))
-        table.add_row(Text(f"  {result.name}"), Text(result.status, styles[result.status]), Text(result.note))
+        table.add_row(Text(f"  {result.check}"), Text(result.status, styles[result.status]), Text(result.note))
     console = Console()
     console.print(table)
-    proves = {check.name: check.proves for check in CHECKS}
     for failed in report.failures:
-        console.print(Text(f"{failed.name} failed. It proves: {proves[failed.name]} Seen: {failed.note}."))
+        console.print(Text(f"{failed.check} failed. It proves: {failed.check.proves} Seen: {failed.note}."))
     console.print(Text(report.summary))
 
 

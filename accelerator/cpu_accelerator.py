@@ -1,24 +1,28 @@
 """The CPU as an accelerator: a device is a NUMA node, its memory is the process's resident set."""
 
-# ruff: noqa: ARG002 - the contract's signatures hold arguments that this device has no use for
+# ruff: noqa: ARG002 - the contract's signatures have arguments that this device has no use for
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from accelerator import host
-from accelerator.host_streams import HostGraphs, HostStreams
+from accelerator.host_streams import HostGraph, HostStreams
 from accelerator.torch_accelerator import TorchAccelerator
 from accelerator.vendors import optional_vendor
 from op_builder import env as environment
-from op_builder.system import cgroups, cpu_isa
-from op_builder.system.cgroups import HostFiles
+
+if TYPE_CHECKING:
+    from accelerator.host import Host
+    from op_builder.system.cgroups import HostFiles
 
 
-class CPU_Accelerator(HostStreams, HostGraphs, TorchAccelerator):
-    """The CPU, always there. ``device_index`` is ignored: a process computes where it was bound.
+class CPU_Accelerator(HostStreams, TorchAccelerator):
+    """The CPU, always available. ``device_index`` is ignored: a process computes where it was bound.
 
     Args:
         files: where the kernel's pseudo files are; for tests.
@@ -30,12 +34,17 @@ class CPU_Accelerator(HostStreams, HostGraphs, TorchAccelerator):
     builder_package = "op_builder.cpu"
     synchronized = True
     bf16_supported = True
-    extra_facts = (("hardware", cpu_isa.cpu_model),)
 
     def __init__(self, files: HostFiles | None = None) -> None:
         super().__init__()
-        self._files = HostFiles() if files is None else files
-        self._resident = host.ResidentMemory(self._files)
+        self._files = files
+
+    @cached_property
+    def _host(self) -> Host:
+        # Not at the top: what host imports takes as long as this module, and loading an op needs none of it.
+        from accelerator.host import Host
+
+        return Host(self._files)
 
     @classmethod
     def choose_communication_backend(cls) -> str:
@@ -44,7 +53,7 @@ class CPU_Accelerator(HostStreams, HostGraphs, TorchAccelerator):
     def device_count(self) -> int:
         """``LOCAL_SIZE`` when a launcher set it, else the number of NUMA nodes with cores."""
         local_size = environment.LOCAL_SIZE.get()
-        return local_size if local_size is not None and local_size > 0 else host.numa_node_count(self._files)
+        return local_size if local_size is not None and local_size > 0 else self._host.numa_node_count()
 
     def current_device(self) -> int:
         """``LOCAL_RANK``, 0 when unset."""
@@ -58,6 +67,11 @@ class CPU_Accelerator(HostStreams, HostGraphs, TorchAccelerator):
 
     def get_device_properties(self, device_index: int | None = None) -> Any:
         return None
+
+    def extra_facts(self) -> dict[str, Callable[[], Any]]:
+        from op_builder.system.cpu_isa import cpu_model  # not at the top: only a report needs it
+
+        return {"hardware": cpu_model}
 
     # torch.cpu has no generator of its own: the functions of torch itself are the CPU's.
 
@@ -83,45 +97,44 @@ class CPU_Accelerator(HostStreams, HostGraphs, TorchAccelerator):
 
     def get_rss(self) -> int:
         """Resident set size of this process in bytes."""
-        return self._resident.current()
+        return self._host.rss()
 
     def empty_cache(self) -> None:
-        """Does nothing: the host's allocator gives memory back by itself."""
+        """Does nothing: the host's allocator returns memory by itself."""
 
     def memory_allocated(self, device_index: int | None = None) -> int:
         return self.get_rss()
 
     def max_memory_allocated(self, device_index: int | None = None) -> int:
-        return self._resident.peak()
+        return self._host.peak_rss()
 
-    def memory_reserved(self, device_index: int | None = None) -> int:
-        return self.get_rss()
-
-    def max_memory_reserved(self, device_index: int | None = None) -> int:
-        return self._resident.peak()
+    memory_reserved = memory_allocated
+    max_memory_reserved = max_memory_allocated
 
     def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
-        self._resident.reset()
+        self._host.reset_peak_rss()
 
     def memory_stats(self, device_index: int | None = None) -> dict[str, Any]:
-        current, peak = self._resident.current(), self._resident.peak()
-        return {
-            f"{kind}_bytes.all.{moment}": size
-            for kind in ("allocated", "reserved")
-            for moment, size in (("current", current), ("peak", peak))
-        }
+        sizes = {"current": self._host.rss(), "peak": self._host.peak_rss()}
+        return {f"{kind}_bytes.all.{key}": size for kind in ("allocated", "reserved") for key, size in sizes.items()}
 
     def total_memory(self, device_index: int | None = None) -> int:
-        return cgroups.total_memory_bytes(self._files)
+        return self._host.total_memory()
 
     def available_memory(self, device_index: int | None = None) -> int:
-        return cgroups.available_memory_bytes(self._files)
+        return self._host.available_memory()
 
     def is_fp16_supported(self) -> bool:
         try:
             return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
         except (AttributeError, RuntimeError):  # a torch built without oneDNN
             return False
+
+    def create_graph(self) -> Any:
+        return HostGraph()
+
+    def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> AbstractContextManager[Any]:
+        return nullcontext(graph)
 
     def pin_memory(
         self, tensor: torch.Tensor, align_bytes: int = 1, make_copy: bool = True, match_shape: bool = True

@@ -82,6 +82,6 @@ class CUDA_Accelerator(TorchAccelerator):
         return torch.cuda.nvtx.range_pop() if torch.backends.cuda.is_built() else None
 
 
-@functools.cache  # ranges are many, and looking for a package that is not there takes long
+@functools.cache  # ranges are many, and a failing import is slow
 def _nvtx() -> Any:
     return optional_vendor("nvtx")

@@ -1,77 +1,57 @@
-"""Choosing one accelerator among candidates, and saying why: functions of their arguments only.
+"""Choosing one accelerator among candidates, with the reason for each; a function of its arguments only.
 
-A :class:`Candidate` knows how to ask for its device and how to make its object. The functions here
-put candidates in order, ask them, and give back the choice with a trace that has one
-:class:`Verdict` for each candidate. What a candidate raises is the reason of its rejection, so a
-broken vendor package never breaks anybody else's device.
+An exception that a candidate raises is the reason for its rejection, so a broken vendor package
+never affects another device. The values are named tuples, which take a third of a dataclass's
+time to create: every process that asks for its accelerator imports this module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from accelerator.errors import AcceleratorSelectionError, describe
 from accelerator.structure import structural_faults
+from accelerator.vendors import import_vendor
 
 if TYPE_CHECKING:
     from accelerator.abstract_accelerator import DeepSpeedAccelerator
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """An accelerator that could be chosen.
-
-    Attributes:
-        name: what the override calls it; several candidates may be ways to one name.
-        label: what the trace calls it.
-        priority: higher is asked earlier.
-        probe: why the device cannot be used here, or None when it can; may raise.
-        create: makes the accelerator object; may raise.
-        needs: the full sentence for a person who asked for this one by name, from the reason.
-        objection: why detection should not take it although it works; not asked in an override.
-        without_device: whether an override takes it without probing.
-        fault: why it can never be chosen, whatever the devices; told also when another is taken.
-    """
+class Candidate(NamedTuple):
+    """An accelerator that could be chosen."""
 
     name: str
+    """What the override calls it; several candidates may share a name."""
     label: str
+    """What the trace calls it."""
     priority: int
-    probe: Callable[[], str | None]
-    create: Callable[[], DeepSpeedAccelerator]
-    needs: Callable[[str], str] = str
-    objection: Callable[[], str | None] | None = None
+    """Higher is asked earlier."""
+    load: Callable[[], Any]
+    """Returns the accelerator's class; may raise."""
+    vendor_package: str | None = None
+    """Imported before the class when a device is asked for; absent on most machines."""
+    requirement: str = ""
+    """Beginning of the error where it was named and cannot be used; empty: ask ``missing_message()`` of the class."""
+    probe: str = "probe"
+    """The class's method that returns why the device cannot be used here, or None; empty: ask ``is_available()``."""
     without_device: bool = False
+    """Whether an override takes it without probing."""
+    objection: Callable[[], str | None] | None = None
+    """Why detection should ignore it although it works; not asked in an override."""
     fault: str | None = None
+    """Why it can never be chosen; part of every trace."""
 
 
-@dataclass(frozen=True)
-class Accepted:
-    """The candidate was chosen."""
-
-    accelerator: DeepSpeedAccelerator
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """The candidate was not chosen, and why; ``missing_package`` is what it failed to import."""
-
-    reason: str
-    missing_package: str | None = None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One line of the trace."""
+class Verdict(NamedTuple):
+    """One line of the trace; ``reason`` is why the candidate was rejected, None for the chosen one."""
 
     name: str
     label: str
-    outcome: Accepted | Rejected
+    reason: str | None
 
 
-@dataclass(frozen=True)
-class Chosen:
+class Chosen(NamedTuple):
     """One accelerator was chosen; ``requested`` is the override's name, None when it was detected."""
 
     name: str
@@ -80,104 +60,95 @@ class Chosen:
     trace: tuple[Verdict, ...]
 
 
-@dataclass(frozen=True)
-class Refused:
-    """No accelerator can be had, as ``error`` explains."""
+class Refused(NamedTuple):
+    """No accelerator can be used, as ``error`` explains."""
 
     error: AcceleratorSelectionError
     trace: tuple[Verdict, ...]
 
 
-def detect(candidates: Iterable[Candidate]) -> Chosen | Refused:
-    """The first candidate, by falling priority, that works; those after it are not asked.
+def select(candidates: Iterable[Candidate], name: str | None = None) -> Chosen | Refused:
+    """The first candidate that works; those after it are not asked.
 
-    Candidates of equal priority are asked in the given order.
+    Args:
+        candidates: without ``name`` they are asked by falling priority, equal ones in the given order.
+        name: the override; only candidates of that name are asked, in the given order.
     """
+    candidates = list(candidates)
+    if name is None:
+        candidates.sort(key=lambda candidate: -candidate.priority)
     trace: list[Verdict] = []
-    chosen: Verdict | None = None
-    for candidate in sorted(candidates, key=lambda candidate: -candidate.priority):
-        if chosen is None or candidate.fault is not None:
-            verdict = Verdict(candidate.name, candidate.label, _ask(candidate, named=False))
-            if isinstance(verdict.outcome, Accepted):
-                chosen = verdict
-        else:
-            verdict = Verdict(candidate.name, candidate.label, Rejected(f"not asked: {chosen.label} comes first"))
-        trace.append(verdict)
-    complaint = "No accelerator can be used, not even the CPU:" + _listing(trace)
-    return _conclude(chosen, None, trace, complaint, "Check the installation of torch.")
-
-
-def select_named(name: str, candidates: Iterable[Candidate]) -> Chosen | Refused:
-    """The accelerator that an override names: the first candidate of that name that works."""
-    trace: list[Verdict] = []
-    chosen: Verdict | None = None
-    refused: list[tuple[Candidate, Rejected]] = []
-    allowed: dict[str, None] = {}  # a set that keeps its order
+    rejected: list[tuple[Candidate, str]] = []  # those that were asked
+    chosen: Candidate | None = None
+    accelerator: Any = None
     for candidate in candidates:
-        allowed[candidate.name] = None
-        if candidate.fault is None and (candidate.name != name or chosen is not None):
-            verdict = Verdict(candidate.name, candidate.label, Rejected(f"not asked: the environment names {name!r}"))
+        if candidate.fault is None and name not in (None, candidate.name):
+            reason: str | None = f"not asked: the environment names {name!r}"
+        elif candidate.fault is None and chosen is not None:
+            reason = f"not asked: {chosen.label} comes first"
         else:
-            verdict = Verdict(candidate.name, candidate.label, _ask(candidate, named=True))
-            if isinstance(verdict.outcome, Accepted):
-                chosen = verdict
-            elif candidate.name == name:
-                refused.append((candidate, verdict.outcome))
-        trace.append(verdict)
-    complaint = f"Unknown accelerator {name!r}; allowed are {', '.join(allowed)}."
-    if len(refused) == 1:
-        complaint = _needs(refused[0][0], refused[0][1].reason)
-    elif refused:
-        complaint = _needs(
-            refused[0][0], "; ".join(f"{candidate.label}: {outcome.reason}" for candidate, outcome in refused)
-        )
-    missing = [outcome.missing_package for _, outcome in refused]
-    remedy = "set ACCEL_ACCELERATOR to another name, or unset ACCEL_ACCELERATOR and DS_ACCELERATOR to detect one."
-    if any(missing):  # of several ways, one may lack something else than a package
-        remedy = (
-            f"install {' or '.join(dict.fromkeys(map(str, missing))) if all(missing) else 'one of these'}, {remedy}"
-        )
-    remedy = remedy[0].upper() + remedy[1:]
-    return _conclude(chosen, name, trace, complaint, remedy)
+            reason, found = _ask(candidate, is_named=name is not None)
+            if reason is None:
+                chosen, accelerator = candidate, found
+            elif name in (None, candidate.name):
+                rejected.append((candidate, reason))
+        trace.append(Verdict(candidate.name, candidate.label, reason))
+    if chosen is not None:
+        return Chosen(chosen.name, accelerator, name, tuple(trace))
+    return Refused(_refusal(name, candidates, rejected), tuple(trace))
 
 
-def _needs(candidate: Candidate, reason: str) -> str:
-    try:
-        return candidate.needs(reason)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # where torch is broken, so is the class that has the sentence
-        return f"Accelerator {candidate.name!r} cannot be used: {reason}."
-
-
-def _ask(candidate: Candidate, *, named: bool) -> Accepted | Rejected:
+def _ask(candidate: Candidate, *, is_named: bool) -> tuple[str | None, Any]:
+    """Why the candidate is rejected, and its accelerator; one of the two is None."""
     if candidate.fault is not None:
-        return Rejected(candidate.fault)
+        return candidate.fault, None
     try:
-        reason = None if named and candidate.without_device else candidate.probe()
-        if reason is None and not named and candidate.objection is not None:
+        if candidate.vendor_package is not None:
+            import_vendor(candidate.vendor_package)
+        accelerator_class = candidate.load()
+        reason = None if is_named and candidate.without_device else _probe(accelerator_class, candidate.probe)
+        if reason is None and not is_named and candidate.objection is not None:
             reason = candidate.objection()
         if reason is not None:
-            told = isinstance(reason, str) and reason.strip()
-            return Rejected(reason if told else f"probe() must return None or a reason (str), found {reason!r}")
-        accelerator = candidate.create()
+            is_text = isinstance(reason, str) and reason.strip()
+            return reason if is_text else f"probe() must return None or a reason (str), found {reason!r}", None
+        accelerator = accelerator_class()
         faults = structural_faults(accelerator)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a vendor's import may raise anything, SystemExit included
-        return Rejected(describe(error), error.name if isinstance(error, ModuleNotFoundError) else None)
-    return Rejected("not an accelerator: " + "; ".join(faults)) if faults else Accepted(accelerator)
+        return ("not an accelerator: " + "; ".join(faults), None) if faults else (None, accelerator)
+    except (Exception, SystemExit) as error:
+        return describe(error), None
 
 
-def _conclude(
-    chosen: Verdict | None, requested: str | None, trace: list[Verdict], complaint: str, remedy: str
-) -> Chosen | Refused:
-    if chosen is not None and isinstance(chosen.outcome, Accepted):
-        return Chosen(chosen.name, chosen.outcome.accelerator, requested, tuple(trace))
-    return Refused(AcceleratorSelectionError(complaint, remedy), tuple(trace))
+def _probe(accelerator_class: Any, method: str) -> str | None:
+    """The class's own answer; without such a method, whether an object of it is available."""
+    probe: Callable[[], str | None] | None = getattr(accelerator_class, method, None)
+    if probe is not None:
+        return probe()
+    return None if accelerator_class().is_available() else "no device is available: is_available() is False"
 
 
-def _listing(trace: Iterable[Verdict]) -> str:
-    return "".join(
-        f"\n  {verdict.label}: {verdict.outcome.reason}" for verdict in trace if isinstance(verdict.outcome, Rejected)
-    )
+def _refusal(
+    name: str | None, candidates: list[Candidate], rejected: list[tuple[Candidate, str]]
+) -> AcceleratorSelectionError:
+    if name is None:
+        reasons = "".join(f"\n  {candidate.label}: {reason}" for candidate, reason in rejected)
+        return AcceleratorSelectionError(
+            f"No accelerator can be used, not even the CPU:{reasons}", "Check the installation of torch."
+        )
+    other = "set ACCEL_ACCELERATOR to another name, or unset ACCEL_ACCELERATOR and DS_ACCELERATOR to detect one."
+    if not rejected:
+        allowed = ", ".join(dict.fromkeys(candidate.name for candidate in candidates))
+        return AcceleratorSelectionError(f"Unknown accelerator {name!r}; allowed are {allowed}.", f"S{other[1:]}")
+    reason = rejected[0][1]
+    if len(rejected) > 1:
+        reason = "; ".join(f"{candidate.label}: {reason}" for candidate, reason in rejected)
+    return AcceleratorSelectionError(_unusable(rejected[0][0], reason), f"Install what is missing, {other}")
+
+
+def _unusable(candidate: Candidate, reason: str) -> str:
+    if not candidate.requirement:
+        try:
+            return str(candidate.load().missing_message(reason))
+        except (Exception, SystemExit):  # where torch is broken, so is the class that has the sentence
+            pass
+    return f"{candidate.requirement or f'Accelerator {candidate.name!r} cannot be used'} ({reason})."

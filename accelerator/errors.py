@@ -1,4 +1,4 @@
-"""The errors of choosing an accelerator, members of the family in :mod:`op_builder.errors`."""
+"""The errors of choosing and using an accelerator; all derive from :class:`op_builder.errors.AccelError`."""
 
 from __future__ import annotations
 
@@ -6,23 +6,19 @@ from op_builder.errors import AccelError
 
 
 class AcceleratorSelectionError(AccelError, ValueError):
-    """The requested accelerator cannot be had: an unknown name, or its package or device is missing."""
+    """The requested accelerator cannot be used: the name is unknown, or its package or device is missing."""
 
 
 class AcceleratorUnavailableError(AcceleratorSelectionError):
-    """An accelerator class was asked for an object without the package it needs."""
-
-
-class BrokenPackageError(AccelError, ImportError):
-    """A vendor's package is there, and importing it failed; the message is what it raised."""
+    """An accelerator class was constructed without the package or the device that it needs."""
 
 
 class InvalidAcceleratorError(AccelError, TypeError):
-    """The object given to ``set_accelerator`` is no accelerator; the message lists what is wrong."""
+    """The object given to ``set_accelerator`` is not an accelerator; the message lists what is wrong."""
 
 
 class UnsupportedFeatureError(AccelError, NotImplementedError):
-    """The device, or the installed version of its package, lacks what was asked for."""
+    """The device, or the installed version of its package, lacks the feature."""
 
 
 class UnsupportedBackendError(AccelError, ValueError):
@@ -30,16 +26,14 @@ class UnsupportedBackendError(AccelError, ValueError):
 
 
 class DeviceIndexError(AccelError, IndexError):
-    """There is no device of that index."""
+    """No device has that index."""
 
 
 class EventNotRecordedError(AccelError, RuntimeError):
-    """A time was asked of an event that was never recorded."""
+    """``elapsed_time()`` was called on an event that was never recorded."""
 
 
 def describe(error: BaseException) -> str:
     """An exception in one line."""
-    if isinstance(error, BrokenPackageError):
-        return error.message
     text = str(error).strip().partition("\n")[0].rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

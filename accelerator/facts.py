@@ -19,10 +19,10 @@ _NEEDS_DEVICE = {"hardware", "current_device", "total_memory_bytes", "available_
 def accelerator_facts(accelerator: DeepSpeedAccelerator) -> dict[str, Fact]:
     """The facts of one accelerator under stable keys, ready for JSON; sizes are bytes.
 
-    A fact that cannot be told is left out of the answer and named, with the reason, under
-    ``unavailable``: those of the device itself where there is none, and what raises.
+    A fact that cannot be had is left out and named, with the reason, under ``unavailable``: those
+    of the device itself where there is none, and what raises.
     """
-    questions: dict[str, Callable[[], Fact]] = {
+    getters: dict[str, Callable[[], Fact]] = {
         "class": lambda: f"{type(accelerator).__module__}.{type(accelerator).__qualname__}",
         "device_name": accelerator.device_name,
         "is_available": accelerator.is_available,
@@ -40,17 +40,17 @@ def accelerator_facts(accelerator: DeepSpeedAccelerator) -> dict[str, Fact]:
         "visible_devices": lambda: _values(accelerator.visible_devices_envs()),
         "export_envs": accelerator.export_envs,
         "op_builder_dir": accelerator.op_builder_dir,
-        **dict(getattr(accelerator, "extra_facts", ())),
+        **getattr(accelerator, "extra_facts", dict)(),
     }
     facts: dict[str, Fact] = {}
     unavailable: dict[str, str | None] = {}
-    for key, question in questions.items():
+    for key, get in getters.items():
         if key in _NEEDS_DEVICE and not facts.get("is_available"):
             unavailable[key] = "there is no device"
             continue
         try:
-            facts[key] = question()
-        except Exception as error:  # a report must come out whatever the device says
+            facts[key] = get()
+        except Exception as error:  # a report must come out whatever the device does
             unavailable[key] = describe(error)
     return {**facts, "unavailable": unavailable}
 

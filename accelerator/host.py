@@ -1,36 +1,24 @@
-"""What the host has: NUMA nodes that can compute, and what this process holds in memory."""
+"""What the host has: NUMA nodes that can compute, memory, and what this process holds of it."""
 
 from __future__ import annotations
 
 import os
 
-from op_builder.system.cgroups import HostFiles, allowed_cores
-from op_builder.system.cgroups import read_text as _read
+from op_builder.system import cgroups
+from op_builder.system.cgroups import HostFiles
 from op_builder.system.numa import numa_nodes
 
 
-def numa_node_count(files: HostFiles) -> int:
-    """Number of NUMA nodes with cores that this process's cpuset leaves to it, at least 1.
+class Host:
+    """The host as the kernel's files show it; sizes are bytes.
 
-    A node without cores is memory only (HBM in flat mode, CXL) and does not count. Nodes that
-    share one set of cores are one piece of hardware (the kernel's fake NUMA) and count once.
-    The cpuset is asked, not the affinity: a rank that was bound to one node still has siblings.
-    """
-    allowed = allowed_cores(files)
-    core_sets = {cores for cores in numa_nodes(files).values() if cores and (allowed is None or cores & allowed)}
-    return max(1, len(core_sets))
-
-
-class ResidentMemory:
-    """The resident set size (RSS) of this process and its peak, in bytes.
-
-    The peak is the kernel's high-water mark, which also sees what happened between two questions.
-    Where the kernel keeps none, or does not let this process restart it, the peak is the largest
-    value seen here.
+    The peak of the resident set size (RSS) is the kernel's high-water mark, which also sees what
+    happened between two calls. Where the kernel keeps none, or does not let this process restart
+    it, the peak is the largest value seen here.
     """
 
-    def __init__(self, files: HostFiles) -> None:
-        self._self = files.procfs / "self"
+    def __init__(self, files: HostFiles | None = None) -> None:
+        self._files = HostFiles() if files is None else files
         self._start_over()
 
     def _start_over(self) -> None:
@@ -38,8 +26,26 @@ class ResidentMemory:
         self._kernel_mark_counts = True
         self._largest_seen = 0
 
-    def current(self) -> int:
-        """RSS now."""
+    def numa_node_count(self) -> int:
+        """Number of NUMA nodes with cores that this process's cpuset leaves to it, at least 1.
+
+        A node without cores is memory only (HBM in flat mode, CXL) and does not count. Nodes that
+        share one set of cores are one piece of hardware (the kernel's fake NUMA) and count once.
+        The cpuset is asked, not the affinity: a rank that was bound to one node still has siblings.
+        """
+        allowed, nodes = cgroups.allowed_cores(self._files), numa_nodes(self._files).values()
+        return max(1, len({cores for cores in nodes if cores and (allowed is None or cores & allowed)}))
+
+    def total_memory(self) -> int:
+        """The machine's memory, or what the cgroup allows."""
+        return cgroups.total_memory_bytes(self._files)
+
+    def available_memory(self) -> int:
+        """What of that nobody uses."""
+        return cgroups.available_memory_bytes(self._files)
+
+    def rss(self) -> int:
+        """RSS of this process now."""
         if self._process_id != os.getpid():  # in a forked child: the peak is the parent's
             self._start_over()
         import psutil  # not at the top: it takes longer to import than the rest of a warm load
@@ -48,30 +54,23 @@ class ResidentMemory:
         self._largest_seen = max(self._largest_seen, rss)
         return rss
 
-    def peak(self) -> int:
-        """Largest RSS since the process began, or since :meth:`reset`."""
-        self.current()
+    def peak_rss(self) -> int:
+        """Largest RSS since the process began, or since :meth:`reset_peak_rss`."""
+        self.rss()
         if self._kernel_mark_counts:
-            self._largest_seen = max(self._largest_seen, self._kernel_mark())
+            for line in (cgroups.read_text(self._files.procfs / "self" / "status") or "").splitlines():
+                if line.startswith("VmHWM:"):
+                    self._largest_seen = max(self._largest_seen, int(line.split()[1]) * 1024)
         return self._largest_seen
 
-    def reset(self) -> None:
+    def reset_peak_rss(self) -> None:
         """Start the peak anew from the present RSS."""
         self._start_over()
-        self._kernel_mark_counts = self._restart_kernel_mark()
-        self.current()
-
-    def _kernel_mark(self) -> int:
-        for line in (_read(self._self / "status") or "").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        return 0
-
-    def _restart_kernel_mark(self) -> bool:
         try:
-            descriptor = os.open(self._self / "clear_refs", os.O_WRONLY)  # open() would make the file
+            # open() would create the file.
+            descriptor = os.open(self._files.procfs / "self" / "clear_refs", os.O_WRONLY)
             with open(descriptor, "wb", buffering=0) as file:
                 file.write(b"5")  # 5: only the high-water mark, see proc_pid_clear_refs(5)
         except OSError:
-            return False
-        return True
+            self._kernel_mark_counts = False
+        self.rss()

@@ -1,10 +1,10 @@
 """Streams, events and graphs of a device that has none: each call has finished when it returns.
 
 All of them take the arguments of their CUDA namesakes and work as context managers, so code with
-streams in it runs unchanged. Events tell the true host time.
+streams in it runs unchanged. Events measure the host's time.
 """
 
-# ruff: noqa: ARG002 - the contract's signatures hold arguments that this device has no use for
+# ruff: noqa: ARG002 - the contract's signatures have arguments that this device has no use for
 
 from __future__ import annotations
 
@@ -15,15 +15,24 @@ from typing import Any, ClassVar
 from accelerator.errors import EventNotRecordedError
 
 
-class _Context:
+class _Finished:
+    """What streams, events and graphs share: all work is done, and a ``with`` block does nothing."""
+
     def __enter__(self) -> Any:
         return self
 
     def __exit__(self, *exception: object) -> None:
         return None
 
+    def query(self) -> bool:
+        """Whether the work is done; always True."""
+        return True
 
-class HostEvent(_Context):
+    def synchronize(self) -> None:
+        """Return at once."""
+
+
+class HostEvent(_Finished):
     """A point in host time."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
@@ -33,15 +42,8 @@ class HostEvent(_Context):
         """Remember the present time."""
         self._recorded_ns = time.perf_counter_ns()
 
-    def query(self) -> bool:
-        """Whether the work before the event is done; always True."""
-        return True
-
     def wait(self, stream: object = None) -> None:
-        """Return at once: what came before is done."""
-
-    def synchronize(self) -> None:
-        """Return at once: what came before is done."""
+        """Return at once."""
 
     def elapsed_time(self, end_event: HostEvent) -> float:
         """Milliseconds from this event to ``end_event``.
@@ -56,7 +58,7 @@ class HostEvent(_Context):
         return (end_event._recorded_ns - self._recorded_ns) / 1e6
 
 
-class HostStream(_Context):
+class HostStream(_Finished):
     """A queue whose work is always done. There is one, so all objects of a class are equal."""
 
     def __init__(self, device: object = None, priority: int = 0) -> None:
@@ -74,13 +76,6 @@ class HostStream(_Context):
         recorded.record(self)
         return recorded
 
-    def query(self) -> bool:
-        """Whether all work is done; always True."""
-        return True
-
-    def synchronize(self) -> None:
-        """Return at once."""
-
     def wait_event(self, event: Any) -> None:
         """Return at once."""
 
@@ -88,7 +83,7 @@ class HostStream(_Context):
         """Return at once."""
 
 
-class HostGraph(_Context):
+class HostGraph(_Finished):
     """A graph that keeps nothing: captured work runs at once, replaying does nothing."""
 
     def replay(self) -> None:
@@ -98,11 +93,11 @@ class HostGraph(_Context):
         """Do nothing."""
 
     def pool(self) -> None:
-        """No memory is shared: None, which captures take for a pool of their own."""
+        """None, which a capture takes for a pool of its own: graphs share no memory."""
 
 
 class HostStreams:
-    """The stream members of an accelerator that has one queue; graphs are in :class:`HostGraphs`."""
+    """The stream members of an accelerator that has one queue."""
 
     only_stream: ClassVar[HostStream] = HostStream()
 
@@ -122,16 +117,3 @@ class HostStreams:
 
     def default_stream(self, device_index: int | None = None) -> Any:
         return self.only_stream
-
-
-class HostGraphs:
-    """The graph members of an accelerator whose graphs record nothing."""
-
-    def create_graph(self) -> Any:
-        return HostGraph()
-
-    def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> AbstractContextManager[Any]:
-        return nullcontext(graph)
-
-    def replay_graph(self, graph: Any) -> None:
-        return None

@@ -1,6 +1,6 @@
 """Intel Gaudi (Habana)."""
 
-# ruff: noqa: ARG002 - the contract's signatures hold arguments that this device has no use for
+# ruff: noqa: ARG002 - the contract's signatures have arguments that this device has no use for
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class HPU_Accelerator(TorchAccelerator):
         return True
 
     def synchronize(self, device_index: int | None = None) -> None:
-        self._module.synchronize()  # knows no device but the process's own
+        self._module.synchronize()  # it takes no index: a process has one device
 
     def default_generator(self, device_index: int) -> torch.Generator:
-        return self._module.random.default_generators[device_index]  # the module itself has no name for them
+        return self._module.random.default_generators[device_index]  # the module itself does not have them
 
     def empty_cache(self) -> None:
         getattr(self._module, "empty_cache", lambda: None)()  # the device's memory is held as a whole

@@ -1,6 +1,6 @@
 """The GPU of Apple machines."""
 
-# ruff: noqa: ARG002 - the contract's signatures hold arguments that this device has no use for
+# ruff: noqa: ARG002 - the contract's signatures have arguments that this device has no use for
 # mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class MPSStream(HostStream):
-    """The one queue of the device, which works on while the host goes on."""
+    """The device's one queue, which works asynchronously."""
 
     def record_event(self, event: Any = None) -> Any:
         recorded = torch.mps.Event() if event is None else event
@@ -88,14 +88,11 @@ class MPS_Accelerator(HostStreams, TorchAccelerator):
     def memory_allocated(self, device_index: int | None = None) -> int:
         return torch.mps.current_allocated_memory()
 
-    def max_memory_allocated(self, device_index: int | None = None) -> int:
-        return torch.mps.current_allocated_memory()
-
     def memory_reserved(self, device_index: int | None = None) -> int:
         return torch.mps.driver_allocated_memory()
 
-    def max_memory_reserved(self, device_index: int | None = None) -> int:
-        return torch.mps.driver_allocated_memory()
+    max_memory_allocated = memory_allocated
+    max_memory_reserved = memory_reserved
 
     def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
         """Does nothing: there are no peaks."""

@@ -1,7 +1,7 @@
 """Free memory of a CUDA device from NVML, which needs no CUDA context and sees all processes.
 
 The package ``pynvml`` (distribution ``nvidia-ml-py``) is optional. NVML counts all devices of the
-machine in the order of the PCI bus, CUDA those that ``CUDA_VISIBLE_DEVICES`` leaves, the fastest first
+machine in the order of the PCI bus, CUDA those in ``CUDA_VISIBLE_DEVICES``, the fastest first
 unless ``CUDA_DEVICE_ORDER`` says otherwise, so an index has to be translated.
 """
 
@@ -37,9 +37,9 @@ def visible_device(visible: str | None, index: int) -> int | str:
 
 
 def free_memory_bytes(visible: str | None, order: str | None, index: int) -> int | None:
-    """Free bytes of the device that CUDA calls ``index``, or None where NVML cannot tell.
+    """Free bytes of the device that CUDA calls ``index``, or None where NVML does not know.
 
-    It cannot without ``pynvml`` or a driver, on ROCm, for the slice that CUDA picks by itself on a
+    It does not without ``pynvml`` or a driver, on ROCm, for the slice that CUDA picks by itself on a
     device in MIG mode, and by number where CUDA's order may be another.
 
     Args:
@@ -50,37 +50,30 @@ def free_memory_bytes(visible: str | None, order: str | None, index: int) -> int
         nvml: Any = import_vendor("pynvml")
         nvml.nvmlInit()
         device = visible_device(visible, index)
-        if isinstance(device, int) and order != "PCI_BUS_ID" and _models(nvml) > 1:
-            return None
-        handle = _handle(nvml, device)
-        if not str(device).startswith("MIG-") and _in_mig_mode(nvml, handle):
-            return None
+        if isinstance(device, str) and device.startswith("MIG-"):
+            handle = nvml.nvmlDeviceGetHandleByUUID(device)
+        else:
+            handles = [nvml.nvmlDeviceGetHandleByIndex(each) for each in range(nvml.nvmlDeviceGetCount())]
+            if isinstance(device, str):
+                handle = next(each for each in handles if _uuid(nvml, each).startswith(device))
+            elif order == "PCI_BUS_ID" or len({nvml.nvmlDeviceGetName(each) for each in handles}) == 1:
+                handle = handles[device]  # devices of one kind are equally fast, so CUDA keeps the bus's order
+            else:
+                return None
+            if _is_in_mig_mode(nvml, handle):
+                return None
         return int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
-    except Exception:  # NVML's errors and a broken package alike: the caller has torch to ask
+    except (Exception, SystemExit):  # NVML's errors and a broken package alike: the caller has torch to ask
         return None
 
 
-def _models(nvml: Any) -> int:
-    """How many kinds of devices the machine has; those of one kind are equally fast, and in the order of the bus."""
-    return len({nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(nvml.nvmlDeviceGetCount())})
+def _uuid(nvml: Any, handle: Any) -> str:
+    uuid = nvml.nvmlDeviceGetUUID(handle)
+    return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
 
 
-def _handle(nvml: Any, device: int | str) -> Any:
-    if isinstance(device, int):
-        return nvml.nvmlDeviceGetHandleByIndex(device)
-    if device.startswith("MIG-"):
-        return nvml.nvmlDeviceGetHandleByUUID(device)
-    for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        uuid = nvml.nvmlDeviceGetUUID(handle)
-        if (uuid.decode() if isinstance(uuid, bytes) else uuid).startswith(device):
-            return handle
-    raise LookupError(device)
-
-
-def _in_mig_mode(nvml: Any, handle: Any) -> bool:
+def _is_in_mig_mode(nvml: Any, handle: Any) -> bool:
     try:
-        current, _pending = nvml.nvmlDeviceGetMigMode(handle)
-    except Exception:  # a device that knows no MIG says so with an error
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
+    except Exception:  # what a device without MIG raises
         return False
-    return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)

@@ -8,7 +8,10 @@ import threading
 from typing import TYPE_CHECKING
 
 from accelerator.catalog import SUPPORTED_ACCELERATOR_LIST
+from accelerator.detection import Refused
 from accelerator.errors import AcceleratorSelectionError, InvalidAcceleratorError
+from accelerator.selection import choose
+from accelerator.structure import structural_faults
 
 if TYPE_CHECKING:
     from accelerator.abstract_accelerator import DeepSpeedAccelerator
@@ -20,10 +23,9 @@ __all__ = [
     "set_accelerator",
 ]
 
-# A log record rather than a Python warning: having no accelerator is a fact about the machine, not
-# a fault of the calling code, must not turn into an exception under "-W error", and belongs where
-# the application's log goes. Without any logging set up, Python itself writes it to stderr; that
-# is why this package installs no handler, not even a NullHandler.
+# A log record rather than a Python warning: that there is no accelerator is a fact about the machine, not
+# a fault of the calling code, and must not turn into an exception under "-W error". Without any logging set
+# up, Python itself writes it to stderr; that is why this package installs no handler, not even a NullHandler.
 _logger = logging.getLogger("accelerator")
 
 _current: DeepSpeedAccelerator | None = None
@@ -62,12 +64,9 @@ def _choose_once() -> DeepSpeedAccelerator:
             return _current
         if _is_choosing:
             raise AcceleratorSelectionError(
-                "get_accelerator() was called by a package that it is just asking for its device.",
+                "get_accelerator() was called by a package that is being asked for its device.",
                 "Call get_accelerator() inside functions of that package, not while it is imported.",
             )
-        from accelerator.detection import Refused
-        from accelerator.selection import choose
-
         _is_choosing = True
         try:
             selection = choose()
@@ -95,13 +94,11 @@ def set_accelerator(accelerator: DeepSpeedAccelerator) -> DeepSpeedAccelerator:
         InvalidAcceleratorError: (a TypeError) members are missing or of the wrong kind; the message
             names them, the first few if they are many, and the former accelerator stays.
     """
-    from accelerator.structure import structural_faults
-
     global _current
     faults = structural_faults(accelerator)
     if faults:
         raise InvalidAcceleratorError(
-            "set_accelerator() wants an object such as CPU_Accelerator(); "
+            "set_accelerator() takes an object such as CPU_Accelerator(); "
             f"it got {type(accelerator).__name__}, which is not an accelerator: {'; '.join(faults)}.",
             "Pass an object of a subclass of accelerator.abstract_accelerator.DeepSpeedAccelerator.",
         )
@@ -118,6 +115,6 @@ def is_current_accelerator_supported() -> bool:
     accelerator = get_accelerator()
     if accelerator.device_name().partition(":")[0] in SUPPORTED_ACCELERATOR_LIST:
         return True
-    from accelerator.plugins import is_registered
+    from accelerator.plugins import is_registered  # not at the top: few processes need plug-ins
 
     return is_registered(type(accelerator))

@@ -8,42 +8,35 @@ import platform
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from accelerator.detection import Chosen, Refused, Rejected, Verdict
+from accelerator.detection import Chosen, Refused
 from accelerator.facts import Fact, accelerator_facts
 from accelerator.selection import choose
 from accelerator.vendors import standard_output_kept
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-_EPILOG = "Exit status: 0, or 2 when no accelerator can be had (say, a wrong ACCEL_ACCELERATOR)."
+_EPILOG = "Exit status: 0, or 2 when no accelerator can be used (say, a wrong ACCEL_ACCELERATOR)."
 
 
 def report(selection: Chosen | Refused) -> dict[str, Any]:
     """The report as data for JSON: ``accelerator`` (None when refused), ``error``, ``trace``, ``versions``."""
+    accelerator: dict[str, Any] | None = None
+    if isinstance(selection, Chosen):
+        names = {"name": selection.name, "requested": selection.requested}
+        accelerator = {**names, **accelerator_facts(selection.accelerator)}
     return {
-        "accelerator": {
-            "name": selection.name,
-            "requested": selection.requested,
-            **accelerator_facts(selection.accelerator),
-        }
-        if isinstance(selection, Chosen)
-        else None,
+        "accelerator": accelerator,
         "error": str(selection.error) if isinstance(selection, Refused) else None,
-        "trace": [_trace_entry(verdict) for verdict in selection.trace],
+        "trace": [
+            {"name": name, "label": label, "accepted": reason is None, "reason": reason}
+            for name, label, reason in selection.trace
+        ],
         "versions": {
             "accel-ops": _version("accel-ops"),
             "torch": _version("torch"),
             "python": platform.python_version(),
         },
     }
-
-
-def _trace_entry(verdict: Verdict) -> dict[str, str | bool | None]:
-    reason = verdict.outcome.reason if isinstance(verdict.outcome, Rejected) else None
-    return {"name": verdict.name, "label": verdict.label, "accepted": reason is None, "reason": reason}
 
 
 def _version(distribution: str) -> str | None:
@@ -74,45 +67,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _print_tables(data: dict[str, Any]) -> None:
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
+    def table(title: str) -> Table:
+        return Table(title=title, title_justify="left", title_style="bold", show_header=False)
+
     console = Console()
-    if data["accelerator"] is not None:
-        console.print(_facts_table(data))
+    accelerator: dict[str, Any] | None = data["accelerator"]
+    if accelerator is not None:
+        requested = accelerator["requested"]
+        why = "detected" if requested is None else f"the environment names {requested!r}"
+        facts = table(f"Accelerator: {accelerator['name']} ({why})")
+        values = {key: _text(key, value) for key, value in accelerator.items()}
+        values |= {key: f"unavailable: {reason}" for key, reason in accelerator["unavailable"].items()}
+        values |= {name: number or "not installed as a distribution" for name, number in data["versions"].items()}
+        for key, value in values.items():
+            if key not in ("name", "requested", "unavailable"):
+                facts.add_row(Text(key.removesuffix("_bytes").removeprefix("is_").replace("_", " ")), Text(value))
+        console.print(facts)
     if data["trace"]:
-        trace = _table("Detection, in the order asked")
+        trace = table("Detection, in the order asked")
         for entry in data["trace"]:
             verdict = Text("accepted", "green") if entry["accepted"] else Text("rejected", "dim")
             trace.add_row(Text(entry["label"]), verdict, Text(entry["reason"] or ""))
         console.print(trace)
-
-
-def _facts_table(data: dict[str, Any]) -> Table:
-    from rich.text import Text
-
-    accelerator: dict[str, Any] = data["accelerator"]
-    requested = accelerator["requested"]
-    why = "detected" if requested is None else f"the environment names {requested!r}"
-    table = _table(f"Accelerator: {accelerator['name']} ({why})")
-    unavailable = accelerator["unavailable"]
-    for key in (*accelerator, *unavailable):
-        if key in ("name", "requested", "unavailable"):
-            continue
-        value = f"unavailable: {unavailable[key]}" if key in unavailable else _text(key, accelerator[key])
-        table.add_row(Text(_caption(key)), Text(value))
-    for name, number in data["versions"].items():
-        table.add_row(Text(name), Text(number or "not installed as a distribution"))
-    return table
-
-
-def _table(title: str) -> Table:
-    from rich.table import Table
-
-    return Table(title=title, title_justify="left", title_style="bold", show_header=False)
-
-
-def _caption(key: str) -> str:
-    return key.removesuffix("_bytes").removeprefix("is_").replace("_", " ")
 
 
 def _text(key: str, value: Fact) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from accelerator import catalog, plugins
 from accelerator.catalog import SUPPORTED_ACCELERATOR_LIST, built_in_candidates
-from accelerator.detection import Chosen, Refused, detect, select_named
+from accelerator.detection import Candidate, Chosen, Refused, select
 from accelerator.errors import AcceleratorSelectionError
-from accelerator.plugins import plugin_candidates, registered_entry_points
 from op_builder import env as environment
 
 
@@ -28,17 +26,21 @@ def requested_name() -> str | None:
 def builder_package() -> tuple[str, str]:
     """The accelerator that is named or detected, and the package of its op builders.
 
-    For a prebuild, which needs no device: an accelerator that is named is not probed if its class says the package.
+    For a prebuild, which needs no device: an accelerator that is named is not probed if its class declares the package.
 
     Raises:
         AcceleratorSelectionError: the name is unknown, or belongs to a package that cannot be used here.
     """
     name = requested_name()
-    if name is not None:
-        is_built_in = name in SUPPORTED_ACCELERATOR_LIST
-        declared = catalog.declared_package(name) if is_built_in else plugins.declared_package(name)
-        if declared is not None:
-            return name, declared
+    for candidate in _candidates(name):
+        if candidate.name == name:
+            try:
+                declared = getattr(candidate.load(), "builder_package", None)
+            except (Exception, SystemExit):  # choose() has the reason
+                break
+            if isinstance(declared, str):
+                return name, declared
+            break
     choice = choose()
     if isinstance(choice, Refused):
         raise choice.error
@@ -46,15 +48,17 @@ def builder_package() -> tuple[str, str]:
 
 
 def choose() -> Chosen | Refused:
-    """Ask everything anew and choose; touches no state of this package."""
+    """Ask everything anew and choose; changes no state of this package."""
     try:
         name = requested_name()
     except AcceleratorSelectionError as error:
         return Refused(error, ())
-    if name in SUPPORTED_ACCELERATOR_LIST:
-        # No plug-in can have this name, and looking for them takes as long as half a load of an op.
-        return select_named(name, built_in_candidates())
-    entries = registered_entry_points()
-    if name is None:
-        return detect([*built_in_candidates(), *plugin_candidates(entries)])
-    return select_named(name, [*built_in_candidates(), *plugin_candidates(entries, only=name)])
+    return select(_candidates(name), name)
+
+
+def _candidates(name: str | None) -> list[Candidate]:
+    if name in SUPPORTED_ACCELERATOR_LIST:  # no plug-in can have this name
+        return built_in_candidates()
+    from accelerator.plugins import plugin_candidates  # not at the top: searching for plug-ins takes time
+
+    return [*built_in_candidates(), *plugin_candidates(name)]

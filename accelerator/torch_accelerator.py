@@ -41,8 +41,8 @@ def _maker(dtype: torch.dtype) -> cached_property[Callable[..., torch.Tensor]]:
 class TorchAccelerator(DeepSpeedAccelerator):
     """A device that torch has a module for (``torch.cuda``, ``torch.npu`` ...).
 
-    The class attributes are the declaration; :meth:`probe` and :meth:`device_module` are the two
-    questions that detection asks of the class, before there is an object.
+    The class attributes are the declaration. Detection calls the class methods :meth:`probe` and
+    :meth:`device_module` before there is an object.
 
     Raises:
         AcceleratorUnavailableError: (constructor) the package that brings the module is missing
@@ -54,7 +54,7 @@ class TorchAccelerator(DeepSpeedAccelerator):
     vendor_package: ClassVar[str | None] = None
     """Package imported first because it registers the device with torch."""
     requirement: ClassVar[str | None] = None
-    """What a missing device needs, as it completes '<class> requires ...'; None stands for the vendor's package."""
+    """Completes the error '<class> requires ...'; by default the vendor's package."""
     has_index: ClassVar[bool] = True
     """Whether device strings carry an index (``cuda:1``)."""
     communication_backend: ClassVar[str | None]
@@ -71,8 +71,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
     triton_supported: ClassVar[bool] = False
     graph_class: ClassVar[str | None] = None
     """Name of the graph class in the device module, where it has one."""
-    extra_facts: ClassVar[tuple[tuple[str, Callable[[], Any]], ...]] = ()
-    """Facts that ``accelerator.report`` tells beside its own, or instead of those of the same name."""
 
     def __init__(self) -> None:
         self._module = self._required_module()
@@ -83,13 +81,13 @@ class TorchAccelerator(DeepSpeedAccelerator):
     def _required_module(self) -> Any:
         try:
             return self.device_module()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise AcceleratorUnavailableError(
                 self.missing_message(describe(error)),
                 "Install it, or choose another accelerator with ACCEL_ACCELERATOR.",
             ) from error
 
-    # A copy, or the object in another process, asks for the module there: modules cannot be copied.
+    # Modules cannot be copied or pickled: a copy imports its own.
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_module"}
@@ -97,7 +95,7 @@ class TorchAccelerator(DeepSpeedAccelerator):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _module=self._required_module())
 
-    # Asked by detection ---------------------------------------------------------------------
+    # Called by detection --------------------------------------------------------------------
 
     @classmethod
     def device_module(cls) -> ModuleType:
@@ -125,8 +123,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
         """The ``torch.distributed`` backend; a class whose backend depends on the machine overrides this."""
         return cls.communication_backend
 
-    # Identity and synchronisation -----------------------------------------------------------
-
     def is_synchronized_device(self) -> bool:
         return self.synchronized
 
@@ -141,8 +137,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
 
     def supports_nvtx_domain(self) -> bool:
         return False
-
-    # Device ---------------------------------------------------------------------------------
 
     def device_name(self, device_index: int | None = None) -> str:
         if device_index is None or not self.has_index:
@@ -178,7 +172,7 @@ class TorchAccelerator(DeepSpeedAccelerator):
         return None if ask is None else ask(device_index)
 
     def _on_device(self, function: str, device_index: int | None) -> Any:
-        """Call what raises anything but a fitting error, or takes a negative index, where there is no such device."""
+        """Call a function of the device module; an index that no device has is a DeviceIndexError on every device."""
         try:
             if isinstance(device_index, int) and device_index < 0:
                 raise IndexError(device_index)  # to torch.cuda and torch.xpu it is the current device
@@ -192,8 +186,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
                 f"There is no {self.device_type} device{which}; the number of devices is {count}.",
                 f"Use an index from 0 to {count - 1}." if count else "Choose another accelerator.",
             ) from error
-
-    # Random numbers -------------------------------------------------------------------------
 
     def random(self) -> ModuleType:
         return torch.random
@@ -220,8 +212,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
             self._module.init()  # the generators come into being with the device
         return self._module.default_generators[device_index]
 
-    # Streams and events ---------------------------------------------------------------------
-
     @property
     def Stream(self) -> Any:
         return self._module.Stream
@@ -238,8 +228,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
 
     def default_stream(self, device_index: int | None = None) -> Any:
         return self._module.default_stream(device_index)
-
-    # Memory ---------------------------------------------------------------------------------
 
     def empty_cache(self) -> None:
         self._module.empty_cache()
@@ -285,33 +273,25 @@ class TorchAccelerator(DeepSpeedAccelerator):
         ask = getattr(self._module, "memory_snapshot", None)
         return ask(*args, **kwargs) if ask is not None and self.is_available() else []
 
-    # Types ----------------------------------------------------------------------------------
-
     def is_bf16_supported(self) -> bool:
-        return self._says("is_bf16_supported") if self.bf16_supported is None else self.bf16_supported
+        return self._module_is("is_bf16_supported") if self.bf16_supported is None else self.bf16_supported
 
     def is_fp16_supported(self) -> bool:
         return self.fp16_supported
 
     def is_fp8_supported(self) -> bool:
-        return self._says("is_fp8_supported")
+        return self._module_is("is_fp8_supported")
 
-    def _says(self, question: str) -> bool:
-        ask = getattr(self._module, question, None)
+    def _module_is(self, function: str) -> bool:
+        ask = getattr(self._module, function, None)
         return ask is not None and bool(ask())
 
     def supported_dtypes(self) -> list[torch.dtype]:
-        dtypes = [torch.float32]
-        if self.is_fp16_supported():
-            dtypes.append(torch.float16)
-        if self.is_bf16_supported():
-            dtypes.append(torch.bfloat16)
-        return dtypes
+        halves = {torch.float16: self.is_fp16_supported(), torch.bfloat16: self.is_bf16_supported()}
+        return [torch.float32, *(dtype for dtype, is_supported in halves.items() if is_supported)]
 
     def amp(self) -> Any:
         return getattr(self._module, "amp", None)
-
-    # Misc -----------------------------------------------------------------------------------
 
     def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> Any:
         """Does nothing: torch has no named ranges for most devices."""
@@ -330,8 +310,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
     def is_triton_supported(self) -> bool:
         return self.triton_supported
 
-    # Graphs ---------------------------------------------------------------------------------
-
     def create_graph(self) -> Any:
         make = None if self.graph_class is None else getattr(self._module, self.graph_class, None)
         if make is None:
@@ -346,8 +324,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
     def replay_graph(self, graph: Any) -> None:
         graph.replay()
 
-    # Tensors --------------------------------------------------------------------------------
-
     BFloat16Tensor = _maker(torch.bfloat16)
     ByteTensor = _maker(torch.uint8)
     DoubleTensor = _maker(torch.float64)
@@ -358,8 +334,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
 
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == self.device_type
-
-    # Op builders ----------------------------------------------------------------------------
 
     def op_builder_dir(self) -> str:
         return self.builder_package
@@ -382,8 +356,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
 
         return BuildExtension
 
-    # Environment ----------------------------------------------------------------------------
-
     def export_envs(self) -> list[str]:
         return list(self.exported_variables)
 
@@ -404,3 +376,9 @@ class TorchAccelerator(DeepSpeedAccelerator):
                 f"supported are {', '.join(sorted(supported))}."
             )
         self._compile_backend = backend
+
+    # Reports --------------------------------------------------------------------------------
+
+    def extra_facts(self) -> dict[str, Callable[[], Any]]:
+        """Facts for ``accelerator.report`` in addition to its own, or in place of those of the same name."""
+        return {}

@@ -1,7 +1,4 @@
-"""Intel GPUs: through torch's own XPU support, or through IPEX where it is installed.
-
-The external variant, ``xpu.external``, is a class that ``intel_extension_for_deepspeed`` brings.
-"""
+"""Intel GPUs: through torch's own XPU support, or through IPEX where it is installed."""
 
 # mypy: disable-error-code="no-any-return"
 
@@ -10,7 +7,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from packaging.version import Version
 
 from accelerator.errors import UnsupportedFeatureError
 from accelerator.torch_accelerator import TorchAccelerator
@@ -20,7 +16,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _IPEX = "intel_extension_for_pytorch"
-_EXTERNAL = "intel_extension_for_deepspeed"
 
 
 class XPU_Accelerator(TorchAccelerator):
@@ -35,21 +30,21 @@ class XPU_Accelerator(TorchAccelerator):
 
     def __init__(self) -> None:
         super().__init__()
-        self._page_memory: Any = None  # the handle of async_io, from the first pin_memory(align_bytes=0) on
+        self._page_memory: Any = None  # async_io's handle, made by the first pin_memory(align_bytes=0)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_page_memory": None}  # a handle is its process's own
+        return {**super().__getstate__(), "_page_memory": None}  # a handle belongs to its process
 
     @classmethod
     def device_module(cls) -> ModuleType:
-        optional_vendor(_IPEX)  # registers its part with torch.xpu; where it is broken, torch's own may still do
+        optional_vendor(_IPEX)  # extends torch.xpu; where it is broken, torch's own may still work
         if getattr(torch.version, "xpu", None) is None and not torch.xpu.is_available():
             raise ImportError(f"torch {torch.__version__} is built without XPU")
         return torch.xpu
 
     @classmethod
     def probe_ipex(cls) -> str | None:
-        """The same question as :meth:`probe`, for IPEX alone."""
+        """:meth:`probe` for IPEX alone."""
         import_vendor(_IPEX)
         return super().probe()
 
@@ -60,10 +55,14 @@ class XPU_Accelerator(TorchAccelerator):
     def use_host_timers(self) -> bool:
         """True for IPEX before 2.6, whose events carry no time."""
         ipex: Any = optional_vendor(_IPEX)
-        return ipex is not None and Version(ipex.__version__).release < (2, 6)
+        if ipex is None:
+            return False
+        from packaging.version import Version  # not at the top: detection imports this module on every machine
+
+        return Version(ipex.__version__).release < (2, 6)
 
     def default_stream(self, device_index: int | None = None) -> Any:
-        return self.current_stream(device_index)  # torch.xpu has no name for its default stream
+        return self.current_stream(device_index)  # torch.xpu does not expose its default stream
 
     def pin_memory(
         self, tensor: torch.Tensor, align_bytes: int = 1, make_copy: bool = True, match_shape: bool = True
@@ -100,7 +99,7 @@ class XPU_Accelerator(TorchAccelerator):
         return tensor.is_pinned(device=self.current_device_name())
 
     def unpin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself, in whole pages no longer locked where it was in such."""
+        """The tensor itself; whole pages that :meth:`pin_memory` locked are unlocked."""
         if self._page_memory is not None:
             self._page_memory.free_cpu_locked_tensor(tensor)
         return tensor
@@ -109,13 +108,3 @@ class XPU_Accelerator(TorchAccelerator):
         if optional_vendor(_IPEX) is None:
             return super().build_extension()
         return import_vendor(f"{_IPEX}.xpu.cpp_extension").DpcppBuildExtension
-
-
-def external_class() -> Any:
-    """The accelerator class of ``intel_extension_for_deepspeed``; raises whatever its import raises."""
-    return import_vendor(_EXTERNAL).XPU_Accelerator
-
-
-def external_message(reason: str) -> str:
-    """The sentence that says what ``xpu.external`` needs and why it is not met."""
-    return f"XPU_Accelerator external requires {_EXTERNAL} ({reason})."

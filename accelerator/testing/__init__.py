@@ -1,6 +1,6 @@
 """The conformance kit: does an object keep the whole contract of an accelerator?
 
-A vendor proves his device in one test::
+A vendor checks a device in one test::
 
     from accelerator.testing import check_conformance
 
@@ -12,37 +12,46 @@ or in one test per check::
 
     @pytest.mark.parametrize("check", CHECKS, ids=str)
     def test_acme(check: Check) -> None:
-        check.require(AcmeAccelerator())  # raises ConformanceError; skip on NotApplicable if you like
+        check.require(AcmeAccelerator())  # raises ConformanceError; its status may be "not applicable"
 
-``python -m accelerator.conformance NAME`` is its command line. Each check is a function with one
-sentence of what it proves. A check that hangs, hangs; the command line runs them in a process of
-their own and gives up on one after a time.
+``python -m accelerator.conformance NAME`` is its command line. Each check is a method with one
+sentence of what it proves. A check that hangs, hangs; the command line runs the checks in a child
+process and stops it after a time.
 """
 
 from __future__ import annotations
 
-from accelerator.testing.checks import CHECKS
-from accelerator.testing.model import (
-    Ability,
-    Check,
-    CheckResult,
-    ConformanceError,
-    ConformanceReport,
-    Failed,
-    NotApplicable,
-    Passed,
-)
-from accelerator.testing.run import check_conformance
+from collections.abc import Mapping
+from typing import Any
 
-__all__ = [
-    "CHECKS",
-    "Ability",
-    "Check",
-    "CheckResult",
-    "ConformanceError",
-    "ConformanceReport",
-    "Failed",
-    "NotApplicable",
-    "Passed",
-    "check_conformance",
-]
+from accelerator.testing.devices import DeviceChecks, IdentityChecks, RandomNumberChecks
+from accelerator.testing.environment import BuilderChecks, EnvironmentChecks
+from accelerator.testing.memory import MemoryChecks
+from accelerator.testing.model import Ability, Check, CheckResult, ConformanceError, ConformanceReport, require_device
+from accelerator.testing.streams import GraphChecks, StreamChecks
+from accelerator.testing.tensors import NumberTypeChecks, TensorChecks
+
+__all__ = ["CHECKS", "Ability", "Check", "CheckResult", "ConformanceError", "ConformanceReport", "check_conformance"]
+
+_CLASSES = (
+    *(IdentityChecks, DeviceChecks, RandomNumberChecks, StreamChecks, MemoryChecks),
+    *(NumberTypeChecks, TensorChecks, GraphChecks, BuilderChecks, EnvironmentChecks),
+)
+CHECKS: tuple[Check, ...] = tuple(check for checks in _CLASSES for check in checks.collect())
+"""Every check of the kit, in the order in which they run."""
+
+
+def check_conformance(accelerator: Any, lacks: Mapping[Ability, str] | None = None) -> ConformanceReport:
+    """Run every check.
+
+    Args:
+        accelerator: the object under test.
+        lacks: what this set-up lacks, with the reason; checks that need it do not apply. A device
+            should lack nothing; a fake one may.
+
+    Raises:
+        AcceleratorUnavailableError: there is no device.
+    """
+    require_device(accelerator)
+    name = f"{type(accelerator).__module__}.{type(accelerator).__qualname__}"
+    return ConformanceReport(name, tuple(check.run(accelerator, lacks) for check in CHECKS))

@@ -1,114 +1,225 @@
-"""Device strings, indices and records."""
+"""What the accelerator says about itself and its devices, and random numbers."""
 
 from __future__ import annotations
 
 import torch
 
+from accelerator.abstract_accelerator import DeepSpeedAccelerator
 from accelerator.errors import describe
-from accelerator.testing.model import (
-    Subject,
-    UnmetExpectationError,
-    does_not_apply,
-    expect,
-    expect_equal,
-    expect_type,
-)
+from accelerator.structure import structural_faults
+from accelerator.testing.model import Ability, Checks, does_not_apply, expect, expect_equal, expect_type, fail, needs
 
+_SEED = 20_240_611
 _BOUND = "set_device() takes any number and changes nothing: the process is bound elsewhere"
 
 
-def device_count_is_positive(subject: Subject) -> str:
-    """An available accelerator has at least one device."""
-    count = subject.accelerator.device_count()
-    expect_type("device_count()", count, int)
-    expect(count >= 1, "device_count() of at least 1", count)
-    return f"{count}"
+class IdentityChecks(Checks):
+    group = "identity"
+
+    def has_every_member(self) -> None:
+        """All members of the contract exist, methods as methods and properties as properties."""
+        faults = structural_faults(self.accelerator)
+        expect(not faults, "no structural fault", "; ".join(faults))
+
+    def sets_its_names_when_constructed(self) -> None:
+        """The constructor sets _name, _communication_backend_name and _compile_backend, which the methods return."""
+        if not isinstance(self.accelerator, DeepSpeedAccelerator):
+            does_not_apply("the class does not descend from DeepSpeedAccelerator")
+        methods = {
+            "_name": lambda: self.accelerator._name,
+            "_communication_backend_name": self.accelerator.communication_backend_name,
+            "_compile_backend": self.accelerator.get_compile_backend,
+        }
+        for name, method in methods.items():
+            expect(name in vars(self.accelerator), f"the attribute {name} set in __init__", "none")
+            expect_equal(name, getattr(self.accelerator, name), method())
+        expect_type("_name", self.accelerator._name, str)
+
+    def answers_yes_or_no(self) -> None:
+        """Every method that answers yes or no returns a bool, never None."""
+        timing = (
+            "is_synchronized_device",
+            "use_host_timers",
+            "resolves_data_dependency",
+            "handles_memory_backpressure",
+        )
+        for name in (
+            *timing,
+            "supports_nvtx_domain",
+            "is_triton_supported",
+            "prefer_triton_grouped_mm",
+            "is_available",
+        ):
+            expect_type(f"{name}()", getattr(self.accelerator, name)(), bool)
+
+    def synchronized_device_is_consistent(self) -> None:
+        """A synchronized device is timed by the host and needs no ordering and no back-pressure from outside."""
+        if not self.accelerator.is_synchronized_device():
+            does_not_apply("the device works asynchronously")
+        for name in ("use_host_timers", "resolves_data_dependency", "handles_memory_backpressure"):
+            expect_equal(f"{name}()", getattr(self.accelerator, name)(), True)
+
+    def communication_backend_is_known(self) -> str:
+        """communication_backend_name() is None or a backend that torch.distributed knows."""
+        name = self.accelerator.communication_backend_name()
+        if name is None:
+            return "the device has none"
+        expect_type("communication_backend_name()", name, str)
+        if not torch.distributed.is_available():
+            return f"{name}; this torch has no torch.distributed to ask"
+        known = torch.distributed.Backend.backend_list
+        expect(name in known, f"one of {', '.join(known)}", name)
+        return str(name)
+
+    def ranges_open_and_close(self) -> None:
+        """range_push() and range_pop() take a message, a domain and a category, and nest."""
+        self.accelerator.range_push("outer")
+        self.accelerator.range_push("inner", domain="conformance", category="check")
+        self.accelerator.range_pop(domain="conformance")
+        self.accelerator.range_pop()
+
+    def lazy_call_runs_once(self) -> None:
+        """On a device that is initialised, lazy_call() has run its callback, once, when it returns."""
+        self.accelerator.synchronize()  # initialises the device
+        calls: list[int] = []
+        self.accelerator.lazy_call(lambda: calls.append(1))
+        expect_equal("number of calls", len(calls), 1)
 
 
-def device_strings_parse(subject: Subject) -> str:
-    """torch.device parses every device_name(), and device() is the same device."""
-    accelerator = subject.accelerator
-    for index in (None, *subject.indices()):
-        name = accelerator.device_name(index)
-        expect_type(f"device_name({index})", name, str)
-        parsed = torch.device(name)
-        expect_type(f"device({index})", accelerator.device(index), torch.device)
-        expect_equal(f"device({index})", accelerator.device(index), parsed)
-        expect_equal(f"type of device({index})", parsed.type, accelerator.device_name().partition(":")[0])
-        # A device without an index in its string is one device, whatever the number.
-        expect(parsed.index in (None, index), f"the index {index} or none in {name!r}", parsed.index)
-    return str(accelerator.device_name())
+class DeviceChecks(Checks):
+    group = "devices"
+
+    def device_count_is_positive(self) -> str:
+        """An available accelerator has at least one device."""
+        count = self.accelerator.device_count()
+        expect_type("device_count()", count, int)
+        expect(count >= 1, "device_count() of at least 1", count)
+        return f"{count}"
+
+    def device_strings_parse(self) -> str:
+        """torch.device parses every device_name(), and device() is the same device."""
+        for index in (None, *self._indices()):
+            name = self.accelerator.device_name(index)
+            expect_type(f"device_name({index})", name, str)
+            parsed = torch.device(name)
+            expect_type(f"device({index})", self.accelerator.device(index), torch.device)
+            expect_equal(f"device({index})", self.accelerator.device(index), parsed)
+            expect_equal(f"type of device({index})", parsed.type, self.accelerator.device_name().partition(":")[0])
+            # A device without an index in its string is one device, whatever the number.
+            expect(parsed.index in (None, index), f"the index {index} or none in {name!r}", parsed.index)
+        return str(self.accelerator.device_name())
+
+    def current_device_is_named(self) -> str:
+        """current_device() is an int, and current_device_name() its device string."""
+        current = self.accelerator.current_device()
+        expect_type("current_device()", current, int)
+        is_index = current in self._indices() or self._ignores_indices()  # on the host: the launcher's rank
+        expect(is_index, f"current_device() below {self.accelerator.device_count()}", current)
+        expect_equal(
+            "current_device_name()", self.accelerator.current_device_name(), self.accelerator.device_name(current)
+        )
+        return str(self.accelerator.current_device_name())
+
+    def set_device_round_trips(self) -> None:
+        """After set_device(i), current_device() is i, for every device."""
+        if self._ignores_indices():
+            does_not_apply(_BOUND)
+        for index in self._each_device():
+            expect_equal(f"current_device() after set_device({index})", self.accelerator.current_device(), index)
+
+    def index_out_of_range_is_an_error(self) -> str:
+        """set_device() refuses the index after the last device, and -1."""
+        if self._ignores_indices():
+            does_not_apply(_BOUND)
+        raised = ""
+        for outside in (self.accelerator.device_count(), -1):  # torch.cuda takes -1 and does nothing
+            try:
+                self.accelerator.set_device(outside)
+            except (AttributeError, NameError, TypeError) as error:
+                fail(f"an error about the index {outside}", describe(error))
+            except Exception as error:  # torch's own error differs from device to device
+                raised = type(error).__name__
+            else:
+                fail(f"an error from set_device({outside})", "none")
+        return raised
+
+    def synchronize_returns(self) -> None:
+        """synchronize() waits for the current device, and for each by its index."""
+        for index in (None, *self._indices()):
+            self.accelerator.synchronize(*() if index is None else (index,))
+
+    def properties_have_one_type(self) -> str:
+        """get_device_properties() returns a record of the current and of each device, or None."""
+        found = [self.accelerator.get_device_properties(index) for index in (None, *self._indices())]
+        expect(len({type(each) for each in found}) == 1, "records of one type", [type(each).__name__ for each in found])
+        return "no record" if found[0] is None else str(getattr(found[0], "name", type(found[0]).__name__))
+
+    def capabilities_have_one_type(self) -> str:
+        """device_capability() returns the capability of the current and of each device, or None."""
+        found = [self.accelerator.device_capability(index) for index in (None, *self._indices())]
+        expect(len({type(each) for each in found}) == 1, "capabilities of one type", found)
+        return "none" if found[0] is None else type(found[0]).__name__ if isinstance(found[0], dict) else str(found[0])
 
 
-def current_device_is_named(subject: Subject) -> str:
-    """current_device() is an int, and current_device_name() its device string."""
-    accelerator = subject.accelerator
-    current = accelerator.current_device()
-    expect_type("current_device()", current, int)
-    counts = current in subject.indices() or subject.ignores_indices()  # on the host it is the launcher's rank
-    expect(counts, f"current_device() below {accelerator.device_count()}", current)
-    expect_equal("current_device_name()", accelerator.current_device_name(), accelerator.device_name(current))
-    return str(accelerator.current_device_name())
+class RandomNumberChecks(Checks):
+    group = "random numbers"
 
+    def random_is_torch_random(self) -> None:
+        """random() is the module torch.random."""
+        expect(self.accelerator.random() is torch.random, "the module torch.random", self.accelerator.random())
 
-def set_device_round_trips(subject: Subject) -> None:
-    """After set_device(i), current_device() is i, for every device."""
-    if subject.ignores_indices():
-        does_not_apply(_BOUND)
-    with subject.each_device() as devices:
-        for index in devices:
-            expect_equal(f"current_device() after set_device({index})", subject.accelerator.current_device(), index)
+    def rng_state_is_bytes_on_the_host(self) -> None:
+        """get_rng_state() is a uint8 CPU tensor, for the current and for each device."""
+        for index in (None, *self._indices()):
+            state = self.accelerator.get_rng_state(index)
+            expect_type(f"get_rng_state({index})", state, torch.Tensor)
+            expect_equal("dtype of the state", state.dtype, torch.uint8)
+            expect_equal("device of the state", state.device.type, "cpu")
 
+    @needs(Ability.TENSORS)
+    def rng_state_round_trips(self) -> None:
+        """Restoring a generator's state brings the same numbers again, on every device."""
+        for index in self._each_device():
+            for argument in (None, index):
+                state = self.accelerator.get_rng_state(argument)
+                first, second = self._draw(), self._draw()
+                expect(first != second, "other numbers from the second draw", "the same")
+                self.accelerator.set_rng_state(state, argument)
+                expect(self._draw() == first, f"the same numbers after set_rng_state(..., {argument})", "others")
 
-def index_out_of_range_is_an_error(subject: Subject) -> str:
-    """set_device() refuses the index after the last device, and -1."""
-    if subject.ignores_indices():
-        does_not_apply(_BOUND)
-    accelerator = subject.accelerator
-    former, raised = accelerator.current_device(), ""
-    for outside in (accelerator.device_count(), -1):  # torch.cuda takes -1 and does nothing
-        try:
-            accelerator.set_device(outside)
-        except (AttributeError, NameError, TypeError) as error:
-            expected = f"expected an error about the index {outside}"
-            raise UnmetExpectationError(f"{expected}, found {describe(error)}") from error
-        except Exception as error:  # torch's own error differs from device to device
-            raised = type(error).__name__
-        else:
-            raise UnmetExpectationError(f"expected an error from set_device({outside}), found none")
-        finally:
-            accelerator.set_device(former)
-    return raised
+    @needs(Ability.TENSORS)
+    def manual_seed_is_reproducible(self) -> None:
+        """One seed brings the same numbers each time, another seed brings others."""
+        draws = []
+        for seed in (_SEED, _SEED, _SEED + 1):
+            self.accelerator.manual_seed(seed)
+            draws.append(self._draw())
+        expect(draws[0] == draws[1], "the same numbers from the same seed", "others")
+        expect(draws[0] != draws[2], "other numbers from another seed", "the same")
 
+    @needs(Ability.TENSORS)
+    def manual_seed_all_seeds_every_device(self) -> None:
+        """After manual_seed_all() every device draws the same numbers as after the same call before."""
+        for index in self._each_device():
+            draws = []
+            for _ in range(2):
+                self.accelerator.manual_seed_all(_SEED)
+                draws.append(self._draw())
+            expect(draws[0] == draws[1], f"the same numbers on device {index}", "others")
 
-def synchronize_returns(subject: Subject) -> None:
-    """synchronize() waits for the current device, and for each by its index."""
-    subject.accelerator.synchronize()
-    for index in subject.indices():
-        subject.accelerator.synchronize(index)
+    def initial_seed_is_the_seed(self) -> None:
+        """initial_seed() is what manual_seed() was given."""
+        for seed in (_SEED, _SEED + 1):  # one of them is not what an earlier check left
+            self.accelerator.manual_seed(seed)
+            found = self.accelerator.initial_seed()
+            expect_type("initial_seed()", found, int)
+            expect_equal("initial_seed()", found, seed)
 
-
-def properties_are_told(subject: Subject) -> str:
-    """get_device_properties() answers for the current and for each device; None where there is no record."""
-    found = [subject.accelerator.get_device_properties(index) for index in (None, *subject.indices())]
-    expect(len({type(each) for each in found}) == 1, "records of one type", [type(each).__name__ for each in found])
-    return "no record" if found[0] is None else str(getattr(found[0], "name", type(found[0]).__name__))
-
-
-def capability_is_told(subject: Subject) -> str:
-    """device_capability() answers for the current and for each device; None where there is no such thing."""
-    found = [subject.accelerator.device_capability(index) for index in (None, *subject.indices())]
-    expect(len({type(each) for each in found}) == 1, "capabilities of one type", found)
-    return "none" if found[0] is None else type(found[0]).__name__ if isinstance(found[0], dict) else str(found[0])
-
-
-CHECKS = (
-    device_count_is_positive,
-    device_strings_parse,
-    current_device_is_named,
-    set_device_round_trips,
-    index_out_of_range_is_an_error,
-    synchronize_returns,
-    properties_are_told,
-    capability_is_told,
-)
+    def default_generator_is_the_seeded_one(self) -> None:
+        """default_generator(i) is the torch.Generator of that device, which manual_seed_all() seeds."""
+        for seed in (_SEED, _SEED + 1):
+            self.accelerator.manual_seed_all(seed)
+            for index in self._indices():
+                generator = self.accelerator.default_generator(index)
+                expect_type(f"default_generator({index})", generator, torch.Generator)
+                expect_equal(f"seed of default_generator({index})", generator.initial_seed(), seed)

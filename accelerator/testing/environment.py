@@ -1,4 +1,4 @@
-"""Environment variables, visible devices and the compile backend."""
+"""Op builders, environment variables, visible devices and the compile backend."""
 
 from __future__ import annotations
 
@@ -6,118 +6,157 @@ import subprocess
 import sys
 
 import torch
+from setuptools.command.build_ext import build_ext  # type: ignore[import-untyped]
 
-from accelerator.testing.model import (
-    Ability,
-    Subject,
-    UnmetExpectationError,
-    does_not_apply,
-    expect,
-    expect_equal,
-    expect_type,
-    needs,
-)
+from accelerator.testing.model import Ability, Checks, does_not_apply, expect, expect_equal, expect_type, fail, needs
 from op_builder import env
+from op_builder.builder.base import OpBuilder
+from op_builder.catalog.registry import KNOWN_OPS, UnavailableOpBuilder, device_package
 
+_KNOWN, _MISSPELT = "CPUAdamBuilder", "CPUAdmBuilder"
 _CHILD_TIMEOUT_S = 300
-_ABSENT_BACKEND = "no_such_backend"
+
+# The constructor may refuse where no device is left: that is no device, too.
+_COUNT_DEVICES = """
+import functools, importlib
+from accelerator.errors import AcceleratorUnavailableError
+cls = functools.reduce(getattr, {names!r}.split("."), importlib.import_module({module!r}))
+try:
+    accelerator = cls()
+    print("devices:", accelerator.device_count() if accelerator.is_available() else 0)
+except AcceleratorUnavailableError:
+    print("devices: 0")
+"""
 
 
-def variable_names_are_told(subject: Subject) -> str:
-    """export_envs() and visible_devices_envs() are lists of names that belong to the caller."""
-    for name in ("export_envs", "visible_devices_envs"):
-        ask = getattr(subject.accelerator, name)
-        names = ask()
-        expect_type(f"{name}()", names, list)
-        expect(all(isinstance(each, str) and each for each in names), f"{name}() of strings", names)
-        names.append("CONFORMANCE")
-        expect("CONFORMANCE" not in ask(), f"a list of its own from each {name}()", "the same list")
-    return ", ".join(subject.accelerator.visible_devices_envs())
+class BuilderChecks(Checks):
+    group = "op builders"
+
+    def builder_package_imports(self) -> str:
+        """op_builder_dir() names a package that imports, every module in it, and each builder class constructs."""
+        name = self.accelerator.op_builder_dir()
+        expect_type("op_builder_dir()", name, str)
+        package = device_package(name)
+        expect(not package.broken, "modules that import", package.complaint)
+        for class_name, cls in package.classes.items():
+            builder = cls()
+            expect(bool(builder.name), f"a name of {class_name}()", builder.name)
+        return f"{name}, {len(package.classes)} builders"
+
+    def builders_are_found_by_name(self) -> None:
+        """get_op_builder() gives a class and create_op_builder() an object of it, for every op of the interface."""
+        for op in KNOWN_OPS:
+            cls = self.accelerator.get_op_builder(op.builder)
+            expect(isinstance(cls, type) and issubclass(cls, OpBuilder), f"a builder class for {op.builder}", cls)
+            builder = self.accelerator.create_op_builder(op.builder)
+            expect(isinstance(builder, cls), f"create_op_builder({op.builder!r}) to be a {cls.__name__}", builder)
+            expect_equal("name of the builder", builder.name, op.name)
+
+    def unknown_builder_is_an_error(self) -> None:
+        """A misspelt builder name raises an error that suggests the right one."""
+        for method in ("create_op_builder", "get_op_builder"):
+            try:
+                found = getattr(self.accelerator, method)(_MISSPELT)
+            except Exception as error:
+                expect(_KNOWN in str(error), f"{method}({_MISSPELT!r}) to suggest {_KNOWN}", str(error))
+            else:
+                fail(f"an error from {method}({_MISSPELT!r})", repr(found))
+
+    def missing_op_has_a_builder_that_says_so(self) -> str:
+        """A known op that the device lacks has a builder that is not compatible and refuses to load with the reason."""
+        names = [op.builder for op in KNOWN_OPS]
+        missing = [name for name in names if issubclass(self.accelerator.get_op_builder(name), UnavailableOpBuilder)]
+        if not missing:
+            does_not_apply("the device has every op of the interface")
+        for name in missing:
+            builder = self.accelerator.create_op_builder(name)
+            expect_equal(f"{name}().is_compatible()", builder.is_compatible(), False)
+            try:
+                builder.load()
+            except Exception as error:
+                expect(bool(str(error)), f"a reason from {name}().load()", repr(error))
+            else:
+                fail(f"an error from {name}().load()", "none")
+        return ", ".join(missing)
+
+    def build_extension_is_a_command(self) -> str:
+        """build_extension() is a setuptools build_ext command class."""
+        command = self.accelerator.build_extension()
+        # torch's BuildExtension is one; with_options() of it gives a function that makes one.
+        expect(callable(command), "a command class", command)
+        if isinstance(command, type):
+            expect(issubclass(command, build_ext), "a subclass of build_ext", command)
+        return str(getattr(command, "__name__", command))
 
 
-def visible_devices_are_written(subject: Subject) -> None:
-    """set_visible_devices_envs() writes the ids into all its variables of the given mapping, and nothing else."""
-    accelerator, before = subject.accelerator, env.child_environment()
-    given = {"HOME": "/home/someone"}
-    accelerator.set_visible_devices_envs(given, [1, 0])
-    wanted = {"HOME": "/home/someone", **dict.fromkeys(accelerator.visible_devices_envs(), "1,0")}
-    expect_equal("the mapping", given, wanted)
-    expect(env.child_environment() == before, "this process's environment unchanged", "it changed")
+class EnvironmentChecks(Checks):
+    group = "environment"
 
+    def variable_names_are_lists(self) -> str:
+        """export_envs() and visible_devices_envs() are lists of names that belong to the caller."""
+        for name in ("export_envs", "visible_devices_envs"):
+            method = getattr(self.accelerator, name)
+            names = method()
+            expect_type(f"{name}()", names, list)
+            expect(all(isinstance(each, str) and each for each in names), f"{name}() of strings", names)
+            names.append("CONFORMANCE")
+            expect("CONFORMANCE" not in method(), f"a list of its own from each {name}()", "the same list")
+        return ", ".join(self.accelerator.visible_devices_envs())
 
-@needs(Ability.CHILD_PROCESSES)
-def visible_devices_are_honoured(subject: Subject) -> str:
-    """A child process sees only the devices that set_visible_devices_envs() left to it."""
-    if subject.ignores_indices():
-        does_not_apply("set_device() takes any number and changes nothing: there is nothing to hide")
-    count = subject.accelerator.device_count()
-    seen = _devices_of_child(subject, [count - 1])
-    expect_equal("device_count() of a child that was left one device", seen, 1)
-    if count > 1:
-        return f"1 of {count}"
-    if _devices_of_child(subject, []) != 0:
-        does_not_apply("there is one device, and an empty variable does not hide it")
-    return "0 of 1"
+    def visible_devices_are_written(self) -> None:
+        """set_visible_devices_envs() writes the ids into all its variables of the given mapping, and nothing else."""
+        before = env.child_environment()
+        given = {"HOME": "/home/someone"}
+        self.accelerator.set_visible_devices_envs(given, [1, 0])
+        expected = {"HOME": "/home/someone", **dict.fromkeys(self.accelerator.visible_devices_envs(), "1,0")}
+        expect_equal("the mapping", given, expected)
+        expect(env.child_environment() == before, "this process's environment unchanged", "it changed")
 
+    @needs(Ability.CHILD_PROCESSES)
+    def visible_devices_are_honoured(self) -> str:
+        """A child process sees only the devices that set_visible_devices_envs() left to it."""
+        if self._ignores_indices():
+            does_not_apply("set_device() takes any number and changes nothing: there is nothing to hide")
+        count = self.accelerator.device_count()
+        seen = self._devices_of_child([count - 1])
+        expect_equal("device_count() of a child that was left one device", seen, 1)
+        if count > 1:
+            return f"1 of {count}"
+        if self._devices_of_child([]) != 0:
+            does_not_apply("there is one device, and an empty variable does not hide it")
+        return "0 of 1"
 
-def _devices_of_child(subject: Subject, ids: list[int]) -> int:
-    cls = type(subject.accelerator)
-    if cls.__module__ == "__main__" or "<" in cls.__qualname__:
-        does_not_apply(f"a child process cannot import {cls.__module__}.{cls.__qualname__}")
-    environment = env.child_environment()
-    subject.accelerator.set_visible_devices_envs(environment, ids)
-    # The constructor may refuse where no device is left: that is no device seen, too.
-    program = (
-        "import functools, importlib\n"
-        "from accelerator.errors import AcceleratorUnavailableError\n"
-        f"cls = functools.reduce(getattr, {cls.__qualname__!r}.split('.'), "
-        f"importlib.import_module({cls.__module__!r}))\n"
-        "try:\n"
-        "    accelerator = cls()\n"
-        "    print('devices:', accelerator.device_count() if accelerator.is_available() else 0)\n"
-        "except AcceleratorUnavailableError:\n"
-        "    print('devices: 0')\n"
-    )
-    child = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=_CHILD_TIMEOUT_S
-    )
-    for line in child.stdout.splitlines():
-        if line.startswith("devices: "):
-            return int(line.removeprefix("devices: "))
-    raise UnmetExpectationError(f"a child process that was left devices {ids} failed: {child.stderr.strip()[-300:]}")
+    def _devices_of_child(self, ids: list[int]) -> int:
+        cls = type(self.accelerator)
+        if cls.__module__ == "__main__" or "<" in cls.__qualname__:
+            does_not_apply(f"a child process cannot import {cls.__module__}.{cls.__qualname__}")
+        variables = env.child_environment()
+        self.accelerator.set_visible_devices_envs(variables, ids)
+        command = [sys.executable, "-c", _COUNT_DEVICES.format(module=cls.__module__, names=cls.__qualname__)]
+        child = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=_CHILD_TIMEOUT_S)
+        counts = [line.removeprefix("devices: ") for line in child.stdout.splitlines() if line.startswith("devices: ")]
+        expect(len(counts) == 1, f"a child process that counts devices {ids}", f"failed: {child.stderr.strip()[-300:]}")
+        return int(counts[0])
 
+    def compile_backend_is_known(self) -> str:
+        """get_compile_backend() is a torch.compile backend, and set_compile_backend() takes another one."""
+        former, known = self.accelerator.get_compile_backend(), torch.compiler.list_backends(exclude_tags=())
+        expect(former in known, f"one of {', '.join(known)}", former)
+        try:
+            self.accelerator.set_compile_backend("eager")
+            expect_equal("get_compile_backend()", self.accelerator.get_compile_backend(), "eager")
+        finally:
+            self.accelerator.set_compile_backend(former)
+        return str(former)
 
-def compile_backend_is_known(subject: Subject) -> str:
-    """get_compile_backend() is a torch.compile backend, and set_compile_backend() takes another one."""
-    accelerator = subject.accelerator
-    former, known = accelerator.get_compile_backend(), torch.compiler.list_backends(exclude_tags=())
-    expect(former in known, f"one of {', '.join(known)}", former)
-    try:
-        accelerator.set_compile_backend("eager")
-        expect_equal("get_compile_backend()", accelerator.get_compile_backend(), "eager")
-    finally:
-        accelerator.set_compile_backend(former)
-    return str(former)
-
-
-def wrong_compile_backend_is_refused(subject: Subject) -> None:
-    """set_compile_backend() of an unknown name is a ValueError that names the supported ones, and changes nothing."""
-    accelerator = subject.accelerator
-    former = accelerator.get_compile_backend()
-    try:
-        accelerator.set_compile_backend(_ABSENT_BACKEND)
-    except ValueError as error:
-        expect("inductor" in str(error), "the supported backends in the message", str(error))
-    else:
-        accelerator._compile_backend = former
-        raise UnmetExpectationError("expected a ValueError, found none")
-    expect_equal("get_compile_backend()", accelerator.get_compile_backend(), former)
-
-
-CHECKS = (
-    variable_names_are_told,
-    visible_devices_are_written,
-    visible_devices_are_honoured,
-    compile_backend_is_known,
-    wrong_compile_backend_is_refused,
-)
+    def wrong_compile_backend_is_refused(self) -> None:
+        """set_compile_backend() of an unknown name is a ValueError that names the supported ones; nothing changes."""
+        former = self.accelerator.get_compile_backend()
+        try:
+            self.accelerator.set_compile_backend("no_such_backend")
+        except ValueError as error:
+            expect("inductor" in str(error), "the supported backends in the message", str(error))
+        else:
+            self.accelerator.set_compile_backend(former)
+            fail("a ValueError", "none")
+        expect_equal("get_compile_backend()", self.accelerator.get_compile_backend(), former)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import accelerator
 
-MOST_LINES_OF_THE_LAYER = 2675
+MOST_LINES_OF_THE_LAYER = 2520
 
 
 def test_a_delegated_call_shows_torchs_own_time_and_both_together() -> None:
@@ -56,8 +56,8 @@ def test_no_two_backends_share_a_run_and_a_declaration_is_short() -> None:
     figures = accelerator.measure_lines()
     runs = [figure for figure in figures if figure.name.startswith("longest run")]
     declared = [figure for figure in figures if "only declares" in figure.name]
-    assert [figure.name.split()[2] for figure in declared] == [f"{n}_accelerator.py," for n in ("mlu", "npu", "sdaa")]
-    assert [figure.verdict for figure in (*runs, *declared)] == ["ok"] * 4
+    assert [figure.name.split()[2] for figure in declared] == [f"{n}_accelerator.py," for n in ("mlu", "sdaa")]
+    assert [figure.verdict for figure in (*runs, *declared)] == ["ok"] * 3
 
 
 def test_the_layer_does_not_grow() -> None:

@@ -1,0 +1,93 @@
+"""The conformance kit on fakes at the vendors' boundary: packages that give torch a device made of host memory.
+
+The kit sees the real accelerator classes, real tensors and torch's own dispatcher. One device per
+process, so each runs in one of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from accelerator.testing import CHECKS
+from tests.support.fake_vendors.mutations import MUTATIONS
+from tests.support.machines import ROOT, run_python
+
+FAKES = ROOT / "tests" / "support" / "fake_vendors"
+
+pytestmark = pytest.mark.slow  # the device is compiled first, with torch's C++ headers
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return run_python(*command, PYTHONPATH=f"{ROOT}:{FAKES}", COLUMNS="160", ACCEL_ACCELERATOR=None)
+
+
+def conformance(*arguments: str) -> Any:
+    done = run(str(FAKES / "run_conformance.py"), *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# What does not apply on the sound fake of each device, beside what no device but the host or the newest has.
+EVERYWHERE = {"synchronized_device_is_consistent", "resident_set_is_bytes"}
+FLOAT8 = {"float8_converts"}
+PINNING = {
+    "pinning_keeps_the_tensor",
+    "pinning_in_whole_pages",
+    "pinned_tensors_are_known",
+    "unpinning_keeps_the_values",
+}
+GRAPHS = {"graphs_replay", "graphs_take_pool_and_stream"}
+EVERY_OP = {"missing_op_has_a_builder_that_says_so"}  # none of the interface is missing
+LEFT_OUT = {
+    "npu": FLOAT8,
+    "mlu": set(),
+    "sdaa": {*FLOAT8, *GRAPHS},
+    "hpu": {*FLOAT8, "tensors_are_made_on_the_current_device", "cache_empties"},
+    "xpu": {*FLOAT8, *PINNING, *EVERY_OP},
+    "xpu.native": {*FLOAT8, *PINNING, *EVERY_OP, "visible_devices_are_honoured"},
+    "mps": {
+        *FLOAT8,
+        *PINNING,
+        *GRAPHS,
+        "stream_context_switches",
+        "peak_remembers_what_was_freed",
+        "resets_lower_the_peaks",
+        "tensors_are_made_on_the_current_device",
+        "visible_devices_are_honoured",
+    },
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_a_device_conforms(name: str) -> None:
+    results = conformance(name)
+    assert {check: note for check, (status, note) in results.items() if status == "failed"} == {}
+    left_out = {check for check, (status, _) in results.items() if status == "not applicable"}
+    assert left_out == EVERYWHERE | LEFT_OUT[name]
+
+
+def test_the_command_line_takes_a_vendors_package() -> None:
+    done = run("-m", "accelerator.conformance", "npu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"npu: {len(CHECKS)} checks: {len(CHECKS) - 3} passed, 0 failed, 3 not applicable." in done.stdout
+
+
+def test_every_check_fails_for_some_mutation() -> None:
+    assert {name for mutation in MUTATIONS for name in mutation.fitting.split()} == {check.name for check in CHECKS}
+
+
+@functools.cache
+def mutated() -> list[dict[str, str]]:
+    """All mutations in one process, since each takes about a second."""
+    return conformance("npu", "mutated")  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("number", range(len(MUTATIONS)), ids=lambda number: MUTATIONS[number].fitting)
+def test_one_broken_thing_fails_the_fitting_checks_alone(number: int) -> None:
+    failed = mutated()[number]
+    assert set(failed) == set(MUTATIONS[number].fitting.split()), failed

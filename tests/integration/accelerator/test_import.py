@@ -1,0 +1,76 @@
+"""Importing does nothing; what a new process sees of the accelerator and its report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.machines import ROOT, run_python
+
+IMPORT_CHECK = """
+import os, sys, subprocess
+def forbidden(*a, **k): raise AssertionError("a process was started")
+subprocess.Popen = os.system = os.posix_spawn = forbidden
+before = dict(os.environ)
+import accelerator, op_builder
+assert not {"torch", "numpy", "logging", "typing"} & set(sys.modules)
+from accelerator import get_accelerator, set_accelerator, is_current_accelerator_supported
+from accelerator.real_accelerator import SUPPORTED_ACCELERATOR_LIST
+from accelerator.abstract_accelerator import Accelerator
+assert "torch" not in sys.modules
+assert before == dict(os.environ)
+assert not os.listdir(".")
+import accelerator.cpu_accelerator
+assert not [name for name in sys.modules if name.startswith(("accelerator.testing", "accelerator.conformance"))]
+"""
+
+
+def test_importing_does_nothing(tmp_path: Path) -> None:
+    code = f"import os; os.chdir({str(tmp_path)!r})\n{IMPORT_CHECK}"
+    result = run_python("-c", code, HOME=str(tmp_path), PYTHONDONTWRITEBYTECODE="1")
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_warning_reaches_a_user_who_set_up_no_logging_even_with_warnings_as_errors() -> None:
+    code = "from accelerator import get_accelerator as g; g(); g(); print(g().device_name())"
+    result = run_python("-W", "error::UserWarning", "-c", code, CUDA_VISIBLE_DEVICES="-1")
+    if "cpu" not in result.stdout:
+        pytest.skip("this machine has an accelerator")
+    assert result.stderr.count("No accelerator was detected") == 1
+
+
+@pytest.mark.parametrize("name", ["cpu", "npu", None])
+def test_a_broken_torch_is_reported(tmp_path: Path, name: str | None) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libtorch_cpu.so: cannot open shared object file')\n")
+    result = run_python("-m", "accelerator.report", ACCEL_ACCELERATOR=name, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert result.returncode == 2
+    assert "OSError: libtorch_cpu.so: cannot open shared object file" in result.stderr or name == "npu"
+    assert "Traceback" not in result.stderr
+
+
+def test_what_a_vendors_package_prints_does_not_break_json(tmp_path: Path) -> None:
+    code = "import ctypes, os\nprint('Loading Acme')\nctypes.CDLL(None).puts(b'Loaded in C')\nos.write(1, b'Raw\\n')\n"
+    (tmp_path / "torch_npu.py").write_text(f"{code}raise OSError('no driver')\n")
+    result = run_python("-m", "accelerator.report", "--json", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    trace = {entry["name"]: entry["reason"] for entry in json.loads(result.stdout)["trace"]}
+    assert trace["npu"] == "OSError: no driver"
+    assert all(line in result.stderr for line in ("Loading Acme", "Loaded in C", "Raw"))
+
+
+def test_the_reports_command_line() -> None:
+    result = run_python("-m", "accelerator.report", "--json", ACCEL_ACCELERATOR="cpu")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["accelerator"]["name"] == "cpu"
+    result = run_python("-m", "accelerator.report", "--json", ACCEL_ACCELERATOR="tpu")
+    assert result.returncode == 2
+    assert "Unknown accelerator 'tpu'" in result.stderr
+    assert "Exit status" in run_python("-m", "accelerator.report", "--help").stdout
+
+
+def test_an_accelerator_can_be_passed_to_a_spawned_process() -> None:
+    code = "import torch; from accelerator.cpu_accelerator import CPU_Accelerator\n"
+    code += "if __name__ == '__main__':\n  with torch.multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+    code += "    print(pool.apply(CPU_Accelerator.device_name, (CPU_Accelerator(),)))"
+    assert run_python("-c", code).stdout.strip() == "cpu"

@@ -1,0 +1,37 @@
+"""Page-locked memory through the op async_io, which is compiled first."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+
+import pytest
+import torch
+
+from accelerator.xpu_accelerator import XPU_Accelerator
+from tests.support.machines import Machine
+
+
+def test_xpu_pins_whole_pages_through_async_io(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.native_xpu()
+    torch.xpu.current_device = lambda: 0  # type: ignore[assignment] # the fake's
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda *_, **__: False)  # torch has no hooks of XPU here
+    accelerator = XPU_Accelerator()
+    data = torch.arange(12.0).reshape(3, 4)
+    pinned = accelerator.pin_memory(data, align_bytes=0)
+    assert torch.equal(pinned, data)
+    assert pinned.data_ptr() % os.sysconf("SC_PAGESIZE") == 0
+    assert accelerator.is_pinned(pinned)
+    assert accelerator.is_pinned(pinned[1:])
+    assert not accelerator.is_pinned(data)
+    assert torch.equal(accelerator.pin_memory(data.t(), align_bytes=0, match_shape=False), data.t().flatten())
+    assert accelerator.pin_memory(data, align_bytes=0, make_copy=False).shape == data.shape
+    view = pinned[1:]
+    del pinned
+    gc.collect()
+    assert accelerator.is_pinned(view)
+    assert accelerator.unpin_memory(view) is view
+    assert not accelerator.is_pinned(view)
+    assert torch.equal(view, data[1:])
+    assert not copy.deepcopy(accelerator).is_pinned(data)  # the handle of async_io is left behind

@@ -1,0 +1,216 @@
+"""Simulated machines: fakes at the vendors' boundary, that is modules, torch's answers and kernel files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from accelerator import real_accelerator, vendors
+from accelerator.detection import Chosen, Refused
+from op_builder import env
+from op_builder.system.cgroups import HostFiles
+
+ROOT = Path(__file__).resolve().parents[2]
+
+VENDOR_PACKAGES = (
+    "intel_extension_for_deepspeed",
+    "intel_extension_for_pytorch",
+    "torch_npu",
+    "torch_sdaa",
+    "torch_mlu",
+    "habana_frameworks",
+    "habana_frameworks.torch",
+    "habana_frameworks.torch.hpu",
+    "oneccl_bindings_for_pytorch",
+    "pynvml",
+    "nvtx",
+)
+
+WriteFiles = Callable[[dict[str, str]], HostFiles]
+
+
+def run_python(*arguments: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
+    """Run Python in a child process that imports from this checkout."""
+    environment = env.child_environment(**{"PYTHONPATH": str(ROOT), **variables})
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+
+
+class Machine:
+    """A machine with torch and no device; the methods install devices as vendors do."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._patch = monkeypatch
+        for package in VENDOR_PACKAGES:
+            monkeypatch.setitem(sys.modules, package, None)  # importing it raises ModuleNotFoundError
+        self.cuda(0)
+
+    def package(self, name: str, **members: Any) -> ModuleType:
+        module = ModuleType(name)
+        vars(module).update(members)
+        self._patch.setitem(sys.modules, name, module)
+        return module
+
+    def device_module(self, name: str, *, available: bool = True, **members: Any) -> ModuleType:
+        module = ModuleType(f"torch.{name}")
+        vars(module).update({"is_available": lambda: available, "device_count": lambda: int(available), **members})
+        self._patch.setattr(torch, name, module, raising=False)
+        return module
+
+    def cuda(self, count: int) -> None:
+        self._patch.setattr(torch.cuda, "device_count", lambda: count)
+
+    def furnish(self, devices: str) -> None:
+        """Install several devices, by the names of these methods."""
+        for device in devices.split():
+            self.cuda(2) if device == "cuda" else getattr(self, device)()
+
+    def native_xpu(self, available: bool = True) -> None:
+        self._patch.setattr(torch.version, "xpu", "20250301")
+        self.device_module("xpu", available=available)
+
+    def ipex(self, available: bool = True, version: str = "2.8.10+xpu") -> None:
+        self.native_xpu(available)
+        self.package("intel_extension_for_pytorch", __version__=version)
+
+    def xpu_external(self, available: bool = True) -> None:
+        from accelerator.cpu_accelerator import CPU_Accelerator
+
+        class XPU_Accelerator(CPU_Accelerator):
+            def is_available(self) -> bool:
+                return available
+
+        self.package("intel_extension_for_deepspeed", XPU_Accelerator=XPU_Accelerator)
+
+    def npu(self, available: bool = True) -> None:
+        self.package("torch_npu")
+        self.device_module("npu", available=available)
+
+    def sdaa(self, available: bool = True) -> None:
+        self.package("torch_sdaa")
+        self.device_module("sdaa", available=available)
+
+    def mlu(self, available: bool = True) -> None:
+        self.package("torch_mlu")
+        self.device_module("mlu", available=available, is_bf16_supported=lambda: True)
+
+    def mps(self, available: bool = True) -> None:
+        if available:
+            self._patch.setattr(torch.mps, "current_allocated_memory", lambda: 0)
+            self._patch.setattr(torch.mps, "device_count", lambda: 1)
+
+    def hpu(self, available: bool = True) -> None:
+        hpu = ModuleType("habana_frameworks.torch.hpu")
+        hpu.is_available = lambda: available  # type: ignore[attr-defined]
+        hpu.device_count = lambda: int(available)  # type: ignore[attr-defined]
+        hpu.current_device = lambda: 0  # type: ignore[attr-defined]
+        self.package("habana_frameworks", torch=self.package("habana_frameworks.torch", hpu=hpu))
+        self._patch.setitem(sys.modules, "habana_frameworks.torch.hpu", hpu)
+
+    def broken(self, package: str, error: BaseException, where: Path) -> None:
+        """Put a package on the path whose import raises ``error``."""
+        self._patch.delitem(sys.modules, package, raising=False)
+        self._patch.syspath_prepend(str(where))
+        counted = f"open({str(where / 'imports')!r}, 'a').write('{package}\\n')"
+        (where / f"{package}.py").write_text(f"{counted}\nraise {error!r}\n")
+
+
+class PluginSite:
+    """A directory on the path with installed distributions that bring accelerators."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._root, self._patch = root, monkeypatch
+        root.mkdir()
+        monkeypatch.syspath_prepend(str(root))
+
+    def install(self, name: str, module: str, source: str, entry: str | None = None) -> None:
+        self._patch.delitem(sys.modules, module, raising=False)
+        (self._root / f"{module}.py").write_text(source)
+        record = self._root / f"{module}-1.0.dist-info"
+        record.mkdir()
+        (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        (record / "entry_points.txt").write_text(f"[accelerator.backends]\n{name} = {entry or f'{module}:Plugin'}\n")
+
+
+PLUGIN_SOURCE = """
+from accelerator.cpu_accelerator import CPU_Accelerator
+
+class Plugin(CPU_Accelerator):
+    {members}
+"""
+
+
+def numa_tree(nodes: dict[int, str], online: str | None = None) -> dict[str, str]:
+    """The sysfs files of NUMA nodes: each node's core list, in the kernel's format."""
+    base = "sys/devices/system/node"
+    tree = {f"{base}/node{number}/cpulist": f"{cores}\n" for number, cores in nodes.items()}
+    tree[f"{base}/online"] = f"{','.join(map(str, nodes)) if online is None else online}\n"
+    return tree
+
+
+def reasons(selection: Chosen | Refused) -> dict[str, str]:
+    """Why each rejected candidate was, by its label."""
+    return {verdict.label: verdict.reason for verdict in selection.trace if verdict.reason is not None}
+
+
+def accepted_label(selection: Chosen | Refused) -> str | None:
+    return next((verdict.label for verdict in selection.trace if verdict.reason is None), None)
+
+
+# Fixtures, which conftest.py of a directory imports --------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def plain_environment() -> Iterator[None]:
+    """No variable of the developer's machine decides a test."""
+    unset = ("ACCEL_ACCELERATOR", "DS_ACCELERATOR", "LOCAL_SIZE", "LOCAL_RANK")
+    with env.scope(**dict.fromkeys((*unset, "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))):
+        yield
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state of a process that has not asked for its accelerator yet."""
+    monkeypatch.setattr(real_accelerator, "_current", None)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr(vendors, "_failures", {})  # a machine on which no import has failed yet
+    return Machine(monkeypatch)
+
+
+@pytest.fixture
+def plugin_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PluginSite]:
+    before = set(sys.modules)
+    yield PluginSite(tmp_path / "site", monkeypatch)
+    for module in set(sys.modules) - before:
+        if module.startswith("plugin_"):
+            del sys.modules[module]
+
+
+@pytest.fixture
+def host_files(tmp_path: Path) -> WriteFiles:
+    """Write a made-up tree, ``sys/...`` and ``proc/...``, and return where it is."""
+
+    def write(files: dict[str, str]) -> HostFiles:
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return HostFiles(sysfs=tmp_path / "sys", procfs=tmp_path / "proc")
+
+    return write
+
+
+@pytest.fixture
+def fake_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with 64 GiB, 48 of them available."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64 << 30, available=48 << 30))

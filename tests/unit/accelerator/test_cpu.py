@@ -1,0 +1,155 @@
+"""The CPU accelerator, every member of the contract, for real."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.cpp_extension import BuildExtension
+
+from accelerator.cpu_accelerator import CPU_Accelerator
+from accelerator.errors import AccelError, EventNotRecordedError, UnsupportedBackendError
+from op_builder import env
+from op_builder.errors import UnknownOpError
+from tests.support.machines import Machine, WriteFiles, numa_tree
+
+
+@pytest.fixture
+def cpu() -> CPU_Accelerator:
+    return CPU_Accelerator()
+
+
+def test_what_it_is(cpu: CPU_Accelerator) -> None:
+    for name in ("is_synchronized_device", "use_host_timers", "resolves_data_dependency", "is_available"):
+        assert getattr(cpu, name)() is True
+    for name in ("supports_nvtx_domain", "is_triton_supported", "is_fp8_supported", "prefer_triton_grouped_mm"):
+        assert getattr(cpu, name)() is False
+    assert cpu.handles_memory_backpressure() is True
+    assert cpu.get_device_properties() is cpu.device_capability() is None
+    assert cpu.amp() is torch.cpu.amp
+    assert cpu.lazy_call(lambda: "called") == "called"
+    assert cpu.export_envs() == []
+    assert cpu.visible_devices_envs() == ["CUDA_VISIBLE_DEVICES"]
+
+
+def test_the_index_is_ignored(cpu: CPU_Accelerator) -> None:
+    cpu.set_device(7)
+    assert cpu.device_name() == cpu.device_name(3) == cpu.current_device_name() == "cpu"
+    assert cpu.device(3) == torch.device("cpu")
+    assert cpu.current_device() == 0
+    cpu.synchronize()
+    cpu.synchronize(5)
+    assert cpu.device_count() >= 1
+
+
+@pytest.mark.parametrize(("local_size", "count"), [(None, 2), ("", 2), (" 4 ", 4), ("1", 1), ("0", 2), ("-3", 2)])
+def test_device_count_is_local_size_else_numa_nodes(host_files: WriteFiles, local_size: str | None, count: int) -> None:
+    cpu = CPU_Accelerator(host_files(numa_tree({0: "0-3", 1: "4-7"})))
+    with env.scope(LOCAL_SIZE=local_size):
+        assert cpu.device_count() == count
+
+
+@pytest.mark.parametrize(("local_rank", "device"), [(None, 0), ("", 0), ("3", 3), ("-1", -1)])
+def test_current_device_is_local_rank(cpu: CPU_Accelerator, local_rank: str | None, device: int) -> None:
+    with env.scope(LOCAL_RANK=local_rank):
+        assert cpu.current_device() == device
+
+
+@pytest.mark.parametrize("variable", ["LOCAL_RANK", "LOCAL_SIZE"])
+def test_a_local_variable_that_is_no_number_is_a_clear_error(cpu: CPU_Accelerator, variable: str) -> None:
+    with env.scope(**{variable: "1.5"}), pytest.raises(AccelError, match=f"{variable}='1.5' is not valid"):
+        cpu.current_device() if variable == "LOCAL_RANK" else cpu.device_count()
+
+
+def test_streams_events_and_graphs_are_no_ops_that_nest(cpu: CPU_Accelerator) -> None:
+    stream = cpu.Stream(priority=-1)
+    start, end = cpu.Event(enable_timing=True), cpu.Event(enable_timing=True)
+    start.record()
+    with cpu.stream(stream), stream, end, cpu.stream(None):
+        stream.wait_event(stream.record_event())
+        stream.wait_stream(cpu.current_stream())
+        assert stream.query() is end.query() is True
+    stream.record_event(end)
+    assert 0 <= start.elapsed_time(end) < 60_000
+    with pytest.raises(EventNotRecordedError, match=r"needs two recorded events"):
+        start.elapsed_time(cpu.Event())
+    assert cpu.default_stream() is cpu.current_stream(0)
+
+    graph = cpu.create_graph()
+    ran = []
+    with cpu.capture_to_graph(graph, pool=None, stream=stream), graph:
+        ran.append(1)
+    cpu.replay_graph(graph)
+    with cpu.capture_to_graph(cpu.create_graph(), pool=graph.pool()):  # as captures share memory on CUDA
+        ran.append(2)
+    graph.reset()
+    assert ran == [1, 2]
+
+
+def test_a_copy_keeps_what_was_set(cpu: CPU_Accelerator) -> None:
+    cpu.set_compile_backend("eager")
+    for copied in (copy.deepcopy(cpu), pickle.loads(pickle.dumps(cpu))):
+        assert (copied.get_compile_backend(), copied.device_name()) == ("eager", "cpu")
+        assert copied.memory_allocated() > 0
+
+
+@pytest.mark.usefixtures("fake_memory")
+def test_memory_totals_are_the_control_groups_where_it_has_less(host_files: WriteFiles) -> None:
+    limits = {"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/memory.max": str(8 << 30)}
+    cpu = CPU_Accelerator(host_files({**limits, "sys/fs/cgroup/job/memory.current": str(2 << 30)}))
+    assert (cpu.total_memory(), cpu.available_memory()) == (8 << 30, 6 << 30)
+
+
+def test_all_peaks_are_the_kernels_high_water_mark(host_files: WriteFiles) -> None:
+    cpu = CPU_Accelerator(host_files({"proc/self/status": f"VmHWM:\t {1 << 30} kB\n"}))
+    assert cpu.max_memory_allocated() == cpu.max_memory_reserved() == cpu.max_memory_cached() == 1 << 40
+    assert cpu.memory_stats()["allocated_bytes.all.peak"] == 1 << 40
+
+
+@pytest.mark.parametrize("answer", [True, False, None, AttributeError("no such op"), RuntimeError("without oneDNN")])
+def test_fp16_is_what_onednn_says_as_a_bool(cpu: CPU_Accelerator, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    def ask() -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", ask)
+    assert cpu.is_fp16_supported() is (answer is True)
+    assert cpu.supported_dtypes() == [torch.float32, *[torch.float16] * (answer is True), torch.bfloat16]
+
+
+def test_pinning_is_the_identity(cpu: CPU_Accelerator) -> None:
+    tensor = torch.zeros(3)
+    assert cpu.pin_memory(tensor, align_bytes=0, make_copy=False, match_shape=False) is tensor
+    assert cpu.unpin_memory(cpu.pin_memory(tensor)) is tensor
+    assert cpu.is_pinned(tensor) is False
+
+
+def test_communication_is_gloo_unless_oneccl_imports(machine: Machine, tmp_path: Path) -> None:
+    assert CPU_Accelerator().communication_backend_name() == "gloo"
+    machine.package("oneccl_bindings_for_pytorch")
+    assert CPU_Accelerator().communication_backend_name() == "ccl"
+    machine.broken("oneccl_bindings_for_pytorch", SystemExit(127), tmp_path)
+    assert CPU_Accelerator().communication_backend_name() == "gloo"
+
+
+def test_a_wrong_compile_backend_is_refused_with_the_supported_ones(cpu: CPU_Accelerator) -> None:
+    assert cpu.get_compile_backend() == "inductor"
+    with pytest.raises(UnsupportedBackendError, match=r"'inductr' is not .* supported are .*inductor") as caught:
+        cpu.set_compile_backend("inductr")
+    assert isinstance(caught.value, ValueError)
+    assert cpu.get_compile_backend() == "inductor"
+
+
+def test_op_builders_come_from_the_cpus_package(cpu: CPU_Accelerator) -> None:
+    assert cpu.op_builder_dir() == "op_builder.cpu"
+    assert isinstance(cpu.create_op_builder("CPUAdamBuilder"), cpu.get_op_builder("CPUAdamBuilder"))
+    with pytest.raises(UnknownOpError, match="CPUAdamBuilder"):
+        cpu.get_op_builder("CPUAdmBuilder")
+    with pytest.raises(UnknownOpError, match="None of type NoneType is not the name of an op builder"):
+        cpu.get_op_builder(None)  # type: ignore[arg-type]
+    assert cpu.build_extension() is BuildExtension

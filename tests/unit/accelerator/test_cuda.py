@@ -1,0 +1,251 @@
+"""CUDA: what can be told without a device, NVML's mapping over a fake, and the rest on a real one."""
+
+# ruff: noqa: ARG001, ARG005 - fixtures that are there for what they do, fakes with torch's signatures
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from accelerator import nvml
+from accelerator.cuda_accelerator import CUDA_Accelerator, _nvtx
+from accelerator.errors import DeviceIndexError
+from accelerator.selection import choose
+from accelerator.testing import check_conformance
+from op_builder import env
+from tests.support.machines import Machine
+
+UUIDS = ["GPU-aaaa1111-0", "GPU-bbbb2222-1", "GPU-bbbb3333-2"]
+FREE = [10, 20, 30]
+
+
+def test_it_declares_what_the_table_says(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerator = CUDA_Accelerator()
+    assert accelerator.communication_backend_name() == "nccl"
+    assert accelerator.visible_devices_envs() == ["CUDA_VISIBLE_DEVICES"]
+    assert accelerator.export_envs() == ["NCCL"]
+    assert accelerator.op_builder_dir() == "op_builder.cuda"
+    assert accelerator.supports_nvtx_domain() is True
+    assert accelerator.use_host_timers() is False
+    assert accelerator.device_name(2) == "cuda:2"
+    assert accelerator.Stream is torch.cuda.Stream
+    assert accelerator.Event is torch.cuda.Event
+    monkeypatch.setattr("sys.platform", "win32")
+    assert CUDA_Accelerator().communication_backend_name() == "gloo"
+
+
+def test_without_a_device_it_answers_no_and_starts_nothing(machine: Machine) -> None:
+    accelerator = CUDA_Accelerator()
+    assert accelerator.is_available() is False
+    assert accelerator.device_count() == 0
+    assert accelerator.device_capability() is None
+    assert accelerator.supported_dtypes() == [torch.float32]
+    assert accelerator.is_fp8_supported() is False
+    assert accelerator.is_triton_supported() is False
+    if not torch.backends.cuda.is_built():
+        accelerator.range_push("step")
+        accelerator.range_pop()
+    builder = accelerator.create_op_builder("CPUAdamBuilder")
+    assert builder.name == "cpu_adam"
+    assert not torch.cuda.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("capability", "fp16", "fp8"),
+    [((6, 1), False, False), ((7, 0), True, False), ((8, 6), True, False), ((8, 9), True, True), ((9, 0), True, True)],
+)
+def test_types_by_compute_capability(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], fp16: bool, fp8: bool
+) -> None:
+    machine.cuda(1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: capability >= (8, 0))
+    accelerator = CUDA_Accelerator()
+    assert accelerator.is_fp16_supported() is fp16
+    assert accelerator.is_triton_supported() is fp16
+    assert accelerator.is_fp8_supported() is fp8
+    assert accelerator.is_bf16_supported() is (capability >= (8, 0))
+
+
+@pytest.mark.parametrize(("architecture", "fp8"), [("gfx942:sramecc+", True), ("gfx90a", False), ("gfx1201", True)])
+def test_fp8_on_rocm_goes_by_architecture(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, architecture: str, fp8: bool
+) -> None:
+    machine.cuda(1)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(gcnArchName=architecture))
+    assert CUDA_Accelerator().is_fp8_supported() is fp8
+
+
+# NVML ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("visible", [None, "2,0"])
+def test_a_negative_index_is_no_device(machine: Machine, monkeypatch: pytest.MonkeyPatch, visible: str | None) -> None:
+    """torch.cuda takes it for the current one, Python for the last one."""
+    machine.cuda(2)
+    install_nvml(machine)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (100, 1000))
+    accelerator = CUDA_Accelerator()
+    with env.scope(CUDA_VISIBLE_DEVICES=visible):
+        for ask in (accelerator.set_device, accelerator.available_memory):
+            with pytest.raises(DeviceIndexError, match="no cuda device of index -1; the number of devices is 2"):
+                ask(-1)
+
+
+def install_nvml(
+    machine: Machine, *, mig: frozenset[int] = frozenset(), uuid_type: type = str, models: str = "AAA"
+) -> None:
+    def by_uuid(uuid: str) -> str:
+        assert uuid.startswith("MIG-")
+        return uuid
+
+    def mig_mode(handle: int) -> tuple[int, int]:
+        if handle == 0:
+            raise RuntimeError("not supported")
+        return (1 if handle in mig else 0, 0)
+
+    machine.package(
+        "pynvml",
+        NVML_DEVICE_MIG_ENABLE=1,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: len(UUIDS),
+        nvmlDeviceGetHandleByIndex=lambda index: range(len(UUIDS))[index],
+        nvmlDeviceGetHandleByUUID=by_uuid,
+        nvmlDeviceGetUUID=lambda handle: UUIDS[handle] if uuid_type is str else UUIDS[handle].encode(),
+        nvmlDeviceGetName=lambda handle: models[handle],
+        nvmlDeviceGetMigMode=mig_mode,
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(free=5 if isinstance(handle, str) else FREE[handle]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("visible", "index", "free"),
+    [
+        (None, 2, 30),
+        ("2,0", 0, 30),
+        (" 1 , 2 ", 1, 30),
+        ("GPU-bbbb3333-2,0", 0, 30),
+        ("GPU-bbbb3333-2,0", 1, 10),
+        ("GPU-aaaa", 0, 10),
+        ("MIG-c0ffee", 0, 5),
+        ("GPU-none", 0, None),
+        ("0", 3, None),
+        ("7", 0, None),
+        ("-1", 0, None),  # CUDA stops at the first entry that is no device
+        ("0,-1,1", 1, None),
+        ("0,,1", 1, None),
+    ],
+)
+@pytest.mark.parametrize("uuid_type", [str, bytes])
+def test_free_memory_is_that_of_the_visible_device(
+    machine: Machine, visible: str | None, index: int, free: int | None, uuid_type: type
+) -> None:
+    install_nvml(machine, uuid_type=uuid_type)
+    assert nvml.free_memory_bytes(visible, None, index) == free
+
+
+@pytest.mark.parametrize(
+    ("models", "visible", "order", "free"),
+    [
+        ("ABA", None, None, None),
+        ("ABA", "1", "FASTEST_FIRST", None),
+        ("ABA", "1", "PCI_BUS_ID", 20),
+        ("ABA", None, "PCI_BUS_ID", 10),
+        ("ABA", "GPU-bbbb2222-1", None, 20),
+        ("ABA", "MIG-c0ffee", None, 5),
+        ("AAA", "1", None, 20),
+    ],
+)
+def test_numbers_mean_the_same_device_only_in_one_order(
+    machine: Machine, models: str, visible: str | None, order: str | None, free: int | None
+) -> None:
+    install_nvml(machine, models=models)
+    assert nvml.free_memory_bytes(visible, order, 0) == free
+
+
+def test_nvml_cannot_tell_which_slice_cuda_takes_in_mig_mode(machine: Machine) -> None:
+    install_nvml(machine, mig=frozenset({1}))
+    assert nvml.free_memory_bytes(None, None, 1) is None
+    assert nvml.free_memory_bytes(None, None, 2) == 30
+
+
+def test_available_memory_asks_nvml_first_and_then_torch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (100 + (1 if device is None else device), 1000))
+    accelerator = CUDA_Accelerator()
+    assert accelerator.available_memory() == 101
+    install_nvml(machine)
+    assert accelerator.available_memory() == 20
+    with env.scope(CUDA_VISIBLE_DEVICES="2,0"):
+        assert accelerator.available_memory() == 10
+        assert accelerator.available_memory(0) == 30
+        assert accelerator.available_memory(7) == 107
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert accelerator.available_memory() == 101
+
+
+def test_a_domain_goes_to_the_nvtx_package(machine: Machine, tmp_path: Path) -> None:
+    calls: list[tuple[Any, ...]] = []
+    machine.package(
+        "nvtx",
+        push_range=lambda msg, domain, category: calls.append(("push", msg, domain, category)),
+        pop_range=lambda domain: calls.append(("pop", domain)),
+    )
+    _nvtx.cache_clear()
+    try:
+        CUDA_Accelerator().range_push("step", domain="train", category="loop")
+        CUDA_Accelerator().range_pop(domain="train")
+        assert calls == [("push", "step", "train", "loop"), ("pop", "train")]
+        machine.broken("nvtx", OSError("libnvToolsExt.so"), tmp_path)
+        _nvtx.cache_clear()
+        assert _nvtx() is None, "a broken package counts as none"
+    finally:
+        _nvtx.cache_clear()
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this torch's functions answer")
+def test_without_a_device_errors_name_it_and_snapshots_are_empty() -> None:
+    accelerator = CUDA_Accelerator()
+    with pytest.raises(DeviceIndexError, match="no cuda device of index 0; the number of devices is 0"):
+        accelerator.set_device(0)
+    with pytest.raises(DeviceIndexError, match="no cuda device; the number of devices is 0"):
+        accelerator.reset_peak_memory_stats()
+    assert accelerator.memory_snapshot() == []
+
+
+# On a device -----------------------------------------------------------------------------
+
+on_device = pytest.mark.skipif(not torch.backends.cuda.is_built() or torch.cuda.device_count() == 0, reason="no CUDA")
+
+
+@pytest.mark.cuda
+@on_device
+def test_detection_starts_no_context_so_a_forked_child_can_use_the_device() -> None:
+    if torch.cuda.is_initialized():
+        pytest.skip("this process has used CUDA already")
+    assert choose().trace
+    assert CUDA_Accelerator().is_available()
+    assert not torch.cuda.is_initialized()
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if torch.ones(4, device="cuda").sum().item() == 4 else 1)
+        except BaseException:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.cuda
+@on_device
+def test_it_keeps_the_contract() -> None:
+    report = check_conformance(CUDA_Accelerator())
+    assert report.passed, str(report)

@@ -1,0 +1,268 @@
+"""Choosing among candidates: tables of simulated machines, and the pure function under them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from accelerator.catalog import SUPPORTED_ACCELERATOR_LIST
+from accelerator.cpu_accelerator import CPU_Accelerator
+from accelerator.detection import Candidate, Chosen, Refused, select
+from accelerator.errors import AcceleratorUnavailableError
+from accelerator.npu_accelerator import NPU_Accelerator
+from accelerator.selection import choose
+from op_builder import env
+from tests.support.machines import Machine, accepted_label, reasons
+
+pytestmark = pytest.mark.usefixtures("machine")
+
+# Which devices a machine has -> which candidate detection takes.
+DETECTION = [
+    ("", "cpu"),
+    ("cuda", "cuda"),
+    ("mlu cuda", "mlu"),
+    ("hpu mlu cuda", "hpu"),
+    ("mps hpu mlu cuda", "mps"),
+    ("sdaa mps hpu mlu cuda", "sdaa"),
+    ("npu sdaa mps hpu mlu cuda", "npu"),
+    ("native_xpu npu sdaa mps hpu mlu", "xpu (torch)"),
+    ("native_xpu cuda", "cuda"),
+    ("native_xpu npu cuda", "npu"),
+    ("ipex npu sdaa mps hpu mlu cuda", "xpu (IPEX)"),
+    ("xpu_external ipex native_xpu npu sdaa mps hpu mlu cuda", "xpu.external"),
+]
+
+
+@pytest.mark.parametrize(("devices", "label"), DETECTION)
+def test_detection_takes_the_first_device_that_answers(machine: Machine, devices: str, label: str) -> None:
+    machine.furnish(devices)
+    selection = choose()
+    assert isinstance(selection, Chosen)
+    assert accepted_label(selection) == label
+    assert (selection.name, selection.requested) == (label.split()[0], None)
+
+
+def test_the_trace_has_every_candidate_in_the_order_asked(machine: Machine) -> None:
+    machine.furnish("native_xpu cuda")
+    selection = choose()
+    expected = "xpu.external, xpu (IPEX), xpu (torch), npu, sdaa, mps, hpu, mlu, cuda, cpu"
+    assert ", ".join(verdict.label for verdict in selection.trace) == expected
+    assert "torch_npu" in reasons(selection)["npu"]
+    assert reasons(selection)["xpu (torch)"] == "there is a CUDA device"
+    assert reasons(selection)["cpu"] == "not asked: cuda comes first"
+
+
+@pytest.mark.parametrize(("devices", "label"), [("native_xpu", "xpu (torch)"), ("npu", "npu"), ("", "cpu")])
+def test_a_broken_cuda_hides_no_other_device(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, devices: str, label: str
+) -> None:
+    def fail() -> int:
+        raise RuntimeError("driver and library do not fit")
+
+    machine.furnish(devices)
+    monkeypatch.setattr(torch.cuda, "device_count", fail)
+    selection = choose()
+    assert accepted_label(selection) == label
+    blamed = [name for name, reason in reasons(selection).items() if "do not fit" in reason]
+    assert blamed == (["cuda"] if label == "cpu" else [])
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ImportError("libascend.so: cannot open shared object file"), "ImportError: libascend.so: cannot open shared"),
+        (OSError("driver 3 too old\nlong story"), "OSError: driver 3 too old"),
+        (SystemExit(3), "SystemExit: 3"),
+        (ZeroDivisionError(), "ZeroDivisionError"),
+    ],
+)
+def test_a_broken_vendor_package_is_a_rejection_with_its_reason(
+    machine: Machine, tmp_path: Path, error: BaseException, reason: str
+) -> None:
+    machine.broken("torch_npu", error, tmp_path)
+    machine.cuda(1)
+    selection = choose()
+    assert accepted_label(selection) == "cuda"
+    assert reasons(selection)["npu"].startswith(reason)
+    assert "\n" not in reasons(selection)["npu"]
+
+
+def test_an_ipex_that_ends_the_process_hides_nothing_and_runs_once(machine: Machine, tmp_path: Path) -> None:
+    machine.native_xpu()
+    machine.broken("intel_extension_for_pytorch", SystemExit(127), tmp_path)  # built for another torch, it calls exit()
+    for _ in range(2):
+        selection = choose()
+        assert accepted_label(selection) == "xpu (torch)"
+        assert reasons(selection)["xpu (IPEX)"] == "SystemExit: 127"
+    assert (tmp_path / "imports").read_text().split() == ["intel_extension_for_pytorch"]
+
+
+def test_constructing_over_a_package_that_ends_the_process_is_an_error(machine: Machine, tmp_path: Path) -> None:
+    machine.broken("torch_npu", SystemExit(127), tmp_path)
+    for _ in range(2):
+        with pytest.raises(AcceleratorUnavailableError, match=r"requires torch_npu \(SystemExit: 127\)"):
+            NPU_Accelerator()
+    assert (tmp_path / "imports").read_text().split() == ["torch_npu"]
+
+
+def test_a_package_that_was_absent_may_be_installed_later(machine: Machine) -> None:
+    assert reasons(choose())["npu"].startswith("ModuleNotFoundError")
+    machine.npu()
+    assert accepted_label(choose()) == "npu"
+
+
+@pytest.mark.parametrize("device", ["cuda", "npu", "mlu", "sdaa", "native_xpu"])
+def test_detection_starts_no_driver(machine: Machine, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """is_available() starts it on CUDA (cuInit) and MLU (cnInit), and then no forked child can use the device."""
+    machine.furnish(device)
+
+    def start() -> bool:
+        raise AssertionError("the driver was started")
+
+    name = device.removeprefix("native_")
+    monkeypatch.setattr(getattr(torch, name), "is_available", start)
+    selection = choose()
+    assert isinstance(selection, Chosen)
+    assert selection.name == name
+    assert selection.accelerator.is_available()
+
+
+# The override ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variable", ["ACCEL_ACCELERATOR", "DS_ACCELERATOR"])
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        ("cpu", ""),
+        ("cuda", ""),  # without a device: for builders, report and prebuild
+        ("xpu", "ipex"),
+        ("xpu", "native_xpu cuda"),
+        ("xpu.external", "xpu_external"),
+        ("mps", "mps"),
+        ("hpu", "hpu"),
+        ("mlu", "npu mlu"),
+        ("cuda", "npu cuda"),
+        ("cpu", "npu cuda"),
+    ],
+)
+def test_an_override_takes_its_device_whatever_comes_first(
+    machine: Machine, variable: str, name: str, devices: str
+) -> None:
+    machine.furnish(devices)
+    with env.scope(**{variable: name}):
+        selection = choose()
+    assert isinstance(selection, Chosen)
+    assert (selection.name, selection.requested) == (name, name)
+
+
+def refusal(**variables: str) -> str:
+    with env.scope(**variables):
+        selection = choose()
+    assert isinstance(selection, Refused)
+    assert isinstance(selection.error, ValueError)
+    return str(selection.error)
+
+
+MISSING = [
+    ("xpu", "XPU_Accelerator requires intel_extension_for_pytorch or a torch with XPU support"),
+    ("xpu.external", "XPU_Accelerator external requires intel_extension_for_deepspeed"),
+    ("npu", "NPU_Accelerator requires torch_npu"),
+    ("sdaa", "SDAA_Accelerator requires torch_sdaa"),
+    ("mps", "MPS_Accelerator requires torch.mps"),
+    ("hpu", "HPU_Accelerator requires habana_frameworks.torch.hpu"),
+    ("mlu", "MLU_Accelerator requires torch_mlu"),
+]
+
+
+@pytest.mark.parametrize(("name", "message"), MISSING)
+def test_an_override_without_its_package_or_device_says_what_it_needs(
+    machine: Machine, name: str, message: str
+) -> None:
+    error = refusal(ACCEL_ACCELERATOR=name)
+    assert message in error
+    assert "Install what is missing, set ACCEL_ACCELERATOR to another name, or unset" in error
+    if name != "mps":  # whose module is part of every torch
+        getattr(machine, {"xpu": "native_xpu", "xpu.external": "xpu_external"}.get(name, name))(available=False)
+        error = refusal(DS_ACCELERATOR=name)
+        assert message in error
+        assert "no device is available" in error
+        assert any("no device is available" in reason for reason in reasons(choose()).values())
+
+
+def test_an_unknown_name_lists_the_allowed_ones() -> None:
+    message = refusal(ACCEL_ACCELERATOR="tpu")
+    assert "'tpu'" in message
+    listed = message.partition("allowed are ")[2].partition(".\n")[0].split(", ")
+    assert sorted(listed) == sorted(SUPPORTED_ACCELERATOR_LIST)
+
+
+def test_both_variables_must_agree_and_an_empty_one_counts_as_unset() -> None:
+    message = refusal(ACCEL_ACCELERATOR="cpu", DS_ACCELERATOR="cuda")
+    assert "ACCEL_ACCELERATOR='cpu' and DS_ACCELERATOR='cuda'" in message
+    for both, requested in (("cpu", "cpu"), ("", None)):
+        with env.scope(ACCEL_ACCELERATOR=both, DS_ACCELERATOR=both):
+            selection = choose()
+        assert isinstance(selection, Chosen)
+        assert selection.requested == requested
+
+
+# The pure function -----------------------------------------------------------------------
+
+
+def candidate(name: str, priority: int = 0, reason: str | None = None, **options: Any) -> Candidate:
+    cls = type("Stub", (CPU_Accelerator,), {"probe": staticmethod(lambda: reason)})
+    return Candidate(name, name, priority, options.pop("load", lambda: cls), **options)
+
+
+def must_not_be_asked() -> Any:
+    raise AssertionError("asked")
+
+
+def test_select_asks_by_falling_priority_and_stops_at_the_first() -> None:
+    low, late = candidate("low", 1, load=must_not_be_asked), candidate("late", 9, load=must_not_be_asked)
+    selection = select([low, candidate("high", 9), late, candidate("top", 10, "no")])
+    assert isinstance(selection, Chosen)
+    assert selection.name == "high"
+    first = "not asked: high comes first"
+    assert reasons(selection) == {"top": "no", "low": first, "late": first}
+
+
+def test_select_without_any_that_works_is_refused_with_all_reasons() -> None:
+    selection = select([candidate("a", reason="no a"), candidate("b", reason="no b")])
+    assert isinstance(selection, Refused)
+    assert "a: no a" in str(selection.error)
+    assert "b: no b" in str(selection.error)
+
+
+def test_an_object_that_is_no_accelerator_and_a_constructor_that_raises_are_rejections() -> None:
+    class Big(CPU_Accelerator):
+        def __init__(self) -> None:
+            raise MemoryError("no room")
+
+        @classmethod
+        def probe(cls) -> None:
+            return None
+
+    odd = type("Odd", (), {"is_available": lambda _self: True})
+    selection = select([candidate("odd", 2, load=lambda: odd), candidate("big", 1, load=lambda: Big), candidate("cpu")])
+    assert accepted_label(selection) == "cpu"
+    assert reasons(selection)["odd"].startswith("not an accelerator: missing: is_synchronized_device")
+    assert reasons(selection)["big"] == "MemoryError: no room"
+
+
+def test_ctrl_c_during_a_probe_is_not_swallowed() -> None:
+    def load() -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        select([candidate("slow", load=load)])
+
+
+def test_a_named_candidate_may_have_several_ways_and_no_objection() -> None:
+    ways = [candidate("x", reason="way one shut"), candidate("x", objection=lambda: "others first")]
+    assert isinstance(select([*ways, candidate("x", load=must_not_be_asked)], "x"), Chosen)
+    assert reasons(select([ways[1], candidate("cpu", -1)]))["x"] == "others first"

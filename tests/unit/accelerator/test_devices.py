@@ -1,0 +1,204 @@
+"""The per-device table of the contract, over simulated vendors."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import pickle
+import sys
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch._dynamo  # set_compile_backend() does so, which fails while a simulated torch.xpu is in place
+from torch.utils.cpp_extension import BuildExtension
+
+from accelerator.errors import AcceleratorUnavailableError, DeviceIndexError, UnsupportedFeatureError
+from accelerator.npu_accelerator import cann_version
+from op_builder import env
+from tests.support.machines import Machine
+
+
+class Row(NamedTuple):
+    name: str
+    communication: str | None
+    visible: str
+    exported: str
+    compile_backend: str
+    dtypes: list[torch.dtype]
+    triton: bool = False
+
+
+FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
+HPU_VISIBLE = "HABANA_VISIBLE_MODULES CUDA_VISIBLE_DEVICES"
+ALL = [FP32, FP16, BF16]
+TABLE = [
+    Row("xpu", "xccl", "ZE_AFFINITY_MASK", "", "inductor", ALL),
+    Row("npu", "hccl", "ASCEND_RT_VISIBLE_DEVICES", "ASCEND HCCL LD_LIBRARY PATH", "inductor", ALL),
+    Row("mps", None, "CUDA_VISIBLE_DEVICES", "", "inductor", [FP32]),
+    Row("hpu", "hccl", HPU_VISIBLE, "", "hpu_backend", ALL),
+    Row("mlu", "cncl", "MLU_VISIBLE_DEVICES", "NEUWARE_HOME CNCL LD_LIBRARY PATH", "inductor", ALL, triton=True),
+    # The fake torch.sdaa does not answer for bfloat16.
+    Row("sdaa", "tccl", "SDAA_VISIBLE_DEVICES", "NCCL LD_LIBRARY PATH", "inductor", [FP32, FP16]),
+]
+
+
+def furnish(machine: Machine, name: str) -> Any:
+    machine.furnish("native_xpu" if name == "xpu" else name)
+    return device_class(name)()
+
+
+def device_class(name: str) -> Any:
+    return getattr(importlib.import_module(f"accelerator.{name}_accelerator"), f"{name.upper()}_Accelerator")
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_a_device_declares_what_the_table_says(machine: Machine, row: Row) -> None:
+    accelerator = furnish(machine, row.name)
+    assert accelerator.communication_backend_name() == row.communication
+    assert accelerator.visible_devices_envs() == row.visible.split()
+    assert accelerator.export_envs() == row.exported.split()
+    assert accelerator.get_compile_backend() == row.compile_backend
+    assert accelerator.op_builder_dir() == ("op_builder.xpu" if row.name == "xpu" else "op_builder.host")
+    assert accelerator.supported_dtypes() == row.dtypes
+    assert accelerator.is_triton_supported() is row.triton
+    assert accelerator.device_name() == row.name
+    assert accelerator.device_name(1) == ("hpu" if row.name == "hpu" else f"{row.name}:1")
+    assert accelerator.supports_nvtx_domain() is accelerator.is_synchronized_device() is False
+    assert accelerator.use_host_timers() is (row.name == "mps")
+    assert accelerator.resolves_data_dependency() is (row.name == "hpu")
+    assert accelerator.handles_memory_backpressure() is (row.name == "hpu")
+
+    child: dict[str, str] = {"HOME": "/home/a"}
+    before = env.child_environment()
+    accelerator.set_visible_devices_envs(child, [3, 1])
+    assert child == {"HOME": "/home/a", **dict.fromkeys(row.visible.split(), "3,1")}
+    assert env.child_environment() == before
+
+    model = torch.nn.Linear(2, 2)  # one that holds its accelerator can be copied and pickled
+    model.accelerator = accelerator
+    accelerator.set_compile_backend("eager")
+    for copied in (copy.deepcopy(model), copy.copy(model), pickle.loads(pickle.dumps(model))):
+        assert type(copied.accelerator) is device_class(row.name)
+        assert copied.accelerator.get_compile_backend() == "eager"
+        assert copied.accelerator.device_count() == 1
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_importing_needs_no_vendor_package_and_constructing_says_so(row: Row) -> None:
+    sys.modules.pop(f"accelerator.{row.name}_accelerator", None)
+    with pytest.raises(AcceleratorUnavailableError, match=f"{row.name.upper()}_Accelerator requires "):
+        device_class(row.name)()
+
+
+def test_graphs_without_a_graph_class_are_refused(machine: Machine) -> None:
+    machine.npu()
+    with pytest.raises(UnsupportedFeatureError, match=r"torch\.npu has no graphs"):
+        device_class("npu")().create_graph()
+
+
+# XPU -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "host_timers"),
+    [("2.1.40+xpu", True), ("2.5.10+xpu", True), ("2.6.10+xpu", False), ("2.10.0", False), (None, False)],
+)
+def test_xpu_times_on_the_host_before_ipex_2_6(machine: Machine, version: str | None, host_timers: bool) -> None:
+    if version is None:
+        machine.native_xpu()
+    else:
+        machine.ipex(version=version)
+    assert device_class("xpu")().use_host_timers() is host_timers
+
+
+def test_xpu_has_oneccl_when_it_imports_and_one_name_for_its_streams(machine: Machine) -> None:
+    accelerator = furnish(machine, "xpu")
+    torch.xpu.current_stream = lambda index: ("stream", index)  # type: ignore[assignment] # the fake's
+    assert accelerator.default_stream(1) == ("stream", 1)
+    machine.package("oneccl_bindings_for_pytorch")
+    assert device_class("xpu")().communication_backend_name() == "ccl"
+
+
+def test_xpu_builds_with_ipex_when_it_is_installed(machine: Machine) -> None:
+    machine.native_xpu()
+    assert device_class("xpu")().build_extension() is BuildExtension
+    machine.ipex()
+    machine.package("intel_extension_for_pytorch.xpu")
+    machine.package("intel_extension_for_pytorch.xpu.cpp_extension", DpcppBuildExtension="theirs")
+    assert device_class("xpu")().build_extension() == "theirs"
+
+
+def test_xpu_pinning_goes_to_torch(machine: Machine) -> None:
+    machine.native_xpu()
+    torch.xpu.current_device = lambda: 1  # type: ignore[assignment] # the fake's
+    accelerator = device_class("xpu")()
+
+    class Tensor:
+        def pin_memory(self, device: str) -> str:
+            return f"pinned for {device}"
+
+    assert accelerator.pin_memory(Tensor()) == "pinned for xpu:1"
+    with pytest.raises(UnsupportedFeatureError, match="align_bytes=512"):
+        accelerator.pin_memory(torch.zeros(4), align_bytes=512)
+
+
+# Others ----------------------------------------------------------------------------------
+
+
+def test_mps_is_one_device_with_one_queue(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.mps()
+    waits: list[str] = []
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waits.append("synchronized"))
+    accelerator = device_class("mps")()
+    assert accelerator.device_count() == 1
+    assert accelerator.current_device_name() == "mps:0"
+    assert accelerator.device(0) == torch.device("mps", 0)
+    with accelerator.stream(accelerator.Stream()):
+        accelerator.current_stream().synchronize()  # must wait: the device works on while the host goes on
+    assert waits == ["synchronized"]
+    assert accelerator.Event is torch.mps.Event
+    with pytest.raises(DeviceIndexError, match="There is one mps device, index 0, found index 1"):
+        accelerator.set_device(1)
+
+
+@pytest.mark.parametrize("directory", ["", "x86_64-linux", "aarch64-linux"])
+def test_cann_version_is_read_from_the_installation_record(tmp_path: Any, directory: str) -> None:
+    with env.scope(ASCEND_HOME_PATH=None):
+        assert cann_version() is None
+    with env.scope(ASCEND_HOME_PATH=str(tmp_path)):
+        assert cann_version() is None
+        (tmp_path / "ascend_nnae_install.info").mkdir()  # not a record
+        (tmp_path / directory).mkdir(exist_ok=True)
+        record = tmp_path / directory / "ascend_toolkit_install.info"
+        record.write_text("package_name=Ascend-cann\nversion=8.0.RC2\narch=x86\n")
+        assert cann_version() == "8.0.RC2"
+
+
+@pytest.mark.parametrize(("index", "named"), [(2, "2"), (-1, "-1"), ("mlu:0", "'mlu:0'")])
+def test_an_index_out_of_range_is_named_with_the_count(machine: Machine, index: Any, named: str) -> None:
+    accelerator = furnish(machine, "mlu")
+
+    def set_device(_device: int) -> None:
+        raise RuntimeError("out of memory")
+
+    torch.mlu.set_device = set_device  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="out of memory"):  # the driver's own, for a device that exists
+        accelerator.set_device(0)
+    with pytest.raises(DeviceIndexError, match=f"no mlu device of index {named}; the number of devices is 1"):
+        accelerator.set_device(index)
+
+
+def test_fp8_is_asked_of_the_device_module(machine: Machine) -> None:
+    machine.mlu()
+    assert device_class("mlu")().is_fp8_supported() is False
+    torch.mlu.is_fp8_supported = lambda including_emulation=True: including_emulation  # type: ignore[attr-defined]
+    assert device_class("mlu")().is_fp8_supported() is True
+
+
+def test_a_copy_where_the_package_is_missing_says_so(machine: Machine) -> None:
+    sent = pickle.dumps(furnish(machine, "npu"))
+    sys.modules["torch_npu"] = None  # type: ignore[assignment] # the receiving process has no such package
+    with pytest.raises(AcceleratorUnavailableError, match="NPU_Accelerator requires torch_npu"):
+        pickle.loads(sent)

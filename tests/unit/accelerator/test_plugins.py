@@ -1,0 +1,139 @@
+"""Accelerators of other distributions, installed for real on a path of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from accelerator.detection import Chosen, Refused
+from accelerator.errors import AcceleratorSelectionError
+from accelerator.plugins import is_registered
+from accelerator.selection import builder_package, choose
+from op_builder import env
+from tests.support.machines import PLUGIN_SOURCE, Machine, PluginSite, accepted_label, reasons
+
+pytestmark = pytest.mark.usefixtures("machine")
+
+
+def source(members: str = "pass") -> str:
+    return PLUGIN_SOURCE.format(members=members)
+
+
+@pytest.mark.parametrize(("priority", "taken"), [(None, "cuda"), (250, "acme"), (2000, "acme"), (-1, "cuda")])
+def test_a_plugin_has_a_priority_of_its_own_and_comes_before_the_cpu(
+    plugin_site: PluginSite, machine: Machine, priority: int | None, taken: str
+) -> None:
+    plugin_site.install("acme", "plugin_acme", source(f"detection_priority = {priority}" if priority else "pass"))
+    assert accepted_label(choose()) == ("cpu" if priority == -1 else "acme (plugin_acme:Plugin)")
+    machine.cuda(1)
+    selection = choose()
+    assert isinstance(selection, Chosen)
+    assert selection.name == taken
+
+
+@pytest.mark.parametrize(
+    ("attribute", "spelled"),
+    [("Outer.Plugin", "{}:{}"), ("Plugin", "{}:{} [fast]"), ("Plugin", "{} : {}")],
+)
+def test_an_entry_point_may_be_spelled_in_all_ways(plugin_site: PluginSite, attribute: str, spelled: str) -> None:
+    text = source("def device_name(self, device_index=None): return 'acme'") + "class Outer:\n    Plugin = Plugin\n"
+    plugin_site.install("acme", "plugin_acme", text, spelled.format("plugin_acme", attribute))
+    plugin_site.install("aaa", "plugin_aaa", "", "plugin_aaa:Absent")
+    selection = choose()
+    assert isinstance(selection, Chosen)
+    assert selection.name == "acme"
+    assert is_registered(type(selection.accelerator))
+    assert not is_registered(type("Mine", (type(selection.accelerator),), {}))
+
+
+def test_an_override_loads_the_named_plugin_alone(plugin_site: PluginSite) -> None:
+    plugin_site.install("acme", "plugin_acme", source("detection_priority = -5"))
+    plugin_site.install("other", "plugin_other", "raise AssertionError('loaded')")
+    for name, label in (("acme", "acme (plugin_acme:Plugin)"), ("cpu", "cpu")):
+        with env.scope(ACCEL_ACCELERATOR=name):
+            assert accepted_label(choose()) == label
+    with env.scope(ACCEL_ACCELERATOR="acmee"):
+        selection = choose()
+    assert isinstance(selection, Refused)
+    assert "cpu, acme, other." in str(selection.error)
+
+
+NO_REASON = "probe() must return None or a reason (str), found "
+CLASH = "the name 'cuda' belongs to a built-in accelerator"
+# Told whatever device is chosen, since it is known before one is asked.
+FAULTY = [
+    ("acme", "raise OSError('no driver')", "OSError: no driver"),
+    ("acme", "import sys; sys.exit('bye')", "SystemExit: bye"),
+    ("acme", "pass", "AttributeError: module 'plugin_acme' has no attribute 'Plugin'"),
+    ("acme", source("detection_priority = 'high'"), "detection_priority must be an int, found 'high'"),
+    ("acme", source("detection_priority = True"), "detection_priority must be an int, found True"),
+    ("cuda", source(), CLASH),
+]
+REJECTED = [
+    ("acme", source("probe = staticmethod(lambda: 'card unplugged')"), "card unplugged"),
+    ("acme", source("probe = staticmethod(lambda: 1 / 0)"), "ZeroDivisionError: division by zero"),
+    *(("acme", source(f"probe = staticmethod(lambda: {each})"), NO_REASON + each) for each in ("True", "False", "''")),
+    ("acme", "class Plugin:\n    def is_available(self): return True", "not an accelerator: missing: "),
+    ("acme", "class Plugin:\n    def is_available(self): return False", "no device is available"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "reason"), [*FAULTY, *REJECTED])
+def test_a_plugin_that_cannot_be_used_is_a_rejection(
+    plugin_site: PluginSite, machine: Machine, name: str, text: str, reason: str
+) -> None:
+    plugin_site.install(name, "plugin_acme", text)
+    selection = choose()
+    assert accepted_label(selection) == "cpu"
+    assert reasons(selection)[f"{name} (plugin_acme:Plugin)"].startswith(reason)
+    if (name, text, reason) in FAULTY:
+        machine.cuda(1)
+        selection = choose()
+        assert accepted_label(selection) == "cuda"
+        assert reasons(selection)[f"{name} (plugin_acme:Plugin)"].startswith(reason)
+
+
+def test_of_two_plugins_with_one_name_the_first_has_it(plugin_site: PluginSite) -> None:
+    plugin_site.install("acme", "plugin_a", source())
+    plugin_site.install("acme", "plugin_b", source())
+    plugin_site.install("cuda", "plugin_cuda", source())
+    assert accepted_label(choose()) == "acme (plugin_a:Plugin)"
+    plugin_site.install("zeta", "plugin_z", source("detection_priority = 1"))
+    with env.scope(ACCEL_ACCELERATOR="zeta"):
+        selection = choose()
+    assert accepted_label(selection) == "zeta (plugin_z:Plugin)"
+    assert reasons(selection)["cuda (plugin_cuda:Plugin)"] == CLASH
+
+
+UNPLUGGED = "probe = staticmethod(lambda: 'card unplugged')"
+
+
+def test_a_prebuild_asks_the_class_of_a_named_plugin_and_not_its_device(plugin_site: PluginSite) -> None:
+    plugin_site.install("acme", "plugin_acme", source(f"{UNPLUGGED}; builder_package = 'acme.ops'"))
+    with env.scope(ACCEL_ACCELERATOR="acme"):
+        assert isinstance(choose(), Refused)
+        assert builder_package() == ("acme", "acme.ops")
+    assert builder_package() == ("cpu", "op_builder.cpu"), "not named, it is detected like any other"
+    for name in ("cuda", "npu"):  # nor the package or the device of a built-in one
+        with env.scope(ACCEL_ACCELERATOR=name):
+            assert builder_package() == (name, f"op_builder.{'host' if name == 'npu' else name}")
+
+
+def test_a_plugin_without_a_declared_package_is_asked_for_it(plugin_site: PluginSite) -> None:
+    plugin_site.install(
+        "acme", "plugin_acme", source("builder_package = None; op_builder_dir = lambda self: 'late.ops'")
+    )
+    with env.scope(ACCEL_ACCELERATOR="acme"):
+        assert builder_package() == ("acme", "late.ops")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("raise OSError('no driver')", "OSError: no driver"), ("import sys; sys.exit('bye')", "SystemExit: bye")],
+)
+def test_a_broken_plugin_asked_for_by_name_is_an_error_with_its_reason(
+    plugin_site: PluginSite, text: str, reason: str
+) -> None:
+    plugin_site.install("acme", "plugin_acme", text)
+    message = rf"Accelerator 'acme' of plugin_acme:Plugin cannot be used \({reason}\)"
+    with env.scope(ACCEL_ACCELERATOR="acme"), pytest.raises(AcceleratorSelectionError, match=message):
+        builder_package()

@@ -1,0 +1,120 @@
+"""The accelerator of a process: chosen once, quietly, and safe to fork."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+
+import pytest
+
+import accelerator
+from accelerator import get_accelerator, is_current_accelerator_supported, real_accelerator, set_accelerator
+from accelerator.cpu_accelerator import CPU_Accelerator
+from accelerator.errors import AcceleratorSelectionError
+from op_builder import env
+from tests.support.machines import PLUGIN_SOURCE, Machine, PluginSite
+
+pytestmark = pytest.mark.usefixtures("fresh", "machine")
+
+
+def test_a_name_that_the_package_lacks_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'get_acelerator'"):
+        accelerator.get_acelerator  # noqa: B018
+    assert "get_accelerator" in dir(accelerator)
+
+
+def test_falling_back_to_the_cpu_warns_once_and_every_call_returns_one_object(caplog: pytest.LogCaptureFixture) -> None:
+    found: list[object] = []
+    threads = [threading.Thread(target=lambda: found.append(get_accelerator())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(each) for each in found}) == 1
+    assert len(found) == 8
+    assert type(get_accelerator()) is CPU_Accelerator
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "No accelerator was detected" in caplog.text
+
+
+@pytest.mark.parametrize(("name", "devices"), [("cpu", 0), (None, 1)])
+def test_a_named_cpu_and_a_detected_device_warn_not(
+    machine: Machine, caplog: pytest.LogCaptureFixture, name: str | None, devices: int
+) -> None:
+    machine.cuda(devices)
+    with env.scope(DS_ACCELERATOR=name):
+        assert get_accelerator().device_name() == (name or "cuda")
+    assert not caplog.records
+
+
+def test_a_wrong_override_raises_each_time_and_is_not_remembered() -> None:
+    for _ in range(2):
+        with env.scope(ACCEL_ACCELERATOR="npu"), pytest.raises(ValueError, match="NPU_Accelerator requires torch_npu"):
+            get_accelerator()
+    assert get_accelerator().device_name() == "cpu"
+
+
+def test_a_plugin_that_asks_for_the_accelerator_while_it_is_imported_is_rejected(
+    plugin_site: PluginSite, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = "from accelerator import get_accelerator\nget_accelerator()\n" + PLUGIN_SOURCE.format(members="pass")
+    plugin_site.install("acme", "plugin_loop", source)
+    with (
+        env.scope(ACCEL_ACCELERATOR="acme"),
+        pytest.raises(AcceleratorSelectionError, match="called by a package that is being asked"),
+    ):
+        get_accelerator()
+    assert type(get_accelerator()) is CPU_Accelerator
+    assert "No accelerator was detected" in caplog.text
+
+
+@pytest.mark.parametrize("name", [None, "acme"])
+@pytest.mark.parametrize("last", ["pass", "raise OSError('no driver')"])
+def test_what_is_set_while_the_accelerator_is_chosen_stays(
+    plugin_site: PluginSite, caplog: pytest.LogCaptureFixture, name: str | None, last: str
+) -> None:
+    text = PLUGIN_SOURCE.format(members="set_by_hand = False")
+    text += f"mine = Plugin()\nmine.set_by_hand = True\nfrom accelerator import set_accelerator as s; s(mine)\n{last}\n"
+    plugin_site.install("acme", "plugin_acme", text)
+    with env.scope(ACCEL_ACCELERATOR=name):
+        chosen = get_accelerator()
+    assert getattr(chosen, "set_by_hand", False)
+    assert get_accelerator() is chosen
+    assert not caplog.records
+
+
+def test_a_plugins_accelerator_counts_as_supported(plugin_site: PluginSite) -> None:
+    members = "def device_name(self, device_index=None): return 'acme'"
+    plugin_site.install("acme", "plugin_acme", PLUGIN_SOURCE.format(members=members))
+    assert get_accelerator().device_name() == "acme"
+    assert is_current_accelerator_supported() is True
+    set_accelerator(type("Mine", (type(get_accelerator()),), {})())
+    assert is_current_accelerator_supported() is False
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_forked_while_another_thread_chooses_can_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other thread holds the lock in the parent, and does not exist in the child."""
+    is_choosing, release = threading.Event(), threading.Event()
+    choose = real_accelerator.choose
+
+    def slow_choose() -> object:
+        is_choosing.set()
+        release.wait(60)
+        return choose()
+
+    monkeypatch.setattr(real_accelerator, "choose", slow_choose)
+    thread = threading.Thread(target=get_accelerator)
+    thread.start()
+    assert is_choosing.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # a child that waits for the lock is ended
+        real_accelerator.choose = choose
+        os._exit(0 if get_accelerator().device_name() == "cpu" else 1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    release.set()
+    thread.join()
+    assert status == 0

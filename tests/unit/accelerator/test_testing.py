@@ -1,0 +1,153 @@
+"""The conformance kit on the CPU and on broken accelerators."""
+
+# ruff: noqa: ARG002 - broken accelerators take the arguments of the methods they stand for
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from accelerator.abstract_accelerator import DeepSpeedAccelerator
+from accelerator.cpu_accelerator import CPU_Accelerator
+from accelerator.errors import AcceleratorUnavailableError
+from accelerator.testing import CHECKS, Ability, ConformanceError, check_conformance
+from op_builder import env
+from tests.support.machines import ROOT
+
+
+class Recording:
+    """A proxy of an accelerator that notes which members were asked for."""
+
+    def __init__(self, target: object) -> None:
+        self._target = target
+        self.asked: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked.add(name)
+        return getattr(self._target, name)
+
+
+def test_the_cpu_conforms_every_member_is_asked_and_the_generators_are_left_alone() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(4)
+    torch.manual_seed(7)
+    recording = Recording(CPU_Accelerator())
+    report = check_conformance(recording)
+    assert report.passed, str(report)
+    assert {name for name in vars(DeepSpeedAccelerator) if not name.startswith("_")} <= recording.asked
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_checks_have_names_and_sentences_of_their_own_and_are_in_the_guide() -> None:
+    assert len({check.name for check in CHECKS}) == len({check.proves for check in CHECKS}) == len(CHECKS)
+    assert all(check.proves.endswith(".") and "\n" not in check.proves for check in CHECKS)
+    guide = (ROOT / "docs" / "conformance.md").read_text()
+    assert [check.name for check in CHECKS if f" {check.name} " not in guide] == []
+
+
+class WrongDeviceString(CPU_Accelerator):
+    def device_name(self, device_index: int | None = None) -> str:
+        return "cpu" if device_index is None else f"cpu:{device_index + 1}"
+
+
+class PeakBelowCurrent(CPU_Accelerator):
+    def max_memory_allocated(self, device_index: int | None = None) -> int:
+        return 1 << 20
+
+
+class Exits(CPU_Accelerator):
+    def memory_snapshot(self, *args: Any, **kwargs: Any) -> Any:
+        raise SystemExit("the driver gave up")
+
+
+class LazyForever(CPU_Accelerator):
+    def lazy_call(self, callback: Any) -> Any:
+        return None
+
+
+BROKEN: list[tuple[type, set[str], str]] = [
+    # A device whose strings carry an index is one whose set_device() must refuse an index.
+    (WrongDeviceString, {"device_strings_parse", "index_out_of_range_is_an_error"}, "expected the index 0 or none"),
+    (PeakBelowCurrent, {"peak_covers_current", "peak_remembers_what_was_freed"}, "found 1048576"),
+    (Exits, {"snapshot_is_a_collection"}, "it raised SystemExit: the driver gave up"),
+    (LazyForever, {"lazy_call_runs_once"}, "expected number of calls 1, found 0"),
+]
+
+
+@pytest.mark.parametrize(("broken", "fitting", "reason"), BROKEN, ids=lambda value: getattr(value, "__name__", None))
+def test_a_broken_accelerator_fails_the_fitting_checks_alone(broken: type, fitting: set[str], reason: str) -> None:
+    report = check_conformance(broken())
+    assert {result.check.name for result in report.failures} == fitting
+    assert reason in str(report)
+    for result in report.failures:
+        with pytest.raises(ConformanceError, match=f"{result.check.name}: {result.check.proves[:10]}"):
+            result.check.require(broken())
+
+
+ONE_CARD = """
+import os
+from accelerator.cpu_accelerator import CPU_Accelerator
+from accelerator.errors import AcceleratorUnavailableError
+
+visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+{broken}
+
+class OneCard(CPU_Accelerator):
+    def set_device(self, device_index):
+        if device_index != 0:
+            raise IndexError(device_index)
+
+    def device_count(self):
+        {count}
+"""
+
+
+@pytest.mark.parametrize(
+    ("broken", "count", "status", "note"),
+    [
+        ("", "return 1", "not applicable", "there is one device, and an empty variable does not hide it"),
+        ("", "if visible != '': return 1\n        raise AcceleratorUnavailableError('none')", "passed", "0 of 1"),
+        # Formerly that passed: any failure of the child without a device counted as no device.
+        ("if visible == '': raise OSError('no driver')", "return 1", "failed", "OSError: no driver"),
+    ],
+)
+def test_a_child_that_fails_is_no_hidden_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, count: str, status: str, note: str
+) -> None:
+    (tmp_path / "one_card.py").write_text(ONE_CARD.format(broken=broken, count=count))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "one_card", raising=False)
+    accelerator = importlib.import_module("one_card").OneCard()
+    check = next(check for check in CHECKS if check.name == "visible_devices_are_honoured")
+    with env.scope(PYTHONPATH=os.pathsep.join(sys.path)):
+        result = check.run(accelerator)
+    assert result.status == status
+    assert note in result.note
+
+
+def test_an_object_that_is_no_accelerator_fails_and_never_crashes() -> None:
+    report = check_conformance(object())
+    assert not report.passed
+    assert "has_every_member: expected no structural fault, found missing: is_synchronized_device" in str(report)
+
+
+def test_what_a_set_up_lacks_is_not_applicable_with_the_reason() -> None:
+    report = check_conformance(CPU_Accelerator(), lacks={Ability.TENSORS: "no kernels today"})
+    assert report.passed
+    skipped = {result.check.name for result in report.results if result.note == "no kernels today"}
+    assert skipped == {check.name for check in CHECKS if Ability.TENSORS in check.needs}
+
+
+def test_without_a_device_there_is_nothing_to_check() -> None:
+    class Absent(CPU_Accelerator):
+        def is_available(self) -> bool:
+            return False
+
+    with pytest.raises(AcceleratorUnavailableError, match="Absent says that no device is available"):
+        check_conformance(Absent())
