@@ -42,3 +42,11 @@ def test_git_ignores_prebuilt_ops_in_a_checkout() -> None:
         pytest.skip("this is no git checkout")
     for name in ("wheel.json", "ops/cpu_adam/a/b/manifest.json", "ops/cpu_adam/a/b/cpu_adam.so"):
         subprocess.run(["git", "check-ignore", "-q", f"op_builder/_prebuilt/{name}"], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("template", ["my_ops", "acme_accel"])
+def test_templates_name_this_project_by_its_place_alone(template: str) -> None:
+    """Whoever owns the bare name on a package index would run code in the builds of those who copy them."""
+    settings = (ROOT / "examples" / template / "pyproject.toml").read_text(encoding="utf-8")
+    named = re.findall(r'"(accel-ops[^"]*)"', settings)
+    assert named == ["accel-ops-build @ file:///path/to/accel-ops/build_tools"]
