@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accelerator.testing.model import Subject, UnmetExpectationError, does_not_apply, expect, expect_equal, expect_type
-from op_builder.builder.base import OpBuilder
+from op_builder import OpBuilder
 from op_builder.catalog.registry import KNOWN_OPS, UnavailableOpBuilder, device_package
 
 _KNOWN = "CPUAdamBuilder"

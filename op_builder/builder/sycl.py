@@ -73,12 +73,12 @@ class SYCLOpBuilder(OpBuilder):
     def build_checks(self) -> list[CheckOutcome]:
         from op_builder.toolchains.sycl_checks import toolchain_checks
 
-        return [*super().build_checks(), *toolchain_checks(self)]
+        return [*super().build_checks(), *toolchain_checks(self.toolchain, self.cache.memo)]
 
     def load_checks(self) -> list[CheckOutcome]:
         from op_builder.toolchains.sycl_checks import load_checks
 
-        return load_checks(self)
+        return load_checks(self.toolchain, self.cache.memo, has_kernel_texts=bool(self.kernel_sources()))
 
     def sycl_extension(self) -> None:
         """Nothing to prepare: ``builder()`` gives torch's, or IPEX's, extension with the same plan."""

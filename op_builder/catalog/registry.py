@@ -10,18 +10,14 @@ with near matches. Never None.
 from __future__ import annotations
 
 import difflib
-import importlib
-import inspect
 import logging
-import pkgutil
 from dataclasses import dataclass
 from functools import cache
-from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
-import op_builder
 from op_builder._version import __version__
 from op_builder.builder.base import OpBuilder
+from op_builder.catalog.modules import builders_of, import_modules
 from op_builder.errors import UnknownOpError
 from op_builder.system.outcomes import CheckOutcome, Failed, require
 
@@ -55,6 +51,8 @@ KNOWN_OPS = (
 )
 
 
+# Names of op_builder that end in Builder and are no op.
+_BASES = ("CPUOpBuilder", "CUDAOpBuilder", "OpBuilder", "SYCLOpBuilder", "TorchCPUOpBuilder")
 _OWN_PACKAGES = ("op_builder.cpu", "op_builder.cuda", "op_builder.xpu")
 
 
@@ -158,31 +156,12 @@ def device_package(package: str) -> DevicePackage:
     return DevicePackage(dict(found), broken)
 
 
-def import_modules(name: str) -> tuple[list[ModuleType], dict[str, str]]:
-    """A module and, of a package, the modules in it; and why one of those cannot be imported, by its name.
-
-    Raises:
-        Exception: whatever importing ``name`` itself raises.
-    """
-    root = importlib.import_module(name)
-    modules, broken = [root], {}
-    for item in pkgutil.iter_modules(vars(root).get("__path__", [])):
-        if item.name == "__main__":
-            continue
-        try:
-            modules.append(importlib.import_module(f"{name}.{item.name}"))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # it may need a driver that is not here; the others need not
-            broken[f"{name}.{item.name}"] = f"{type(error).__name__}: {error}"
-    return modules, broken
-
-
 def registered_packages(package: str) -> list[RegisteredPackage]:
     """What other packages register, without what the device's ``package`` or this project has under the same name."""
+    # A load of one of the device's own ops has no use for reading entry points.
     from op_builder.catalog import registered_ops
 
-    taken: dict[str, type[OpBuilder] | None] = dict.fromkeys(op_builder.__all__)
+    taken: dict[str, type[OpBuilder] | None] = dict.fromkeys(_BASES)
     taken.update((name, None) for op in KNOWN_OPS for name in (op.name, op.builder))
     for having in (*_OWN_PACKAGES, package):
         for class_name, cls in device_package(having).classes.items():
@@ -211,19 +190,6 @@ def _make(cls: type[OpBuilder], package: str) -> OpBuilder:
         op = KnownOp(cls.NAME, cls.__name__, cls.SUMMARY)
         reason = f"Its builder cannot be made: {type(error).__name__}: {error}"
         return _unavailable(op, package, reason, f"Report this to the author of {cls.__module__}.", cls)()
-
-
-def builders_of(module: ModuleType) -> list[tuple[str, type[OpBuilder]]]:
-    """The concrete ``*Builder`` classes in a module, defined there or imported, by the names they have in it."""
-    return [
-        (name, value)
-        for name, value in vars(module).items()
-        if name.endswith("Builder")
-        and isinstance(value, type)
-        and issubclass(value, OpBuilder)
-        and value.NAME
-        and not inspect.isabstract(value)
-    ]
 
 
 @cache
