@@ -3,13 +3,16 @@
 JIT and prebuild take the same plan from the same pure function, :func:`op_builder.builder.recipe.make_plan`.
 A plan holds no command line and no path of torch, Python or a compiler: the engine adds those when it turns
 the plan into commands, the key counts them by identity.
+
+What a warm load imports has named tuples for values: defining a frozen dataclass takes half a millisecond, five times
+as long.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 
 class Binding(enum.Enum):
@@ -45,8 +48,7 @@ SYCL_LIBRARY = "libsycl.so"
 SYCL_HOST_RUNTIME = "kernels_sycl/host/runtime.cpp"
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """One file to compile.
 
     Attributes:
@@ -64,8 +66,7 @@ class Source:
     text: str | None = None
 
 
-@dataclass(frozen=True)
-class SyclPlan:
+class SyclPlan(NamedTuple):
     """What of a plan is SYCL's own.
 
     Attributes:
@@ -85,8 +86,7 @@ class SyclPlan:
         return () if source.label == SYCL_HOST_RUNTIME else self.kernels
 
 
-@dataclass(frozen=True)
-class ForeignLibrary:
+class ForeignLibrary(NamedTuple):
     """Somebody else's library that an op is linked with; its builder opens it by its path before the op.
 
     Its headers and its file count in the key through ``version``, so that the key names no place of this machine.
@@ -104,8 +104,7 @@ class ForeignLibrary:
     library: Path
 
 
-@dataclass(frozen=True)
-class BuildPlan:
+class BuildPlan(NamedTuple):
     """What to compile and link into one binary.
 
     Attributes:

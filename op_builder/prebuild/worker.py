@@ -27,7 +27,8 @@ from op_builder.builder.sycl import SYCLOpBuilder
 from op_builder.cache.headers import SystemHeaders
 from op_builder.cache.store import MANIFEST, Cache, Manifest
 from op_builder.catalog.device import is_accelerator_named, requested_package
-from op_builder.catalog.registry import UnavailableOpBuilder, all_builders, registered_packages
+from op_builder.catalog.registry import all_builders, registered_packages
+from op_builder.catalog.unavailable import UnavailableOpBuilder
 from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
 from op_builder.load.prebuilt import DIRECTORY, INDEX, INDEX_FORMAT
 from op_builder.paths import outermost_package

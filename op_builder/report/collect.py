@@ -21,7 +21,8 @@ from op_builder.builder.base import OpBuilder
 from op_builder.cache.compare import nearest_miss
 from op_builder.cache.store import Cache, Entry
 from op_builder.catalog.device import accelerator_facts, current_accelerator
-from op_builder.catalog.registry import UnavailableOpBuilder, all_builders, device_package, registered_packages
+from op_builder.catalog.registry import all_builders, device_package, registered_packages
+from op_builder.catalog.unavailable import UnavailableOpBuilder
 from op_builder.engine.commands import build_commands
 from op_builder.engine.ninja import find_ninja
 from op_builder.errors import AccelError, UnknownOpError

@@ -393,7 +393,7 @@ def test_an_op_for_an_ipex_that_is_not_there_is_told(monkeypatch: pytest.MonkeyP
 def test_an_op_with_cuda_and_sycl_sources_is_refused(tmp_path: Path) -> None:
     write_scale(tmp_path / "op")
     plan = make_plan(ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache")))
-    mixed = replace(plan, sources=(*plan.sources, Source(tmp_path / "a.cu", "a.cu", Language.CUDA)))
+    mixed = plan._replace(sources=(*plan.sources, Source(tmp_path / "a.cu", "a.cu", Language.CUDA)))
     with pytest.raises(ToolchainError, match=r"'sycl_scale' has both CUDA and SYCL sources"):
         find_toolset(mixed, Cache(tmp_path / "cache").memo)
 
