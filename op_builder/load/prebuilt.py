@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-import sysconfig
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from op_builder._version import __version__
 from op_builder.cache.fingerprint import cpu_digest, platform_name, recipe_parts
@@ -38,8 +36,7 @@ _OUR_PACKAGE = Path(__file__).resolve().parents[1]
 _FLAGS = ("c++ flags", "nvcc flags")
 
 
-@dataclass(frozen=True)
-class Rejected:
+class Rejected(NamedTuple):
     """A prebuilt binary that does not fit this process, and why.
 
     ``entry`` is None where its manifest cannot be read.
@@ -223,6 +220,8 @@ def _other_torch(entry: Entry) -> str | None:
         return None
     if parse_release(manifest.torch) != install.release:
         return f"it was built with torch {manifest.torch}, this is {install.version}"
+    import sysconfig  # half a millisecond that an op on the Stable ABI does not need
+
     python_abi = str(sysconfig.get_config_var("EXT_SUFFIX"))
     if manifest.key_parts.get("python abi") != python_abi:
         return f"it was built for Python ABI {manifest.key_parts.get('python abi')}, this is {python_abi}"

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from op_builder import env
 from op_builder.cache.fingerprint import COMPILER_PARTS, PlanKey, plan_key
@@ -38,20 +36,18 @@ def _warn_once(message: str) -> None:
     logger.warning(message)
 
 
-@dataclass(frozen=True)
-class Request:
-    """One op as asked for: its plan, tools and key. ``toolset`` is None without a compiler."""
+class Request(NamedTuple):
+    """One op as asked for: its plan, tools and key. ``toolset`` is None without a compiler.
+
+    ``roots`` are the places that the headers of entries are named relative to.
+    """
 
     plan: BuildPlan
     toolset: Toolset | None
     missing_tool: AccelError | None
     key: PlanKey
     cache: Cache
-
-    @cached_property
-    def roots(self) -> Roots:
-        """The places that the headers of entries are named relative to."""
-        return Roots.of(self.plan)
+    roots: Roots
 
     @staticmethod
     def of(op: Op, cache: Cache | None = None) -> Request:
@@ -66,7 +62,7 @@ class Request:
             missing = error
             if env.CXX.get() is not None:  # a compiler was asked for, and is not what will have been used
                 _warn_once(f"{error.message} Builds of any compiler are taken where there are some. {error.remedy}")
-        return Request(plan, toolset, missing, plan_key(plan, toolset, used.memo), used)
+        return Request(plan, toolset, missing, plan_key(plan, toolset, used.memo), used, Roots.of(plan))
 
     def find_opened(self) -> Entry | None:
         """The entry that fits and is open in this process; its file may be gone."""
@@ -83,7 +79,6 @@ class Request:
         return self.cache.find(self.key, self.plan.op, self.roots, any_compiler=any_compiler)
 
 
-@dataclass(frozen=True)
 class Availability:
     """Whether ``load()`` would work, and which way it would go.
 
@@ -94,9 +89,10 @@ class Availability:
             binary already.
     """
 
-    prebuilt: Entry | Rejected | None
-    cached: Entry | None
-    outcomes: tuple[CheckOutcome, ...]
+    def __init__(self, prebuilt: Entry | Rejected | None, cached: Entry | None, outcomes: list[CheckOutcome]) -> None:
+        self.prebuilt = prebuilt
+        self.cached = cached
+        self.outcomes = outcomes
 
     @property
     def is_installed(self) -> bool:
@@ -125,7 +121,7 @@ def examine(op: Op) -> Availability:
     if not isinstance(prebuilt, Entry) and cached is None:
         outcomes = [*op.build_checks(), *outcomes]
         outcomes.append(guarded("JIT", _jit_check))
-    return Availability(prebuilt, cached, tuple(outcomes))
+    return Availability(prebuilt, cached, outcomes)
 
 
 def _jit_check() -> CheckOutcome:

@@ -228,7 +228,7 @@ def explain(builder: OpBuilder) -> dict[str, Any]:
     damaged = dict(builder.cache.damaged)
     explained: dict[str, Any] = {
         **asdict(_row(builder)),
-        "checks": [{"passed": not isinstance(outcome, Failed), **asdict(outcome)} for outcome in builder.check()],
+        "checks": [{"passed": not isinstance(outcome, Failed), **outcome._asdict()} for outcome in builder.check()],
         "cache_entry": _entry(found.cached),
     }
     request = guarded_value("plan", lambda: resolver.Request.of(builder))

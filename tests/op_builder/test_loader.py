@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import faulthandler
 import importlib
 import os
@@ -254,7 +253,7 @@ def test_a_string_accessor_is_not_taken_for_a_symbol_of_torch(small: SmallBuilde
 def test_a_binary_that_cannot_be_opened_is_a_load_error_with_a_remedy(small: SmallBuilder, tmp_path: Path) -> None:
     (entry,) = small.cache.entries()
     shutil.copytree(entry.directory, tmp_path / "torn")
-    torn = Entry(tmp_path / "torn", dataclasses.replace(entry.manifest, op="torn"))
+    torn = Entry(tmp_path / "torn", entry.manifest._replace(op="torn"))
     replace_content(torn.artifact, b"\x7fELF, and then nothing")
     with pytest.raises(LoadError, match="cannot be opened") as caught:
         loader.open_entry(torn, small)

@@ -209,7 +209,7 @@ def test_cuda_code_must_serve_every_visible_device(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _index: (8, 0))
     install = prebuilt.torch_install()
-    monkeypatch.setattr(prebuilt, "torch_install", lambda: dataclasses.replace(install, cuda="13.0"))
+    monkeypatch.setattr(prebuilt, "torch_install", lambda: install._replace(cuda="13.0"))
     rewrite(wheel, lambda manifest: manifest["key_parts"].update({"cuda archs": archs}))
     found = prebuilt.find_prebuilt(small)
     assert isinstance(found, Entry) == fits
