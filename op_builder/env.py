@@ -260,7 +260,7 @@ CCL_OFI_LIBRARY_PATH = _text(
     "CCL_OFI_LIBRARY_PATH", "The libfabric that oneCCL opens.", "that of impi-rt, if installed"
 )
 CCL_LOG_LEVEL = _text("CCL_LOG_LEVEL", "How much oneCCL prints: error, warn, info, debug or trace.", "error")
-FI_PROVIDER_PATH = _text("FI_PROVIDER_PATH", "Where libfabric looks for its providers.", "beside that libfabric")
+FI_PROVIDER_PATH = _text("FI_PROVIDER_PATH", "Where libfabric looks for its providers.", "next to that libfabric")
 
 # Read by the SYCL runtime; set in this process when an op opens it, each unless the user has --------------
 OCL_ICD_FILENAMES = _text(

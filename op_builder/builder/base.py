@@ -133,7 +133,7 @@ class OpBuilder(ABC):
         ]
 
     def load_checks(self) -> list[CheckOutcome]:
-        """What loading the built op needs besides."""
+        """What loading the built op needs."""
         return []
 
     def is_compatible(self, verbose: bool = False) -> bool:
@@ -149,8 +149,8 @@ class OpBuilder(ABC):
                 logger.warning("Op '%s' is not available here. %s", self.name, self.error_log)
         return not failed
 
-    def own_objection(self) -> str | None:
-        """What an overriding :meth:`is_compatible` has against this machine, None when nothing.
+    def own_rejection(self) -> str | None:
+        """Why an overriding :meth:`is_compatible` rejects this machine; None where it does not.
 
         A builder written for the seed's class explains itself by :meth:`warning`.
         """
@@ -311,7 +311,7 @@ class OpBuilder(ABC):
         return "-D__ENABLE_CUDA__"
 
     def hipify_extension(self) -> None:
-        """On a ROCm build, translate the CUDA sources beside themselves; elsewhere do nothing.
+        """On a ROCm build, translate the CUDA sources in their own directories; elsewhere do nothing.
 
         Never run on ROCm hardware by this project.
         """

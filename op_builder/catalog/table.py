@@ -58,101 +58,67 @@ class Op(NamedTuple):
 
 DEVICES = ("cpu", "cuda", "xpu")
 
+
+def _cpu(name: str, builder: str, formula: str, sources: tuple[str, ...], front_end: str = "") -> Op:
+    """An optimizer with parameters and states in host memory."""
+    return Op(
+        f"cpu_{name}",
+        f"{builder}Builder",
+        f"{formula} with parameters and states in host memory",
+        f"optim.cpu_{name}_module.{builder}Module",
+        (*sources, "cpu/norm.cpp", "cpu/isa.cpp"),
+        works_anywhere=True,
+        front_ends=((front_end, f"optim.cpu_{name}"),) if front_end else (),
+    )
+
+
+def _fused(
+    name: str, builder: str, formula: str, sources: tuple[str, ...], module: str, *front_ends: tuple[str, str]
+) -> Op:
+    """An optimizer with parameters and states on the device."""
+    return Op(
+        f"fused_{name}",
+        f"{builder}Builder",
+        f"{formula} over many tensors in few kernels on the device",
+        f"optim.{module}.{builder}Module",
+        (*sources, "cpu/norm.cpp", "cpu/isa.cpp"),
+        cuda=(f"fused_{name}.cu", "multi_tensor.cu"),
+        sycl=any(home == "functional.sycl" for _, home in front_ends),
+        front_ends=front_ends,
+    )
+
+
 _ADAM = (*(f"cpu/adam_{isa}.cpp" for isa in ("avx512", "avx2", "neon", "baseline")), "cpu/adam.cpp")
-_EVERY_OPTIMIZER = ("cpu/norm.cpp", "cpu/isa.cpp")
+_AMSGRAD = "Adam and AdamW with amsgrad"
 _AIO = ("pump", "handle", "thread_queue", "operation", "file", "linux_aio_queue", "uring_queue", "queue")
 
 OPS = (
-    Op(
-        "cpu_adam",
-        "CPUAdamBuilder",
-        "Adam and AdamW with parameters and states in host memory",
-        "optim.cpu_adam_module.CPUAdamModule",
-        sources=(*_ADAM, *_EVERY_OPTIMIZER),
-        works_anywhere=True,
-        front_ends=(("CPUAdam", "optim.cpu_adam"),),
+    _cpu("adam", "CPUAdam", "Adam and AdamW", _ADAM, "CPUAdam"),
+    _cpu("amsgrad", "CPUAmsgrad", _AMSGRAD, ("cpu/amsgrad.cpp",)),
+    _cpu("adagrad", "CPUAdagrad", "Adagrad", ("cpu/adagrad.cpp",), "CPUAdagrad"),
+    _cpu("lion", "CPULion", "Lion", ("cpu/lion.cpp",), "CPULion"),
+    _cpu("lamb", "CPULamb", "LAMB", ("cpu/lamb.cpp",), "CPULamb"),
+    _cpu("sgd", "CPUSGD", "SGD with momentum", ("cpu/sgd.cpp",), "CPUSGD"),
+    _fused(
+        "adam",
+        "FusedAdam",
+        "Adam and AdamW",
+        _ADAM,
+        "fused_module",
+        ("FusedAdam", "optim.fused_adam"),
+        ("SYCLFusedAdam", "functional.sycl"),
     ),
-    Op(
-        "cpu_amsgrad",
-        "CPUAmsgradBuilder",
-        "Adam and AdamW with amsgrad, with parameters and states in host memory",
-        "optim.cpu_amsgrad_module.CPUAmsgradModule",
-        sources=("cpu/amsgrad.cpp", *_EVERY_OPTIMIZER),
-        works_anywhere=True,
+    _fused("amsgrad", "FusedAmsgrad", _AMSGRAD, ("cpu/amsgrad.cpp",), "fused_amsgrad_module"),
+    _fused(
+        "lion",
+        "FusedLion",
+        "Lion",
+        ("cpu/lion.cpp",),
+        "fused_module",
+        ("FusedLion", "optim.fused_lion"),
+        ("SYCLFusedLion", "functional.sycl"),
     ),
-    Op(
-        "cpu_adagrad",
-        "CPUAdagradBuilder",
-        "Adagrad with parameters and states in host memory",
-        "optim.cpu_adagrad_module.CPUAdagradModule",
-        sources=("cpu/adagrad.cpp", *_EVERY_OPTIMIZER),
-        works_anywhere=True,
-        front_ends=(("CPUAdagrad", "optim.cpu_adagrad"),),
-    ),
-    Op(
-        "cpu_lion",
-        "CPULionBuilder",
-        "Lion with parameters and states in host memory",
-        "optim.cpu_lion_module.CPULionModule",
-        sources=("cpu/lion.cpp", *_EVERY_OPTIMIZER),
-        works_anywhere=True,
-        front_ends=(("CPULion", "optim.cpu_lion"),),
-    ),
-    Op(
-        "cpu_lamb",
-        "CPULambBuilder",
-        "LAMB with parameters and states in host memory",
-        "optim.cpu_lamb_module.CPULambModule",
-        sources=("cpu/lamb.cpp", *_EVERY_OPTIMIZER),
-        works_anywhere=True,
-        front_ends=(("CPULamb", "optim.cpu_lamb"),),
-    ),
-    Op(
-        "cpu_sgd",
-        "CPUSGDBuilder",
-        "SGD with momentum with parameters and states in host memory",
-        "optim.cpu_sgd_module.CPUSGDModule",
-        sources=("cpu/sgd.cpp", *_EVERY_OPTIMIZER),
-        works_anywhere=True,
-        front_ends=(("CPUSGD", "optim.cpu_sgd"),),
-    ),
-    Op(
-        "fused_adam",
-        "FusedAdamBuilder",
-        "Adam and AdamW over many tensors in one kernel on the device",
-        "optim.fused_module.FusedAdamModule",
-        sources=(*_ADAM, *_EVERY_OPTIMIZER),
-        cuda=("fused_adam.cu", "multi_tensor.cu"),
-        sycl=True,
-        front_ends=(("FusedAdam", "optim.fused_adam"), ("SYCLFusedAdam", "functional.sycl")),
-    ),
-    Op(
-        "fused_amsgrad",
-        "FusedAmsgradBuilder",
-        "Adam and AdamW with amsgrad over many tensors in one kernel on the device",
-        "optim.fused_amsgrad_module.FusedAmsgradModule",
-        sources=("cpu/amsgrad.cpp", *_EVERY_OPTIMIZER),
-        cuda=("fused_amsgrad.cu", "multi_tensor.cu"),
-    ),
-    Op(
-        "fused_lion",
-        "FusedLionBuilder",
-        "Lion over many tensors in one kernel on the device",
-        "optim.fused_module.FusedLionModule",
-        sources=("cpu/lion.cpp", *_EVERY_OPTIMIZER),
-        cuda=("fused_lion.cu", "multi_tensor.cu"),
-        sycl=True,
-        front_ends=(("FusedLion", "optim.fused_lion"), ("SYCLFusedLion", "functional.sycl")),
-    ),
-    Op(
-        "fused_lamb",
-        "FusedLambBuilder",
-        "LAMB over many tensors in a few kernels on the device",
-        "optim.fused_module.FusedLambModule",
-        sources=("cpu/lamb.cpp", *_EVERY_OPTIMIZER),
-        cuda=("fused_lamb.cu", "multi_tensor.cu"),
-        front_ends=(("FusedLamb", "optim.fused_lamb"),),
-    ),
+    _fused("lamb", "FusedLamb", "LAMB", ("cpu/lamb.cpp",), "fused_module", ("FusedLamb", "optim.fused_lamb")),
     Op(
         "async_io",
         "AsyncIOBuilder",

@@ -53,7 +53,7 @@ def open_entry(entry: Entry, op: Op) -> Any:
         module for a Python extension module.
 
     Raises:
-        IncompatibleOpError: a check of loading failed, as the report says it.
+        IncompatibleOpError: a check of loading failed.
         LoadError: the binary cannot be opened, or what it defines is defined already.
     """
     identity = f"{entry.manifest.op} {entry.digest}"

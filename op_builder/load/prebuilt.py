@@ -1,7 +1,7 @@
 """Ops that were built into an installed wheel, ours or another package's.
 
 They lie below ``_prebuilt`` in the package whose class declares the op, laid out as in the cache: a
-binary beside its manifest. What does not fit is passed over with a reason, never an error while
+binary with its manifest. What does not fit is ignored with a reason, never an error while
 another way is left.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DIRECTORY = "_prebuilt"
 INDEX = "wheel.json"
 """In that directory: what a wheel holds, by what it was built, what was left out and why. For people; ``load()``
-asks the manifest beside each binary."""
+asks the manifest of each binary."""
 INDEX_FORMAT = 1
 
 _OUR_PACKAGE = Path(__file__).resolve().parents[1]
@@ -58,8 +58,8 @@ def find_prebuilt(op: Op) -> Entry | Rejected | None:
     others: list[Rejected] = []
     own: list[Rejected] = []
     for root in prebuilt_roots(op):
-        held = Cache(root, is_ours=False)
-        for entry in held.entries(op.name):
+        cache = Cache(root, is_ours=False)
+        for entry in cache.entries(op.name):
             reason = _other_recipe(entry, root.parent, op)
             if reason is not None:
                 others.append(Rejected(entry.directory, reason, entry))
@@ -69,16 +69,16 @@ def find_prebuilt(op: Op) -> Entry | Rejected | None:
                 return entry
             own.append(Rejected(entry.directory, reason, entry))
         own += [
-            Rejected(directory, f"{reason}; reinstall the package", None) for directory, reason in held.damaged.items()
+            Rejected(directory, f"{reason}; reinstall the package", None) for directory, reason in cache.damaged.items()
         ]
-    # A wheel may hold an op for several devices: that of another device is no news.
+    # A wheel may hold an op for several devices: that another device's does not fit is expected.
     return next(iter([*own, *others]), None)
 
 
 def refused_by_linker(entry: Entry) -> Rejected | None:
     """Why the system's linker would not open a prebuilt binary that fits otherwise, where the C++ library is too old.
 
-    ``load()`` asks the linker itself and goes on with what it says; this is for who only looks.
+    ``load()`` lets the linker decide; this is for the report.
     """
     has = _cxx_library_versions()
     needs = entry.manifest.needs
@@ -86,11 +86,11 @@ def refused_by_linker(entry: Entry) -> Rejected | None:
     lacking = sorted(needed - has) if has else []
     if not lacking:
         return None
-    return Rejected(entry.directory, f"it needs {' and '.join(lacking)}, which the C++ library here has not", entry)
+    return Rejected(entry.directory, f"it needs {' and '.join(lacking)}, which the C++ library here lacks", entry)
 
 
 def read_index(root: Path) -> dict[str, Any] | None:
-    """What ``wheel.json`` below ``root`` says; None where there is none.
+    """The content of ``wheel.json`` below ``root``; None where there is none.
 
     Raises:
         ValueError: it cannot be read, or is of another format.

@@ -141,7 +141,7 @@ def load_prebuilt(op: Op) -> Any | None:
             return loader.open_entry(found, op)
         except LoadError as error:
             reason = error.message
-    logger.warning("The prebuilt '%s' is passed over: %s.", op.name, reason.rstrip("."))
+    logger.warning("The prebuilt '%s' is ignored: %s.", op.name, reason.rstrip("."))
     return None
 
 
@@ -196,9 +196,9 @@ def require_compatible(op: Op) -> None:
     from op_builder.system.outcomes import require
 
     require(op.name, [*op.build_checks(), *op.load_checks()])
-    objection = op.own_objection()
-    if objection is not None:
-        raise IncompatibleOpError(f"Op '{op.name}' is not available here. {objection}")
+    rejection = op.own_rejection()
+    if rejection is not None:
+        raise IncompatibleOpError(f"Op '{op.name}' is not available here. {rejection}")
 
 
 def compile_now(request: Request, options: BuildOptions | None = None) -> Entry:

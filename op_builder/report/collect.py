@@ -1,4 +1,4 @@
-"""What the report says, as data. It asks the same functions as ``load()``."""
+"""The report as data. It asks the same functions as ``load()``."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def _row(builder: OpBuilder) -> OpRow:
     remedies = list(dict.fromkeys(failure.remedy for failure in found.failed if failure.remedy))
     compatible = not found.failed
     # A builder of another package may override is_compatible(); load() asks it, so the report does.
-    objection = guarded_value("is_compatible()", builder.own_objection) if compatible else None
-    if objection is not None:
+    rejection = guarded_value("is_compatible()", builder.own_rejection) if compatible else None
+    if rejection is not None:
         compatible = False
-        reasons.append(objection.reason if isinstance(objection, Failed) else objection)
+        reasons.append(rejection.reason if isinstance(rejection, Failed) else rejection)
         remedies.append("Ask the op's author: this is its own is_compatible().")
     if isinstance(found.prebuilt, Rejected):
-        reasons.append(f"the prebuilt binary is passed over: {found.prebuilt.reason}")
+        reasons.append(f"the prebuilt binary is ignored: {found.prebuilt.reason}")
     return OpRow(
         name=builder.name,
         builder=type(builder).__name__,
@@ -259,7 +259,7 @@ def explain(builder: OpBuilder) -> dict[str, Any]:
 
 
 def _accelerator() -> tuple[dict[str, Any], str]:
-    """What the accelerator says of itself, and the package of its builders."""
+    """The facts about the accelerator, and the package of its builders."""
     try:
         accelerator = current_accelerator()
     except (ValueError, AccelError) as error:
@@ -296,16 +296,16 @@ def _miss(request: resolver.Request, damaged: dict[Path, str]) -> dict[str, Any]
 
 
 def _wheels(builders: Iterable[OpBuilder]) -> list[dict[str, Any]]:
-    """What each package with prebuilt ops says of its wheel: by what, for what, what was left out; or why nothing."""
-    told = []
+    """The index of each wheel with prebuilt ops: how it was built, what it lacks; or why it cannot be read."""
+    wheels = []
     for root in dict.fromkeys(root for builder in builders for root in prebuilt_roots(builder)):
         try:
             index = read_index(root)
         except ValueError as error:
             index = {"problem": f"{INDEX} cannot be read: {error}; reinstall the package"}
         if index is not None:
-            told.append({"package": root.parent.name, "directory": str(root), **index})
-    return told
+            wheels.append({"package": root.parent.name, "directory": str(root), **index})
+    return wheels
 
 
 def _entry(found: Entry | Rejected | None) -> dict[str, Any] | None:

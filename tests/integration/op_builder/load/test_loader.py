@@ -6,6 +6,7 @@ import faulthandler
 import importlib
 import os
 import shutil
+import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -266,3 +267,19 @@ def test_binding_styles_are_named_in_the_manifest(small: SmallBuilder) -> None:
     assert entry.manifest.kind == "accel"
     assert entry.manifest.key_parts["binding"] == "stable"
     assert "python abi" not in entry.manifest.key_parts, "one binary for every Python"
+
+
+def test_a_warm_load_imports_nothing_that_only_a_build_needs(small: SmallBuilder) -> None:
+    small.load()
+    code = f"""
+        import sys, torch
+        from pathlib import Path
+        from tests.support.small_ops import SmallBuilder
+        from op_builder.cache.store import Cache
+        SmallBuilder(Path({str(small.directory)!r}), Cache(Path({str(small.cache.root)!r}))).load()
+        names = [name for name in sys.modules if name.startswith("op_builder.")]
+        for kind in ("engine", "builder.cuda", "builder.sycl", "toolchains.checks", "toolchains.diagnose", "catalog"):
+            assert not [name for name in names if name.startswith(f"op_builder.{{kind}}")], kind
+    """
+    done = run_python(textwrap.dedent(code), ACCEL_JIT="0")
+    assert done.returncode == 0, done.stderr

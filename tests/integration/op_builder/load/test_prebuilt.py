@@ -1,4 +1,4 @@
-"""Ops that a wheel holds: what fits comes first, what does not is passed over with the reason."""
+"""Ops that a wheel holds: what fits comes first, what does not is ignored with the reason."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_prebuilt_op_that_does_not_fit_is_passed_over_with_the_reason(
     assert row.compatible
     assert reason in row.reason
     assert added(small.load()) == 1.0
-    assert f"The prebuilt 'small' is passed over: {reason}" in caplog.text
+    assert f"The prebuilt 'small' is ignored: {reason}" in caplog.text
     assert wheel.directory.is_dir(), "an installed package is not rearranged"
 
 
@@ -318,7 +318,7 @@ def test_a_manifest_that_cannot_be_read_is_a_reason_too(small: SmallBuilder, whe
     (wheel.directory / "manifest.json").write_text("{")
     row = op_row(small)
     assert not row.installed
-    assert "the prebuilt binary is passed over: its manifest cannot be read; reinstall the package" in row.reason
+    assert "the prebuilt binary is ignored: its manifest cannot be read; reinstall the package" in row.reason
     assert row.prebuilt == {
         "directory": str(wheel.directory),
         "rejected": "its manifest cannot be read; reinstall the package",
