@@ -142,7 +142,9 @@ class OpBuilder(ABC):
         Args:
             verbose: log the reason and the remedy of each failed check.
         """
-        failed = resolver.examine(self).failed
+        from op_builder.load.availability import examine
+
+        failed = examine(self).failed
         for failure in failed:
             self.error_log = f"{failure.name}: {failure.reason} {failure.remedy}".strip()
             if verbose:

@@ -13,12 +13,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from op_builder import paths
 from op_builder._version import __version__
 from op_builder.cache.fingerprint import cpu_digest, platform_name, recipe_parts
 from op_builder.cache.headers import Roots
 from op_builder.cache.store import MANIFEST, Cache, Entry
 from op_builder.errors import AccelError
-from op_builder.paths import NATIVE_DIRECTORIES, native_root, outermost_package
+from op_builder.paths import NATIVE_DIRECTORIES, native_root
 from op_builder.plan import SYCL_LIBRARY, BuildPlan
 from op_builder.system.file_contents import file_status
 from op_builder.system.torch_install import parse_release, torch_install
@@ -26,7 +27,7 @@ from op_builder.system.torch_install import parse_release, torch_install
 if TYPE_CHECKING:
     from op_builder.load.op import Op
 
-DIRECTORY = "_prebuilt"
+DIRECTORY = paths.PREBUILT_DIRECTORY
 INDEX = "wheel.json"
 """In that directory: what a wheel holds, by what it was built, what was left out and why. For people; ``load()``
 asks the manifest of each binary."""
@@ -47,17 +48,11 @@ class Rejected(NamedTuple):
     entry: Entry | None
 
 
-def prebuilt_roots(op: Op) -> list[Path]:
-    """Where the binary of an op may lie: in the package of its class, then of the classes that extends."""
-    packages = map(outermost_package, type(op).__mro__)
-    return [package / DIRECTORY for package in dict.fromkeys(packages) if package is not None]
-
-
 def find_prebuilt(op: Op) -> Entry | Rejected | None:
     """The prebuilt binary of an op; one that does not fit, with the reason; None when there is none."""
     others: list[Rejected] = []
     own: list[Rejected] = []
-    for root in prebuilt_roots(op):
+    for root in paths.prebuilt_roots(type(op)):
         cache = Cache(root, is_ours=False)
         for entry in cache.entries(op.name):
             reason = _other_recipe(entry, root.parent, op)

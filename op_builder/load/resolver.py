@@ -9,13 +9,12 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from op_builder import env
+from op_builder import env, paths
 from op_builder.cache.fingerprint import COMPILER_PARTS, PlanKey, plan_key
 from op_builder.cache.headers import Roots
 from op_builder.cache.store import Cache, Entry
 from op_builder.errors import AccelError, IncompatibleOpError, LoadError, ToolchainError
 from op_builder.load import loader
-from op_builder.load.prebuilt import Rejected, find_prebuilt, refused_by_linker
 from op_builder.plan import BuildPlan
 from op_builder.toolchains.toolset import Toolset, find_toolset
 
@@ -23,12 +22,11 @@ if TYPE_CHECKING:
     from op_builder.engine.build import BuildOptions
     from op_builder.engine.ninja import Progress
     from op_builder.load.op import Op
-    from op_builder.system.outcomes import CheckOutcome, Failed
 
 logger = logging.getLogger(__name__)
 
-_JIT_FORBIDDEN = "ACCEL_JIT=0 forbids compiling when an op is loaded."
-_JIT_REMEDY = "Unset ACCEL_JIT, or use a cache directory or a wheel in which the op is built."
+JIT_FORBIDDEN = "ACCEL_JIT=0 forbids compiling when an op is loaded."
+JIT_REMEDY = "Unset ACCEL_JIT, or use a cache directory or a wheel in which the op is built."
 
 
 @functools.cache
@@ -79,68 +77,23 @@ class Request(NamedTuple):
         return self.cache.find(self.key, self.plan.op, self.roots, any_compiler=any_compiler)
 
 
-class Availability:
-    """Whether ``load()`` would work, and which way it would go.
-
-    Attributes:
-        prebuilt: the prebuilt binary that fits, or the one that does not, with the reason.
-        cached: the entry in the cache.
-        outcomes: the checks that this way needs: those of building are left out when there is a
-            binary already.
-    """
-
-    def __init__(self, prebuilt: Entry | Rejected | None, cached: Entry | None, outcomes: list[CheckOutcome]) -> None:
-        self.prebuilt = prebuilt
-        self.cached = cached
-        self.outcomes = outcomes
-
-    @property
-    def is_installed(self) -> bool:
-        return isinstance(self.prebuilt, Entry)
-
-    @property
-    def failed(self) -> list[Failed]:
-        from op_builder.system.outcomes import failures
-
-        return failures(self.outcomes)
-
-
-def examine(op: Op) -> Availability:
-    """Find out what ``load()`` would do, without compiling the op."""
-    from op_builder.system.outcomes import guarded
-
-    prebuilt = find_prebuilt(op)
-    if isinstance(prebuilt, Entry):
-        prebuilt = refused_by_linker(prebuilt) or prebuilt
-    cached: Entry | None = None
-    try:
-        cached = Request.of(op).find_cached()
-    except AccelError as error:
-        logger.debug("'%s' has no plan: %s", op.name, error.message)
-    outcomes = list(op.load_checks())
-    if not isinstance(prebuilt, Entry) and cached is None:
-        outcomes = [*op.build_checks(), *outcomes]
-        outcomes.append(guarded("JIT", _jit_check))
-    return Availability(prebuilt, cached, outcomes)
-
-
-def _jit_check() -> CheckOutcome:
-    from op_builder.system.outcomes import Failed, Passed
-
-    return Passed("JIT", "allowed") if env.ACCEL_JIT.get() else Failed("JIT", _JIT_FORBIDDEN, _JIT_REMEDY)
-
-
 def load_prebuilt(op: Op) -> Any | None:
     """The prebuilt op, loaded; None, with the reason in the log, where there is none that fits."""
+    if not any(root.is_dir() for root in paths.prebuilt_roots(type(op))):
+        return None
+    # Only here: most ops have none, and their load has no use for what judges a prebuilt binary.
+    from op_builder.load.prebuilt import find_prebuilt
+
     found = find_prebuilt(op)
     if found is None:
         return None
-    reason = found.reason if isinstance(found, Rejected) else ""
     if isinstance(found, Entry):
         try:
             return loader.open_entry(found, op)
         except LoadError as error:
             reason = error.message
+    else:
+        reason = found.reason
     logger.warning("The prebuilt '%s' is ignored: %s.", op.name, reason.rstrip("."))
     return None
 
@@ -185,9 +138,9 @@ def _forbidden(request: Request) -> IncompatibleOpError:
     miss = nearest_miss(cache.entries(plan.op), request.key, request.roots, cache.memo)
     nearest = f" The nearest entry differs in: {'; '.join(miss.differences)}." if miss is not None else ""
     return IncompatibleOpError(
-        f"Op '{plan.op}' is neither prebuilt nor in the cache {cache.root}. {_JIT_FORBIDDEN} It would have compiled "
+        f"Op '{plan.op}' is neither prebuilt nor in the cache {cache.root}. {JIT_FORBIDDEN} It would have compiled "
         f"{', '.join(source.label for source in plan.sources)} with {tools}.{nearest}",
-        _JIT_REMEDY,
+        JIT_REMEDY,
     )
 
 

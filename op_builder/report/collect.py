@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from op_builder import env
+from op_builder import env, paths
 from op_builder._version import __version__
 from op_builder.builder.base import OpBuilder
 from op_builder.cache.compare import nearest_miss
@@ -27,7 +27,8 @@ from op_builder.engine.commands import build_commands
 from op_builder.engine.ninja import find_ninja
 from op_builder.errors import AccelError, UnknownOpError
 from op_builder.load import resolver
-from op_builder.load.prebuilt import INDEX, Rejected, prebuilt_roots, read_index
+from op_builder.load.availability import examine
+from op_builder.load.prebuilt import INDEX, Rejected, read_index
 from op_builder.report.sycl import sycl_facts
 from op_builder.system.cpu_isa import chosen_isa, cpu_model, supported_isas
 from op_builder.system.outcomes import Failed, guarded_value
@@ -80,7 +81,7 @@ def _looking(builder: OpBuilder) -> OpBuilder:
 
 
 def _row(builder: OpBuilder) -> OpRow:
-    found = resolver.examine(builder)
+    found = examine(builder)
     several = len(found.failed) > 1
     reasons = [f"{failure.name}: {failure.reason}" if several else failure.reason for failure in found.failed]
     remedies = list(dict.fromkeys(failure.remedy for failure in found.failed if failure.remedy))
@@ -224,7 +225,7 @@ def _is_builder(value: object) -> TypeGuard[type[OpBuilder]]:
 def explain(builder: OpBuilder) -> dict[str, Any]:
     """One op in full: its plan, key, what the ways of loading find, the checks, the commands."""
     builder = _looking(builder)
-    found = resolver.examine(builder)
+    found = examine(builder)
     damaged = dict(builder.cache.damaged)
     explained: dict[str, Any] = {
         **asdict(_row(builder)),
@@ -298,7 +299,7 @@ def _miss(request: resolver.Request, damaged: dict[Path, str]) -> dict[str, Any]
 def _wheels(builders: Iterable[OpBuilder]) -> list[dict[str, Any]]:
     """The index of each wheel with prebuilt ops: how it was built, what it lacks; or why it cannot be read."""
     wheels = []
-    for root in dict.fromkeys(root for builder in builders for root in prebuilt_roots(builder)):
+    for root in dict.fromkeys(root for builder in builders for root in paths.prebuilt_roots(type(builder))):
         try:
             index = read_index(root)
         except ValueError as error:

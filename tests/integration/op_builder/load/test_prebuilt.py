@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 
 import op_builder
-from op_builder import env
+from op_builder import env, paths
 from op_builder.builder.recipe import make_plan
 from op_builder.cache.store import Cache, Entry
 from op_builder.cpu import CPUAdamBuilder
@@ -49,7 +49,7 @@ def wheel(small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """``small``, as a wheel would hold it."""
     root = tmp_path / "site-packages" / "op_builder" / "_prebuilt"
     shutil.copytree(small.cache.root / "ops", root / "ops")
-    monkeypatch.setattr(prebuilt, "prebuilt_roots", lambda _builder: [root])
+    monkeypatch.setattr(paths, "prebuilt_roots", lambda _cls: [root])
     (entry,) = Cache(root).entries("small")
     return entry
 
@@ -190,11 +190,11 @@ def test_of_several_that_do_not_fit_the_one_of_this_recipe_gives_the_reason(smal
 
 def test_binaries_are_looked_for_in_the_packages_of_the_class_and_of_those_it_extends(tmp_path: Path) -> None:
     own = Path(op_builder.__file__).parent / "_prebuilt"
-    assert prebuilt.prebuilt_roots(CPUAdamBuilder()) == [own]
+    assert paths.prebuilt_roots(type(CPUAdamBuilder())) == [own]
     code = "from op_builder.cpu import CPUAdamBuilder\nclass OtherBuilder(CPUAdamBuilder): ...\n"
     write_package(tmp_path, "other_ops", {"deep/__init__.py": code})
     with importable(tmp_path, "other_ops"):
-        roots = prebuilt.prebuilt_roots(load_module("other_ops.deep").OtherBuilder())
+        roots = paths.prebuilt_roots(load_module("other_ops.deep").OtherBuilder)
     assert roots == [tmp_path / "other_ops" / "_prebuilt", own]
 
 
@@ -401,7 +401,7 @@ def test_an_index_that_cannot_be_read_is_told_by_the_report(
     (root / "wheel.json").write_text(content)
     with pytest.raises(ValueError, match=r"format 1|char 0"):
         prebuilt.read_index(root)
-    monkeypatch.setattr(collect, "prebuilt_roots", lambda _builder: [root])
+    monkeypatch.setattr(paths, "prebuilt_roots", lambda _cls: [root])
     monkeypatch.setattr(collect, "all_builders", lambda _package: {"cpu_adam": CPUAdamBuilder()})
     data = collect.report()
     (told,) = data["wheels"]
