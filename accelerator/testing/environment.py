@@ -11,7 +11,9 @@ from setuptools.command.build_ext import build_ext  # type: ignore[import-untype
 from accelerator.testing.model import Ability, Checks, does_not_apply, expect, expect_equal, expect_type, fail, needs
 from op_builder import env
 from op_builder.builder.base import OpBuilder
-from op_builder.catalog.registry import KNOWN_OPS, UnavailableOpBuilder, device_package
+from op_builder.catalog.registry import device_package
+from op_builder.catalog.table import OPS
+from op_builder.catalog.unavailable import UnavailableOpBuilder
 
 _KNOWN, _MISSPELT = "CPUAdamBuilder", "CPUAdmBuilder"
 _CHILD_TIMEOUT_S = 300
@@ -45,7 +47,7 @@ class BuilderChecks(Checks):
 
     def builders_are_found_by_name(self) -> None:
         """get_op_builder() gives a class and create_op_builder() an object of it, for every op of the interface."""
-        for op in KNOWN_OPS:
+        for op in OPS:
             cls = self.accelerator.get_op_builder(op.builder)
             expect(isinstance(cls, type) and issubclass(cls, OpBuilder), f"a builder class for {op.builder}", cls)
             builder = self.accelerator.create_op_builder(op.builder)
@@ -64,7 +66,7 @@ class BuilderChecks(Checks):
 
     def missing_op_has_a_builder_that_says_so(self) -> str:
         """A known op that the device lacks has a builder that is not compatible and refuses to load with the reason."""
-        names = [op.builder for op in KNOWN_OPS]
+        names = [op.builder for op in OPS]
         missing = [name for name in names if issubclass(self.accelerator.get_op_builder(name), UnavailableOpBuilder)]
         if not missing:
             does_not_apply("the device has every op of the interface")

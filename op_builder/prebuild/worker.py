@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,9 @@ from op_builder.builder.cuda import CUDAOpBuilder
 from op_builder.builder.sycl import SYCLOpBuilder
 from op_builder.cache.headers import SystemHeaders
 from op_builder.cache.store import MANIFEST, Cache, Manifest
-from op_builder.catalog.registry import UnavailableOpBuilder, all_builders, registered_packages
+from op_builder.catalog.device import is_accelerator_named, requested_package
+from op_builder.catalog.registry import all_builders, registered_packages
+from op_builder.catalog.unavailable import UnavailableOpBuilder
 from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
 from op_builder.load.prebuilt import DIRECTORY, INDEX, INDEX_FORMAT
 from op_builder.paths import outermost_package
@@ -55,17 +56,17 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
         IncompatibleOpError: an op requested by its own variable cannot be built here, or none can.
         AccelError: compiling one failed, or a variable is wrong.
     """
-    from accelerator.selection import builder_package, requested_name
-
     started = time.monotonic()
-    accelerator, package = builder_package()
+    accelerator, package = requested_package()
     candidates = [*all_builders(package).values(), *all_builders(_HOST_OPS).values()]
     incomplete = [found for found in registered_packages(package) if found.complaint]
     request.check_names(candidates, " ".join(found.complaint for found in incomplete))
     problems = [found.complaint for found in incomplete if (tree / found.module.partition(".")[0]).exists()]
     for problem in problems:
         log(f"warning: {problem}")
-    source = "named" if requested_name() else f"detected; {env.ACCEL_ACCELERATOR.name} names another, present or not"
+    source = (
+        "named" if is_accelerator_named() else f"detected; {env.ACCEL_ACCELERATOR.name} names another, present or not"
+    )
     log(f"torch {torch_install().version}, Python {platform.python_version()}, accelerator {accelerator} ({source})")
     own = [builder for builder in candidates if _is_in(tree, builder)]
     chosen, left_out = _choose(own, request, accelerator)
@@ -193,7 +194,7 @@ def _place(builder: OpBuilder, outcome: Outcome) -> tuple[Path, Manifest, dict[s
     assert package is not None, "chosen because its package is in the wheel"
     manifest = Manifest.from_json(artifact.with_name(MANIFEST).read_text(encoding="utf-8"))
     # The system headers it was compiled with are the building machine's: nobody asks for them in a wheel.
-    manifest = replace(manifest, system_headers=SystemHeaders.of([]))
+    manifest = manifest._replace(system_headers=SystemHeaders.of([]))
     place = f"ops/{builder.name}/{manifest.key.plan.digest}/{manifest.key.digest}"  # laid out as in the cache
     directory = package / DIRECTORY / place
     directory.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,6 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,7 +63,7 @@ def test_what_can_change_the_binary_changes_the_key(
 
 @pytest.mark.parametrize("field", ["path", "version", "target"])
 def test_another_compiler_changes_the_key(small: SmallBuilder, field: str) -> None:
-    other = Toolset(replace(TOOLSET.cxx, **{field: "other"}))
+    other = Toolset(TOOLSET.cxx._replace(**{field: "other"}))
     assert key_of(small, other).digest != key_of(small).digest
 
 
@@ -81,7 +80,7 @@ def test_headers_of_gccs_library_count_by_content_where_clang_takes_them(small: 
 def test_torchs_headers_as_a_whole_count_where_the_binding_is_torchs_own(
     small: SmallBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plans = [small.plan(), replace(small.plan(), binding=Binding.TORCH)]
+    plans = [small.plan(), small.plan()._replace(binding=Binding.TORCH)]
     stable, torch = [plan_key(plan, TOOLSET, small.cache.memo).digest for plan in plans]
     monkeypatch.setattr("op_builder.cache.fingerprint.header_stamp", lambda *_: "2.99.0")
     assert plan_key(plans[0], TOOLSET, small.cache.memo).digest == stable
@@ -91,7 +90,7 @@ def test_torchs_headers_as_a_whole_count_where_the_binding_is_torchs_own(
 def test_python_and_cxx_abi_count_only_where_the_binding_needs_them(small: SmallBuilder) -> None:
     plan = small.plan()
     stable = plan_key(plan, TOOLSET, small.cache.memo).parts
-    torch = plan_key(replace(plan, binding=Binding.TORCH), TOOLSET, small.cache.memo).parts
+    torch = plan_key(plan._replace(binding=Binding.TORCH), TOOLSET, small.cache.memo).parts
     assert {"python abi", "torch c++ abi"} & set(stable) == set()
     assert {"python abi", "torch c++ abi"} <= set(torch)
 
@@ -156,7 +155,7 @@ def test_a_new_file_that_comes_first_in_the_search_order_is_a_change(small: Smal
 
 def test_a_place_this_plan_does_not_have_is_a_change(small: SmallBuilder) -> None:
     header, roots = header_of(small, "nested.h")
-    assert not replace(header, root="include7").is_unchanged(roots)
+    assert not header._replace(root="include7").is_unchanged(roots)
 
 
 def test_header_of_a_moved_tree_is_unchanged(small: SmallBuilder, tmp_path: Path, cache: Cache) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -42,7 +41,7 @@ def host(tmp_path: Path) -> Callable[..., HostFiles]:
 def plan(small: SmallBuilder) -> BuildPlan:
     """A plan of many sources, so that their number is no limit."""
     found = small.plan()
-    return replace(found, sources=found.sources * 64)
+    return found._replace(sources=found.sources * 64)
 
 
 @pytest.mark.parametrize(("text", "falls"), [("1\n", True), ("0\n", False)])
@@ -58,7 +57,7 @@ def test_memory_of_the_control_group_limits(plan: BuildPlan, host: Callable[...,
     files = host(memory_max=str(900 * MEBIBYTE), memory_current=str(100 * MEBIBYTE))
     assert available_memory_bytes(files) == 800 * MEBIBYTE
     assert jobs.job_count(plan, files) <= 2
-    assert jobs.job_count(replace(plan, binding=Binding.TORCH), files) == 1
+    assert jobs.job_count(plan._replace(binding=Binding.TORCH), files) == 1
 
 
 def test_memory_beyond_which_the_kernel_slows_the_group_down_limits_too(
@@ -124,4 +123,4 @@ def test_a_build_that_waits_for_jobs_can_be_stopped() -> None:
 
 def test_the_hungriest_op_of_several_decides(plan: BuildPlan, host: Callable[..., HostFiles]) -> None:
     files = host(memory_max=str(1900 * MEBIBYTE), memory_current="0")
-    assert jobs.allowed_jobs([plan, replace(plan, binding=Binding.TORCH)], files) == 1
+    assert jobs.allowed_jobs([plan, plan._replace(binding=Binding.TORCH)], files) == 1

@@ -86,7 +86,7 @@ def test_two_cards_keep_the_contract(cards: Path, monkeypatch: pytest.MonkeyPatc
 def test_it_has_the_host_ops_and_its_own() -> None:
     from acme_accel.accelerator import AcmeAccelerator
 
-    from op_builder.host.cpu_adam import CPUAdamBuilder
+    from op_builder.cpu import CPUAdamBuilder
 
     acme = AcmeAccelerator()
     assert acme.get_op_builder("CPUAdamBuilder") is CPUAdamBuilder

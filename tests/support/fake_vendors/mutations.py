@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelerator.npu_accelerator import NPU_Accelerator
-from op_builder.catalog.registry import UnavailableOpBuilder
+from op_builder.catalog.unavailable import UnavailableOpBuilder
 from tests.support.fake_vendors import fake_device
 
 
