@@ -1,8 +1,8 @@
-// In place of csrc's file of this name, for CPUs that have no AVX-512: what our kernels take of it, written out in
+// In place of the compiler's header, for CPUs that have no AVX-512: what our kernels take of it, written out in
 // vectors that the compiler splits into what AVX2 has. For tests only; -I this directory before csrc.
 #pragma once
 
-#include <immintrin.h>
+#include_next <immintrin.h>
 
 #include <cmath>
 #include <cstdint>
