@@ -17,7 +17,7 @@ MARKERS := $(if $(filter 1,$(SLOW)),,-m "not slow")
 help:
 	@echo "make demo    train a small character model with CPU Adam, beside torch's AdamW"
 	@echo "make test    lint, type checks and tests (SLOW=1 adds the slow ones)"
-	@echo "make lint    ruff and mypy"
+	@echo "make lint    ruff, mypy and import-linter"
 	@echo "make format  let ruff format the code"
 	@echo "make bench   the benchmarks, quick; see benchmarks/RESULTS.md for whole runs"
 	@echo "make clean   remove .venv and what builds left"
@@ -40,6 +40,7 @@ lint: $(READY)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+	$(BIN)/lint-imports --no-logo
 
 format: $(READY)
 	$(BIN)/python -m ruff format .

@@ -45,11 +45,11 @@ def __getattr__(name: str) -> Any:
 
         return load_inline
     if name.endswith("Builder"):
-        from accelerator import get_accelerator
+        from op_builder.catalog.device import current_accelerator
         from op_builder.errors import UnknownBuilderError, UnknownOpError
 
         try:
-            return get_accelerator().get_op_builder(name)
+            return current_accelerator().get_op_builder(name)
         except UnknownOpError as error:
             # An ImportError, as an import's failure is; an AttributeError's text, with the near names, would be lost.
             raise UnknownBuilderError(error.message, error.remedy) from None

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from op_builder.command_line import run_main
-from op_builder.errors import AccelError, UnknownOpError
+from op_builder.errors import AccelError
 
 if TYPE_CHECKING:
     from op_builder.builder.base import OpBuilder
@@ -182,19 +182,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if bool(options.ops) == options.all:
         parser.error("name the ops to build, or give --all")
-    from accelerator.errors import AcceleratorSelectionError
-    from accelerator.selection import builder_package
+    from op_builder.catalog.device import requested_package
     from op_builder.catalog.registry import all_builders
     from op_builder.report.collect import find_op
 
     try:
         # Of the accelerator that is named, if one is: compiling needs no device.
-        _, package = builder_package()
+        _, package = requested_package()
         if options.all:
             builders = list(all_builders(package).values())
         else:
             builders = [find_op(name, package) for name in options.ops]
-    except (AcceleratorSelectionError, UnknownOpError) as error:
+    except AccelError as error:
         print(error, file=sys.stderr)
         return 2
     with _display([builder.name for builder in builders]) as report:

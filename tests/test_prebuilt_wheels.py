@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import torch
 
-from op_builder.catalog.registry import UnavailableOpBuilder, all_builders
+from op_builder.catalog.registry import all_builders
+from op_builder.catalog.unavailable import UnavailableOpBuilder
 from op_builder.toolchains.oneccl import find_oneccl
 from tests.support.environments import (
     Environment,

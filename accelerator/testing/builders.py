@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from accelerator.testing.model import Subject, UnmetExpectationError, does_not_apply, expect, expect_equal, expect_type
-from op_builder.builder.base import OpBuilder
-from op_builder.catalog.registry import KNOWN_OPS, UnavailableOpBuilder, device_package
+from op_builder import OpBuilder
+from op_builder.catalog.registry import device_package
+from op_builder.catalog.table import OPS
+from op_builder.catalog.unavailable import UnavailableOpBuilder
 
 _KNOWN = "CPUAdamBuilder"
 
@@ -23,7 +25,7 @@ def builder_package_imports(subject: Subject) -> str:
 
 def builders_are_found_by_name(subject: Subject) -> None:
     """get_op_builder() gives a class and create_op_builder() an object of it, for every op of the interface."""
-    for op in KNOWN_OPS:
+    for op in OPS:
         cls = subject.accelerator.get_op_builder(op.builder)
         expect(isinstance(cls, type) and issubclass(cls, OpBuilder), f"a builder class for {op.builder}", cls)
         builder = subject.accelerator.create_op_builder(op.builder)
@@ -45,7 +47,7 @@ def unknown_builder_is_an_error(subject: Subject) -> None:
 
 def missing_op_has_a_builder_that_says_so(subject: Subject) -> str:
     """A known op that the device lacks has a builder that is not compatible and refuses to load with the reason."""
-    missing = [op.builder for op in KNOWN_OPS if _is_missing(subject, op.builder)]
+    missing = [op.builder for op in OPS if _is_missing(subject, op.builder)]
     if not missing:
         does_not_apply("the device has every op of the interface")
     for name in missing:

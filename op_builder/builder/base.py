@@ -1,11 +1,12 @@
 """``OpBuilder``: what an op's author writes, and how it becomes a loaded op.
 
 A subclass names the op and returns data (sources, flags); it compiles nothing itself. The one
-recipe that JIT and prebuild share is made of it by :func:`op_builder.plan.make_plan`.
+recipe that JIT and prebuild share is made of it by :func:`op_builder.builder.recipe.make_plan`.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import os
@@ -15,9 +16,10 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from op_builder.builder.recipe import make_plan
 from op_builder.cache.store import Cache
 from op_builder.load import resolver
-from op_builder.plan import Binding, BuildPlan, make_plan
+from op_builder.plan import Binding, BuildPlan
 from op_builder.system.torch_install import torch_install
 
 if TYPE_CHECKING:
@@ -110,23 +112,24 @@ class OpBuilder(ABC):
         """
 
     def finish_plan(self, plan: BuildPlan) -> BuildPlan:
-        """The plan with what a family of builders adds to it; pure, as :func:`op_builder.plan.make_plan` is."""
+        """The plan with what a family of builders adds to it; pure, as making the plan is."""
         return plan
 
     def build_checks(self) -> list[CheckOutcome]:
         """What compiling the op needs."""
+        from op_builder.engine.checks import cache_check, ninja_check, settings_check
         from op_builder.system.outcomes import Failed, guarded, guarded_value
-        from op_builder.toolchains import checks
+        from op_builder.toolchains.checks import cxx_check, torch_check
 
-        plan = guarded_value("sources", lambda: make_plan(self))
+        plan = guarded_value("sources", self.plan)
         if isinstance(plan, Failed):
-            return [guarded("torch", checks.torch_check), plan]
+            return [guarded("torch", torch_check), plan]
         return [
-            guarded("torch", checks.torch_check),
-            guarded("ninja", checks.ninja_check),
-            guarded("C++ compiler", lambda: checks.cxx_check(plan, self.cache.memo)),
-            guarded("cache directory", lambda: checks.cache_check(self.cache)),
-            guarded("build settings", lambda: checks.settings_check(plan)),
+            guarded("torch", torch_check),
+            guarded("ninja", ninja_check),
+            guarded("C++ compiler", lambda: cxx_check(plan, self.cache.memo)),
+            guarded("cache directory", lambda: cache_check(self.cache)),
+            guarded("build settings", lambda: settings_check(plan)),
         ]
 
     def load_checks(self) -> list[CheckOutcome]:
@@ -191,6 +194,12 @@ class OpBuilder(ABC):
     def plan(self) -> BuildPlan:
         """The recipe that JIT and prebuild share."""
         return make_plan(self)
+
+    def plan_for(self, cuda_archs: list[str]) -> BuildPlan:
+        """The same recipe for given CUDA architectures: those of a binary that exists."""
+        asking = copy.copy(self)
+        asking.given_archs = cuda_archs
+        return asking.plan()
 
     @cached_property
     def cache(self) -> Cache:

@@ -9,7 +9,7 @@ from functools import cached_property
 from op_builder.builder.base import OpBuilder
 from op_builder.cache.store import Cache
 from op_builder.errors import CUDAMismatchException, MissingCUDAException
-from op_builder.plan import Binding, make_plan
+from op_builder.plan import Binding
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed, guarded, guarded_value
 from op_builder.system.torch_install import parse_release, torch_install
 from op_builder.toolchains import checks
@@ -59,7 +59,7 @@ class CUDAOpBuilder(OpBuilder):
 
     def build_checks(self) -> list[CheckOutcome]:
         outcomes = super().build_checks()
-        plan = guarded_value("nvcc", lambda: make_plan(self))
+        plan = guarded_value("nvcc", self.plan)
         if isinstance(plan, Failed) or not plan.uses_cuda:
             return outcomes
         outcomes.append(guarded("nvcc", lambda: checks.nvcc_check(plan, self.cache.memo)))

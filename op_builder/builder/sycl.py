@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from op_builder import paths
 from op_builder.builder.base import OpBuilder
-from op_builder.plan import SYCL_HOST_RUNTIME, Binding, BuildPlan, Language, Source, SyclPlan
+from op_builder.plan import SYCL_HOST_RUNTIME, BuildPlan, Language, Source, SyclPlan
 
 if TYPE_CHECKING:
     from op_builder.system.outcomes import CheckOutcome
@@ -59,7 +58,7 @@ class SYCLOpBuilder(OpBuilder):
             host = paths.native_root() / SYCL_HOST_RUNTIME
             sources = (Source(host, SYCL_HOST_RUNTIME, Language.CXX, ("-O1",)), *sources)
         if chosen.is_ahead:
-            return _ahead(replace(plan, include_dirs=include_dirs, sources=sources), self, chosen, kernels)
+            return _ahead(plan._replace(include_dirs=include_dirs, sources=sources), self, chosen, kernels)
         if kernels:
             from op_builder.toolchains.sycl_runtime import find_runtime
             from op_builder.toolchains.sycl_texts import GENERATED_SOURCE, collect_texts
@@ -68,17 +67,17 @@ class SYCLOpBuilder(OpBuilder):
             options = [*(runtime.kernel_options if runtime is not None else ()), *self.kernel_args()]
             texts = collect_texts(kernels, include_dirs, options, owner).as_source()
             sources = (*sources, Source(Path(GENERATED_SOURCE), GENERATED_SOURCE, Language.CXX, ("-O0",), texts))
-        return replace(plan, include_dirs=include_dirs, sources=sources, sycl=SyclPlan(chosen.value))
+        return plan._replace(include_dirs=include_dirs, sources=sources, sycl=SyclPlan(chosen.value))
 
     def build_checks(self) -> list[CheckOutcome]:
         from op_builder.toolchains.sycl_checks import toolchain_checks
 
-        return [*super().build_checks(), *toolchain_checks(self)]
+        return [*super().build_checks(), *toolchain_checks(self.toolchain, self.cache.memo)]
 
     def load_checks(self) -> list[CheckOutcome]:
         from op_builder.toolchains.sycl_checks import load_checks
 
-        return load_checks(self)
+        return load_checks(self.toolchain, self.cache.memo, has_kernel_texts=bool(self.kernel_sources()))
 
     def sycl_extension(self) -> None:
         """Nothing to prepare: ``builder()`` gives torch's, or IPEX's, extension with the same plan."""
@@ -88,19 +87,9 @@ def _ahead(plan: BuildPlan, builder: SYCLOpBuilder, chosen: SyclToolchain, kerne
     """The plan for a compiler that compiles kernels with the host side: it reads their texts before the sources."""
     from op_builder.toolchains.sycl_ahead import EXACT_FLAGS, target_devices
 
-    sources = tuple(replace(source, language=Language.SYCL) for source in plan.sources)
+    sources = tuple(source._replace(language=Language.SYCL) for source in plan.sources)
     flags = (*EXACT_FLAGS, *builder.strip_empty_entries(builder.kernel_args()))
     if not kernels:
-        return replace(plan, sources=sources, sycl=SyclPlan(chosen.value, target_devices(), flags=flags))
+        return plan._replace(sources=sources, sycl=SyclPlan(chosen.value, target_devices(), flags=flags))
     sycl = SyclPlan(chosen.value, target_devices(), tuple(kernels), flags)
-    return replace(plan, sources=sources, cxx_flags=(*plan.cxx_flags, AHEAD_DEFINE), sycl=sycl)
-
-
-class SYCLNativeOpBuilder(SYCLOpBuilder):
-    """One of this project's own: torch-free kernels and host side, and a thin binding on the Stable ABI."""
-
-    BINDING = Binding.STABLE
-
-    def source_args(self, source: str) -> list[str]:
-        # A binding checks and dispatches: half of the time it takes to compile would go into optimising that.
-        return ["-O1"] if source.startswith("kernels_sycl/bindings/") else []
+    return plan._replace(sources=sources, cxx_flags=(*plan.cxx_flags, AHEAD_DEFINE), sycl=sycl)

@@ -32,7 +32,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 
 from op_builder.builder.base import OpBuilder
-from op_builder.catalog.registry import builders_of, import_modules
+from op_builder.catalog.modules import builders_of, import_modules
 
 logger = logging.getLogger(__name__)
 

@@ -1,98 +1,39 @@
 """From a builder's name to its class, on a given device.
 
-A device's builders are the ``*Builder`` classes of the modules in one package
-(``op_builder.cpu``, or a vendor's own). An op that is known but that the device lacks gives a
-real builder that is never compatible and says why. After these come the ops that other packages
-register (:mod:`op_builder.catalog.registered_ops`), for every device. A name that nobody has is an error
+A device's builders are those of its package: of ``op_builder.cpu``, ``cuda``, ``xpu`` and ``host`` (every other
+device), which are views of the table; or the ``*Builder`` classes in the modules of a vendor's package. An op of the
+table that the device lacks gives a real builder that is never compatible and says why. After these come the ops that
+other packages register (:mod:`op_builder.catalog.registered_ops`), for every device. A name that nobody has is an error
 with near matches. Never None.
 """
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import inspect
 import logging
-import pkgutil
-from dataclasses import dataclass
 from functools import cache
-from types import ModuleType
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import TYPE_CHECKING, NamedTuple
 
-import op_builder
 from op_builder._version import __version__
 from op_builder.builder.base import OpBuilder
+from op_builder.catalog import native
+from op_builder.catalog.table import OPS, Op, op_of
 from op_builder.errors import UnknownOpError
-from op_builder.system.outcomes import CheckOutcome, Failed, require
 
 if TYPE_CHECKING:
     from op_builder.catalog.registered_ops import RegisteredPackage
 
+# What only an op of another package or an error needs is imported in the functions that need it: a load of one of this
+# project's ops takes a few milliseconds.
+
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class KnownOp:
-    """An op whose name and builder are part of the interface, whether or not a device has it."""
-
-    name: str
-    builder: str
-    summary: str
+OUR_PACKAGES = ("op_builder.cpu", "op_builder.cuda", "op_builder.xpu", "op_builder.host")
+# Names of op_builder that end in Builder and are no op.
+_BASES = ("CPUOpBuilder", "CUDAOpBuilder", "OpBuilder", "SYCLOpBuilder", "TorchCPUOpBuilder")
 
 
-KNOWN_OPS = (
-    KnownOp("cpu_adam", "CPUAdamBuilder", "Adam and AdamW with parameters and state in host memory"),
-    KnownOp("cpu_adagrad", "CPUAdagradBuilder", "Adagrad with state in host memory"),
-    KnownOp("cpu_lion", "CPULionBuilder", "Lion with state in host memory"),
-    KnownOp("fused_adam", "FusedAdamBuilder", "Adam over many tensors in one kernel on the device"),
-    KnownOp("async_io", "AsyncIOBuilder", "tensors to and from storage, asynchronously"),
-    KnownOp("pack_bits", "PackBitsBuilder", "bytes to bits and back"),
-    KnownOp("block_quantize", "BlockQuantizeBuilder", "quantisation by blocks to eight or four bits, and back"),
-    KnownOp("rms_norm", "RMSNormBuilder", "RMSNorm of rows, with a residual added before"),
-    KnownOp("pin_memory", "PinMemoryBuilder", "page-locked host memory"),
-    KnownOp("shm_comm", "ShareMemCommBuilder", "collectives between CPU ranks of one host"),
-    KnownOp("ccl_comm", "CCLCommBuilder", "collectives between CPU ranks through oneCCL"),
-)
-
-
-_OWN_PACKAGES = ("op_builder.cpu", "op_builder.cuda", "op_builder.xpu")
-
-
-class UnavailableOpBuilder(OpBuilder):
-    """The builder of an op that a device does not have, or whose own builder cannot be made."""
-
-    REASON: ClassVar[str] = ""
-    REMEDY: ClassVar[str] = ""
-    INSTEAD_OF: ClassVar[type[OpBuilder] | None] = None
-    """The class that cannot be made; None of an op that the device does not have."""
-
-    def sources(self) -> list[str]:
-        return []
-
-    def build_checks(self) -> list[CheckOutcome]:
-        return [Failed("implementation", self.REASON, self.REMEDY)]
-
-    def plan(self) -> NoReturn:
-        """Raise, with the reason and the remedy."""
-        self.load()
-
-    def builder(self) -> NoReturn:
-        """Raise, with the reason and the remedy."""
-        self.load()
-
-    def load(self, verbose: bool = True) -> NoReturn:  # noqa: ARG002
-        """Raise, with the reason and the remedy."""
-        require(self.name, self.check())
-        raise AssertionError("an unavailable op has a failed check")
-
-    def jit_load(self, verbose: bool = True) -> NoReturn:
-        """Raise, with the reason and the remedy."""
-        self.load(verbose)
-
-
-@dataclass(frozen=True)
-class DevicePackage:
-    """What the modules of a device's package hold.
+class DevicePackage(NamedTuple):
+    """What a device's package holds.
 
     Attributes:
         classes: the ``*Builder`` classes, by name.
@@ -114,42 +55,30 @@ def find_builder(class_name: str, package: str) -> type[OpBuilder]:
     Raises:
         UnknownOpError: no op has that builder; suggests near matches, and says what is missing of other packages.
     """
+    op = op_of(class_name)
+    if op is not None and package in OUR_PACKAGES:
+        kernels = op.kernels_for(_device(package))
+        return _row_class(op, kernels) if kernels is not None else _lacking(op, package, "")
     device = device_package(package)
-    found = device.classes.get(class_name)
-    if found is not None:
-        return found
-    for op in KNOWN_OPS:
-        if op.builder == class_name:
-            reason = f"Not in accel-ops {__version__} for this device. {device.complaint}".strip()
-            return _unavailable(op, package, reason, _where_else(class_name))
+    if class_name in device.classes:
+        return device.classes[class_name]
+    if op is not None:
+        return _lacking(op, package, device.complaint)
     registered = registered_packages(package)
     for other in registered:
         if class_name in other.classes:
             return other.classes[class_name]
-    names = {*device.classes, *(op.builder for op in KNOWN_OPS)}.union(*(other.classes for other in registered))
-    by_op = {cls.NAME: name for name, cls in device.classes.items()} | {op.name: op.builder for op in KNOWN_OPS}
-    close = difflib.get_close_matches(class_name, sorted(names), n=3, cutoff=0.5)
-    near = [by_op[class_name]] if class_name in by_op else close
-    complaints = [device.complaint, *(other.complaint for other in registered)]
-    raise UnknownOpError(
-        " ".join(filter(None, [f"There is no op builder {class_name!r}.", *complaints])),
-        f"Did you mean {' or '.join(near)}?" if near else f"Known builders: {', '.join(sorted(names))}.",
-    )
-
-
-def _where_else(class_name: str) -> str:
-    having = [package for package in _OWN_PACKAGES if class_name in device_package(package).classes]
-    devices = ", ".join(package.rpartition(".")[2] for package in having)
-    if not having:
-        return "No device has it yet; use a later accel-ops."
-    if having == ["op_builder.xpu"]:
-        return f"Use the one of SYCL, which works on CPU tensors too: from op_builder.xpu import {class_name}."
-    return f"Use a device that has it: {devices}."
+    raise _unknown(class_name, device, registered)
 
 
 @cache
 def device_package(package: str) -> DevicePackage:
-    """The builders in the modules of ``package``: those it defines before those it only imports."""
+    """The builders of ``package``; of a vendor's, those that its modules define before those they only import."""
+    if package in OUR_PACKAGES:
+        served = {op: op.kernels_for(_device(package)) for op in OPS}
+        return DevicePackage({op.builder: _row_class(op, kernels) for op, kernels in served.items() if kernels}, {})
+    from op_builder.catalog.modules import builders_of, import_modules
+
     modules, broken = import_modules(package)
     for name, error in broken.items():
         logger.warning("The op builders of %s are missing: %s", name, error)
@@ -158,41 +87,21 @@ def device_package(package: str) -> DevicePackage:
     return DevicePackage(dict(found), broken)
 
 
-def import_modules(name: str) -> tuple[list[ModuleType], dict[str, str]]:
-    """A module and, of a package, the modules in it; and why one of those cannot be imported, by its name.
-
-    Raises:
-        Exception: whatever importing ``name`` itself raises.
-    """
-    root = importlib.import_module(name)
-    modules, broken = [root], {}
-    for item in pkgutil.iter_modules(vars(root).get("__path__", [])):
-        if item.name == "__main__":
-            continue
-        try:
-            modules.append(importlib.import_module(f"{name}.{item.name}"))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # it may need a driver that is not here; the others need not
-            broken[f"{name}.{item.name}"] = f"{type(error).__name__}: {error}"
-    return modules, broken
-
-
 def registered_packages(package: str) -> list[RegisteredPackage]:
     """What other packages register, without what the device's ``package`` or this project has under the same name."""
     from op_builder.catalog import registered_ops
 
-    taken: dict[str, type[OpBuilder] | None] = dict.fromkeys(op_builder.__all__)
-    taken.update((name, None) for op in KNOWN_OPS for name in (op.name, op.builder))
-    for having in (*_OWN_PACKAGES, package):
+    taken: dict[str, type[OpBuilder] | None] = dict.fromkeys(_BASES)
+    taken.update((name, None) for op in OPS for name in (op.name, op.builder))
+    for having in (*OUR_PACKAGES, package):
         for class_name, cls in device_package(having).classes.items():
             taken.update({class_name: cls, cls.NAME: cls})
     return registered_ops.registered_packages(taken)
 
 
 def all_builders(package: str) -> dict[str, OpBuilder]:
-    """{op name: builder instance} of every op: known, the device's own, registered; in a fixed order."""
-    classes = {op.name: find_builder(op.builder, package) for op in KNOWN_OPS}
+    """{op name: builder instance} of every op: the table's, the device's own, registered; in a fixed order."""
+    classes = {op.name: find_builder(op.builder, package) for op in OPS}
     for cls in device_package(package).classes.values():
         classes.setdefault(cls.NAME, cls)
     for other in registered_packages(package):
@@ -201,42 +110,66 @@ def all_builders(package: str) -> dict[str, OpBuilder]:
     return {name: _make(cls, package) for name, cls in classes.items()}
 
 
-def _make(cls: type[OpBuilder], package: str) -> OpBuilder:
-    try:
-        builder = cls()
-        if not builder.name:  # or there is no such attribute, where it makes nothing of OpBuilder's __init__()
-            raise ValueError("it has no name")
-        return builder
-    except Exception as error:  # another package's builder may raise anything; the report must survive it
-        op = KnownOp(cls.NAME, cls.__name__, cls.SUMMARY)
-        reason = f"Its builder cannot be made: {type(error).__name__}: {error}"
-        return _unavailable(op, package, reason, f"Report this to the author of {cls.__module__}.", cls)()
-
-
-def builders_of(module: ModuleType) -> list[tuple[str, type[OpBuilder]]]:
-    """The concrete ``*Builder`` classes in a module, defined there or imported, by the names they have in it."""
-    return [
-        (name, value)
-        for name, value in vars(module).items()
-        if name.endswith("Builder")
-        and isinstance(value, type)
-        and issubclass(value, OpBuilder)
-        and value.NAME
-        and not inspect.isabstract(value)
-    ]
+def _device(package: str) -> str:
+    return package.rpartition(".")[2]
 
 
 @cache
-def _unavailable(
-    op: KnownOp, package: str, reason: str, remedy: str, instead_of: type[OpBuilder] | None = None
-) -> type[OpBuilder]:
+def _row_class(op: Op, kernels: str) -> type[OpBuilder]:
+    """The class of an op with these kernels, the same on every device that uses them."""
+    if kernels == "cpu":
+        base: type[OpBuilder] = getattr(native, op.base)
+    else:
+        from op_builder.catalog import gpu
+
+        base = gpu.CudaRowBuilder if kernels == "cuda" else gpu.SyclRowBuilder
     attributes = {
+        "OP": op,
         "NAME": op.name,
-        "BUILD_VAR": f"ACCEL_BUILD_{op.name.upper()}",
+        "BUILD_VAR": op.build_variable,
         "SUMMARY": op.summary,
-        "REASON": reason,
-        "REMEDY": remedy,
-        "INSTEAD_OF": instead_of,
-        "__module__": package,
+        "__module__": f"op_builder.{kernels}",
+        "__doc__": f"Builds ``{op.name}``; ``load()`` returns a :class:`op_builder.ops.{op.module}`.",
     }
-    return type(op.builder, (UnavailableOpBuilder,), attributes)
+    return type(op.builder, (base,), attributes)
+
+
+def _lacking(op: Op, package: str, complaint: str) -> type[OpBuilder]:
+    """The builder of an op that the device of ``package`` lacks."""
+    from op_builder.catalog.unavailable import unavailable
+
+    devices = ", ".join(op.devices)
+    reason = f"accel-ops {__version__} has no '{op.name}' for this device, only for {devices}. {complaint}".strip()
+    if op.devices == ["xpu"]:
+        remedy = f"Use the SYCL kernels, which work on CPU tensors too: from op_builder.xpu import {op.builder}."
+    else:
+        remedy = f"Use a device that has it: {devices}. For CPU tensors: from op_builder.cpu import {op.builder}."
+    return unavailable(op.builder, op.name, op.summary, package, reason, remedy)
+
+
+def _unknown(class_name: str, device: DevicePackage, registered: list[RegisteredPackage]) -> UnknownOpError:
+    import difflib
+
+    by_op = {cls.NAME: name for name, cls in device.classes.items()} | {op.name: op.builder for op in OPS}
+    names = {*device.classes, *(op.builder for op in OPS)}.union(*(other.classes for other in registered))
+    close = difflib.get_close_matches(class_name, sorted(names), n=3, cutoff=0.5)
+    near = [by_op[class_name]] if class_name in by_op else close
+    complaints = [device.complaint, *(other.complaint for other in registered)]
+    return UnknownOpError(
+        " ".join(filter(None, [f"There is no op builder {class_name!r}.", *complaints])),
+        f"Did you mean {' or '.join(near)}?" if near else f"Known builders: {', '.join(sorted(names))}.",
+    )
+
+
+def _make(cls: type[OpBuilder], package: str) -> OpBuilder:
+    try:
+        builder = cls()
+        if not builder.name:  # or there is no such attribute, where its __init__() does not call OpBuilder's
+            raise ValueError("it has no name")
+        return builder
+    except Exception as error:  # another package's builder may raise anything; the report must survive it
+        from op_builder.catalog.unavailable import unavailable
+
+        reason = f"Its builder cannot be made: {type(error).__name__}: {error}"
+        remedy = f"Report this to the author of {cls.__module__}."
+        return unavailable(cls.__name__, cls.NAME, cls.SUMMARY, package, reason, remedy, cls)()

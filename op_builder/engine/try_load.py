@@ -73,19 +73,19 @@ import json
 module, artifact, path = sys.argv[1:]
 sys.path[:] = json.loads(path)
 import torch
-from op_builder.load import loader
+from op_builder.system import torch_ops
 def namespaces(operators):
     return {{name.partition("::")[0] for name in operators}}
-before = loader.known_operators()
-defined_before = {{name for name in namespaces(before) if loader.is_namespace_defined(name)}}
+before = torch_ops.known_operators()
+defined_before = {{name for name in namespaces(before) if torch_ops.is_namespace_defined(name)}}
 torch.ops.load_library(artifact)
 if module:
     start(module, artifact)
-new = loader.known_operators() - before
+new = torch_ops.known_operators() - before
 end({_LOADED!r}, json.dumps([
     sorted(namespaces(new)),
-    sorted(name for name in namespaces(new) - defined_before if loader.is_namespace_defined(name)),
-    sorted(filter(loader.is_operator_defined, new)),
+    sorted(name for name in namespaces(new) - defined_before if torch_ops.is_namespace_defined(name)),
+    sorted(filter(torch_ops.is_operator_defined, new)),
 ]))
 """
 

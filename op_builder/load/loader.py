@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 from op_builder.cache.store import Entry
 from op_builder.errors import LoadError
 from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY
+from op_builder.system.torch_ops import is_namespace_defined, is_operator_defined, known_operators
 
 if TYPE_CHECKING:
     import ctypes
 
-    from op_builder.builder.base import OpBuilder
+    from op_builder.load.op import Op
 
 _lock = threading.RLock()  # what is loaded may itself load another op
 _opened: dict[str, Any] = {}
@@ -43,11 +44,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_lock)
 
 
-def open_entry(entry: Entry, builder: OpBuilder) -> Any:
-    """The binary of ``entry`` in this process, as ``builder`` shows it: the same object each time.
+def open_entry(entry: Entry, op: Op) -> Any:
+    """The binary of ``entry`` in this process, as ``op`` binds it: the same object each time.
 
     Returns:
-        what ``builder.bind()`` makes of the binary: of ``torch.ops.<namespace>`` for a library of
+        what ``op.bind()`` makes of the binary: of ``torch.ops.<namespace>`` for a library of
         torch ops (an object with one attribute per namespace when it registers several), of the
         module for a Python extension module.
 
@@ -56,17 +57,17 @@ def open_entry(entry: Entry, builder: OpBuilder) -> Any:
         LoadError: the binary cannot be opened, or what it defines is defined already.
     """
     identity = f"{entry.manifest.op} {entry.digest}"
-    shown = (identity, type(builder))
+    shown = (identity, type(op))
     with _lock:
         if shown not in _bound:
             import torch  # noqa: F401  (brings the libraries that the binary links against)
 
             if identity not in _opened:
-                _require_loadable(builder)
-                _open_needed(entry, builder)
+                _require_loadable(op)
+                _open_needed(entry, op)
                 _opened[identity] = _OPENERS[entry.manifest.kind](entry)
                 _entries[identity] = entry
-            _bound[shown] = builder.bind(_opened[identity])
+            _bound[shown] = op.bind(_opened[identity])
         return _bound[shown]
 
 
@@ -75,23 +76,23 @@ def opened_entries(op: str) -> list[Entry]:
     return [entry for entry in _entries.values() if entry.manifest.op == op]
 
 
-def _require_loadable(builder: OpBuilder) -> None:
-    outcomes = builder.load_checks()
+def _require_loadable(op: Op) -> None:
+    outcomes = op.load_checks()
     if outcomes:  # the usual op has none, and its warm load does not pay for this import
         from op_builder.system.outcomes import require
 
-        require(builder.name, outcomes)
+        require(op.name, outcomes)
 
 
-def _open_needed(entry: Entry, builder: OpBuilder) -> None:
+def _open_needed(entry: Entry, op: Op) -> None:
     """Open the libraries that the binary names without a path, and that torch does not bring."""
     if SYCL_LIBRARY in entry.manifest.needs:
         from op_builder.toolchains.sycl_runtime import import_ipex, open_runtime
 
         if entry.manifest.key_parts.get("sycl", "").startswith("ipex"):
             import_ipex()
-        open_runtime(builder.cache.root, f"{SYCL_LIBRARY}.{entry.manifest.needs[SYCL_LIBRARY]}")
-    builder.open_libraries()
+        open_runtime(op.cache.root, f"{SYCL_LIBRARY}.{entry.manifest.needs[SYCL_LIBRARY]}")
+    op.open_libraries()
 
 
 def _open_accel(entry: Entry) -> Any:
@@ -166,37 +167,6 @@ def _refuse_what_is_defined(entry: Entry) -> None:
         "process.",
         f"Restart Python to load a changed build, or {other}.",
     )
-
-
-def known_operators() -> set[str]:
-    """The whole names of all ops that torch has heard of; some may have an implementation and no definition."""
-    import torch
-
-    return set(torch._C._dispatch_get_all_op_names())
-
-
-def is_operator_defined(name: str) -> bool:
-    """Whether an op, by its whole name, has a schema, so that a second one would end the process."""
-    import torch
-
-    operator, _, overload = name.partition(".")
-    try:
-        torch._C._dispatch_find_schema_or_throw(operator, overload)
-    except RuntimeError:
-        return False
-    return True
-
-
-def is_namespace_defined(name: str) -> bool:
-    """Whether a library of this process owns a namespace (``TORCH_LIBRARY``), as a second one cannot."""
-    import torch
-
-    try:
-        # Asked by doing, because torch has no question for it: it refuses, or is at once undone.
-        torch._C._dispatch_library("DEF", name, "", __file__, 0).reset()
-    except RuntimeError:
-        return True
-    return False
 
 
 def _dlopen(path: Path) -> ctypes.CDLL:

@@ -7,7 +7,6 @@ another way is left.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import sysconfig
@@ -22,12 +21,12 @@ from op_builder.cache.headers import Roots
 from op_builder.cache.store import MANIFEST, Cache, Entry
 from op_builder.errors import AccelError
 from op_builder.paths import NATIVE_DIRECTORIES, native_root, outermost_package
-from op_builder.plan import SYCL_LIBRARY, BuildPlan, make_plan
+from op_builder.plan import SYCL_LIBRARY, BuildPlan
 from op_builder.system.file_contents import file_status
 from op_builder.system.torch_install import parse_release, torch_install
 
 if TYPE_CHECKING:
-    from op_builder.builder.base import OpBuilder
+    from op_builder.load.op import Op
 
 DIRECTORY = "_prebuilt"
 INDEX = "wheel.json"
@@ -51,20 +50,20 @@ class Rejected:
     entry: Entry | None
 
 
-def prebuilt_roots(builder: OpBuilder) -> list[Path]:
+def prebuilt_roots(op: Op) -> list[Path]:
     """Where the binary of an op may lie: in the package of its class, then of the classes that extends."""
-    packages = map(outermost_package, type(builder).__mro__)
+    packages = map(outermost_package, type(op).__mro__)
     return [package / DIRECTORY for package in dict.fromkeys(packages) if package is not None]
 
 
-def find_prebuilt(builder: OpBuilder) -> Entry | Rejected | None:
+def find_prebuilt(op: Op) -> Entry | Rejected | None:
     """The prebuilt binary of an op; one that does not fit, with the reason; None when there is none."""
     others: list[Rejected] = []
     own: list[Rejected] = []
-    for root in prebuilt_roots(builder):
+    for root in prebuilt_roots(op):
         held = Cache(root, is_ours=False)
-        for entry in held.entries(builder.name):
-            reason = _other_recipe(entry, root.parent, builder)
+        for entry in held.entries(op.name):
+            reason = _other_recipe(entry, root.parent, op)
             if reason is not None:
                 others.append(Rejected(entry.directory, reason, entry))
                 continue
@@ -110,12 +109,10 @@ def read_index(root: Path) -> dict[str, Any] | None:
     return index
 
 
-def _other_recipe(entry: Entry, package: Path, builder: OpBuilder) -> str | None:
-    """Why ``entry`` is not this builder's op as it is now: for another device, or edited since."""
-    asking = copy.copy(builder)
-    asking.given_archs = entry.manifest.cuda_archs
+def _other_recipe(entry: Entry, package: Path, op: Op) -> str | None:
+    """Why ``entry`` is not this op as it is now: for another device, or edited since."""
     try:
-        plan = make_plan(asking)
+        plan = op.plan_for(entry.manifest.cuda_archs)
         since_ns = _untouched_since_ns(entry, package, plan)
         built = entry.manifest.key_parts
         recipe = recipe_parts(plan, built, since_ns)

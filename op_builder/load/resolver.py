@@ -18,13 +18,13 @@ from op_builder.cache.store import Cache, Entry
 from op_builder.errors import AccelError, IncompatibleOpError, LoadError, ToolchainError
 from op_builder.load import loader
 from op_builder.load.prebuilt import Rejected, find_prebuilt, refused_by_linker
-from op_builder.plan import BuildPlan, make_plan
+from op_builder.plan import BuildPlan
 from op_builder.toolchains.toolset import Toolset, find_toolset
 
 if TYPE_CHECKING:
-    from op_builder.builder.base import OpBuilder
     from op_builder.engine.build import BuildOptions
     from op_builder.engine.ninja import Progress
+    from op_builder.load.op import Op
     from op_builder.system.outcomes import CheckOutcome, Failed
 
 logger = logging.getLogger(__name__)
@@ -54,10 +54,10 @@ class Request:
         return Roots.of(self.plan)
 
     @staticmethod
-    def of(builder: OpBuilder, cache: Cache | None = None) -> Request:
+    def of(op: Op, cache: Cache | None = None) -> Request:
         """Work the request out; compiles and writes nothing but memos."""
-        used = cache or builder.cache
-        plan = make_plan(builder)
+        used = cache or op.cache
+        plan = op.plan()
         toolset: Toolset | None = None
         missing: AccelError | None = None
         try:
@@ -109,21 +109,21 @@ class Availability:
         return failures(self.outcomes)
 
 
-def examine(builder: OpBuilder) -> Availability:
+def examine(op: Op) -> Availability:
     """Find out what ``load()`` would do, without compiling the op."""
     from op_builder.system.outcomes import guarded
 
-    prebuilt = find_prebuilt(builder)
+    prebuilt = find_prebuilt(op)
     if isinstance(prebuilt, Entry):
         prebuilt = refused_by_linker(prebuilt) or prebuilt
     cached: Entry | None = None
     try:
-        cached = Request.of(builder).find_cached()
+        cached = Request.of(op).find_cached()
     except AccelError as error:
-        logger.debug("'%s' has no plan: %s", builder.name, error.message)
-    outcomes = list(builder.load_checks())
+        logger.debug("'%s' has no plan: %s", op.name, error.message)
+    outcomes = list(op.load_checks())
     if not isinstance(prebuilt, Entry) and cached is None:
-        outcomes = [*builder.build_checks(), *outcomes]
+        outcomes = [*op.build_checks(), *outcomes]
         outcomes.append(guarded("JIT", _jit_check))
     return Availability(prebuilt, cached, tuple(outcomes))
 
@@ -134,40 +134,40 @@ def _jit_check() -> CheckOutcome:
     return Passed("JIT", "allowed") if env.ACCEL_JIT.get() else Failed("JIT", _JIT_FORBIDDEN, _JIT_REMEDY)
 
 
-def load_prebuilt(builder: OpBuilder) -> Any | None:
+def load_prebuilt(op: Op) -> Any | None:
     """The prebuilt op, loaded; None, with the reason in the log, where there is none that fits."""
-    found = find_prebuilt(builder)
+    found = find_prebuilt(op)
     if found is None:
         return None
     reason = found.reason if isinstance(found, Rejected) else ""
     if isinstance(found, Entry):
         try:
-            return loader.open_entry(found, builder)
+            return loader.open_entry(found, op)
         except LoadError as error:
             reason = error.message
-    logger.warning("The prebuilt '%s' is passed over: %s.", builder.name, reason.rstrip("."))
+    logger.warning("The prebuilt '%s' is passed over: %s.", op.name, reason.rstrip("."))
     return None
 
 
-def jit_load(builder: OpBuilder, progress: Progress | None = None) -> Any:
+def jit_load(op: Op, progress: Progress | None = None) -> Any:
     """The loaded op from the cache, else compiled now; a prebuilt one is not looked at."""
-    entry = cached_or_built(builder, progress)
+    entry = cached_or_built(op, progress)
     try:
-        return loader.open_entry(entry, builder)
+        return loader.open_entry(entry, op)
     except LoadError:
         if entry.artifact.exists():
             raise
         # Removed after it was found: pruned, or on a shared file system moved by another host.
-        return loader.open_entry(cached_or_built(builder, progress), builder)
+        return loader.open_entry(cached_or_built(op, progress), op)
 
 
-def cached_or_built(builder: OpBuilder, progress: Progress | None = None) -> Entry:
-    """The entry of ``builder``, open already or in the cache, compiled now if need be; not opened here.
+def cached_or_built(op: Op, progress: Progress | None = None) -> Entry:
+    """The entry of ``op``, open already or in the cache, compiled now if need be; not opened here.
 
     Raises:
         IncompatibleOpError: it cannot be built or loaded here, or compiling is forbidden.
     """
-    request = Request.of(builder)
+    request = Request.of(op)
     entry = request.find_opened() or request.find_cached()
     if entry is not None:
         return entry
@@ -176,7 +176,7 @@ def cached_or_built(builder: OpBuilder, progress: Progress | None = None) -> Ent
     from op_builder.engine.build import BuildOptions
 
     # The checks are made by the one process that builds; those that wait for it need none.
-    options = BuildOptions(progress=progress, precondition=lambda: require_compatible(builder))
+    options = BuildOptions(progress=progress, precondition=lambda: require_compatible(op))
     return compile_now(request, options)
 
 
@@ -195,14 +195,14 @@ def _forbidden(request: Request) -> IncompatibleOpError:
     )
 
 
-def require_compatible(builder: OpBuilder) -> None:
-    """Raise with reason and remedy unless ``builder`` can be built and loaded here."""
+def require_compatible(op: Op) -> None:
+    """Raise with reason and remedy unless ``op`` can be built and loaded here."""
     from op_builder.system.outcomes import require
 
-    require(builder.name, builder.check())
-    objection = builder.own_objection()
+    require(op.name, [*op.build_checks(), *op.load_checks()])
+    objection = op.own_objection()
     if objection is not None:
-        raise IncompatibleOpError(f"Op '{builder.name}' is not available here. {objection}")
+        raise IncompatibleOpError(f"Op '{op.name}' is not available here. {objection}")
 
 
 def compile_now(request: Request, options: BuildOptions | None = None) -> Entry:

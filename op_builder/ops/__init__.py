@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from op_builder.catalog.table import OPS
+
 if TYPE_CHECKING:
     from op_builder.ops.functional.registration import dequantize_blocks as dequantize_blocks
     from op_builder.ops.functional.registration import packbits as packbits
@@ -26,43 +28,9 @@ if TYPE_CHECKING:
     from op_builder.ops.optim.fused_lamb import FusedLamb as FusedLamb
     from op_builder.ops.optim.fused_lion import FusedLion as FusedLion
 
-_HOMES = {
-    "CPUAdagrad": "op_builder.ops.optim.cpu_adagrad",
-    "CPUAdam": "op_builder.ops.optim.cpu_adam",
-    "CPULamb": "op_builder.ops.optim.cpu_lamb",
-    "CPULion": "op_builder.ops.optim.cpu_lion",
-    "CPUSGD": "op_builder.ops.optim.cpu_sgd",
-    "FusedAdam": "op_builder.ops.optim.fused_adam",
-    "FusedLamb": "op_builder.ops.optim.fused_lamb",
-    "FusedLion": "op_builder.ops.optim.fused_lion",
-    "SYCLFusedAdam": "op_builder.ops.functional.sycl",
-    "SYCLFusedLion": "op_builder.ops.functional.sycl",
-    "dequantize_blocks": "op_builder.ops.functional.registration",
-    "packbits": "op_builder.ops.functional.registration",
-    "quantize_blocks": "op_builder.ops.functional.registration",
-    "rms_norm": "op_builder.ops.functional.registration",
-    "unpackbits": "op_builder.ops.functional.registration",
-    "TensorStore": "op_builder.ops.io.tensor_store",
-}
+_HOMES = {name: f"op_builder.ops.{module}" for op in OPS for name, module in op.front_ends}
 
-__all__ = [
-    "CPUSGD",
-    "CPUAdagrad",
-    "CPUAdam",
-    "CPULamb",
-    "CPULion",
-    "FusedAdam",
-    "FusedLamb",
-    "FusedLion",
-    "SYCLFusedAdam",
-    "SYCLFusedLion",
-    "TensorStore",
-    "dequantize_blocks",
-    "packbits",
-    "quantize_blocks",
-    "rms_norm",
-    "unpackbits",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -78,7 +78,7 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
 
 def _load() -> tuple[Any, str]:
     """The module of shm_comm; or None, and why it cannot be loaded."""
-    from op_builder.host.shm_comm import ShareMemCommBuilder
+    from op_builder.cpu import ShareMemCommBuilder
 
     try:
         return ShareMemCommBuilder().load(), ""

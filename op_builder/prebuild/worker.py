@@ -26,7 +26,9 @@ from op_builder.builder.cuda import CUDAOpBuilder
 from op_builder.builder.sycl import SYCLOpBuilder
 from op_builder.cache.headers import SystemHeaders
 from op_builder.cache.store import MANIFEST, Cache, Manifest
-from op_builder.catalog.registry import UnavailableOpBuilder, all_builders, registered_packages
+from op_builder.catalog.device import is_accelerator_named, requested_package
+from op_builder.catalog.registry import all_builders, registered_packages
+from op_builder.catalog.unavailable import UnavailableOpBuilder
 from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
 from op_builder.load.prebuilt import DIRECTORY, INDEX, INDEX_FORMAT
 from op_builder.paths import outermost_package
@@ -86,9 +88,7 @@ def prebuild(tree: Path, order: Order) -> str:
         AccelError: compiling one failed, or a variable is wrong.
     """
     started = time.monotonic()
-    from accelerator.selection import builder_package, requested_name
-
-    accelerator, package = builder_package()
+    accelerator, package = requested_package()
     candidates = [*all_builders(package).values(), *all_builders(_HOST_OPS).values()]
     registered = [found for found in registered_packages(package) if found.complaint]
     order.refuse_unknown(candidates, " ".join(found.complaint for found in registered))
@@ -96,9 +96,7 @@ def prebuild(tree: Path, order: Order) -> str:
     for complaint in complaints:
         say(f"warning: {complaint}")
     own = [builder for builder in candidates if _is_in(tree, builder)]
-    how = (
-        "named" if requested_name() else f"detected; {env.ACCEL_ACCELERATOR.name} names another, which need not be here"
-    )
+    how = "named" if is_accelerator_named() else "detected; ACCEL_ACCELERATOR names another, which need not be here"
     say(f"torch {torch_install().version}, Python {platform.python_version()}, accelerator {accelerator} ({how})")
     chosen, left_out = _choose(own, order, accelerator)
     if not chosen and not any(map(order.wants, own)):

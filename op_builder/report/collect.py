@@ -20,7 +20,9 @@ from op_builder._version import __version__
 from op_builder.builder.base import OpBuilder
 from op_builder.cache.compare import nearest_miss
 from op_builder.cache.store import Cache, Entry
-from op_builder.catalog.registry import UnavailableOpBuilder, all_builders, device_package, registered_packages
+from op_builder.catalog.device import accelerator_facts, current_accelerator
+from op_builder.catalog.registry import all_builders, device_package, registered_packages
+from op_builder.catalog.unavailable import UnavailableOpBuilder
 from op_builder.engine.commands import build_commands
 from op_builder.engine.ninja import find_ninja
 from op_builder.errors import AccelError, UnknownOpError
@@ -258,11 +260,8 @@ def explain(builder: OpBuilder) -> dict[str, Any]:
 
 def _accelerator() -> tuple[dict[str, Any], str]:
     """What the accelerator says of itself, and the package of its builders."""
-    from accelerator.facts import accelerator_facts
-    from accelerator.real_accelerator import get_accelerator
-
     try:
-        accelerator = get_accelerator()
+        accelerator = current_accelerator()
     except (ValueError, AccelError) as error:
         # A wrong override must not keep the report from saying what else it knows.
         return {"name": None, "error": str(error)}, "op_builder.host"

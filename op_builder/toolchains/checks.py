@@ -8,14 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from op_builder import env
-from op_builder.cache.store import Cache
-from op_builder.engine.jobs import job_count
-from op_builder.engine.ninja import find_ninja
 from op_builder.plan import Binding, BuildPlan
 from op_builder.system.memo import Memo
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed
-from op_builder.system.process import run
 from op_builder.system.torch_install import MINIMUM_TORCH, torch_install
 from op_builder.toolchains.compiler import find_cxx
 from op_builder.toolchains.cuda import find_cuda
@@ -32,15 +27,6 @@ def torch_check() -> CheckOutcome:
     if install.release < MINIMUM_TORCH:
         return Failed("torch", f"torch {install.version} is older than {needed}.", f"Install torch >= {needed}.")
     return Passed("torch", f"{install.version}")
-
-
-def ninja_check() -> CheckOutcome:
-    """A ninja that runs."""
-    program = find_ninja()
-    version = run([program, "--version"])
-    if not version.ok:
-        return Failed("ninja", f"{program} does not run: {version.errors.strip()}.", "Reinstall it: pip install ninja.")
-    return Passed("ninja", f"{program} {version.output.strip()}")
 
 
 def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
@@ -69,26 +55,6 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
             _cxx_remedy(failure),
         )
     return Passed("C++ compiler", f"{compiler.command[0]} ({compiler.version})")
-
-
-def cache_check(cache: Cache) -> CheckOutcome:
-    """The cache directory can be written, or made."""
-    missing = cache.writable_obstacle()
-    if missing:
-        return Failed(
-            "cache directory",
-            f"The cache directory {cache.root} cannot be written: {missing}.",
-            "Set ACCEL_CACHE_DIR to a directory you may write, or use ops that are prebuilt.",
-        )
-    return Passed("cache directory", str(cache.root))
-
-
-def settings_check(plan: BuildPlan) -> CheckOutcome:
-    """The variables that say how to build hold values that can be parsed."""
-    jobs, timeout_s = job_count(plan), env.ACCEL_COMPILE_TIMEOUT_S.get()
-    for variable in (env.ACCEL_CACHE_MAX_MIB, env.ACCEL_PRECOMPILE):
-        variable.get()
-    return Passed("build settings", f"{jobs} compiler jobs at a time, {timeout_s} s at most")
 
 
 def nvcc_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from op_builder.system.memo import Memo
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed, guarded, guarded_value
@@ -11,9 +11,6 @@ from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.sycl import Accepted, Candidate, SyclToolchain
 from op_builder.toolchains.sycl_devices import opencl_devices
 from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, REINSTALL_REMEDY, find_ahead_runtime, find_runtime
-
-if TYPE_CHECKING:
-    from op_builder.builder.sycl import SYCLOpBuilder
 
 _TOOLCHAIN, _DEVICE, _COMPILER = "SYCL toolchain", "SYCL device", "SYCL kernel compiler"
 
@@ -23,24 +20,24 @@ int main() { throw sycl::exception(sycl::errc::invalid, "probe"); }
 """
 
 
-def toolchain_checks(builder: SYCLOpBuilder) -> list[CheckOutcome]:
-    """Whether the op's kernels and host side can be compiled."""
-    chosen = guarded_value(_TOOLCHAIN, builder.toolchain)
+def toolchain_checks(choose: Callable[[], Candidate], memo: Memo) -> list[CheckOutcome]:
+    """Whether an op's kernels and host side can be compiled with the toolchain that ``choose`` returns."""
+    chosen = guarded_value(_TOOLCHAIN, choose)
     if isinstance(chosen, Failed):
         return [chosen]
     outcomes = [guarded(_TOOLCHAIN, lambda: _chosen(chosen))]
     if isinstance(chosen, Accepted):
-        outcomes.append(guarded("SYCL host code", lambda: host_check(chosen.toolchain, builder.cache.memo)))
+        outcomes.append(guarded("SYCL host code", lambda: host_check(chosen.toolchain, memo)))
     return outcomes
 
 
-def load_checks(builder: SYCLOpBuilder) -> list[CheckOutcome]:
-    """Whether the op finds a runtime and a device, and what compiles its kernels, if they are texts."""
-    outcomes = [guarded(_DEVICE, lambda: device_check(builder.cache.memo))]
-    if builder.kernel_sources():
-        chosen = guarded_value(_COMPILER, builder.toolchain)
+def load_checks(choose: Callable[[], Candidate], memo: Memo, *, has_kernel_texts: bool) -> list[CheckOutcome]:
+    """Whether an op finds a runtime and a device, and what compiles its kernels, if they are texts."""
+    outcomes = [guarded(_DEVICE, lambda: device_check(memo))]
+    if has_kernel_texts:
+        chosen = guarded_value(_COMPILER, choose)
         if not (isinstance(chosen, Accepted) and chosen.toolchain.is_ahead):
-            outcomes.append(guarded(_COMPILER, lambda: kernel_compiler_check(builder.cache.memo)))
+            outcomes.append(guarded(_COMPILER, lambda: kernel_compiler_check(memo)))
     return outcomes
 
 

@@ -116,7 +116,7 @@ def test_two_cards_keep_the_contract(cards: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_host_ops_are_handed_on_and_its_own_is_there() -> None:
     from acme_accel.accelerator import AcmeAccelerator
 
-    from op_builder.host.cpu_adam import CPUAdamBuilder
+    from op_builder.cpu import CPUAdamBuilder
 
     acme = AcmeAccelerator()
     assert acme.get_op_builder("CPUAdamBuilder") is CPUAdamBuilder

@@ -18,7 +18,7 @@ OP = "acme_silu_and_mul"
 USE = """
 import torch
 from accelerator import get_accelerator, is_current_accelerator_supported
-from op_builder.catalog.registry import UnavailableOpBuilder
+from op_builder.catalog.unavailable import UnavailableOpBuilder
 accelerator = get_accelerator()
 assert type(accelerator).__name__ == "AcmeAccelerator", accelerator
 assert is_current_accelerator_supported()

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from op_builder import env
-from op_builder.builder.sycl import SYCLNativeOpBuilder
+from op_builder.builder.sycl import SYCLOpBuilder
 from op_builder.cache.store import Cache
+from op_builder.plan import Binding
 from op_builder.toolchains.sycl_runtime import find_runtime
 
 needs_runtime = pytest.mark.skipif(
@@ -179,11 +180,12 @@ ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", implement})
 """
 
 
-class ScaleBuilder(SYCLNativeOpBuilder):
+class ScaleBuilder(SYCLOpBuilder):
     """``scale_(x, a)``: x *= a * FACTOR, a kernel of one header, for float32, float64 and float16."""
 
     NAME = "sycl_scale"
     BUILD_VAR = "ACCEL_BUILD_SYCL_SCALE"
+    BINDING = Binding.STABLE
 
     def __init__(self, directory: Path, cache: Cache) -> None:
         super().__init__(self.NAME)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from op_builder import env
+from op_builder.builder.recipe import make_plan
 from op_builder.cache.compare import _header_line
 from op_builder.cache.headers import Header, Roots
 from op_builder.cpu import CPUAdamBuilder
-from op_builder.plan import make_plan
 from op_builder.report.collect import explain
 from tests.support.small_ops import SmallBuilder
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from op_builder import env
-from op_builder.plan import make_plan
+from op_builder.builder.recipe import make_plan
 from op_builder.system.outcomes import Failed, Passed
 from op_builder.toolchains.checks import cxx_check
 from op_builder.toolchains.flags import grouped_flags

@@ -81,7 +81,7 @@ def test_headers_of_gccs_library_count_by_content_where_clang_takes_them(small: 
 def test_torchs_headers_as_a_whole_count_where_the_binding_is_torchs_own(
     small: SmallBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plans = [small.plan(), replace(small.plan(), binding=Binding.TORCH)]
+    plans = [small.plan(), small.plan()._replace(binding=Binding.TORCH)]
     stable, torch = [plan_key(plan, TOOLSET, small.cache.memo).digest for plan in plans]
     monkeypatch.setattr("op_builder.cache.fingerprint.header_stamp", lambda *_: "2.99.0")
     assert plan_key(plans[0], TOOLSET, small.cache.memo).digest == stable
@@ -91,7 +91,7 @@ def test_torchs_headers_as_a_whole_count_where_the_binding_is_torchs_own(
 def test_python_and_cxx_abi_count_only_where_the_binding_needs_them(small: SmallBuilder) -> None:
     plan = small.plan()
     stable = plan_key(plan, TOOLSET, small.cache.memo).parts
-    torch = plan_key(replace(plan, binding=Binding.TORCH), TOOLSET, small.cache.memo).parts
+    torch = plan_key(plan._replace(binding=Binding.TORCH), TOOLSET, small.cache.memo).parts
     assert {"python abi", "torch c++ abi"} & set(stable) == set()
     assert {"python abi", "torch c++ abi"} <= set(torch)
 

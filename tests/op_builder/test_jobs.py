@@ -58,7 +58,7 @@ def test_memory_of_the_control_group_limits(plan: BuildPlan, host: Callable[...,
     files = host(memory_max=str(900 * MEBIBYTE), memory_current=str(100 * MEBIBYTE))
     assert available_memory_bytes(files) == 800 * MEBIBYTE
     assert jobs.job_count(plan, files) <= 2
-    assert jobs.job_count(replace(plan, binding=Binding.TORCH), files) == 1
+    assert jobs.job_count(plan._replace(binding=Binding.TORCH), files) == 1
 
 
 def test_memory_beyond_which_the_kernel_slows_the_group_down_limits_too(
@@ -124,4 +124,4 @@ def test_a_build_that_waits_for_jobs_can_be_stopped() -> None:
 
 def test_the_hungriest_op_of_several_decides(plan: BuildPlan, host: Callable[..., HostFiles]) -> None:
     files = host(memory_max=str(1900 * MEBIBYTE), memory_current="0")
-    assert jobs.allowed_jobs([plan, replace(plan, binding=Binding.TORCH)], files) == 1
+    assert jobs.allowed_jobs([plan, plan._replace(binding=Binding.TORCH)], files) == 1

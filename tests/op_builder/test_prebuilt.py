@@ -20,12 +20,12 @@ from rich.console import Console
 
 import op_builder
 from op_builder import env
+from op_builder.builder.recipe import make_plan
 from op_builder.cache.store import Cache, Entry
 from op_builder.cpu import CPUAdamBuilder
 from op_builder.cuda import FusedAdamBuilder
 from op_builder.errors import IncompatibleOpError
 from op_builder.load import prebuilt
-from op_builder.plan import make_plan
 from op_builder.report import collect
 from op_builder.report.collect import op_row
 from op_builder.report.render import print_report

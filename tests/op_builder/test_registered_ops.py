@@ -205,10 +205,10 @@ def test_an_unknown_name_suggests_a_registered_one() -> None:
 
 
 TAKEN = [
-    ("MyAdamBuilder", "cpu_adam", "'cpu_adam' belongs to op_builder.host.cpu_adam.CPUAdamBuilder"),
-    ("CPUAdamBuilder", "acme_adam", "'CPUAdamBuilder' belongs to op_builder.host.cpu_adam"),
-    ("CCLCommBuilder", "acme_io", "'CCLCommBuilder' belongs to op_builder.host.ccl_comm"),
-    ("MyCommBuilder", "ccl_comm", "'ccl_comm' belongs to op_builder.host.ccl_comm.CCLCommBuilder"),
+    ("MyAdamBuilder", "cpu_adam", "'cpu_adam' belongs to op_builder.cpu.CPUAdamBuilder"),
+    ("CPUAdamBuilder", "acme_adam", "'CPUAdamBuilder' belongs to op_builder.cpu"),
+    ("CCLCommBuilder", "acme_io", "'CCLCommBuilder' belongs to op_builder.cpu"),
+    ("MyCommBuilder", "ccl_comm", "'ccl_comm' belongs to op_builder.cpu.CCLCommBuilder"),
     ("TorchCPUOpBuilder", "acme_base", "'TorchCPUOpBuilder' belongs to accel-ops"),
 ]
 
@@ -223,7 +223,7 @@ def test_a_name_that_this_project_has_is_refused_with_the_reason(
     assert list(package().classes) == ["AcmeGoodBuilder"]
     builders = all_builders(CPU)
     assert op not in builders or not type(builders[op]).__module__.startswith("acme_")
-    assert find_builder("CPUAdamBuilder", CPU).__module__ == "op_builder.host.cpu_adam"
+    assert find_builder("CPUAdamBuilder", CPU).__module__ == "op_builder.cpu"
     assert [record.getMessage() for record in caplog.records if problem in record.getMessage()] == [
         f"acme ({module}) registers ops for op_builder: {problem}."
     ]

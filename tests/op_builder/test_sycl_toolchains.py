@@ -18,11 +18,12 @@ from stand_in_icpx import OF_PYTHON
 from sycl_ops import PLAIN_BINDING, PLAIN_KERNEL, ScaleBuilder, needs_runtime, write_scale
 
 from op_builder import env
+from op_builder.builder.recipe import make_plan
 from op_builder.cache.store import Cache
 from op_builder.engine.commands import build_commands
 from op_builder.errors import EnvironmentValueError, LoadError, SourceNotFoundError, ToolchainError
 from op_builder.load.resolver import Request
-from op_builder.plan import Language, Source, make_plan
+from op_builder.plan import Language, Source
 from op_builder.system.process import run
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.sycl import Accepted, SyclFacts, SyclToolchain, candidates, choose, gather_facts
@@ -392,7 +393,7 @@ def test_an_op_for_an_ipex_that_is_not_there_is_told(monkeypatch: pytest.MonkeyP
 def test_an_op_with_cuda_and_sycl_sources_is_refused(tmp_path: Path) -> None:
     write_scale(tmp_path / "op")
     plan = make_plan(ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache")))
-    mixed = replace(plan, sources=(*plan.sources, Source(tmp_path / "a.cu", "a.cu", Language.CUDA)))
+    mixed = plan._replace(sources=(*plan.sources, Source(tmp_path / "a.cu", "a.cu", Language.CUDA)))
     with pytest.raises(ToolchainError, match=r"'sycl_scale' has both CUDA and SYCL sources"):
         find_toolset(mixed, Cache(tmp_path / "cache").memo)
 

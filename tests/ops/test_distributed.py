@@ -18,9 +18,8 @@ import torch.distributed as dist
 from rank_processes import run_ranks, values
 
 from op_builder.cache.store import Entry
+from op_builder.cpu import CCLCommBuilder, ShareMemCommBuilder
 from op_builder.errors import CommunicationError, EnvironmentValueError, OpArgumentError
-from op_builder.host.ccl_comm import CCLCommBuilder
-from op_builder.host.shm_comm import ShareMemCommBuilder
 from op_builder.load.prebuilt import find_prebuilt
 from op_builder.ops import distributed
 from op_builder.ops.comm.across import ACROSS, require_across, store_for_threads

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rank_processes import run_ranks, values
 
-from op_builder.host.shm_comm import ShareMemCommBuilder
+from op_builder.cpu import ShareMemCommBuilder
 
 PROGRAM = Path(__file__).with_name("parallel_training_programs.py")
 

@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from op_builder import env
+from op_builder.catalog.native import shared_memory_check
 from op_builder.cpu import ShareMemCommBuilder
 from op_builder.errors import AccelError, OpArgumentError, SharedMemoryCommError
-from op_builder.host.shm_comm import shared_memory_check
 from op_builder.ops.comm import shared_memory_group, shared_memory_meeting
 from op_builder.ops.comm.shared_memory_group import SharedMemoryGroup
 from op_builder.ops.comm.shm_comm import ShareMemCommModule

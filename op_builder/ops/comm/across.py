@@ -153,7 +153,7 @@ class CCLAcross:
     """The leaders by oneCCL."""
 
     def __init__(self, store: Store, layout: Layout, timeout: timedelta, note: GiveUpNote) -> None:
-        from op_builder.host.ccl_comm import CCLCommBuilder
+        from op_builder.cpu import CCLCommBuilder
 
         module = CCLCommBuilder().load()
         if layout.host == 0:

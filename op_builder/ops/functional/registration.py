@@ -69,16 +69,16 @@ _loaded: dict[str, Any] = {}
 
 
 def _module(builder: str) -> Any:
-    """What a builder of ``op_builder.xpu.kernels`` loads: once, as even finding the op again takes milliseconds."""
+    """What a builder of ``op_builder.xpu`` loads: once, as even finding the op again takes milliseconds."""
     _load(builder)
     return _loaded[builder]
 
 
 def _load(builder: str) -> None:
     if builder not in _loaded:
-        from op_builder.xpu import kernels
+        from op_builder import xpu
 
-        _loaded[builder] = getattr(kernels, builder)().load(verbose=False)
+        _loaded[builder] = getattr(xpu, builder)().load(verbose=False)
 
 
 # So torch.compile runs it and does not trace it. torch.compiler.assume_constant_result would set this, too, and import

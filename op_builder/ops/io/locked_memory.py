@@ -222,9 +222,9 @@ def _register_with_cuda(address: int, size_bytes: int) -> bool:
     """
     if not torch.cuda.is_available():
         return False
-    from accelerator import get_accelerator
+    from op_builder.catalog.device import current_accelerator
 
-    if get_accelerator().device_name() != "cuda":
+    if current_accelerator().device_name() != "cuda":
         return False
     code = torch.cuda.cudart().cudaHostRegister(address, size_bytes, 0)  # type: ignore[no-untyped-call]
     if int(code) != 0:

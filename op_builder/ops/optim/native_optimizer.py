@@ -63,9 +63,9 @@ class NativeOptimizer(Optimizer):
             from op_builder.catalog.registry import find_builder
 
             return find_builder(name, self.BUILDERS)()
-        from accelerator import get_accelerator
+        from op_builder.catalog.device import current_accelerator
 
-        return get_accelerator().create_op_builder(name)
+        return current_accelerator().create_op_builder(name)
 
     def _states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
         """The names of a group's states beside ``step``, in its op's order."""

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelerator.npu_accelerator import NPU_Accelerator
-from op_builder.catalog.registry import UnavailableOpBuilder
+from op_builder.catalog.unavailable import UnavailableOpBuilder
 
 
 @dataclass(frozen=True)

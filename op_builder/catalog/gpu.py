@@ -1,11 +1,12 @@
-"""The fused optimizers with their CUDA kernels: the declarations of :mod:`op_builder.host.fused`, and nvcc."""
+"""This project's builders with GPU kernels. A module of its own: CPU ops need none of the compilers' modules."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from op_builder.builder.cuda import CUDAOpBuilder
-from op_builder.host import fused
+from op_builder.builder.sycl import SYCLOpBuilder
+from op_builder.catalog.native import NativeOpBuilder, RowBuilder
 from op_builder.system.outcomes import CheckOutcome
 from op_builder.system.torch_install import parse_release
 
@@ -13,13 +14,15 @@ from op_builder.system.torch_install import parse_release
 _OLDEST_ARCH = (7, 0)
 
 
-class _WithCudaKernels(CUDAOpBuilder, fused.FusedOpBuilder):
+class CudaRowBuilder(CUDAOpBuilder, NativeOpBuilder):
+    """The op for the CPU, and its CUDA kernels: one binary serves both devices."""
+
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
         self.build_for_cpu = False
 
     def sources(self) -> list[str]:
-        return [*super().sources(), *self.CUDA_SOURCES]
+        return [*super().sources(), *(f"csrc/kernels/cuda/{path}" for path in self.OP.cuda)]
 
     def cxx_args(self) -> list[str]:
         return [*super().cxx_args(), "-DACCEL_WITH_CUDA"]
@@ -32,20 +35,14 @@ class _WithCudaKernels(CUDAOpBuilder, fused.FusedOpBuilder):
         return [cc for cc in ccs if parse_release(cc) >= _OLDEST_ARCH]
 
     def load_checks(self) -> list[CheckOutcome]:
-        return [*super().load_checks(), *fused.FusedOpBuilder.load_checks(self)]
+        return [*super().load_checks(), *NativeOpBuilder.load_checks(self)]
 
 
-class FusedAdamBuilder(_WithCudaKernels, fused.FusedAdamBuilder):
-    """Builds ``fused_adam`` for CUDA devices and the CPU."""
+class SyclRowBuilder(RowBuilder, SYCLOpBuilder):
+    """SYCL kernels, on XPU devices, and on CPU tensors through a SYCL CPU device."""
 
+    def sources(self) -> list[str]:
+        return [f"kernels_sycl/bindings/{self.NAME}.cpp"]
 
-class FusedAmsgradBuilder(_WithCudaKernels, fused.FusedAmsgradBuilder):
-    """Builds ``fused_amsgrad`` for CUDA devices and the CPU."""
-
-
-class FusedLionBuilder(_WithCudaKernels, fused.FusedLionBuilder):
-    """Builds ``fused_lion`` for CUDA devices and the CPU."""
-
-
-class FusedLambBuilder(_WithCudaKernels, fused.FusedLambBuilder):
-    """Builds ``fused_lamb`` for CUDA devices and the CPU."""
+    def kernel_sources(self) -> list[str]:
+        return [f"kernels_sycl/kernels/{self.NAME}.sycl.hpp"]

@@ -1,0 +1,64 @@
+"""Builders of ops that cannot be used here: on this device, or at all."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import ClassVar, NoReturn
+
+from op_builder.builder.base import OpBuilder
+from op_builder.system.outcomes import CheckOutcome, Failed, require
+
+
+class UnavailableOpBuilder(OpBuilder):
+    """The builder of an op that a device does not have, or whose own builder cannot be made."""
+
+    REASON: ClassVar[str] = ""
+    REMEDY: ClassVar[str] = ""
+    INSTEAD_OF: ClassVar[type[OpBuilder] | None] = None
+    """The class that cannot be made; None of an op that the device does not have."""
+
+    def sources(self) -> list[str]:
+        return []
+
+    def build_checks(self) -> list[CheckOutcome]:
+        return [Failed("implementation", self.REASON, self.REMEDY)]
+
+    def plan(self) -> NoReturn:
+        """Raise, with the reason and the remedy."""
+        self.load()
+
+    def builder(self) -> NoReturn:
+        """Raise, with the reason and the remedy."""
+        self.load()
+
+    def load(self, verbose: bool = True) -> NoReturn:  # noqa: ARG002
+        """Raise, with the reason and the remedy."""
+        require(self.name, self.check())
+        raise AssertionError("an unavailable op has a failed check")
+
+    def jit_load(self, verbose: bool = True) -> NoReturn:
+        """Raise, with the reason and the remedy."""
+        self.load(verbose)
+
+
+@cache
+def unavailable(
+    builder: str,
+    name: str,
+    summary: str,
+    package: str,
+    reason: str,
+    remedy: str,
+    instead_of: type[OpBuilder] | None = None,
+) -> type[OpBuilder]:
+    """The class ``builder`` in ``package``, with the reason and the remedy."""
+    attributes = {
+        "NAME": name,
+        "BUILD_VAR": f"ACCEL_BUILD_{name.upper()}",
+        "SUMMARY": summary,
+        "REASON": reason,
+        "REMEDY": remedy,
+        "INSTEAD_OF": instead_of,
+        "__module__": package,
+    }
+    return type(builder, (UnavailableOpBuilder,), attributes)

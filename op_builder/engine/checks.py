@@ -1,0 +1,40 @@
+"""Checks of what the engine needs: ninja, a cache directory it can write, settings it can parse."""
+
+from __future__ import annotations
+
+from op_builder import env
+from op_builder.cache.store import Cache
+from op_builder.engine.jobs import job_count
+from op_builder.engine.ninja import find_ninja
+from op_builder.plan import BuildPlan
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed
+from op_builder.system.process import run
+
+
+def ninja_check() -> CheckOutcome:
+    """A ninja that runs."""
+    program = find_ninja()
+    version = run([program, "--version"])
+    if not version.ok:
+        return Failed("ninja", f"{program} does not run: {version.errors.strip()}.", "Reinstall it: pip install ninja.")
+    return Passed("ninja", f"{program} {version.output.strip()}")
+
+
+def cache_check(cache: Cache) -> CheckOutcome:
+    """The cache directory can be written, or made."""
+    missing = cache.writable_obstacle()
+    if missing:
+        return Failed(
+            "cache directory",
+            f"The cache directory {cache.root} cannot be written: {missing}.",
+            "Set ACCEL_CACHE_DIR to a directory you may write, or use ops that are prebuilt.",
+        )
+    return Passed("cache directory", str(cache.root))
+
+
+def settings_check(plan: BuildPlan) -> CheckOutcome:
+    """The variables that say how to build hold values that can be parsed."""
+    jobs, timeout_s = job_count(plan), env.ACCEL_COMPILE_TIMEOUT_S.get()
+    for variable in (env.ACCEL_CACHE_MAX_MIB, env.ACCEL_PRECOMPILE):
+        variable.get()
+    return Passed("build settings", f"{jobs} compiler jobs at a time, {timeout_s} s at most")

@@ -1,0 +1,80 @@
+"""The table of ops, and what is made from it or must agree with it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from op_builder import paths
+from op_builder.catalog.registry import OUR_PACKAGES, device_package, find_builder
+from op_builder.catalog.table import DEVICES, OPS, Op, cache_keys, markdown_table
+from op_builder.catalog.unavailable import UnavailableOpBuilder
+from op_builder.errors import IncompatibleOpError
+
+ROOT = Path(__file__).resolve().parents[4]
+IN_HOST_MEMORY = {
+    "CPUAdamBuilder",
+    "CPUAmsgradBuilder",
+    "CPUAdagradBuilder",
+    "CPULionBuilder",
+    "CPULambBuilder",
+    "CPUSGDBuilder",
+    "AsyncIOBuilder",
+    "PinMemoryBuilder",
+    "ShareMemCommBuilder",
+    "CCLCommBuilder",
+}
+FUSED = {"FusedAdamBuilder", "FusedAmsgradBuilder", "FusedLionBuilder", "FusedLambBuilder"}
+AVAILABLE = {
+    "op_builder.cpu": IN_HOST_MEMORY | FUSED,
+    "op_builder.cuda": IN_HOST_MEMORY | FUSED,
+    "op_builder.xpu": IN_HOST_MEMORY
+    | {"FusedAdamBuilder", "FusedLionBuilder", "PackBitsBuilder", "BlockQuantizeBuilder", "RMSNormBuilder"},
+    "op_builder.host": IN_HOST_MEMORY,  # a fused optimizer of the CPU could not work on their tensors
+}
+
+
+@pytest.mark.parametrize("package", OUR_PACKAGES)
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_every_op_has_a_builder_on_every_device(op: Op, package: str) -> None:
+    cls = find_builder(op.builder, package)
+    assert cls is find_builder(op.builder, package)
+    assert cls is getattr(importlib.import_module(package), op.builder)
+    assert (cls.__name__, cls.NAME, cls.BUILD_VAR) == (op.builder, op.name, f"ACCEL_BUILD_{op.name.upper()}")
+    if op.builder in AVAILABLE[package]:
+        assert not issubclass(cls, UnavailableOpBuilder)
+        assert set(device_package(package).classes) == AVAILABLE[package]
+        assert op.builder in dir(importlib.import_module(package))
+        return
+    assert cls().is_compatible() is False
+    with pytest.raises(IncompatibleOpError) as caught:
+        cls().load()
+    assert all(re.search(rf"\b{device}\b", caught.value.message) for device in op.devices)
+    assert op.builder in caught.value.remedy
+
+
+def test_an_op_is_planned_alike_on_every_device_whose_kernels_it_shares() -> None:
+    for name in sorted(IN_HOST_MEMORY):
+        assert len({find_builder(name, package) for package in OUR_PACKAGES}) == 1
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_the_files_and_classes_that_a_row_names_exist(op: Op) -> None:
+    for device in DEVICES:
+        if op.kernels_for(device):
+            builder = find_builder(op.builder, f"op_builder.{device}")()
+            for source in builder.sources():
+                assert (paths.native_root() / source).is_file()
+    module, _, name = op.module.rpartition(".")
+    assert isinstance(getattr(importlib.import_module(f"op_builder.ops.{module}"), name), type)
+    for front_end, home in op.front_ends:
+        assert callable(getattr(importlib.import_module(f"op_builder.ops.{home}"), front_end))
+
+
+def test_the_readme_and_the_cache_keys_are_those_of_the_table() -> None:
+    assert markdown_table() in (ROOT / "README.md").read_text(encoding="utf-8")
+    keys = re.findall(r'  \{ env = "ACCEL_BUILD_(?!OPS|TORCH)\w+" \},\n', (ROOT / "pyproject.toml").read_text())
+    assert "".join(keys) == cache_keys()
