@@ -9,7 +9,7 @@ import torch
 from adam_reference import random_tensors
 from packed_reference import decode_8bit, encode_8bit, random16, random_key, stochastic_bfloat16
 
-from op_builder.ops.optim.cpu_adam_module import CPUAdamModule
+from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -97,7 +97,7 @@ def make(case: Case) -> Guarded:
     return guarded
 
 
-def update_apart(module: CPUAdamModule, case: Case, lists: TensorLists, step: int, options, also: Pass) -> None:
+def update_apart(module: HostOp, case: Case, lists: TensorLists, step: int, options, also: Pass) -> None:
     """What ``module.update_list`` should do, with plain updates of one float32-state tensor each and torch."""
     fused = module.isa != "baseline"  # which has no instruction for it
     for i, (param, grad) in enumerate(zip(lists.params, lists.grads, strict=True)):

@@ -18,7 +18,7 @@ import torch
 from adam_reference import SUBNORMAL, U, random_tensors, unit_roundoff
 
 from op_builder import cpu, env
-from op_builder.ops.optim.host_optimizer_module import HostOptimizerModule
+from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -172,7 +172,7 @@ class Kind:
         name: as in the functions of one tensor, ``<name>_update``.
         builder: of its op.
         formula: in :class:`Rounded` numbers.
-        options: what the tests give it, in the order of ``HostOptimizerModule.OPTIONS``.
+        options: what the tests give it, in the order of ``HostOp.options``.
         variants: changes of these that matter.
         states: its states' names.
         fixed: options that ``create_<name>`` takes and ``<name>_update`` does not.
@@ -265,7 +265,7 @@ KINDS = (ADAM, AMSGRAD, ADAGRAD, LION, LAMB, SGD)
 
 
 @cache
-def load(kind: Kind, isa: str | None = None) -> HostOptimizerModule:
+def load(kind: Kind, isa: str | None = None) -> HostOp:
     """The op as users get it, or with an instruction set that is not the best."""
     module = getattr(cpu, kind.builder)().load()
     if isa is None:
@@ -308,7 +308,7 @@ def as_lists(members: Sequence[Tensors], copies: Sequence[torch.Tensor] = ()) ->
     )
 
 
-def update(module: HostOptimizerModule, tensors: Tensors, options: Options, step: int = 3, **also: Any) -> Tensors:
+def update(module: HostOp, tensors: Tensors, options: Options, step: int = 3, **also: Any) -> Tensors:
     """A copy of ``tensors`` after one update."""
     result = tensors.clone()
     module.update_list(as_lists([result]), step, list(options.values()), Pass(**also))

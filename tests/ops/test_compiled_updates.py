@@ -126,7 +126,7 @@ def test_fused_optimizers(builder):
         generator = torch.Generator().manual_seed(0)
         lengths = (17, 300)
         grads, params = ([torch.randn(numel, generator=generator) for numel in lengths] for _ in range(2))
-        return [grads, params, *([torch.zeros(numel) for numel in lengths] for _ in op.STATES)]
+        return [grads, params, *([torch.zeros(numel) for numel in lengths] for _ in op.states)]
 
     def train_step(tensors: list[list[torch.Tensor]], lr: float, step: int) -> None:
         FUSED[builder](op, tensors, lr, step)

@@ -11,7 +11,7 @@ import torch
 from adam_reference import Options, Tensors, as_lists, random_tensors
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.optim.cpu_adam_module import CPUAdamModule
+from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
 from op_builder.system import cpu_isa
 
@@ -22,7 +22,7 @@ PLAIN = Pass().positional()
 
 @pytest.fixture
 def adam(cpu_adam):
-    module = CPUAdamModule(cpu_adam.ops)
+    module = HostOp(cpu_adam.ops)
     module.create_adam(0)
     return module
 

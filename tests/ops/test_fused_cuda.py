@@ -19,7 +19,7 @@ from accelerator.cuda_accelerator import CUDA_Accelerator
 from op_builder import cpu, cuda
 from op_builder.errors import OpArgumentError
 from op_builder.ops import FusedAdam, FusedLamb, FusedLion
-from op_builder.ops.optim.fused_module import Control
+from op_builder.ops.optim.fused_op import Control
 from op_builder.ops.optim.tensor_lists import TensorLists
 from op_builder.system import cpu_isa
 

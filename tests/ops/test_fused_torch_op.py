@@ -11,7 +11,7 @@ from fused_cases import CHUNK, assert_same, lists_of, mixed_cases, positional
 
 from op_builder.cpu import FusedAdamBuilder, FusedAmsgradBuilder, FusedLambBuilder, FusedLionBuilder
 from op_builder.errors import OpArgumentError
-from op_builder.ops.optim.fused_module import Control
+from op_builder.ops.optim.fused_op import Control
 from op_builder.ops.optim.tensor_lists import TensorLists
 
 OPTIONS = {
@@ -40,7 +40,7 @@ def states_of(module, cases):
     """A list for each of the module's states."""
     largest = [random_tensors(case.param.numel(), seed=100 + i).exp_avg_sq for i, case in enumerate(cases)]
     states = [case.exp_avg for case in cases], [case.exp_avg_sq for case in cases], largest
-    return list(states[: len(module.STATES)])
+    return list(states[: len(module.states)])
 
 
 def arguments(module, options, lengths=(17, 0, 64), steps: bool = False, control: bool = False):

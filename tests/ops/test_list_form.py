@@ -26,7 +26,7 @@ from list_cases import (
 )
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.optim.cpu_adam_module import CPUAdamModule
+from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 
 OPTIONS = Options().listed()
@@ -47,7 +47,7 @@ def pass_of(case: Case, **arguments) -> Pass:
     return Pass(stochastic=case.storage == STOCHASTIC, **arguments)
 
 
-def updated(module: CPUAdamModule, case: Case, also: Pass, step: int = STEP, threads: int = 1) -> TensorLists:
+def updated(module: HostOp, case: Case, also: Pass, step: int = STEP, threads: int = 1) -> TensorLists:
     """The case's tensors after one update, nothing around them touched."""
     guarded = make(case)  # not with the threads: torch's own functions differ in the last bit with them
     with threads_of_torch(threads):
@@ -56,7 +56,7 @@ def updated(module: CPUAdamModule, case: Case, also: Pass, step: int = STEP, thr
     return guarded.lists
 
 
-def updated_apart(module: CPUAdamModule, case: Case, also: Pass, step: int = STEP) -> TensorLists:
+def updated_apart(module: HostOp, case: Case, also: Pass, step: int = STEP) -> TensorLists:
     lists = make(case).lists
     update_apart(module, case, lists, step, OPTIONS, also)
     return lists

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from list_cases import AS_PARAM, FLOAT32, FLOATS, PACKED, STOCHASTIC, STORAGES, Case, assert_same_bits, make
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.optim.cpu_adam_module import CPUAdamModule
+from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 
 OPTIONS = Options().listed()
@@ -567,7 +567,7 @@ def test_a_step_for_each_parameter_is_needed(cpu_adam, count):
         (torch.zeros(1, device="meta"), "param of tensor 1 is on device"),
     ],
 )
-def test_what_is_no_host_tensor_is_not_prepared(cpu_adam: CPUAdamModule, spoilt, text):
+def test_what_is_no_host_tensor_is_not_prepared(cpu_adam: HostOp, spoilt, text):
     lists = make(Case(lengths=SMALL)).lists
     lists.params[1] = spoilt
     with pytest.raises(OpArgumentError, match=text):

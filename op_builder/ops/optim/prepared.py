@@ -1,4 +1,4 @@
-"""The parameters of an optimizer as its native op keeps them, from step to step.
+"""The parameters of an optimizer as its native ops keep them, from step to step.
 
 Handing ten thousand small tensors to a native op costs more than updating them, so they are handed
 over once. Each step asks whether they still are the same tensors, in loops that run in C; whether a
@@ -7,56 +7,147 @@ tensor's own memory moved, the native op asks.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, repeat
 from operator import attrgetter, is_, is_not
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Any, Protocol
 
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.optim.beside import Question, are_many, whether_grads_are
+from op_builder.ops.arguments import explained, untraced
 from op_builder.ops.optim.tensor_lists import TensorLists
 
 _grad_of = attrgetter("grad")
 
-# Reading an attribute of others may run their authors' code.
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
-
-class KeptTensors(Protocol):
-    """What a native op keeps of a group from step to step."""
-
-    def replace_grads(self, grads: Sequence[torch.Tensor]) -> Sequence[int]:
-        """Take other gradients from now on; returns the places of those that an update would refuse: not contiguous."""
-
-    def release_grads(self) -> None:
-        """Hold the gradients no longer."""
-
-
-Kept = TypeVar("Kept", bound=KeptTensors)
-Kept_co = TypeVar("Kept_co", bound=KeptTensors, covariant=True)
-
-
-class Module(Protocol[Kept_co]):
+class NativeOp(Protocol):
     """A native op that can keep tensors.
 
     Attributes:
-        OPTIONS: the numbers that every update takes, in their order.
+        ops: its namespace of torch ops.
+        options: the numbers that every update takes, in their order.
+        states: the names of the optimizer's states.
+        isa: instruction set in use on the CPU.
     """
 
-    OPTIONS: ClassVar[tuple[str, ...]]
+    ops: Any
+    options: tuple[str, ...]
+    states: tuple[str, ...]
+    isa: str
 
-    def prepare(self, tensors: TensorLists, steps: Sequence[torch.Tensor]) -> Kept_co:
+    def prepare(self, tensors: TensorLists, steps: Sequence[torch.Tensor]) -> PreparedList:
         """Keep tensors for many updates."""
 
+    def prepared_arguments(self, options: Sequence[float], settings: Any, device: torch.device) -> tuple[Any, ...]:
+        """What ``update_prepared`` takes after the list's number."""
 
-class Owner(Protocol[Kept_co]):
+    def unfit_tensor(self, roles: Mapping[str, Sequence[torch.Tensor]], device: torch.device | None) -> OpArgumentError:
+        """Says what is wrong with one of these tensors."""
+
+
+class PreparedList:
+    """Tensors of one device that a native op keeps for many updates; made by its ``prepare``.
+
+    It keeps the tensors alive and looks at them in every update, so one whose memory, length or type
+    was changed in place meanwhile is updated as it is then. A tensor that was replaced by another is
+    not noticed: the list must be made anew, or :meth:`replace_grads` called.
+
+    Args:
+        op: the native op.
+        number: by which it knows the list; 0 for an empty one.
+    """
+
+    def __init__(self, op: NativeOp, number: int, tensors: TensorLists) -> None:
+        self._op = op
+        self._number = number
+        self._count = len(tensors.params)
+        self._changed = (*tensors.params, *tensors.copies)
+        self._grads = tuple(tensors.grads)
+        self._device = tensors.params[0].device if self._count else torch.device("cpu")
+        if number:
+            weakref.finalize(self, op.ops.forget.default, number).atexit = False
+
+    @untraced
+    def update(self, options: Sequence[float], settings: Any) -> None:
+        """Update all parameters and states in place and count their steps up.
+
+        Args:
+            options: as in the op's ``options``.
+            settings: a :class:`~op_builder.ops.optim.tensor_lists.Pass` for an optimizer on host tensors, a
+                :class:`~op_builder.ops.optim.fused_op.Control` for a fused one.
+
+        Raises:
+            OpArgumentError: a tensor does not fit any more, or a step is no whole number; nothing was changed.
+        """
+        if not self._number:
+            return
+        with explained():
+            self._op.ops.update_prepared.default(
+                self._number, *self._op.prepared_arguments(options, settings, self._device)
+            )
+        changes_grads = getattr(settings, "zero_grads", False)
+        torch.autograd.graph.increment_version((*self._changed, *self._grads) if changes_grads else self._changed)
+
+    @untraced
+    def replace_grads(self, grads: Sequence[torch.Tensor]) -> list[int]:
+        """Take other gradients from now on.
+
+        Returns:
+            The places of those that are not contiguous, which an update would refuse.
+
+        Raises:
+            OpArgumentError: one is no tensor, or not on the device of its parameter, or there are not as many as
+                parameters. Everything else is checked by the updates.
+        """
+        if len(grads) != self._count:
+            raise OpArgumentError(
+                f"{self._count} parameters came with {len(grads)} grad tensors.", "Pass one for each parameter."
+            )
+        if not self._number:
+            return []
+        taken = 0
+        odd: list[int] = []
+        try:
+            with explained(), torch.no_grad():
+                taken, *odd = self._op.ops.replace_grads.default(self._number, grads)
+        except (RuntimeError, TypeError) as error:  # NotImplementedError, a RuntimeError: torch has no kernel for one
+            if all(isinstance(grad, torch.Tensor) for grad in grads) and not isinstance(error, NotImplementedError):
+                raise  # a gradient's own
+        if taken != len(grads):
+            raise self._op.unfit_tensor({"grad": grads}, self._device)
+        self._grads = tuple(grads)
+        return odd
+
+    @untraced
+    def release_grads(self) -> None:
+        """Drop the gradients; updates are refused until :meth:`replace_grads`."""
+        if self._number:
+            self._op.ops.release_grads.default(self._number)
+            self._grads = ()
+
+    @untraced
+    def grad_norm(self) -> float:
+        """The Euclidean norm of all gradients together, of tensors in host memory; inf or NaN if an element is.
+
+        Raises:
+            OpArgumentError: a gradient does not fit, or they were released.
+        """
+        if not self._number:
+            return 0.0
+        if not self._grads:
+            raise OpArgumentError("The gradients were released.", "Call replace_grads first.")
+        with explained():
+            return math.sqrt(self._op.ops.grad_sum_of_squares.default(self._number, self._op.isa))
+
+
+class Owner(Protocol):
     """What the optimizer knows of its parameters."""
 
-    def native_of(self, group: Mapping[str, Any]) -> Module[Kept_co]:
+    def native_of(self, group: Mapping[str, Any]) -> NativeOp:
         """The native op that updates a group: the same object each time."""
 
     def check_grad(self, grad: torch.Tensor, index: int) -> None:
@@ -82,7 +173,7 @@ class Changes:
 
 
 class StateEntry(dict[str, Any]):
-    """A parameter's state, which says when it is changed.
+    """A parameter's state, which notes when it is changed.
 
     Asking each of ten thousand entries whether it still holds the same tensors would take a sixth of
     a step. Copied and saved as a plain dictionary.
@@ -97,65 +188,42 @@ class StateEntry(dict[str, Any]):
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
         return dict, (dict(self),)
 
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._changes.any = True
-        super().__setitem__(name, value)
 
-    def __delitem__(self, name: str) -> None:
-        self._changes.any = True
-        super().__delitem__(name)
+def _noting(name: str) -> Any:
+    method = getattr(dict, name)
 
-    def __ior__(self, other: Any) -> StateEntry:  # type: ignore[override,misc]
-        self.update(other)
-        return self
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        """As of a dictionary."""
+    def changed(self: StateEntry, *arguments: Any, **keywords: Any) -> Any:
         self._changes.any = True
-        super().update(*args, **kwargs)
+        return method(self, *arguments, **keywords)
 
-    def setdefault(self, name: str, default: Any = None) -> Any:
-        """As of a dictionary."""
-        self._changes.any = True
-        return super().setdefault(name, default)
+    return changed
 
-    def pop(self, *args: Any) -> Any:
-        """As of a dictionary."""
-        self._changes.any = True
-        return super().pop(*args)
 
-    def popitem(self) -> tuple[str, Any]:
-        """As of a dictionary."""
-        self._changes.any = True
-        return super().popitem()
-
-    def clear(self) -> None:
-        """As of a dictionary."""
-        self._changes.any = True
-        super().clear()
+for _name in ("__setitem__", "__delitem__", "__ior__", "update", "setdefault", "pop", "popitem", "clear"):
+    setattr(StateEntry, _name, _noting(_name))
 
 
 @dataclass
-class Batch(Generic[Kept]):
+class Batch:
     """The parameters of a group that one native call updates, as they were when it was prepared.
 
     Attributes:
-        module: the op.
+        op: the native op.
         indices: their places in the group.
         named: the tensors of their states, by name.
-        grads: their gradients; empty between steps unless ``PreparedGroups.keeps_grads``.
+        grads: their gradients; empty between steps unless the lists keep them.
         copied: the gradients that are not contiguous, of which the op gets copies, made for each step.
     """
 
     group: dict[str, Any]
     group_index: int
-    module: Module[Kept]
+    op: NativeOp
     indices: list[int] = field(default_factory=list)
     params: list[torch.Tensor] = field(default_factory=list)
     named: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     grads: list[torch.Tensor] = field(default_factory=list)
     copied: list[torch.Tensor] = field(default_factory=list)
-    prepared: Kept = field(init=False)
+    prepared: PreparedList = field(init=False)
 
     def contiguous(self, grads: list[torch.Tensor], odd: Sequence[int]) -> list[torch.Tensor]:
         """The gradients from now on as the op takes them, with copies of those that are not contiguous."""
@@ -169,12 +237,11 @@ class Batch(Generic[Kept]):
         return taken
 
 
-class PreparedGroups(Generic[Kept]):
+class PreparedGroups:
     """Prepared lists for all groups of an optimizer.
 
-    Attributes:
-        keeps_grads: whether gradients are held from one step to the next. Only when they were found to
-            be the same tensors: else their memory is the training loop's to free (``zero_grad()``).
+    Gradients are held from one step to the next only where they are found to be the same tensors in each:
+    elsewhere their memory is the training loop's to free (``zero_grad()``).
     """
 
     def __init__(self) -> None:
@@ -183,14 +250,12 @@ class PreparedGroups(Generic[Kept]):
 
     def forget(self) -> None:
         """Prepare everything anew in the next step."""
-        self._batches: list[Batch[Kept]] | None = None
+        self._batches: list[Batch] | None = None
         self._changes = Changes()
-        self._seen_grads: list[list[torch.Tensor | None]] = []
-        self._seen_refs: list[list[weakref.ref[torch.Tensor] | None]] = []
-        self._first_ref: weakref.ref[torch.Tensor] | None = None
-        self._first_stayed = False
         self._grads_are_apart = False
-        self.keeps_grads = False
+        self._may_keep = True  # until gradients that were kept are replaced
+        self._first_grad: weakref.ref[torch.Tensor] | None = None  # of the last step
+        self._grads: list[list[torch.Tensor | None]] | None = None  # where they are held
 
     def write_copies(self, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
         """Have each new parameter written to another tensor, too."""
@@ -199,12 +264,12 @@ class PreparedGroups(Generic[Kept]):
 
     def current(
         self,
-        owner: Owner[Kept],
+        owner: Owner,
         groups: Sequence[dict[str, Any]],
         state: MutableMapping[torch.Tensor, dict[str, Any]],
         *,
         writes_grads: bool = False,
-    ) -> list[Batch[Kept]]:
+    ) -> list[Batch]:
         """The lists for this step, of the parameters that have a gradient.
 
         Args:
@@ -218,7 +283,7 @@ class PreparedGroups(Generic[Kept]):
         batches = self._batches
         if batches is None or not self._fits(owner, groups, state):
             batches = self._prepare(owner, groups, grads, state)
-        elif not self.keeps_grads or not all(map(_same, grads, self._seen_grads)) or any(b.copied for b in batches):
+        elif self._grads is None or not all(map(_same, grads, self._grads)) or any(batch.copied for batch in batches):
             if [_present(group) for group in grads] == self._seen_present:
                 self._replace_grads(owner, batches, grads)
             else:
@@ -228,46 +293,14 @@ class PreparedGroups(Generic[Kept]):
             self._grads_are_apart = True
         return batches
 
-    def unread(
-        self,
-        owner: Owner[Kept],
-        groups: Sequence[dict[str, Any]],
-        state: MutableMapping[torch.Tensor, dict[str, Any]],
-        *,
-        writes_grads: bool = False,
-    ) -> tuple[list[Batch[Kept]], Question] | None:
-        """The lists for this step if all is as in the last one but perhaps the gradients, of which the first op asks.
-
-        Reading ten thousand takes a quarter of a step, and the op's other threads can look at tensors meanwhile.
-
-        Returns:
-            None: something may be otherwise, or the op can't ask; :meth:`current` knows.
-        """
-        batches = self._batches
-        if (
-            not batches
-            or not self._asks_in_op
-            or not self.keeps_grads
-            or (writes_grads and not self._grads_are_apart and len(batches) > 1)
-            or any(batch.copied for batch in batches)
-            or not self._fits(owner, groups, state)
-        ):
-            return None
-        question = whether_grads_are(self._seen_params, self._seen_grads)
-        return question and (batches, question)
-
-    def _replace_grads(
-        self, owner: Owner[Kept], batches: Sequence[Batch[Kept]], grads: list[list[torch.Tensor | None]]
-    ) -> None:
-        """Have the lists take other gradients, and see whether they are those of the last step after all."""
-        first = self._first_ref and self._first_ref()
-        self._first_stayed = first is not None and first is _first_of(grads)
-        refs = self._seen_refs
-        stayed = bool(refs) and all(map(_same, grads, ([ref and ref() for ref in group] for group in refs)))
-        self.keeps_grads = self._grads_are_apart = False  # until all are taken
+    def _replace_grads(self, owner: Owner, batches: Sequence[Batch], grads: list[list[torch.Tensor | None]]) -> None:
+        """Have the lists take other gradients."""
+        self._may_keep = self._may_keep and self._grads is None
+        self._grads = None  # until all are taken
+        self._grads_are_apart = False
         for batch in batches:
-            in_group = cast("list[torch.Tensor]", grads[batch.group_index])  # but for those beside the batch
-            present = in_group if len(batch.indices) == len(in_group) else [in_group[i] for i in batch.indices]
+            in_group = grads[batch.group_index]
+            present = [grad for grad in map(in_group.__getitem__, batch.indices) if grad is not None]
             try:
                 odd = batch.prepared.replace_grads(present)
             except OpArgumentError:
@@ -277,39 +310,33 @@ class PreparedGroups(Generic[Kept]):
             taken = batch.contiguous(present, odd)
             if odd:
                 batch.prepared.replace_grads(taken)
-        self._seen_grads = grads
-        self.keeps_grads = stayed
+        self._grads = grads
 
     def step_done(self) -> None:
-        """Let gradients go that the training loop may want to free."""
-        if self.keeps_grads or self._batches is None:
+        """Drop gradients that the training loop may want to free."""
+        if self._batches is None:
             return
-        first = _first_of(self._seen_grads)
-        self._first_ref = None if first is None else weakref.ref(first)
-        # References to all take a tenth of a step; where gradients are new in each, the first one tells.
-        self._seen_refs = [
-            [None if grad is None else weakref.ref(grad) for grad in group]
-            for group in self._seen_grads
-            if self._first_stayed
-        ]
-        self._drop_grads()
+        first = None if self._grads is None else _first_of(self._grads)
+        stayed = first is not None and self._first_grad is not None and self._first_grad() is first
+        self._first_grad = None if first is None else weakref.ref(first)
+        # Only where the first one stayed may the others have: references to all would take a tenth of a step.
+        if not (stayed and self._may_keep):
+            self._drop_grads()
 
     def release_grads(self) -> None:
-        """Let gradients go now."""
-        self.keeps_grads = False
-        self._first_stayed = False
-        self._seen_refs = []
+        """Drop gradients now."""
+        self._first_grad = None
         self._drop_grads()
 
     def _drop_grads(self) -> None:
-        self._seen_grads = []
+        self._grads = None
         for batch in self._batches or ():
             batch.grads, batch.copied = [], []
             batch.prepared.release_grads()
 
     def _fits(
         self,
-        owner: Owner[Kept],
+        owner: Owner,
         groups: Sequence[Mapping[str, Any]],
         state: MutableMapping[torch.Tensor, dict[str, Any]],
     ) -> bool:
@@ -324,17 +351,17 @@ class PreparedGroups(Generic[Kept]):
 
     def _prepare(
         self,
-        owner: Owner[Kept],
+        owner: Owner,
         groups: Sequence[dict[str, Any]],
         grads: list[list[torch.Tensor | None]],
         state: MutableMapping[torch.Tensor, dict[str, Any]],
-    ) -> list[Batch[Kept]]:
+    ) -> list[Batch]:
         """Check everything, have the states made that are missing, and the prepared lists."""
         self.forget()
         ways = _ways_of(owner, groups)
-        batches: list[Batch[Kept]] = []
-        for group_index, (group, (_, module)) in enumerate(zip(groups, ways, strict=True)):
-            by_copy: dict[bool, Batch[Kept]] = {}
+        batches: list[Batch] = []
+        for group_index, (group, (_, op)) in enumerate(zip(groups, ways, strict=True)):
+            parts: dict[tuple[bool, torch.device], Batch] = {}
             if len(set(map(id, group["params"]))) < len(group["params"]):  # two threads would update it at once
                 raise OpArgumentError(
                     f"Group {group_index} holds a parameter twice.", "Give each parameter to one group, once."
@@ -345,11 +372,12 @@ class PreparedGroups(Generic[Kept]):
                 owner.check_grad(grad, index)
                 if state.get(param):
                     owner.check_state(state[param], index, group)
-                batch = by_copy.setdefault(id(param) in self._copies, Batch(group, group_index, module))
+                key = (id(param) in self._copies, param.device)
+                batch = parts.setdefault(key, Batch(group, group_index, op))
                 batch.indices.append(index)
                 batch.params.append(param)
                 batch.grads.append(grad)
-            batches += by_copy.values()
+            batches += parts.values()
         for batch in batches:  # nothing is made before all was checked
             names, scale_names = owner.names_of(batch.group)
             entries = [StateEntry(owner.state_of(param, batch.group), self._changes) for param in batch.params]
@@ -363,23 +391,19 @@ class PreparedGroups(Generic[Kept]):
                 [self._copies[id(param)] for param in batch.params if id(param) in self._copies],
                 places=[(batch.group_index << 32) + index for index in batch.indices],
             )
-            batch.prepared = batch.module.prepare(tensors, batch.named["step"])
+            batch.prepared = batch.op.prepare(tensors, batch.named["step"])
         if len(batches) > 1:  # of one, the native op sees it
             _require_apart((batch, chain(batch.params, *batch.named.values())) for batch in batches)
         self._batches = batches
         self._seen_params = [tuple(group["params"]) for group in groups]
-        self._asks_in_op = are_many(sum(map(len, self._seen_params))) and _PLAIN.issuperset(
-            map(type, chain.from_iterable(self._seen_params))
-        )
         self._seen_ways = ways
         self._seen_states = list(state.values())
         self._seen_present = [_present(group) for group in grads]
-        self._seen_grads = grads
-        self._first_stayed = True  # nobody knows yet: the next step compares them all
+        self._grads = grads
         return batches
 
 
-def _ways_of(owner: Owner[Kept], groups: Sequence[Mapping[str, Any]]) -> list[tuple[str, Module[Kept]]]:
+def _ways_of(owner: Owner, groups: Sequence[Mapping[str, Any]]) -> list[tuple[str, NativeOp]]:
     """How the states of each group are kept, and by which op they are updated."""
     return [(group["states"], owner.native_of(group)) for group in groups]
 
@@ -389,7 +413,7 @@ def with_plain_entries(state_dict: dict[str, Any]) -> dict[str, Any]:
     return {**state_dict, "state": {key: dict(entry) for key, entry in state_dict["state"].items()}}
 
 
-def _require_apart(written_by: Iterable[tuple[Batch[Any], Iterable[torch.Tensor]]]) -> None:
+def _require_apart(written_by: Iterable[tuple[Batch, Iterable[torch.Tensor]]]) -> None:
     """Refuse memory that two groups write.
 
     Raises:

@@ -10,12 +10,19 @@ from torch.optim import Optimizer
 
 from op_builder.errors import AccelError, OpArgumentError
 from op_builder.ops.arguments import finite_number, fraction, untraced
-from op_builder.ops.optim.prepared_groups import PreparedGroups, with_plain_entries
+from op_builder.ops.optim import packed_states
+from op_builder.ops.optim.prepared import Batch, NativeOp, PreparedGroups, with_plain_entries
 
 if TYPE_CHECKING:
     from op_builder.builder.base import OpBuilder
 
 _PARAM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+# Options of torch.optim's optimizers, kept so that theirs can load our state. These choose between implementations of
+# one result and have no effect here.
+_IGNORED: dict[str, Any] = {"foreach": None, "fused": None, "capturable": False}
+# These are in every group at the one value that is supported.
+_FIXED: dict[str, Any] = {"differentiable": False}
 
 
 class NativeOptimizer(Optimizer):
@@ -23,18 +30,18 @@ class NativeOptimizer(Optimizer):
 
     Attributes:
         NATIVE: the builder of the native op, if a group's options ask for no other.
-        STATES: names of the states beside ``step``, in that op's order.
         NON_NEGATIVE: of the states, the ones without a sign.
-        STORAGES: the ways in which states can be kept, values of the group option ``states``.
-        FIXED: group options that take one value only.
+        NUMBERS: group options that are finite numbers from 0 on.
+        STORAGES: the ways in which states can be kept, values of the group option ``states``: ``float32``, in the
+            parameter's type (``param``), in bfloat16 with stochastic rounding, or in 8 bits with a scale for each 256
+            elements.
         BUILDERS: the package of builders that the op comes from; None for the current accelerator's.
     """
 
     NATIVE: ClassVar[str]
-    STATES: ClassVar[tuple[str, ...]]
-    NON_NEGATIVE: ClassVar[frozenset[str]] = frozenset()
-    STORAGES: ClassVar[tuple[str, ...]]
-    FIXED: ClassVar[Mapping[str, Any]]
+    NON_NEGATIVE: ClassVar[frozenset[str]] = frozenset({"exp_avg_sq", "max_exp_avg_sq"})
+    NUMBERS: ClassVar[tuple[str, ...]] = ("eps", "weight_decay")
+    STORAGES: ClassVar[tuple[str, ...]] = ("float32", "param", "bfloat16", "8bit")
     BUILDERS: ClassVar[str | None] = None
 
     # torch.amp.GradScaler then gives grad_scale and found_inf to the step, as attributes.
@@ -43,11 +50,22 @@ class NativeOptimizer(Optimizer):
     grad_scale: torch.Tensor | None
     found_inf: torch.Tensor | None
 
-    _natives: dict[str, Any]
-    _groups: PreparedGroups[Any]
+    _natives: dict[str, NativeOp]
+    _groups: PreparedGroups
     _loading: Mapping[str, Any] | None = None
 
-    # What a base of optimizers says -----------------------------------------------------------
+    def __init__(self, params: Iterable[Any], options: dict[str, Any]) -> None:
+        """
+        Args:
+            params: parameters, or dicts of parameters and options.
+            options: the groups' defaults.
+        """
+        options = {**_FIXED, **_IGNORED, **options}
+        self._check_group(options)
+        self._start()
+        super().__init__(params, options)
+
+    # What an optimizer may decide -------------------------------------------------------------
 
     def _start(self) -> None:
         """Make what is not part of a saved optimizer."""
@@ -67,24 +85,43 @@ class NativeOptimizer(Optimizer):
 
         return current_accelerator().create_op_builder(name)
 
-    def _states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
-        """The names of a group's states beside ``step``, in its op's order."""
-        return self.STATES
+    def _states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """The names of a group's states in addition to ``step``, in its op's order."""
+        return self.native_of(group).states
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
-        """Refuse the group's own options where they do not fit.
+        """Refuse the group's own options where they do not fit together.
 
         Raises:
-            OpArgumentError: one does not.
+            OpArgumentError: they do not.
         """
-        raise NotImplementedError
 
     def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The group's options by the names that the native op has for them (its module's ``OPTIONS``)."""
-        if "betas" not in group:
-            return group
-        beta1, beta2 = group["betas"]
-        return {**group, "beta1": beta1, "beta2": beta2}
+        """The group's options by the names that the native op has for them (its ``options``)."""
+        numbers = dict(group)
+        if "betas" in group:
+            numbers["beta1"], numbers["beta2"] = group["betas"]
+        if "decoupled_weight_decay" in group:
+            numbers["adamw_mode"] = group["decoupled_weight_decay"]
+        return numbers
+
+    def _first_value(self, _name: str, _group: Mapping[str, Any]) -> float:
+        """What a state begins with."""
+        return 0.0
+
+    def _step_without_one(self, _state: Mapping[str, Any]) -> float:
+        """The updates that a state without ``step`` has seen."""
+        return 0.0
+
+    # What a base of optimizers decides --------------------------------------------------------
+
+    def _check_lr(self, lr: Any) -> None:
+        """Refuse a learning rate that does not fit.
+
+        Raises:
+            OpArgumentError: it does not.
+        """
+        finite_number("lr", lr)
 
     def _check_device(self, param: torch.Tensor, what: str, group: Mapping[str, Any]) -> None:
         """Refuse a parameter where the op cannot work.
@@ -94,11 +131,16 @@ class NativeOptimizer(Optimizer):
         """
         raise NotImplementedError
 
-    def _check_saved(self, what: str, entry: Mapping[str, Any], group: Mapping[str, Any]) -> None:
-        """Refuse a parameter's saved state that lacks a part."""
+    def _place(self, source: torch.Tensor, param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """A contiguous copy, in memory of its own, for a state of ``param``."""
+        raise NotImplementedError
 
-    def _loaded(self, saved: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-        """A parameter's saved state as this optimizer keeps it."""
+    def _placed_step(self, step: Any, param: torch.Tensor) -> torch.Tensor:
+        """A copy of a counter of steps, a number or a tensor, as the op takes it."""
+        raise NotImplementedError
+
+    def _is_step(self, step: Any, param: torch.Tensor) -> bool:
+        """Whether the op takes this counter of steps."""
         raise NotImplementedError
 
     # torch.optim.Optimizer's interface --------------------------------------------------------
@@ -201,10 +243,15 @@ class NativeOptimizer(Optimizer):
             self._check_group(group)
         return loss
 
-    # What PreparedGroups asks -----------------------------------------------------------------
+    def _option_values(self, batch: Batch) -> list[float]:
+        """What an update takes, in the op's order."""
+        numbers = self._numbers(batch.group)
+        return [float(numbers[name]) for name in batch.op.options]
 
-    def native_of(self, group: Mapping[str, Any]) -> Any:
-        """The module of the native op that updates a group; loaded when first asked for.
+    # What PreparedGroups asks, and loading ----------------------------------------------------
+
+    def native_of(self, group: Mapping[str, Any]) -> NativeOp:
+        """The native op that updates a group; loaded when first asked for.
 
         Raises:
             IncompatibleOpError: it cannot be built or loaded here.
@@ -216,15 +263,60 @@ class NativeOptimizer(Optimizer):
 
     def names_of(self, group: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         """The names of the states in the native op's order, and of their scales."""
-        return list(self._states_of(group)), []
+        states = self._states_of(group)
+        if group["states"] != "8bit":
+            return list(states), []
+        pairs = [packed_states.names(state) for state in states]
+        return [codes for codes, _ in pairs], [scales for _, scales in pairs]
 
     def state_of(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-        """A parameter's state, whatever was missing of it made."""
-        raise NotImplementedError
+        """A parameter's state as the group keeps it; what is missing of it is made."""
+        state: dict[str, Any] = self.state[param]
+        names, scales = self.names_of(group)
+        if "step" not in state or any(state.get(name) is None for name in (*names, *scales)):
+            state = self.state[param] = self._loaded(state, param, group)
+        elif not self._is_step(state["step"], param):  # as old checkpoints have it
+            state["step"] = self._placed_step(state["step"], param)
+        return state
+
+    def _loaded(self, saved: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        """A parameter's saved state as this optimizer keeps it."""
+        states = self._states_of(group)
+        of_states = {name for state in states for name in (state, *packed_states.names(state))}
+        loaded = {name: value for name, value in saved.items() if name not in of_states}
+        step = saved["step"] if "step" in saved else self._step_without_one(saved)
+        loaded["step"] = self._placed_step(step, param)
+        for name in states:
+            loaded.update(self._loaded_state(name, saved, param, group))
+        return loaded
+
+    def _loaded_state(
+        self, name: str, saved: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        """The entries of one state, from saved values, from saved bytes, or from the beginning."""
+        non_negative = name in self.NON_NEGATIVE
+        packed = packed_states.names(name)
+        if group["states"] == "8bit" and packed_states.are_saved(name, saved):
+            return {key: self._place(saved[key], param, saved[key].dtype) for key in packed}
+        value = packed_states.saved_values(name, saved, non_negative)
+        if value is None:
+            # One element in memory; what is made of it is filled as it is written.
+            value = torch.full((), self._first_value(name, group), device=param.device).expand(param.shape)
+        if group["states"] != "8bit":
+            return {name: self._place(value, param, state_dtype(param, group))}
+        encoded = packed_states.encoded(value, non_negative)
+        return {key: self._place(one, param, one.dtype) for key, one in zip(packed, encoded, strict=True)}
 
     def check_state(self, state: Mapping[str, Any], index: int, group: Mapping[str, Any]) -> None:
         """Refuse a parameter's state that does not fit."""
         self._check_saved(f"The state of parameter {index}", state, group)
+
+    def _check_saved(self, what: str, entry: Mapping[str, Any], group: Mapping[str, Any]) -> None:
+        """Refuse a parameter's saved state that lacks a part."""
+        self._require(what, entry, ("step",))
+        for name in self._states_of(group):
+            codes, scales = packed_states.names(name)
+            self._require(what, entry, (scales,) if codes in entry else (name,))
 
     def check_grad(self, grad: torch.Tensor, index: int) -> None:
         """Refuse a gradient that does not fit."""
@@ -237,10 +329,15 @@ class NativeOptimizer(Optimizer):
     # Checks -----------------------------------------------------------------------------------
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
-        finite_number("weight_decay", group["weight_decay"])
+        self._check_lr(group["lr"])
+        if "betas" in group:
+            check_betas(group["betas"])
+        for name in self.NUMBERS:
+            if name in group:
+                finite_number(name, group[name])
         if group["states"] not in self.STORAGES:
             raise OpArgumentError(f"states is {group['states']!r}.", f"Choose one of: {', '.join(self.STORAGES)}.")
-        for name, value in self.FIXED.items():
+        for name, value in _FIXED.items():
             if group[name] != value:
                 raise OpArgumentError(
                     f"{name}={group[name]!r} is not supported by {type(self).__name__}.",
