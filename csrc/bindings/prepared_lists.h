@@ -48,11 +48,12 @@ class WatchedTensors {
 
   // False where nothing is watched.
   bool are_unchanged() const {
+    constexpr std::int64_t kBlock = 32;
     std::atomic<bool> unchanged{!watched_.empty()};
     parallel_for(0, static_cast<std::int64_t>(watched_.size()), kGrainTensors,
                  [&](std::int64_t first, std::int64_t last) {
-                   for (std::int64_t i = first; i < last; ++i) {
-                     if (!watched_[i].is_unchanged()) {
+                   for (std::int64_t i = first; i < last; i += kBlock) {
+                     if (!is_unchanged(&watched_[i], i + kBlock < last ? kBlock : last - i)) {
                        unchanged.store(false, std::memory_order_relaxed);
                        return;
                      }
@@ -79,12 +80,27 @@ class WatchedTensors {
                             aoti_torch_is_contiguous(tensor, &is_contiguous) == 0;
       numel = is_known ? numel : -1;
     }
-    bool is_unchanged() const {
-      const Watched now(tensor);
-      return now.numel >= 0 && now.data == data && now.stored_bytes == stored_bytes && now.numel == numel &&
-             now.dtype == dtype && now.is_contiguous == is_contiguous;
+    template <class T, class Get>
+    bool has(T Watched::*member, const Get& get) const {
+      T now{};
+      return numel >= 0 && get(tensor, &now) == 0 && now == this->*member;
     }
   };
+
+  // Question by question, not tensor by tensor: the tensors are in no cache, since an update goes through more memory
+  // than caches hold, and so a processor waits for many of them at once.
+  static bool is_unchanged(const Watched* watched, std::int64_t count) {
+    const auto all = [&](auto member, const auto& get) {
+      bool are_same = true;
+      for (std::int64_t i = 0; i < count; ++i) {
+        are_same &= watched[i].has(member, get);
+      }
+      return are_same;
+    };
+    return all(&Watched::numel, aoti_torch_get_numel) && all(&Watched::data, aoti_torch_get_data_ptr) &&
+           all(&Watched::stored_bytes, aoti_torch_get_storage_size) && all(&Watched::dtype, aoti_torch_get_dtype) &&
+           all(&Watched::is_contiguous, aoti_torch_is_contiguous);
+  }
 
   std::vector<Watched> watched_;
 };
