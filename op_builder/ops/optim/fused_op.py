@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from op_builder import env
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import (
     checked_numbers,
@@ -19,9 +18,8 @@ from op_builder.ops.arguments import (
     step_number,
     untraced,
 )
-from op_builder.ops.optim.declaration import REQUIRED, Declaration, make_function
+from op_builder.ops.optim.native_op import REQUIRED, NativeOp
 from op_builder.ops.optim.tensor_lists import TensorLists, roles_of
-from op_builder.system.cpu_isa import best_isa
 
 if TYPE_CHECKING:
     from op_builder.ops.optim.prepared import PreparedList
@@ -60,7 +58,7 @@ class Control:
         return (bool(self.maximize), int(self.chunk_size))
 
 
-class FusedOp:
+class FusedOp(NativeOp):
     """An optimizer over lists of tensors, on any device that the binary is for, whichever they are on.
 
     It has a list form, and a function that is made from the optimizer's declaration, for Adam ``multi_tensor_adam``:
@@ -72,26 +70,13 @@ class FusedOp:
     anything is written. On a CUDA or XPU device the work is queued on torch's current stream and nothing is
     waited for, so a call may be captured into a graph.
 
-    Args:
-        ops: the namespace of torch ops that the binding registered.
-
     Attributes:
-        ops: the namespace.
-        declaration: what the optimizer takes.
-        options: the numbers that every update takes, in their order; the first is lr.
-        states: the names of the optimizer's states.
-        isa: instruction set in use on the CPU, fixed when the object is made (``ACCEL_CPU_ISA`` caps it).
         devices: the types of devices that the binary has kernels for.
     """
 
     def __init__(self, ops: Any) -> None:
-        self.ops = ops
-        isas = ops.supported_isas()  # none where a CPU is a device like others, whose compiler knows it
-        self.isa = best_isa(tuple(isas.split(",")), env.ACCEL_CPU_ISA.get()) if isas else ""
+        super().__init__(ops)
         self.devices: tuple[str, ...] = tuple(ops.devices().split(","))
-        self.declaration = Declaration.parse(ops.declaration())
-        self.options = self.declaration.options
-        self.states = self.declaration.states
         self._make_functions()
 
     def update_list(
@@ -221,11 +206,7 @@ class FusedOp:
         parameters = {**dict.fromkeys(names, REQUIRED), "grad_scale": None, "found_inf": None}
         documentation = f"Update the parameters and states of all tensors by {declared.name}; FusedOp says how."
         for name in (f"multi_tensor_{kind}", *([f"multi_tensor_{kind}_capturable"] if step else [])):
-            setattr(self, name, make_function(name, documentation, parameters, self._update))
-
-    if TYPE_CHECKING:  # what _make_functions adds
-
-        def __getattr__(self, name: str) -> Callable[..., None]: ...
+            self._add(name, documentation, parameters, self._update)
 
     def _update(self, given: dict[str, Any]) -> None:
         """What ``multi_tensor_*`` and, the same under another name, ``multi_tensor_*_capturable`` do.

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from op_builder import env
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import checked_numbers, explained, is_dense, is_traced, not_dense, step_number, untraced
-from op_builder.ops.optim.declaration import REQUIRED, Declaration, make_function
-from op_builder.system.cpu_isa import best_isa
+from op_builder.ops.optim.native_op import REQUIRED, NativeOp
 
 if TYPE_CHECKING:
     from op_builder.ops.optim.prepared import PreparedList
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class HostOp:
+class HostOp(NativeOp):
     """An optimizer on host tensors.
 
     It has a list form, all parameters of a group in one native call, and functions of one tensor, made from the
@@ -33,24 +31,10 @@ class HostOp:
 
     Threads, torch's own, get even shares of all elements together. Arithmetic is in float32; results
     do not depend on the number of threads. Everything is checked before anything is written.
-
-    Args:
-        ops: the namespace of torch ops that the binding registered.
-
-    Attributes:
-        ops: the namespace.
-        declaration: what the optimizer takes.
-        options: the numbers that every update takes, in their order.
-        states: the names of the optimizer's states.
-        isa: instruction set in use, fixed when the object is made (``ACCEL_CPU_ISA`` caps it).
     """
 
     def __init__(self, ops: Any) -> None:
-        self.ops = ops
-        self.isa = best_isa(tuple(ops.supported_isas().split(",")), env.ACCEL_CPU_ISA.get())
-        self.declaration = Declaration.parse(ops.declaration())
-        self.options = self.declaration.options
-        self.states = self.declaration.states
+        super().__init__(ops)
         self._modes: dict[int, dict[str, bool]] = {}  # of each optimizer that was created
         self._make_functions()
 
@@ -116,12 +100,8 @@ class HostOp:
         _call(self.ops.sum_of_squares.default, {"tensor": tensors}, (tensors, total), self.isa)
         return math.sqrt(total.item())
 
-    def unfit_tensor(
-        self,
-        roles: Mapping[str, Sequence[torch.Tensor]],
-        device: torch.device | None = None,  # noqa: ARG002
-    ) -> OpArgumentError:
-        """Says which tensor is none, sparse or on another device."""
+    def unfit_tensor(self, roles: Mapping[str, Sequence[torch.Tensor]], device: torch.device | None) -> OpArgumentError:  # noqa: ARG002
+        """Says which tensor is none, sparse or not on the CPU."""
         return _unfit_tensor(roles)
 
     # The functions of one tensor --------------------------------------------------------------
@@ -140,12 +120,12 @@ class HostOp:
         each = ("optimizer_id", "step", *declared.numbers, *declared.switches, "param", "grad", *self.states)
         updated = dict.fromkeys(each, REQUIRED)
         changed = ", ".join(f"``{name}``" for name in ("param", *self.states))
-        modes = ", ".join(f"``{name}``" for name in declared.modes)
+        fixed = "".join(f"The id fixes ``{name}``. " for name in declared.modes)
         self._add(
             f"create_{kind}",
-            f"Register an optimizer under an id of the caller's choice, an int.\n\n"
-            f"{f'The id fixes {modes}. ' * bool(modes)}Other values are checked here and given anew with every update. Raises OpArgumentError where the id is no "
-            "int or in use, or a value is out of range.",
+            f"Register an optimizer under an id of the caller's choice, an int.\n\n{fixed}Other values are checked "
+            "here and given anew with every update. Raises OpArgumentError where the id is no int or in use, or a value is "
+            "out of range.",
             created,
             self._create,
         )
@@ -161,8 +141,8 @@ class HostOp:
                 f"{kind}_rollback",
                 f"Undo the ``{kind}_update`` that had these arguments and left these tensors, all of float32.\n\n"
                 "``csrc/kernels/cpu/adam.h`` bounds how far the result may be from the old values. Raises "
-                "OpArgumentError where an argument does not fit, among them other dtypes, a beta of 0 and lr * weight_decay = 1, where "
-                "the old values are lost; no tensor was changed then.",
+                "OpArgumentError where an argument does not fit, among them other dtypes, a beta of 0 and "
+                "lr * weight_decay = 1, where the old values are lost; no tensor was changed then.",
                 updated,
                 self._roll_back,
             )
@@ -172,15 +152,6 @@ class HostOp:
             {"optimizer_id": REQUIRED},
             lambda given: self._modes.pop(self._created(given["optimizer_id"])),
         )
-
-    def _add(
-        self, name: str, documentation: str, parameters: Mapping[str, Any], body: Callable[[dict[str, Any]], Any]
-    ) -> None:
-        setattr(self, name, make_function(name, documentation, parameters, body))
-
-    if TYPE_CHECKING:  # what _add adds
-
-        def __getattr__(self, name: str) -> Callable[..., None]: ...
 
     def _create(self, given: dict[str, Any]) -> None:
         declared = self.declaration

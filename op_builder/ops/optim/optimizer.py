@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 from op_builder.errors import AccelError, OpArgumentError
 from op_builder.ops.arguments import finite_number, fraction, untraced
 from op_builder.ops.optim import packed_states
-from op_builder.ops.optim.prepared import Batch, NativeOp, PreparedGroups, with_plain_entries
+from op_builder.ops.optim.native_op import NativeOp
+from op_builder.ops.optim.prepared import Batch, PreparedGroups, with_plain_entries
 
 if TYPE_CHECKING:
     from op_builder.builder.base import OpBuilder

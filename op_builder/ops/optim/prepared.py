@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, repeat
 from operator import attrgetter, is_, is_not
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,32 +21,11 @@ from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import explained, untraced
 from op_builder.ops.optim.tensor_lists import TensorLists
 
+if TYPE_CHECKING:
+    from op_builder.ops.optim.native_op import NativeOp
+    from op_builder.ops.optim.optimizer import NativeOptimizer
+
 _grad_of = attrgetter("grad")
-
-
-class NativeOp(Protocol):
-    """A native op that can keep tensors.
-
-    Attributes:
-        ops: its namespace of torch ops.
-        options: the numbers that every update takes, in their order.
-        states: the names of the optimizer's states.
-        isa: instruction set in use on the CPU.
-    """
-
-    ops: Any
-    options: tuple[str, ...]
-    states: tuple[str, ...]
-    isa: str
-
-    def prepare(self, tensors: TensorLists, steps: Sequence[torch.Tensor]) -> PreparedList:
-        """Keep tensors for many updates."""
-
-    def prepared_arguments(self, options: Sequence[float], settings: Any, device: torch.device) -> tuple[Any, ...]:
-        """What ``update_prepared`` takes after the list's number."""
-
-    def unfit_tensor(self, roles: Mapping[str, Sequence[torch.Tensor]], device: torch.device | None) -> OpArgumentError:
-        """Says what is wrong with one of these tensors."""
 
 
 class PreparedList:
@@ -142,25 +121,6 @@ class PreparedList:
             raise OpArgumentError("The gradients were released.", "Call replace_grads first.")
         with explained():
             return math.sqrt(self._op.ops.grad_sum_of_squares.default(self._number, self._op.isa))
-
-
-class Owner(Protocol):
-    """What the optimizer knows of its parameters."""
-
-    def native_of(self, group: Mapping[str, Any]) -> NativeOp:
-        """The native op that updates a group: the same object each time."""
-
-    def check_grad(self, grad: torch.Tensor, index: int) -> None:
-        """Refuse a gradient that does not fit."""
-
-    def check_state(self, state: Mapping[str, Any], index: int, group: Mapping[str, Any]) -> None:
-        """Refuse a parameter's state that does not fit."""
-
-    def state_of(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-        """A parameter's state, whatever was missing of it made."""
-
-    def names_of(self, group: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """The names of the states in the native op's order, and of their scales."""
 
 
 class Changes:
@@ -264,7 +224,7 @@ class PreparedGroups:
 
     def current(
         self,
-        owner: Owner,
+        owner: NativeOptimizer,
         groups: Sequence[dict[str, Any]],
         state: MutableMapping[torch.Tensor, dict[str, Any]],
         *,
@@ -293,7 +253,9 @@ class PreparedGroups:
             self._grads_are_apart = True
         return batches
 
-    def _replace_grads(self, owner: Owner, batches: Sequence[Batch], grads: list[list[torch.Tensor | None]]) -> None:
+    def _replace_grads(
+        self, owner: NativeOptimizer, batches: Sequence[Batch], grads: list[list[torch.Tensor | None]]
+    ) -> None:
         """Have the lists take other gradients."""
         self._may_keep = self._may_keep and self._grads is None
         self._grads = None  # until all are taken
@@ -336,7 +298,7 @@ class PreparedGroups:
 
     def _fits(
         self,
-        owner: Owner,
+        owner: NativeOptimizer,
         groups: Sequence[Mapping[str, Any]],
         state: MutableMapping[torch.Tensor, dict[str, Any]],
     ) -> bool:
@@ -351,7 +313,7 @@ class PreparedGroups:
 
     def _prepare(
         self,
-        owner: Owner,
+        owner: NativeOptimizer,
         groups: Sequence[dict[str, Any]],
         grads: list[list[torch.Tensor | None]],
         state: MutableMapping[torch.Tensor, dict[str, Any]],
@@ -403,7 +365,7 @@ class PreparedGroups:
         return batches
 
 
-def _ways_of(owner: Owner, groups: Sequence[Mapping[str, Any]]) -> list[tuple[str, NativeOp]]:
+def _ways_of(owner: NativeOptimizer, groups: Sequence[Mapping[str, Any]]) -> list[tuple[str, NativeOp]]:
     """How the states of each group are kept, and by which op they are updated."""
     return [(group["states"], owner.native_of(group)) for group in groups]
 

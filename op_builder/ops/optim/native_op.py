@@ -1,4 +1,4 @@
-"""An optimizer's declaration, as its native op reports it, and the functions that are made from it.
+"""What the native ops of all optimizers have in common: a declaration, and functions that are made from it.
 
 The declaration is written once, in the optimizer's header in ``csrc/kernels/formulas``; ``adam.h`` there explains it.
 """
@@ -6,8 +6,18 @@ The declaration is written once, in the optimizer's header in ``csrc/kernels/for
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from op_builder import env
+from op_builder.system.cpu_isa import best_isa
+
+if TYPE_CHECKING:
+    import torch
+
+    from op_builder.errors import OpArgumentError
+    from op_builder.ops.optim.prepared import PreparedList
+    from op_builder.ops.optim.tensor_lists import TensorLists
 
 REQUIRED = inspect.Parameter.empty  #: the default of a parameter that has none
 
@@ -84,3 +94,45 @@ def make_function(
     made = [inspect.Parameter(key, kind, default=default) for key, default in parameters.items()]
     function.__signature__ = inspect.Signature(made)  # type: ignore[attr-defined]
     return function
+
+
+class NativeOp:
+    """Base of :class:`HostOp` and :class:`FusedOp`.
+
+    Args:
+        ops: the namespace of torch ops that the binding registered.
+
+    Attributes:
+        ops: the namespace.
+        declaration: what the optimizer takes.
+        options: the numbers that every update takes, in their order.
+        states: the names of the optimizer's states.
+        isa: instruction set in use on the CPU, fixed when the object is made (``ACCEL_CPU_ISA`` caps it).
+    """
+
+    def __init__(self, ops: Any) -> None:
+        self.ops = ops
+        isas = ops.supported_isas()  # none where a CPU is a device like others, whose compiler knows it
+        self.isa = best_isa(tuple(isas.split(",")), env.ACCEL_CPU_ISA.get()) if isas else ""
+        self.declaration = Declaration.parse(ops.declaration())
+        self.options = self.declaration.options
+        self.states = self.declaration.states
+
+    def prepare(self, tensors: TensorLists, steps: Sequence[torch.Tensor]) -> PreparedList:
+        """Keep tensors for many updates."""
+        raise NotImplementedError
+
+    def prepared_arguments(self, options: Sequence[float], settings: Any, device: torch.device) -> tuple[Any, ...]:
+        """What the op ``update_prepared`` takes after the list's number."""
+        raise NotImplementedError
+
+    def unfit_tensor(self, roles: Mapping[str, Sequence[torch.Tensor]], device: torch.device | None) -> OpArgumentError:
+        """Says which tensor is none, sparse or not on ``device``."""
+        raise NotImplementedError
+
+    def _add(self, name: str, documentation: str, parameters: Mapping[str, Any], body: Callable[..., Any]) -> None:
+        setattr(self, name, make_function(name, documentation, parameters, body))
+
+    if TYPE_CHECKING:  # what _add adds
+
+        def __getattr__(self, name: str) -> Callable[..., None]: ...
