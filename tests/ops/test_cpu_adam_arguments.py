@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from adam_reference import Options, random_tensors
 
 from op_builder import env
 from op_builder.errors import AccelError, EnvironmentValueError, OpArgumentError
 from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import TensorLists
+from tests.support.adam_reference import Options, random_tensors
 
 NAN = math.nan
 SETTINGS = {

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 import torch
-from adam_reference import Options, Tensors, U, as_lists, assert_within, expect_update, random_tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from op_builder.ops.optim.host_op import HostOp
+from tests.support.adam_reference import Options, Tensors, U, as_lists, assert_within, expect_update, random_tensors
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 LENGTHS = (0, 1, 3, 15, 16, 17, 31, 1000, 4097)

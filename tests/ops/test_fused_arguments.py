@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
-from adam_reference import Options, random_tensors
-from fused_cases import CHUNK, assert_same, lists_of, positional
 
 from op_builder.cpu import FusedAdamBuilder, FusedAmsgradBuilder, FusedLambBuilder, FusedLionBuilder
 from op_builder.errors import OpArgumentError
 from op_builder.ops.optim.fused_op import Control
 from op_builder.ops.optim.tensor_lists import TensorLists
+from tests.support.adam_reference import Options, random_tensors
+from tests.support.fused_cases import CHUNK, assert_same, lists_of, positional
 
 ROLES = ("grad", "param", "exp_avg", "exp_avg_sq")
 NUMBERS = ("lr", "beta1", "beta2", "eps", "step", "mode", "bias_correction", "weight_decay")

@@ -6,15 +6,15 @@ import itertools
 
 import pytest
 import torch
-from adam_reference import Options, assert_within, expect_update, random_tensors
-from fused_cases import CHUNK, amsgrad_lists_of, assert_same, lists_of, mixed_cases, positional
-from optimizer_reference import AMSGRAD, Reference, as_lists, load, make_tensors
-from optimizer_reference import Tensors as AnyTensors
 
 from op_builder import env
 from op_builder.cpu import CPUAdamBuilder, FusedAdamBuilder, FusedAmsgradBuilder, FusedLambBuilder, FusedLionBuilder
 from op_builder.ops.optim.fused_op import FusedOp
 from op_builder.system.cpu_isa import supported_isas
+from tests.support.adam_reference import Options, assert_within, expect_update, random_tensors
+from tests.support.fused_cases import CHUNK, amsgrad_lists_of, assert_same, lists_of, mixed_cases, positional
+from tests.support.optimizer_reference import AMSGRAD, Reference, as_lists, load, make_tensors
+from tests.support.optimizer_reference import Tensors as AnyTensors
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = [

@@ -9,8 +9,12 @@ import math
 
 import pytest
 import torch
-from adam_reference import Options
-from packed_reference import (
+
+from op_builder.ops.optim import packed_states
+from op_builder.ops.optim.host_op import HostOp
+from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
+from tests.support.adam_reference import Options
+from tests.support.packed_reference import (
     LARGEST,
     LEAST_SCALE,
     ZERO,
@@ -21,10 +25,6 @@ from packed_reference import (
     random_key,
     stochastic_bfloat16,
 )
-
-from op_builder.ops.optim import packed_states
-from op_builder.ops.optim.host_op import HostOp
-from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
 
 NAMES = ("exp_avg", "exp_avg_sq")
 

@@ -10,8 +10,6 @@ import itertools
 
 import pytest
 import torch
-from adam_reference import Options, Tensors, U, assert_within, expect_update, random_tensors
-from fused_cases import CHUNK, assert_same, lists_of, mixed_cases, positional
 from sycl_cases import in_threads, needs_sycl
 
 from op_builder import cpu
@@ -20,6 +18,8 @@ from op_builder.ops import FusedLion, SYCLFusedAdam, SYCLFusedLion
 from op_builder.ops.optim.fused_op import Control, FusedOp
 from op_builder.ops.optim.tensor_lists import TensorLists
 from op_builder.xpu import FusedAdamBuilder, FusedLionBuilder
+from tests.support.adam_reference import Options, Tensors, U, assert_within, expect_update, random_tensors
+from tests.support.fused_cases import CHUNK, assert_same, lists_of, mixed_cases, positional
 
 pytestmark = needs_sycl
 

@@ -8,12 +8,12 @@ import time
 
 import pytest
 import torch
-from adam_reference import Options, Tensors, as_lists, random_tensors
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
 from op_builder.system import cpu_isa
+from tests.support.adam_reference import Options, Tensors, as_lists, random_tensors
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 OPTIONS = Options().listed()

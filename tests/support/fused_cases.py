@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from adam_reference import Options, Tensors, random_tensors
-from optimizer_reference import Tensors as AnyTensors
+
+from tests.support.adam_reference import Options, Tensors, random_tensors
+from tests.support.optimizer_reference import Tensors as AnyTensors
 
 CHUNK = 65536
 

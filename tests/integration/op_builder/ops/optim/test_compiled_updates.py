@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from fused_cases import CHUNK
-from optimizer_reference import ADAM, KINDS, Kind, as_lists, load, make_tensors
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from op_builder.cpu import FusedAdamBuilder, FusedAmsgradBuilder, FusedLambBuilder, FusedLionBuilder
 from op_builder.errors import OpArgumentError
 from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
+from tests.support.fused_cases import CHUNK
+from tests.support.optimizer_reference import ADAM, KINDS, Kind, as_lists, load, make_tensors
 
 STEPS = range(1, 13)  # more than torch compiles one function for (torch._dynamo.config.recompile_limit)
 FEW = 2  # graphs: one for the first numbers as constants, one for all others

@@ -6,11 +6,11 @@ import itertools
 from dataclasses import dataclass, field
 
 import torch
-from adam_reference import random_tensors
-from packed_reference import decode_8bit, encode_8bit, random16, random_key, stochastic_bfloat16
 
 from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
+from tests.support.adam_reference import random_tensors
+from tests.support.packed_reference import decode_8bit, encode_8bit, random16, random_key, stochastic_bfloat16
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 FLOAT32, AS_PARAM, STOCHASTIC, PACKED = STORAGES = ("float32", "as param", "stochastic", "8 bits")

@@ -9,12 +9,23 @@ from typing import Any
 
 import pytest
 import torch
-from optimizer_reference import ADAM, FLOATS, KINDS, SGD, Kind, Tensors, as_lists, load, make_tensors, update
 
 from op_builder import cpu, cuda, xpu
 from op_builder.errors import OpArgumentError
 from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import Pass
+from tests.support.optimizer_reference import (
+    ADAM,
+    FLOATS,
+    KINDS,
+    SGD,
+    Kind,
+    Tensors,
+    as_lists,
+    load,
+    make_tensors,
+    update,
+)
 
 # CPU Adam's own functions have files of tests of their own.
 OTHERS = [kind for kind in KINDS if kind is not ADAM]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
-from adam_reference import Options, random_tensors
-from fused_cases import CHUNK, assert_same, lists_of, mixed_cases, positional
 
 from op_builder.cpu import FusedAdamBuilder, FusedAmsgradBuilder, FusedLambBuilder, FusedLionBuilder
 from op_builder.errors import OpArgumentError
 from op_builder.ops.optim.fused_op import Control
 from op_builder.ops.optim.tensor_lists import TensorLists
+from tests.support.adam_reference import Options, random_tensors
+from tests.support.fused_cases import CHUNK, assert_same, lists_of, mixed_cases, positional
 
 OPTIONS = {
     "fused_amsgrad": [1e-2, 0.9, 0.999, 1e-8, 0.01, 1.0, 1.0],
@@ -238,16 +236,6 @@ def test_a_prepared_list_that_does_not_fit_any_more_is_refused_and_nothing_chang
     for case, then in zip(cases, before, strict=True):
         assert_same(list(case), list(then))
     assert all(step == 2 for step in steps)
-
-
-def test_a_forgotten_list_lets_its_tensors_go(adam):
-    cases, tensors, steps = prepared_case(adam)
-    use = cases[1].param._use_count()
-    prepared = adam.prepare(tensors, steps)
-    assert cases[1].param._use_count() > use
-    del prepared
-    gc.collect()
-    assert cases[1].param._use_count() == use
 
 
 def test_an_op_built_for_the_cpu_has_no_cuda_in_it(fused):

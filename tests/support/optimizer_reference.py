@@ -15,11 +15,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from adam_reference import SUBNORMAL, U, random_tensors, unit_roundoff
 
 from op_builder import cpu, env
 from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
+from tests.support.adam_reference import SUBNORMAL, U, random_tensors, unit_roundoff
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # What first-order error analysis leaves out: products of two errors within one operation on constants.
