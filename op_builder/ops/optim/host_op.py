@@ -124,8 +124,8 @@ class HostOp(NativeOp):
         self._add(
             f"create_{kind}",
             f"Register an optimizer under an id of the caller's choice, an int.\n\n{fixed}Other values are checked "
-            "here and given anew with every update. Raises OpArgumentError where the id is no int or in use, or a value "
-            "is out of range.",
+            "here and given anew with every update. Raises OpArgumentError where the id is no int or in use, or a "
+            "value is out of range.",
             created,
             self._create,
         )
