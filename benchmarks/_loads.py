@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +62,46 @@ def measure_loads(peers: list[Contender], counts: Counts, directory: Path) -> li
         warm_figure("second load() in one process", "again_s"),
         warm_figure("importing CPUAdamBuilder after torch", "import_s"),
         warm_figure("import of the builder and warm load() together", "import_s", "load_s"),
+    ]
+
+
+_SENTENCE = 'from accelerator import get_accelerator; get_accelerator().create_op_builder("CPUAdamBuilder").load()'
+_FRONT_END = "from op_builder.ops import CPUAdam"
+
+
+def measure_starts(counts: Counts, cache: Path) -> list[Figure]:
+    """What a program waits for at its start, in new processes; ``cache`` may be empty."""
+    python = Path(sys.executable)
+    variables = {"ACCEL_CACHE_DIR": str(cache), "ACCEL_ACCELERATOR": "cpu"}
+
+    def timed(statement: str) -> Callable[[], float]:
+        code = f"import torch, time; began = time.perf_counter(); {statement}; print(time.perf_counter() - began)"
+        return lambda: float(run_python(python, ["-c", code], variables).stdout)
+
+    def whole(*arguments: str) -> Callable[[], float]:
+        def run() -> float:
+            began = time.perf_counter()
+            run_python(python, list(arguments), variables)
+            return time.perf_counter() - began
+
+        return run
+
+    contenders = {
+        "sentence": timed(_SENTENCE),
+        "front end": timed(_FRONT_END),
+        "report": whole("-m", "op_builder.report"),
+        "torch": whole("-c", "import torch"),
+    }
+    contenders["sentence"]()  # compiles it, if need be
+    contenders["report"]()  # compiles the small programs of its checks
+    with _measure.make_progress() as progress:
+        task = progress.add_task("start", total=(counts.warm + 1) * len(contenders))
+        seconds = _measure.interleave(contenders, counts.warm, lambda: progress.advance(task))
+    added = [report - torch for report, torch in zip(seconds["report"], seconds["torch"], strict=True)]
+    return [
+        Figure("get_accelerator().create_op_builder(...).load(), warm", seconds["sentence"], limit_s=0.010),
+        Figure(f"'{_FRONT_END}', after torch", seconds["front end"], limit_s=0.015),
+        Figure("'python -m op_builder.report' beyond 'import torch'", added, limit_s=0.5),
     ]
 
 

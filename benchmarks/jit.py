@@ -36,7 +36,8 @@ def measure(arguments: argparse.Namespace, directory: Path) -> list[Section]:
         text_peers["torch"] = _texts.contender("torch")
     if "tvm-ffi" in arguments.peers:
         text_peers["tvm-ffi"] = _texts.contender("tvm-ffi", _measure.peer_python(*_measure.TVM_FFI))
-    loads = [*_loads.measure_loads(builder_peers, counts, directory), *_loads.measure_imports(counts)]
+    loads = _loads.measure_loads(builder_peers, counts, directory)
+    loads += [*_loads.measure_starts(counts, directory / "starts"), *_loads.measure_imports(counts)]
     builds = _builds.measure_builds(counts, directory)
     texts = _texts.measure_texts(text_peers, counts, directory)
     return [

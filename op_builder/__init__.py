@@ -13,13 +13,13 @@ TYPE_CHECKING = False  # as typing has it, without the cost of importing typing
 if TYPE_CHECKING:
     from typing import Any
 
-    from op_builder.builder.base import OpBuilder as OpBuilder
-    from op_builder.builder.cpu import CPUOpBuilder as CPUOpBuilder
-    from op_builder.builder.cpu import TorchCPUOpBuilder as TorchCPUOpBuilder
-    from op_builder.builder.cuda import CUDAOpBuilder as CUDAOpBuilder
-    from op_builder.builder.inline import load_inline as load_inline
-    from op_builder.builder.sycl import SYCLOpBuilder as SYCLOpBuilder
-    from op_builder.plan import Binding as Binding
+    from op_builder.builder import Binding as Binding
+    from op_builder.builder import CPUOpBuilder as CPUOpBuilder
+    from op_builder.builder import CUDAOpBuilder as CUDAOpBuilder
+    from op_builder.builder import OpBuilder as OpBuilder
+    from op_builder.builder import SYCLOpBuilder as SYCLOpBuilder
+    from op_builder.builder import TorchCPUOpBuilder as TorchCPUOpBuilder
+    from op_builder.builder import load_inline as load_inline
 
 __all__ = [
     "Binding",
@@ -32,18 +32,12 @@ __all__ = [
     "load_inline",
 ]
 
-_BASES = frozenset(__all__) - {"__version__", "load_inline"}
-
 
 def __getattr__(name: str) -> Any:
-    if name in _BASES:
+    if name in __all__:
         from op_builder import builder
 
         return getattr(builder, name)
-    if name == "load_inline":
-        from op_builder.builder.inline import load_inline
-
-        return load_inline
     if name.endswith("Builder"):
         from op_builder.catalog.device import current_accelerator
         from op_builder.errors import UnknownBuilderError, UnknownOpError

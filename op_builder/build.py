@@ -109,7 +109,7 @@ class _Batch:
         def settle() -> tuple[str, str, str] | Request:
             missing = failures(builder.build_checks())
             reasons = "; ".join(f"{failure.reason} {failure.remedy}" for failure in missing)
-            reasons = reasons or builder.own_objection() or ""
+            reasons = reasons or builder.own_rejection() or ""
             if reasons:
                 return "failed" if builder.name in self.required else "skipped", reasons, ""
             request = resolver.Request.of(builder)

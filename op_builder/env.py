@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -59,7 +58,6 @@ _TYPE_NAMES: dict[Callable[[str], object], str] = {
 }
 
 
-@dataclass(frozen=True)
 class Variable(Generic[T]):
     """One environment variable: its name, how its text is parsed, its default, its meaning.
 
@@ -67,11 +65,14 @@ class Variable(Generic[T]):
     replaces it in the documentation where the true default is worked out elsewhere.
     """
 
-    name: str
-    parse: Callable[[str], T]
-    default: T
-    doc: str
-    default_text: str | None = None
+    def __init__(
+        self, name: str, parse: Callable[[str], T], default: T, doc: str, default_text: str | None = None
+    ) -> None:
+        self.name = name
+        self.parse = parse
+        self.default = default
+        self.doc = doc
+        self.default_text = default_text
 
     def get(self) -> T:
         """The parsed value, or the default when unset or empty.
@@ -259,7 +260,7 @@ CCL_OFI_LIBRARY_PATH = _text(
     "CCL_OFI_LIBRARY_PATH", "The libfabric that oneCCL opens.", "that of impi-rt, if installed"
 )
 CCL_LOG_LEVEL = _text("CCL_LOG_LEVEL", "How much oneCCL prints: error, warn, info, debug or trace.", "error")
-FI_PROVIDER_PATH = _text("FI_PROVIDER_PATH", "Where libfabric looks for its providers.", "beside that libfabric")
+FI_PROVIDER_PATH = _text("FI_PROVIDER_PATH", "Where libfabric looks for its providers.", "next to that libfabric")
 
 # Read by the SYCL runtime; set in this process when an op opens it, each unless the user has --------------
 OCL_ICD_FILENAMES = _text(
@@ -302,7 +303,7 @@ def build_switches() -> dict[str, bool]:
     prefix = ACCEL_BUILD_OP.name.partition("<")[0]
     general = {variable.name for variable in (ACCEL_BUILD_OPS, ACCEL_BUILD_TORCH)}
     names = sorted(name for name in os.environ if name.startswith(prefix) and name not in general)
-    values = {name: replace(ACCEL_BUILD_OP, name=name).get() for name in names}
+    values = {name: Variable(name, _parse_flag, None, "").get() for name in names}
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -40,7 +40,7 @@ class StorageError(AccelError, OSError):
     What of the tensor (reading) or the file (writing) was reached before is changed, the rest is not.
 
     Attributes:
-        errno: the system's number of the error; EIO where none was told, as for a file that is too short.
+        errno: the system's number of the error; EIO where there was none, as for a file that is too short.
         filename: the file, as it was given: a path or a descriptor.
         offset: byte in the file at which it failed.
         bytes_done: bytes of the operation that were transferred, in all its parts together.
@@ -129,7 +129,7 @@ class UnknownOpError(AccelError, ValueError):
 
 
 class UnknownBuilderError(UnknownOpError, ImportError):
-    """``op_builder`` was asked for a builder that there is not, as ``from op_builder import <name>`` does."""
+    """``from op_builder import <name>`` named an unknown builder."""
 
 
 class SourceNotFoundError(AccelError, FileNotFoundError):
@@ -168,7 +168,7 @@ class CompileError(AccelError, RuntimeError):
 
 
 class BuildCancelled(AccelError):
-    """A build was told to stop; its compilers were ended and nothing of it was kept."""
+    """A build was cancelled; its compilers were ended and nothing of it was kept."""
 
 
 class CacheError(AccelError, OSError):

@@ -16,6 +16,8 @@ from pathlib import Path
 from op_builder.errors import SourceNotFoundError
 
 NATIVE_DIRECTORIES = ("csrc", "kernels_sycl")
+# In a package: the ops that were built into its wheel.
+PREBUILT_DIRECTORY = "_prebuilt"
 
 
 @cache
@@ -118,6 +120,12 @@ def outermost_package(cls: type) -> Path | None:
         if file is not None:
             return _directory_of(file) if hasattr(package, "__path__") else None
     return None
+
+
+def prebuilt_roots(cls: type) -> list[Path]:
+    """Where the binary of a builder class may be: in the package of the class, then of those it extends."""
+    packages = map(outermost_package, cls.__mro__)
+    return [package / PREBUILT_DIRECTORY for package in dict.fromkeys(packages) if package is not None]
 
 
 @cache

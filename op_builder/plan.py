@@ -41,7 +41,7 @@ class Language(enum.Enum):
 # The function by which a binary of Binding.STABLE registers its ops; see torch_c/library.h.
 ENTRY_POINT = "accel_register_library"
 
-# By this name a manifest's needs tell the SYCL runtime that a binary is linked with: {"libsycl.so": "9"}.
+# The name in a manifest's needs of the SYCL runtime that a binary is linked with: {"libsycl.so": "9"}.
 SYCL_LIBRARY = "libsycl.so"
 
 # The source of every op with kernel texts that starts them, whatever they are.
@@ -93,9 +93,9 @@ class ForeignLibrary(NamedTuple):
 
     Attributes:
         name: as the linker takes it, ``ccl``.
-        version: whatever tells its releases apart.
+        version: differs between its releases.
         include_dir: of its headers.
-        library: its file, ``libccl.so``; what it needs itself is found by the system, or lies beside it.
+        library: its file, ``libccl.so``; what it needs itself is found by the system, or in its directory.
     """
 
     name: str

@@ -150,7 +150,7 @@ def test_every_host_op_loads_from_a_read_only_installation_where_no_compiler_is(
     command = [*mounted, "env", f"PATH={environment.programs}", environment.python, *load(*HOST_OPS)]
     told = run(*command, cwd=tmp_path, **{**variables, "PATH": os.environ["PATH"], "ACCEL_JIT": "0"})
     assert "loaded all" in told
-    assert "passed over" not in told
+    assert "is ignored" not in told
     assert listing(environment.site) == before
     # The one thing kept is that oneCCL can be opened, which a process was started to see.
     assert [path.name for path in (tmp_path / "cache").glob("*")] in ([], ["memo"])
@@ -330,16 +330,16 @@ def test_an_installed_op_that_does_not_fit_is_passed_over_with_the_reason(
     without = installed.without_compilers(tmp_path / "empty")
     row = installed.report(**without)["cpu_sgd"]
     assert not row["installed"]
-    assert f"the prebuilt binary is passed over: {reason}" in row["reason"]
+    assert f"the prebuilt binary is ignored: {reason}" in row["reason"]
     assert "No C++ compiler" in row["reason"]
-    warning = f"The prebuilt 'cpu_sgd' is passed over: {reason}."
+    warning = f"The prebuilt 'cpu_sgd' is ignored: {reason}."
     told = installed.run(*load("cpu_sgd"), fails=True, **without)
     assert warning in told
     assert "IncompatibleOpError: Op 'cpu_sgd' is not available here." in told
     assert "No C++ compiler" in told
     told = installed.run(*load("cpu_adam", "cpu_sgd"))  # with the compilers, and what they made in this run
     assert warning in told
-    assert "cpu_adam' is passed over" not in told
+    assert "cpu_adam' is ignored" not in told
     assert "loaded all" in told
     row = installed.report()["cpu_sgd"]
     assert (row["compatible"], row["installed"]) == (True, False)
@@ -449,7 +449,7 @@ def test_cuda_ops_are_built_where_no_device_is_beside_those_of_the_cpu(
     assert row["reason"] == ""
     told = environment.run(*load("fused_lion"), ACCEL_JIT="0", **without)
     assert "loaded all" in told
-    assert "passed over" not in told
+    assert "is ignored" not in told
     if torch.version.cuda is None:
         # For CUDA itself it is installed, too, and this torch cannot use it.
         row = environment.report(**{**without, "ACCEL_ACCELERATOR": "cuda"})["fused_lion"]

@@ -1,48 +1,61 @@
-"""The names that builder authors import."""
+"""The names that builder authors import. Each is imported when it is first used: a warm load needs few of them."""
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from op_builder.builder.base import OpBuilder
-from op_builder.builder.cpu import CPUOpBuilder, TorchCPUOpBuilder
-from op_builder.builder.cuda import (
-    CUDAOpBuilder,
-    assert_no_cuda_mismatch,
-    get_default_compute_capabilities,
-    installed_cuda_version,
-)
-from op_builder.builder.kernel_paths import kernel_path_hooks, sycl_kernel_include, sycl_kernel_path
-from op_builder.builder.sycl import SYCLOpBuilder
-from op_builder.errors import CUDAMismatchException, MissingCUDAException
-from op_builder.plan import Binding
-from op_builder.system.torch_install import torch_install
+if TYPE_CHECKING:
+    from op_builder.builder.base import OpBuilder as OpBuilder
+    from op_builder.builder.cpu import CPUOpBuilder as CPUOpBuilder
+    from op_builder.builder.cpu import TorchCPUOpBuilder as TorchCPUOpBuilder
+    from op_builder.builder.cuda import CUDAOpBuilder as CUDAOpBuilder
+    from op_builder.builder.cuda import assert_no_cuda_mismatch as assert_no_cuda_mismatch
+    from op_builder.builder.cuda import get_default_compute_capabilities as get_default_compute_capabilities
+    from op_builder.builder.cuda import installed_cuda_version as installed_cuda_version
+    from op_builder.builder.inline import load_inline as load_inline
+    from op_builder.builder.kernel_paths import kernel_path_hooks as kernel_path_hooks
+    from op_builder.builder.kernel_paths import sycl_kernel_include as sycl_kernel_include
+    from op_builder.builder.kernel_paths import sycl_kernel_path as sycl_kernel_path
+    from op_builder.builder.sycl import SYCLOpBuilder as SYCLOpBuilder
+    from op_builder.errors import CUDAMismatchException as CUDAMismatchException
+    from op_builder.errors import MissingCUDAException as MissingCUDAException
+    from op_builder.plan import Binding as Binding
 
-__all__ = [
-    "TORCH_MAJOR",
-    "TORCH_MINOR",
-    "Binding",
-    "CPUOpBuilder",
-    "CUDAMismatchException",
-    "CUDAOpBuilder",
-    "MissingCUDAException",
-    "OpBuilder",
-    "SYCLOpBuilder",
-    "TorchCPUOpBuilder",
-    "assert_no_cuda_mismatch",
-    "get_default_compute_capabilities",
-    "installed_cuda_version",
-    "kernel_path_hooks",
-    "sycl_kernel_include",
-    "sycl_kernel_path",
-]
+    TORCH_MAJOR: int
+    TORCH_MINOR: int
 
-TORCH_MAJOR: int
-TORCH_MINOR: int
+_HOMES = {
+    "op_builder.builder.base": ("OpBuilder",),
+    "op_builder.builder.cpu": ("CPUOpBuilder", "TorchCPUOpBuilder"),
+    "op_builder.builder.cuda": (
+        "CUDAOpBuilder",
+        "assert_no_cuda_mismatch",
+        "get_default_compute_capabilities",
+        "installed_cuda_version",
+    ),
+    "op_builder.builder.inline": ("load_inline",),
+    "op_builder.builder.kernel_paths": ("kernel_path_hooks", "sycl_kernel_include", "sycl_kernel_path"),
+    "op_builder.builder.sycl": ("SYCLOpBuilder",),
+    "op_builder.errors": ("CUDAMismatchException", "MissingCUDAException"),
+    "op_builder.plan": ("Binding",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [*_HOME_OF, "TORCH_MAJOR", "TORCH_MINOR"]
 
 
 def __getattr__(name: str) -> Any:
-    # Asked for by existing builders; computed on access because it imports torch.
+    if name in _HOME_OF:
+        value = getattr(importlib.import_module(_HOME_OF[name]), name)
+        globals()[name] = value
+        return value
     if name in ("TORCH_MAJOR", "TORCH_MINOR"):
+        from op_builder.system.torch_install import torch_install
+
         return torch_install().release[name == "TORCH_MINOR"]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

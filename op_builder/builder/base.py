@@ -133,7 +133,7 @@ class OpBuilder(ABC):
         ]
 
     def load_checks(self) -> list[CheckOutcome]:
-        """What loading the built op needs besides."""
+        """What loading the built op needs."""
         return []
 
     def is_compatible(self, verbose: bool = False) -> bool:
@@ -142,15 +142,17 @@ class OpBuilder(ABC):
         Args:
             verbose: log the reason and the remedy of each failed check.
         """
-        failed = resolver.examine(self).failed
+        from op_builder.load.availability import examine
+
+        failed = examine(self).failed
         for failure in failed:
             self.error_log = f"{failure.name}: {failure.reason} {failure.remedy}".strip()
             if verbose:
                 logger.warning("Op '%s' is not available here. %s", self.name, self.error_log)
         return not failed
 
-    def own_objection(self) -> str | None:
-        """What an overriding :meth:`is_compatible` has against this machine, None when nothing.
+    def own_rejection(self) -> str | None:
+        """Why an overriding :meth:`is_compatible` rejects this machine; None where it does not.
 
         A builder written for the seed's class explains itself by :meth:`warning`.
         """
@@ -311,7 +313,7 @@ class OpBuilder(ABC):
         return "-D__ENABLE_CUDA__"
 
     def hipify_extension(self) -> None:
-        """On a ROCm build, translate the CUDA sources beside themselves; elsewhere do nothing.
+        """On a ROCm build, translate the CUDA sources in their own directories; elsewhere do nothing.
 
         Never run on ROCm hardware by this project.
         """

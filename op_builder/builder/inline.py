@@ -5,7 +5,6 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,48 +20,48 @@ _BRINGS_ITS_OWN = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class _Recipe:
-    """What an inline op is made of, as :class:`OpBuilder` asks for it."""
+class InlineBuilder(OpBuilder):
+    """An op of C++ text.
 
-    texts: dict[str, str]
-    cxx_flags: list[str] = field(default_factory=list)
-    cuda_flags: list[str] = field(default_factory=list)
-    link_flags: list[str] = field(default_factory=list)
-    include_dirs: list[str] = field(default_factory=list)
+    Args:
+        texts: content by file name.
+    """
 
-
-class _FromRecipe(OpBuilder):
-    """The answers of a builder whose recipe was given to it."""
-
-    def __init__(self, name: str, recipe: _Recipe) -> None:
+    def __init__(
+        self,
+        name: str,
+        texts: dict[str, str],
+        *,
+        cxx_flags: Sequence[str] = (),
+        cuda_flags: Sequence[str] = (),
+        link_flags: Sequence[str] = (),
+        include_dirs: Sequence[str] = (),
+    ) -> None:
         super().__init__(name)
-        self.recipe = recipe
+        self.texts = texts
+        self.flags = {"c++": list(cxx_flags), "nvcc": list(cuda_flags), "link": list(link_flags)}
+        self.include_dirs = list(include_dirs)
 
     def sources(self) -> list[str]:
         return []
 
     def source_texts(self) -> dict[str, str]:
-        return self.recipe.texts
+        return self.texts
 
     def include_paths(self) -> list[str]:
-        return self.recipe.include_dirs
+        return self.include_dirs
 
     def cxx_args(self) -> list[str]:
-        return self.recipe.cxx_flags
+        return self.flags["c++"]
 
     def nvcc_args(self) -> list[str]:
-        return self.recipe.cuda_flags
+        return self.flags["nvcc"]
 
     def extra_ldflags(self) -> list[str]:
-        return self.recipe.link_flags
+        return self.flags["link"]
 
 
-class InlineBuilder(_FromRecipe):
-    """An op of C++ text."""
-
-
-class InlineCUDABuilder(_FromRecipe, CUDAOpBuilder):
+class InlineCUDABuilder(InlineBuilder, CUDAOpBuilder):
     """An op of CUDA text, and C++ text if need be."""
 
 
@@ -120,14 +119,14 @@ def load_inline(
         texts[f"{name}.cpp"] = header + cxx + _module(docs)
     if cuda:
         texts[f"{name}.cu"] = _CUDA_HEADER + cuda
-    recipe = _Recipe(
+    builder = (InlineCUDABuilder if cuda else InlineBuilder)(
+        name,
         texts,
-        cxx_flags=list(extra_cflags),
-        cuda_flags=list(extra_cuda_cflags),
-        link_flags=list(extra_ldflags),
+        cxx_flags=extra_cflags,
+        cuda_flags=extra_cuda_cflags,
+        link_flags=extra_ldflags,
         include_dirs=[str(Path(path).absolute()) for path in extra_include_paths],
     )
-    builder = InlineCUDABuilder(name, recipe) if cuda else InlineBuilder(name, recipe)
     return builder.load(verbose)
 
 

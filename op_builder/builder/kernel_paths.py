@@ -1,4 +1,4 @@
-"""Paths of kernels that lie beside the Python code that names them.
+"""Paths of kernels in the package whose Python code names them.
 
 A package of its own keeps its native sources where its builders are and installs them with them. Its builders name
 them through a pair of hooks that resolve against the calling module's own file, wherever that is installed::

@@ -18,12 +18,10 @@ import os
 import platform
 import re
 import sys
-import sysconfig
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from op_builder.cache.headers import Header, Roots, SystemHeaders, read_headers
 from op_builder.plan import Binding, BuildPlan
@@ -37,8 +35,7 @@ FORMAT = "3"
 _DIGEST_LENGTH = 32
 
 
-@dataclass(frozen=True)
-class PlanKey:
+class PlanKey(NamedTuple):
     """The first stage: named parts, so that a miss can say which of them differs."""
 
     parts: Mapping[str, str]
@@ -54,8 +51,7 @@ class PlanKey:
         return all(self.parts.get(name) == other.get(name) for name in names)
 
 
-@dataclass(frozen=True)
-class BuildKey:
+class BuildKey(NamedTuple):
     """The second stage: the plan key and the headers that were read."""
 
     plan: PlanKey
@@ -137,6 +133,8 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
         # Thousands of headers, as one. An op on the Stable ABI reads a few, or none, and they are looked at one by one.
         parts["torch headers"] = header_stamp(memo)
         parts["torch c++ abi"] = f"cxx11={int(torch_install().cxx11_abi)}"
+        import sysconfig  # half a millisecond that an op on the Stable ABI does not need
+
         parts["python abi"] = str(sysconfig.get_config_var("EXT_SUFFIX"))
     flags = [*plan.cxx_flags, *plan.nvcc_flags, *plan.link_flags, *(toolset.cxx.command if toolset else ())]
     flags += [flag for source in plan.sources for flag in source.flags]

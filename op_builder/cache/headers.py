@@ -8,12 +8,10 @@ from __future__ import annotations
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from op_builder import paths
 from op_builder.plan import Binding, BuildPlan
@@ -34,8 +32,7 @@ class HeaderGoneError(Exception):
     """A header of the op's own that a build read is not there when its content is asked for."""
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """One header that a build read, or another file that it took in.
 
     Attributes:
@@ -71,8 +68,7 @@ class Header:
         return status == self.status or last_touched_ns(status) < since_ns or file_sha256(path) == self.sha256
 
 
-@dataclass(frozen=True)
-class SystemHeaders:
+class SystemHeaders(NamedTuple):
     """The system's headers that a build read, a hundred and more, as one: absolute paths, and one
     digest each of all contents and of all statuses."""
 
@@ -108,8 +104,7 @@ class SystemHeaders:
         return bool(fact["sha256"] == self.sha256)
 
 
-@dataclass(frozen=True)
-class Roots:
+class Roots(NamedTuple):
     """The places a plan's headers are named relative to.
 
     ``native`` is the project's source root, ``include0`` ... the plan's include directories,
@@ -123,7 +118,7 @@ class Roots:
     """
 
     directories: Mapping[str, str]
-    spelled: Mapping[str, str] = field(default_factory=dict)
+    spelled: Mapping[str, str] = {}
 
     @staticmethod
     def of(plan: BuildPlan) -> Roots:
@@ -202,6 +197,8 @@ def _own_prefix() -> str:
 @cache
 def _everybodys() -> frozenset[str]:
     """Directories below which many projects lie, so that to be in one of them together means nothing."""
+    import sysconfig  # half a millisecond that only a build needs
+
     prefix = _own_prefix()
     shared = {"/", "/usr", "/usr/lib", "/usr/local", "/usr/local/lib", "/usr/share", "/opt", prefix}
     for packages in (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]):

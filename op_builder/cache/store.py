@@ -23,8 +23,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from op_builder import env
 from op_builder.cache.fingerprint import COMPILER_PARTS, BuildKey, PlanKey
@@ -82,8 +82,7 @@ class OtherFormatError(ValueError):
 _TEXTS = ("op", "artifact", "sha256", "kind", "check", "built_at", "torch", "accel_ops")
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(NamedTuple):
     """What was built, from what, and how it was checked.
 
     Attributes:
@@ -154,7 +153,9 @@ class Manifest:
         return [" ".join(name.split(" | ")[1:2]) for name in names]
 
     def to_json(self) -> str:
-        return json.dumps({"format": _MANIFEST_FORMAT, **asdict(self)}, indent=1)
+        headers = [header._asdict() for header in self.headers]
+        data = {**self._asdict(), "headers": headers, "system_headers": self.system_headers._asdict()}
+        return json.dumps({"format": _MANIFEST_FORMAT, **data}, indent=1)
 
     @staticmethod
     def from_json(text: str) -> Manifest:
@@ -186,8 +187,7 @@ class Manifest:
         return Manifest(**data)
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One published build."""
 
     directory: Path

@@ -12,7 +12,7 @@ is only imported, to extend it, does not.
 
 An op and its builder need names that nobody else has. What this project has, or a package that comes earlier by
 label and module, is not replaced: the later one is left out, with the reason. That, a module that cannot be imported
-and one that holds no op are problems of that package alone: each is logged once, told by the error on an unknown
+and one that holds no op are problems of that package alone: each is logged once, named by the error on an unknown
 name, and listed by the report.
 
 Reading the entry points takes some ten milliseconds, so it happens when a name is none of the device's own or all
@@ -58,8 +58,8 @@ class RegisteredPackage:
     @property
     def complaint(self) -> str:
         """The problems in words, empty when there are none."""
-        told = "; ".join(self.problems)
-        return f"Of the ops that {self.label} ({self.module}) registers: {told}." if told else ""
+        listed = "; ".join(self.problems)
+        return f"Of the ops that {self.label} ({self.module}) registers: {listed}." if listed else ""
 
 
 def registered_packages(taken: Mapping[str, type[OpBuilder] | None]) -> list[RegisteredPackage]:
@@ -101,13 +101,13 @@ class FoundModules:
         found = [item for module in self.modules for item in builders_of(module)]
         return [(name, cls) for name, cls in found if self._is_own(cls) and _has_good_name(cls)]
 
-    def passed_over(self) -> list[str]:
-        """The builder classes that look meant to be ops and are none, each with the reason."""
+    def rejected(self) -> list[str]:
+        """The builder classes that look like ops and are not, each with the reason."""
         ops = {cls for _, cls in self.builders()}
         values = [value for module in self.modules for value in vars(module).values()]
         classes = [value for value in values if isinstance(value, type) and issubclass(value, OpBuilder)]
         return [
-            f"{cls.__module__}.{cls.__qualname__} is no op: {_shortcoming(cls)}"
+            f"{cls.__module__}.{cls.__qualname__} is not an op: {_shortcoming(cls)}"
             for cls in dict.fromkeys(classes)
             # A class that others extend, and an abstract one without a name, is meant as a base.
             if self._is_own(cls) and cls not in ops and not cls.__subclasses__()
@@ -140,7 +140,7 @@ def _nothing(label: str, name: str, problem: str) -> FoundModules:
 def _admitted(found: FoundModules, owners: dict[str, type[OpBuilder] | None]) -> RegisteredPackage:
     """What of ``found`` is new; enters it in ``owners``."""
     classes: dict[str, type[OpBuilder]] = {}
-    problems = [*found.problems, *found.passed_over()]
+    problems = [*found.problems, *found.rejected()]
     for class_name, cls in found.builders():
         clashes = [name for name in (class_name, cls.NAME) if owners.get(name, cls) is not cls]
         if clashes:
@@ -204,10 +204,10 @@ def _order(entry: EntryPoint) -> tuple[str, str]:
     return entry.name, entry.value
 
 
-_told: set[tuple[str, str, str]] = set()
+_warned: set[tuple[str, str, str]] = set()
 
 
 def _warn_once(label: str, module: str, problem: str) -> None:
-    if (label, module, problem) not in _told:
-        _told.add((label, module, problem))
+    if (label, module, problem) not in _warned:
+        _warned.add((label, module, problem))
         logger.warning("%s (%s) registers ops for op_builder: %s.", label, module, problem)

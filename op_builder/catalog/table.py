@@ -58,100 +58,54 @@ class Op(NamedTuple):
 
 DEVICES = ("cpu", "cuda", "xpu")
 
-_EVERY_OPTIMIZER = ("cpu/norm.cpp", "cpu/isa.cpp")
+
+def _cpu(name: str, builder: str, formula: str, front_end: str = "") -> Op:
+    """An optimizer with parameters and states in host memory."""
+    return Op(
+        f"cpu_{name}",
+        f"{builder}Builder",
+        f"{formula} with parameters and states in host memory",
+        "optim.host_op.HostOp",
+        (f"cpu/{name}.cpp", "cpu/norm.cpp", "cpu/isa.cpp"),
+        works_anywhere=True,
+        front_ends=((front_end, f"optim.cpu_{name}"),) if front_end else (),
+    )
+
+
+def _fused(name: str, builder: str, formula: str, *front_ends: tuple[str, str]) -> Op:
+    """An optimizer with parameters and states on the device."""
+    return Op(
+        f"fused_{name}",
+        f"{builder}Builder",
+        f"{formula} over many tensors in few kernels on the device",
+        "optim.fused_op.FusedOp",
+        (f"cpu/{name}.cpp", "cpu/norm.cpp", "cpu/isa.cpp"),
+        cuda=(f"fused_{name}.cu", "multi_tensor.cu"),
+        sycl=any(home == "functional.sycl" for _, home in front_ends),
+        front_ends=front_ends,
+    )
+
+
+_AMSGRAD = "Adam and AdamW with amsgrad"
 _AIO = ("pump", "handle", "thread_queue", "operation", "file", "linux_aio_queue", "uring_queue", "queue")
 
 OPS = (
-    Op(
-        "cpu_adam",
-        "CPUAdamBuilder",
-        "Adam and AdamW with parameters and states in host memory",
-        "optim.host_op.HostOp",
-        sources=("cpu/adam.cpp", *_EVERY_OPTIMIZER),
-        works_anywhere=True,
-        front_ends=(("CPUAdam", "optim.cpu_adam"),),
+    _cpu("adam", "CPUAdam", "Adam and AdamW", "CPUAdam"),
+    _cpu("amsgrad", "CPUAmsgrad", _AMSGRAD),
+    _cpu("adagrad", "CPUAdagrad", "Adagrad", "CPUAdagrad"),
+    _cpu("lion", "CPULion", "Lion", "CPULion"),
+    _cpu("lamb", "CPULamb", "LAMB", "CPULamb"),
+    _cpu("sgd", "CPUSGD", "SGD with momentum", "CPUSGD"),
+    _fused(
+        "adam",
+        "FusedAdam",
+        "Adam and AdamW",
+        ("FusedAdam", "optim.fused_adam"),
+        ("SYCLFusedAdam", "functional.sycl"),
     ),
-    Op(
-        "cpu_amsgrad",
-        "CPUAmsgradBuilder",
-        "Adam and AdamW with amsgrad, with parameters and states in host memory",
-        "optim.host_op.HostOp",
-        sources=("cpu/amsgrad.cpp", *_EVERY_OPTIMIZER),
-        works_anywhere=True,
-    ),
-    Op(
-        "cpu_adagrad",
-        "CPUAdagradBuilder",
-        "Adagrad with parameters and states in host memory",
-        "optim.host_op.HostOp",
-        sources=("cpu/adagrad.cpp", *_EVERY_OPTIMIZER),
-        works_anywhere=True,
-        front_ends=(("CPUAdagrad", "optim.cpu_adagrad"),),
-    ),
-    Op(
-        "cpu_lion",
-        "CPULionBuilder",
-        "Lion with parameters and states in host memory",
-        "optim.host_op.HostOp",
-        sources=("cpu/lion.cpp", *_EVERY_OPTIMIZER),
-        works_anywhere=True,
-        front_ends=(("CPULion", "optim.cpu_lion"),),
-    ),
-    Op(
-        "cpu_lamb",
-        "CPULambBuilder",
-        "LAMB with parameters and states in host memory",
-        "optim.host_op.HostOp",
-        sources=("cpu/lamb.cpp", *_EVERY_OPTIMIZER),
-        works_anywhere=True,
-        front_ends=(("CPULamb", "optim.cpu_lamb"),),
-    ),
-    Op(
-        "cpu_sgd",
-        "CPUSGDBuilder",
-        "SGD with momentum with parameters and states in host memory",
-        "optim.host_op.HostOp",
-        sources=("cpu/sgd.cpp", *_EVERY_OPTIMIZER),
-        works_anywhere=True,
-        front_ends=(("CPUSGD", "optim.cpu_sgd"),),
-    ),
-    Op(
-        "fused_adam",
-        "FusedAdamBuilder",
-        "Adam and AdamW over many tensors in one kernel on the device",
-        "optim.fused_op.FusedOp",
-        sources=("cpu/adam.cpp", *_EVERY_OPTIMIZER),
-        cuda=("fused_adam.cu", "multi_tensor.cu"),
-        sycl=True,
-        front_ends=(("FusedAdam", "optim.fused_adam"), ("SYCLFusedAdam", "functional.sycl")),
-    ),
-    Op(
-        "fused_amsgrad",
-        "FusedAmsgradBuilder",
-        "Adam and AdamW with amsgrad over many tensors in one kernel on the device",
-        "optim.fused_op.FusedOp",
-        sources=("cpu/amsgrad.cpp", *_EVERY_OPTIMIZER),
-        cuda=("fused_amsgrad.cu", "multi_tensor.cu"),
-    ),
-    Op(
-        "fused_lion",
-        "FusedLionBuilder",
-        "Lion over many tensors in one kernel on the device",
-        "optim.fused_op.FusedOp",
-        sources=("cpu/lion.cpp", *_EVERY_OPTIMIZER),
-        cuda=("fused_lion.cu", "multi_tensor.cu"),
-        sycl=True,
-        front_ends=(("FusedLion", "optim.fused_lion"), ("SYCLFusedLion", "functional.sycl")),
-    ),
-    Op(
-        "fused_lamb",
-        "FusedLambBuilder",
-        "LAMB over many tensors in a few kernels on the device",
-        "optim.fused_op.FusedOp",
-        sources=("cpu/lamb.cpp", *_EVERY_OPTIMIZER),
-        cuda=("fused_lamb.cu", "multi_tensor.cu"),
-        front_ends=(("FusedLamb", "optim.fused_lamb"),),
-    ),
+    _fused("amsgrad", "FusedAmsgrad", _AMSGRAD),
+    _fused("lion", "FusedLion", "Lion", ("FusedLion", "optim.fused_lion"), ("SYCLFusedLion", "functional.sycl")),
+    _fused("lamb", "FusedLamb", "LAMB", ("FusedLamb", "optim.fused_lamb")),
     Op(
         "async_io",
         "AsyncIOBuilder",

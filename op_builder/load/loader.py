@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from op_builder.cache.store import Entry
 from op_builder.errors import LoadError
 from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY
-from op_builder.system.torch_ops import is_namespace_defined, is_operator_defined, known_operators
 
 if TYPE_CHECKING:
     import ctypes
@@ -53,7 +52,7 @@ def open_entry(entry: Entry, op: Op) -> Any:
         module for a Python extension module.
 
     Raises:
-        IncompatibleOpError: a check of loading failed, as the report says it.
+        IncompatibleOpError: a check of loading failed.
         LoadError: the binary cannot be opened, or what it defines is defined already.
     """
     identity = f"{entry.manifest.op} {entry.digest}"
@@ -153,6 +152,8 @@ def _refuse_what_is_defined(entry: Entry) -> None:
     manifest = entry.manifest
     if not manifest.operators and not manifest.defined_namespaces:
         return
+    from op_builder.system.torch_ops import is_namespace_defined, is_operator_defined, known_operators
+
     known = known_operators()
     namespaces = [name for name in manifest.defined_namespaces if is_namespace_defined(name)]
     operators = [name for name in manifest.operators if name in known and is_operator_defined(name)]

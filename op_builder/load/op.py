@@ -31,7 +31,7 @@ class Op(Protocol):
     def load_checks(self) -> list[CheckOutcome]:
         """What opening it needs."""
 
-    def own_objection(self) -> str | None:
+    def own_rejection(self) -> str | None:
         """Why its author's own check rejects this machine, if it does."""
 
     def open_libraries(self) -> None:

@@ -1,7 +1,7 @@
 """Ops that were built into an installed wheel, ours or another package's.
 
 They lie below ``_prebuilt`` in the package whose class declares the op, laid out as in the cache: a
-binary beside its manifest. What does not fit is passed over with a reason, never an error while
+binary with its manifest. What does not fit is ignored with a reason, never an error while
 another way is left.
 """
 
@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import json
 import os
-import sysconfig
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from op_builder import paths
 from op_builder._version import __version__
 from op_builder.cache.fingerprint import cpu_digest, platform_name, recipe_parts
 from op_builder.cache.headers import Roots
 from op_builder.cache.store import MANIFEST, Cache, Entry
 from op_builder.errors import AccelError
-from op_builder.paths import NATIVE_DIRECTORIES, native_root, outermost_package
+from op_builder.paths import NATIVE_DIRECTORIES, native_root
 from op_builder.plan import SYCL_LIBRARY, BuildPlan
 from op_builder.system.file_contents import file_status
 from op_builder.system.torch_install import parse_release, torch_install
@@ -28,18 +27,17 @@ from op_builder.system.torch_install import parse_release, torch_install
 if TYPE_CHECKING:
     from op_builder.load.op import Op
 
-DIRECTORY = "_prebuilt"
+DIRECTORY = paths.PREBUILT_DIRECTORY
 INDEX = "wheel.json"
 """In that directory: what a wheel holds, by what it was built, what was left out and why. For people; ``load()``
-asks the manifest beside each binary."""
+asks the manifest of each binary."""
 INDEX_FORMAT = 1
 
 _OUR_PACKAGE = Path(__file__).resolve().parents[1]
 _FLAGS = ("c++ flags", "nvcc flags")
 
 
-@dataclass(frozen=True)
-class Rejected:
+class Rejected(NamedTuple):
     """A prebuilt binary that does not fit this process, and why.
 
     ``entry`` is None where its manifest cannot be read.
@@ -50,19 +48,13 @@ class Rejected:
     entry: Entry | None
 
 
-def prebuilt_roots(op: Op) -> list[Path]:
-    """Where the binary of an op may lie: in the package of its class, then of the classes that extends."""
-    packages = map(outermost_package, type(op).__mro__)
-    return [package / DIRECTORY for package in dict.fromkeys(packages) if package is not None]
-
-
 def find_prebuilt(op: Op) -> Entry | Rejected | None:
     """The prebuilt binary of an op; one that does not fit, with the reason; None when there is none."""
     others: list[Rejected] = []
     own: list[Rejected] = []
-    for root in prebuilt_roots(op):
-        held = Cache(root, is_ours=False)
-        for entry in held.entries(op.name):
+    for root in paths.prebuilt_roots(type(op)):
+        cache = Cache(root, is_ours=False)
+        for entry in cache.entries(op.name):
             reason = _other_recipe(entry, root.parent, op)
             if reason is not None:
                 others.append(Rejected(entry.directory, reason, entry))
@@ -72,16 +64,16 @@ def find_prebuilt(op: Op) -> Entry | Rejected | None:
                 return entry
             own.append(Rejected(entry.directory, reason, entry))
         own += [
-            Rejected(directory, f"{reason}; reinstall the package", None) for directory, reason in held.damaged.items()
+            Rejected(directory, f"{reason}; reinstall the package", None) for directory, reason in cache.damaged.items()
         ]
-    # A wheel may hold an op for several devices: that of another device is no news.
+    # A wheel may hold an op for several devices: that another device's does not fit is expected.
     return next(iter([*own, *others]), None)
 
 
 def refused_by_linker(entry: Entry) -> Rejected | None:
     """Why the system's linker would not open a prebuilt binary that fits otherwise, where the C++ library is too old.
 
-    ``load()`` asks the linker itself and goes on with what it says; this is for who only looks.
+    ``load()`` lets the linker decide; this is for the report.
     """
     has = _cxx_library_versions()
     needs = entry.manifest.needs
@@ -89,11 +81,11 @@ def refused_by_linker(entry: Entry) -> Rejected | None:
     lacking = sorted(needed - has) if has else []
     if not lacking:
         return None
-    return Rejected(entry.directory, f"it needs {' and '.join(lacking)}, which the C++ library here has not", entry)
+    return Rejected(entry.directory, f"it needs {' and '.join(lacking)}, which the C++ library here lacks", entry)
 
 
 def read_index(root: Path) -> dict[str, Any] | None:
-    """What ``wheel.json`` below ``root`` says; None where there is none.
+    """The content of ``wheel.json`` below ``root``; None where there is none.
 
     Raises:
         ValueError: it cannot be read, or is of another format.
@@ -223,6 +215,8 @@ def _other_torch(entry: Entry) -> str | None:
         return None
     if parse_release(manifest.torch) != install.release:
         return f"it was built with torch {manifest.torch}, this is {install.version}"
+    import sysconfig  # half a millisecond that an op on the Stable ABI does not need
+
     python_abi = str(sysconfig.get_config_var("EXT_SUFFIX"))
     if manifest.key_parts.get("python abi") != python_abi:
         return f"it was built for Python ABI {manifest.key_parts.get('python abi')}, this is {python_abi}"

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from op_builder import env
+from op_builder import env, paths
 from op_builder.cache.fingerprint import COMPILER_PARTS, PlanKey, plan_key
 from op_builder.cache.headers import Roots
 from op_builder.cache.store import Cache, Entry
 from op_builder.errors import AccelError, IncompatibleOpError, LoadError, ToolchainError
 from op_builder.load import loader
-from op_builder.load.prebuilt import Rejected, find_prebuilt, refused_by_linker
 from op_builder.plan import BuildPlan
 from op_builder.toolchains.toolset import Toolset, find_toolset
 
@@ -25,12 +22,11 @@ if TYPE_CHECKING:
     from op_builder.engine.build import BuildOptions
     from op_builder.engine.ninja import Progress
     from op_builder.load.op import Op
-    from op_builder.system.outcomes import CheckOutcome, Failed
 
 logger = logging.getLogger(__name__)
 
-_JIT_FORBIDDEN = "ACCEL_JIT=0 forbids compiling when an op is loaded."
-_JIT_REMEDY = "Unset ACCEL_JIT, or use a cache directory or a wheel in which the op is built."
+JIT_FORBIDDEN = "ACCEL_JIT=0 forbids compiling when an op is loaded."
+JIT_REMEDY = "Unset ACCEL_JIT, or use a cache directory or a wheel in which the op is built."
 
 
 @functools.cache
@@ -38,20 +34,18 @@ def _warn_once(message: str) -> None:
     logger.warning(message)
 
 
-@dataclass(frozen=True)
-class Request:
-    """One op as asked for: its plan, tools and key. ``toolset`` is None without a compiler."""
+class Request(NamedTuple):
+    """One op as asked for: its plan, tools and key. ``toolset`` is None without a compiler.
+
+    ``roots`` are the places that the headers of entries are named relative to.
+    """
 
     plan: BuildPlan
     toolset: Toolset | None
     missing_tool: AccelError | None
     key: PlanKey
     cache: Cache
-
-    @cached_property
-    def roots(self) -> Roots:
-        """The places that the headers of entries are named relative to."""
-        return Roots.of(self.plan)
+    roots: Roots
 
     @staticmethod
     def of(op: Op, cache: Cache | None = None) -> Request:
@@ -66,7 +60,7 @@ class Request:
             missing = error
             if env.CXX.get() is not None:  # a compiler was asked for, and is not what will have been used
                 _warn_once(f"{error.message} Builds of any compiler are taken where there are some. {error.remedy}")
-        return Request(plan, toolset, missing, plan_key(plan, toolset, used.memo), used)
+        return Request(plan, toolset, missing, plan_key(plan, toolset, used.memo), used, Roots.of(plan))
 
     def find_opened(self) -> Entry | None:
         """The entry that fits and is open in this process; its file may be gone."""
@@ -83,69 +77,24 @@ class Request:
         return self.cache.find(self.key, self.plan.op, self.roots, any_compiler=any_compiler)
 
 
-@dataclass(frozen=True)
-class Availability:
-    """Whether ``load()`` would work, and which way it would go.
-
-    Attributes:
-        prebuilt: the prebuilt binary that fits, or the one that does not, with the reason.
-        cached: the entry in the cache.
-        outcomes: the checks that this way needs: those of building are left out when there is a
-            binary already.
-    """
-
-    prebuilt: Entry | Rejected | None
-    cached: Entry | None
-    outcomes: tuple[CheckOutcome, ...]
-
-    @property
-    def is_installed(self) -> bool:
-        return isinstance(self.prebuilt, Entry)
-
-    @property
-    def failed(self) -> list[Failed]:
-        from op_builder.system.outcomes import failures
-
-        return failures(self.outcomes)
-
-
-def examine(op: Op) -> Availability:
-    """Find out what ``load()`` would do, without compiling the op."""
-    from op_builder.system.outcomes import guarded
-
-    prebuilt = find_prebuilt(op)
-    if isinstance(prebuilt, Entry):
-        prebuilt = refused_by_linker(prebuilt) or prebuilt
-    cached: Entry | None = None
-    try:
-        cached = Request.of(op).find_cached()
-    except AccelError as error:
-        logger.debug("'%s' has no plan: %s", op.name, error.message)
-    outcomes = list(op.load_checks())
-    if not isinstance(prebuilt, Entry) and cached is None:
-        outcomes = [*op.build_checks(), *outcomes]
-        outcomes.append(guarded("JIT", _jit_check))
-    return Availability(prebuilt, cached, tuple(outcomes))
-
-
-def _jit_check() -> CheckOutcome:
-    from op_builder.system.outcomes import Failed, Passed
-
-    return Passed("JIT", "allowed") if env.ACCEL_JIT.get() else Failed("JIT", _JIT_FORBIDDEN, _JIT_REMEDY)
-
-
 def load_prebuilt(op: Op) -> Any | None:
     """The prebuilt op, loaded; None, with the reason in the log, where there is none that fits."""
+    if not any(root.is_dir() for root in paths.prebuilt_roots(type(op))):
+        return None
+    # Only here: most ops have none, and their load has no use for what judges a prebuilt binary.
+    from op_builder.load.prebuilt import find_prebuilt
+
     found = find_prebuilt(op)
     if found is None:
         return None
-    reason = found.reason if isinstance(found, Rejected) else ""
     if isinstance(found, Entry):
         try:
             return loader.open_entry(found, op)
         except LoadError as error:
             reason = error.message
-    logger.warning("The prebuilt '%s' is passed over: %s.", op.name, reason.rstrip("."))
+    else:
+        reason = found.reason
+    logger.warning("The prebuilt '%s' is ignored: %s.", op.name, reason.rstrip("."))
     return None
 
 
@@ -189,9 +138,9 @@ def _forbidden(request: Request) -> IncompatibleOpError:
     miss = nearest_miss(cache.entries(plan.op), request.key, request.roots, cache.memo)
     nearest = f" The nearest entry differs in: {'; '.join(miss.differences)}." if miss is not None else ""
     return IncompatibleOpError(
-        f"Op '{plan.op}' is neither prebuilt nor in the cache {cache.root}. {_JIT_FORBIDDEN} It would have compiled "
+        f"Op '{plan.op}' is neither prebuilt nor in the cache {cache.root}. {JIT_FORBIDDEN} It would have compiled "
         f"{', '.join(source.label for source in plan.sources)} with {tools}.{nearest}",
-        _JIT_REMEDY,
+        JIT_REMEDY,
     )
 
 
@@ -200,9 +149,9 @@ def require_compatible(op: Op) -> None:
     from op_builder.system.outcomes import require
 
     require(op.name, [*op.build_checks(), *op.load_checks()])
-    objection = op.own_objection()
-    if objection is not None:
-        raise IncompatibleOpError(f"Op '{op.name}' is not available here. {objection}")
+    rejection = op.own_rejection()
+    if rejection is not None:
+        raise IncompatibleOpError(f"Op '{op.name}' is not available here. {rejection}")
 
 
 def compile_now(request: Request, options: BuildOptions | None = None) -> Entry:

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -204,7 +204,7 @@ def _settle(builders: Sequence[OpBuilder], outcomes: Sequence[Outcome]) -> tuple
         directory = Path(outcome.path).parent
         manifest = Manifest.from_json((directory / MANIFEST).read_text(encoding="utf-8"))
         # Not what of the system was read: that is the building machine's, and nobody asks for it in the wheel.
-        manifest = replace(manifest, system_headers=SystemHeaders.of([]))
+        manifest = manifest._replace(system_headers=SystemHeaders.of([]))
         built.append(Built(outcome.op, package, directory, manifest))
     return built, left_out
 

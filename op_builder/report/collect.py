@@ -1,4 +1,4 @@
-"""What the report says, as data. It asks the same functions as ``load()``."""
+"""The report as data. It asks the same functions as ``load()``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from op_builder import env
+from op_builder import env, paths
 from op_builder._version import __version__
 from op_builder.builder.base import OpBuilder
 from op_builder.cache.compare import nearest_miss
@@ -27,7 +27,8 @@ from op_builder.engine.commands import build_commands
 from op_builder.engine.ninja import find_ninja
 from op_builder.errors import AccelError, UnknownOpError
 from op_builder.load import resolver
-from op_builder.load.prebuilt import INDEX, Rejected, prebuilt_roots, read_index
+from op_builder.load.availability import examine
+from op_builder.load.prebuilt import INDEX, Rejected, read_index
 from op_builder.report.sycl import sycl_facts
 from op_builder.system.cpu_isa import chosen_isa, cpu_model, supported_isas
 from op_builder.system.outcomes import Failed, guarded_value
@@ -80,19 +81,19 @@ def _looking(builder: OpBuilder) -> OpBuilder:
 
 
 def _row(builder: OpBuilder) -> OpRow:
-    found = resolver.examine(builder)
+    found = examine(builder)
     several = len(found.failed) > 1
     reasons = [f"{failure.name}: {failure.reason}" if several else failure.reason for failure in found.failed]
     remedies = list(dict.fromkeys(failure.remedy for failure in found.failed if failure.remedy))
     compatible = not found.failed
     # A builder of another package may override is_compatible(); load() asks it, so the report does.
-    objection = guarded_value("is_compatible()", builder.own_objection) if compatible else None
-    if objection is not None:
+    rejection = guarded_value("is_compatible()", builder.own_rejection) if compatible else None
+    if rejection is not None:
         compatible = False
-        reasons.append(objection.reason if isinstance(objection, Failed) else objection)
+        reasons.append(rejection.reason if isinstance(rejection, Failed) else rejection)
         remedies.append("Ask the op's author: this is its own is_compatible().")
     if isinstance(found.prebuilt, Rejected):
-        reasons.append(f"the prebuilt binary is passed over: {found.prebuilt.reason}")
+        reasons.append(f"the prebuilt binary is ignored: {found.prebuilt.reason}")
     return OpRow(
         name=builder.name,
         builder=type(builder).__name__,
@@ -224,11 +225,11 @@ def _is_builder(value: object) -> TypeGuard[type[OpBuilder]]:
 def explain(builder: OpBuilder) -> dict[str, Any]:
     """One op in full: its plan, key, what the ways of loading find, the checks, the commands."""
     builder = _looking(builder)
-    found = resolver.examine(builder)
+    found = examine(builder)
     damaged = dict(builder.cache.damaged)
     explained: dict[str, Any] = {
         **asdict(_row(builder)),
-        "checks": [{"passed": not isinstance(outcome, Failed), **asdict(outcome)} for outcome in builder.check()],
+        "checks": [{"passed": not isinstance(outcome, Failed), **outcome._asdict()} for outcome in builder.check()],
         "cache_entry": _entry(found.cached),
     }
     request = guarded_value("plan", lambda: resolver.Request.of(builder))
@@ -259,7 +260,7 @@ def explain(builder: OpBuilder) -> dict[str, Any]:
 
 
 def _accelerator() -> tuple[dict[str, Any], str]:
-    """What the accelerator says of itself, and the package of its builders."""
+    """The facts about the accelerator, and the package of its builders."""
     try:
         accelerator = current_accelerator()
     except (ValueError, AccelError) as error:
@@ -296,16 +297,16 @@ def _miss(request: resolver.Request, damaged: dict[Path, str]) -> dict[str, Any]
 
 
 def _wheels(builders: Iterable[OpBuilder]) -> list[dict[str, Any]]:
-    """What each package with prebuilt ops says of its wheel: by what, for what, what was left out; or why nothing."""
-    told = []
-    for root in dict.fromkeys(root for builder in builders for root in prebuilt_roots(builder)):
+    """The index of each wheel with prebuilt ops: how it was built, what it lacks; or why it cannot be read."""
+    wheels = []
+    for root in dict.fromkeys(root for builder in builders for root in paths.prebuilt_roots(type(builder))):
         try:
             index = read_index(root)
         except ValueError as error:
             index = {"problem": f"{INDEX} cannot be read: {error}; reinstall the package"}
         if index is not None:
-            told.append({"package": root.parent.name, "directory": str(root), **index})
-    return told
+            wheels.append({"package": root.parent.name, "directory": str(root), **index})
+    return wheels
 
 
 def _entry(found: Entry | Rejected | None) -> dict[str, Any] | None:

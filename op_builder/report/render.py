@@ -40,10 +40,10 @@ def print_explanation(data: dict[str, Any], console: Console) -> None:
     console.print(_facts_table(f"Op {data['name']}: {data['summary']}", state))
     checks = Table(title="Checks", title_justify="left", title_style="bold", box=None, padding=(0, 1))
     for check in data["checks"]:
-        said = Text(check["detail"] if check["passed"] else check["reason"])
+        text = Text(check["detail"] if check["passed"] else check["reason"])
         if not check["passed"] and check["remedy"]:
-            said.append(f"\n{check['remedy']}", style="cyan")
-        checks.add_row(_mark(check["passed"]), Text(check["name"]), said)
+            text.append(f"\n{check['remedy']}", style="cyan")
+        checks.add_row(_mark(check["passed"]), Text(check["name"]), text)
     console.print(checks)
     if data["plan"] is not None:
         plan = data["plan"]
@@ -69,8 +69,8 @@ def _ops_table(ops: list[dict[str, Any]], *, wide: bool) -> Table:
     for op in ops:
         marks = [_mark(op[key]) for key in ("installed", "cached", "compatible")]
         reason, remedy = Text(op["reason"]), Text(op["remedy"], style="cyan")
-        said = (reason, remedy) if wide else (Text("\n").join(part for part in (reason, remedy) if part.plain),)
-        table.add_row(Text(op["name"]), *marks, *said)
+        text = (reason, remedy) if wide else (Text("\n").join(part for part in (reason, remedy) if part.plain),)
+        table.add_row(Text(op["name"]), *marks, *text)
     return table
 
 
@@ -108,12 +108,12 @@ def _lies_in(entry: dict[str, Any], wheel: dict[str, Any]) -> bool:
     return Path(wheel["directory"]) in Path(entry["directory"]).parents
 
 
-def _grouped(told: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """(what is said, of which ops) of (what is said, op) pairs."""
+def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """(text, names of the ops) of (text, op) pairs."""
     ops: dict[str, list[str]] = {}
-    for said, op in told:
-        ops.setdefault(said, []).append(op)
-    return [(said, ", ".join(names)) for said, names in ops.items()]
+    for text, op in pairs:
+        ops.setdefault(text, []).append(op)
+    return [(text, ", ".join(names)) for text, names in ops.items()]
 
 
 def _fits(entry: dict[str, Any]) -> str:
@@ -128,10 +128,10 @@ def _fits(entry: dict[str, Any]) -> str:
 def _registered_rows(packages: list[dict[str, Any]]) -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = []
     for package in packages:
-        said = Text(f"{package['module']}: {', '.join(package['ops']) or 'no ops'}")
+        text = Text(f"{package['module']}: {', '.join(package['ops']) or 'no ops'}")
         for problem in package["problems"]:
-            said.append(f"\n{problem}", style="yellow")
-        rows.append((package["label"], said))
+            text.append(f"\n{problem}", style="yellow")
+        rows.append((package["label"], text))
     return rows
 
 
@@ -142,10 +142,10 @@ def sycl_rows(sycl: dict[str, Any]) -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = []
     for found in sycl["toolchains"]:
         if found["accepted"]:
-            said: Any = Text(f"{'chosen: ' if found['chosen'] else 'would do: '}{found['detail']}")
+            text: Any = Text(f"{'chosen: ' if found['chosen'] else 'would do: '}{found['detail']}")
         else:
-            said = {"error": found["reason"], "remedy": found["remedy"]}
-        rows.append((found["name"], said))
+            text = {"error": found["reason"], "remedy": found["remedy"]}
+        rows.append((found["name"], text))
     runtime, compiler = sycl["runtime"], sycl["kernel_compiler"]
     rows.append(("runtime", runtime if "error" in runtime else f"libsycl {runtime['version']}, {runtime['prefix']}"))
     compiles = compiler if "error" in compiler else f"{compiler['library']}, for {', '.join(compiler['devices'])}"
@@ -202,15 +202,15 @@ def _storage_engine(storage: dict[str, Any]) -> Any:
     """The engine of async_io, and what of the others."""
     if "error" in storage:
         return storage
-    said = Text(storage["in_use"] or f"none: {storage['forced']} is forced and does not work")
+    text = Text(storage["in_use"] or f"none: {storage['forced']} is forced and does not work")
     if storage["forced"] and storage["in_use"]:
-        said.append(", forced by ACCEL_AIO_ENGINE")
+        text.append(", forced by ACCEL_AIO_ENGINE")
     for engine in storage["engines"]:
         if engine["refusal"] is not None:
-            said.append(f"\nnot {engine['name']}: {engine['refusal']}", style="yellow")
+            text.append(f"\nnot {engine['name']}: {engine['refusal']}", style="yellow")
         elif engine["name"] != storage["in_use"]:
-            said.append(f"; {engine['name']} works too")
-    return said
+            text.append(f"; {engine['name']} works too")
+    return text
 
 
 def _tool(tool: dict[str, Any]) -> Any:
@@ -240,7 +240,7 @@ def _entry_text(entry: dict[str, Any] | None) -> str:
     if entry is None:
         return "no"
     if entry["rejected"]:
-        return f"passed over: {entry['rejected']} ({entry['directory']})"
+        return f"ignored: {entry['rejected']} ({entry['directory']})"
     return (
         f"yes: {entry['directory']}, {_size(entry['size_bytes'])}, built {entry['built_at']} in {entry['build_s']} s "
         f"with torch {entry['torch']} by {' and '.join(entry['compilers'])}, {entry['headers']} headers read; "

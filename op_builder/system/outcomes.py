@@ -6,24 +6,21 @@ Apart from the checks themselves, because a warm load may make one and has no ti
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from op_builder.errors import AccelError, IncompatibleOpError
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Passed:
+class Passed(NamedTuple):
     """A check that holds; ``detail`` says what was found."""
 
     name: str
     detail: str
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(NamedTuple):
     """A check that does not hold: why, and what to do about it."""
 
     name: str

@@ -10,15 +10,13 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from op_builder.errors import ToolchainError
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(NamedTuple):
     """A tool that ran to its end: exit code, and stdout and stderr as text."""
 
     command: tuple[str, ...]

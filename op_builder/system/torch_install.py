@@ -7,10 +7,9 @@ time an op is loaded the caller's process has it imported anyway.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from op_builder.errors import IncompatibleOpError
 from op_builder.system.memo import Memo
@@ -18,8 +17,7 @@ from op_builder.system.memo import Memo
 MINIMUM_TORCH = (2, 10)
 
 
-@dataclass(frozen=True)
-class TorchInstall:
+class TorchInstall(NamedTuple):
     """The torch of this interpreter.
 
     Attributes:

@@ -12,8 +12,7 @@ import os
 import re
 import shlex
 import shutil
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from op_builder import env
 from op_builder.errors import ToolchainError
@@ -29,8 +28,7 @@ LINKED_FLAG = "--dependency-file"
 _DEFAULT_CXX = ("g++", "c++", "clang++")
 
 
-@dataclass(frozen=True)
-class Compiler:
+class Compiler(NamedTuple):
     """A compiler that was found.
 
     Attributes:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from op_builder import env
 from op_builder.errors import ToolchainError
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from op_builder.toolchains.sycl_runtime import SyclRuntime
 
 
-@dataclass(frozen=True)
-class Toolset:
+class Toolset(NamedTuple):
     """The tools a plan is built with.
 
     Attributes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import shutil
@@ -390,7 +389,7 @@ def test_a_header_of_the_system_that_was_saved_during_the_build_counts(small: Sm
     header.touch()
     plan = small.plan()
     before_ns = time.time_ns()
-    key = dataclasses.replace(entry.manifest.key, system=SystemHeaders.of([str(header)]))
+    key = entry.manifest.key._replace(system=SystemHeaders.of([str(header)]))
     assert not saved_since(before_ns + 10**9, plan, key)
     header.write_text("// changed")
     assert saved_since(before_ns, plan, key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import fcntl
 import json
@@ -222,7 +221,7 @@ def test_a_precompiled_header_that_a_compiler_reads_is_in_use(cache: Cache, tmp_
     with cache.staging("torch_extension") as staging:
         (staging / "result").mkdir()
         (staging / "result" / "torch.h.gch").write_bytes(b"gpch")
-        entry = cache.publish(staging / "result", dataclasses.replace(manifest(b"gpch"), artifact="torch.h.gch"))
+        entry = cache.publish(staging / "result", manifest(b"gpch")._replace(artifact="torch.h.gch"))
     (tmp_path / "torch.h.gch").symlink_to(entry.artifact)  # as a build offers it to GCC, which maps it
     with (tmp_path / "torch.h.gch").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
         assert [usage.is_mapped for usage in usages(cache)] == [True]
@@ -523,7 +522,7 @@ def test_export_of_what_is_not_there_says_how_to_build_it(
 def test_a_precompiled_header_is_not_exported(cache: Cache, tmp_path: Path) -> None:
     with cache.staging("header") as staging:
         (staging / "header.gch").write_bytes(b"binary")
-        made = dataclasses.replace(manifest(), op="header", artifact="header.gch", kind="header")
+        made = manifest()._replace(op="header", artifact="header.gch", kind="header")
         entry = cache.publish(staging, made)
     with pytest.raises(BundleError, match="header is a precompiled header"):
         export_bundle([entry], tmp_path / "x.zip")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import hashlib
 import os
@@ -129,7 +128,7 @@ def test_a_damaged_manifest_is_set_aside(cache: Cache, text: str) -> None:
 
 def test_a_manifest_without_a_key_is_damaged(cache: Cache) -> None:
     entry = publish(cache)
-    text = dataclasses.replace(entry.manifest, key_parts=3).to_json()  # type: ignore[arg-type]
+    text = entry.manifest._replace(key_parts=3).to_json()  # type: ignore[arg-type]
     (entry.directory / "manifest.json").write_text(text)
     assert find(cache, any_compiler=True) is None
     assert cache.entries() == []

@@ -6,7 +6,6 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,7 +63,7 @@ def test_what_can_change_the_binary_changes_the_key(
 
 @pytest.mark.parametrize("field", ["path", "version", "target"])
 def test_another_compiler_changes_the_key(small: SmallBuilder, field: str) -> None:
-    other = Toolset(replace(TOOLSET.cxx, **{field: "other"}))
+    other = Toolset(TOOLSET.cxx._replace(**{field: "other"}))
     assert key_of(small, other).digest != key_of(small).digest
 
 
@@ -156,7 +155,7 @@ def test_a_new_file_that_comes_first_in_the_search_order_is_a_change(small: Smal
 
 def test_a_place_this_plan_does_not_have_is_a_change(small: SmallBuilder) -> None:
     header, roots = header_of(small, "nested.h")
-    assert not replace(header, root="include7").is_unchanged(roots)
+    assert not header._replace(root="include7").is_unchanged(roots)
 
 
 def test_header_of_a_moved_tree_is_unchanged(small: SmallBuilder, tmp_path: Path, cache: Cache) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -42,7 +41,7 @@ def host(tmp_path: Path) -> Callable[..., HostFiles]:
 def plan(small: SmallBuilder) -> BuildPlan:
     """A plan of many sources, so that their number is no limit."""
     found = small.plan()
-    return replace(found, sources=found.sources * 64)
+    return found._replace(sources=found.sources * 64)
 
 
 @pytest.mark.parametrize(("text", "falls"), [("1\n", True), ("0\n", False)])

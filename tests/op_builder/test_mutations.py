@@ -10,7 +10,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -441,7 +441,7 @@ def another_cpu(bench: Bench) -> None:
 
 def torch_says(**facts: Any) -> Change:
     def change(bench: Bench) -> None:
-        changed = replace(torch_install.torch_install(), **facts)
+        changed = torch_install.torch_install()._replace(**facts)
         for module in (torch_install, fingerprint):
             bench.monkeypatch.setattr(module, "torch_install", lambda: changed)
 
@@ -462,7 +462,7 @@ def torch_with_an_install_record(bench: Bench) -> None:
     record = bench.path(f"site/torch-{version}.dist-info/RECORD")
     record.parent.mkdir(parents=True)
     record.write_text(torch_headers())
-    changed = replace(torch_install.torch_install(), root=bench.path("site/torch"))
+    changed = torch_install.torch_install()._replace(root=bench.path("site/torch"))
     changed.root.mkdir()
     for name in ("lib", "include"):
         (changed.root / name).symlink_to(torch_install.torch_install().root / name)
@@ -480,7 +480,7 @@ def stable_op_that_reads_a_header_of_torch(bench: Bench) -> None:
     replace_content(
         bench.path("op/stable.cpp"), b"#include <torch/read.h>\n" + bench.path("op/stable.cpp").read_bytes()
     )
-    changed = replace(torch_install.torch_install(), root=bench.path("torch"))
+    changed = torch_install.torch_install()._replace(root=bench.path("torch"))
     changed.library_dir.symlink_to(torch_install.torch_install().library_dir)
     for module in (headers, commands):
         bench.monkeypatch.setattr(module, "torch_install", lambda: changed)

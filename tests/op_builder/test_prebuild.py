@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import csv
-import dataclasses
 import hashlib
 import importlib.util
 import io
@@ -125,7 +124,7 @@ def test_a_switch_of_no_op_is_refused_with_the_nearest_names(name: str, remedy: 
 
 
 def needing(kind: str = "accel", **needs: str) -> tags.Manifest:
-    return dataclasses.replace(manifest(), kind=kind, needs=needs)
+    return manifest()._replace(kind=kind, needs=needs)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -209,7 +208,7 @@ def test_a_torch_that_is_made_otherwise_gives_all_of_its_header(
     include.mkdir(parents=True)
     if extension:
         (include / "extension.h").write_text(extension)
-    install = replace(torch_header.torch_install(), root=tmp_path)
+    install = torch_header.torch_install()._replace(root=tmp_path)
     monkeypatch.setattr(torch_header, "torch_install", lambda: install)
     assert torch_header.core.__wrapped__() == TORCH
 

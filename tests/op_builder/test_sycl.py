@@ -369,10 +369,10 @@ def test_the_memory_map_names_each_runtime_once() -> None:
 @pytest.mark.parametrize("root", ["/pytorch/torch", "/torch", "/var/task/torch"])
 def test_a_torch_in_a_shallow_directory_is_no_prefix_of_a_runtime(monkeypatch: pytest.MonkeyPatch, root: str) -> None:
     usual = find_runtime()
-    install = replace(torch_install(), root=Path(root))
+    install = torch_install()._replace(root=Path(root))
     monkeypatch.setattr(sycl_runtime, "torch_install", lambda: install)
     assert find_runtime() == usual
-    monkeypatch.setattr(sycl_runtime, "torch_install", lambda: replace(install, xpu="20250302"))
+    monkeypatch.setattr(sycl_runtime, "torch_install", lambda: install._replace(xpu="20250302"))
     assert find_runtime() is None
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import faulthandler
 import importlib
 import os
 import shutil
+import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -254,7 +254,7 @@ def test_a_string_accessor_is_not_taken_for_a_symbol_of_torch(small: SmallBuilde
 def test_a_binary_that_cannot_be_opened_is_a_load_error_with_a_remedy(small: SmallBuilder, tmp_path: Path) -> None:
     (entry,) = small.cache.entries()
     shutil.copytree(entry.directory, tmp_path / "torn")
-    torn = Entry(tmp_path / "torn", dataclasses.replace(entry.manifest, op="torn"))
+    torn = Entry(tmp_path / "torn", entry.manifest._replace(op="torn"))
     replace_content(torn.artifact, b"\x7fELF, and then nothing")
     with pytest.raises(LoadError, match="cannot be opened") as caught:
         loader.open_entry(torn, small)
@@ -267,3 +267,19 @@ def test_binding_styles_are_named_in_the_manifest(small: SmallBuilder) -> None:
     assert entry.manifest.kind == "accel"
     assert entry.manifest.key_parts["binding"] == "stable"
     assert "python abi" not in entry.manifest.key_parts, "one binary for every Python"
+
+
+def test_a_warm_load_imports_nothing_that_only_a_build_needs(small: SmallBuilder) -> None:
+    small.load()
+    code = f"""
+        import sys, torch
+        from pathlib import Path
+        from tests.support.small_ops import SmallBuilder
+        from op_builder.cache.store import Cache
+        SmallBuilder(Path({str(small.directory)!r}), Cache(Path({str(small.cache.root)!r}))).load()
+        names = [name for name in sys.modules if name.startswith("op_builder.")]
+        for kind in ("engine", "builder.cuda", "builder.sycl", "toolchains.checks", "toolchains.diagnose", "catalog"):
+            assert not [name for name in names if name.startswith(f"op_builder.{{kind}}")], kind
+    """
+    done = run_python(textwrap.dedent(code), ACCEL_JIT="0")
+    assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ import torch
 
 import op_builder
 from op_builder import env
-from op_builder.builder.inline import InlineBuilder, InlineCUDABuilder, _docs, _literal, _Recipe, load_inline
+from op_builder.builder.inline import InlineBuilder, InlineCUDABuilder, _docs, _literal, load_inline
 from op_builder.errors import AccelError, CompileError, IncompatibleOpError
 from tests.support.foreign_package import run_python
 
@@ -131,11 +131,11 @@ def test_functions_named_by_a_set_are_in_one_order() -> None:
 
 def test_setuptools_is_not_given_files_that_do_not_exist() -> None:
     with pytest.raises(AccelError, match=r"text of placed\.cpp"):
-        InlineBuilder("placed", _Recipe({"placed.cpp": "int x;"})).builder()
+        InlineBuilder("placed", {"placed.cpp": "int x;"}).builder()
 
 
 def test_a_name_with_a_directory_is_refused() -> None:
-    builder = InlineBuilder("placed", _Recipe({"../placed.cpp": "int x;"}))
+    builder = InlineBuilder("placed", {"../placed.cpp": "int x;"})
     with pytest.raises(AccelError, match="no plain file name"):
         builder.plan()
 
@@ -146,7 +146,7 @@ def test_cuda_text_compiles_and_loading_it_says_what_is_missing() -> None:
     from op_builder.engine.commands import build_commands
     from op_builder.load.resolver import Request
 
-    builder = InlineCUDABuilder("gpu", _Recipe({"gpu.cu": "__global__ void set(int* x) { *x = 1; }\n"}))
+    builder = InlineCUDABuilder("gpu", {"gpu.cu": "__global__ void set(int* x) { *x = 1; }\n"})
     request = Request.of(builder)
     assert request.toolset is not None
     assert "gpu.cu" in build_commands(request.plan, request.toolset).compile_steps[0].command

@@ -1,4 +1,4 @@
-"""Ops that a wheel holds: what fits comes first, what does not is passed over with the reason."""
+"""Ops that a wheel holds: what fits comes first, what does not is ignored with the reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 
 import op_builder
-from op_builder import env
+from op_builder import env, paths
 from op_builder.builder.recipe import make_plan
 from op_builder.cache.store import Cache, Entry
 from op_builder.cpu import CPUAdamBuilder
@@ -49,7 +49,7 @@ def wheel(small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """``small``, as a wheel would hold it."""
     root = tmp_path / "site-packages" / "op_builder" / "_prebuilt"
     shutil.copytree(small.cache.root / "ops", root / "ops")
-    monkeypatch.setattr(prebuilt, "prebuilt_roots", lambda _builder: [root])
+    monkeypatch.setattr(paths, "prebuilt_roots", lambda _cls: [root])
     (entry,) = Cache(root).entries("small")
     return entry
 
@@ -141,7 +141,7 @@ def test_a_prebuilt_op_that_does_not_fit_is_passed_over_with_the_reason(
     assert row.compatible
     assert reason in row.reason
     assert added(small.load()) == 1.0
-    assert f"The prebuilt 'small' is passed over: {reason}" in caplog.text
+    assert f"The prebuilt 'small' is ignored: {reason}" in caplog.text
     assert wheel.directory.is_dir(), "an installed package is not rearranged"
 
 
@@ -190,11 +190,11 @@ def test_of_several_that_do_not_fit_the_one_of_this_recipe_gives_the_reason(smal
 
 def test_binaries_are_looked_for_in_the_packages_of_the_class_and_of_those_it_extends(tmp_path: Path) -> None:
     own = Path(op_builder.__file__).parent / "_prebuilt"
-    assert prebuilt.prebuilt_roots(CPUAdamBuilder()) == [own]
+    assert paths.prebuilt_roots(type(CPUAdamBuilder())) == [own]
     code = "from op_builder.cpu import CPUAdamBuilder\nclass OtherBuilder(CPUAdamBuilder): ...\n"
     write_package(tmp_path, "other_ops", {"deep/__init__.py": code})
     with importable(tmp_path, "other_ops"):
-        roots = prebuilt.prebuilt_roots(load_module("other_ops.deep").OtherBuilder())
+        roots = paths.prebuilt_roots(load_module("other_ops.deep").OtherBuilder)
     assert roots == [tmp_path / "other_ops" / "_prebuilt", own]
 
 
@@ -209,7 +209,7 @@ def test_cuda_code_must_serve_every_visible_device(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _index: (8, 0))
     install = prebuilt.torch_install()
-    monkeypatch.setattr(prebuilt, "torch_install", lambda: dataclasses.replace(install, cuda="13.0"))
+    monkeypatch.setattr(prebuilt, "torch_install", lambda: install._replace(cuda="13.0"))
     rewrite(wheel, lambda manifest: manifest["key_parts"].update({"cuda archs": archs}))
     found = prebuilt.find_prebuilt(small)
     assert isinstance(found, Entry) == fits
@@ -318,7 +318,7 @@ def test_a_manifest_that_cannot_be_read_is_a_reason_too(small: SmallBuilder, whe
     (wheel.directory / "manifest.json").write_text("{")
     row = op_row(small)
     assert not row.installed
-    assert "the prebuilt binary is passed over: its manifest cannot be read; reinstall the package" in row.reason
+    assert "the prebuilt binary is ignored: its manifest cannot be read; reinstall the package" in row.reason
     assert row.prebuilt == {
         "directory": str(wheel.directory),
         "rejected": "its manifest cannot be read; reinstall the package",
@@ -401,7 +401,7 @@ def test_an_index_that_cannot_be_read_is_told_by_the_report(
     (root / "wheel.json").write_text(content)
     with pytest.raises(ValueError, match=r"format 1|char 0"):
         prebuilt.read_index(root)
-    monkeypatch.setattr(collect, "prebuilt_roots", lambda _builder: [root])
+    monkeypatch.setattr(paths, "prebuilt_roots", lambda _cls: [root])
     monkeypatch.setattr(collect, "all_builders", lambda _package: {"cpu_adam": CPUAdamBuilder()})
     data = collect.report()
     (told,) = data["wheels"]

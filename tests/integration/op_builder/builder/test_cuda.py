@@ -27,6 +27,7 @@ from op_builder.errors import (
     MissingCUDAException,
 )
 from op_builder.load import resolver
+from op_builder.load.availability import examine
 from op_builder.report.collect import op_row
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
@@ -129,7 +130,7 @@ def compiled(builder: CUDAOpBuilder) -> Entry:
 
 
 def reasons(builder: CUDAOpBuilder) -> str:
-    return "\n".join(failure.reason for failure in resolver.examine(builder).failed)
+    return "\n".join(failure.reason for failure in examine(builder).failed)
 
 
 def machine_code(entry: Entry) -> set[str]:
@@ -186,14 +187,14 @@ def test_on_a_cpu_torch_the_op_is_incompatible_with_reason_and_remedy(increment:
         increment.load()
     assert "Install a CUDA build of torch" in caught.value.remedy
     assert increment.cache.entries() == []
-    failed = {failure.name for failure in resolver.examine(increment).failed}
+    failed = {failure.name for failure in examine(increment).failed}
     assert failed == {"torch with CUDA"}, "the toolkit itself works"
 
 
 @cpu_torch_only
 def test_a_cuda_op_on_torchs_cxx_api_says_why_it_cannot_be_built(increment: IncrementBuilder) -> None:
     builder = TorchIncrementBuilder(increment.directory, increment.cache)
-    failed = {failure.name: failure for failure in resolver.examine(builder).failed}
+    failed = {failure.name: failure for failure in examine(builder).failed}
     assert "build without CUDA" in failed["CUDA versions"].reason
     assert failed["CUDA versions"].remedy
     with pytest.raises(IncompatibleOpError, match="build without CUDA"):
@@ -213,7 +214,7 @@ def test_a_compile_error_in_a_kernel_shows_nvccs_own_diagnostic(tmp_path: Path, 
 
 def test_an_architecture_that_nvcc_does_not_know_names_the_variable(increment: IncrementBuilder) -> None:
     with env.scope(TORCH_CUDA_ARCH_LIST="3.5"):
-        failed = {failure.name: failure for failure in resolver.examine(increment).failed}
+        failed = {failure.name: failure for failure in examine(increment).failed}
         assert "TORCH_CUDA_ARCH_LIST" in failed["nvcc"].remedy
         with pytest.raises(IncompatibleOpError, match="nvcc"):
             increment.load()
@@ -255,7 +256,7 @@ def test_a_compiler_with_launcher_and_flags_is_told_to_nvcc_alone(increment: Inc
     launcher.write_text('#!/bin/sh\nexec "$@"\n')
     launcher.chmod(0o755)
     with env.scope(CXX=f"{launcher} g++ -m64"):
-        assert not [failure for failure in resolver.examine(increment).failed if failure.name == "nvcc"]
+        assert not [failure for failure in examine(increment).failed if failure.name == "nvcc"]
         assert machine_code(compiled(increment)) == {"sm_90"}
 
 

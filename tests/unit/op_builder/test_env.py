@@ -11,7 +11,7 @@ import pytest
 from op_builder import env
 from op_builder.errors import AccelError, EnvironmentValueError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("0", False), ("on", True), ("False", False), ("", True)])

@@ -299,11 +299,11 @@ BROKEN = {
     "does not parse": ("def\n", "{module} cannot be imported: SyntaxError"),
     "no builder": ("x = 1\n", "{module} holds no op"),
     "only imports": ("from op_builder.cpu import CPUAdamBuilder\n", "{module} holds no op"),
-    "abstract": (ABSTRACT, "{module}.EmptyBuilder is no op: it does not define sources()"),
-    "no name": (declared("NamelessBuilder", ""), "{module}.NamelessBuilder is no op: its NAME is ''"),
-    "no good name": (declared("PathBuilder", "../op"), "PathBuilder is no op: its NAME is '../op'"),
-    "a number": (declared("NumberBuilder", 3), "NumberBuilder is no op: its NAME is 3"),
-    "no suffix": (declared("AcmeScale", "op"), "{module}.AcmeScale is no op: its own name does not end in Builder"),
+    "abstract": (ABSTRACT, "{module}.EmptyBuilder is not an op: it does not define sources()"),
+    "no name": (declared("NamelessBuilder", ""), "{module}.NamelessBuilder is not an op: its NAME is ''"),
+    "no good name": (declared("PathBuilder", "../op"), "PathBuilder is not an op: its NAME is '../op'"),
+    "a number": (declared("NumberBuilder", 3), "NumberBuilder is not an op: its NAME is 3"),
+    "no suffix": (declared("AcmeScale", "op"), "{module}.AcmeScale is not an op: its own name does not end in Builder"),
 }
 
 

@@ -1,0 +1,61 @@
+"""Whether ``load()`` would work, without loading: asked by the report and by ``is_compatible()``."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from op_builder import env
+from op_builder.cache.store import Entry
+from op_builder.errors import AccelError
+from op_builder.load.op import Op
+from op_builder.load.prebuilt import Rejected, find_prebuilt, refused_by_linker
+from op_builder.load.resolver import JIT_FORBIDDEN, JIT_REMEDY, Request
+from op_builder.system.outcomes import CheckOutcome, Failed, Passed, failures, guarded
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether ``load()`` would work, and which way it would go.
+
+    Attributes:
+        prebuilt: the prebuilt binary that fits, or the one that does not, with the reason.
+        cached: the entry in the cache.
+        outcomes: the checks that this way needs: those of building are left out when there is a
+            binary already.
+    """
+
+    prebuilt: Entry | Rejected | None
+    cached: Entry | None
+    outcomes: list[CheckOutcome]
+
+    @property
+    def is_installed(self) -> bool:
+        return isinstance(self.prebuilt, Entry)
+
+    @property
+    def failed(self) -> list[Failed]:
+        return failures(self.outcomes)
+
+
+def examine(op: Op) -> Availability:
+    """Find out what ``load()`` would do, without compiling the op."""
+    prebuilt = find_prebuilt(op)
+    if isinstance(prebuilt, Entry):
+        prebuilt = refused_by_linker(prebuilt) or prebuilt
+    cached: Entry | None = None
+    try:
+        cached = Request.of(op).find_cached()
+    except AccelError as error:
+        logger.debug("'%s' has no plan: %s", op.name, error.message)
+    outcomes = list(op.load_checks())
+    if not isinstance(prebuilt, Entry) and cached is None:
+        outcomes = [*op.build_checks(), *outcomes]
+        outcomes.append(guarded("JIT", _jit_check))
+    return Availability(prebuilt, cached, outcomes)
+
+
+def _jit_check() -> CheckOutcome:
+    return Passed("JIT", "allowed") if env.ACCEL_JIT.get() else Failed("JIT", JIT_FORBIDDEN, JIT_REMEDY)
