@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from benchmarks.adam import Result
 
 PICTURE = RESULTS.parents[1] / "docs" / "images" / "adam_roofline.png"
-# Of one element, as csrc/kernels/formulas/adam_inl.h has them: 4 multiply-adds of two operations each
+# Of one element, as csrc/kernels/formulas/adam.h has them: 4 multiply-adds of two operations each
 # (both moments, the denominator, the parameter), 5 multiplications (grad_scale * g, (1 - beta1) * g,
 # (1 - beta2) * g and that times g, decay * param), one square root, one division.
 OPERATIONS = 4 * 2 + 5 + 1 + 1

@@ -50,7 +50,7 @@ class NearestAdam(CPUAdam):
         """Update all parameters that have gradients, then round."""
         loss = super().step(*args, **kwargs)
         for state in self.state.values():
-            for name in self.STATES:
+            for name in ("exp_avg", "exp_avg_sq"):
                 state[name].copy_(state[name].bfloat16())
         return loss
 

@@ -27,7 +27,7 @@ import torch
 from benchmarks import _measure
 from benchmarks._figures import duration
 from op_builder import cpu, ops, xpu
-from op_builder.ops.optim.fused_module import FusedAdamModule, FusedLionModule
+from op_builder.ops.optim.fused_op import FusedOp
 
 LOAD_COLUMNS = ("load and one update of FusedAdam", "median", "of which load()", "limit", "verdict")
 COLUMNS = ("case", "beside", "accel-ops, SYCL", "the other", "SYCL is faster by", "asked")
@@ -73,12 +73,12 @@ def optimizer_cases(numel: int) -> Iterator[Case]:
     """The fused optimizers beside those of the CPU. One after another: each needs gigabytes."""
     numbers = (1e-3, 0.9, 0.999, 1e-8, 3, 1, True, 0.01)
 
-    def adam(module: FusedAdamModule, count: int, each: int, dtype: torch.dtype) -> Work:
+    def adam(module: FusedOp, count: int, each: int, dtype: torch.dtype) -> Work:
         lists = [[torch.full((each,), 1e-3, dtype=kind) for _ in range(count)] for kind in (dtype, dtype)]
         states = [[torch.full((each,), 1e-3) for _ in range(count)] for _ in range(2)]
         return partial(module.multi_tensor_adam, 65536, None, [*lists, *states], *numbers)
 
-    def lion(module: FusedLionModule) -> Work:
+    def lion(module: FusedOp) -> Work:
         lists = [[torch.full((numel,), 1e-3)] for _ in range(3)]
         return partial(module.multi_tensor_lion, 65536, None, lists, 1e-4, 0.9, 0.99, 0.1)
 

@@ -1,29 +1,11 @@
-// The cpu_adam op library: Adam's declaration, and the op that undoes an update.
-
-#include <array>
+// The cpu_adam op library: the ops of every optimizer on the host, and the one that undoes an update.
 
 #include "bindings/host_optimizer.h"
 #include "kernels/cpu/adam.h"
 
 namespace {
 
-struct Adam {
-  using Coefficients = accel::AdamCoefficients;
-  static constexpr std::array<const char*, 2> kStates = {"exp_avg", "exp_avg_sq"};
-  static constexpr std::size_t kOptions = 7;
-
-  static accel::AdamOptions named(const double* options) {
-    return {options[0], options[1], options[2], options[3], options[4], options[5] != 0, options[6] != 0};
-  }
-  static Coefficients coefficients(const double* options, double step) {
-    return accel::adam_coefficients(named(options), step);
-  }
-  static accel::cpu::OptimizerKernel find(accel::cpu::Isa isa, const accel::cpu::StoredTypes& types) {
-    return accel::cpu::find_adam_update(isa, types);
-  }
-};
-
-using Ops = accel::HostOptimizer<Adam>;
+using Ops = accel::HostOptimizer<accel::Adam>;
 
 accel::cpu::OptimizerKernel find_rollback(accel::cpu::Isa isa, const accel::cpu::StoredTypes& types) {
   const bool is_float = types.param == accel::DType::float32 && types.grad == accel::DType::float32 &&
@@ -42,7 +24,7 @@ void rollback(accel::Tensors params, accel::Tensors grads, accel::Tensors states
     accel::refuse("step is " + std::to_string(step) + "; steps count from 1.", "Pass the number of this update.");
   }
   Ops::require_options(options);
-  const accel::AdamOptions given = Adam::named(options.data());
+  const accel::AdamOptions given = accel::Adam::options(options.data());
   const accel::AdamCoefficients c = accel::adam_coefficients(given, static_cast<double>(step));
   if (c.beta1 == 0.0f || c.beta2 == 0.0f) {
     accel::refuse("An update with a beta of 0 cannot be undone: it keeps nothing of the old moment.",

@@ -1,5 +1,6 @@
 // The ops of an optimizer that runs where its tensors are: schemas, what is kept from call to call. Made of a Runner,
 // which knows the devices; a class with
+//   using Declaration = ...;                           // as in kernels/formulas/
 //   struct Checked;                                    // what it makes of a list of tensors
 //   static Checked check(const TensorLists&, const Tensors& steps, const std::string& isa);
 //   static void check_grads(const TensorLists&, const std::string& isa, Checked&);  // all else is as it was
@@ -24,8 +25,7 @@
 #include <vector>
 
 #include "bindings/host_tensors.h"
-#include "bindings/kept_lists.h"
-#include "bindings/watched_tensors.h"
+#include "bindings/prepared_lists.h"
 #include "torch_c/boxed.h"
 #include "torch_c/library.h"
 
@@ -101,35 +101,34 @@ class FusedOps {
         "Tensor? noop_flag, Tensor? grad_scale, Tensor? found_inf, float[] options, int step, bool maximize, "
         "int chunk_size, str isa) -> ()");
     library.def("prepare(Tensor[] params, Tensor[] grads, Tensor[] states, Tensor[] steps) -> int");
-    library.def("replace_grads(int list, Tensor[] grads) -> int[]");
-    library.def("release_grads(int list) -> ()");
     library.def(
         "update_prepared(int list, Tensor? lr, Tensor? noop_flag, Tensor? grad_scale, Tensor? found_inf, "
         "float[] options, int step, bool maximize, int chunk_size, str isa) -> ()");
-    library.def("forget(int list) -> ()");
     library.def("supported_isas() -> str");
     library.def("devices() -> str");
+    library.def("declaration() -> str");
+    Lists::define(library);
   }
 
   static void implement(Library& library) {
     library.impl("update", ACCEL_BOX(&update));
     library.impl("prepare", ACCEL_BOX(&prepare));
-    library.impl("replace_grads", ACCEL_BOX(&replace_grads));
+    Lists::implement(library);
   }
 
   // For tracing: the ops return nothing and fake tensors have no memory, so there is nothing to do.
   static void implement_meta(Library& library) {
     library.impl("update", ACCEL_BOX(&update_meta));
     library.impl("prepare", ACCEL_BOX(&prepare_meta));
-    library.impl("replace_grads", ACCEL_BOX(&replace_grads_meta));
+    Lists::implement_meta(library);
   }
 
   static void implement_without_tensors(Library& library) {
-    library.impl("release_grads", ACCEL_BOX(&release_grads));
     library.impl("update_prepared", ACCEL_BOX(&update_prepared));
-    library.impl("forget", ACCEL_BOX(&forget));
     library.impl("supported_isas", ACCEL_BOX(&Runner::supported_isas));
     library.impl("devices", ACCEL_BOX(&Runner::devices));
+    library.impl("declaration", ACCEL_BOX(&declaration_of<typename Runner::Declaration>));
+    Lists::implement_without_tensors(library);
   }
 
  private:
@@ -151,19 +150,15 @@ class FusedOps {
                           std::optional<Tensor>, std::optional<Tensor>, std::vector<double>, std::int64_t, bool,
                           std::int64_t, std::string) {}
   static std::int64_t prepare_meta(Tensors, Tensors, Tensors, Tensors) { return 0; }
-  static std::vector<std::int64_t> replace_grads_meta(std::int64_t, Tensors) { return {0}; }
 
-  struct Prepared {
-    TensorLists lists;
-    Tensors steps;
+  struct Prepared : PreparedList {
     std::int32_t device = -1;
     typename Runner::Checked checked;
-    WatchedList watched;  // they may be given other memory in place
     std::string isa;
 
     void check_again(const std::string& isa_now) {
-      watched.check(
-          isa_now != isa, {&lists.params, &lists.states, &steps}, lists.grads,
+      check(
+          isa_now != isa,
           [&] {
             device = device_of(lists.params[0]);
             checked = Runner::check(lists, steps, isa_now);
@@ -173,7 +168,7 @@ class FusedOps {
     }
   };
 
-  using Lists = KeptLists<Prepared>;
+  using Lists = PreparedLists<Prepared>;
 
   static std::int64_t prepare(Tensors params, Tensors grads, Tensors states, Tensors steps) {
     if (params.empty()) {
@@ -183,16 +178,6 @@ class FusedOps {
     prepared->lists = {std::move(params), std::move(grads), std::move(states), {}, {}};
     prepared->steps = std::move(steps);
     return Lists::add(std::move(prepared));
-  }
-
-  static std::vector<std::int64_t> replace_grads(std::int64_t list, Tensors grads) {
-    return replace_grads_of(*Lists::find(list), std::move(grads));
-  }
-
-  static void release_grads(std::int64_t list) {
-    const auto prepared = Lists::find(list);
-    prepared->watched.forget_grads();
-    prepared->lists.grads.clear();
   }
 
   static void update_prepared(std::int64_t list, std::optional<Tensor> lr, std::optional<Tensor> noop_flag,
@@ -205,8 +190,6 @@ class FusedOps {
                 prepared->device,
                 {std::move(options), step, maximize, chunk_size, std::move(isa)});
   }
-
-  static void forget(std::int64_t list) { Lists::forget(list); }
 };
 
 }  // namespace accel

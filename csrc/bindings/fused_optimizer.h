@@ -1,13 +1,9 @@
 // The ops of an optimizer that runs where its tensors are: on the CPU, or on a CUDA device where the binary is built
-// with ACCEL_WITH_CUDA. Made of a declaration, a class with
-// all that host_optimizer.h asks for, its first option being lr, and
-//   static constexpr bool kHasStep;   // whether the formula counts steps
-//   static int launch(...);           // with ACCEL_WITH_CUDA: the kernels of kernels/cuda/; see run_on_device
+// with ACCEL_WITH_CUDA. Made from its declaration in kernels/formulas/, whose first option is lr.
 //
 // The ops are those of fused_ops.h. On a device nothing is read back and nothing is waited for.
 #pragma once
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -19,6 +15,7 @@
 
 #if defined(ACCEL_WITH_CUDA)
 #include "bindings/device_tensors.h"
+#include "kernels/cuda/fused_lamb.h"
 #include "kernels/cuda/multi_tensor.h"
 #include "torch_c/ops.h"
 
@@ -34,6 +31,7 @@ class FusedOptimizer {
  public:
   static constexpr std::size_t kStates = Optimizer::kStates.size();
 
+  using Declaration = Optimizer;
   using Host = HostOptimizer<Optimizer>;
 
   // A list of tensors and what was made of it.
@@ -50,7 +48,7 @@ class FusedOptimizer {
     Checked checked;
     const std::int32_t device = lists.params.empty() ? -1 : device_of(lists.params[0]);
     if (device < 0) {
-      checked.host = Host::check(lists, plain_pass(isa), Optimizer::find);
+      checked.host = Host::check(lists, plain_pass(isa), Host::find);
       checked.counters = step_counters(steps);
     } else {
       check_on_device(lists, steps, checked);
@@ -93,16 +91,8 @@ class FusedOptimizer {
     const float* const found_inf = control_data<float>(control.found_inf, "found_inf", -1);
     const float* const grad_scale = control_data<float>(control.grad_scale, "grad_scale", -1);
     const float* const lr = control_data<float>(control.lr, "lr", -1);
-    require_arguments(arguments, Optimizer::kOptions, Optimizer::kHasStep && checked.counters.empty());
-    std::vector<double> steps;
-    for (std::size_t i = 0; i < checked.counters.size(); ++i) {
-      const double done = checked.counters[i].read();
-      if (!(done >= 0 && done <= 9007199254740992.0 && std::floor(done) == done)) {
-        refuse(Argument{"step", i}.text() + " is " + std::to_string(done) + "; steps are whole numbers from 0 on.",
-               "Load an intact state.");
-      }
-      steps.push_back(done + 1);
-    }
+    require_arguments(arguments, Optimizer::kOptions.size(), Optimizer::kHasStep && checked.counters.empty());
+    const std::vector<double> steps = next_steps(checked.counters);
     if ((noop_flag != nullptr && *noop_flag != 0) || (found_inf != nullptr && *found_inf != 0.0f)) {
       return;
     }
@@ -117,9 +107,7 @@ class FusedOptimizer {
       return;
     }
     Host::run(checked.host, arguments.options, steps, pass);
-    for (std::size_t i = 0; i < steps.size(); ++i) {
-      checked.counters[i].write(steps[i]);
-    }
+    write_steps(checked.counters, steps);
   }
 
 #if defined(ACCEL_WITH_CUDA)
@@ -146,14 +134,26 @@ class FusedOptimizer {
                                   control_data<float>(control.found_inf, "found_inf", device),
                                   control_data<float>(control.grad_scale, "grad_scale", device),
                                   control_data<float>(control.lr, "lr", device), arguments.maximize};
-    require_arguments(arguments, Optimizer::kOptions, Optimizer::kHasStep && checked.device.steps.empty());
+    require_arguments(arguments, Optimizer::kOptions.size(), Optimizer::kHasStep && checked.device.steps.empty());
     const DeviceGuard guard(device);
     void* const stream = ACCEL_TORCH_GET(void*, aoti_torch_get_current_cuda_stream, device);
     require_success(cuda::use_device(device));
     require_success(
         cuda::advance_steps(checked.device.steps.data(), checked.device.steps.size(), controls, stream));
-    require_success(
-        Optimizer::launch(checked.device.tensors.data(), checked.device.tensors.size(), arguments, controls, device, stream));
+    const auto& tensors = checked.device.tensors;
+    const auto options = Optimizer::options(arguments.options.data());
+    const auto step = static_cast<double>(arguments.step);
+    if constexpr (Optimizer::kIsTwoPass) {
+      // From torch's allocator, on the current stream: while a graph is captured, from the graph's own pool. It goes
+      // back when this returns, and is used again only by what is queued behind the kernels.
+      const std::size_t bytes = cuda::lamb_workspace_bytes(tensors.data(), tensors.size(), arguments.chunk_size);
+      const Tensor workspace = empty_cuda_bytes(static_cast<std::int64_t>(bytes), device);
+      require_success(cuda::fused_lamb(tensors.data(), tensors.size(), options, step, controls, arguments.chunk_size,
+                                       workspace.data_ptr(), stream));
+    } else {
+      require_success(cuda::fused_update<Optimizer>(tensors.data(), tensors.size(), options, step, controls,
+                                                    arguments.chunk_size, stream));
+    }
   }
 #else
   [[noreturn]] static void refuse_device() {

@@ -1,14 +1,4 @@
-// The ops of an optimizer on host tensors, made of its declaration: schemas, checks, threads.
-//
-// A declaration is a class with
-//   static constexpr std::array kStates = {"exp_avg", ...};   // roles, for messages
-//   static constexpr std::size_t kOptions;                    // how many numbers it takes
-//   using Coefficients = ...;                                 // what its kernels are given
-//   static Coefficients coefficients(const double* options, double step);
-//   static OptimizerKernel find(Isa isa, const StoredTypes& types);
-// or, where the step depends on norms over whole tensors,
-//   static TwoPassKernels find(Isa isa, const StoredTypes& types);
-//   static float factor(const SquareSums& sums);              // of one tensor
+// The ops of an optimizer on host tensors, made from its declaration in kernels/formulas/: schemas, checks, threads.
 //
 // All tensors of a call are checked before the first is written, so a refused call changes nothing.
 //
@@ -24,14 +14,12 @@
 #include <cmath>
 #include <memory>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "bindings/host_tensors.h"
-#include "bindings/kept_lists.h"
 #include "bindings/optimizer_passes.h"
-#include "bindings/watched_tensors.h"
+#include "bindings/prepared_lists.h"
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/optimizer.h"
 #include "torch_c/boxed.h"
@@ -71,7 +59,7 @@ inline double sum_of_squares(const Tensors& tensors, const char* role, cpu::Isa 
   return total;
 }
 
-// What a call does beside the formula, as the ops take it.
+// What a call does in addition to the formula, as the ops take it.
 struct PassArguments {
   double grad_scale;
   bool zero_grads;
@@ -84,7 +72,7 @@ template <class Optimizer>
 class HostOptimizer {
  public:
   using Coefficients = typename Optimizer::Coefficients;
-  using Kernel = decltype(Optimizer::find(cpu::Isa{}, cpu::StoredTypes{}));
+  using Kernel = cpu::KernelsOf<Optimizer>;
   static constexpr std::size_t kStates = Optimizer::kStates.size();
 
   static void define(Library& library) {
@@ -100,14 +88,13 @@ class HostOptimizer {
     library.def(
         "prepare(Tensor[] params, Tensor[] grads, Tensor[] states, Tensor[] scales, Tensor[] copies, "
         "Tensor[] steps, int[] places=[]) -> int");
-    library.def("replace_grads(int list, Tensor[] grads) -> int[]");
-    library.def("release_grads(int list) -> ()");
     library.def(
         "update_prepared(int list, float[] options, float grad_scale, bool zero_grads, bool stochastic, int seed, "
-        "str isa, int question=0, int yes=0, int beside=0) -> bool");
+        "str isa) -> ()");
     library.def("grad_sum_of_squares(int list, str isa) -> float");
-    library.def("forget(int list) -> ()");
     library.def("supported_isas() -> str");
+    library.def("declaration() -> str");
+    Lists::define(library);
   }
 
   static void implement(Library& library) {
@@ -115,7 +102,7 @@ class HostOptimizer {
     library.impl("update.numbers", ACCEL_BOX(&update_by_numbers));
     library.impl("sum_of_squares", ACCEL_BOX(&sum_of_squares_op));
     library.impl("prepare", ACCEL_BOX(&prepare));
-    library.impl("replace_grads", ACCEL_BOX(&replace_grads));
+    Lists::implement(library);
   }
 
   static void implement_meta(Library& library) {
@@ -123,20 +110,37 @@ class HostOptimizer {
     library.impl("update.numbers", ACCEL_BOX(&update_by_numbers_meta));
     library.impl("sum_of_squares", ACCEL_BOX(&sum_of_squares_meta));
     library.impl("prepare", ACCEL_BOX(&prepare_meta));
-    library.impl("replace_grads", ACCEL_BOX(&replace_grads_meta));
+    Lists::implement_meta(library);
   }
 
   static void implement_without_tensors(Library& library) {
-    library.impl("release_grads", ACCEL_BOX(&release_grads));
     library.impl("update_prepared", ACCEL_BOX(&update_prepared));
     library.impl("grad_sum_of_squares", ACCEL_BOX(&grad_sum_of_squares));
-    library.impl("forget", ACCEL_BOX(&forget));
     library.impl("supported_isas", ACCEL_BOX(&supported_isas));
+    library.impl("declaration", ACCEL_BOX(&declaration_of<Optimizer>));
+    Lists::implement_without_tensors(library);
   }
 
-  // Checks all tensors and chooses the kernels, by `find(isa, types)`.
+  // The kernels of the update.
+  static Kernel find(cpu::Isa isa, const cpu::StoredTypes& types) {
+    const Kernel kernel = cpu::find_update<Optimizer>(isa, types);
+    bool is_missing = false;
+    if constexpr (Optimizer::kIsTwoPass) {
+      is_missing = kernel.measure == nullptr;
+    } else {
+      is_missing = kernel == nullptr;
+    }
+    if (is_missing) {
+      refuse(std::string(Optimizer::kName) +
+                 "'s states are given in bytes or with stochastic rounding; it takes plain states only.",
+             "Pass states of float32 or of the parameter's type, no scales, and stochastic=False.");
+    }
+    return kernel;
+  }
+
+  // Checks all tensors and chooses the kernels, by `find_kernel(isa, types)`.
   template <class Find>
-  static CheckedList<Kernel> check(const TensorLists& lists, const PassArguments& arguments, const Find& find) {
+  static CheckedList<Kernel> check(const TensorLists& lists, const PassArguments& arguments, const Find& find_kernel) {
     lists.require_length(lists.grads, 1, "grad");
     lists.require_length(lists.states, kStates, "state");
     if (!lists.scales.empty()) {
@@ -150,7 +154,7 @@ class HostOptimizer {
     checked.items.resize(lists.params.size());
     check_each(checked.items.size(), [&](std::size_t i) {
       const UpdateItem item = checked_item(lists, i, Optimizer::kStates, arguments.stochastic);
-      checked.items[i] = {item, find(arguments.isa, item.types)};
+      checked.items[i] = {item, find_kernel(arguments.isa, item.types)};
     });
     require_disjoint(checked.items, Optimizer::kStates, arguments.zero_grads);
     checked.make_starts();
@@ -164,7 +168,7 @@ class HostOptimizer {
       auto& item = checked.items[i];
       take_grad(lists, i, item);
       require_apart(item, i, Optimizer::kStates);
-      item.kernel = Optimizer::find(arguments.isa, item.types);
+      item.kernel = find(arguments.isa, item.types);
     });
     if (arguments.zero_grads) {
       require_disjoint(checked.items, Optimizer::kStates, true);
@@ -172,10 +176,11 @@ class HostOptimizer {
   }
 
   // The update itself, cut into even shares for torch's threads. `steps` count from 1: one for each
-  // parameter, or one for all. Meanwhile the calling thread calls beside(), if it is there.
+  // parameter, or one for all.
   static void run(const CheckedList<Kernel>& checked, const std::vector<double>& options,
-                  const std::vector<double>& steps, const PassArguments& arguments, const Beside& beside = {}) {
+                  const std::vector<double>& steps, const PassArguments& arguments) {
     require_options(options);
+    const auto named = Optimizer::options(options.data());
     // Tensors differ in their step only when some had no gradient at times.
     const std::size_t count = checked.items.size();
     std::vector<Coefficients> coefficients;
@@ -184,7 +189,7 @@ class HostOptimizer {
     for (std::size_t i = 0; i < count; ++i) {
       const double step = steps.size() == 1 ? steps[0] : steps[i];
       if (step != last_step) {
-        coefficients.push_back(Optimizer::coefficients(options.data(), step));
+        coefficients.push_back(Optimizer::coefficients(named, step));
         last_step = step;
       }
       which[i] = static_cast<std::uint32_t>(coefficients.size() - 1);
@@ -195,40 +200,36 @@ class HostOptimizer {
                            cpu::random_key(arguments.seed, static_cast<std::uint64_t>(step), checked.items[i].place)};
       return KernelArguments{&coefficients[which[i]], pass};
     };
-    if constexpr (std::is_same_v<Kernel, cpu::TwoPassKernels>) {
-      run_kernels(checked, arguments_of, beside, Optimizer::factor);
+    if constexpr (Optimizer::kIsTwoPass) {
+      run_kernels(checked, arguments_of, Optimizer::factor);
     } else {
-      run_kernels(checked, arguments_of, beside);
+      run_kernels(checked, arguments_of);
     }
   }
 
   static void require_options(const std::vector<double>& options) {
-    if (options.size() != Optimizer::kOptions) {
+    if (options.size() != Optimizer::kOptions.size()) {
       refuse(std::to_string(options.size()) + " options were given.",
-             "Pass " + std::to_string(Optimizer::kOptions) + " numbers.");
+             "Pass " + std::to_string(Optimizer::kOptions.size()) + " numbers.");
     }
   }
 
  private:
-  struct Prepared {
-    TensorLists lists;
-    Tensors steps;
+  struct Prepared : PreparedList {
     // What was found when the tensors were last checked, and for which settings.
     CheckedList<Kernel> checked;
     std::vector<StepCounter> counters;
-    WatchedList watched;
     cpu::Isa isa = cpu::Isa::baseline;
     bool stochastic = false;
     bool zero_grads = false;
 
-    // False, with nothing checked, where the answer to the question is not yes.
-    bool check_again(const PassArguments& arguments, const Question& question) {
+    void check_again(const PassArguments& arguments) {
       const bool has_other_settings = arguments.isa != isa || arguments.stochastic != stochastic ||
                                       (arguments.zero_grads && !zero_grads);
-      return watched.check(
-          has_other_settings, {&lists.params, &lists.states, &lists.scales, &lists.copies, &steps}, lists.grads,
+      check(
+          has_other_settings,
           [&] {
-            checked = check(lists, arguments, Optimizer::find);
+            checked = HostOptimizer::check(lists, arguments, find);
             counters = step_counters(steps);
             isa = arguments.isa;
             stochastic = arguments.stochastic;
@@ -237,21 +238,11 @@ class HostOptimizer {
           [&] {
             check_grads(lists, arguments, checked);
             zero_grads = arguments.zero_grads;
-          },
-          question);
+          });
     }
   };
 
-  using Lists = KeptLists<Prepared>;
-
-  static constexpr double kLastStep = 9007199254740992.0;  // 2^53: a double holds every whole number up to here
-
-  static void require_step(double step, std::size_t index) {
-    if (!(step >= 0 && step <= kLastStep && std::floor(step) == step)) {
-      refuse(Argument{"step", index}.text() + " is " + std::to_string(step) + "; steps are whole numbers from 0 on.",
-             "Load an intact state.");
-    }
-  }
+  using Lists = PreparedLists<Prepared>;
 
   static void update(Tensors params, Tensors grads, Tensors states, Tensors scales, Tensors copies, std::int64_t step,
                      std::vector<double> options, double grad_scale, bool zero_grads, bool stochastic,
@@ -262,7 +253,7 @@ class HostOptimizer {
     const TensorLists lists{std::move(params), std::move(grads),  std::move(states),
                             std::move(scales), std::move(copies), std::move(places)};
     const PassArguments arguments{grad_scale, zero_grads, stochastic, seed, checked_isa(isa)};
-    run(check(lists, arguments, Optimizer::find), options, {static_cast<double>(step)}, arguments);
+    run(check(lists, arguments, find), options, {static_cast<double>(step)}, arguments);
   }
 
   // The same for a traced graph, which would be compiled anew for each other step or learning rate: step, gradients'
@@ -271,7 +262,7 @@ class HostOptimizer {
                                 Tensor numbers, bool zero_grads, bool stochastic, std::int64_t seed, std::string isa,
                                 std::vector<std::int64_t> places) {
     constexpr std::size_t kBefore = 2;
-    constexpr std::size_t kCount = kBefore + Optimizer::kOptions;
+    constexpr std::size_t kCount = kBefore + Optimizer::kOptions.size();
     if (numbers.scalar_type() != ScalarType::Double || numbers.numel() != static_cast<std::int64_t>(kCount)) {
       refuse("numbers is no tensor of " + std::to_string(kCount) + " float64.",
              "Pass step, grad_scale and the options, in this order.");
@@ -279,6 +270,7 @@ class HostOptimizer {
     const HostMemory memory = host_memory(numbers, {"numbers", Argument::kNoList}, sizeof(double));
     const auto* const values = reinterpret_cast<const double*>(memory.data);
     const double step = values[0];
+    constexpr double kLastStep = 9007199254740992.0;  // 2^53: a double holds every whole number up to here
     if (!(std::fabs(step) <= kLastStep && std::floor(step) == step)) {
       refuse("step is " + std::to_string(step) + ", which is no whole number.", "Pass the number of this update.");
     }
@@ -304,7 +296,6 @@ class HostOptimizer {
   static std::int64_t prepare_meta(Tensors, Tensors, Tensors, Tensors, Tensors, Tensors, std::vector<std::int64_t>) {
     return 0;
   }
-  static std::vector<std::int64_t> replace_grads_meta(std::int64_t, Tensors) { return {0}; }
 
   static std::int64_t prepare(Tensors params, Tensors grads, Tensors states, Tensors scales, Tensors copies,
                               Tensors steps, std::vector<std::int64_t> places) {
@@ -317,46 +308,20 @@ class HostOptimizer {
     return Lists::add(std::move(prepared));
   }
 
-  static std::vector<std::int64_t> replace_grads(std::int64_t list, Tensors grads) {
-    return replace_grads_of(*Lists::find(list), std::move(grads));
-  }
-
-  // Until the next replace_grads there is nothing to update with.
-  static void release_grads(std::int64_t list) {
-    const auto prepared = Lists::find(list);
-    prepared->watched.forget_grads();
-    prepared->lists.grads.clear();
-  }
-
-  // False, with nothing changed, where the answer to the question is not yes.
-  static bool update_prepared(std::int64_t list, std::vector<double> options, double grad_scale, bool zero_grads,
-                              bool stochastic, std::int64_t seed, std::string isa, std::int64_t question,
-                              std::int64_t yes, std::int64_t beside) {
+  static void update_prepared(std::int64_t list, std::vector<double> options, double grad_scale, bool zero_grads,
+                              bool stochastic, std::int64_t seed, std::string isa) {
     const auto prepared = Lists::find(list);
     const PassArguments arguments{grad_scale, zero_grads, stochastic, seed, checked_isa(isa)};
     require_options(options);
-    if (!prepared->check_again(arguments, {question, yes})) {
-      return false;
-    }
-    std::vector<double> steps;
-    steps.reserve(prepared->counters.size());
-    for (std::size_t i = 0; i < prepared->counters.size(); ++i) {
-      const double done = prepared->counters[i].read();
-      require_step(done, i);
-      steps.push_back(done + 1);
-    }
-    run(prepared->checked, options, steps, arguments, function_at(beside));
-    for (std::size_t i = 0; i < steps.size(); ++i) {
-      prepared->counters[i].write(steps[i]);
-    }
-    return true;
+    prepared->check_again(arguments);
+    const std::vector<double> steps = next_steps(prepared->counters);
+    run(prepared->checked, options, steps, arguments);
+    write_steps(prepared->counters, steps);
   }
 
   static double grad_sum_of_squares(std::int64_t list, std::string isa) {
     return sum_of_squares(Lists::find(list)->lists.grads, "grad", checked_isa(isa));
   }
-
-  static void forget(std::int64_t list) { Lists::forget(list); }
 };
 
 }  // namespace accel

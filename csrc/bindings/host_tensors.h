@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -43,6 +44,21 @@ inline std::string supported_isas() {
     }
   }
   return names;
+}
+
+// An optimizer's declaration (kernels/formulas/adam.h) for Python: on a line each its name, its states, its options and
+// whether it counts steps.
+template <class Optimizer>
+std::string declaration_of() {
+  const auto joined = [](const auto& names) {
+    std::string text;
+    for (const char* const name : names) {
+      text += std::string(text.empty() ? "" : ",") + name;
+    }
+    return text + '\n';
+  };
+  return std::string(Optimizer::kName) + '\n' + joined(Optimizer::kStates) + joined(Optimizer::kOptions) +
+         (Optimizer::kHasStep ? "step" : "");
 }
 
 // Checking a parameter's tensors takes most of a microsecond: a thread is worth waking for some hundred.
@@ -100,27 +116,6 @@ struct TensorLists {
     }
   }
 };
-
-// What the op replace_grads does and returns: how many gradients the list took, all or none where one is elsewhere than
-// its parameters; then the places of those that are not contiguous, which an update would refuse.
-template <class Prepared>
-std::vector<std::int64_t> replace_grads_of(Prepared& prepared, Tensors grads) {
-  TensorLists& lists = prepared.lists;
-  lists.require_length(grads, 1, "grad");
-  std::vector<std::int64_t> found = {static_cast<std::int64_t>(grads.size())};
-  for (std::size_t i = 0; i < grads.size(); ++i) {
-    if (grads[i].device_type() != lists.params[i].device_type() ||
-        (!grads[i].is_cpu() && grads[i].device_index() != lists.params[i].device_index())) {
-      return {0};
-    }
-    if (!grads[i].is_contiguous()) {
-      found.push_back(static_cast<std::int64_t>(i));
-    }
-  }
-  lists.grads = std::move(grads);
-  prepared.watched.forget_grads();
-  return found;
-}
 
 // Bytes of an element of a state.
 inline std::int64_t state_element_bytes(const cpu::StoredTypes& types) {
@@ -305,6 +300,28 @@ class StepCounter {
   ScalarType type_ = ScalarType::Float;
   void* data_ = nullptr;
 };
+
+// The steps that come next, one for each counter.
+inline std::vector<double> next_steps(const std::vector<StepCounter>& counters) {
+  constexpr double kLastStep = 9007199254740992.0;  // 2^53: a double holds every whole number up to here
+  std::vector<double> steps;
+  steps.reserve(counters.size());
+  for (std::size_t i = 0; i < counters.size(); ++i) {
+    const double done = counters[i].read();
+    if (!(done >= 0 && done <= kLastStep && std::floor(done) == done)) {
+      refuse(Argument{"step", i}.text() + " is " + std::to_string(done) + "; steps are whole numbers from 0 on.",
+             "Load an intact state.");
+    }
+    steps.push_back(done + 1);
+  }
+  return steps;
+}
+
+inline void write_steps(const std::vector<StepCounter>& counters, const std::vector<double>& steps) {
+  for (std::size_t i = 0; i < counters.size(); ++i) {
+    counters[i].write(steps[i]);
+  }
+}
 
 inline std::vector<StepCounter> step_counters(const Tensors& steps) {
   std::vector<StepCounter> counters(steps.size());

@@ -58,29 +58,26 @@ struct KernelArguments {
 };
 
 // Calls visit(i, begin, end) on torch's threads, for ranges that together are all tensors; `end` may lie in the
-// padding. Meanwhile the calling thread calls beside(), if it is there.
+// padding.
 template <class Visit>
-void for_each_share(const std::vector<std::int64_t>& starts, const Visit& visit, const Beside& beside = {}) {
+void for_each_share(const std::vector<std::int64_t>& starts, const Visit& visit) {
   const std::int64_t total = starts.back();
   const std::int64_t blocks = (total + kBlockElements - 1) / kBlockElements;
-  parallel_for_beside(
-      blocks, kGrainBlocks,
-      [&](std::int64_t first, std::int64_t last) {
-        const std::int64_t end = last * kBlockElements < total ? last * kBlockElements : total;
-        for_each_piece(starts.data(), static_cast<std::int64_t>(starts.size()) - 1, first * kBlockElements, end, visit);
-      },
-      beside);
+  parallel_for(0, blocks, kGrainBlocks, [&](std::int64_t first, std::int64_t last) {
+    const std::int64_t end = last * kBlockElements < total ? last * kBlockElements : total;
+    for_each_piece(starts.data(), static_cast<std::int64_t>(starts.size()) - 1, first * kBlockElements, end, visit);
+  });
 }
 
 // `arguments_of(i)` gives tensor i's KernelArguments.
 template <class ArgumentsOf>
-void run_kernels(const CheckedList<cpu::OptimizerKernel>& list, const ArgumentsOf& arguments_of, const Beside& beside) {
+void run_kernels(const CheckedList<cpu::OptimizerKernel>& list, const ArgumentsOf& arguments_of) {
   const auto visit = [&](std::int64_t i, std::int64_t from, std::int64_t to) {
     const auto& item = list.items[i];
     const KernelArguments arguments = arguments_of(i);
     item.kernel(item.tensors, from, to < item.numel ? to : item.numel, arguments.coefficients, arguments.pass);
   };
-  for_each_share(list.starts, visit, beside);
+  for_each_share(list.starts, visit);
 }
 
 // Calls visit(piece, begin, end) for the pieces of a tensor that begin in [from, to).
@@ -92,11 +89,11 @@ void for_each_norm_piece(std::int64_t numel, std::int64_t from, std::int64_t to,
   }
 }
 
-// The same in two passes; `factor(sums)` makes of a tensor's sums what the second is given. A tensor of one
+// The same in two passes; `factor(param, direction)` makes of a tensor's sums what the second is given. A tensor of one
 // piece is done with in the first. Results do not depend on the threads: pieces are fixed, and added in order.
 template <class ArgumentsOf, class Factor>
 void run_kernels(const CheckedList<cpu::TwoPassKernels>& list, const ArgumentsOf& arguments_of,
-                 const Beside& beside, const Factor& factor) {
+                 const Factor& factor) {
   struct LongTensor {
     std::int64_t item;
     std::int64_t first_sum;
@@ -124,11 +121,11 @@ void run_kernels(const CheckedList<cpu::TwoPassKernels>& list, const ArgumentsOf
       if (item.numel > kPieceElements) {
         sums[first_sums[i] + piece] = sum;
       } else {
-        item.kernel.apply(item.tensors, begin, end, arguments.coefficients, factor(sum));
+        item.kernel.apply(item.tensors, begin, end, arguments.coefficients, factor(sum.param, sum.direction));
       }
     });
   };
-  for_each_share(list.starts, measure, beside);
+  for_each_share(list.starts, measure);
   for (std::size_t k = 0; k < long_tensors.size(); ++k) {
     const std::int64_t end = k + 1 < long_tensors.size() ? long_tensors[k + 1].first_sum : sum_count;
     cpu::SquareSums total{};
@@ -136,7 +133,7 @@ void run_kernels(const CheckedList<cpu::TwoPassKernels>& list, const ArgumentsOf
       total.param += sums[at].param;
       total.direction += sums[at].direction;
     }
-    long_tensors[k].factor = factor(total);
+    long_tensors[k].factor = factor(total.param, total.direction);
   }
   for_each_share(long_starts, [&](std::int64_t k, std::int64_t from, std::int64_t to) {
     const LongTensor& tensor = long_tensors[k];

@@ -1,6 +1,5 @@
-// The fused_adam op library with SYCL kernels: Adam's declaration.
+// The fused_adam op library with SYCL kernels.
 
-#include <array>
 #include <cmath>
 
 #include "bindings/sycl_optimizer.h"
@@ -10,17 +9,12 @@ namespace {
 const accel::xpu::Kernel kUpdate[] = ACCEL_SYCL_FOR_STORED_TYPES(accel::xpu::fused_adam);
 const accel::xpu::Kernel kAdvance = ACCEL_SYCL_KERNEL(accel::xpu::advance_steps);
 
-struct FusedAdam {
+struct FusedAdam : accel::Adam {
   using Numbers = accel::xpu::AdamNumbers;
-  static constexpr std::array<const char*, 2> kStates = {"exp_avg", "exp_avg_sq"};
-  static constexpr std::size_t kOptions = 7;
-  static constexpr bool kHasStep = true;
-
   static Numbers numbers(const double* options, double step) {
-    const accel::AdamOptions named{options[0], options[1],      options[2],     options[3],
-                                   options[4], options[5] != 0, options[6] != 0};
+    const accel::AdamOptions named = accel::Adam::options(options);
     Numbers numbers{};
-    numbers.coefficients = accel::adam_coefficients(named, step);
+    numbers.coefficients = coefficients(named, step);
     numbers.lr = static_cast<float>(named.lr);
     numbers.decay_rate = named.adamw_mode ? static_cast<float>(named.weight_decay) : 0.0f;
     numbers.correction1 = named.bias_correction ? static_cast<float>(1.0 - std::pow(named.beta1, step)) : 1.0f;

@@ -1,8 +1,6 @@
 // An optimizer of many tensors with SYCL kernels, as fused_ops.h asks for one: on the CPU's memory by a SYCL CPU
-// device, on XPU devices by torch's current stream. Made of a declaration, a class with
-//   static constexpr std::array kStates = {"exp_avg", ...};   // roles, for messages
-//   static constexpr std::size_t kOptions;                    // how many numbers it takes; the first is lr
-//   static constexpr bool kHasStep;                           // whether the formula counts steps
+// device, on XPU devices by torch's current stream. Made of a class that derives from the
+// optimizer's declaration in kernels/formulas/, with
 //   using Numbers = ...;                                      // what its kernels are given
 //   static Numbers numbers(const double* options, double step);
 //   static const xpu::Kernel& kernel(const multi_tensor::StoredTypes& types);
@@ -71,6 +69,8 @@ class FusedRunner {
  public:
   static constexpr std::size_t kStates = Optimizer::kStates.size();
 
+  using Declaration = Optimizer;
+
   struct Checked {
     DeviceLists lists;
     std::optional<Tensor> first;  // says which stream
@@ -88,7 +88,7 @@ class FusedRunner {
   static void run(const Checked& checked, const ControlTensors& control, std::int32_t device,
                   const FusedArguments& arguments) {
     const DeviceLists& lists = checked.lists;
-    require_arguments(arguments, Optimizer::kOptions, Optimizer::kHasStep && lists.steps.empty());
+    require_arguments(arguments, Optimizer::kOptions.size(), Optimizer::kHasStep && lists.steps.empty());
     const Controls controls{control_data<std::int32_t>(control.noop_flag, "noop_flag", device),
                             control_data<float>(control.found_inf, "found_inf", device),
                             control_data<float>(control.grad_scale, "grad_scale", device),

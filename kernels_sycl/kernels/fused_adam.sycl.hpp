@@ -3,7 +3,7 @@
 
 #include "kernels/multi_tensor.h"
 // The order matters.
-#include "kernels/formulas/adam_inl.h"
+#include "kernels/formulas/adam.h"
 
 namespace accel::xpu {
 

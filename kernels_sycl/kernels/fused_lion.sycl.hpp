@@ -3,7 +3,7 @@
 
 #include "kernels/multi_tensor.h"
 // The order matters.
-#include "kernels/formulas/lion_inl.h"
+#include "kernels/formulas/lion.h"
 
 namespace accel::xpu {
 

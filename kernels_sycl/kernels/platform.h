@@ -1,4 +1,4 @@
-// What kernel texts build on: where a work-item is, memory to floats and back, and what formulas/*_inl.h ask of a
+// What kernel texts build on: where a work-item is, memory to floats and back, and what formulas/*.h ask of a
 // platform.
 //
 // Nothing here needs a device with half or double: half is converted on its bits, which costs less than its memory

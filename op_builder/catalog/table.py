@@ -59,66 +59,53 @@ class Op(NamedTuple):
 DEVICES = ("cpu", "cuda", "xpu")
 
 
-def _cpu(name: str, builder: str, formula: str, sources: tuple[str, ...], front_end: str = "") -> Op:
+def _cpu(name: str, builder: str, formula: str, front_end: str = "") -> Op:
     """An optimizer with parameters and states in host memory."""
     return Op(
         f"cpu_{name}",
         f"{builder}Builder",
         f"{formula} with parameters and states in host memory",
-        f"optim.cpu_{name}_module.{builder}Module",
-        (*sources, "cpu/norm.cpp", "cpu/isa.cpp"),
+        "optim.host_op.HostOp",
+        (f"cpu/{name}.cpp", "cpu/norm.cpp", "cpu/isa.cpp"),
         works_anywhere=True,
         front_ends=((front_end, f"optim.cpu_{name}"),) if front_end else (),
     )
 
 
-def _fused(
-    name: str, builder: str, formula: str, sources: tuple[str, ...], module: str, *front_ends: tuple[str, str]
-) -> Op:
+def _fused(name: str, builder: str, formula: str, *front_ends: tuple[str, str]) -> Op:
     """An optimizer with parameters and states on the device."""
     return Op(
         f"fused_{name}",
         f"{builder}Builder",
         f"{formula} over many tensors in few kernels on the device",
-        f"optim.{module}.{builder}Module",
-        (*sources, "cpu/norm.cpp", "cpu/isa.cpp"),
+        "optim.fused_op.FusedOp",
+        (f"cpu/{name}.cpp", "cpu/norm.cpp", "cpu/isa.cpp"),
         cuda=(f"fused_{name}.cu", "multi_tensor.cu"),
         sycl=any(home == "functional.sycl" for _, home in front_ends),
         front_ends=front_ends,
     )
 
 
-_ADAM = (*(f"cpu/adam_{isa}.cpp" for isa in ("avx512", "avx2", "neon", "baseline")), "cpu/adam.cpp")
 _AMSGRAD = "Adam and AdamW with amsgrad"
 _AIO = ("pump", "handle", "thread_queue", "operation", "file", "linux_aio_queue", "uring_queue")
 
 OPS = (
-    _cpu("adam", "CPUAdam", "Adam and AdamW", _ADAM, "CPUAdam"),
-    _cpu("amsgrad", "CPUAmsgrad", _AMSGRAD, ("cpu/amsgrad.cpp",)),
-    _cpu("adagrad", "CPUAdagrad", "Adagrad", ("cpu/adagrad.cpp",), "CPUAdagrad"),
-    _cpu("lion", "CPULion", "Lion", ("cpu/lion.cpp",), "CPULion"),
-    _cpu("lamb", "CPULamb", "LAMB", ("cpu/lamb.cpp",), "CPULamb"),
-    _cpu("sgd", "CPUSGD", "SGD with momentum", ("cpu/sgd.cpp",), "CPUSGD"),
+    _cpu("adam", "CPUAdam", "Adam and AdamW", "CPUAdam"),
+    _cpu("amsgrad", "CPUAmsgrad", _AMSGRAD),
+    _cpu("adagrad", "CPUAdagrad", "Adagrad", "CPUAdagrad"),
+    _cpu("lion", "CPULion", "Lion", "CPULion"),
+    _cpu("lamb", "CPULamb", "LAMB", "CPULamb"),
+    _cpu("sgd", "CPUSGD", "SGD with momentum", "CPUSGD"),
     _fused(
         "adam",
         "FusedAdam",
         "Adam and AdamW",
-        _ADAM,
-        "fused_module",
         ("FusedAdam", "optim.fused_adam"),
         ("SYCLFusedAdam", "functional.sycl"),
     ),
-    _fused("amsgrad", "FusedAmsgrad", _AMSGRAD, ("cpu/amsgrad.cpp",), "fused_amsgrad_module"),
-    _fused(
-        "lion",
-        "FusedLion",
-        "Lion",
-        ("cpu/lion.cpp",),
-        "fused_module",
-        ("FusedLion", "optim.fused_lion"),
-        ("SYCLFusedLion", "functional.sycl"),
-    ),
-    _fused("lamb", "FusedLamb", "LAMB", ("cpu/lamb.cpp",), "fused_module", ("FusedLamb", "optim.fused_lamb")),
+    _fused("amsgrad", "FusedAmsgrad", _AMSGRAD),
+    _fused("lion", "FusedLion", "Lion", ("FusedLion", "optim.fused_lion"), ("SYCLFusedLion", "functional.sycl")),
+    _fused("lamb", "FusedLamb", "LAMB", ("FusedLamb", "optim.fused_lamb")),
     Op(
         "async_io",
         "AsyncIOBuilder",

@@ -9,17 +9,14 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec, SupportsFloat, TypeVar, cast
+from typing import Any, ParamSpec, SupportsFloat, TypeVar, cast
 
 import torch
 from torch._compile import _disable_dynamo
 
 from op_builder.errors import OpArgumentError
-
-if TYPE_CHECKING:
-    from op_builder.ops.optim.tensor_lists import TensorLists
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -51,13 +48,6 @@ def is_traced() -> bool:
     constants, and another learning rate would compile the graph anew, until torch gives up.
     """
     return torch.compiler.is_compiling()
-
-
-def in_a_tensor(numbers: Iterable[float | torch.Tensor]) -> torch.Tensor:
-    """``numbers``, also a traced graph's inputs and tensors of one element, as float64 on the CPU."""
-    zero = torch.zeros(1, dtype=torch.float64, device="cpu")
-    # A sum: torch.tensor() and torch.full() would make constants of them.
-    return torch.cat([(zero + number).reshape(1) for number in numbers])
 
 
 def _is_read_later(value: object) -> bool:
@@ -148,80 +138,16 @@ def explained() -> Iterator[None]:
         raise OpArgumentError(found, remedy) from None
 
 
-def roles_of(tensors: TensorLists, states: Sequence[str]) -> dict[str, Sequence[torch.Tensor]]:
-    """The lists of an update by the names that messages give them.
-
-    Raises:
-        OpArgumentError: ``tensors`` is something else, or its lists do not fit together.
-    """
-    if not hasattr(tensors, "by_role"):
-        raise OpArgumentError(
-            f"tensors is of type {type(tensors).__name__}.",
-            "Pass an op_builder.ops.optim.tensor_lists.TensorLists(params, grads, states).",
-        )
-    return tensors.by_role(states)
+def is_dense(tensor: object) -> bool:
+    """Whether it is a tensor, and not a sparse one."""
+    return isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
 
 
-def call_op(
-    op: Callable[..., Any],
-    roles: Mapping[str, Sequence[torch.Tensor]],
-    tensors: Sequence[Any],
-    *numbers: object,
-) -> Any:
-    """Call an op with tensors, then ``numbers``. Empty lists do nothing.
-
-    Args:
-        roles: the same tensors by the names that messages give them.
-
-    Raises:
-        OpArgumentError: the op refused an argument; no tensor was changed.
-    """
-    if not any(len(members) for members in roles.values()):
-        return None
-    # Asked here, because one tensor of another device decides which kernel torch's dispatcher takes:
-    # a meta tensor would silently get the one that does nothing.
-    if not all(getattr(tensor, "is_cpu", False) for members in roles.values() for tensor in members):
-        raise unfit_tensor(roles)
-    try:
-        with explained(), torch.no_grad():
-            return op(*tensors, *numbers)
-    except NotImplementedError:  # torch has no kernel for a tensor of this layout
-        raise unfit_tensor(roles) from None
-
-
-def replaced_grads(op: Callable[..., list[int]], number: int, grads: Sequence[torch.Tensor]) -> list[int] | None:
-    """Have a native list take other gradients.
-
-    Returns:
-        The places of those that are not contiguous; None where one is no tensor, sparse, or on another device.
-    """
-    try:
-        with explained(), torch.no_grad():
-            taken, *odd = op(number, grads)
-    except NotImplementedError:  # torch has no kernel for one
-        return None
-    except (RuntimeError, TypeError):
-        if all(isinstance(grad, torch.Tensor) for grad in grads):
-            raise  # a gradient's own
-        return None
-    return odd if taken == len(grads) else None
-
-
-def unfit_tensor(tensors: Mapping[str, Sequence[torch.Tensor]]) -> OpArgumentError:
-    """Says which tensor is none, sparse or on another device."""
-    for role, members in tensors.items():
-        for index, tensor in enumerate(members):
-            what = f"{role} of tensor {index}"
-            if not isinstance(tensor, torch.Tensor):
-                return OpArgumentError(f"{what} is of type {type(tensor).__name__}.", "Pass a torch.Tensor.")
-            if tensor.layout != torch.strided:
-                return OpArgumentError(
-                    f"{what} has layout {tensor.layout}; a dense (strided) tensor is needed.",
-                    "Pass a dense tensor, for example x.to_dense().",
-                )
-            if tensor.device.type != "cpu":
-                return OpArgumentError(
-                    f"{what} is on device {tensor.device}; this op works on CPU tensors.",
-                    "Pass a CPU tensor, for example x.cpu().",
-                )
-    return OpArgumentError("torch has no kernel for these tensors.", "Pass plain CPU tensors.")
+def not_dense(what: str, tensor: Any) -> OpArgumentError:
+    """The error for an argument that :func:`is_dense` refuses."""
+    if not isinstance(tensor, torch.Tensor):
+        return OpArgumentError(f"{what} is of type {type(tensor).__name__}.", "Pass a torch.Tensor.")
+    return OpArgumentError(
+        f"{what} has layout {tensor.layout}; a dense (strided) tensor is needed.",
+        "Pass a dense tensor, for example x.to_dense().",
+    )

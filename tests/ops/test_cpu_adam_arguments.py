@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from adam_reference import Options, random_tensors
 
 from op_builder import env
 from op_builder.errors import AccelError, EnvironmentValueError, OpArgumentError
-from op_builder.ops.optim.cpu_adam_module import CPUAdamModule
+from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import TensorLists
+from tests.support.adam_reference import Options, random_tensors
 
 NAN = math.nan
 SETTINGS = {
@@ -30,7 +30,7 @@ OPTIONS = (1e-3, 0.9, 0.999, 1e-8, 0.0, True, True)
 
 @pytest.fixture
 def adam(cpu_adam):
-    module = CPUAdamModule(cpu_adam.ops)
+    module = HostOp(cpu_adam.ops)
     module.create_adam(0)
     return module
 
@@ -258,7 +258,7 @@ def test_an_unknown_instruction_set_is_refused_with_the_allowed_ones(cpu_adam, n
         env.scope(ACCEL_CPU_ISA=name),
         pytest.raises(EnvironmentValueError, match=r"ACCEL_CPU_ISA.*baseline"),
     ):
-        CPUAdamModule(cpu_adam.ops)
+        HostOp(cpu_adam.ops)
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from adam_reference import Options, Tensors, assert_within, random_tensors, rollback_bound
 
 from op_builder.errors import OpArgumentError
+from tests.support.adam_reference import Options, Tensors, assert_within, random_tensors, rollback_bound
 
 ADAMW, ADAM = 1, 2
 

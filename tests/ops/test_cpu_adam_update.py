@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 import torch
-from adam_reference import Options, Tensors, U, as_lists, assert_within, expect_update, random_tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from op_builder.ops.optim.cpu_adam_module import CPUAdamModule
+from op_builder.ops.optim.host_op import HostOp
+from tests.support.adam_reference import Options, Tensors, U, as_lists, assert_within, expect_update, random_tensors
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 LENGTHS = (0, 1, 3, 15, 16, 17, 31, 1000, 4097)
@@ -21,14 +21,14 @@ DTYPES = [
 ]
 
 
-def update(module: CPUAdamModule, tensors: Tensors, options: Options) -> Tensors:
+def update(module: HostOp, tensors: Tensors, options: Options) -> Tensors:
     """A copy of ``tensors`` after one update."""
     result = tensors.clone()
     apply(module, result, options)
     return result
 
 
-def apply(module: CPUAdamModule, tensors: Tensors, options: Options) -> None:
+def apply(module: HostOp, tensors: Tensors, options: Options) -> None:
     module.create_adam(1, adamw_mode=options.adamw_mode)
     try:
         module.adam_update(1, *options.positional(), *tensors)

@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
-from adam_reference import Options, random_tensors
-from fused_cases import CHUNK, assert_same, lists_of, positional
 
 from op_builder.cpu import FusedAdamBuilder, FusedAmsgradBuilder, FusedLambBuilder, FusedLionBuilder
 from op_builder.errors import OpArgumentError
-from op_builder.ops.optim.fused_module import Control
+from op_builder.ops.optim.fused_op import Control
 from op_builder.ops.optim.tensor_lists import TensorLists
+from tests.support.adam_reference import Options, random_tensors
+from tests.support.fused_cases import CHUNK, assert_same, lists_of, positional
 
 ROLES = ("grad", "param", "exp_avg", "exp_avg_sq")
 NUMBERS = ("lr", "beta1", "beta2", "eps", "step", "mode", "bias_correction", "weight_decay")
@@ -197,10 +197,8 @@ def test_bad_flags(adam, flag, text):
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"lr": 1e-2}, "lr is of type float"),
         ({"lr": torch.ones(2)}, "lr is no tensor of one float32"),
         ({"lr": torch.ones(1, dtype=torch.float64)}, "lr is no tensor of one float32"),
-        ({"step": 3}, "step is of type int"),
         ({"step": []}, "step is an empty list"),
         ({"step": [torch.zeros(())] * 2}, "3 parameters came with 2 step tensors"),
         ({"step": torch.zeros(2)}, "step of tensor 0"),

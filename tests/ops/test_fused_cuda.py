@@ -10,18 +10,18 @@ import functools
 
 import pytest
 import torch
-from adam_reference import Options, Tensors, random_tensors
-from fused_cases import CHUNK, amsgrad_lists_of, lists_of, mixed_cases, positional
-from optimizer_reference import AMSGRAD, make_tensors
 
 from accelerator import get_accelerator, set_accelerator
 from accelerator.cuda_accelerator import CUDA_Accelerator
 from op_builder import cpu, cuda
 from op_builder.errors import OpArgumentError
 from op_builder.ops import FusedAdam, FusedLamb, FusedLion
-from op_builder.ops.optim.fused_module import Control
+from op_builder.ops.optim.fused_op import Control
 from op_builder.ops.optim.tensor_lists import TensorLists
 from op_builder.system import cpu_isa
+from tests.support.adam_reference import Options, Tensors, random_tensors
+from tests.support.fused_cases import CHUNK, amsgrad_lists_of, lists_of, mixed_cases, positional
+from tests.support.optimizer_reference import AMSGRAD, make_tensors
 
 pytestmark = [
     pytest.mark.cuda,

@@ -6,16 +6,15 @@ import itertools
 
 import pytest
 import torch
-from adam_reference import Options, assert_within, expect_update, random_tensors
-from fused_cases import CHUNK, amsgrad_lists_of, assert_same, lists_of, mixed_cases, positional
-from optimizer_reference import AMSGRAD, Reference, as_lists, load, make_tensors
-from optimizer_reference import Tensors as AnyTensors
 
 from op_builder import env
 from op_builder.cpu import CPUAdamBuilder, FusedAdamBuilder, FusedAmsgradBuilder, FusedLambBuilder, FusedLionBuilder
-from op_builder.ops.optim.fused_amsgrad_module import FusedAmsgradModule
-from op_builder.ops.optim.fused_module import FusedAdamModule, FusedLambModule, FusedLionModule
+from op_builder.ops.optim.fused_op import FusedOp
 from op_builder.system.cpu_isa import supported_isas
+from tests.support.adam_reference import Options, assert_within, expect_update, random_tensors
+from tests.support.fused_cases import CHUNK, amsgrad_lists_of, assert_same, lists_of, mixed_cases, positional
+from tests.support.optimizer_reference import AMSGRAD, Reference, as_lists, load, make_tensors
+from tests.support.optimizer_reference import Tensors as AnyTensors
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 DTYPES = [
@@ -28,22 +27,22 @@ SKIP = torch.ones(1, dtype=torch.int32)
 
 
 @pytest.fixture(scope="module")
-def adam() -> FusedAdamModule:
+def adam() -> FusedOp:
     return FusedAdamBuilder().load()
 
 
 @pytest.fixture(scope="module")
-def amsgrad() -> FusedAmsgradModule:
+def amsgrad() -> FusedOp:
     return FusedAmsgradBuilder().load()
 
 
 @pytest.fixture(scope="module")
-def lion() -> FusedLionModule:
+def lion() -> FusedOp:
     return FusedLionBuilder().load()
 
 
 @pytest.fixture(scope="module")
-def lamb() -> FusedLambModule:
+def lamb() -> FusedOp:
     return FusedLambBuilder().load()
 
 
@@ -51,7 +50,7 @@ def lamb() -> FusedLambModule:
 @pytest.mark.parametrize("mode", [0, 1])
 def test_adam_is_within_the_bound_of_float64(adam, isa, mode):
     with env.scope(ACCEL_CPU_ISA=isa):
-        module = FusedAdamModule(adam.ops)
+        module = FusedOp(adam.ops)
     options = Options(adamw_mode=bool(mode))
     cases = [random_tensors(n, *types, seed=n) for n in (0, 1, 15, 17, 1000, 4097) for types in DTYPES]
     expected = [expect_update(case, options) for case in cases]
@@ -89,7 +88,7 @@ def amsgrad_cases(offset: int = 0) -> list[AnyTensors]:
 @pytest.mark.parametrize("mode", [0, 1])
 def test_amsgrad_is_within_the_bound_of_float64(amsgrad, isa, mode):
     with env.scope(ACCEL_CPU_ISA=isa):
-        module = FusedAmsgradModule(amsgrad.ops)
+        module = FusedOp(amsgrad.ops)
     cases = amsgrad_cases()
     references = [Reference.of(AMSGRAD, {**AMSGRAD.options, "adamw_mode": bool(mode)}, case) for case in cases]
     module.multi_tensor_amsgrad(CHUNK, NOOP, amsgrad_lists_of(cases), *positional(Options(adamw_mode=bool(mode))))

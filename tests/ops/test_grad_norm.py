@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from adam_reference import Options
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
+from tests.support.adam_reference import Options
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 LENGTHS = (0, 1, 3, 15, 16, 31, 32, 33, 1000, 65_535, 65_536, 65_537, 200_003)

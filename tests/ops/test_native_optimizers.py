@@ -11,10 +11,15 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from adam_reference import U
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from optimizer_reference import (
+
+from op_builder.errors import OpArgumentError
+from op_builder.ops.optim.packed_states import decoded, encoded
+from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
+from op_builder.system.cpu_isa import supported_isas
+from tests.support.adam_reference import U
+from tests.support.optimizer_reference import (
     ADAGRAD,
     ADAM,
     AMSGRAD,
@@ -33,11 +38,6 @@ from optimizer_reference import (
     make_tensors,
     update,
 )
-
-from op_builder.errors import OpArgumentError
-from op_builder.ops.optim.packed_states import decoded, encoded
-from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
-from op_builder.system.cpu_isa import supported_isas
 
 ISAS = supported_isas()
 LENGTHS = (0, 1, 3, 15, 16, 17, 31, 1000, 4097)

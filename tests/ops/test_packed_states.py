@@ -9,8 +9,12 @@ import math
 
 import pytest
 import torch
-from adam_reference import Options
-from packed_reference import (
+
+from op_builder.ops.optim import packed_states
+from op_builder.ops.optim.host_op import HostOp
+from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
+from tests.support.adam_reference import Options
+from tests.support.packed_reference import (
     LARGEST,
     LEAST_SCALE,
     ZERO,
@@ -21,10 +25,6 @@ from packed_reference import (
     random_key,
     stochastic_bfloat16,
 )
-
-from op_builder.ops.optim import packed_states
-from op_builder.ops.optim.cpu_adam_module import CPUAdamModule
-from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
 
 NAMES = ("exp_avg", "exp_avg_sq")
 
@@ -47,7 +47,7 @@ def blocks(numel: int) -> int:
     return -(-numel // QUANT_BLOCK)
 
 
-def as_bfloat16(module: CPUAdamModule, values: torch.Tensor, step: int = 1, seed: int = 0) -> list[torch.Tensor]:
+def as_bfloat16(module: HostOp, values: torch.Tensor, step: int = 1, seed: int = 0) -> list[torch.Tensor]:
     """``values`` and their squares as the op stores them with random rounding."""
     states = zeros(values.numel(), torch.bfloat16)
     lists = TensorLists([torch.zeros_like(values)], [values], states)
@@ -55,7 +55,7 @@ def as_bfloat16(module: CPUAdamModule, values: torch.Tensor, step: int = 1, seed
     return [states[0][0], states[1][0]]
 
 
-def as_8bit(module: CPUAdamModule, values: torch.Tensor, step: int = 1, seed: int = 0) -> TensorLists:
+def as_8bit(module: HostOp, values: torch.Tensor, step: int = 1, seed: int = 0) -> TensorLists:
     """``values`` and their squares as the op packs them."""
     scales = zeros(blocks(values.numel()), torch.float32)
     lists = TensorLists([torch.zeros_like(values)], [values], zeros(values.numel(), torch.uint8), scales)
@@ -393,7 +393,7 @@ def test_the_tail_of_the_last_block_does_not_feel_what_follows(adam_of_isa):
 # Many steps ----------------------------------------------------------------------------------------
 
 
-def decay_of(module: CPUAdamModule, lists: TensorLists, steps: int, stochastic: bool) -> None:
+def decay_of(module: HostOp, lists: TensorLists, steps: int, stochastic: bool) -> None:
     for step in range(1, steps + 1):
         module.update_list(lists, step, DECAY, Pass(stochastic=stochastic))
 

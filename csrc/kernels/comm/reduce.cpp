@@ -1,7 +1,5 @@
 #include "kernels/comm/reduce.h"
 
-#include "kernels/cpu/targets.h"
-
 #define ACCEL_KERNEL "kernels/comm/reduce_inl.h"
 #include "kernels/cpu/each_isa.h"
 

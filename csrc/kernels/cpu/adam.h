@@ -1,13 +1,10 @@
-// Adam on CPU; the formula is formulas/adam.h's. `coefficients` of these kernels is an AdamCoefficients.
+// Undoing an update of Adam; its `coefficients` are an AdamCoefficients.
 #pragma once
 
 #include "kernels/cpu/optimizer.h"
 #include "kernels/formulas/adam.h"
 
 namespace accel::cpu {
-
-// The update for these types; null when `isa` is not supported here.
-OptimizerKernel find_adam_update(Isa isa, const StoredTypes& types) noexcept;
 
 // Undoes one update of float32 tensors with float32 states, given the same coefficients, gradients and
 // grad_scale (the gradients must not have been zeroed); null when `isa` is not supported here. Needs

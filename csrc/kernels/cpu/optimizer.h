@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "common/dtype.h"
 #include "kernels/cpu/isa.h"
@@ -67,6 +68,16 @@ struct TwoPassKernels {
   void (*apply)(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end, const void* coefficients,
                 float factor);
 };
+
+template <class Optimizer>
+using KernelsOf = std::conditional_t<Optimizer::kIsTwoPass, TwoPassKernels, OptimizerKernel>;
+
+// The kernels of an optimizer for these types; `Optimizer` is the declaration in its header in formulas/, whose
+// coefficients they take. Null when `isa` is not supported here, or when the optimizer cannot pack its states: the
+// largest of values that are rounded at random only grows (AMSGrad), and two passes would decode twice (LAMB).
+// Defined in the optimizer's .cpp.
+template <class Optimizer>
+KernelsOf<Optimizer> find_update(Isa isa, const StoredTypes& types) noexcept;
 
 // The finaliser of SplitMix64 (Steele, Lea & Flood, 2014): every bit of the key decides about every bit of the result.
 inline std::uint64_t mixed(std::uint64_t key) {

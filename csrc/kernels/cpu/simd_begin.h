@@ -1,8 +1,7 @@
-// Opens the code of one instruction set. A kernel is written once, in an *_inl.h file; one small
-// .cpp per instruction set defines ACCEL_TARGET_<ISA>, includes this header, the *_inl.h and then
-// simd_end.h. Everything between is compiled for that instruction set, in a namespace of its own,
-// so that no function built for a better CPU can be merged with one that must run on every CPU.
-// For the same reason standard headers go before this one, never after it.
+// Opens the code of one instruction set; each_isa.h defines ACCEL_TARGET_<ISA>, includes this header,
+// the kernel and then simd_end.h. Everything between is compiled for that instruction set, in a
+// namespace of its own, so that no function built for a better CPU can be merged with one that must
+// run on every CPU. For the same reason standard headers go before this one, never after it.
 //
 // Provided, for F32, a vector of kLanes floats (the technique of Google Highway, reduced to what
 // our kernels need; arithmetic is + - * / on F32):
@@ -17,7 +16,7 @@
 // Compile with -ffp-contract=off: results must not depend on which products a compiler fuses.
 
 #if defined(ACCEL_TARGET_AVX2) || defined(ACCEL_TARGET_AVX512)
-#include "kernels/cpu/x86_intrinsics.h"
+#include <immintrin.h>
 #elif defined(ACCEL_TARGET_NEON)
 #include <arm_neon.h>
 #elif defined(__x86_64__)

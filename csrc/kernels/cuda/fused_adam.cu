@@ -1,28 +1,9 @@
-#include "kernels/cuda/fused_adam.h"
-
 #include "kernels/cuda/multi_tensor.cuh"
 // The order matters.
-#include "kernels/formulas/adam_inl.h"
+#include "kernels/formulas/adam.h"
 
 namespace accel::cuda {
-namespace {
 
-struct AdamUpdate {
-  using Formula = AdamFormula;
-  using Options = AdamOptions;
-  using Coefficients = AdamCoefficients;
-  static constexpr bool kHasStep = true;
-
-  ACCEL_HOST_DEVICE static Coefficients coefficients(const Options& options, double step) {
-    return adam_coefficients(options, step);
-  }
-};
-
-}  // namespace
-
-int fused_adam(const DeviceTensor* tensors, std::size_t count, const AdamOptions& options, double step,
-               const Controls& controls, std::int64_t chunk_size, void* stream) noexcept {
-  return run_elementwise<AdamUpdate>(tensors, count, options, step, controls, chunk_size, stream);
-}
+ACCEL_CUDA_ELEMENTWISE(Adam)
 
 }  // namespace accel::cuda

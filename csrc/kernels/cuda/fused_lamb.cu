@@ -2,7 +2,7 @@
 
 #include "kernels/cuda/multi_tensor.cuh"
 // The order matters.
-#include "kernels/formulas/lamb_inl.h"
+#include "kernels/formulas/lamb.h"
 
 // Three kernels for each table: the first updates the moments and sums the squares of parameters and directions for
 // each chunk, the second makes each tensor's trust ratio of those sums, the third moves the parameters. The
@@ -15,15 +15,8 @@ namespace {
 constexpr int kPointers = 5;  // parameter, gradient, two moments, step
 constexpr int kWarps = kThreads / 32;
 
-struct LambUpdate {
+struct LambUpdate : Lamb {
   using Formula = LambFormula;
-  using Options = LambOptions;
-  using Coefficients = LambCoefficients;
-  static constexpr bool kHasStep = true;
-
-  ACCEL_HOST_DEVICE static Coefficients coefficients(const Options& options, double step) {
-    return lamb_coefficients(options, step);
-  }
 };
 static_assert(kPointers == kPointersOf<LambUpdate>, "the table has what fill_pointers writes");
 

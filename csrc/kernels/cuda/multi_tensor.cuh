@@ -16,7 +16,7 @@
 
 namespace accel::cuda {
 
-// What formulas/*_inl.h ask of a platform: a thread's vector is one float. Compile with -fmad=false: as on the
+// What formulas/*.h ask of a platform: a thread's vector is one float. Compile with -fmad=false: as on the
 // CPU, products are fused where a formula says so and nowhere else.
 using F32 = float;
 ACCEL_INLINE float broadcast(float value) { return value; }
@@ -443,3 +443,18 @@ int run_elementwise(const DeviceTensor* tensors, std::size_t count, const typena
 }
 
 }  // namespace accel::cuda
+
+// At namespace accel::cuda of a .cu: the update by `Optimizer` and its formula.
+#define ACCEL_CUDA_ELEMENTWISE(Optimizer)                                                                             \
+  namespace {                                                                                                         \
+  struct Optimizer##Update : Optimizer {                                                                              \
+    using Formula = Optimizer##Formula;                                                                               \
+  };                                                                                                                  \
+  }                                                                                                                   \
+  template <class Declared>                                                                                           \
+  int fused_update(const DeviceTensor* tensors, std::size_t count, const typename Declared::Options& options,         \
+                   double step, const Controls& controls, std::int64_t chunk_size, void* stream) noexcept {           \
+    return run_elementwise<Optimizer##Update>(tensors, count, options, step, controls, chunk_size, stream);           \
+  }                                                                                                                   \
+  template int fused_update<Optimizer>(const DeviceTensor*, std::size_t, const Optimizer::Options&, double,           \
+                                       const Controls&, std::int64_t, void*) noexcept;

@@ -5,8 +5,11 @@
 //   param           <- param - lr * momentum_buffer,   or with nesterov
 //   param           <- param - lr * (g + momentum * momentum_buffer)
 //
-// Without momentum there is nothing to dampen: then every step is as the first. sgd_inl.h has it in code.
-#pragma once
+// Without momentum there is nothing to dampen: then every step is as the first.
+#if !defined(ACCEL_FORMULAS_SGD)
+#define ACCEL_FORMULAS_SGD
+
+#include <array>
 
 #include "common/host_device.h"
 
@@ -42,4 +45,56 @@ ACCEL_HOST_DEVICE inline SgdCoefficients sgd_coefficients(const SgdOptions& opti
   return c;
 }
 
+// The declaration; adam.h says what its members mean.
+struct Sgd {
+  using Options = SgdOptions;
+  using Coefficients = SgdCoefficients;
+  static constexpr const char* kName = "SGD";
+  static constexpr std::array<const char*, 1> kStates = {"momentum_buffer"};
+  static constexpr std::array<const char*, 5> kOptions = {
+      "lr=1e-3", "momentum=0.9", "dampening=0", "weight_decay=0", "nesterov=false"};
+  static constexpr bool kHasStep = true;
+  static constexpr bool kIsTwoPass = false;
+
+  static Options options(const double* values) {
+    return {values[0], values[1], values[2], values[3], values[4] != 0};
+  }
+  ACCEL_HOST_DEVICE static Coefficients coefficients(const Options& options, double step) {
+    return sgd_coefficients(options, step);
+  }
+};
+
 }  // namespace accel
+
+#endif  // ACCEL_FORMULAS_SGD
+
+#if defined(ACCEL_FORMULA_NAMESPACE)
+namespace ACCEL_FORMULA_NAMESPACE {
+
+struct SgdFormula {
+  using Coefficients = SgdCoefficients;
+  static constexpr int kStates = 1;
+  static constexpr bool kNonNegative[kStates] = {false};
+
+  F32 minus_lr, momentum, one_minus_dampening, l2;
+  bool nesterov, starts;
+  bool has_l2;  // not l2 = 0 alone: 0 * infinity would turn an infinite parameter's gradient to NaN
+
+  ACCEL_INLINE explicit SgdFormula(const SgdCoefficients& c)
+      : minus_lr(broadcast(c.minus_lr)),
+        momentum(broadcast(c.momentum)),
+        one_minus_dampening(broadcast(c.one_minus_dampening)),
+        l2(broadcast(c.l2)),
+        nesterov(c.nesterov),
+        starts(c.starts),
+        has_l2(c.l2 != 0.0f) {}
+
+  ACCEL_INLINE void operator()(F32& param, F32 grad, F32 (&buffer)[kStates]) const {
+    grad = has_l2 ? multiply_add(l2, param, grad) : grad;
+    buffer[0] = starts ? grad : multiply_add(momentum, buffer[0], one_minus_dampening * grad);
+    param = multiply_add(minus_lr, nesterov ? multiply_add(momentum, buffer[0], grad) : buffer[0], param);
+  }
+};
+
+}  // namespace ACCEL_FORMULA_NAMESPACE
+#endif

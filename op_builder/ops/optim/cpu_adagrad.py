@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from op_builder.ops.arguments import finite_number
-from op_builder.ops.optim.host_optimizer import HostOptimizer
+from op_builder.ops.optim.host_optimizer import HostOptimizer, HostSettings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class CPUAdagrad(HostOptimizer):
@@ -25,13 +27,8 @@ class CPUAdagrad(HostOptimizer):
         weight_decay: L2 penalty.
         initial_accumulator_value: what the sums of squares begin with.
         eps: added to the denominator.
-        maximize: climb instead of descend.
-        states: how the sums are kept: ``float32``, ``param`` (the parameter's type), ``bfloat16``
-            (rounded at random) or ``8bit``.
-        max_grad_norm: gradients are scaled down so that the Euclidean norm of all together is at
-            most this.
-        zero_grads: leave zeros in the gradients after a step.
-        seed: of the random rounding.
+        settings: ``maximize``, ``states``, ``max_grad_norm``, ``zero_grads``, ``seed``: see
+            :class:`~op_builder.ops.optim.host_optimizer.HostSettings`.
 
     Raises:
         OpArgumentError: an option is out of range or a parameter does not fit.
@@ -39,8 +36,8 @@ class CPUAdagrad(HostOptimizer):
     """
 
     NATIVE = "CPUAdagradBuilder"
-    STATES = ("sum",)
     NON_NEGATIVE = frozenset({"sum"})
+    NUMBERS = ("eps", "weight_decay", "lr_decay", "initial_accumulator_value")
 
     def __init__(
         self,
@@ -50,12 +47,7 @@ class CPUAdagrad(HostOptimizer):
         weight_decay: float = 0,
         initial_accumulator_value: float = 0,
         eps: float = 1e-10,
-        *,
-        maximize: bool = False,
-        states: str = "float32",
-        max_grad_norm: float | None = None,
-        zero_grads: bool = False,
-        seed: int = 0,
+        **settings: Unpack[HostSettings],
     ) -> None:
         options = {
             "lr": lr,
@@ -63,18 +55,15 @@ class CPUAdagrad(HostOptimizer):
             "eps": eps,
             "weight_decay": weight_decay,
             "initial_accumulator_value": initial_accumulator_value,
-            "maximize": maximize,
-            "states": states,
         }
-        super().__init__(params, options, max_grad_norm=max_grad_norm, zero_grads=zero_grads, seed=seed)
+        super().__init__(params, options, **settings)
         # As torch.optim.Adagrad, which expects the sums of a state that it loads.
         for group in self.param_groups:
             for param in group["params"]:
                 self.state_of(param, group)
 
-    def _check_options(self, group: Mapping[str, Any]) -> None:
-        for name in ("lr_decay", "initial_accumulator_value", "eps"):
-            finite_number(name, group[name])
+    def _states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+        return ("sum",)  # torch.optim.Adagrad's name for it
 
     def _first_value(self, _name: str, group: Mapping[str, Any]) -> float:
         return float(group["initial_accumulator_value"])

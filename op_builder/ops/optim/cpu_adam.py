@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import finite_number
-from op_builder.ops.optim.host_optimizer import HostOptimizer
-from op_builder.ops.optim.native_optimizer import check_betas
+from op_builder.ops.optim.host_optimizer import HostOptimizer, HostSettings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class CPUAdam(HostOptimizer):
@@ -36,15 +37,9 @@ class CPUAdam(HostOptimizer):
         adamw_mode: decoupled weight decay (AdamW); False gives :class:`torch.optim.Adam`. It is the
             group option ``decoupled_weight_decay``.
         fp32_optimizer_states: keep the moments in float32 whatever the parameter's type; False
-            keeps them in the parameter's.
-        maximize: climb instead of descend.
-        states: how the moments are kept: ``float32``, ``param`` (the parameter's type), ``bfloat16``
-            (rounded at random, so that small changes are not lost; 20 instead of 28 bytes moved for
-            each float32 parameter) or ``8bit`` (16 bytes); None: as ``fp32_optimizer_states`` says.
-        max_grad_norm: gradients are scaled down so that the Euclidean norm of all together is at
-            most this.
-        zero_grads: leave zeros in the gradients after a step.
-        seed: of the random rounding.
+            keeps them in the parameter's. ``states`` replaces it.
+        settings: ``maximize``, ``states``, ``max_grad_norm``, ``zero_grads``, ``seed``: see
+            :class:`~op_builder.ops.optim.host_optimizer.HostSettings`.
 
     Raises:
         OpArgumentError: an option is out of range or a parameter does not fit.
@@ -52,8 +47,6 @@ class CPUAdam(HostOptimizer):
     """
 
     NATIVE = "CPUAdamBuilder"
-    STATES = ("exp_avg", "exp_avg_sq")
-    NON_NEGATIVE = frozenset({"exp_avg_sq", "max_exp_avg_sq"})
 
     def __init__(
         self,
@@ -66,29 +59,21 @@ class CPUAdam(HostOptimizer):
         amsgrad: bool = False,
         adamw_mode: bool = True,
         fp32_optimizer_states: bool = True,
-        *,
-        maximize: bool = False,
-        states: str | None = None,
-        max_grad_norm: float | None = None,
-        zero_grads: bool = False,
-        seed: int = 0,
+        **settings: Unpack[HostSettings],
     ) -> None:
         options = {
             "lr": lr,
             "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,
-            "maximize": maximize,
             "amsgrad": amsgrad,
             "decoupled_weight_decay": adamw_mode,
             "bias_correction": bias_correction,
-            "states": states or ("float32" if fp32_optimizer_states else "param"),
         }
-        super().__init__(model_params, options, max_grad_norm=max_grad_norm, zero_grads=zero_grads, seed=seed)
+        settings["states"] = settings.get("states") or ("float32" if fp32_optimizer_states else "param")
+        super().__init__(model_params, options, **settings)
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
-        check_betas(group["betas"])
-        finite_number("eps", group["eps"])
         if group["amsgrad"] and group["states"] not in ("float32", "param"):
             raise OpArgumentError(
                 f"amsgrad={group['amsgrad']!r} with states={group['states']!r} is not supported by "
@@ -98,9 +83,3 @@ class CPUAdam(HostOptimizer):
 
     def _builder_of(self, group: Mapping[str, Any]) -> str:
         return "CPUAmsgradBuilder" if group["amsgrad"] else self.NATIVE
-
-    def _states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        return (*self.STATES, "max_exp_avg_sq") if group["amsgrad"] else self.STATES
-
-    def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**super()._numbers(group), "adamw_mode": group["decoupled_weight_decay"]}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from op_builder.ops.arguments import finite_number
-from op_builder.ops.optim.host_optimizer import HostOptimizer
-from op_builder.ops.optim.native_optimizer import check_betas
+from op_builder.ops.optim.host_optimizer import HostOptimizer, HostSettings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class CPULamb(HostOptimizer):
@@ -26,11 +27,8 @@ class CPULamb(HostOptimizer):
         eps: added to the denominator.
         weight_decay: decoupled weight decay, part of the step that is scaled.
         bias_correction: divide the moments by ``1 - beta**step``.
-        maximize: climb instead of descend.
-        states: how the moments are kept: ``float32``, ``param`` (the parameter's type).
-        max_grad_norm: gradients are scaled down so that the Euclidean norm of all together is at
-            most this.
-        zero_grads: leave zeros in the gradients after a step.
+        settings: ``maximize``, ``states``, ``max_grad_norm``, ``zero_grads``, ``seed``: see
+            :class:`~op_builder.ops.optim.host_optimizer.HostSettings`.
 
     Raises:
         OpArgumentError: an option is out of range or a parameter does not fit.
@@ -38,8 +36,6 @@ class CPULamb(HostOptimizer):
     """
 
     NATIVE = "CPULambBuilder"
-    STATES = ("exp_avg", "exp_avg_sq")
-    NON_NEGATIVE = frozenset({"exp_avg_sq"})
     STORAGES = ("float32", "param")
 
     def __init__(
@@ -50,11 +46,7 @@ class CPULamb(HostOptimizer):
         eps: float = 1e-6,
         weight_decay: float = 0,
         bias_correction: bool = True,
-        *,
-        maximize: bool = False,
-        states: str = "float32",
-        max_grad_norm: float | None = None,
-        zero_grads: bool = False,
+        **settings: Unpack[HostSettings],
     ) -> None:
         options = {
             "lr": lr,
@@ -62,11 +54,5 @@ class CPULamb(HostOptimizer):
             "eps": eps,
             "weight_decay": weight_decay,
             "bias_correction": bias_correction,
-            "maximize": maximize,
-            "states": states,
         }
-        super().__init__(params, options, max_grad_norm=max_grad_norm, zero_grads=zero_grads)
-
-    def _check_options(self, group: Mapping[str, Any]) -> None:
-        check_betas(group["betas"])
-        finite_number("eps", group["eps"])
+        super().__init__(params, options, **settings)

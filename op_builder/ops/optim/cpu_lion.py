@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from op_builder.ops.optim.host_optimizer import HostOptimizer
-from op_builder.ops.optim.native_optimizer import check_betas
+from op_builder.ops.optim.host_optimizer import HostOptimizer, HostSettings
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class CPULion(HostOptimizer):
@@ -24,13 +26,8 @@ class CPULion(HostOptimizer):
         lr: learning rate, a number or a tensor of one element.
         betas: weight of the average in the step, and decay rate of the average; each in [0, 1).
         weight_decay: decoupled weight decay.
-        maximize: climb instead of descend.
-        states: how the average is kept: ``float32``, ``param`` (the parameter's type), ``bfloat16``
-            (rounded at random) or ``8bit``.
-        max_grad_norm: gradients are scaled down so that the Euclidean norm of all together is at
-            most this.
-        zero_grads: leave zeros in the gradients after a step.
-        seed: of the random rounding.
+        settings: ``maximize``, ``states``, ``max_grad_norm``, ``zero_grads``, ``seed``: see
+            :class:`~op_builder.ops.optim.host_optimizer.HostSettings`.
 
     Raises:
         OpArgumentError: an option is out of range or a parameter does not fit.
@@ -38,7 +35,6 @@ class CPULion(HostOptimizer):
     """
 
     NATIVE = "CPULionBuilder"
-    STATES = ("exp_avg",)
 
     def __init__(
         self,
@@ -46,21 +42,11 @@ class CPULion(HostOptimizer):
         lr: float | torch.Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 0,
-        *,
-        maximize: bool = False,
-        states: str = "float32",
-        max_grad_norm: float | None = None,
-        zero_grads: bool = False,
-        seed: int = 0,
+        **settings: Unpack[HostSettings],
     ) -> None:
         options = {
             "lr": lr,
             "betas": betas,
             "weight_decay": weight_decay,
-            "maximize": maximize,
-            "states": states,
         }
-        super().__init__(params, options, max_grad_norm=max_grad_norm, zero_grads=zero_grads, seed=seed)
-
-    def _check_options(self, group: Mapping[str, Any]) -> None:
-        check_betas(group["betas"])
+        super().__init__(params, options, **settings)

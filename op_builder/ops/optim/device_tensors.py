@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import explained
+from op_builder.ops.arguments import explained, is_dense, not_dense
 
 _DEVICES = ("cpu", "xpu")
 
@@ -18,13 +18,8 @@ def require_plain(name: str, tensor: Any) -> None:
     Raises:
         OpArgumentError: it is one of these.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise OpArgumentError(f"{name} is of type {type(tensor).__name__}.", "Pass a torch.Tensor.")
-    if tensor.layout != torch.strided:
-        raise OpArgumentError(
-            f"{name} has layout {tensor.layout}; a dense (strided) tensor is needed.",
-            "Pass a dense tensor, for example x.to_dense().",
-        )
+    if not is_dense(tensor):
+        raise not_dense(name, tensor)
     if tensor.device.type not in _DEVICES:
         raise OpArgumentError(
             f"{name} is on device {tensor.device}; this op works on the CPU and on XPU devices.",

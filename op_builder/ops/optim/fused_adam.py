@@ -43,8 +43,6 @@ class FusedAdam(FusedOptimizer):
     """
 
     NATIVE = "FusedAdamBuilder"
-    STATES = ("exp_avg", "exp_avg_sq")
-    NON_NEGATIVE = frozenset({"exp_avg_sq", "max_exp_avg_sq"})
 
     def __init__(
         self,
@@ -77,9 +75,3 @@ class FusedAdam(FusedOptimizer):
 
     def _builder_of(self, group: Mapping[str, Any]) -> str:
         return "FusedAmsgradBuilder" if group["amsgrad"] else self.NATIVE
-
-    def _states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        return (*self.STATES, "max_exp_avg_sq") if group["amsgrad"] else self.STATES
-
-    def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
-        return {**super()._numbers(group), "adamw_mode": group["decoupled_weight_decay"]}

@@ -35,8 +35,6 @@ class FusedLamb(FusedOptimizer):
     """
 
     NATIVE = "FusedLambBuilder"
-    STATES = ("exp_avg", "exp_avg_sq")
-    NON_NEGATIVE = frozenset({"exp_avg_sq"})
     # Sums of squares are taken over this many elements first. A single long tensor has a sum of those sums in
     # one block, so they should be few; many tensors of ten thousand elements should be several each.
     CHUNK_SIZE = 8192

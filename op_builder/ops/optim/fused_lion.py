@@ -31,7 +31,6 @@ class FusedLion(FusedOptimizer):
     """
 
     NATIVE = "FusedLionBuilder"
-    STATES = ("exp_avg",)
 
     def __init__(
         self,

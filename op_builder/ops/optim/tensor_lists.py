@@ -1,4 +1,4 @@
-"""What a native update of many tensors takes. Imported by those who call one: a load need not wait for it."""
+"""What a native update of many tensors takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUANT_BLOCK = 256  # elements that share a scale where states are bytes; csrc/ke
 
 
 class Pass(NamedTuple):
-    """What an update does beside its formula, in the same pass over memory.
+    """What an update does in addition to its formula, in the same pass over memory.
 
     Attributes:
         grad_scale: every gradient is multiplied by it first: one over a loss scale, a factor that
@@ -98,3 +98,17 @@ class TensorLists(NamedTuple):
         states = [tensor for state in self.states for tensor in state]
         scales = [tensor for scale in self.scales for tensor in scale]
         return (self.params, self.grads, states, scales, self.copies)
+
+
+def roles_of(tensors: TensorLists, states: Sequence[str]) -> dict[str, Sequence[torch.Tensor]]:
+    """The lists of an update by the names that messages give them.
+
+    Raises:
+        OpArgumentError: ``tensors`` is something else, or its lists do not fit together.
+    """
+    if not isinstance(tensors, TensorLists):
+        raise OpArgumentError(
+            f"tensors is of type {type(tensors).__name__}.",
+            "Pass an op_builder.ops.optim.tensor_lists.TensorLists(params, grads, states).",
+        )
+    return tensors.by_role(states)

@@ -13,11 +13,10 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/fused_adam.h"
-#include "kernels/cuda/fused_amsgrad.h"
 #include "kernels/cuda/fused_lamb.h"
-#include "kernels/cuda/fused_lion.h"
 #include "kernels/cuda/multi_tensor.cuh"
+#include "kernels/formulas/amsgrad.h"
+#include "kernels/formulas/lion.h"
 
 #undef ACCEL_INLINE
 #undef ACCEL_FORMULA_NAMESPACE
@@ -28,10 +27,9 @@ using accel::cuda::broadcast, accel::cuda::multiply_add, accel::cuda::sign_of, a
 using F32 = float;
 using accel::AdamCoefficients, accel::LambCoefficients, accel::LionCoefficients;
 }  // namespace plain
-#include "kernels/formulas/adam_inl.h"
-#include "kernels/formulas/amsgrad_inl.h"
-#include "kernels/formulas/lamb_inl.h"
-#include "kernels/formulas/lion_inl.h"
+#include "kernels/formulas/amsgrad.h"
+#include "kernels/formulas/lamb.h"
+#include "kernels/formulas/lion.h"
 
 namespace {
 
@@ -223,7 +221,7 @@ void run_plainly(Case& one, const Formula& formula, float grad_factor) {
 
 // Adam or AMSGrad: they take the same.
 template <class Formula>
-void check_adam(decltype(fused_adam)* update, const char* name) {
+void check_adam(decltype(fused_update<Adam>)* update, const char* name) {
   Random random;
   for (const bool adamw_mode : {true, false}) {
     const AdamOptions options{1e-2, 0.9, 0.99, 1e-6, 0.1, adamw_mode, true};
@@ -241,7 +239,7 @@ void check_adam(decltype(fused_adam)* update, const char* name) {
 }
 
 template <class Formula>
-void check_adam_on_device_numbers(decltype(fused_adam)* update, const char* name) {
+void check_adam_on_device_numbers(decltype(fused_update<Adam>)* update, const char* name) {
   Random random;
   const AdamOptions options{123.0, 0.9, 0.99, 1e-6, 0.1, true, true};
   AdamOptions used = options;
@@ -285,10 +283,10 @@ void check_skipping() {
     const AdamOptions adam{1e-2, 0.9, 0.99, 1e-6, 0.1, true, true};
     const LambOptions lamb{1e-2, 0.9, 0.99, 1e-6, 0.1, true};
     require(advance_steps(steps.data(), steps.size(), controls, nullptr) == 0, "status");
-    for (const auto update : {fused_adam, fused_amsgrad}) {
+    for (const auto update : {fused_update<Adam>, fused_update<Amsgrad>}) {
       require(update(tensors.data(), tensors.size(), adam, 0.0, controls, 2048, nullptr) == 0, "status");
     }
-    require(fused_lion(tensors.data(), tensors.size(), {1e-2, 0.9, 0.99, 0.1}, controls, 2048, nullptr) == 0, "status");
+    require(fused_update<Lion>(tensors.data(), tensors.size(), {1e-2, 0.9, 0.99, 0.1}, 0.0, controls, 2048, nullptr) == 0, "status");
     require(fused_lamb(tensors.data(), tensors.size(), lamb, 0.0, controls, 2048, workspace.data(), nullptr) == 0,
             "status");
     for (const Case& one : cases) {
@@ -305,7 +303,7 @@ void check_lion() {
   for (const bool many : {false, true}) {
     std::vector<Case> cases = many ? many_cases(random) : make_cases(random);
     const auto tensors = tensors_of(cases, false);
-    require(fused_lion(tensors.data(), tensors.size(), options, {}, 4096, nullptr) == 0, "status");
+    require(fused_update<Lion>(tensors.data(), tensors.size(), options, 0.0, {}, 4096, nullptr) == 0, "status");
     for (Case& one : cases) {
       run_plainly(one, plain::LionFormula(lion_coefficients(options)), 1.0f);
       one.require_same("lion");
@@ -460,10 +458,10 @@ void check_tables() {
 int main() {
   check_parts();
   check_tables();
-  check_adam<plain::AdamFormula>(fused_adam, "adam");
-  check_adam<plain::AmsgradFormula>(fused_amsgrad, "amsgrad");
-  check_adam_on_device_numbers<plain::AdamFormula>(fused_adam, "adam");
-  check_adam_on_device_numbers<plain::AmsgradFormula>(fused_amsgrad, "amsgrad");
+  check_adam<plain::AdamFormula>(fused_update<Adam>, "adam");
+  check_adam<plain::AmsgradFormula>(fused_update<Amsgrad>, "amsgrad");
+  check_adam_on_device_numbers<plain::AdamFormula>(fused_update<Adam>, "adam");
+  check_adam_on_device_numbers<plain::AmsgradFormula>(fused_update<Amsgrad>, "amsgrad");
   check_lion();
   check_lamb();
   check_skipping();

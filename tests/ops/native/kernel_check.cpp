@@ -127,7 +127,7 @@ bool check(Isa isa, DType p, DType g, StateStorage storage, std::int64_t numel, 
   auto first = make(m, numel, false, random), second = make(m, numel, true, random);
   std::vector<char> copy(numel * 2);
   const auto old_param = param, old_grad = grad, old_first = first, old_second = second;
-  const OptimizerKernel kernel = find_adam_update(isa, {p, g, storage});
+  const OptimizerKernel kernel = find_update<accel::Adam>(isa, {p, g, storage});
   const AdamCoefficients coefficients = adam_coefficients(options, kStep);
   const OptimizerTensors tensors{param.data(), grad.data(), {first.data(), second.data()}, {},
                                  copy.data(),  g,           DType::bfloat16};
@@ -164,7 +164,7 @@ bool check_rollback(Isa isa, std::int64_t numel) {
   const OptimizerTensors tensors{param.data(), grad.data(), {first.data(), second.data()}, {}, nullptr, f, f};
   const AdamCoefficients coefficients = adam_coefficients(make_options(true), kStep);
   const Pass pass{1.0f, false, 0};
-  find_adam_update(isa, {f, f, StateStorage::float32})(tensors, 0, numel, &coefficients, pass);
+  find_update<accel::Adam>(isa, {f, f, StateStorage::float32})(tensors, 0, numel, &coefficients, pass);
   find_adam_rollback(isa)(tensors, 0, numel, &coefficients, pass);
   for (std::int64_t i = 0; i < numel; ++i) {
     const double off_param = to_double(param.data(), f, i) - to_double(old_param.data(), f, i);
@@ -188,7 +188,7 @@ bool check_stochastic(Isa isa, DType p, std::int64_t numel) {
   const OptimizerTensors tensors{param.data(), grad.data(),    {first.data(), second.data()}, {},
                                  nullptr,      DType::float32, DType::float32};
   const AdamCoefficients coefficients = adam_coefficients(options, kStep);
-  const OptimizerKernel kernel = find_adam_update(isa, {p, DType::float32, StateStorage::stochastic_bfloat16});
+  const OptimizerKernel kernel = find_update<accel::Adam>(isa, {p, DType::float32, StateStorage::stochastic_bfloat16});
   kernel(tensors, 0, numel, &coefficients, {1.0f, false, random_key(1, 2, 3)});
   for (std::int64_t i = 0; i < numel; ++i) {
     const Expected expected =
@@ -239,7 +239,7 @@ bool check_packed(Isa isa, DType p, DType g, std::int64_t numel) {
   Random random;
   auto param = make(p, numel, false, random);
   const auto grad = make(g, numel, false, random);
-  const OptimizerKernel kernel = find_adam_update(isa, {p, g, StateStorage::blockwise_8bit});
+  const OptimizerKernel kernel = find_update<accel::Adam>(isa, {p, g, StateStorage::blockwise_8bit});
   Packed packed(numel);
   for (std::uint64_t step = 0; step < 2; ++step) {
     const auto old_param = param;

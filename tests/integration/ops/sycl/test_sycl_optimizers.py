@@ -9,15 +9,15 @@ import itertools
 
 import pytest
 import torch
-from adam_reference import Options, Tensors, U, assert_within, expect_update, random_tensors
-from fused_cases import CHUNK, assert_same, lists_of, mixed_cases, positional
 
 from op_builder import cpu
 from op_builder.errors import AccelError, OpArgumentError
 from op_builder.ops import FusedLion, SYCLFusedAdam, SYCLFusedLion
-from op_builder.ops.optim.fused_module import Control, FusedAdamModule, FusedLionModule
+from op_builder.ops.optim.fused_op import Control, FusedOp
 from op_builder.ops.optim.tensor_lists import TensorLists
 from op_builder.xpu import FusedAdamBuilder, FusedLionBuilder
+from tests.support.adam_reference import Options, Tensors, U, assert_within, expect_update, random_tensors
+from tests.support.fused_cases import CHUNK, assert_same, lists_of, mixed_cases, positional
 from tests.support.sycl_cases import needs_sycl
 
 pytestmark = needs_sycl
@@ -33,21 +33,21 @@ GO = torch.zeros(1, dtype=torch.int32)
 
 
 @pytest.fixture(scope="module")
-def adam() -> FusedAdamModule:
+def adam() -> FusedOp:
     return FusedAdamBuilder().load()
 
 
 @pytest.fixture(scope="module")
-def lion() -> FusedLionModule:
+def lion() -> FusedOp:
     return FusedLionBuilder().load()
 
 
 @pytest.fixture(scope="module")
-def cpu_adam() -> FusedAdamModule:
+def cpu_adam() -> FusedOp:
     return cpu.FusedAdamBuilder().load()
 
 
-def update(module: FusedAdamModule, cases: list[Tensors], options: Options, flag: torch.Tensor | None = None) -> None:
+def update(module: FusedOp, cases: list[Tensors], options: Options, flag: torch.Tensor | None = None) -> None:
     module.multi_tensor_adam(CHUNK, flag, lists_of(cases), *positional(options))
 
 

@@ -1,0 +1,219 @@
+// Lists of tensors that an optimizer's op keeps from call to call, behind numbers that Python holds.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "bindings/host_tensors.h"
+#include "common/mutex.h"
+#include "torch_c/boxed.h"
+#include "torch_c/library.h"
+#include "torch_c/parallel.h"
+#include "torch_c/tensor.h"
+
+namespace accel {
+
+// A thread is worth waking for looking at some hundred tensors.
+constexpr std::int64_t kGrainTensors = 512;
+
+// What kernels' arguments were made from: the memory, length, type and density of tensors, which the owner keeps alive.
+// The size of their storage belongs to it: one that was freed and allocated again, but smaller, often lies where it was
+// before.
+class WatchedTensors {
+ public:
+  // From now on these, and no others.
+  void watch(std::initializer_list<const Tensors*> lists) {
+    std::vector<AtenTensorHandle> handles;
+    for (const Tensors* const tensors : lists) {
+      for (const Tensor& tensor : *tensors) {
+        handles.push_back(tensor.get());
+      }
+    }
+    watched_.assign(handles.size(), Watched());
+    parallel_for(0, static_cast<std::int64_t>(handles.size()), kGrainTensors,
+                 [&](std::int64_t first, std::int64_t last) {
+                   for (std::int64_t i = first; i < last; ++i) {
+                     watched_[i] = Watched(handles[i]);
+                   }
+                 });
+  }
+
+  void clear() { watched_.clear(); }
+
+  // False where nothing is watched.
+  bool are_unchanged() const {
+    constexpr std::int64_t kBlock = 32;
+    std::atomic<bool> unchanged{!watched_.empty()};
+    parallel_for(0, static_cast<std::int64_t>(watched_.size()), kGrainTensors,
+                 [&](std::int64_t first, std::int64_t last) {
+                   for (std::int64_t i = first; i < last; i += kBlock) {
+                     if (!is_unchanged(&watched_[i], i + kBlock < last ? kBlock : last - i)) {
+                       unchanged.store(false, std::memory_order_relaxed);
+                       return;
+                     }
+                   }
+                 });
+    return unchanged;
+  }
+
+ private:
+  struct Watched {
+    AtenTensorHandle tensor = nullptr;
+    void* data = nullptr;
+    std::int64_t stored_bytes = 0;
+    std::int64_t numel = -1;
+    std::int32_t dtype = -1;
+    bool is_contiguous = false;
+
+    Watched() = default;
+    // What cannot be asked of it, such as the memory of a sparse tensor, differs from everything.
+    explicit Watched(AtenTensorHandle of) : tensor(of) {
+      const bool is_known = aoti_torch_get_data_ptr(tensor, &data) == 0 &&
+                            aoti_torch_get_storage_size(tensor, &stored_bytes) == 0 &&
+                            aoti_torch_get_numel(tensor, &numel) == 0 && aoti_torch_get_dtype(tensor, &dtype) == 0 &&
+                            aoti_torch_is_contiguous(tensor, &is_contiguous) == 0;
+      numel = is_known ? numel : -1;
+    }
+    template <class T, class Get>
+    bool has(T Watched::*member, const Get& get) const {
+      T now{};
+      return numel >= 0 && get(tensor, &now) == 0 && now == this->*member;
+    }
+  };
+
+  // Question by question, not tensor by tensor: the tensors are in no cache, since an update goes through more memory
+  // than caches hold, and so a processor waits for many of them at once.
+  static bool is_unchanged(const Watched* watched, std::int64_t count) {
+    const auto all = [&](auto member, const auto& get) {
+      bool are_same = true;
+      for (std::int64_t i = 0; i < count; ++i) {
+        are_same &= watched[i].has(member, get);
+      }
+      return are_same;
+    };
+    return all(&Watched::numel, aoti_torch_get_numel) && all(&Watched::data, aoti_torch_get_data_ptr) &&
+           all(&Watched::stored_bytes, aoti_torch_get_storage_size) && all(&Watched::dtype, aoti_torch_get_dtype) &&
+           all(&Watched::is_contiguous, aoti_torch_is_contiguous);
+  }
+
+  std::vector<Watched> watched_;
+};
+
+// The tensors of a list, looked at anew before every update. Gradients are watched apart from everything else: most
+// training loops make them anew for each step.
+struct PreparedList {
+  TensorLists lists;
+  Tensors steps;  // counters
+  WatchedTensors watched;
+  WatchedTensors watched_grads;
+
+  // Calls check_all() where it must or where anything but gradients changed, else check_grads() where those did. What
+  // they throw leaves nothing half checked: the next call checks again.
+  template <class CheckAll, class CheckGrads>
+  void check(bool must_check_all, const CheckAll& check_all, const CheckGrads& check_grads) {
+    if (must_check_all || !watched.are_unchanged()) {
+      watched.clear();
+      check_all();
+      watched.watch({&lists.params, &lists.states, &lists.scales, &lists.copies, &steps});
+    } else if (!watched_grads.are_unchanged()) {
+      watched_grads.clear();
+      check_grads();
+    } else {
+      return;
+    }
+    watched_grads.watch({&lists.grads});
+  }
+};
+
+// The lists of an op, whose type derives from PreparedList, and the ops that do not depend on that type. Numbers count
+// from 1 and are never used again.
+template <class Prepared>
+class PreparedLists {
+ public:
+  static void define(Library& library) {
+    library.def("replace_grads(int list, Tensor[] grads) -> int[]");
+    library.def("release_grads(int list) -> ()");
+    library.def("forget(int list) -> ()");
+  }
+  static void implement(Library& library) { library.impl("replace_grads", ACCEL_BOX(&replace_grads)); }
+  static void implement_meta(Library& library) { library.impl("replace_grads", ACCEL_BOX(&replace_grads_meta)); }
+  static void implement_without_tensors(Library& library) {
+    library.impl("release_grads", ACCEL_BOX(&release_grads));
+    library.impl("forget", ACCEL_BOX(&forget));
+  }
+
+  static std::int64_t add(std::shared_ptr<Prepared> prepared) {
+    PreparedLists& all = instance();
+    const Lock lock(all.mutex_);
+    all.lists_[++all.last_] = std::move(prepared);
+    return all.last_;
+  }
+
+  static std::shared_ptr<Prepared> find(std::int64_t number) {
+    PreparedLists& all = instance();
+    const Lock lock(all.mutex_);
+    const auto found = all.lists_.find(number);
+    if (found == all.lists_.end()) {
+      refuse("There is no prepared list " + std::to_string(number) + ".", "Call prepare first.");
+    }
+    return found->second;
+  }
+
+ private:
+  // Never destroyed: tensors must not be released after torch's own statics are destroyed.
+  static PreparedLists& instance() {
+    static auto* const one = new PreparedLists;
+    return *one;
+  }
+
+  static void forget(std::int64_t number) {
+    PreparedLists& all = instance();
+    std::shared_ptr<Prepared> last;  // its tensors are released after the lock
+    const Lock lock(all.mutex_);
+    const auto found = all.lists_.find(number);
+    if (found != all.lists_.end()) {
+      last = std::move(found->second);
+      all.lists_.erase(found);
+    }
+  }
+
+  // Returns how many gradients the list took, all or none where one is elsewhere than its parameter; then the places of
+  // those that are not contiguous, which an update would refuse.
+  static std::vector<std::int64_t> replace_grads(std::int64_t number, Tensors grads) {
+    const auto prepared = find(number);
+    const Tensors& params = prepared->lists.params;
+    prepared->lists.require_length(grads, 1, "grad");
+    std::vector<std::int64_t> found = {static_cast<std::int64_t>(grads.size())};
+    for (std::size_t i = 0; i < grads.size(); ++i) {
+      if (grads[i].device_type() != params[i].device_type() ||
+          (!grads[i].is_cpu() && grads[i].device_index() != params[i].device_index())) {
+        return {0};
+      }
+      if (!grads[i].is_contiguous()) {
+        found.push_back(static_cast<std::int64_t>(i));
+      }
+    }
+    prepared->lists.grads = std::move(grads);
+    prepared->watched_grads.clear();
+    return found;
+  }
+  static std::vector<std::int64_t> replace_grads_meta(std::int64_t, Tensors) { return {0}; }
+
+  static void release_grads(std::int64_t number) {
+    const auto prepared = find(number);
+    prepared->watched_grads.clear();
+    prepared->lists.grads.clear();
+  }
+
+  Mutex mutex_;
+  std::unordered_map<std::int64_t, std::shared_ptr<Prepared>> lists_;
+  std::int64_t last_ = 0;
+};
+
+}  // namespace accel

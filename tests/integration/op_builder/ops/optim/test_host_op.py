@@ -1,0 +1,283 @@
+"""The ops of all optimizers on host tensors: schemas, the functions of one tensor, bad input."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from op_builder import cpu, cuda, xpu
+from op_builder.errors import OpArgumentError
+from op_builder.ops.optim.host_op import HostOp
+from op_builder.ops.optim.tensor_lists import Pass
+from tests.support.optimizer_reference import (
+    ADAM,
+    FLOATS,
+    KINDS,
+    SGD,
+    Kind,
+    Tensors,
+    as_lists,
+    load,
+    make_tensors,
+    update,
+)
+
+# CPU Adam's own functions have files of tests of their own.
+OTHERS = [kind for kind in KINDS if kind is not ADAM]
+every_kind = pytest.mark.parametrize("kind", OTHERS, ids=str)
+
+#: The functions of one tensor; those of Adagrad and Lion are fixed by the interface, the others are like them.
+SIGNATURES = {
+    "create_amsgrad": (
+        "optimizer_id alpha=0.001 beta1=0.9 beta2=0.999 eps=1e-08 weight_decay=0.0 adamw_mode=True should_log=False"
+    ),
+    "amsgrad_update": (
+        "optimizer_id step lr beta1 beta2 eps weight_decay bias_correction param grad exp_avg exp_avg_sq max_exp_avg_sq"
+    ),
+    "create_adagrad": "optimizer_id alpha=0.01 eps=1e-08 weight_decay=0.0 should_log=False",
+    "adagrad_update": "optimizer_id step lr eps weight_decay param grad exp_avg_sq",
+    "create_lion": "optimizer_id alpha=0.001 beta1=0.9 beta2=0.999 weight_decay=0.0 should_log=False",
+    "lion_update": "optimizer_id step lr beta1 beta2 weight_decay param grad exp_avg",
+    "create_lamb": "optimizer_id alpha=0.001 beta1=0.9 beta2=0.999 eps=1e-06 weight_decay=0.0 should_log=False",
+    "lamb_update": ("optimizer_id step lr beta1 beta2 eps weight_decay bias_correction param grad exp_avg exp_avg_sq"),
+    "create_sgd": (
+        "optimizer_id alpha=0.001 momentum=0.9 dampening=0.0 weight_decay=0.0 nesterov=False should_log=False"
+    ),
+    "sgd_update": "optimizer_id step lr momentum dampening weight_decay param grad momentum_buffer",
+}
+
+
+class Single:
+    """The functions of one tensor of an optimizer, with an id of its own."""
+
+    def __init__(self, kind: Kind, **fixed: Any) -> None:
+        self.kind = kind
+        shared = load(kind)
+        self.module: HostOp = type(shared)(shared.ops)
+        self.create(0, **fixed)
+
+    @property
+    def create(self) -> Callable[..., None]:
+        return getattr(self.module, f"create_{self.kind.name}")
+
+    @property
+    def destroy(self) -> Callable[..., None]:
+        return getattr(self.module, f"destroy_{self.kind.name}")
+
+    @property
+    def update(self) -> Callable[..., None]:
+        return getattr(self.module, f"{self.kind.name}_update")
+
+    def arguments(self, **changes: Any) -> dict[str, Any]:
+        """Good arguments of an update, but for ``changes``."""
+        left_out = (*self.kind.fixed, *self.kind.unnamed)
+        options = {name: value for name, value in self.kind.options.items() if name not in left_out}
+        tensors = dict(zip(self.kind.roles, make_tensors(self.kind, 24), strict=True))
+        return {"optimizer_id": 0, "step": 3, **options, **tensors, **changes}
+
+    def refuses(self, text: str, **changes: Any) -> None:
+        """Raise unless an update with ``changes`` is refused with a remedy and changes no tensor."""
+        arguments = self.arguments(**changes)
+        tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+        before = {name: value.clone() for name, value in tensors.items()}
+        with pytest.raises(OpArgumentError, match=text) as caught:
+            self.update(**arguments)
+        assert caught.value.remedy
+        for name, value in before.items():
+            if value.device.type == "cpu":
+                assert torch.equal(tensors[name].to_dense(), value.to_dense())
+        self.update(**self.arguments())
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_functions_of_one_tensor_take_what_the_interface_says(name):
+    (kind,) = (kind for kind in OTHERS if kind.name in name)
+    parameters = list(inspect.signature(getattr(load(kind), name)).parameters.values())
+    said = [
+        parameter.name if parameter.default is inspect.Parameter.empty else f"{parameter.name}={parameter.default}"
+        for parameter in parameters
+    ]
+    assert " ".join(said) == SIGNATURES[name]
+
+
+@every_kind
+@pytest.mark.parametrize("package", [cpu, cuda, xpu])
+def test_every_device_has_its_builder(kind, package):
+    builder = getattr(package, kind.builder)()
+    assert builder.name == f"cpu_{kind.name}"
+    assert f"ACCEL_BUILD_CPU_{kind.name.upper()}" == builder.BUILD_VAR
+
+
+@every_kind
+def test_a_function_of_one_tensor_does_what_the_list_form_does(kind):
+    single = Single(kind)
+    arguments = single.arguments()
+    expected = update(load(kind), make_tensors(kind, 24), kind.options)
+    single.update(*arguments.values())  # by position
+    actual = Tensors(*(arguments[name] for name in ("param", "grad")), tuple(arguments[name] for name in kind.states))
+    assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
+
+
+def test_the_id_fixes_nesterov():
+    single = Single(SGD, nesterov=True)
+    arguments = single.arguments()
+    expected = update(load(SGD), make_tensors(SGD, 24), {**SGD.options, "nesterov": True})
+    single.update(**arguments)
+    assert torch.equal(arguments["param"], expected.param)
+
+
+BAD_NUMBERS = [
+    *((value, "{name} is {value}") for value in (math.nan, math.inf, -0.1)),
+    *((value, "not a number") for value in ("fast", None, torch.ones(2))),
+]
+
+
+@every_kind
+@pytest.mark.parametrize(("value", "text"), BAD_NUMBERS, ids=lambda value: str(value)[:10])
+def test_numbers_out_of_range_are_refused(kind, value, text):
+    single = Single(kind)
+    for name, number in single.arguments().items():
+        if isinstance(number, float):
+            single.refuses(text.format(name=name, value=value), **{name: value})
+            with pytest.raises(OpArgumentError, match=text.format(name=name, value=value)):
+                single.create(1, **{"alpha" if name == "lr" else name: value})
+    single.create(1)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in OTHERS if "beta1" in kind.options], ids=str)
+@pytest.mark.parametrize("beta", ["beta1", "beta2"])
+def test_a_beta_is_below_one(kind, beta):
+    Single(kind).refuses(f"{beta} is 1.0", **{beta: 1.0})
+
+
+@every_kind
+@pytest.mark.parametrize("step", [0, -3, 1.5, "1", None, True])
+def test_a_step_counts_from_one(kind, step):
+    Single(kind).refuses("step is", step=step)
+
+
+BAD_TENSORS = {
+    "meta": (lambda x: x.to("meta"), "is on device meta"),
+    "sparse": (lambda x: x.to_sparse(), "has layout torch.sparse_coo"),
+    "strided": (lambda x: x.repeat(2)[::2], "is not contiguous"),
+    "double": (lambda x: x.double(), "is of type Double"),
+    "int": (lambda x: x.to(torch.int32), "is of type Int"),
+    "list": (lambda x: x.tolist(), "is of type list"),
+    "none": (lambda _: None, "is of type NoneType"),
+}
+
+
+@every_kind
+@pytest.mark.parametrize("spoil", BAD_TENSORS)
+def test_tensors_that_do_not_fit_are_refused(kind, spoil):
+    change, text = BAD_TENSORS[spoil]
+    for role, tensor in zip(kind.roles, make_tensors(kind, 24), strict=True):
+        Single(kind).refuses(f"{role} of tensor 0 {text}", **{role: change(tensor)})
+
+
+@every_kind
+def test_tensors_of_unequal_length_or_in_one_memory_are_refused(kind):
+    tensors = dict(zip(kind.roles, make_tensors(kind, 24), strict=True))
+    storage = torch.rand(40)
+    for role in kind.roles[1:]:
+        Single(kind).refuses(f"{role} of tensor 0 has 23 elements", **{role: tensors[role][:-1].clone()})
+        Single(kind).refuses(
+            f"{role} of tensor 0 shares memory with its param", **{"param": storage[:24], role: storage[16:]}
+        )
+
+
+@every_kind
+def test_states_of_other_types_are_refused(kind):
+    tensors = dict(zip(kind.roles, make_tensors(kind, 24), strict=True))
+    for role in kind.states:
+        Single(kind).refuses(f"{role} of tensor 0 is of type bfloat16", **{role: tensors[role].bfloat16()})
+    lists = as_lists([make_tensors(kind, 24)])
+    with pytest.raises(OpArgumentError, match="is of type float32; only bfloat16 is rounded at random"):
+        load(kind).update_list(lists, 1, list(kind.options.values()), Pass(stochastic=True))
+
+
+@every_kind
+def test_one_bad_tensor_in_a_list_leaves_all_others_untouched(kind):
+    members = [make_tensors(kind, 24) for _ in range(5)]
+    before = [one.clone() for one in members]
+    bad = Tensors(members[4].param, members[4].grad, tuple(state.double() for state in members[4].states))
+    with pytest.raises(OpArgumentError, match=f"{kind.states[0]} of tensor 4"):
+        load(kind).update_list(as_lists([*members[:4], bad]), 1, list(kind.options.values()))
+    for one, other in zip(members, before, strict=True):
+        assert all(map(torch.equal, one, other))
+
+
+@every_kind
+def test_a_wrong_count_of_options_is_refused(kind):
+    with pytest.raises(OpArgumentError) as caught:
+        load(kind).update_list(as_lists([make_tensors(kind, 24)]), 1, [0.1])
+    assert caught.value.remedy == f"Pass {len(kind.options)} numbers."
+    assert tuple(kind.options) == load(kind).options
+    assert kind.states == load(kind).states
+
+
+@every_kind
+def test_an_id_is_used_once_and_free_after_destroy(kind):
+    single = Single(kind)
+    with pytest.raises(OpArgumentError, match="id 0 is in use") as caught:
+        single.create(0)
+    assert f"destroy_{kind.name}" in caught.value.remedy
+    single.destroy(0)
+    for call in (lambda: single.destroy(0), lambda: single.update(**single.arguments())):
+        with pytest.raises(OpArgumentError, match="optimizer with id 0"):
+            call()
+    single.create(0)
+    single.update(**single.arguments())
+
+
+@every_kind
+def test_a_prepared_list_that_is_refused_counts_no_step(kind):
+    tensors = make_tensors(kind, 24)
+    before, steps = tensors.clone(), [torch.tensor(4.0)]
+    prepared = load(kind).prepare(as_lists([tensors]), steps)
+    options = [float(value) for value in kind.options.values()]
+    for numbers, also in ((options, Pass(stochastic=True)), (options[1:], Pass())):
+        with pytest.raises(OpArgumentError):
+            prepared.update(numbers, also)
+    assert steps[0] == 4
+    assert all(map(torch.equal, tensors, before))
+    prepared.update(options, Pass())
+    assert steps[0] == 5
+
+
+@every_kind
+def test_empty_lists_and_tensors_do_nothing(kind):
+    load(kind).update_list(as_lists([make_tensors(kind, 0)]), 1, list(kind.options.values()))
+    Single(kind).update(**Single(kind).arguments(**dict.fromkeys(kind.roles, torch.empty(0))))
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_opcheck_of_the_update(kind, dtype):
+    members = [make_tensors(kind, numel, dtype, dtype, dtype) for numel in (17, 0, 300)]
+    copies = [torch.zeros_like(one.param, dtype=torch.bfloat16) for one in members]
+    tensors = as_lists(members, copies).positional()
+    also = Pass(-0.5, zero_grads=True).positional()
+    arguments = (*tensors, 3, [float(value) for value in kind.options.values()], *also, load(kind).isa)
+    torch.library.opcheck(load(kind).ops.update.default, arguments)
+
+
+@every_kind
+def test_a_training_step_compiles_as_one_graph_and_equals_eager(kind):
+    module = load(kind)
+    options = list(kind.options.values())
+
+    def train_step(param, grad, *states):
+        module.update_list(as_lists([Tensors(param, grad * 2, states)]), 3, options)
+        return param + 1
+
+    eager, compiled = make_tensors(kind, 1000), make_tensors(kind, 1000)
+    expected = train_step(*eager)
+    found = torch.compile(train_step, fullgraph=True, backend="aot_eager")(*compiled)
+    assert torch.equal(found, expected)
+    assert all(map(torch.equal, compiled, eager))

@@ -1,0 +1,381 @@
+"""The list form: what rides along in the pass, against doing it apart; threads; places in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from op_builder.errors import OpArgumentError
+from op_builder.ops.optim.host_op import HostOp
+from op_builder.ops.optim.tensor_lists import Pass, TensorLists
+from tests.support.adam_reference import Options
+from tests.support.list_cases import (
+    AS_PARAM,
+    FLOAT32,
+    FLOATS,
+    PACKED,
+    STOCHASTIC,
+    STORAGES,
+    Case,
+    all_cases,
+    assert_same_bits,
+    make,
+    update_apart,
+)
+
+OPTIONS = Options().listed()
+STEP = 3
+
+
+@contextmanager
+def threads_of_torch(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def pass_of(case: Case, **arguments) -> Pass:
+    return Pass(stochastic=case.storage == STOCHASTIC, **arguments)
+
+
+def updated(module: HostOp, case: Case, also: Pass, step: int = STEP, threads: int = 1) -> TensorLists:
+    """The case's tensors after one update, nothing around them touched."""
+    guarded = make(case)  # not with the threads: torch's own functions differ in the last bit with them
+    with threads_of_torch(threads):
+        module.update_list(guarded.lists, step, OPTIONS, also)
+    guarded.assert_guards_untouched()
+    return guarded.lists
+
+
+def updated_apart(module: HostOp, case: Case, also: Pass, step: int = STEP) -> TensorLists:
+    lists = make(case).lists
+    update_apart(module, case, lists, step, OPTIONS, also)
+    return lists
+
+
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_everything_in_one_pass_is_bit_for_bit_what_it_is_apart(adam_of_isa, case):
+    also = pass_of(case, grad_scale=-0.37, zero_grads=True, seed=11)
+    assert_same_bits(updated(adam_of_isa, case, also), updated_apart(adam_of_isa, case, also))
+
+
+@pytest.mark.parametrize("storage", [FLOAT32, PACKED])
+@pytest.mark.parametrize(
+    ("copy", "arguments"),
+    [
+        pytest.param(None, {}, id="nothing"),
+        pytest.param(None, {"grad_scale": 1 / 1024}, id="unscaling"),
+        pytest.param(None, {"grad_scale": -1.0}, id="maximising"),
+        pytest.param(None, {"zero_grads": True}, id="zeros"),
+        *(pytest.param(dtype, {}, id=f"copy to {dtype}") for dtype in FLOATS),
+    ],
+)
+def test_each_extra_alone_is_bit_for_bit_what_it_is_apart(adam_of_isa, storage, copy, arguments):
+    case = Case(torch.bfloat16, torch.bfloat16, storage, copy)
+    also = pass_of(case, **arguments)
+    assert_same_bits(updated(adam_of_isa, case, also), updated_apart(adam_of_isa, case, also))
+
+
+def test_extras_change_what_they_say(cpu_adam):
+    """Apart and together could agree on doing nothing."""
+    before = make(Case(copy=torch.bfloat16)).lists
+    plain = updated(cpu_adam, Case(), Pass())
+    scaled = updated(cpu_adam, Case(copy=torch.bfloat16), Pass(grad_scale=-0.5, zero_grads=True))
+    assert not torch.equal(plain.params[-1], before.params[-1])
+    assert not torch.equal(plain.states[0][-1], scaled.states[0][-1])
+    assert all((grad == 0).all() and not grad.signbit().any() for grad in scaled.grads)
+    assert all(torch.equal(copy, param.bfloat16()) for copy, param in zip(scaled.copies, scaled.params, strict=True))
+    assert all(torch.equal(grad, then) for grad, then in zip(plain.grads, before.grads, strict=True))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("copy", FLOATS)
+def test_copies_keep_what_is_not_finite(adam_of_isa, value, copy):
+    case = Case(copy=copy, lengths=(40,))
+    lists = make(case).lists
+    lists.params[0][::7] = value
+    adam_of_isa.update_list(lists, STEP, OPTIONS)
+    assert torch.equal(lists.copies[0].isnan(), lists.params[0].isnan())
+    assert torch.equal(lists.copies[0].isinf(), lists.params[0].isinf())
+    assert not lists.copies[0][1].isnan()
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("offset", [1, 7])
+def test_unaligned_views_give_the_bits_of_aligned_ones(adam_of_isa, storage, offset):
+    case = Case(torch.bfloat16, torch.bfloat16, storage, copy=torch.float16)
+    also = pass_of(case, grad_scale=0.7, zero_grads=True)
+    shifted = dataclasses.replace(case, offset=offset)
+    assert make(shifted).lists.params[-1].data_ptr() % 64 != make(case).lists.params[-1].data_ptr() % 64
+    assert_same_bits(updated(adam_of_isa, shifted, also), updated(adam_of_isa, case, also))
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_the_number_of_threads_does_not_change_a_bit(adam_of_isa, storage):
+    case = Case(torch.bfloat16, torch.bfloat16, storage, torch.float32, (100_003, 0, 17, 70_000, 256, 1))
+    also = pass_of(case, grad_scale=0.5, zero_grads=True, seed=5)
+    results = [updated(adam_of_isa, case, also, threads=threads) for threads in (1, 2, 3, 4)]
+    for result in results[1:]:
+        assert_same_bits(result, results[0])
+
+
+lengths = st.lists(st.one_of(st.integers(0, 40), st.integers(0, 1100), st.just(20_000)), max_size=8)
+cases = st.builds(
+    Case,
+    param=st.sampled_from(FLOATS),
+    grad=st.sampled_from(FLOATS),
+    storage=st.sampled_from(STORAGES),
+    copy=st.sampled_from((None, *FLOATS)),
+    lengths=lengths.map(tuple),
+    offset=st.integers(0, 3),
+    seed=st.integers(0, 1000),
+)
+passes = st.fixed_dictionaries(
+    {
+        "grad_scale": st.floats(-2, 2, width=32),
+        "zero_grads": st.booleans(),
+        "seed": st.integers(-(2**63), 2**63 - 1),
+    }
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(cases, passes, st.integers(1, 2**40), st.integers(1, 4))
+def test_any_list_gives_the_bits_of_doing_all_apart(cpu_adam, case, arguments, step, threads):
+    also = pass_of(case, **arguments)
+    actual = updated(cpu_adam, case, also, step, threads)
+    assert_same_bits(actual, updated_apart(cpu_adam, case, also, step))
+
+
+@settings(deadline=None, max_examples=40)
+@given(cases, st.data())
+def test_tensors_may_be_spread_over_any_lists(cpu_adam, case, data):
+    """Where nothing is random: there a tensor's place in its list counts."""
+    case = dataclasses.replace(case, storage=data.draw(st.sampled_from((FLOAT32, AS_PARAM))))
+    owners = [data.draw(st.integers(0, 2)) for _ in case.lengths]
+    together, apart = make(case), make(case)
+    also = Pass(grad_scale=0.9, zero_grads=True)
+    cpu_adam.update_list(together.lists, STEP, OPTIONS, also)
+    for owner in range(3):
+        places = [place for place, of in enumerate(owners) if of == owner]
+        cpu_adam.update_list(chosen(apart.lists, places), STEP, OPTIONS, also)
+    apart.assert_guards_untouched()
+    assert_same_bits(apart.lists, together.lists)
+
+
+def chosen(lists: TensorLists, places: list[int]) -> TensorLists:
+    def of(members):
+        return [members[place] for place in places]
+
+    return TensorLists(
+        of(lists.params),
+        of(lists.grads),
+        [of(state) for state in lists.states],
+        [of(scale) for scale in lists.scales],
+        of(lists.copies) if lists.copies else [],
+        of(lists.places) if lists.places else (),
+    )
+
+
+PLACES = (7, 3 << 32, (3 << 32) + 1, 0, -1, 2**63 - 1)
+
+
+@pytest.mark.parametrize("storage", [STOCHASTIC, PACKED])
+def test_random_bits_are_those_of_the_given_places(adam_of_isa, storage):
+    case = Case(torch.bfloat16, storage=storage, lengths=(300, 5000, 17, 0, 700, 1))
+    also = pass_of(case, seed=5)
+    actual, expected = (make(case).lists._replace(places=PLACES) for _ in range(2))
+    adam_of_isa.update_list(actual, STEP, OPTIONS, also)
+    update_apart(adam_of_isa, case, expected, STEP, OPTIONS, also)
+    assert_same_bits(actual, expected)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data(), st.sampled_from((STOCHASTIC, PACKED)), st.booleans())
+def test_parameters_with_places_may_be_left_out_without_changing_the_others(cpu_adam, data, storage, is_prepared):
+    """As when some have no gradient: it is 8 bits and stochastic rounding that showed where a tensor lay."""
+    case = Case(torch.bfloat16, storage=storage, lengths=(300, 20, 700, 513))
+    remaining = data.draw(st.lists(st.integers(0, 3), unique=True, min_size=1))
+    places = data.draw(st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, min_size=4, max_size=4))
+    whole = make(case).lists._replace(places=places)
+    part = chosen(make(case).lists._replace(places=places), remaining)
+    also = pass_of(case, seed=8)
+    for lists in (whole, part):
+        if is_prepared:
+            steps = [torch.tensor(STEP - 1.0) for _ in lists.params]
+            cpu_adam.prepare(lists, steps).update(OPTIONS, also)
+        else:
+            cpu_adam.update_list(lists, STEP, OPTIONS, also)
+    assert_same_bits(part, chosen(whole, remaining))
+
+
+@pytest.mark.parametrize("places", [[0], [0, 1, 2]], ids=len)
+def test_a_place_for_each_parameter_is_needed(cpu_adam, places):
+    given = make(Case(lengths=(300, 20))).lists
+    before = make(Case(lengths=(300, 20))).lists
+    lists = given._replace(places=places)
+    steps = [torch.tensor(0.0) for _ in range(2)]
+    for call in (lambda: cpu_adam.update_list(lists, STEP, OPTIONS), lambda: cpu_adam.prepare(lists, steps)):
+        with pytest.raises(OpArgumentError, match=f"2 parameters came with {len(places)} places") as caught:
+            call()
+        assert caught.value.remedy
+    plain = (STEP, list(OPTIONS), *Pass().positional(), cpu_adam.isa)
+    with pytest.raises(ValueError, match=f"2 parameters came with {len(places)} places"):
+        cpu_adam.ops.update(*given.positional(), *plain, places)
+    with pytest.raises(ValueError, match=f"2 parameters came with {len(places)} places"):
+        cpu_adam.ops.prepare(*given.positional(), steps, places)
+    assert_same_bits(given, before)
+
+
+BAD_LISTS = [
+    ("copies", 1, lambda lists: lists.params[1], "copy of tensor 1 shares memory with its param"),
+    ("copies", 1, lambda _: torch.zeros(3), "copy of tensor 1 has 3 elements; 20 are needed"),
+    ("copies", 1, lambda _: torch.zeros(20).double(), "copy of tensor 1 is of type Double"),
+    ("scales", 1, lambda _: torch.zeros(2), "scale of tensor 1 has 2 elements; 1 are needed for a parameter of 20"),
+    ("scales", 1, lambda _: torch.zeros(1).half(), "scale of tensor 1 is of type float16"),
+    ("scales", 1, lambda lists: lists.scales[1][1], "scale of tensor 1 shares memory with its scale"),
+    ("scales", 0, lambda _: torch.zeros(4)[::2], "scale of tensor 0 is not contiguous"),
+    ("states", 1, lambda _: torch.zeros(20), "exp_avg of tensor 1 is of type Float; states with scales are bytes"),
+    ("states", 1, lambda _: torch.zeros(20).char(), "exp_avg of tensor 1 is of type Char"),
+    ("states", 1, lambda _: torch.zeros(21).byte(), "exp_avg of tensor 1 has 21 elements"),
+]
+
+
+@pytest.mark.parametrize(("role", "place", "spoilt", "text"), BAD_LISTS, ids=[text for *_, text in BAD_LISTS])
+def test_lists_that_do_not_fit_are_refused_before_anything_is_written(cpu_adam, role, place, spoilt, text):
+    case = Case(storage=PACKED, copy=torch.bfloat16, lengths=(300, 20))
+    before, lists = make(case).lists, make(case).lists
+    members = getattr(lists, role)
+    (members if role == "copies" else members[0])[place] = spoilt(lists)
+    with pytest.raises(OpArgumentError, match=text) as caught:
+        cpu_adam.update_list(lists, STEP, OPTIONS)
+    assert caught.value.remedy
+    assert torch.equal(lists.params[0], before.params[0])
+    assert torch.equal(lists.states[1][0], before.states[1][0])
+    assert torch.equal(lists.copies[0], before.copies[0])
+
+
+@pytest.mark.parametrize("role", ["copies", "scales"])
+def test_a_copy_or_scale_too_few_is_refused(cpu_adam, role):
+    lists = make(Case(storage=PACKED, copy=torch.bfloat16, lengths=(300, 20))).lists
+    (lists.copies if role == "copies" else lists.scales[0]).pop()
+    with pytest.raises(OpArgumentError, match=r"2 parameters came with 1 (copy|scale of exp_avg) tensors"):
+        cpu_adam.update_list(lists, STEP, OPTIONS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_only_bfloat16_states_are_rounded_at_random(cpu_adam, dtype):
+    lists = make(Case(dtype, dtype, AS_PARAM)).lists
+    with pytest.raises(OpArgumentError, match="only bfloat16 is rounded at random"):
+        cpu_adam.update_list(lists, STEP, OPTIONS, Pass(stochastic=True))
+
+
+@pytest.mark.parametrize(("threads", "spoilt"), [(1, (1500, 700)), (2, (1500, 700)), (3, (255, 256))], ids=str)
+def test_the_first_tensor_that_does_not_fit_is_named_whatever_the_threads(cpu_adam, threads, spoilt):
+    case = Case(lengths=(3, 20) * 800)
+    lists, before = make(case).lists, make(case).lists
+    for place in spoilt:
+        lists.states[1][place] = torch.zeros(5)
+    prepared = cpu_adam.prepare(lists, [torch.tensor(0.0) for _ in lists.params])
+    text = f"exp_avg_sq of tensor {min(spoilt)} has 5 elements"
+    with threads_of_torch(threads):
+        for call in (lambda: cpu_adam.update_list(lists, STEP, OPTIONS), lambda: prepared.update(OPTIONS, Pass())):
+            with pytest.raises(OpArgumentError, match=text) as caught:
+                call()
+            assert caught.value.remedy == "Pass tensors of equal length."
+    assert all(torch.equal(one, other) for one, other in zip(lists.params, before.params, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(lists.states[0], before.states[0], strict=True))
+
+
+# Memory that two parameters share: two threads would write it.
+
+SHARED = [
+    ("params", "params", 2, 0, "param of tensor 2 shares memory with param of tensor 0"),
+    ("copies", "copies", 2, 0, "copy of tensor 2 shares memory with copy of tensor 0"),
+    ("copies", "params", 0, 2, "param of tensor 2 shares memory with copy of tensor 0"),
+    ("grads", "grads", 2, 0, "grad of tensor 2 shares memory with grad of tensor 0"),
+    ("grads", "copies", 2, 0, "grad of tensor 2 shares memory with copy of tensor 0"),
+    ("first_state", "first_state", 2, 0, "exp_avg of tensor 2 shares memory with exp_avg of tensor 0"),
+    ("second_state", "first_state", 0, 2, "exp_avg of tensor 2 shares memory with exp_avg_sq of tensor 0"),
+    ("params", "second_state", 2, 0, "param of tensor 2 shares memory with exp_avg_sq of tensor 0"),
+]
+
+
+def members_of(lists: TensorLists, role: str) -> list[torch.Tensor]:
+    """The tensors of a role, which may be one of the states."""
+    states = {"first_state": 0, "second_state": 1}
+    return lists.states[states[role]] if role in states else getattr(lists, role)
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+@pytest.mark.parametrize("shift", [0, -299])
+@pytest.mark.parametrize(
+    ("role", "with_role", "place", "with_place", "text"), SHARED, ids=[case[-1] for case in SHARED]
+)
+def test_what_two_parameters_write_must_not_be_the_same(
+    cpu_adam, role, with_role, place, with_place, text, shift, is_prepared
+):
+    case = Case(copy=torch.float32, lengths=(300, 20, 300))
+    lists = make(case).lists
+    memory = torch.ones(900)
+    members_of(lists, role)[place] = memory[300:600]
+    members_of(lists, with_role)[with_place] = memory[300 + shift : 600 + shift]
+    before = [tensor.clone() for members in lists.positional() for tensor in members]
+
+    def update(also: Pass) -> None:
+        if is_prepared:
+            cpu_adam.prepare(lists, [torch.tensor(0.0) for _ in lists.params]).update(OPTIONS, also)
+        else:
+            cpu_adam.update_list(lists, STEP, OPTIONS, also)
+
+    with pytest.raises(OpArgumentError, match=text) as caught:
+        update(Pass(zero_grads=True))
+    assert caught.value.remedy
+    now = [tensor for members in lists.positional() for tensor in members]
+    assert all(torch.equal(one, other) for one, other in zip(now, before, strict=True))
+    members_of(lists, role)[place] = torch.ones(300)
+    update(Pass(zero_grads=True))
+
+
+def test_neighbours_in_memory_and_empty_tensors_share_nothing(cpu_adam):
+    case = Case(copy=torch.bfloat16, lengths=(300, 0, 20, 0, 300))
+    lists, expected = make(case).lists, make(case).lists
+    for role in ("params", "grads", "copies"):
+        members = getattr(lists, role)
+        flat = torch.cat(members)
+        members[:] = flat.split(case.lengths)
+    also = Pass(zero_grads=True)
+    cpu_adam.update_list(lists, STEP, OPTIONS, also)
+    cpu_adam.update_list(expected, STEP, OPTIONS, also)
+    assert_same_bits(lists, expected)
+
+
+def test_one_gradient_of_two_parameters_may_be_read_but_not_zeroed(cpu_adam):
+    case = Case(lengths=(300, 20, 300))
+    lists, expected = make(case).lists, make(case).lists
+    lists.grads[2] = lists.grads[0]
+    expected.grads[2] = expected.grads[0].clone()
+    steps = [torch.tensor(STEP - 1.0) for _ in lists.params]
+    prepared = cpu_adam.prepare(lists, steps)
+    prepared.update(OPTIONS, Pass())
+    cpu_adam.update_list(expected, STEP, OPTIONS)
+    assert_same_bits(lists, expected)
+    for call in (
+        lambda: prepared.update(OPTIONS, Pass(zero_grads=True)),
+        lambda: cpu_adam.update_list(lists, STEP + 1, OPTIONS, Pass(zero_grads=True)),
+    ):
+        with pytest.raises(OpArgumentError, match="grad of tensor 2 shares memory with grad of tensor 0"):
+            call()
+    assert_same_bits(lists, expected)
+    assert all(step == STEP for step in steps)
+    prepared.update(OPTIONS, Pass())
+    cpu_adam.update_list(lists, STEP + 2, OPTIONS)

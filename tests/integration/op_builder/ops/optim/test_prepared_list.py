@@ -1,0 +1,513 @@
+"""Prepared lists: the bits of the list form, tensors looked at anew in every update, steps counted."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from op_builder.errors import OpArgumentError
+from op_builder.ops.optim.host_op import HostOp
+from op_builder.ops.optim.tensor_lists import Pass, TensorLists
+from tests.support.adam_reference import Options
+from tests.support.list_cases import (
+    AS_PARAM,
+    FLOAT32,
+    FLOATS,
+    PACKED,
+    STOCHASTIC,
+    STORAGES,
+    Case,
+    assert_same_bits,
+    make,
+)
+
+OPTIONS = Options().listed()
+SMALL = (0, 1, 17, 300)
+
+
+def steps_of(count: int, done: float = 0, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [torch.tensor(done, dtype=dtype) for _ in range(count)]
+
+
+def pass_of(case: Case, **arguments) -> Pass:
+    return Pass(stochastic=case.storage == STOCHASTIC, **arguments)
+
+
+def without_gradients_left(lists: TensorLists) -> None:
+    """New gradients where the old were zeroed, in place."""
+    for i, grad in enumerate(lists.grads):
+        grad.copy_(torch.linspace(-1, 1, grad.numel()) * (i + 1))
+
+
+def copy_of(lists: TensorLists) -> list[torch.Tensor]:
+    return [tensor.clone() for members in lists.positional() for tensor in members]
+
+
+def assert_unchanged(lists: TensorLists, before: list[torch.Tensor], steps: list[torch.Tensor], done: float) -> None:
+    now = [tensor for members in lists.positional() for tensor in members]
+    assert all(torch.equal(one, other) for one, other in zip(now, before, strict=True))
+    assert all(step == done for step in steps)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_updates_have_the_bits_of_the_list_form(adam_of_isa, storage, dtype):
+    case = Case(dtype, torch.bfloat16, storage, torch.float16, (0, 1, 17, 300, 5000))
+    kept, given_anew = make(case), make(case)
+    steps = steps_of(5)
+    prepared = adam_of_isa.prepare(kept.lists, steps)
+    for step in range(1, 5):
+        also = pass_of(case, grad_scale=0.3 * step, zero_grads=step % 2 == 0, seed=step)
+        prepared.update(OPTIONS, also)
+        adam_of_isa.update_list(given_anew.lists, step, OPTIONS, also)
+        assert_same_bits(kept.lists, given_anew.lists)
+        assert all(counter == step for counter in steps)
+        without_gradients_left(kept.lists)
+        without_gradients_left(given_anew.lists)
+    kept.assert_guards_untouched()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(0, 600), st.integers(0, 5)), max_size=7),
+    st.sampled_from((FLOAT32, AS_PARAM)),
+    st.integers(1, 3),
+)
+def test_parameters_may_be_at_different_steps(cpu_adam, shapes, storage, updates):
+    """Each is updated as at its own step; nothing is random here, so its place does not count."""
+    case = Case(torch.bfloat16, storage=storage, lengths=tuple(numel for numel, _ in shapes))
+    kept, alone = make(case).lists, make(case).lists
+    steps = [torch.tensor(float(done)) for _, done in shapes]
+    prepared = cpu_adam.prepare(kept, steps)
+    for _ in range(updates):
+        prepared.update(OPTIONS, Pass())
+    for i, (_, done) in enumerate(shapes):
+        one = TensorLists([alone.params[i]], [alone.grads[i]], [[state[i]] for state in alone.states])
+        for step in range(done + 1, done + 1 + updates):
+            cpu_adam.update_list(one, step, OPTIONS)
+    assert_same_bits(kept, alone)
+    assert [int(step) for step in steps] == [done + updates for _, done in shapes]
+
+
+@pytest.mark.parametrize("storage", [STOCHASTIC, PACKED])
+def test_random_bits_are_those_of_the_parameters_own_step(cpu_adam, storage):
+    case = Case(storage=storage, lengths=(2000, 2000))
+    kept = make(case).lists
+    cpu_adam.prepare(kept, [torch.tensor(4.0), torch.tensor(6.0)]).update(OPTIONS, pass_of(case, seed=2))
+    for place, step in enumerate((5, 7)):
+        expected = make(case).lists
+        cpu_adam.update_list(expected, step, OPTIONS, pass_of(case, seed=2))
+        assert torch.equal(kept.states[0][place], expected.states[0][place])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [(torch.float32, ()), (torch.float64, (1,)), (torch.int64, (1, 1))], ids=str
+)
+def test_a_step_counter_may_be_of_three_types(cpu_adam, dtype, shape):
+    lists, expected = make(Case(lengths=SMALL)).lists, make(Case(lengths=SMALL)).lists
+    steps = [torch.full(shape, 7, dtype=dtype) for _ in SMALL]
+    cpu_adam.prepare(lists, steps).update(OPTIONS, Pass())
+    cpu_adam.update_list(expected, 8, OPTIONS)
+    assert_same_bits(lists, expected)
+    assert all(step.dtype == dtype and step.item() == 8 for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        *((value, torch.float32) for value in (-1.0, 0.5, math.nan, math.inf, -math.inf)),
+        *((2.0**54, torch.float64), (-1, torch.int64)),
+    ],
+)
+def test_a_step_that_is_no_count_is_refused_before_anything_is_written(cpu_adam, value, dtype):
+    lists = make(Case(lengths=SMALL)).lists
+    before = copy_of(lists)
+    steps = steps_of(4, 3, dtype)
+    prepared = cpu_adam.prepare(lists, steps)
+    steps[3].fill_(value)
+    with pytest.raises(OpArgumentError, match="step of tensor 3 is"):
+        prepared.update(OPTIONS, Pass())
+    assert_unchanged(lists, before, steps[:3], 3)
+    steps[3].fill_(3)
+    prepared.update(OPTIONS, Pass())
+    assert all(step == 4 for step in steps)
+
+
+@pytest.mark.parametrize(
+    "step", [torch.tensor(0, dtype=torch.int32), torch.zeros(2), torch.zeros(0), torch.tensor(0.0).half()], ids=str
+)
+def test_a_step_counter_of_another_kind_is_refused(cpu_adam, step):
+    lists = make(Case(lengths=SMALL)).lists
+    before = copy_of(lists)
+    prepared = cpu_adam.prepare(lists, [*steps_of(3), step])
+    for _ in range(2):  # a refusal leaves nothing half checked
+        with pytest.raises(OpArgumentError, match="step of tensor 3 is no CPU tensor of one float32, float64 or int64"):
+            prepared.update(OPTIONS, Pass())
+    assert_unchanged(lists, before, [], 0)
+
+
+def test_memory_that_moved_is_noticed(adam_of_isa):
+    case = Case(torch.bfloat16, torch.bfloat16, FLOAT32, torch.float32, SMALL)
+    lists, expected = make(case).lists, make(case).lists
+    prepared = adam_of_isa.prepare(lists, steps_of(4))
+    for step in range(1, 6):
+        if step > 1:
+            members = lists.positional()[step % 5 if step % 5 != 3 else 0]  # there are no scales
+            old = [tensor.data for tensor in members]
+            for tensor in members:
+                tensor.data = tensor.data.clone()
+            kept_back = [tensor.clone() for tensor in old]
+        prepared.update(OPTIONS, Pass(zero_grads=False))
+        adam_of_isa.update_list(expected, step, OPTIONS)
+        assert_same_bits(lists, expected)
+        if step > 1:
+            assert all(torch.equal(one, other) for one, other in zip(old, kept_back, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (
+            lambda lists: setattr(lists.params[2], "data", torch.zeros(16)),
+            "grad of tensor 2 has 17 elements; 16 are needed",
+        ),
+        (lambda lists: setattr(lists.grads[2], "data", torch.zeros(16)), "grad of tensor 2 has 16 elements"),
+        (
+            lambda lists: setattr(lists.params[2], "data", torch.zeros(17).double()),
+            "param of tensor 2 is of type Double",
+        ),
+        (
+            lambda lists: setattr(lists.states[1][2], "data", torch.zeros(17).half()),
+            "exp_avg_sq of tensor 2 is of type",
+        ),
+        (lambda lists: setattr(lists.params[3], "data", torch.zeros(600)[::2]), "param of tensor 3 is not contiguous"),
+        (lambda lists: setattr(lists.params[2], "data", lists.grads[2].data), "grad of tensor 2 shares memory"),
+        (lambda lists: lists.states[0][3].resize_(299), "exp_avg of tensor 3 has 299 elements"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_any_more_is_refused_before_anything_is_written(cpu_adam, spoil, text):
+    lists = make(Case(lengths=SMALL)).lists
+    steps = steps_of(4)
+    prepared = cpu_adam.prepare(lists, steps)
+    prepared.update(OPTIONS, Pass())
+    intact = [[tensor.data for tensor in members] for members in lists.positional()]
+    spoil(lists)
+    before = copy_of(lists)
+    for _ in range(2):
+        with pytest.raises(OpArgumentError, match=text):
+            prepared.update(OPTIONS, Pass())
+        assert_unchanged(lists, before, steps, 1)
+    for members, datas in zip(lists.positional(), intact, strict=True):
+        for tensor, data in zip(members, datas, strict=True):
+            tensor.data = data
+    if "299" not in text:  # there the tensor was shortened itself
+        prepared.update(OPTIONS, Pass())
+        assert all(step == 2 for step in steps)
+
+
+ROLES = ("param", "grad", "exp_avg", "exp_avg_sq", "copy", "step")
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("sizes", [(0,), (0, 1, -1)], ids=str)
+@pytest.mark.parametrize("is_known", [False, True])
+def test_memory_that_was_freed_or_shrunk_is_noticed(cpu_adam, role, sizes, is_known):
+    """A storage that was freed and allocated again a little smaller often lies where it did."""
+    lists = make(Case(copy=torch.float32, lengths=SMALL)).lists
+    steps = steps_of(4)
+    place = ROLES.index(role)
+    tensor = (lists.params, lists.grads, *lists.states, lists.copies, steps)[place][3]
+    tensor.data = tensor.clone()  # in a storage of its own
+    prepared = cpu_adam.prepare(lists, steps)
+    if is_known:
+        prepared.update(OPTIONS, Pass())
+    values = tensor.clone()
+    size = tensor.untyped_storage().nbytes()
+    for left in sizes:
+        tensor.untyped_storage().resize_(left % size)
+    others = [one for one in (*lists.params, *lists.states[0], *steps) if one is not tensor]
+    before = [one.clone() for one in others]
+    for _ in range(2):
+        text = f"{role} of tensor 3 reaches to byte {size} of its storage, which has {sizes[-1] % size} bytes"
+        with pytest.raises(OpArgumentError, match=text):
+            prepared.update(OPTIONS, Pass())
+    if role == "grad":
+        with pytest.raises(OpArgumentError, match="grad of tensor 3 reaches"):
+            prepared.grad_norm()
+    assert all(map(torch.equal, others, before))
+    tensor.untyped_storage().resize_(size)
+    tensor.copy_(values)
+    prepared.update(OPTIONS, Pass())
+    assert all(step == 1 + is_known for step in steps)
+
+
+def test_a_parameter_of_another_type_that_fits_is_updated_as_it_is_then(cpu_adam):
+    lists = make(Case(lengths=SMALL)).lists
+    prepared = cpu_adam.prepare(lists, steps_of(4))
+    prepared.update(OPTIONS, Pass())
+    for param in lists.params:
+        param.data = param.data.half()
+    expected = TensorLists(
+        [param.clone() for param in lists.params],
+        lists.grads,
+        [[state.clone() for state in states] for states in lists.states],
+    )
+    prepared.update(OPTIONS, Pass())
+    cpu_adam.update_list(expected, 2, OPTIONS)
+    assert_same_bits(TensorLists(lists.params, lists.grads, lists.states), expected)
+
+
+def test_other_settings_are_checked_anew(cpu_adam):
+    case = Case(torch.bfloat16, torch.bfloat16, AS_PARAM, lengths=(2000,))
+    lists, expected = make(case).lists, make(case).lists
+    prepared = cpu_adam.prepare(lists, steps_of(1))
+    for step, stochastic in enumerate((False, True, True, False), start=1):
+        prepared.update(OPTIONS, Pass(stochastic=stochastic, seed=3))
+        cpu_adam.update_list(expected, step, OPTIONS, Pass(stochastic=stochastic, seed=3))
+        assert_same_bits(lists, expected)
+
+
+@pytest.mark.parametrize("count", [6, 8])
+def test_an_option_too_few_or_too_many_is_refused(cpu_adam, count):
+    lists = make(Case(lengths=SMALL)).lists
+    before, steps = copy_of(lists), steps_of(4)
+    with pytest.raises(OpArgumentError, match=f"{count} options were given"):
+        cpu_adam.prepare(lists, steps).update((*OPTIONS, 0.0)[:count], Pass())
+    assert_unchanged(lists, before, steps, 0)
+
+
+# Gradients -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_replaced_gradients_are_used(cpu_adam, dtype):
+    lists, expected = make(Case(lengths=SMALL)).lists, make(Case(lengths=SMALL)).lists
+    prepared = cpu_adam.prepare(lists, steps_of(4))
+    prepared.update(OPTIONS, Pass())
+    cpu_adam.update_list(expected, 1, OPTIONS)
+    new = [torch.linspace(-1, 1, numel).to(dtype) for numel in SMALL]
+    prepared.replace_grads(new)
+    prepared.update(OPTIONS, Pass(zero_grads=True))
+    cpu_adam.update_list(TensorLists(expected.params, [g.clone() for g in make_like(new)], expected.states), 2, OPTIONS)
+    assert_same_bits(TensorLists(lists.params, [], lists.states), TensorLists(expected.params, [], expected.states))
+    assert all((grad == 0).all() for grad in new)
+
+
+def make_like(grads: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.linspace(-1, 1, grad.numel()).to(grad.dtype) for grad in grads]
+
+
+@pytest.mark.parametrize(
+    ("grads", "text"),
+    [
+        ([torch.zeros(17)], "2 parameters came with 1 grad tensors"),
+        ([], "2 parameters came with 0 grad tensors"),
+        ([torch.zeros(17), torch.zeros(300, device="meta")], "grad of tensor 1 is on device meta"),
+        ([torch.zeros(17, device="meta"), torch.zeros(300, device="meta")], "grad of tensor 0 is on device meta"),
+        ([torch.zeros(17), torch.zeros(300).to_sparse()], "grad of tensor 1 has layout torch.sparse_coo"),
+        ([torch.zeros(17), None], "grad of tensor 1 is of type NoneType"),
+    ],
+)
+def test_gradients_that_cannot_be_taken_are_refused_at_once(cpu_adam, grads, text):
+    lists, expected = make(Case(lengths=(17, 300))).lists, make(Case(lengths=(17, 300))).lists
+    prepared = cpu_adam.prepare(lists, steps_of(2))
+    with pytest.raises(OpArgumentError, match=text):
+        prepared.replace_grads(grads)
+    prepared.update(OPTIONS, Pass())  # with those it had
+    cpu_adam.update_list(expected, 1, OPTIONS)
+    assert_same_bits(lists, expected)
+
+
+def test_gradients_that_are_not_contiguous_are_named_when_they_are_taken(cpu_adam):
+    prepared = cpu_adam.prepare(make(Case(lengths=(17, 300, 4))).lists, steps_of(3))
+    assert prepared.replace_grads([torch.ones(34)[::2], torch.ones(300), torch.ones(8)[::2]]) == [0, 2]
+    assert prepared.replace_grads([torch.ones(17), torch.ones(300), torch.ones(4)]) == []
+    prepared.update(OPTIONS, Pass())
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("lengths", [SMALL, (5,) * 700], ids=["few", "on all threads"])
+def test_new_gradients_in_every_update_have_the_bits_of_the_list_form(adam_of_isa, storage, lengths):
+    case = Case(storage=storage, copy=torch.float16, lengths=lengths)
+    kept, given_anew = make(case).lists, make(case).lists
+    prepared = adam_of_isa.prepare(kept, steps_of(len(lengths)))
+    for step, dtype in enumerate([*FLOATS, *FLOATS], 1):  # of another type each time, too
+        also = pass_of(case, zero_grads=step % 2 == 0, seed=step)
+        grads = [torch.linspace(-step, 1, numel).to(dtype) for numel in lengths]
+        kept, given_anew = kept._replace(grads=grads), given_anew._replace(grads=[grad.clone() for grad in grads])
+        prepared.replace_grads(grads)
+        prepared.update(OPTIONS, also)
+        adam_of_isa.update_list(given_anew, step, OPTIONS, also)
+        assert_same_bits(kept, given_anew)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize(
+    ("grad", "text"),
+    [
+        (lambda _: torch.zeros(299), "grad of tensor 1 has 299 elements; 300 are needed"),
+        (lambda _: torch.zeros(300).double(), "grad of tensor 1 is of type Double"),
+        (lambda _: torch.zeros(600)[::2], "grad of tensor 1 is not contiguous"),
+        (lambda lists: lists.params[1].data, "grad of tensor 1 shares memory with its param"),
+        (lambda lists: lists.states[1][1], "exp_avg_sq of tensor 1 shares memory with its grad"),
+    ],
+)
+def test_replaced_gradients_that_do_not_fit_are_refused_by_the_update(cpu_adam, grad, text, is_known):
+    lists = make(Case(lengths=(17, 300))).lists
+    steps = steps_of(2)
+    prepared = cpu_adam.prepare(lists, steps)
+    if is_known:  # then the gradients alone are looked at
+        prepared.update(OPTIONS, Pass())
+    before, done = copy_of(lists), int(is_known)
+    prepared.replace_grads([torch.ones(17), grad(lists)])
+    for _ in range(2):
+        with pytest.raises(OpArgumentError, match=text):
+            prepared.update(OPTIONS, Pass())
+        assert_unchanged(lists, before, steps, done)
+    prepared.replace_grads([torch.ones(17), torch.ones(300)])
+    prepared.update(OPTIONS, Pass())
+    assert all(step == done + 1 for step in steps)
+
+
+def zeroed_once(cpu_adam):
+    """A list of two tensors of 17 elements, after an update that zeroed its gradients; its counters of steps."""
+    steps = steps_of(2)
+    prepared = cpu_adam.prepare(make(Case(lengths=(17, 17))).lists, steps)
+    prepared.update(OPTIONS, Pass(zero_grads=True))
+    return prepared, steps
+
+
+def test_replaced_gradients_that_share_memory_are_refused_where_they_are_zeroed(cpu_adam):
+    prepared, steps = zeroed_once(cpu_adam)
+    shared = torch.ones(30)
+    prepared.replace_grads([shared[:17], shared[13:]])
+    with pytest.raises(OpArgumentError, match="grad of tensor 1 shares memory with grad of tensor 0"):
+        prepared.update(OPTIONS, Pass(zero_grads=True))
+    assert (shared == 1).all()
+    assert all(step == 1 for step in steps)
+
+
+def test_replaced_gradients_may_share_memory_once_they_are_no_longer_zeroed(cpu_adam):
+    prepared, steps = zeroed_once(cpu_adam)
+    shared = torch.ones(17)
+    for _ in range(2):
+        prepared.replace_grads([shared, shared])
+        prepared.update(OPTIONS, Pass())
+    assert all(step == 3 for step in steps)
+    with pytest.raises(OpArgumentError, match="grad of tensor 1 shares memory with grad of tensor 0"):
+        prepared.update(OPTIONS, Pass(zero_grads=True))
+
+
+def test_gradients_that_were_spoiled_and_put_right_are_looked_at_anew(cpu_adam):
+    """The first of them had been taken when the second was refused."""
+    lists, expected = make(Case(lengths=(17, 300))).lists, make(Case(lengths=(17, 300))).lists
+    prepared = cpu_adam.prepare(lists, steps_of(2))
+    for step in (1, 2, 3):
+        prepared.update(OPTIONS, Pass())
+        cpu_adam.update_list(expected, step, OPTIONS)
+    intact = [grad.data for grad in lists.grads]
+    lists.grads[0].data, lists.grads[1].data = torch.zeros(17), torch.zeros(299)
+    with pytest.raises(OpArgumentError, match="grad of tensor 1 has 299 elements"):
+        prepared.update(OPTIONS, Pass())
+    for grad, data in zip(lists.grads, intact, strict=True):
+        grad.data = data
+    prepared.update(OPTIONS, Pass())
+    cpu_adam.update_list(expected, 4, OPTIONS)
+    assert_same_bits(lists, expected)
+
+
+def test_a_parameter_that_moved_when_gradients_were_replaced_is_noticed(cpu_adam):
+    lists, expected = make(Case(lengths=SMALL)).lists, make(Case(lengths=SMALL)).lists
+    prepared = cpu_adam.prepare(lists, steps_of(4))
+    prepared.update(OPTIONS, Pass())
+    cpu_adam.update_list(expected, 1, OPTIONS)
+    lists.params[3].data = lists.params[3].data.clone()
+    lists.states[0][2].data = lists.states[0][2].data.clone()
+    lists, expected = (one._replace(grads=make_like(one.grads)) for one in (lists, expected))
+    prepared.replace_grads(lists.grads)
+    prepared.update(OPTIONS, Pass())
+    cpu_adam.update_list(expected, 2, OPTIONS)
+    assert_same_bits(lists, expected)
+
+
+def test_released_gradients_are_missed(cpu_adam):
+    lists = make(Case(lengths=SMALL)).lists
+    steps = steps_of(4)
+    prepared = cpu_adam.prepare(lists, steps)
+    prepared.update(OPTIONS, Pass())
+    prepared.release_grads()
+    params = [param.clone() for param in lists.params]
+    with pytest.raises(OpArgumentError, match="4 parameters came with 0 grad tensors"):
+        prepared.update(OPTIONS, Pass(zero_grads=True))
+    with pytest.raises(OpArgumentError, match="gradients were released"):
+        prepared.grad_norm()
+    assert all(torch.equal(now, then) for now, then in zip(lists.params, params, strict=True))
+    assert all(step == 1 for step in steps)
+    prepared.replace_grads([torch.ones(numel) for numel in SMALL])
+    prepared.update(OPTIONS, Pass())
+    assert all(step == 2 for step in steps)
+
+
+def test_two_lists_may_share_tensors(cpu_adam):
+    """As after add_param_group, when the old list is not yet gone."""
+    lists, expected = make(Case(lengths=SMALL)).lists, make(Case(lengths=SMALL)).lists
+    steps = steps_of(4)
+    first, second = cpu_adam.prepare(lists, steps), cpu_adam.prepare(lists, steps)
+    first.update(OPTIONS, Pass())
+    second.update(OPTIONS, Pass())
+    for step in (1, 2):
+        cpu_adam.update_list(expected, step, OPTIONS)
+    assert_same_bits(lists, expected)
+    assert all(step == 2 for step in steps)
+
+
+def test_a_list_of_nothing_does_nothing(cpu_adam):
+    prepared = cpu_adam.prepare(TensorLists([], [], [[], []]), [])
+    prepared.update(OPTIONS, Pass())
+    prepared.replace_grads([])
+    prepared.release_grads()
+    assert prepared.grad_norm() == 0.0
+    with pytest.raises(OpArgumentError, match="0 parameters came with 1 grad tensors"):
+        prepared.replace_grads([torch.zeros(3)])
+
+
+@pytest.mark.parametrize("count", [0, 3, 5])
+def test_a_step_for_each_parameter_is_needed(cpu_adam, count):
+    with pytest.raises(OpArgumentError, match=f"4 parameters came with {count} step tensors"):
+        cpu_adam.prepare(make(Case(lengths=SMALL)).lists, steps_of(count))
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "text"),
+    [
+        (None, "param of tensor 1 is of type NoneType"),
+        (torch.zeros(1, device="meta"), "param of tensor 1 is on device"),
+    ],
+)
+def test_what_is_no_host_tensor_is_not_prepared(cpu_adam: HostOp, spoilt, text):
+    lists = make(Case(lengths=SMALL)).lists
+    lists.params[1] = spoilt
+    with pytest.raises(OpArgumentError, match=text):
+        cpu_adam.prepare(lists, steps_of(4))
+
+
+def test_the_number_of_threads_does_not_change_a_bit(cpu_adam):
+    """Many tensors: the threads also share the looking at them."""
+    case = Case(torch.bfloat16, torch.float32, PACKED, lengths=(3, 300) * 800)
+    lists = [make(case).lists for _ in range(3)]
+    before = torch.get_num_threads()
+    try:
+        for each, threads in zip(lists, (1, 2, 4), strict=True):
+            torch.set_num_threads(threads)
+            prepared = cpu_adam.prepare(each, steps_of(1600))
+            prepared.update(OPTIONS, Pass())
+            each.params[777].data = each.params[777].data.clone()
+            prepared.update(OPTIONS, Pass())
+    finally:
+        torch.set_num_threads(before)
+    for each in lists[1:]:
+        assert_same_bits(each, lists[0])

@@ -1,0 +1,364 @@
+"""The optimizers on host tensors in float64, with a bound of what the float32 kernels may differ from them.
+
+Formulas work on :class:`Rounded` numbers, a running error analysis (Wilkinson, 1963): beside its value
+each carries a bound of what the same operations in float32 can have made of it. An operation adds at most
+u = 2**-24 of its result, and passes on what its operands had. So the bound follows the kernel operation
+by operation, over any number of steps; a fused multiply-add rounds less and stays within it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+
+from op_builder import cpu, env
+from op_builder.ops.optim.host_op import HostOp
+from op_builder.ops.optim.tensor_lists import Pass, TensorLists
+from tests.support.adam_reference import SUBNORMAL, U, random_tensors, unit_roundoff
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+# What first-order error analysis leaves out: products of two errors within one operation on constants.
+SECOND_ORDER = 1.01
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A float64 ``value``, and how far the kernel's may be from it."""
+
+    value: torch.Tensor
+    error: torch.Tensor
+
+    @staticmethod
+    def exact(value: torch.Tensor) -> Rounded:
+        return Rounded(value.double(), torch.zeros_like(value, dtype=torch.float64))
+
+    @staticmethod
+    def computed(value: torch.Tensor, error: torch.Tensor) -> Rounded:
+        """The result of an operation whose operands' errors amount to ``error``."""
+        return Rounded(value, error + U * value.abs() + SUBNORMAL)
+
+    def __add__(self, other: Rounded) -> Rounded:
+        return Rounded.computed(self.value + other.value, self.error + other.error)
+
+    def __mul__(self, other: Rounded) -> Rounded:
+        error = self.value.abs() * other.error + other.value.abs() * self.error + self.error * other.error
+        return Rounded.computed(self.value * other.value, error)
+
+    def __truediv__(self, other: Rounded) -> Rounded:
+        quotient = self.value / other.value
+        least = other.value.abs() - other.error
+        error = torch.where(least > 0, (self.error + quotient.abs() * other.error) / least, math.inf)
+        return Rounded.computed(quotient, error)
+
+    def sqrt(self) -> Rounded:
+        root = self.value.sqrt()
+        # |x - y| / (sqrt(x) + sqrt(y)), with y as small as it can be.
+        sum_of_roots = root + (self.value - self.error).clamp(min=0).sqrt()
+        error = torch.where(sum_of_roots > 0, self.error / sum_of_roots, self.error.sqrt())
+        return Rounded.computed(root, error)
+
+    def sign(self) -> Rounded:
+        """-1, 0 or 1, and any of them where the value is not known well enough."""
+        sign = torch.where(self.value.isnan(), self.value, self.value.sign())
+        return Rounded(sign, torch.where(self.value.abs() <= self.error, 2.0, 0.0).double())
+
+    def maximum(self, other: Rounded) -> Rounded:
+        """The larger of two, NaN where one is: chosen, not computed."""
+        return Rounded(torch.maximum(self.value, other.value), torch.maximum(self.error, other.error))
+
+    def norm(self) -> Rounded:
+        """The Euclidean norm, added up in double."""
+        value = self.value.square().sum().sqrt()
+        return Rounded(value, self.error.square().sum().sqrt() + 1e-12 * value)
+
+    def stored(self, dtype: torch.dtype) -> Rounded:
+        if dtype == torch.float32:
+            return self
+        relative, absolute = unit_roundoff(dtype)
+        error = self.error * (1 + relative) + relative * self.value.abs() + absolute
+        overflows = self.value.abs() + error >= torch.finfo(dtype).max
+        return Rounded(self.value, torch.where(overflows, math.inf, error))
+
+
+def const(number: float) -> Rounded:
+    """An option as kernels have it: rounded to float32 once."""
+    value = torch.tensor(number, dtype=torch.float64)
+    return Rounded(value, (value - value.float().double()).abs())
+
+
+Options = Mapping[str, Any]
+States = tuple[Rounded, ...]
+#: (param, grad, states, options, step, as_stored) -> (new param, new states). ``as_stored`` makes of the new
+#: states what a second pass finds in memory.
+Formula = Callable[[Rounded, Rounded, States, Options, int, Callable[[States], States]], tuple[Rounded, States]]
+
+
+def _with_l2(param: Rounded, grad: Rounded, weight_decay: float) -> Rounded:
+    return const(weight_decay) * param + grad if weight_decay else grad  # 0 * infinity is NaN
+
+
+def _average(old: Rounded, new: Rounded, beta: float) -> Rounded:
+    return const(beta) * old + const(1 - beta) * new
+
+
+def _average_of_squares(old: Rounded, new: Rounded, beta: float) -> Rounded:
+    return const(beta) * old + const(1 - beta) * new * new
+
+
+def _corrections(options: Options, step: int) -> tuple[float, float]:
+    if not options["bias_correction"]:
+        return 1.0, 1.0
+    return 1 - options["beta1"] ** step, 1 - options["beta2"] ** step
+
+
+def _adam(param, grad, states, options, step, _as_stored):
+    correction1, correction2 = _corrections(options, step)
+    if not options["adamw_mode"]:
+        grad = _with_l2(param, grad, options["weight_decay"])
+    m = _average(states[0], grad, options["beta1"])
+    v = _average_of_squares(states[1], grad, options["beta2"])
+    largest = tuple(before.maximum(v) for before in states[2:])  # AMSGrad's third state
+    (divisor,) = largest or (v,)
+    direction = m / (divisor.sqrt() * const(correction2**-0.5) + const(options["eps"]))
+    decay = 1 - options["lr"] * options["weight_decay"] if options["adamw_mode"] else 1.0
+    return const(decay) * param + const(-options["lr"] / correction1) * direction, (m, v, *largest)
+
+
+def _adagrad(param, grad, states, options, step, _as_stored):
+    grad = _with_l2(param, grad, options["weight_decay"])
+    total = states[0] + grad * grad
+    step_size = options["lr"] / (1 + (step - 1) * options["lr_decay"])
+    return param + const(-step_size) * (grad / (total.sqrt() + const(options["eps"]))), (total,)
+
+
+def _lion(param, grad, states, options, _step, _as_stored):
+    direction = _average(states[0], grad, options["beta1"]).sign()
+    decay = const(1 - options["lr"] * options["weight_decay"])
+    return decay * param + const(-options["lr"]) * direction, (_average(states[0], grad, options["beta2"]),)
+
+
+def _lamb(param, grad, states, options, step, as_stored):
+    correction1, correction2 = _corrections(options, step)
+    m = _average(states[0], grad, options["beta1"])
+    v = _average_of_squares(states[1], grad, options["beta2"])
+    first, second = as_stored((m, v))
+    direction = first * const(1 / correction1) / (second.sqrt() * const(correction2**-0.5) + const(options["eps"]))
+    if options["weight_decay"]:
+        direction = const(options["weight_decay"]) * param + direction
+    norms = param.norm(), direction.norm()
+    trust = norms[0] / norms[1] if all(norm.value > 0 for norm in norms) else const(1.0)
+    return const(-options["lr"]) * trust * direction + param, (m, v)
+
+
+def _sgd(param, grad, states, options, step, _as_stored):
+    grad = _with_l2(param, grad, options["weight_decay"])
+    buffer = grad
+    if step > 1 and options["momentum"]:
+        buffer = const(options["momentum"]) * states[0] + const(1 - options["dampening"]) * grad
+    direction = const(options["momentum"]) * buffer + grad if options["nesterov"] else buffer
+    return param + const(-options["lr"]) * direction, (buffer,)
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """An optimizer.
+
+    Attributes:
+        name: as in the functions of one tensor, ``<name>_update``.
+        builder: of its op.
+        formula: in :class:`Rounded` numbers.
+        options: what the tests give it, in the order of ``HostOp.options``.
+        variants: changes of these that matter.
+        states: its states' names.
+        fixed: options that ``create_<name>`` takes and ``<name>_update`` does not.
+        unnamed: options that only lists take.
+        packs: whether its states may be packed.
+    """
+
+    name: str
+    builder: str
+    formula: Formula
+    options: Options
+    variants: tuple[Options, ...]
+    states: tuple[str, ...] = ("exp_avg",)
+    fixed: tuple[str, ...] = ()
+    unnamed: tuple[str, ...] = ()
+    packs: bool = True
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return ("param", "grad", *self.states)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+BETAS = {"beta1": 0.9, "beta2": 0.999}
+ADAM = Kind(
+    "adam",
+    "CPUAdamBuilder",
+    _adam,
+    {"lr": 1e-2, **BETAS, "eps": 1e-8, "weight_decay": 0.01, "adamw_mode": True, "bias_correction": True},
+    ({"adamw_mode": False}, {"bias_correction": False}),
+    ("exp_avg", "exp_avg_sq"),
+    fixed=("adamw_mode",),
+)
+AMSGRAD = Kind(
+    "amsgrad",
+    "CPUAmsgradBuilder",
+    _adam,
+    ADAM.options,
+    (
+        *({"adamw_mode": False}, {"bias_correction": False}, {"weight_decay": 0}, {"beta1": 0, "beta2": 0}),
+        *({"beta1": 0.999, "beta2": 0.99999}, {"eps": 0.1}, {"lr": 0}, {"lr": 10.0}),
+    ),
+    ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    fixed=("adamw_mode",),
+    packs=False,
+)
+ADAGRAD = Kind(
+    "adagrad",
+    "CPUAdagradBuilder",
+    _adagrad,
+    {"lr": 1e-2, "eps": 1e-8, "weight_decay": 0.01, "lr_decay": 0.0},
+    ({"lr_decay": 0.3}, {"weight_decay": 0}, {"eps": 0.1}, {"lr": 0}, {"lr": 10.0}),
+    ("exp_avg_sq",),
+    unnamed=("lr_decay",),
+)
+LION = Kind(
+    "lion",
+    "CPULionBuilder",
+    _lion,
+    {"lr": 1e-3, **BETAS, "weight_decay": 0.1},
+    ({"weight_decay": 0}, {"beta1": 0, "beta2": 0}, {"beta1": 0.999}, {"lr": 0}, {"lr": 10.0}),
+)
+LAMB = Kind(
+    "lamb",
+    "CPULambBuilder",
+    _lamb,
+    {"lr": 1e-2, **BETAS, "eps": 1e-6, "weight_decay": 0.01, "bias_correction": True},
+    (
+        *({"bias_correction": False}, {"weight_decay": 0}, {"beta1": 0, "beta2": 0}),
+        *({"beta1": 0.999, "beta2": 0.99999}, {"eps": 0.1}, {"eps": 0}, {"lr": 0}, {"lr": 10.0}),
+    ),
+    ("exp_avg", "exp_avg_sq"),
+    packs=False,
+)
+SGD = Kind(
+    "sgd",
+    "CPUSGDBuilder",
+    _sgd,
+    {"lr": 1e-2, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.01, "nesterov": False},
+    (
+        *({"nesterov": True}, {"dampening": 0.3}, {"momentum": 0, "dampening": 0.5}, {"momentum": 0.999}),
+        *({"weight_decay": 0}, {"lr": 0}, {"lr": 10.0}),
+    ),
+    ("momentum_buffer",),
+    fixed=("nesterov",),
+)
+KINDS = (ADAM, AMSGRAD, ADAGRAD, LION, LAMB, SGD)
+
+
+@cache
+def load(kind: Kind, isa: str | None = None) -> HostOp:
+    """The op as users get it, or with an instruction set that is not the best."""
+    module = getattr(cpu, kind.builder)().load()
+    if isa is None:
+        return module
+    with env.scope(ACCEL_CPU_ISA=isa):
+        return type(module)(module.ops)
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """One parameter's."""
+
+    param: torch.Tensor
+    grad: torch.Tensor
+    states: tuple[torch.Tensor, ...]
+
+    def __iter__(self):
+        return iter((self.param, self.grad, *self.states))
+
+    def clone(self) -> Tensors:
+        return self.map(torch.clone)
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Tensors:
+        return Tensors(change(self.param), change(self.grad), tuple(change(state) for state in self.states))
+
+
+def make_tensors(kind: Kind, numel: int, *dtypes: torch.dtype, seed: int = 0, offset: int = 0) -> Tensors:
+    """Tensors of a training run's magnitudes: ``dtypes`` of parameter, gradient and states, float32 if not given."""
+    made = random_tensors(numel, *dtypes, seed=seed, offset=offset)
+    of_role = {"exp_avg": made.exp_avg, "exp_avg_sq": made.exp_avg_sq, "momentum_buffer": made.exp_avg}
+    if "max_exp_avg_sq" in kind.states:  # larger than the new second moment as often as not
+        of_role["max_exp_avg_sq"] = random_tensors(numel, *dtypes, seed=seed + 1, offset=offset).exp_avg_sq
+    return Tensors(made.param, made.grad, tuple(of_role[name] for name in kind.states))
+
+
+def as_lists(members: Sequence[Tensors], copies: Sequence[torch.Tensor] = ()) -> TensorLists:
+    states = zip(*(one.states for one in members), strict=True)
+    return TensorLists(
+        [one.param for one in members], [one.grad for one in members], [list(state) for state in states], (), copies
+    )
+
+
+def update(module: HostOp, tensors: Tensors, options: Options, step: int = 3, **also: Any) -> Tensors:
+    """A copy of ``tensors`` after one update."""
+    result = tensors.clone()
+    module.update_list(as_lists([result]), step, list(options.values()), Pass(**also))
+    return result
+
+
+@dataclass
+class Reference:
+    """An optimizer's run in :class:`Rounded` numbers; ``param`` and ``states`` are where it has come to."""
+
+    kind: Kind
+    options: Options
+    param: Rounded
+    states: States
+    dtypes: tuple[torch.dtype, torch.dtype] = field(default=(torch.float32, torch.float32))
+
+    @classmethod
+    def of(cls, kind: Kind, options: Options, tensors: Tensors) -> Reference:
+        states = tuple(Rounded.exact(state) for state in tensors.states)
+        return cls(kind, options, Rounded.exact(tensors.param), states, (tensors.param.dtype, tensors.states[0].dtype))
+
+    def step(self, grad: torch.Tensor, step: int, found: Tensors | None = None, grad_scale: float = 1.0) -> None:
+        """One update.
+
+        Args:
+            found: the kernel's result: a second pass works on states as it finds them in memory, so on these.
+        """
+        scaled = Rounded.exact(grad)
+        if grad_scale != 1:
+            scaled = const(grad_scale) * scaled
+
+        def as_stored(states: States) -> States:
+            return states if found is None else tuple(Rounded.exact(state) for state in found.states)
+
+        param, states = self.kind.formula(self.param, scaled, self.states, self.options, step, as_stored)
+        self.param = param.stored(self.dtypes[0])
+        self.states = tuple(state.stored(self.dtypes[1]) for state in states)
+
+    def check(self, actual: Tensors) -> None:
+        """Raise unless ``actual`` is within the bound."""
+        pairs = [(self.param, actual.param), *zip(self.states, actual.states, strict=True)]
+        for name, (expected, found) in zip(("param", *self.kind.states), pairs, strict=True):
+            difference = (found.double() - expected.value).abs()
+            over = (difference > SECOND_ORDER * expected.error) & expected.value.isfinite()
+            assert not over.any(), (
+                f"{name}: {int(over.sum())} of {over.numel()} elements beyond the bound, "
+                f"the worst by a factor of {(difference / expected.error)[over].max():.3g}"
+            )
+
+
+def assert_same_bits(actual: Tensors, expected: Tensors) -> None:
+    for one, other in zip(actual, expected, strict=True):
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
