@@ -40,8 +40,6 @@ class Language(enum.Enum):
     CUDA = "cuda"
     SYCL = "sycl"
     """C++ whose kernels oneAPI's compiler compiles with it, ahead of time."""
-    HEADER = "c++ header"
-    """One header, precompiled; such a plan has nothing else."""
 
 
 _SUFFIXES = {
@@ -160,8 +158,7 @@ class BuildPlan:
 
     @property
     def artifact_name(self) -> str:
-        is_header = self.sources[0].language is Language.HEADER
-        return f"{self.module_name}.gch" if is_header else f"{self.module_name}.so"
+        return f"{self.module_name}.so"
 
 
 def make_plan(builder: OpBuilder) -> BuildPlan:

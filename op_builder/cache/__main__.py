@@ -133,9 +133,9 @@ def _clear(cache: Cache, _: argparse.Namespace) -> Answer:
 
 
 def _export(cache: Cache, options: argparse.Namespace) -> Answer:
-    # A precompiled header serves a compiler, and stays here.
-    wanted = options.ops or {entry.manifest.op for entry in cache.entries() if entry.manifest.kind != "header"}
-    entries = [entry for entry in cache.entries() if entry.manifest.op in wanted]
+    # A precompiled header serves the compiler of this machine alone.
+    built = [entry for entry in cache.entries() if entry.manifest.kind != "header"]
+    entries = [entry for entry in built if not options.ops or entry.manifest.op in options.ops]
     missing = set(options.ops) - {entry.manifest.op for entry in entries}
     if missing:
         raise AccelError(

@@ -56,12 +56,6 @@ def export_bundle(entries: Iterable[Entry], path: Path) -> int:
     chosen = list(entries)
     if not chosen:
         raise BundleError("There is no entry to export.", "Build the op first: python -m op_builder.build OP.")
-    headers = sorted({entry.manifest.op for entry in chosen if entry.manifest.kind == "header"})
-    if headers:
-        raise BundleError(
-            f"{', '.join(headers)} is a precompiled header, which serves the compiler of this machine alone.",
-            "Leave it out; it is made anew where an op with torch/extension.h is compiled.",
-        )
     _remove_abandoned(path)
     try:
         # A name of its own: another process may export to the same file.

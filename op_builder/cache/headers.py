@@ -86,10 +86,6 @@ class SystemHeaders:
         settled = all(settled_status(path) for path in ordered)
         return SystemHeaders(ordered, contents_digest(ordered), statuses_digest(ordered) if settled else "")
 
-    def union(self, other: SystemHeaders) -> SystemHeaders:
-        """The headers of both, as they are now."""
-        return self if self == other else SystemHeaders.of({*self.paths, *other.paths})
-
     def is_unchanged(self, memo: Memo) -> bool:
         """Whether every file is there with the same content; ``memo`` remembers it of new statuses."""
         now = statuses_digest(self.paths)

@@ -21,12 +21,11 @@ from op_builder.cache.fingerprint import BuildKey, PlanKey, build_key, plan_key,
 from op_builder.cache.headers import HeaderGoneError, Roots
 from op_builder.cache.staging import process_lives
 from op_builder.cache.store import Cache, Entry, disk_full
-from op_builder.engine import precompiled, torch_header
-from op_builder.engine.commands import LINKED_LIST, BuildCommands, build_commands, by_hand, stamped_directories
+from op_builder.engine import precompiled
+from op_builder.engine.commands import LINKED_LIST, BuildCommands, build_commands, stamped_directories
 from op_builder.engine.jobs import JobBudget, job_count
 from op_builder.engine.kernels import try_kernels
 from op_builder.engine.ninja import Limits, Progress, find_ninja, run_ninja, write_file
-from op_builder.engine.precompiled import Preincluded
 from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection, inspect
 from op_builder.errors import BuildCancelled, CacheError, CompileError, ToolchainError
@@ -83,10 +82,7 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
         options.precondition()
         jobs = job_count(plan)
         with _announced(plan, jobs, options):
-            attempt = _Build(plan, toolset, cache, find_ninja(), options, jobs)
-            entry = attempt.run(key)
-    precompiled.make_in_background(plan, toolset, cache, attempt.whole_header)
-    return entry
+            return _Build(plan, toolset, cache, find_ninja(), options, jobs).run(key)
 
 
 @dataclass
@@ -99,8 +95,6 @@ class _Build:
     ninja: str
     options: BuildOptions
     jobs: int
-    whole_header: bool = False
-    """Whether the core of torch/extension.h turned out to be too little."""
 
     def run(self, key: PlanKey) -> Entry:
         """Compile until what was compiled is surely what the key says, then publish it.
@@ -112,10 +106,10 @@ class _Build:
         for _ in range(_ATTEMPTS):
             started_ns = time.time_ns()
             with self.cache.staging(self.plan.op) as staging, self.cache.errors_explained():
-                commands, header = self._compile(staging)
+                commands = self._compile(staging)
                 inspection = self._inspected(staging, staging / _LOG)
                 try:
-                    after = self._key(commands, staging, header)
+                    after = self._key(commands, staging)
                 except HeaderGoneError as gone:
                     logger.info("%s vanished while '%s' was built; building again.", gone, self.plan.op)
                     continue
@@ -123,7 +117,8 @@ class _Build:
                 if settled or (before is not None and after.digest == before.digest):
                     build_s = (time.time_ns() - started_ns) / 1e9
                     logger.info("Built '%s' in %.1f s.", self.plan.op, build_s)
-                    return publish(self.cache, self.plan, staging, after, inspection, build_s, keep=[_LOG])
+                    artifact = staging / self.plan.artifact_name
+                    return publish(self.cache, self.plan, artifact, after, inspection, build_s, keep=[_LOG])
             logger.info("Files of '%s' were saved during its build; building again.", self.plan.op)
             key, before = after.plan, after
         raise CacheError(
@@ -131,25 +126,17 @@ class _Build:
             "Load it again when nothing writes to its sources any more.",
         )
 
-    def _compile(self, staging: Path) -> tuple[BuildCommands, Preincluded | None]:
+    def _compile(self, staging: Path) -> BuildCommands:
         for source in self.plan.sources:
             if source.text is not None:
                 (staging / source.path).write_text(source.text, encoding="utf-8")
         log_path = staging / _LOG
-        while True:
-            header = precompiled.find(self.plan, self.toolset, self.cache, self.whole_header)
-            if header is not None:
-                header.offer(staging)
-            preincluded = header.sources if header is not None else ()
-            commands = build_commands(self.plan, self.toolset, staging, preincluded)
-            write_file(self.plan, commands, staging)
-            if self._run_ninja(commands, staging, log_path):
-                return commands, header
-            log = log_path.read_text(errors="replace")
-            if header is None or not torch_header.may_miss_frontend(header.text, log):
-                raise _compile_error(self.plan, self.cache, log_path)
-            logger.info("'%s' may need torch's C++ frontend; compiling again with all of its header.", self.plan.op)
-            self.whole_header = True
+        has_header = precompiled.offer(self.plan, self.toolset, self.cache, staging)
+        commands = build_commands(self.plan, self.toolset, staging, precompiled=has_header)
+        write_file(self.plan, commands, staging)
+        if not self._run_ninja(commands, staging, log_path):
+            raise _compile_error(self.plan, self.cache, log_path)
+        return commands
 
     def _run_ninja(self, commands: BuildCommands, staging: Path, log_path: Path) -> bool:
         budget = self.options.budget or JobBudget(self.jobs)
@@ -176,7 +163,7 @@ class _Build:
             raise CompileError(self.plan.op, error.diagnostic, error.command, kept, error.remedy) from None
         return replace(inspection, check=f"{inspection.check}; {kernels}") if kernels else inspection
 
-    def _key(self, commands: BuildCommands, staging: Path, header: Preincluded | None) -> BuildKey:
+    def _key(self, commands: BuildCommands, staging: Path) -> BuildKey:
         key = plan_key(self.plan, self.toolset, self.cache.memo)
         depfiles = [staging / step.depfile for step in commands.compile_steps]
         missing = [path.name for path in depfiles if not path.exists()]
@@ -187,14 +174,13 @@ class _Build:
                 "Use a compiler that knows -MD and -MF.",
             )
         linked = staging / LINKED_LIST
-        read = build_key(
+        return build_key(
             key,
             self.plan,
             depfiles,
             stamped_directories(self.plan, self.toolset),
             linked=linked if linked.exists() else None,
         )
-        return read if header is None else header.complete(read)
 
 
 def _compile_error(plan: BuildPlan, cache: Cache, log_path: Path) -> CompileError | CacheError:
@@ -205,7 +191,7 @@ def _compile_error(plan: BuildPlan, cache: Cache, log_path: Path) -> CompileErro
     if diagnosis.disk_full or cut_short:
         return disk_full(cache.root)
     kept = _kept_log(plan, cache, log_path)
-    return CompileError(plan.op, diagnosis.diagnostic, by_hand(diagnosis.command), str(kept), diagnosis.remedy)
+    return CompileError(plan.op, diagnosis.diagnostic, diagnosis.command, str(kept), diagnosis.remedy)
 
 
 def _kept_log(plan: BuildPlan, cache: Cache, log_path: Path) -> Path:

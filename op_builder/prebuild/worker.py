@@ -110,7 +110,7 @@ def prebuild(tree: Path, order: Order) -> str:
         say("none of this project's ops is asked for; the wheel holds none")
         return ""
     _refuse_cpu_of_compiler()
-    with _cache_that_can_be_written(), env.scope(**{env.ACCEL_PRECOMPILE.name: "0"}):
+    with _cache_that_can_be_written():
         insisted = {builder.name for builder in chosen if order.insists_on(builder)}
         outcomes = build_all(chosen, required=insisted, force=False, report=_Progress(len(chosen)))
         built, more = _settle(chosen, outcomes)

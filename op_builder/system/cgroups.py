@@ -91,11 +91,6 @@ def _memory_limits(files: HostFiles) -> Iterator[tuple[Path, int]]:
                 yield directory, int(text)
 
 
-def falls_together(files: HostFiles) -> bool:
-    """Whether the kernel, where memory runs out, ends all processes of a group of this one together."""
-    return any(read_text(directory / "memory.oom.group") == "1" for directory in directories("memory", files))
-
-
 def _room(directory: Path, limit: int) -> int:
     used = next(
         (int(text) for name in ("memory.current", "memory.usage_in_bytes") if (text := read_text(directory / name))), 0

@@ -86,8 +86,7 @@ def cache_check(cache: Cache) -> CheckOutcome:
 def settings_check(plan: BuildPlan) -> CheckOutcome:
     """The variables that say how to build hold values that can be parsed."""
     jobs, timeout_s = job_count(plan), env.ACCEL_COMPILE_TIMEOUT_S.get()
-    for variable in (env.ACCEL_CACHE_MAX_MIB, env.ACCEL_PRECOMPILE):
-        variable.get()
+    env.ACCEL_CACHE_MAX_MIB.get()
     return Passed("build settings", f"{jobs} compiler jobs at a time, {timeout_s} s at most")
 
 

@@ -374,9 +374,7 @@ def test_a_bundle_needs_no_system_headers_where_there_is_no_compiler(
         assert not is_hit(small)
 
 
-@pytest.mark.parametrize(
-    "variable", ["ACCEL_CACHE_MAX_MIB", "ACCEL_PRECOMPILE", "ACCEL_MAX_JOBS", "ACCEL_COMPILE_TIMEOUT_S"]
-)
+@pytest.mark.parametrize("variable", ["ACCEL_CACHE_MAX_MIB", "ACCEL_MAX_JOBS", "ACCEL_COMPILE_TIMEOUT_S"])
 def test_a_wrong_setting_is_told_before_anything_is_compiled(small: SmallBuilder, variable: str) -> None:
     with env.scope(**{variable: "4G"}), pytest.raises(AccelError, match=f"{variable}='4G'"):
         small.load()

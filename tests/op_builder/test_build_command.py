@@ -242,24 +242,6 @@ def test_the_compilers_end_with_the_command_however_it_is_ended(tmp_path: Path, 
     assert Cache(tmp_path / "cache").entries() == []
 
 
-def test_the_compiler_of_a_header_ends_with_who_precompiles_it(tmp_path: Path) -> None:
-    compiler = EndlessCompiler.make(tmp_path)
-    cache = tmp_path / "cache"
-    request = json.dumps({"cache": str(cache), "flags": ["-O2"], "text": "#include <torch/extension.h>\n"})
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from op_builder.engine.precompiled import main; main()", request],
-        cwd=ROOT,
-        env=env.child_environment(CXX=str(compiler.path)),
-    )
-    wait_until(lambda: bool(compiler.processes()) or process.poll() is not None)
-    assert process.poll() is None
-    process.kill()
-    process.wait(60)
-    wait_until(compiler.ended)
-    assert sweep(cache / "staging") == 1
-    assert list((cache / "staging").iterdir()) == []
-
-
 def test_the_compilers_end_when_the_time_is_up(small: SmallBuilder, tmp_path: Path) -> None:
     compiler = EndlessCompiler.make(tmp_path)
     with env.scope(CXX=str(compiler.path), ACCEL_COMPILE_TIMEOUT_S="2"):

@@ -21,7 +21,7 @@ from test_cache_store import manifest
 
 from op_builder import env
 from op_builder.cache.__main__ import main
-from op_builder.cache.bundle import BundleError, export_bundle, import_bundle
+from op_builder.cache.bundle import export_bundle, import_bundle
 from op_builder.cache.maintenance import keep_in_bounds, usages
 from op_builder.cache.staging import this_host
 from op_builder.cache.store import MANIFEST, Cache, Entry
@@ -517,14 +517,4 @@ def test_export_of_what_is_not_there_says_how_to_build_it(
 ) -> None:
     assert main(["export", str(tmp_path / "x.zip"), "absent", "--directory", str(filled.root)]) == 2
     assert "op_builder.build absent" in capsys.readouterr().err
-    assert not (tmp_path / "x.zip").exists()
-
-
-def test_a_precompiled_header_is_not_exported(cache: Cache, tmp_path: Path) -> None:
-    with cache.staging("header") as staging:
-        (staging / "header.gch").write_bytes(b"binary")
-        made = dataclasses.replace(manifest(), op="header", artifact="header.gch", kind="header")
-        entry = cache.publish(staging, made)
-    with pytest.raises(BundleError, match="header is a precompiled header"):
-        export_bundle([entry], tmp_path / "x.zip")
     assert not (tmp_path / "x.zip").exists()

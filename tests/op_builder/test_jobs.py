@@ -16,7 +16,7 @@ from op_builder import env
 from op_builder.engine import jobs
 from op_builder.errors import BuildCancelled, EnvironmentValueError
 from op_builder.plan import Binding, BuildPlan
-from op_builder.system.cgroups import HostFiles, available_memory_bytes, falls_together
+from op_builder.system.cgroups import HostFiles, available_memory_bytes
 from tests.support.small_ops import SmallBuilder
 
 MEBIBYTE = 1 << 20
@@ -43,15 +43,6 @@ def plan(small: SmallBuilder) -> BuildPlan:
     """A plan of many sources, so that their number is no limit."""
     found = small.plan()
     return replace(found, sources=found.sources * 64)
-
-
-@pytest.mark.parametrize(("text", "falls"), [("1\n", True), ("0\n", False)])
-def test_a_group_that_the_kernel_ends_as_a_whole_is_known(
-    host: Callable[..., HostFiles], text: str, falls: bool
-) -> None:
-    group = host()
-    (group.sysfs / "fs" / "cgroup" / "memory.oom.group").write_text(text)
-    assert falls_together(group) is falls
 
 
 def test_memory_of_the_control_group_limits(plan: BuildPlan, host: Callable[..., HostFiles]) -> None:

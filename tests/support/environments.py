@@ -41,7 +41,6 @@ def environment_of(**variables: str | None) -> dict[str, str]:
             **dict.fromkeys((*ours, *foreign)),
             "ACCEL_CACHE_DIR": os.environ["ACCEL_CACHE_DIR"],
             "ACCEL_ACCELERATOR": "cpu",
-            "ACCEL_PRECOMPILE": "0",
             # Threads that wait for each other by spinning take the cores from the tests beside them.
             "OMP_WAIT_POLICY": "passive",
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",

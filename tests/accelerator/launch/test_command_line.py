@@ -42,7 +42,7 @@ def _quiet_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setattr(command_line, "HostFiles", lambda: files)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
     unset = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "PYTHONPATH", "ACCEL_TEST_CACHE"))
-    with env.scope(ACCEL_ACCELERATOR="cpu", ACCEL_CACHE_DIR=None, ACCEL_PRECOMPILE=None, HOME=str(tmp_path), **unset):
+    with env.scope(ACCEL_ACCELERATOR="cpu", ACCEL_CACHE_DIR=None, HOME=str(tmp_path), **unset):
         yield
 
 
