@@ -224,7 +224,7 @@ def read_headers(
     """The headers that the depfiles of a finished build name, and the archives among what was linked.
 
     Args:
-        linked: the linker's own depfile, where it writes one.
+        linked: the linker's own depfile; some linkers write none.
         stamped: directories whose files are not listed: they count through an identity in the plan key.
 
     Raises:
@@ -242,7 +242,7 @@ def read_headers(
     names = {_without_dots(name) for name in told if os.path.isabs(name)}
     not_beside = _not_beside(sources | names, roots)
     places = {name: roots.name(name) for name in names}
-    if linked is not None:
+    if linked is not None and linked.exists():
         found = parse_linked(linked.read_text(encoding="utf-8", errors="surrogateescape"))
         places |= {name: roots.holding(name) for name in map(_without_dots, found) if _is_linked_in(name)}
     headers: dict[tuple[str, str], Header] = {}

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from op_builder import env
-from op_builder.cache.fingerprint import build_key, plan_key, saved_since
-from op_builder.cache.headers import Roots
+from op_builder.cache.fingerprint import BuildKey, plan_key, saved_since
+from op_builder.cache.headers import Roots, read_headers
 from op_builder.cache.store import Cache, Entry
 from op_builder.engine.commands import PRECOMPILED_DIRECTORY, precompile_command, stamped_directories, torch_includes
 from op_builder.engine.publish import publish
@@ -87,7 +87,8 @@ def precompile(plan: BuildPlan, toolset: Toolset, cache: Cache) -> Entry:
         if not done.ok:
             diagnosis = diagnose(done.errors)
             raise ToolchainError(f"torch/extension.h cannot be precompiled: {diagnosis.diagnostic}", diagnosis.remedy)
-        built = build_key(key, header, [staging / f"{_ARTIFACT}.d"], stamped_directories(header, toolset))
+        read = read_headers(header, [staging / f"{_ARTIFACT}.d"], stamped_directories(header, toolset))
+        built = BuildKey(key, *read)
         if saved_since(started_ns, header, built):
             raise ToolchainError("A header was saved while torch/extension.h was precompiled.", "Run it again.")
         build_s = (time.time_ns() - started_ns) / 1e9

@@ -1,11 +1,11 @@
 """Which of the engines of ``async_io`` the system lets this process use.
 
-Asked of the kernel itself, by the system call that begins their use: sandboxes and settings of the
-system refuse some of them. The op need not be built for that.
+The kernel is asked, by the system call that begins their use: sandboxes and settings refuse some of them.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import platform
@@ -101,7 +101,7 @@ def explain(name: str, number: int) -> str:
 
 _IO_URING_SETUP = 425  # the same on every architecture but alpha
 _CURRENT_POSITION = 1 << 3  # the feature that came with the commands in use, in Linux 5.6
-# io_setup and io_destroy, by what platform.machine() says.
+# io_setup and io_destroy, by platform.machine().
 _NATIVE_AIO = {
     "x86_64": (206, 207),
     "aarch64": (0, 1),
@@ -113,8 +113,6 @@ _NATIVE_AIO = {
 
 
 def _io_uring_errno() -> int:
-    import ctypes
-
     parameters = (ctypes.c_uint32 * 30)()  # struct io_uring_params; the sixth is the kernel's features
     ring, number = _system_call(_IO_URING_SETUP, 4, ctypes.byref(parameters))
     if ring < 0:
@@ -124,8 +122,6 @@ def _io_uring_errno() -> int:
 
 
 def _native_aio_errno() -> int:
-    import ctypes
-
     numbers = _NATIVE_AIO.get(platform.machine())
     if numbers is None:
         return 0  # not known here; the op itself asks again when a handle is made
@@ -139,8 +135,6 @@ def _native_aio_errno() -> int:
 
 def _system_call(number: int, *arguments: object) -> tuple[int, int]:
     """What the call returned, and errno."""
-    import ctypes
-
     call = ctypes.CDLL(None, use_errno=True).syscall
     call.restype = ctypes.c_long
     result = int(call(ctypes.c_long(number), *arguments))

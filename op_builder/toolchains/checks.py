@@ -7,11 +7,9 @@ or found just as ``load()`` will need it, not that a name was seen on PATH.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from op_builder import env
-from op_builder.cache.store import Cache
-from op_builder.engine.jobs import job_count
-from op_builder.engine.ninja import find_ninja
 from op_builder.plan import Binding, BuildPlan
 from op_builder.system.memo import Memo
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed
@@ -22,7 +20,12 @@ from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.cuda_archs import gencode_flags
 from op_builder.toolchains.diagnose import diagnose
 from op_builder.toolchains.flags import grouped_flags
+from op_builder.toolchains.jobs import job_count
 from op_builder.toolchains.probes import remembered_failure_of
+from op_builder.toolchains.toolset import find_ninja
+
+if TYPE_CHECKING:
+    from op_builder.cache.store import Cache
 
 
 def torch_check() -> CheckOutcome:

@@ -20,7 +20,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from test_cache_store import manifest
 
 import op_builder
 from op_builder import env
@@ -30,6 +29,7 @@ from op_builder.prebuild import backend, tags, wheel
 from op_builder.prebuild.order import Order, variable_of
 from op_builder.prebuild.tags import platform_tag, wheel_tag
 from op_builder.prebuild.target import PATH_PROGRAM, Target, find_target
+from tests.support.entries import manifest
 from tests.support.small_ops import SmallBuilder
 
 

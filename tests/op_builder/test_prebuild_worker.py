@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_build_command import EndlessCompiler, wait_until
 
 from op_builder import OpBuilder, env
 from op_builder.cache.staging import sweep
@@ -30,6 +29,7 @@ from op_builder.load.prebuilt import Rejected, find_prebuilt
 from op_builder.prebuild import worker
 from op_builder.prebuild.order import Order
 from op_builder.system import march
+from tests.support.compilers import EndlessCompiler, wait_until
 from tests.support.small_ops import STABLE_SOURCE
 
 ROOT = Path(__file__).resolve().parents[2]

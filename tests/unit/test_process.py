@@ -1,0 +1,95 @@
+"""Importing the packages does nothing: seen from a new process, with empty directories to write to."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from op_builder import env
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Everything that importing might do is recorded by Python's own audit events, so nothing is replaced.
+WATCH = """
+import os, sys
+seen = []
+def watch(event, arguments):
+    if event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.mkdir", "os.rename",
+                 "os.remove", "os.putenv", "os.unsetenv", "socket.connect", "tempfile.mkdtemp", "tempfile.mkstemp",
+                 "ctypes.dlopen"):
+        seen.append((event, arguments))
+    if event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+"):
+        seen.append((event, arguments))
+sys.addaudithook(watch)
+before, modules = dict(os.environ), set(sys.modules)
+"""
+REPORT = """
+assert seen == [], seen
+assert dict(os.environ) == before
+loaded = set(sys.modules) - modules
+heavy = {"torch", "numpy", "subprocess", "rich", "psutil", "filelock", "setuptools", "ninja", "pybind11", "ctypes"}
+assert not loaded & heavy, loaded & heavy
+"""
+
+
+def run_isolated(code: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in a new process whose home, cache, temporary and current directories are new and empty."""
+    places = {name: tmp_path / name for name in ("home", "cache", "xdg", "tmp", "cwd")}
+    for place in places.values():
+        place.mkdir()
+    environment = env.child_environment(
+        HOME=str(places["home"]),
+        ACCEL_CACHE_DIR=str(places["cache"]),
+        XDG_CACHE_HOME=str(places["xdg"]),
+        TMPDIR=str(places["tmp"]),
+        PYTHONPATH=str(ROOT),
+        PYTHONDONTWRITEBYTECODE="1",
+        ACCEL_ACCELERATOR=None,
+        DS_ACCELERATOR=None,
+    )
+    return subprocess.run(
+        [sys.executable, "-c", WATCH + code + REPORT],
+        cwd=places["cwd"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param("import accelerator, op_builder\n", id="the packages"),
+        pytest.param("import op_builder, accelerator\n", id="the other way round"),
+        pytest.param("from accelerator import get_accelerator, set_accelerator\n", id="the entry points"),
+        pytest.param("import op_builder; op_builder.__version__; dir(op_builder)\n", id="looking at the package"),
+        pytest.param(
+            "import accelerator, op_builder.env, op_builder.errors\n"
+            "from accelerator.real_accelerator import SUPPORTED_ACCELERATOR_LIST\n"
+            "from accelerator.abstract_accelerator import DeepSpeedAccelerator\n",
+            id="names and errors",
+        ),
+    ],
+)
+def test_importing_starts_imports_and_writes_nothing(code: str, tmp_path: Path) -> None:
+    done = run_isolated(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == done.stderr == ""
+    assert [path for path in tmp_path.rglob("*") if path.parent != tmp_path] == []
+
+
+def test_the_builder_classes_can_be_imported_without_torch(tmp_path: Path) -> None:
+    code = (
+        "from op_builder.builder import OpBuilder, CPUOpBuilder, CUDAOpBuilder, SYCLOpBuilder\n"
+        "import op_builder.cpu, op_builder.cuda, op_builder.xpu\n"
+        "op_builder.cpu.CPUAdamBuilder()\n"
+        "assert 'torch' not in sys.modules and 'rich' not in sys.modules\n"
+        "modules |= set(sys.modules)\n"  # subprocess may be imported here, not started
+    )
+    done = run_isolated(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [path for path in tmp_path.rglob("*") if path.parent != tmp_path] == []
