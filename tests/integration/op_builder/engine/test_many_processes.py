@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from op_builder.engine.ninja import Progress
 from op_builder.errors import BuildCancelled
 from op_builder.load.resolver import Request, compile_now
 from tests.support.compilers import fake_compiler
-from tests.support.processes import endless_builder, fork, quick, race, wait_for
+from tests.support.processes import endless_builder, quick, race, wait_for
 
 
 @pytest.mark.parametrize("locks", [True, False])
@@ -85,28 +84,3 @@ def test_a_build_that_takes_long_says_so_once(
         compile_now(Request.of(quick(tmp_path / "op", cache)), BuildOptions(progress=progress))
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert said == (["Compiling 'quick' (1 file), 3 s so far ..."] if progress is None else [])
-
-
-def test_readers_of_a_read_only_mirror_hit(tmp_path: Path) -> None:
-    builder = quick(tmp_path / "op", Cache(tmp_path / "cache"))
-    assert wait_for([fork(builder.load)]) == [0]
-    shutil.copytree(tmp_path / "cache" / "ops", tmp_path / "mirror" / "ops")
-    reader = quick(tmp_path / "op", Cache(tmp_path / "mirror"))
-
-    def read() -> None:
-        if os.geteuid() == 0:  # permissions do not bind root
-            os.setgid(65534)
-            os.setuid(65534)
-        reader.load()
-
-    for path in [tmp_path, *tmp_path.rglob("*")]:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    for parent in list(tmp_path.parents)[:-1]:
-        if parent.stat().st_uid == os.geteuid() and parent != Path("/tmp"):
-            parent.chmod(parent.stat().st_mode | 0o055)
-    try:
-        assert wait_for([fork(read)]) == [0]
-    finally:
-        for path in [tmp_path, *tmp_path.rglob("*")]:
-            path.chmod(0o755)
-    assert {path.name for path in (tmp_path / "mirror").iterdir()} == {"ops"}

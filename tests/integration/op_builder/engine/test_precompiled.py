@@ -15,7 +15,6 @@ from op_builder.engine.build import BuildOptions
 from op_builder.engine.commands import PRECOMPILED_DIRECTORY, build_commands
 from op_builder.errors import ToolchainError
 from op_builder.load.resolver import Request, compile_now
-from tests.support.small_ops import replace_content
 
 TEXT = """#include <torch/extension.h>
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("value", [] { return 1; }); }
@@ -103,10 +102,3 @@ def test_an_op_with_a_pybind11_of_its_own_is_compiled_without(header: Entry, tmp
     assert offered(TextBuilder(cache, include_dirs=(tmp_path / "include",)), tmp_path / "one")
     (tmp_path / "include" / "pybind11").mkdir()
     assert not offered(TextBuilder(cache, include_dirs=(tmp_path / "include",)), tmp_path / "two")
-
-
-@pytest.mark.slow
-def test_a_damaged_header_is_set_aside(header: Entry, tmp_path: Path) -> None:
-    replace_content(header.artifact, b"gpch")
-    assert not offered(TextBuilder(Cache(header.directory.parents[3])), tmp_path / "staging")
-    assert not header.directory.exists()

@@ -166,18 +166,16 @@ STABLE = "/usr/bin/g++ -std=c++17 -DTORCH_TARGET_VERSION=0x020a -c a.cpp"
         ("a.cpp:1:10: fatal error: 'acme.h' file not found", "a.cpp:1:10", "that has acme.h"),
         ("a.cpp:1:10: fatal error: cuda_runtime.h: No such file or directory", "a.cpp", "CUDA toolkit"),
         ('k.cu(1): catastrophic error: cannot open source file "nope.h"', "k.cu(1)", "that has nope.h"),
-        ("cc1plus: fatal error: my/a.cpp: No such file or directory", "cc1plus", "a.cpp is gone"),
+        ("cc1plus: fatal error: my/a.cpp: No such file or directory", "cc1plus", "a.cpp is missing"),
         # libraries
         ("/usr/bin/ld: cannot find -laio: No such file or directory", "-laio", "apt-get install libaio-dev"),
         ("/usr/bin/ld.gold: error: cannot find -lnothere", "-lnothere", "Install libnothere's"),
-        ("ld.lld: error: unable to find library -lnothere", "-lnothere", "Install libnothere's"),
         (
             "/usr/bin/ld: skipping incompatible libx.so\n/usr/bin/ld: NOTE: odd\n/usr/bin/ld: cannot find -lx",
             "cannot find",
             "libx's",
         ),
         ("/usr/bin/ld: cannot find -lcudart: No such file or directory", "-lcudart", "CUDA toolkit"),
-        ("/usr/bin/ld: cannot find -ltorch_cuda: No such file or directory", "-ltorch_cuda", "CUDA build of torch"),
         ("/usr/bin/ld: cannot find ./libx.a: No such file or directory", "libx.a", "./libx.a does not exist"),
         ("collect2: fatal error: cannot find 'ld'\ncompilation terminated.", "collect2", "-fuse-ld"),
         ("/usr/bin/ld:libj.a: file format not recognized; treating as linker script", "libj.a", "no library"),
@@ -200,8 +198,6 @@ STABLE = "/usr/bin/g++ -std=c++17 -DTORCH_TARGET_VERSION=0x020a -c a.cpp"
         ("o.h:1:2: error: #error C++17 or later compatible compiler is required to use ATen.", "", "-std=c++17"),
         # flags
         ("g++: error: unrecognized command-line option '-mavx9000'", "g++", "does not know this flag"),
-        ("error: unknown argument: '-fno-such'", "error: unknown", "does not know this flag"),
-        ("cc1plus: error: bad value 'foo' for '-march=' switch", "cc1plus", "does not know this flag"),
         ("nvcc fatal   : Unknown option '--nosuch'", "nvcc", "does not know this flag"),
         # nvcc and its host compiler
         (
@@ -215,20 +211,16 @@ STABLE = "/usr/bin/g++ -std=c++17 -DTORCH_TARGET_VERSION=0x020a -c a.cpp"
             "clang version",
             "set CXX to a clang older than 20",
         ),
-        ("nvcc fatal   : Failed to preprocess host compiler properties.", "nvcc", "set CXX"),
         ('/usr/include/stdlib.h(140): error: identifier "_Float32" is undefined', "_Float32", "set CXX to an older"),
         ("nvcc fatal   : Unsupported gpu architecture 'compute_99'", "compute_99", "does not know compute_99"),
         # memory and the compiler itself
-        ("cc1plus: out of memory allocating 1073741840 bytes after 606208 bytes", "cc1plus", "ACCEL_MAX_JOBS=1"),
         ("virtual memory exhausted: Cannot allocate memory", "virtual", "ACCEL_MAX_JOBS=1"),
-        ("clang++: error: unable to execute command: Killed", "clang++", "ACCEL_MAX_JOBS=1"),
         ("g++: fatal error: Killed signal terminated program cc1plus\nstop", "g++: fatal", "ACCEL_MAX_JOBS=1"),
         ("nvcc error   : 'cicc' died due to signal 9 (Kill signal)", "cicc", "ACCEL_MAX_JOBS=1"),
         ("nvcc error   : 'cudafe++' died due to signal 11 (Invalid memory reference)", "cudafe", "another version"),
         ("a.cpp:3:1: internal compiler error: Segmentation fault", "a.cpp:3:1", "another version"),
         # assemblers, shells, ninja
         ("a.cpp: Assembler messages:\na.cpp:1: Error: no such instruction: `frobnicate'", "a.cpp:1", "binutils"),
-        ("{standard input}:7: Error: no such instruction: `frobnicate'", "{standard input}:7", "binutils"),
         ("ptxas p.ptx, line 40; error   : Unknown modifier '.x'", "ptxas p.ptx, line 40", ""),
         ("/bin/sh: 1: /opt/bin/g++: not found", "/opt/bin/g++: not found", "install it again"),
     ],
@@ -300,4 +292,4 @@ def test_ninjas_own_error_names_ninja() -> None:
     found = diagnose("ninja: error: '/op/a.cpp', needed by '0_a.o', missing and no known rule to make it\n")
     assert found.diagnostic.startswith("ninja: error: '/op/a.cpp'")
     assert found.command == "ninja"
-    assert "/op/a.cpp is gone" in found.remedy
+    assert "/op/a.cpp is missing" in found.remedy
