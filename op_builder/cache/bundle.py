@@ -133,7 +133,7 @@ def _read(bundle: zipfile.ZipFile, name: str) -> tuple[Manifest, bytes]:
             raise BundleError(f"The manifest {name} names {text!r}, not a plain name.", "Do not use this bundle.")
     content = bundle.read(f"{name.removesuffix(MANIFEST)}{manifest.artifact}")
     if hashlib.sha256(content).hexdigest() != manifest.sha256:
-        raise BundleError(f"The binary beside {name} does not match its manifest.", "Export it again.")
+        raise BundleError(f"The binary of {name} does not match its manifest.", "Export it again.")
     return manifest, content
 
 

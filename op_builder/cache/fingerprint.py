@@ -190,5 +190,5 @@ def cpu_digest() -> str:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
     except OSError:
         return platform.processor()
-    told = [line for line in lines if line.startswith(("flags", "Features", "model name", "CPU part"))]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:_DIGEST_LENGTH]
+    named = [line for line in lines if line.startswith(("flags", "Features", "model name", "CPU part"))]
+    return hashlib.sha256("\n".join(named).encode()).hexdigest()[:_DIGEST_LENGTH]

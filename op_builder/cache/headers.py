@@ -234,12 +234,12 @@ def read_headers(
     skipped = tuple(os.path.realpath(directory) + os.sep for directory in stamped)
     sources = {os.path.realpath(source.path) for source in plan.sources if source.text is None}
     # Relative names are the build's own files, which the plan key knows by their text.
-    told = (
+    listed = (
         name
         for depfile in depfiles
         for name in parse_depfile(depfile.read_text(encoding="utf-8", errors="surrogateescape"))
     )
-    names = {_without_dots(name) for name in told if os.path.isabs(name)}
+    names = {_without_dots(name) for name in listed if os.path.isabs(name)}
     not_beside = _not_beside(sources | names, roots)
     places = {name: roots.name(name) for name in names}
     if linked is not None and linked.exists():
@@ -301,8 +301,8 @@ def parse_depfile(text: str) -> list[str]:
         _, colon, prerequisites = line.partition(": ")
         if not colon:
             continue
-        held = prerequisites.replace("\\ ", "\0").replace("\\#", "#").replace("$$", "$")
-        names += [name.replace("\0", " ") for name in held.split()]
+        names_text = prerequisites.replace("\\ ", "\0").replace("\\#", "#").replace("$$", "$")
+        names += [name.replace("\0", " ") for name in names_text.split()]
     return names
 
 

@@ -24,13 +24,13 @@ class Manifest:
 
     Attributes:
         op: the op's name.
-        artifact: file name of the binary, beside the manifest.
+        artifact: file name of the binary, in the same directory.
         size_bytes, sha256: of the binary.
         kind: how it is loaded: ``accel``, ``python`` or ``torch_library``; ``header`` if it is precompiled for GCC.
         namespaces: torch namespaces of the ops that loading it brings; of an ``accel`` binary none.
         defined_namespaces, operators: what of torch it defines, which nothing else in a process may.
         key_parts: the plan key's parts.
-        headers, system_headers: what the compiler read besides the sources.
+        headers, system_headers: what the compiler read in addition to the sources.
         check: how the binary was tried before it was published.
         built_at: UTC, ISO 8601. ``build_s``: seconds the build took.
         torch: version it was built against. ``accel_ops``: version of this project that built it.

@@ -86,7 +86,7 @@ class Entry:
 
     @property
     def digest(self) -> str:
-        """The build key's digest, which tells this build from all others of its op."""
+        """The build key's digest, which identifies this build of its op."""
         return self.directory.name
 
     def note_use(self) -> None:
@@ -98,7 +98,7 @@ class Entry:
 
     def is_intact(self) -> bool:
         """Whether the binary is the one the manifest describes."""
-        # Opened and read: a network file system may tell the size that the file had seconds ago.
+        # Opened and read: a network file system may report the size that the file had seconds ago.
         try:
             return content_sha256(str(self.artifact)) == self.manifest.sha256
         except OSError:

@@ -95,8 +95,8 @@ class _Build:
     def run(self, key: PlanKey) -> Entry:
         """Compile until what was compiled certainly is what the key says, then publish it.
 
-        A file saved during the build may have been read before or after: its time tells. Then the build is repeated;
-        the second time, unchanged contents are proof whatever the clocks say.
+        A file saved during the build may have been read before or after, so its time is checked, and the build
+        repeated; the second time, unchanged contents are proof whatever the clocks say.
         """
         before: BuildKey | None = None
         for _ in range(_ATTEMPTS):

@@ -110,7 +110,7 @@ def stamped_directories(plan: BuildPlan, toolset: Toolset) -> list[str]:
 def _compiler_own(compiler: Compiler) -> list[str]:
     """Where a compiler keeps its own headers and those of the C++ standard library that comes with it.
 
-    clang and others take the library of some GCC, whose version their own does not tell: that counts by content.
+    clang and others take the library of some GCC, which their own version says nothing about: that counts by content.
     """
     prefix, target = Path(compiler.path).parent.parent, compiler.target
     if not compiler.is_gcc:
@@ -223,7 +223,7 @@ def _stand_ins(plan: BuildPlan, toolset: Toolset) -> dict[str, tuple[str, ...]]:
 
 
 def _links_strictly(plan: BuildPlan, toolset: Toolset) -> bool:
-    """Whether the linker is told to find all symbols: -z defs, --no-undefined, --unresolved-symbols."""
+    """Whether flags have the linker find all symbols: -z defs, --no-undefined, --unresolved-symbols."""
     words = ("defs", "undefined", "unresolved")
     return any(word in flag for flag in (*toolset.cxx.command, *plan.link_flags) for word in words)
 
@@ -276,7 +276,7 @@ def torch_includes(plan: BuildPlan) -> list[str]:
     """Torch's own include directories."""
     if plan.binding is Binding.STABLE:
         # The Stable ABI's headers all lie here. cpp_extension would say so too, but importing it,
-        # and setuptools with it, takes longer than half of what else a small build takes beside its compiler.
+        # and setuptools with it, takes as long as half of what a small build takes besides its compiler.
         return [str(torch_install().include_dir)]
     from torch.utils import cpp_extension
 

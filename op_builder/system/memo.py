@@ -1,8 +1,8 @@
-"""Small facts that cost a subprocess or much hashing to find, kept beside the cache.
+"""Small facts that cost a subprocess or much hashing to find, kept in the cache directory.
 
 A memo is a JSON file valid as long as the files it was worked out from keep their size and
 modification time. It only saves time: it may vanish, be torn or be unwritable, and the fact is
-then worked out again. Beside a cache that cannot be written, memos are the user's own.
+then worked out again. For a cache that cannot be written, memos are the user's own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Memo:
         """The fact about ``subject``.
 
         Args:
-            subject: names the fact and everything it depends on besides files.
+            subject: names the fact and everything it depends on in addition to files.
             work_out: finds it; returns the fact (JSON values) and the files it depends on.
         """
         name = hashlib.sha256(subject.encode()).hexdigest()[:32] + ".json"

@@ -133,7 +133,7 @@ def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
 
 
 def lists_linked(command: tuple[str, ...]) -> bool:
-    """Whether the linker of a compiler's ``command`` knows LINKED_FLAG; asked anew each time, as PATH may choose it."""
+    """Whether the linker of a compiler's ``command`` knows LINKED_FLAG; checked each time, as PATH may choose it."""
     try:
         return LINKED_FLAG in run([*command, "-Wl,--help"]).output
     except ToolchainError:

@@ -1,7 +1,7 @@
 """oneCCL: where it is, whether it can be compiled against and opened, and opening it.
 
-It is looked for in ``CCL_ROOT``, else where PyPI's wheels put it, else in the system. Its library names others that lie
-beside it and that no search path has; they are opened by their paths, first.
+It is looked for in ``CCL_ROOT``, else where PyPI's wheels put it, else in the system. Its library needs others of the
+same directory, which no search path has; they are opened by their paths, first.
 """
 
 from __future__ import annotations
@@ -187,12 +187,12 @@ def _open(path: Path, cache_root: Path | None, tried: set[str]) -> None:
         except OSError as error:
             missing = _MISSING.match(str(error))
             name = missing["name"] if missing is not None else ""
-            beside = path.parent / name
+            neighbour = path.parent / name
             is_sycl = name.startswith(_SYCL)
-            if not name or name in tried or not (is_sycl or beside.exists()):
+            if not name or name in tried or not (is_sycl or neighbour.exists()):
                 raise LoadError(f"{path} cannot be opened: {error}.", INSTALL_REMEDY) from error
         tried.add(name)
         if is_sycl:  # one process, one libsycl
             open_runtime(cache_root or path.parent, name)
         else:
-            _open(beside, cache_root, tried)
+            _open(neighbour, cache_root, tried)

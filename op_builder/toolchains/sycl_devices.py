@@ -71,7 +71,7 @@ class SyclDevice:
     """A device that the SYCL runtime has.
 
     Attributes:
-        platform, name, driver: as its driver tells them.
+        platform, name, driver: as its driver reports them.
         kind: ``cpu``, ``gpu`` or ``other``.
         fp16, fp64: whether it computes in half and double precision.
         takes_kernels: whether its driver takes kernels that were compiled at run time (SPIR-V).

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from op_builder.cache.leftovers import leftovers, remove_leftovers
 
 from op_builder import env
+from op_builder.cache.eviction import leftovers, remove
 from op_builder.cache.store import Cache
 from op_builder.errors import CompileError, IncompatibleOpError, LoadError
 from op_builder.system.outcomes import Failed, failures
@@ -308,7 +308,7 @@ def test_clearing_the_cache_removes_compiled_kernels(tmp_path: Path) -> None:
     (kernel / "0.bin").write_bytes(bytes(1000))
     cache = Cache(tmp_path)
     assert [item.path for item in leftovers(cache)] == [kernel]
-    assert remove_leftovers(leftovers(cache)) == 1000
+    assert remove(cache, leftovers(cache)) == 1000
     assert not kernel.exists()
 
 
