@@ -68,8 +68,8 @@ def bare_commands_s(builder: object) -> float:
     """Seconds that the compiler commands of an op take when they are run by hand, with the same parallelism."""
     from op_builder.builder.base import OpBuilder
     from op_builder.engine.commands import build_commands
-    from op_builder.engine.jobs import job_count
     from op_builder.load.resolver import Request
+    from op_builder.toolchains.jobs import job_count
 
     assert isinstance(builder, OpBuilder)
     request = Request.of(builder)

@@ -48,8 +48,6 @@ def peer_environment(python: Path) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     inherited["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), inherited.get("PYTHONPATH")]))
     inherited["PATH"] = os.pathsep.join([str(python.parent), inherited.get("PATH", os.defpath)])
-    # Only who asks for it measures the background process.
-    inherited["ACCEL_PRECOMPILE"] = "0"
     return inherited
 
 

@@ -8,39 +8,46 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeVar
 
+from op_builder.builder.base import OpBuilder
+from op_builder.cache.store import Entry
+from op_builder.catalog.device import requested_package
+from op_builder.catalog.registry import all_builders
 from op_builder.command_line import run_main
+from op_builder.engine import precompiled
+from op_builder.engine.build import BuildOptions
+from op_builder.engine.kernels import compile_all_kernels
 from op_builder.errors import AccelError
-
-if TYPE_CHECKING:
-    from op_builder.builder.base import OpBuilder
-    from op_builder.cache.store import Entry
-    from op_builder.engine.jobs import JobBudget
-    from op_builder.load.resolver import Request
+from op_builder.load.resolver import Request, compile_now
+from op_builder.report.collect import find_op
+from op_builder.system.outcomes import failures
+from op_builder.toolchains.jobs import JobBudget, allowed_jobs
+from op_builder.toolchains.toolset import find_toolset
 
 Report = Callable[[str, int, int, str], None]
 """Called with (op, steps done, steps in all or 0 as long as that is not known, what was just done)."""
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 _STYLES = {"built": "green", "cached": "green", "skipped": "yellow", "failed": "red"}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one op: ``built``, ``cached`` (it was there), ``skipped`` (not possible here) or ``failed``.
+    """The result for one op: ``built``, ``cached``, ``skipped`` (not possible here) or ``failed``.
 
-    ``message`` says why; of one that is there, what it lacks: SYCL kernels where there is no device for them.
+    ``message`` says why; for one that is available, what it lacks: SYCL kernels where there is no device for them.
     """
 
     op: str
     status: str
-    seconds: float
+    seconds: float = 0.0
     message: str = ""
     path: str = ""
 
@@ -53,16 +60,14 @@ def build_all(
     report: Report,
     with_kernels: bool = False,
 ) -> list[Outcome]:
-    """Build each op into the cache, side by side; one that fails keeps none of the others back.
+    """Build each op into the cache, side by side; a failure of one does not affect the others.
 
     Args:
         required: names of the ops that have failed if they are not possible here; others are then skipped.
         force: compile again what the cache has.
-        report: told of every step, from several threads.
+        report: called at every step, from several threads.
         with_kernels: have the SYCL runtime compile all kernels of an op; else a build tries one of them.
     """
-    from op_builder.engine.jobs import JobBudget, allowed_jobs
-
     batch = _Batch(required, force, report, with_kernels)
     for builder in builders:
         report(builder.name, 0, 0, "checking")
@@ -70,13 +75,11 @@ def build_all(
         at_a_time = allowed_jobs([])  # checks compile, too, but little
     except AccelError:
         at_a_time = 1  # a variable cannot be parsed; each op's checks say so
-    settled = batch.side_by_side([functools.partial(batch.settle, builder) for builder in builders], at_a_time)
-    requests = [found for found in settled if not isinstance(found, Outcome)]
-    if not requests:
-        return [found for found in settled if isinstance(found, Outcome)]
-    total = allowed_jobs([request.plan for request in requests])
-    budget = JobBudget(total)
-    built = iter(batch.side_by_side([functools.partial(batch.build, request, budget) for request in requests], total))
+    settled = batch.side_by_side(batch.settle, builders, at_a_time)
+    requests = [found for found in settled if isinstance(found, Request)]
+    total = allowed_jobs([request.plan for request in requests]) if requests else 1
+    build = functools.partial(batch.build, budget=JobBudget(total))
+    built = iter(batch.side_by_side(build, requests, total))
     return [found if isinstance(found, Outcome) else next(built) for found in settled]
 
 
@@ -90,11 +93,11 @@ class _Batch:
     with_kernels: bool
     cancel: threading.Event = field(default_factory=threading.Event)
 
-    def side_by_side(self, tasks: Sequence[Callable[[], T]], at_a_time: int) -> list[T]:
-        """What the tasks return, in their order."""
-        with ThreadPoolExecutor(max(1, min(len(tasks), at_a_time)), thread_name_prefix="build") as pool:
+    def side_by_side(self, task: Callable[[T], U], items: Sequence[T], at_a_time: int) -> list[U]:
+        """What the task returns for the items, in their order."""
+        with ThreadPoolExecutor(max(1, min(len(items), at_a_time)), thread_name_prefix="build") as pool:
             try:
-                return list(pool.map(lambda task: task(), tasks))
+                return list(pool.map(task, items))
             except BaseException:
                 # Ctrl-C: what runs is ended, what has not begun does not begin.
                 self.cancel.set()
@@ -102,67 +105,51 @@ class _Batch:
                 raise
 
     def settle(self, builder: OpBuilder) -> Outcome | Request:
-        """The outcome of an op for which nothing is to be compiled; for the others what is."""
-        from op_builder.load import resolver
-        from op_builder.system.outcomes import failures
-
-        def settle() -> tuple[str, str, str] | Request:
-            missing = failures(builder.build_checks())
-            reasons = "; ".join(f"{failure.reason} {failure.remedy}" for failure in missing)
-            reasons = reasons or builder.own_rejection() or ""
-            if reasons:
-                return "failed" if builder.name in self.required else "skipped", reasons, ""
-            request = resolver.Request.of(builder)
-            cached = None if self.force else request.find_cached()
-            return request if cached is None else ("cached", *self._with_kernels(request, cached))
-
-        found = self._guarded(builder.name, settle)
-        if not isinstance(found, Outcome):
-            self.report(builder.name, 0, 0, "waiting")
+        """The outcome of an op that needs no compile; the request of one that does."""
+        found = self._guarded(builder.name, lambda: self._settle(builder))
+        self.report(builder.name, 0, 0, found.status if isinstance(found, Outcome) else "waiting")
         return found
 
+    def _settle(self, builder: OpBuilder) -> Outcome | Request:
+        missing = failures(builder.build_checks())
+        reasons = "; ".join(f"{failure.reason} {failure.remedy}" for failure in missing)
+        reasons = reasons or builder.own_rejection() or ""
+        if reasons:
+            return Outcome(builder.name, "failed" if builder.name in self.required else "skipped", message=reasons)
+        request = Request.of(builder)
+        cached = None if self.force else request.find_cached()
+        return request if cached is None else self._done(request, cached, "cached")
+
     def build(self, request: Request, budget: JobBudget) -> Outcome:
-        """Build one op; whatever goes wrong with it is told in the outcome."""
-        from op_builder.engine.build import BuildOptions
-        from op_builder.load import resolver
+        """Build one op; a failure is an outcome."""
+        op = request.plan.op
+        options = BuildOptions(functools.partial(self.report, op), self.force, budget, self.cancel)
+        outcome = self._guarded(op, lambda: self._done(request, compile_now(request, options), "built"))
+        self.report(op, 0, 0, outcome.status)
+        return outcome
 
-        options = BuildOptions(
-            progress=functools.partial(self.report, request.plan.op),
-            force=self.force,
-            budget=budget,
-            cancel=self.cancel,
-        )
-
-        def build() -> tuple[str, str, str]:
-            return "built", *self._with_kernels(request, resolver.compile_now(request, options))
-
-        return self._guarded(request.plan.op, build)
-
-    def _with_kernels(self, request: Request, entry: Entry) -> tuple[str, str]:
-        """Put all SYCL kernels of ``entry`` into the runtime's cache, if they are asked for; why not, and its path."""
+    def _done(self, request: Request, entry: Entry, status: str) -> Outcome:
+        """The outcome of an op with an entry, whose SYCL kernels are compiled if they are asked for."""
         note = ""
         if self.with_kernels and request.plan.sycl is not None and request.toolset is not None:
-            from op_builder.engine.kernels import compile_all_kernels
-
             self.report(request.plan.op, 0, 0, "compiling kernels")
             note = compile_all_kernels(entry, request.plan, request.toolset, request.cache)
-        return note, str(entry.artifact)
+        return Outcome(request.plan.op, status, message=note, path=str(entry.artifact))
 
-    def _guarded(self, op: str, step: Callable[[], tuple[str, str, str] | T]) -> Outcome | T:
-        """The outcome of ``step``, or what else it returns."""
+    def _guarded(self, op: str, step: Callable[[], T]) -> T | Outcome:
+        """What ``step`` returns, an outcome with its time; an error is the outcome ``failed``."""
         started = time.monotonic()
+        result: T | Outcome
         try:
             result = step()
         except AccelError as error:
-            result = "failed", str(error), ""
+            result = Outcome(op, "failed", message=str(error))
         except Exception as error:
             # A builder of another package may raise anything; the other ops are built all the same.
-            result = "failed", f"{type(error).__name__}: {error}", ""
-        if not isinstance(result, tuple):
-            return result
-        status, message, path = result
-        self.report(op, 0, 0, status)
-        return Outcome(op, status, round(time.monotonic() - started, 2), message, path)
+            result = Outcome(op, "failed", message=f"{type(error).__name__}: {error}")
+        if isinstance(result, Outcome):
+            return replace(result, seconds=round(time.monotonic() - started, 2))
+        return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -174,20 +161,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "ops",
         nargs="*",
         metavar="OP",
-        help="ops to build: cpu_adam, CPUAdamBuilder, or anybody's as package.module:Builder",
+        help="ops to build: cpu_adam, CPUAdamBuilder, or another package's as package.module:Builder",
     )
     parser.add_argument("--all", action="store_true", help="every op that can be built here")
     parser.add_argument("--force", action="store_true", help="compile again what the cache has")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--precompile",
+        action="store_true",
+        help="build no op; have GCC precompile torch/extension.h (600 to 800 MB in the cache) for ops that include it "
+        "first, with the flags of the named ops, else for ops without flags of their own",
+    )
     options = parser.parse_args(arguments)
-    if bool(options.ops) == options.all:
+    if not options.precompile and bool(options.ops) == options.all:
         parser.error("name the ops to build, or give --all")
-    from op_builder.catalog.device import requested_package
-    from op_builder.catalog.registry import all_builders
-    from op_builder.report.collect import find_op
-
     try:
-        # Of the accelerator that is named, if one is: compiling needs no device.
+        # For the accelerator that is named, if one is: compiling needs no device.
         _, package = requested_package()
         if options.all:
             builders = list(all_builders(package).values())
@@ -196,6 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AccelError as error:
         print(error, file=sys.stderr)
         return 2
+    if options.precompile:
+        return _precompile(builders or [_PlainBuilder()])
     with _display([builder.name for builder in builders]) as report:
         required = [] if options.all else [builder.name for builder in builders]
         outcomes = build_all(builders, required=required, force=options.force, report=report, with_kernels=True)
@@ -205,6 +196,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         _print_summary(outcomes)
     return int(failed)
+
+
+class _PlainBuilder(OpBuilder):
+    """Any op on torch's C++ API without flags of its own."""
+
+    NAME = "plain"
+
+    def sources(self) -> list[str]:
+        return []
+
+    def source_texts(self) -> dict[str, str]:
+        return {"plain.cpp": ""}
+
+
+def _precompile(builders: Iterable[OpBuilder]) -> int:
+    """Precompile ``torch/extension.h`` for the flags of each builder; returns the exit status."""
+    for builder in builders:
+        try:
+            plan = builder.plan()
+            entry = precompiled.precompile(plan, find_toolset(plan, builder.cache.memo), builder.cache)
+        except AccelError as error:
+            print(error, file=sys.stderr)
+            return 1
+        print(f"torch/extension.h is precompiled for {builder.name}: {entry.directory}")
+    return 0
 
 
 @contextmanager
@@ -250,12 +266,12 @@ def _print_summary(outcomes: list[Outcome]) -> None:
     for heading in ("op", "result", "seconds", ""):
         table.add_column(heading)
     for outcome in outcomes:
-        told = "see below" if outcome.status == "failed" else outcome.message
-        said = Text("\n".join(filter(None, (told, outcome.path))), overflow="fold")
-        table.add_row(outcome.op, Text(outcome.status, _STYLES[outcome.status]), f"{outcome.seconds:.1f}", said)
+        note = "see below" if outcome.status == "failed" else outcome.message
+        last = Text("\n".join(filter(None, (note, outcome.path))), overflow="fold")
+        table.add_row(outcome.op, Text(outcome.status, _STYLES[outcome.status]), f"{outcome.seconds:.1f}", last)
     Console().print(table)
     for outcome in outcomes:
-        if outcome.status == "failed":  # as it is: folded into a column, the cause is lost among its lines
+        if outcome.status == "failed":  # not in the table: folded into a column, the cause is lost among its lines
             print(f"{outcome.op}: {outcome.message}\n")
 
 

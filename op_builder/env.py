@@ -171,12 +171,6 @@ ACCEL_CACHE_MAX_MIB: Variable[int] = _declare(
 ACCEL_JIT: Variable[bool] = _declare(
     "ACCEL_JIT", _parse_flag, True, "0 forbids compiling at load time; only prebuilt and cached ops load."
 )
-ACCEL_PRECOMPILE: Variable[bool] = _declare(
-    "ACCEL_PRECOMPILE",
-    _parse_flag,
-    True,
-    "0 keeps `torch/extension.h` from being precompiled in the background (GCC; 600 to 800 MB in the cache).",
-)
 ACCEL_MAX_JOBS: Variable[int | None] = _declare(
     "ACCEL_MAX_JOBS", _parse_count, None, "Compiler jobs at a time.", "from cores and memory"
 )

@@ -34,8 +34,6 @@ class Language(enum.Enum):
     CUDA = "cuda"
     SYCL = "sycl"
     """C++ whose kernels oneAPI's compiler compiles with it, ahead of time."""
-    HEADER = "c++ header"
-    """One header, precompiled; such a plan has nothing else."""
 
 
 # The function by which a binary of Binding.STABLE registers its ops; see torch_c/library.h.
@@ -139,5 +137,4 @@ class BuildPlan(NamedTuple):
 
     @property
     def artifact_name(self) -> str:
-        is_header = self.sources[0].language is Language.HEADER
-        return f"{self.module_name}.gch" if is_header else f"{self.module_name}.so"
+        return f"{self.module_name}.so"

@@ -20,8 +20,6 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["ACCEL_CACHE_DIR"] = os.environ["ACCEL_TEST_CACHE"]
     for name in ("ACCEL_ACCELERATOR", "DS_ACCELERATOR", "ACCEL_JIT", "ACCEL_CPU_ISA", "ACCEL_MAX_JOBS", "MAX_JOBS"):
         os.environ.pop(name, None)
-    # Tests that need the background process enable it.
-    os.environ["ACCEL_PRECOMPILE"] = "0"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

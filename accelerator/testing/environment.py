@@ -9,8 +9,7 @@ import torch
 from setuptools.command.build_ext import build_ext  # type: ignore[import-untyped]
 
 from accelerator.testing.model import Ability, Checks, does_not_apply, expect, expect_equal, expect_type, fail, needs
-from op_builder import env
-from op_builder.builder.base import OpBuilder
+from op_builder import OpBuilder, env
 from op_builder.catalog.registry import device_package
 from op_builder.catalog.table import OPS
 from op_builder.catalog.unavailable import UnavailableOpBuilder

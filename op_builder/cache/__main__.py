@@ -1,4 +1,4 @@
-"""``python -m op_builder.cache``: what is built, whether it is whole, and what may go."""
+"""``python -m op_builder.cache``: what is built, whether it is intact, and what may be removed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import json
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from op_builder.cache import eviction
 from op_builder.cache.bundle import export_bundle, import_bundle, misfits
-from op_builder.cache.leftovers import leftovers, other_bytes, remove_leftovers, surplus_leftovers, sweep_small
-from op_builder.cache.maintenance import Usage, examine, keep_in_bounds, remove, surplus, usages
+from op_builder.cache.eviction import Item, Usage
 from op_builder.cache.store import Cache
 from op_builder.command_line import run_main
 from op_builder.errors import AccelError
@@ -21,57 +21,52 @@ from op_builder.errors import AccelError
 _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _TIME_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
+Answer = tuple[int, Any, str]
+"""The exit status, the JSON data and the text of a command."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status: 0, 1 when verify found damage, 2 for an error."""
     options = _parser().parse_args(arguments, argparse.Namespace(json=False, directory=None))
+    # Commands that only look move nothing; verify does so after it has looked.
+    looks = options.command in ("list", "info", "verify", "export")
     try:
-        # Who looks moves nothing; verify does so after it has looked.
-        looks = options.command in ("list", "info", "verify", "export")
         status, data, text = _COMMANDS[options.command](Cache(options.directory, is_ours=not looks), options)
     except AccelError as error:
         print(error, file=sys.stderr)
         return 2
-    if options.json:
-        print(json.dumps(data, indent=2))
-    else:
-        print(text)
+    print(json.dumps(data, indent=2) if options.json else text)
     return status
 
 
-Answer = tuple[int, Any, str]
-
-
 def _list(cache: Cache, _: argparse.Namespace) -> Answer:
-    found = usages(cache)
-    total = sum(usage.size_bytes for usage in found)
+    found, others = eviction.usages(cache), eviction.other_bytes(cache)
     lines = [f"{'op':<16}{'key':<14}{'size':>10}  {'last used':<12}{'built in':>9}  torch"]
-    lines += [
-        f"{usage.entry.manifest.op:<16}{usage.entry.directory.name[:12]:<14}{_size(usage.size_bytes):>10}  "
-        f"{_ago(usage.used_at):<12}{usage.entry.manifest.build_s:>8.1f}s  {usage.entry.manifest.torch}"
-        for usage in found
-    ]
-    others = other_bytes(cache)
+    for usage in found:
+        manifest = usage.entry.manifest
+        lines.append(
+            f"{manifest.op:<16}{usage.entry.digest[:12]:<14}{_size(usage.size_bytes):>10}  {_ago(usage.used_at):<12}"
+            f"{manifest.build_s:>8.1f}s  {manifest.torch}"
+        )
+    size = _size(sum(usage.size_bytes for usage in found))
     lines.append(
-        f"{_entries(len(found))}, {_size(total)} in {cache.root}; besides, {_size(others)} of logs, entries set aside, "
-        "locks and memos"
+        f"{_entries(found)}, {size} in {cache.root}; also {_size(others)} of logs, entries set aside, locks and memos"
     )
     data = {"directory": str(cache.root), "entries": [_facts(usage) for usage in found], "other_bytes": others}
     return 0, data, "\n".join(lines)
 
 
 def _info(cache: Cache, options: argparse.Namespace) -> Answer:
-    found = usages(cache, options.op)
+    found = eviction.usages(cache, options.op)
     if not found:
         raise AccelError(
-            f"Op {options.op!r} has no entry in {cache.root}.", "python -m op_builder.cache list shows what there is."
+            f"Op {options.op!r} has no entry in {cache.root}.", "python -m op_builder.cache list shows all entries."
         )
-    data = [{**_facts(usage), "manifest": json.loads(usage.entry.manifest.to_json())} for usage in found]
     blocks = []
     for usage in found:
         manifest = usage.entry.manifest
         rows = {
-            "directory": usage.entry.directory,
+            "directory": usage.path,
             "binary": f"{manifest.artifact}, {manifest.size_bytes} bytes, sha256 {manifest.sha256}",
             "built": f"{manifest.built_at} in {manifest.build_s} s with torch {manifest.torch}",
             "tried": manifest.check,
@@ -80,11 +75,12 @@ def _info(cache: Cache, options: argparse.Namespace) -> Answer:
             "headers": ", ".join(header.path for header in manifest.headers) or "none",
         }
         blocks.append("\n".join(f"{name:<16} {value}" for name, value in rows.items()))
+    data = [{**_facts(usage), "manifest": json.loads(usage.entry.manifest.to_json())} for usage in found]
     return 0, data, "\n\n".join(blocks)
 
 
 def _verify(cache: Cache, _: argparse.Namespace) -> Answer:
-    whole, damaged = examine(cache)
+    whole, damaged = eviction.examine(cache)
     mover = Cache(cache.root)
     lines, kept = [], []
     for directory, reason in damaged.items():
@@ -92,9 +88,9 @@ def _verify(cache: Cache, _: argparse.Namespace) -> Answer:
         if directory.exists():
             kept.append(str(directory))
         lines.append(f"damaged, {'cannot be moved' if directory.exists() else 'set aside'}: {directory}: {reason}")
-    lines.append(f"{_entries(len(whole))} whole.")
+    lines.append(f"{_entries(whole)} intact.")
     if kept:
-        lines.append(f"Remedy: have somebody verify it who may write {cache.root}; load() passes over what is damaged.")
+        lines.append(f"Remedy: run verify as a user who may write {cache.root}; load() ignores damaged entries.")
     data = {"whole": len(whole), "damaged": [str(directory) for directory in damaged], "cannot_be_moved": kept}
     return int(bool(damaged)), data, "\n".join(lines)
 
@@ -102,63 +98,55 @@ def _verify(cache: Cache, _: argparse.Namespace) -> Answer:
 def _prune(cache: Cache, options: argparse.Namespace) -> Answer:
     if options.max_size is None and options.older_than is None and not options.unused:
         raise AccelError(
-            "prune was not told what may go.", "Give --max-size, --older-than or --unused; clear removes all."
+            "prune needs a criterion.", "Give --max-size, --older-than or --unused; clear removes everything."
         )
-    found, others = usages(cache), leftovers(cache)
-    excess = 0
-    if options.max_size is not None:
-        sizes = [*(usage.size_bytes for usage in found), *(item.size_bytes for item in others)]
-        excess = sum(sizes) - options.max_size
-    freed = sweep_small(cache)
-    freed += remove_leftovers(surplus_leftovers(others, excess_bytes=excess, older_than_s=options.older_than))
-    going, held = surplus(
-        found, max_size_bytes=options.max_size, older_than_s=options.older_than, unused=options.unused
+    freed = eviction.sweep_small(cache)
+    going, held = eviction.surplus(
+        cache, max_size_bytes=options.max_size, older_than_s=options.older_than, unused=options.unused
     )
-    status, data, text = _removed(cache, going, freed)
-    data["kept"] = [str(usage.entry.directory) for usage in held]
+    data, text = _removed(cache, going, freed)
+    data["kept"] = [str(usage.path) for usage in held]
     if held:
-        text += f"\n{_entries(len(held))} kept that would go: a process has them open, or used them within a minute."
-    return status, data, text
+        text += f"\n{_entries(held)} kept that would go: a process has them open, or used them within a minute."
+    return 0, data, text
 
 
 def _clear(cache: Cache, _: argparse.Namespace) -> Answer:
-    found = usages(cache)
+    found = eviction.usages(cache)
     busy = [usage for usage in found if usage.is_mapped]
-    freed = remove_leftovers(leftovers(cache)) + sweep_small(cache, all_of_them=True)
-    status, data, text = _removed(cache, [usage for usage in found if not usage.is_mapped], freed)
-    data["in_use"] = [str(usage.entry.directory) for usage in busy]
+    going = [*(usage for usage in found if not usage.is_mapped), *eviction.leftovers(cache)]
+    data, text = _removed(cache, going, eviction.sweep_small(cache, all_of_them=True))
+    data["in_use"] = [str(usage.path) for usage in busy]
     if busy:
-        text += f"\n{_entries(len(busy))} in use by a process and kept."
-    return status, data, text
+        text += f"\n{_entries(busy)} in use by a process and kept."
+    return 0, data, text
 
 
 def _export(cache: Cache, options: argparse.Namespace) -> Answer:
-    # A precompiled header serves a compiler, and stays here.
-    wanted = options.ops or {entry.manifest.op for entry in cache.entries() if entry.manifest.kind != "header"}
-    entries = [entry for entry in cache.entries() if entry.manifest.op in wanted]
-    missing = set(options.ops) - {entry.manifest.op for entry in entries}
+    # A precompiled header serves the compiler of this machine alone.
+    built = [entry for entry in cache.entries() if entry.manifest.kind != "header"]
+    entries = [entry for entry in built if not options.ops or entry.manifest.op in options.ops]
+    missing = " ".join(sorted(set(options.ops) - {entry.manifest.op for entry in entries}))
     if missing:
-        raise AccelError(
-            f"Not in the cache: {', '.join(sorted(missing))}.",
-            f"Build first: python -m op_builder.build {' '.join(sorted(missing))}.",
-        )
+        raise AccelError(f"Not in the cache: {missing}.", f"Build first: python -m op_builder.build {missing}.")
     count = export_bundle(entries, options.file)
     data = {"file": str(options.file), "entries": count, "size_bytes": options.file.stat().st_size}
-    return 0, data, f"{_entries(count)} written to {options.file} ({_size(data['size_bytes'])})."
+    return 0, data, f"{_entries(entries)} written to {options.file} ({_size(data['size_bytes'])})."
 
 
 def _import(cache: Cache, options: argparse.Namespace) -> Answer:
     entries = import_bundle(cache, options.file)
-    keep_in_bounds(cache)
+    eviction.keep_in_bounds(cache)
     data, lines = [], []
     for entry in entries:
-        op, key, differences = entry.manifest.op, entry.directory.name, misfits(entry.manifest, cache.memo)
+        differences = misfits(entry.manifest, cache.memo)
+        op, key = entry.manifest.op, entry.digest
         data.append({"op": op, "key": key, "fits": not differences, "differences": differences})
         lines.append(f"{op} {key[:12]}: {'will not be used on this machine' if differences else 'fits this machine'}")
         lines += [f"    {difference}" for difference in differences]
     useless = sum(not item["fits"] for item in data)
     lines.append(
-        f"{_entries(len(entries))} imported into {cache.root}"
+        f"{_entries(entries)} imported into {cache.root}"
         + (f", {useless} of them for another machine." if useless else ".")
     )
     return 0, {"entries": data}, "\n".join(lines)
@@ -176,49 +164,50 @@ _COMMANDS = {
 
 
 def _parser() -> argparse.ArgumentParser:
-    # Before the command or behind it: what is not given at one place must not undo what stands at the other.
+    # Before or after the command: an option missing at one place must not undo what is given at the other.
     common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     common.add_argument("--json", action="store_true", help="print JSON; sizes are bytes")
     common.add_argument("--directory", type=Path, metavar="DIR", help="the cache directory (default: as the library)")
     parser = argparse.ArgumentParser(
         prog="python -m op_builder.cache",
-        description="What is built, whether it is whole, and what may go.",
+        description="What is built, whether it is intact, and what may be removed.",
         parents=[common],
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("list", parents=[common], help="all entries, the last used first")
-    info = commands.add_parser("info", parents=[common], help="everything about the entries of one op")
-    info.add_argument("op", metavar="OP")
-    commands.add_parser("verify", parents=[common], help="check every binary; set damaged entries aside")
-    prune = commands.add_parser(
-        "prune",
-        parents=[common],
-        help="remove entries, and logs and what was set aside before them; what was in use within a minute stays",
+
+    def add(name: str, help_text: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, parents=[common], help=help_text)
+
+    add("list", "all entries, the last used first")
+    add("info", "everything about the entries of one op").add_argument("op", metavar="OP")
+    add("verify", "check every binary; set damaged entries aside")
+    prune = add(
+        "prune", "remove entries, and logs and entries set aside before them; what was in use within a minute stays"
     )
-    prune.add_argument("--max-size", type=_bytes, metavar="SIZE", help="the least lately used go until 500M are left")
-    prune.add_argument("--older-than", type=_seconds, metavar="AGE", help="those not used for so long go: 30d")
-    prune.add_argument("--unused", action="store_true", help="all but the last used of each op go")
-    commands.add_parser("clear", parents=[common], help="remove all but what is in use: entries, logs, locks, memos")
-    export = commands.add_parser("export", parents=[common], help="write entries into a file for another machine")
+    prune.add_argument("--max-size", type=_bytes, metavar="SIZE", help="remove the least recently used beyond 500M")
+    prune.add_argument("--older-than", type=_seconds, metavar="AGE", help="remove what was not used for so long: 30d")
+    prune.add_argument("--unused", action="store_true", help="remove all but the last used of each op")
+    add("clear", "remove everything that is not in use: entries, logs, locks, memos")
+    export = add("export", "write entries into a file for another machine")
     export.add_argument("file", type=Path, metavar="FILE")
     export.add_argument("ops", nargs="*", metavar="OP", help="only these ops")
-    bring = commands.add_parser("import", parents=[common], help="take the entries of such a file")
-    bring.add_argument("file", type=Path, metavar="FILE")
+    add("import", "add the entries of such a file").add_argument("file", type=Path, metavar="FILE")
     return parser
 
 
-def _removed(cache: Cache, going: list[Usage], freed_bytes: int) -> Answer:
-    freed = freed_bytes + remove(cache, going)
-    data: dict[str, Any] = {"removed": [str(usage.entry.directory) for usage in going], "freed_bytes": freed}
-    return 0, data, f"{_entries(len(going))} removed, {_size(freed)} freed."
+def _removed(cache: Cache, going: Iterable[Item], freed_bytes: int) -> tuple[dict[str, Any], str]:
+    entries = [item for item in going if isinstance(item, Usage)]
+    freed = freed_bytes + eviction.remove(cache, going)
+    data: dict[str, Any] = {"removed": [str(usage.path) for usage in entries], "freed_bytes": freed}
+    return data, f"{_entries(entries)} removed, {_size(freed)} freed."
 
 
 def _facts(usage: Usage) -> dict[str, Any]:
     manifest = usage.entry.manifest
     return {
         "op": manifest.op,
-        "key": usage.entry.directory.name,
-        "directory": str(usage.entry.directory),
+        "key": usage.entry.digest,
+        "directory": str(usage.path),
         "size_bytes": usage.size_bytes,
         "last_used": int(usage.used_at),
         "in_use": usage.is_mapped,
@@ -231,19 +220,19 @@ def _facts(usage: Usage) -> dict[str, Any]:
 def _bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size like 500M or 2G")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size like 500M or 2G")
     return int(float(match[1]) * _SIZE_UNITS[match[2].upper()])
 
 
 def _seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no age like 12h or 30d")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an age like 12h or 30d")
     return float(match[1]) * _TIME_UNITS_S[match[2]]
 
 
-def _entries(count: int) -> str:
-    return "1 entry" if count == 1 else f"{count} entries"
+def _entries(found: Sequence[object]) -> str:
+    return "1 entry" if len(found) == 1 else f"{len(found)} entries"
 
 
 def _size(size_bytes: int) -> str:

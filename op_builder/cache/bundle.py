@@ -1,17 +1,14 @@
 """Taking built ops elsewhere: a zip file of entries, checked on the way in.
 
-A bundle made on one machine loads on another with the same key parts (platform, torch, sources),
-where no compiler need be; a compiler that is there must be the same.
+A bundle made on one machine loads on another with the same key parts (platform, torch, sources), which needs no
+compiler; if it has one, it must be the same.
 """
 
 from __future__ import annotations
 
-import contextlib
-import glob
 import hashlib
 import os
 import tempfile
-import time
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -19,7 +16,6 @@ from pathlib import Path
 
 from op_builder.cache.fingerprint import COMPILER_PARTS, plan_key
 from op_builder.cache.headers import Roots
-from op_builder.cache.staging import SURELY_OVER_S
 from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
 from op_builder.errors import AccelError, CacheError
 from op_builder.plan import Binding, BuildPlan, Language, Source
@@ -39,11 +35,9 @@ _MACHINE_PARTS = (
     *COMPILER_PARTS,
 )
 
-_PARTIAL = ".partial"
-
 
 class BundleError(AccelError, ValueError):
-    """A file is no bundle, or what it holds does not match its manifests; nothing was imported of it."""
+    """A file is not a bundle, or its content does not match its manifests; nothing of it was imported."""
 
 
 def export_bundle(entries: Iterable[Entry], path: Path) -> int:
@@ -56,21 +50,12 @@ def export_bundle(entries: Iterable[Entry], path: Path) -> int:
     chosen = list(entries)
     if not chosen:
         raise BundleError("There is no entry to export.", "Build the op first: python -m op_builder.build OP.")
-    headers = sorted({entry.manifest.op for entry in chosen if entry.manifest.kind == "header"})
-    if headers:
-        raise BundleError(
-            f"{', '.join(headers)} is a precompiled header, which serves the compiler of this machine alone.",
-            "Leave it out; it is made anew where an op with torch/extension.h is compiled.",
-        )
-    _remove_abandoned(path)
+    partial: Path | None = None
     try:
         # A name of its own: another process may export to the same file.
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=_PARTIAL)
-    except OSError as error:
-        raise CacheError(f"{path} cannot be written: {error.strerror}.", "Choose another place.") from error
-    partial = Path(name)
-    try:
-        # Files out of an image may be older than what a zip file can say.
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".partial")
+        partial = Path(name)
+        # Files from an image may be older than a zip file can express.
         with (
             os.fdopen(handle, "wb") as file,
             zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as bundle,
@@ -78,7 +63,7 @@ def export_bundle(entries: Iterable[Entry], path: Path) -> int:
             for entry in chosen:
                 if not entry.is_intact():
                     raise BundleError(f"The entry {entry.directory} is damaged.", "python -m op_builder.cache verify")
-                base = f"{entry.manifest.op}/{entry.directory.parent.name}/{entry.directory.name}"
+                base = f"{entry.manifest.op}/{entry.directory.parent.name}/{entry.digest}"
                 bundle.write(entry.directory / MANIFEST, f"{base}/{MANIFEST}")
                 bundle.write(entry.artifact, f"{base}/{entry.manifest.artifact}")
         partial.chmod(0o644)
@@ -86,20 +71,13 @@ def export_bundle(entries: Iterable[Entry], path: Path) -> int:
     except OSError as error:
         raise CacheError(f"{path} cannot be written: {error.strerror}.", "Choose another place.") from error
     finally:
-        partial.unlink(missing_ok=True)
+        if partial is not None:
+            partial.unlink(missing_ok=True)
     return len(chosen)
 
 
-def _remove_abandoned(path: Path) -> None:
-    """Remove what exports to ``path`` that were killed have left beside it."""
-    for left in path.parent.glob(f"{glob.escape(path.name)}.*{_PARTIAL}"):
-        with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > SURELY_OVER_S:
-                left.unlink()
-
-
 def import_bundle(cache: Cache, path: Path) -> list[Entry]:
-    """Publish the entries of the bundle ``path``; those that are there already are left as they are.
+    """Publish the entries of the bundle ``path``; existing ones are left as they are.
 
     Raises:
         BundleError: the file cannot be read as a bundle, or a binary does not match its manifest.
@@ -108,7 +86,7 @@ def import_bundle(cache: Cache, path: Path) -> list[Entry]:
     try:
         with zipfile.ZipFile(path) as bundle:
             found = [_read(bundle, name) for name in bundle.namelist() if name.endswith(f"/{MANIFEST}")]
-    # The last three are what zipfile raises of bytes that were changed on the way.
+    # zipfile raises the last three for bytes that were changed in transit.
     except (OSError, zipfile.BadZipFile, KeyError, EOFError, zlib.error, RuntimeError, ValueError) as error:
         raise BundleError(f"{path} cannot be read as a bundle: {error}.", "Export it again.") from error
     if not found:
@@ -118,9 +96,9 @@ def import_bundle(cache: Cache, path: Path) -> list[Entry]:
 
 
 def misfits(manifest: Manifest, memo: Memo) -> list[str]:
-    """Why an entry would never be taken on this machine, a line for each part of its key; empty when it may be."""
+    """Why an entry would never be used on this machine, a line for each part of its key; empty when it may be."""
     parts = manifest.key_parts
-    # A plan that makes as much of this machine count as the entry's did.
+    # A plan that the same parts of this machine count for as for the entry's.
     kernel = Source(Path("any.cu"), "any.cu", Language.CUDA, text="")
     sources = (kernel,) if "cuda compiler" in parts else ()
     flags = ("-march=native",) if "cpu" in parts else ()
@@ -132,16 +110,16 @@ def misfits(manifest: Manifest, memo: Memo) -> list[str]:
         return [error.message]
     try:
         toolset = find_toolset(plan, memo)
-    except AccelError:  # where there is no compiler, any other's entry is taken
+    except AccelError:  # without a compiler, entries of any compiler are used
         toolset = None
         compared.difference_update(COMPILER_PARTS)
     here = plan_key(plan, toolset, memo).parts
     differing = [name for name in _MACHINE_PARTS if name in compared and parts.get(name) != here.get(name)]
-    told = [f"{name}: built for {parts.get(name, 'none')}, here {here.get(name, 'none')}" for name in differing]
-    # What an op on the Stable ABI has read of torch; that of others is a part of the key.
+    lines = [f"{name}: built for {parts.get(name, 'none')}, here {here.get(name, 'none')}" for name in differing]
+    # Torch's headers that an op on the Stable ABI has read; for others they are a part of the key.
     torch = Roots({"torch": str(torch_install().include_dir)})
     other = [header for header in manifest.headers if header.root == "torch" and not header.has_same_content(torch)]
-    return [*told, *(f"{header.path} of torch is another one here" for header in other)]
+    return [*lines, *(f"{header.path} of torch differs here" for header in other)]
 
 
 def _read(bundle: zipfile.ZipFile, name: str) -> tuple[Manifest, bytes]:
@@ -152,10 +130,10 @@ def _read(bundle: zipfile.ZipFile, name: str) -> tuple[Manifest, bytes]:
         raise BundleError(f"The manifest {name} cannot be read: {error}.", "Export with the same version.") from error
     for text in (manifest.artifact, manifest.op):
         if Path(text).name != text or text in ("", ".", ".."):
-            raise BundleError(f"The manifest {name} names {text!r}, which is no plain name.", "Do not use this bundle.")
+            raise BundleError(f"The manifest {name} names {text!r}, not a plain name.", "Do not use this bundle.")
     content = bundle.read(f"{name.removesuffix(MANIFEST)}{manifest.artifact}")
     if hashlib.sha256(content).hexdigest() != manifest.sha256:
-        raise BundleError(f"The binary beside {name} does not match its manifest.", "Export it again.")
+        raise BundleError(f"The binary of {name} does not match its manifest.", "Export it again.")
     return manifest, content
 
 

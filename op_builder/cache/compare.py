@@ -1,10 +1,10 @@
-"""Why an op is not in the cache: what differs from the entry that is nearest to it."""
+"""Why an op is not in the cache: what differs from the nearest entry."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,40 +19,35 @@ _FLAG_PARTS = ("c++ flags", "nvcc flags", "link flags")
 
 @dataclass(frozen=True)
 class Miss:
-    """The nearest entry, and what of it is not as it is now: ``csrc/common/x.h changed``."""
+    """The nearest entry, and what has changed since: ``csrc/common/x.h changed``."""
 
     nearest: Entry
     differences: tuple[str, ...]
 
 
 def nearest_miss(entries: Iterable[Entry], key: PlanKey, roots: Roots, memo: Memo) -> Miss | None:
-    """The entry with the fewest differences from ``key`` and the headers as they are now.
-
-    Returns:
-        None when there are no entries.
-    """
-    found = [Miss(entry, tuple(differences(entry, key, roots, memo))) for entry in entries]
+    """The entry with the fewest differences from ``key`` and the headers as they are now; None without entries."""
+    found = [Miss(entry, tuple(_differences(entry, key, roots, memo))) for entry in entries]
     # Of equally near ones the latest is what the reader had in mind.
     found.sort(key=lambda miss: miss.nearest.manifest.built_at, reverse=True)
     return min(found, key=lambda miss: len(miss.differences), default=None)
 
 
-def differences(entry: Entry, key: PlanKey, roots: Roots, memo: Memo) -> list[str]:
-    """One line for each part of the key and each header that is not as ``entry`` has it."""
-    then = entry.manifest.key_parts
+def _differences(entry: Entry, key: PlanKey, roots: Roots, memo: Memo) -> list[str]:
+    """One line for each part of the key and each header that differs from the entry's."""
+    then, system = entry.manifest.key_parts, entry.manifest.system_headers
     lines = _source_lines(then, key)
     for name in sorted(set(then) | set(key.parts)):
-        if name.startswith("source ") or then.get(name) == key.parts.get(name):
+        before, now = then.get(name), key.parts.get(name)
+        if name.startswith("source ") or before == now:
             continue
         if name in _FLAG_PARTS:
-            lines.append(f"{name}: {_flag_changes(then.get(name), key.parts.get(name))}")
+            lines.append(f"{name}: {_list_changes(json.loads(before or '[]'), json.loads(now or '[]'))}")
         else:
-            lines.append(f"{name}: {then.get(name, 'none')} -> {key.parts.get(name, 'none')}")
-    for header in entry.manifest.headers:
-        if not header.is_unchanged(roots):
-            lines.append(_header_line(header, roots))
-    if not entry.manifest.system_headers.is_unchanged(memo):
-        lines.append(f"one of {len(entry.manifest.system_headers.paths)} system headers changed")
+            lines.append(f"{name}: {before or 'none'} -> {now or 'none'}")
+    lines += [_header_line(header, roots) for header in entry.manifest.headers if not header.is_unchanged(roots)]
+    if not system.is_unchanged(memo):
+        lines.append(f"one of {len(system.paths)} system headers changed")
     return lines
 
 
@@ -61,7 +56,7 @@ def _source_lines(then: dict[str, str], key: PlanKey) -> list[str]:
     kept = [label for label in before if label in now and before[label] != now[label]]
     lines = [_source_line(label, before[label], now[label]) for label in kept]
     lines += [f"{label} is new" for label in now if label not in before]
-    lines += [f"{label} is not compiled any more" for label in before if label not in now]
+    lines += [f"{label} is no longer compiled" for label in before if label not in now]
     if not lines and list(before) != list(now):
         lines.append("the order of the sources changed")
     return lines
@@ -76,26 +71,22 @@ def _source_line(label: str, then: str, now: str) -> str:
 
 
 def _sources(parts: dict[str, str]) -> dict[str, str]:
-    """{label: content hash}, in the order of compiling."""
+    """{label: content hash and flags}, in the order of compiling."""
     numbered = [(name.split(" ", 2), digest) for name, digest in parts.items() if name.startswith("source ")]
     return {words[2]: digest for words, digest in sorted(numbered, key=lambda item: int(item[0][1]))}
 
 
-def _flag_changes(then: str | None, now: str | None) -> str:
-    return _list_changes(json.loads(then or "[]"), json.loads(now or "[]"))
-
-
-def _list_changes(before: list[str], after: list[str]) -> str:
-    gone = [f"-{flag!r}" for flag in before if flag not in after]
-    new = [f"+{flag!r}" for flag in after if flag not in before]
-    return ", ".join([*gone, *new]) or "their order changed"
+def _list_changes(before: Sequence[str], after: Sequence[str]) -> str:
+    removed = [f"-{flag!r}" for flag in before if flag not in after]
+    added = [f"+{flag!r}" for flag in after if flag not in before]
+    return ", ".join([*removed, *added]) or "their order changed"
 
 
 def _header_line(header: Header, roots: Roots) -> str:
     located = roots.locate(header.root, header.path)
-    # Those of this project are named from its top, wherever among the op's directories they were found.
+    # Headers of this project are named from its top, wherever among the op's directories they were found.
     name = paths.label(Path(located)) if paths.is_native(Path(located)) else header.path
     if not os.path.exists(located):
-        return f"{name} is not there any more"
+        return f"{name} was removed"
     shadow = next(filter(os.path.exists, map(roots.locate_place, header.shadows)), None)
     return f"{shadow} now comes before {name}" if shadow else f"{name} changed"

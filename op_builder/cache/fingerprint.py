@@ -23,7 +23,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from op_builder.cache.headers import Header, Roots, SystemHeaders, read_headers
+from op_builder.cache.headers import Header, Roots, SystemHeaders
 from op_builder.plan import Binding, BuildPlan
 from op_builder.system.file_contents import file_sha256, file_status, last_touched_ns, text_sha256
 from op_builder.system.memo import Memo
@@ -148,18 +148,6 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
 COMPILER_PARTS = ("c++ compiler", "cuda compiler", "sycl compiler", "compiler variables")
 
 
-def build_key(
-    plan_key: PlanKey, plan: BuildPlan, depfiles: Iterable[Path], stamped: Iterable[str], linked: Path | None = None
-) -> BuildKey:
-    """The second-stage key: with the headers that the depfiles of a finished build name.
-
-    Args:
-        linked: the linker's own depfile, where it writes one.
-        stamped: directories whose files count through an identity in the plan key instead.
-    """
-    return BuildKey(plan_key, *read_headers(plan, depfiles, stamped, linked))
-
-
 def linked_files(flags: Iterable[str]) -> list[str]:
     """Files that flags name and that end up in the binary or steer the link: archives, objects, version scripts.
 
@@ -200,5 +188,5 @@ def cpu_digest() -> str:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
     except OSError:
         return platform.processor()
-    told = [line for line in lines if line.startswith(("flags", "Features", "model name", "CPU part"))]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:_DIGEST_LENGTH]
+    named = [line for line in lines if line.startswith(("flags", "Features", "model name", "CPU part"))]
+    return hashlib.sha256("\n".join(named).encode()).hexdigest()[:_DIGEST_LENGTH]

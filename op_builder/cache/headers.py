@@ -82,10 +82,6 @@ class SystemHeaders(NamedTuple):
         settled = all(settled_status(path) for path in ordered)
         return SystemHeaders(ordered, contents_digest(ordered), statuses_digest(ordered) if settled else "")
 
-    def union(self, other: SystemHeaders) -> SystemHeaders:
-        """The headers of both, as they are now."""
-        return self if self == other else SystemHeaders.of({*self.paths, *other.paths})
-
     def is_unchanged(self, memo: Memo) -> bool:
         """Whether every file is there with the same content; ``memo`` remembers it of new statuses."""
         now = statuses_digest(self.paths)
@@ -225,7 +221,7 @@ def read_headers(
     """The headers that the depfiles of a finished build name, and the archives among what was linked.
 
     Args:
-        linked: the linker's own depfile, where it writes one.
+        linked: the linker's own depfile; some linkers write none.
         stamped: directories whose files are not listed: they count through an identity in the plan key.
 
     Raises:
@@ -235,15 +231,15 @@ def read_headers(
     skipped = tuple(os.path.realpath(directory) + os.sep for directory in stamped)
     sources = {os.path.realpath(source.path) for source in plan.sources if source.text is None}
     # Relative names are the build's own files, which the plan key knows by their text.
-    told = (
+    listed = (
         name
         for depfile in depfiles
         for name in parse_depfile(depfile.read_text(encoding="utf-8", errors="surrogateescape"))
     )
-    names = {_without_dots(name) for name in told if os.path.isabs(name)}
+    names = {_without_dots(name) for name in listed if os.path.isabs(name)}
     not_beside = _not_beside(sources | names, roots)
     places = {name: roots.name(name) for name in names}
-    if linked is not None:
+    if linked is not None and linked.exists():
         found = parse_linked(linked.read_text(encoding="utf-8", errors="surrogateescape"))
         places |= {name: roots.holding(name) for name in map(_without_dots, found) if _is_linked_in(name)}
     headers: dict[tuple[str, str], Header] = {}
@@ -302,8 +298,8 @@ def parse_depfile(text: str) -> list[str]:
         _, colon, prerequisites = line.partition(": ")
         if not colon:
             continue
-        held = prerequisites.replace("\\ ", "\0").replace("\\#", "#").replace("$$", "$")
-        names += [name.replace("\0", " ") for name in held.split()]
+        names_text = prerequisites.replace("\\ ", "\0").replace("\\#", "#").replace("$$", "$")
+        names += [name.replace("\0", " ") for name in names_text.split()]
     return names
 
 

@@ -1,8 +1,8 @@
-"""Staging directories: private to one build, and gone after it, however it ended.
+"""Staging directories: private to one build, and removed after it, however it ended.
 
-A directory's name holds host and process; while the process lives it holds a lock on a file in it.
-Both end with the process, so the next build of the host can tell what a killed one has left. Of
-another host, and where locks cannot be had, only age tells.
+A directory's name holds host and process; while the process lives it holds a lock on a file in it. Both end with the
+process, so the next build on the host recognises what a killed one has left. For another host, and where the file
+system has no locks, only the age decides.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _ALIVE = "alive"
-# For so long a new directory may be without its lock.
+# A new directory may be without its lock for so long.
 _YOUNG_S = 10.0
-# Where lock and process cannot both be asked, age decides.
+# Where lock and process cannot both be checked, age decides.
 SURELY_OVER_S = 24 * 3600.0
 
 
@@ -31,7 +31,7 @@ def make_directory(parent: Path, op: str) -> Path:
 
 
 def this_host() -> str:
-    """A name for this host that no other running one has, though both be called ``localhost``."""
+    """A name for this host that no other running one has, even if both are called ``localhost``."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     except OSError:
@@ -51,7 +51,7 @@ def sign_of_life(directory: Path) -> Iterator[None]:
 
 
 def sweep(parent: Path) -> int:
-    """Remove what builds that were killed have left below ``parent``; returns how many directories."""
+    """Remove what killed builds have left below ``parent``; returns how many directories."""
     abandoned = [directory for directory in subdirectories(parent) if _is_abandoned(directory)]
     for directory in abandoned:
         shutil.rmtree(directory, ignore_errors=True)
@@ -85,11 +85,10 @@ def _is_abandoned(directory: Path) -> bool:
     except OSError:  # the file system knows no locks
         return age_s > SURELY_OVER_S
     # Either sign of life is enough: a lock may be lost, and a process of another container is not seen.
-    return not locked and not process_lives(rest.partition("@")[0])
+    return not locked and not _process_lives(rest.partition("@")[0])
 
 
-def process_lives(pid: str) -> bool:
-    """Whether this host has a process ``pid``; those of other containers are not seen."""
+def _process_lives(pid: str) -> bool:
     try:
         os.kill(int(pid), 0)
     except (ValueError, ProcessLookupError):

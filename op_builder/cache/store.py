@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import shutil
@@ -27,18 +26,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from op_builder import env
-from op_builder.cache.fingerprint import COMPILER_PARTS, BuildKey, PlanKey
-from op_builder.cache.headers import Header, Roots, SystemHeaders
+from op_builder.cache.fingerprint import COMPILER_PARTS, PlanKey
+from op_builder.cache.headers import Roots
+from op_builder.cache.manifest import MANIFEST, Manifest, OtherFormatError
 from op_builder.cache.staging import make_directory, sign_of_life, subdirectories, sweep
 from op_builder.errors import CacheError
 from op_builder.system.file_contents import content_sha256, file_sha256
 from op_builder.system.memo import Memo
-from op_builder.system.torch_install import MINIMUM_TORCH
 
 logger = logging.getLogger(__name__)
 
-MANIFEST = "manifest.json"
-_MANIFEST_FORMAT = 5
+__all__ = ["MANIFEST", "Cache", "Entry", "Manifest", "default_cache_dir", "disk_full"]
+
 _NOTE_EVERY_S = 30.0  # less than what pruning takes for "just now"
 _ATTEMPTS = 5
 # Hashing more than this takes a second and is done again only when the file's status changes.
@@ -52,10 +51,10 @@ def default_cache_dir() -> Path:
         CacheError: this user has no home directory.
     """
     asked = env.ACCEL_CACHE_DIR.get()
-    return asked.absolute() if asked is not None else _own_cache_dir()
+    return asked.absolute() if asked is not None else _user_cache_dir()
 
 
-def _own_cache_dir() -> Path:
+def _user_cache_dir() -> Path:
     base = env.XDG_CACHE_HOME.get()
     if base is not None:
         return base / "accel-ops"
@@ -66,125 +65,12 @@ def _own_cache_dir() -> Path:
 
 
 def _memo_directories(root: Path) -> list[Path]:
-    """Where memos of the cache at ``root`` are: beside it; where that cannot be written, in the user's own, too."""
-    beside = root / "memo"
-    if os.access(root, os.W_OK) or not root.exists():
-        return [beside]
-    with contextlib.suppress(CacheError):
-        return [beside, _own_cache_dir() / "memo"]
-    return [beside]
-
-
-class OtherFormatError(ValueError):
-    """A manifest that another version wrote."""
-
-
-_TEXTS = ("op", "artifact", "sha256", "kind", "check", "built_at", "torch", "accel_ops")
-
-
-class Manifest(NamedTuple):
-    """What was built, from what, and how it was checked.
-
-    Attributes:
-        op: the op's name.
-        artifact: file name of the binary, beside the manifest.
-        size_bytes, sha256: of the binary.
-        kind: how it is loaded: ``accel``, ``python`` or ``torch_library``; ``header`` if it is precompiled for GCC.
-        namespaces: torch namespaces of the ops that loading it brings; of an ``accel`` binary none.
-        defined_namespaces, operators: what of torch it defines, which nothing else in a process may.
-        key_parts: the plan key's parts.
-        headers, system_headers: what the compiler read besides the sources.
-        check: how the binary was tried before it was published.
-        built_at: UTC, ISO 8601. ``build_s``: seconds the build took.
-        torch: version it was built against. ``accel_ops``: version of this project that built it.
-        needs: of the system's libraries, the newest version asked for: ``{"GLIBC": "2.32"}``.
-    """
-
-    op: str
-    artifact: str
-    size_bytes: int
-    sha256: str
-    kind: str
-    namespaces: tuple[str, ...]
-    defined_namespaces: tuple[str, ...]
-    operators: tuple[str, ...]
-    key_parts: dict[str, str]
-    headers: tuple[Header, ...]
-    system_headers: SystemHeaders
-    check: str
-    built_at: str
-    build_s: float
-    torch: str
-    accel_ops: str
-    needs: dict[str, str]
-
-    @property
-    def key(self) -> BuildKey:
-        return BuildKey(PlanKey(self.key_parts), self.headers, self.system_headers)
-
-    @property
-    def cuda_archs(self) -> list[str]:
-        """CUDA architectures it holds code for, as ``9.0a+PTX``; empty without CUDA sources."""
-        return [arch for arch in self.key_parts.get("cuda archs", "").split(";") if arch]
-
-    @property
-    def least_torch(self) -> tuple[int, int]:
-        """The oldest torch that has what it uses of the Stable ABI: the one that its code was compiled for."""
-        _, _, version = self.key_parts.get("c++ flags", "").rpartition("-DTORCH_TARGET_VERSION=0x")
-        try:
-            return max(MINIMUM_TORCH, (int(version[:2], 16), int(version[2:4], 16)))
-        except ValueError:  # another way of saying it, or none
-            return MINIMUM_TORCH
-
-    @property
-    def torch_needed(self) -> str:
-        """The torch it fits: ``>=2.10`` for the Stable ABI, else the version it was built against."""
-        return f">={'.'.join(map(str, self.least_torch))}" if self.kind == "accel" else self.torch
-
-    @property
-    def python_needed(self) -> str:
-        """The Python it fits: ``any``, or the suffix of modules of one."""
-        return "any" if self.kind == "accel" else self.key_parts.get("python abi", "any")
-
-    @property
-    def compilers(self) -> list[str]:
-        """What it was compiled by, as ``g++ (Debian 12.2.0-14) 12.2.0``, without their places."""
-        names = (text for part, text in self.key_parts.items() if part.endswith(" compiler"))
-        return [" ".join(name.split(" | ")[1:2]) for name in names]
-
-    def to_json(self) -> str:
-        headers = [header._asdict() for header in self.headers]
-        data = {**self._asdict(), "headers": headers, "system_headers": self.system_headers._asdict()}
-        return json.dumps({"format": _MANIFEST_FORMAT, **data}, indent=1)
-
-    @staticmethod
-    def from_json(text: str) -> Manifest:
-        """Raises ValueError, KeyError or TypeError when the text is torn or of another format."""
-        data = json.loads(text)
-        if not isinstance(data, dict):
-            raise ValueError("the manifest is no JSON object")
-        if data.pop("format") != _MANIFEST_FORMAT:
-            raise OtherFormatError("the manifest is of another version of accel-ops")
-        for name in ("key_parts", "needs"):
-            data[name] = dict(data[name])
-        texts = [data[name] for name in _TEXTS]
-        if not all(isinstance(text, str) for text in (*texts, *data["key_parts"].values(), *data["needs"].values())):
-            raise TypeError("something in the manifest is no text")
-        for name in ("namespaces", "defined_namespaces", "operators"):
-            data[name] = tuple(data[name])
-        data["headers"] = tuple(
-            Header(
-                root=header["root"],
-                path=header["path"],
-                sha256=header["sha256"],
-                status=tuple(header["status"]),
-                shadows=tuple(header["shadows"]),
-            )
-            for header in data["headers"]
-        )
-        system = data["system_headers"]
-        data["system_headers"] = SystemHeaders(tuple(system["paths"]), system["sha256"], system["status"])
-        return Manifest(**data)
+    """Where memos of the cache at ``root`` are: in it; where that cannot be written, also in the user's own."""
+    directories = [root / "memo"]
+    if root.exists() and not os.access(root, os.W_OK):
+        with contextlib.suppress(CacheError):
+            directories.append(_user_cache_dir() / "memo")
+    return directories
 
 
 class Entry(NamedTuple):
@@ -199,7 +85,7 @@ class Entry(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """The build key's digest, which tells this build from all others of its op."""
+        """The build key's digest, which identifies this build of its op."""
         return self.directory.name
 
     def note_use(self) -> None:
@@ -211,7 +97,7 @@ class Entry(NamedTuple):
 
     def is_intact(self) -> bool:
         """Whether the binary is the one the manifest describes."""
-        # Opened and read: a network file system may tell the size that the file had seconds ago.
+        # Opened and read: a network file system may report the size that the file had seconds ago.
         try:
             return content_sha256(str(self.artifact)) == self.manifest.sha256
         except OSError:
@@ -385,25 +271,25 @@ class Cache:
             try:
                 found.append(_read_entry(directory, directory.name if self._is_ours else None))
             except OSError:
-                # Gone just now, or a network file system does not show all of it yet. If it is damaged,
+                # Removed just now, or a network file system does not show all of it yet. If it is damaged,
                 # publishing the same build again finds out.
-                self._pass_over(directory, "its manifest cannot be read")
+                self._ignore(directory, "its manifest cannot be read")
             except OtherFormatError:  # which that version may still use
-                self._pass_over(directory, "its manifest is of another version of accel-ops")
+                self._ignore(directory, "its manifest is of another version of accel-ops")
             except (ValueError, KeyError, TypeError):
                 self.set_aside(directory, "its manifest cannot be read")
         return found
 
-    def _pass_over(self, directory: Path, reason: str) -> None:
-        """Leave an entry where it is; in a package, which nobody else writes to, it is told."""
+    def _ignore(self, directory: Path, reason: str) -> None:
+        """Leave an entry where it is; in a package, which nobody else writes to, it counts as damaged."""
         if not self._is_ours:
             self.damaged[directory] = reason
 
     def set_aside(self, directory: Path, reason: str) -> None:
         """Move a damaged entry's directory out of the way, so that it is built again.
 
-        What was moved is looked at once more, and put back if it is whole: another host may have mended
-        the entry already, and a network file system shows that late.
+        It is checked again after the move, and put back if it is intact: another host may have replaced the entry
+        already, and a network file system shows that late.
         """
         if not self._is_ours:
             if directory not in self.damaged:
@@ -415,17 +301,17 @@ class Cache:
             target.mkdir(parents=True, exist_ok=True)
             place = Path(tempfile.mkdtemp(prefix=f"{directory.name}-", dir=target))
             moved = place / "entry"
-            is_whole = False
+            is_intact = False
             with contextlib.suppress(OSError):
                 os.rename(directory, moved)
-                is_whole = _intact_entry(moved, directory.name) is not None
-                if is_whole:
+                is_intact = _intact_entry(moved, directory.name) is not None
+                if is_intact:
                     os.rename(moved, directory)  # fails where there is a new entry by now
             if not moved.exists():
                 place.rmdir()
                 return
-            if is_whole:  # kept, because processes may have its binary open
-                reason = "whole, but another took its place while it was looked at"
+            if is_intact:  # kept, because processes may have its binary open
+                reason = "intact, but another took its place while it was checked"
             else:
                 logger.warning("%s is not used: %s.", directory, reason)
             (place / "reason.txt").write_text(f"{directory}: {reason}\n", encoding="utf-8", errors="surrogateescape")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import logging
 import os
 import shutil
@@ -17,29 +16,25 @@ from pathlib import Path
 from typing import IO
 
 from op_builder import env
-from op_builder.cache.fingerprint import BuildKey, PlanKey, build_key, plan_key, saved_since
-from op_builder.cache.headers import HeaderGoneError, Roots
-from op_builder.cache.staging import process_lives
+from op_builder.cache.fingerprint import BuildKey, PlanKey, plan_key, saved_since
+from op_builder.cache.headers import HeaderGoneError, Roots, read_headers
 from op_builder.cache.store import Cache, Entry, disk_full
-from op_builder.engine import precompiled, torch_header
-from op_builder.engine.commands import LINKED_LIST, BuildCommands, build_commands, by_hand, stamped_directories
-from op_builder.engine.jobs import JobBudget, job_count
+from op_builder.engine import precompiled
+from op_builder.engine.commands import LINKED_LIST, BuildCommands, build_commands, stamped_directories
 from op_builder.engine.kernels import try_kernels
-from op_builder.engine.ninja import Limits, Progress, find_ninja, run_ninja, write_file
-from op_builder.engine.precompiled import Preincluded
+from op_builder.engine.ninja import Progress, run_ninja, write_file
 from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection, inspect
 from op_builder.errors import BuildCancelled, CacheError, CompileError, ToolchainError
 from op_builder.plan import BuildPlan
 from op_builder.toolchains.diagnose import diagnose
-from op_builder.toolchains.toolset import Toolset
+from op_builder.toolchains.jobs import JobBudget, job_count
+from op_builder.toolchains.toolset import Toolset, find_ninja
 
 logger = logging.getLogger(__name__)
 
-# A build that takes longer is told of once; those that wait for it say so at these times, then every minute.
+# A build that takes longer is announced once; processes that wait for it say so then, and less and less often.
 _SILENT_S = 3.0
-_ANNOUNCE_WAIT_S = 3.0
-_ANNOUNCE_AGAIN_S = (10.0, 30.0)
 _ANNOUNCE_EVERY_S = 60.0
 _POLL_S = 0.05
 _ATTEMPTS = 3
@@ -49,12 +44,12 @@ _LITTLE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How to go about a build; what comes out does not depend on it.
+    """How a build is run; its result does not depend on it.
 
     Attributes:
-        progress: told of every step.
+        progress: called at every step.
         force: compile even if the cache has it; its entry is the same, unless that was damaged.
-        budget: the compiler jobs that this build shares with others; None: it has all that are allowed.
+        budget: the compiler jobs that this build shares with others; None: all that are allowed.
         cancel: when set, the compilers are ended and the build raises BuildCancelled.
         precondition: called before anything is compiled; raises if the op cannot be built.
     """
@@ -81,103 +76,96 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
         if ready is not None:
             return ready
         options.precondition()
-        jobs = job_count(plan)
-        with _announced(plan, jobs, options):
-            attempt = _Build(plan, toolset, cache, find_ninja(), options, jobs)
-            entry = attempt.run(key)
-    precompiled.make_in_background(plan, toolset, cache, attempt.whole_header)
-    return entry
+        build = _Build(plan, toolset, cache, options, find_ninja(), job_count(plan))
+        with build.announced_if_long():
+            return build.run(key)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Build:
     """One build under way."""
 
     plan: BuildPlan
     toolset: Toolset
     cache: Cache
-    ninja: str
     options: BuildOptions
+    ninja: str
     jobs: int
-    whole_header: bool = False
-    """Whether the core of torch/extension.h turned out to be too little."""
 
     def run(self, key: PlanKey) -> Entry:
-        """Compile until what was compiled is surely what the key says, then publish it.
+        """Compile until what was compiled certainly is what the key says, then publish it.
 
-        A file saved during the build may have been read before or after: its time tells. Then the
-        build is done again; the second time, unchanged contents are proof whatever the clocks say.
+        A file saved during the build may have been read before or after, so its time is checked, and the build
+        repeated; the second time, unchanged contents are proof whatever the clocks say.
         """
         before: BuildKey | None = None
         for _ in range(_ATTEMPTS):
             started_ns = time.time_ns()
             with self.cache.staging(self.plan.op) as staging, self.cache.errors_explained():
-                commands, header = self._compile(staging)
-                inspection = self._inspected(staging, staging / _LOG)
+                commands = self._compile(staging)
+                inspection = self._inspected(staging)
                 try:
-                    after = self._key(commands, staging, header)
-                except HeaderGoneError as gone:
-                    logger.info("%s vanished while '%s' was built; building again.", gone, self.plan.op)
+                    after = self._key(commands, staging)
+                except HeaderGoneError as missing:
+                    logger.info("%s vanished while '%s' was built; building again.", missing, self.plan.op)
                     continue
                 settled = after.plan.digest == key.digest and not saved_since(started_ns, self.plan, after)
                 if settled or (before is not None and after.digest == before.digest):
                     build_s = (time.time_ns() - started_ns) / 1e9
                     logger.info("Built '%s' in %.1f s.", self.plan.op, build_s)
-                    return publish(self.cache, self.plan, staging, after, inspection, build_s, keep=[_LOG])
+                    artifact = staging / self.plan.artifact_name
+                    return publish(self.cache, self.plan, artifact, after, inspection, build_s, keep=[_LOG])
             logger.info("Files of '%s' were saved during its build; building again.", self.plan.op)
             key, before = after.plan, after
         raise CacheError(
             f"The sources of '{self.plan.op}' changed during each of {_ATTEMPTS} builds.",
-            "Load it again when nothing writes to its sources any more.",
+            "Load it again when its sources are no longer being written.",
         )
 
-    def _compile(self, staging: Path) -> tuple[BuildCommands, Preincluded | None]:
+    def _compile(self, staging: Path) -> BuildCommands:
         for source in self.plan.sources:
             if source.text is not None:
                 (staging / source.path).write_text(source.text, encoding="utf-8")
-        log_path = staging / _LOG
-        while True:
-            header = precompiled.find(self.plan, self.toolset, self.cache, self.whole_header)
-            if header is not None:
-                header.offer(staging)
-            preincluded = header.sources if header is not None else ()
-            commands = build_commands(self.plan, self.toolset, staging, preincluded)
-            write_file(self.plan, commands, staging)
-            if self._run_ninja(commands, staging, log_path):
-                return commands, header
-            log = log_path.read_text(errors="replace")
-            if header is None or not torch_header.may_miss_frontend(header.text, log):
-                raise _compile_error(self.plan, self.cache, log_path)
-            logger.info("'%s' may need torch's C++ frontend; compiling again with all of its header.", self.plan.op)
-            self.whole_header = True
-
-    def _run_ninja(self, commands: BuildCommands, staging: Path, log_path: Path) -> bool:
+        has_header = precompiled.offer(self.plan, self.toolset, self.cache, staging)
+        commands = build_commands(self.plan, self.toolset, staging, precompiled=has_header)
+        write_file(self.plan, commands, staging)
         budget = self.options.budget or JobBudget(self.jobs)
         try:
             with budget.take(self.jobs, self.options.cancel) as jobs:
                 logger.info("Building '%s': %d files, %d at a time.", self.plan.op, len(self.plan.sources), jobs)
-                limits = Limits(jobs, env.ACCEL_COMPILE_TIMEOUT_S.get(), self.options.cancel)
-                return run_ninja(self.ninja, staging, log_path, limits, self.options.progress)
+                command = [self.ninja, "-j", str(jobs)]
+                succeeded = run_ninja(command, staging, staging / _LOG, self.options.cancel, self.options.progress)
         except ToolchainError as error:  # its time was up
             waiting = [
                 step.source.label for step in commands.compile_steps if not (staging / step.object_name).exists()
             ]
             at = f"compiling {', '.join(waiting)}" if waiting else "linking"
-            kept = _kept_log(self.plan, self.cache, log_path)
-            raise ToolchainError(f"{error.message} It was {at}.\n  Full log: {kept}", error.remedy) from None
+            message = f"{error.message} It was {at}.\n  Full log: {self._kept_log(staging)}"
+            raise ToolchainError(message, error.remedy) from None
+        if not succeeded:
+            raise self._compile_error(staging)
+        return commands
 
-    def _inspected(self, staging: Path, log_path: Path) -> Inspection:
+    def _compile_error(self, staging: Path) -> CompileError | CacheError:
+        diagnosis = diagnose((staging / _LOG).read_text(errors="replace"))
+        # On a full disk the log itself may be cut before the compiler's complaint about it.
+        cut_short = "error" not in diagnosis.diagnostic and shutil.disk_usage(staging).free < _LITTLE_BYTES
+        if diagnosis.disk_full or cut_short:
+            return disk_full(self.cache.root)
+        log = self._kept_log(staging)
+        return CompileError(self.plan.op, diagnosis.diagnostic, diagnosis.command, log, diagnosis.remedy)
+
+    def _inspected(self, staging: Path) -> Inspection:
         artifact = staging / self.plan.artifact_name
         inspection = inspect(artifact, self.plan, self.toolset)
         try:
-            kernels = try_kernels(artifact, self.plan, self.toolset, self.cache, log_path)
+            kernels = try_kernels(artifact, self.plan, self.toolset, self.cache, staging / _LOG)
         except CompileError as error:
-            kept = str(_kept_log(self.plan, self.cache, log_path))
-            raise CompileError(self.plan.op, error.diagnostic, error.command, kept, error.remedy) from None
+            log = self._kept_log(staging)
+            raise CompileError(self.plan.op, error.diagnostic, error.command, log, error.remedy) from None
         return replace(inspection, check=f"{inspection.check}; {kernels}") if kernels else inspection
 
-    def _key(self, commands: BuildCommands, staging: Path, header: Preincluded | None) -> BuildKey:
-        key = plan_key(self.plan, self.toolset, self.cache.memo)
+    def _key(self, commands: BuildCommands, staging: Path) -> BuildKey:
         depfiles = [staging / step.depfile for step in commands.compile_steps]
         missing = [path.name for path in depfiles if not path.exists()]
         if missing:
@@ -186,90 +174,67 @@ class _Build:
                 "by which a changed header would be noticed.",
                 "Use a compiler that knows -MD and -MF.",
             )
-        linked = staging / LINKED_LIST
-        read = build_key(
-            key,
-            self.plan,
-            depfiles,
-            stamped_directories(self.plan, self.toolset),
-            linked=linked if linked.exists() else None,
-        )
-        return read if header is None else header.complete(read)
+        key = plan_key(self.plan, self.toolset, self.cache.memo)
+        stamped = stamped_directories(self.plan, self.toolset)
+        return BuildKey(key, *read_headers(self.plan, depfiles, stamped, staging / LINKED_LIST))
 
+    def _kept_log(self, staging: Path) -> str:
+        """A copy of the log that stays when the staging directory is removed."""
+        name = f"{self.plan.op}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+        kept = self.cache.writable_dir("logs") / name
+        shutil.copyfile(staging / _LOG, kept)
+        return str(kept)
 
-def _compile_error(plan: BuildPlan, cache: Cache, log_path: Path) -> CompileError | CacheError:
-    log = log_path.read_text(errors="replace")
-    diagnosis = diagnose(log)
-    # On a full disk the log itself may be cut before the compiler's complaint of it.
-    cut_short = "error" not in diagnosis.diagnostic and shutil.disk_usage(log_path.parent).free < _LITTLE_BYTES
-    if diagnosis.disk_full or cut_short:
-        return disk_full(cache.root)
-    kept = _kept_log(plan, cache, log_path)
-    return CompileError(plan.op, diagnosis.diagnostic, by_hand(diagnosis.command), str(kept), diagnosis.remedy)
-
-
-def _kept_log(plan: BuildPlan, cache: Cache, log_path: Path) -> Path:
-    """The log where it stays when the staging directory is gone."""
-    kept = cache.writable_dir("logs") / f"{plan.op}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
-    shutil.copyfile(log_path, kept)
-    return kept
-
-
-@contextmanager
-def _announced(plan: BuildPlan, jobs: int, options: BuildOptions) -> Iterator[None]:
-    """Tell once, if the build takes long, what is being done; unless somebody is told of every step."""
-    if options.progress is not None:
-        yield
-        return
-    count = len(plan.sources)
-    files = f"{count} files, {jobs} at a time" if count > 1 else "1 file"
-    message = f"Compiling '{plan.op}' ({files}), {_SILENT_S:.0f} s so far ..."
-    later = threading.Timer(_SILENT_S, logger.warning, (message,))
-    later.daemon = True
-    later.start()
-    try:
-        yield
-    finally:
-        later.cancel()
+    @contextmanager
+    def announced_if_long(self) -> Iterator[None]:
+        """Log once, if the build takes long, what is being done; not if every step is reported."""
+        if self.options.progress is not None:
+            yield
+            return
+        count = len(self.plan.sources)
+        files = f"{count} files, {self.jobs} at a time" if count > 1 else "1 file"
+        message = f"Compiling '{self.plan.op}' ({files}), {_SILENT_S:.0f} s so far ..."
+        later = threading.Timer(_SILENT_S, logger.warning, (message,))
+        later.daemon = True
+        later.start()
+        try:
+            yield
+        finally:
+            later.cancel()
 
 
 @contextmanager
 def _only_builder(cache: Cache, key: PlanKey, op: str, cancel: threading.Event) -> Iterator[None]:
     """Hold the lock of ``key`` so that ranks starting together compile once.
 
-    The lock only saves double work. It dies with its process; where the file system knows no locks,
-    or its holder does not end, the build goes on without: publishing is correct either way.
+    The lock only saves double work. It is the kernel's, so it ends with its process. Where the file system has no
+    locks, or its holder does not end, the build proceeds without: publishing is correct either way.
 
     Raises:
-        BuildCancelled: it was told to stop while it waited.
+        BuildCancelled: ``options.cancel`` was set while it waited.
     """
     path = cache.writable_dir("locks") / f"{op}-{key.digest}.lock"
-    owner = path.with_suffix(".owner")
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         try:
-            is_ours = _wait_for(held.enter_context(path.open("a")), owner, op, cancel)
+            file = stack.enter_context(path.open("a+"))
+            if _wait_for_lock(file, op, cancel):
+                _write_owner(file, f"process {os.getpid()} on {os.uname().nodename}")
+                stack.callback(_write_owner, file, "")
         except OSError as error:
             logger.debug("no lock at %s: %s", path, error)
-            is_ours = False
-        if is_ours:
-            held.callback(_write, owner, "")
-            _write(owner, f"process {os.getpid()} on {os.uname().nodename}")
         yield
 
 
-def _wait_for(file: IO[str], owner: Path, op: str, cancel: threading.Event) -> bool:
-    """Take the lock of ``file``, saying now and then for whom that waits; False when that took too long.
-
-    The lock is the kernel's alone: one that is a file's mere presence would outlive a killed process.
+def _wait_for_lock(file: IO[str], op: str, cancel: threading.Event) -> bool:
+    """Take the lock of ``file``, logging now and then which process has it; False when that took too long.
 
     Raises:
-        OSError: the file system knows no locks.
+        OSError: the file system has no locks.
     """
     started = time.monotonic()
-    # Longer no build may take, so its process was stopped, or its host is gone and the lock was not let go.
+    # No build may take longer: its process was stopped, or its host is down and the lock was not released.
     longest_s = env.ACCEL_COMPILE_TIMEOUT_S.get()
-    announcements = _announcement_times()
-    next_s = next(announcements)
+    next_s = _SILENT_S
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -277,36 +242,29 @@ def _wait_for(file: IO[str], owner: Path, op: str, cancel: threading.Event) -> b
         except BlockingIOError:
             waited_s = time.monotonic() - started
         if cancel.is_set():
-            raise BuildCancelled("The build was stopped before it began.")
+            raise BuildCancelled("The build was cancelled before it began.")
         if waited_s >= longest_s:
             logger.warning(
-                "Op '%s' is not waited for any longer than %.0f s; it is compiled here, too. It was being built by %s.",
-                *(op, waited_s, _read(owner)),
+                "Gave up waiting for %s, which builds op '%s' (%.0f s); building it here, too.",
+                *(_owner(file), op, waited_s),
             )
             return False
         if waited_s >= next_s:
-            next_s = next(announcements)
-            logger.warning("Waiting since %.0f s for op '%s', built by %s.", waited_s, op, _read(owner))
+            next_s = min(3 * next_s, next_s + _ANNOUNCE_EVERY_S)
+            logger.warning("Still waiting for %s, which builds op '%s' (%.0f s).", _owner(file), op, waited_s)
         time.sleep(_POLL_S)
 
 
-def _announcement_times() -> Iterator[float]:
-    """Seconds of waiting after which it is told: ever more seldom, as every rank of a host does so."""
-    yield _ANNOUNCE_WAIT_S
-    yield from _ANNOUNCE_AGAIN_S
-    yield from itertools.count(_ANNOUNCE_AGAIN_S[-1] + _ANNOUNCE_EVERY_S, _ANNOUNCE_EVERY_S)
-
-
-def _read(path: Path) -> str:
-    """Who holds the lock; what a killed process has written does not count."""
+def _owner(file: IO[str]) -> str:
+    """The process that has the lock, as it has written into the file."""
     with contextlib.suppress(OSError, ValueError):
-        owner = path.read_text()
-        _, pid, _, host = owner.split(" ", 3)
-        if host != os.uname().nodename or process_lives(pid):
-            return owner
+        file.seek(0)
+        return file.read() or "another process"
     return "another process"
 
 
-def _write(path: Path, text: str) -> None:
+def _write_owner(file: IO[str], text: str) -> None:
     with contextlib.suppress(OSError):
-        path.write_text(text)
+        file.truncate(0)
+        file.write(text)
+        file.flush()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from op_builder import env
 from op_builder.cache.store import Cache
-from op_builder.engine.jobs import job_count
-from op_builder.engine.ninja import find_ninja
 from op_builder.plan import BuildPlan
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed
 from op_builder.system.process import run
+from op_builder.toolchains.jobs import job_count
+from op_builder.toolchains.toolset import find_ninja
 
 
 def ninja_check() -> CheckOutcome:
@@ -35,6 +35,5 @@ def cache_check(cache: Cache) -> CheckOutcome:
 def settings_check(plan: BuildPlan) -> CheckOutcome:
     """The variables that say how to build hold values that can be parsed."""
     jobs, timeout_s = job_count(plan), env.ACCEL_COMPILE_TIMEOUT_S.get()
-    for variable in (env.ACCEL_CACHE_MAX_MIB, env.ACCEL_PRECOMPILE):
-        variable.get()
+    env.ACCEL_CACHE_MAX_MIB.get()
     return Passed("build settings", f"{jobs} compiler jobs at a time, {timeout_s} s at most")

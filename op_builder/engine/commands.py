@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import sysconfig
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,16 +23,8 @@ DEVICE_OBJECT = "sycl_dlink.o"
 # What the linker took in, as it lists it.
 LINKED_LIST = "link.d"
 
-# The name under which a build's directory holds torch/extension.h for -include; see engine/precompiled.py.
-PRECOMPILED_HEADER = "torch_extension.h"
-# A collection of garbage would write to each page of what GCC maps: 800 MB in vain. Up to this heap, which
-# engine/jobs.py reckons with, none is made.
-_PREINCLUDE = ("-include", PRECOMPILED_HEADER, "--param", "ggc-min-heapsize=1500000")
-
-
-def by_hand(command: str) -> str:
-    """A command line as it works without the precompiled header, which lies in the staging directory alone."""
-    return command.replace(f" {shlex.join(_PREINCLUDE)}", "")
+# Where a build's directory holds the precompiled torch/extension.h; see engine/precompiled.py.
+PRECOMPILED_DIRECTORY = "precompiled"
 
 
 @dataclass(frozen=True)
@@ -65,17 +56,19 @@ class BuildCommands:
 
 
 def build_commands(
-    plan: BuildPlan, toolset: Toolset, directory: Path | None = None, preincluded: Container[Source] = ()
+    plan: BuildPlan, toolset: Toolset, directory: Path | None = None, *, precompiled: bool = False
 ) -> BuildCommands:
     """The commands that make ``plan``'s binary with ``toolset``.
 
     Args:
         directory: where they will run, which the binary is not to name.
-        preincluded: sources that begin with PRECOMPILED_HEADER, found in that directory.
+        precompiled: whether PRECOMPILED_DIRECTORY in it holds torch/extension.h for GCC.
     """
     # Objects are numbered: sources of the same base name in two directories must not collide.
     steps = []
     maps = _prefix_maps(plan, directory)
+    # -I comes before torch's -isystem. A precompiled header stands for many: the key counts those.
+    header = [f"-I{PRECOMPILED_DIRECTORY}", "-fpch-deps"] if precompiled else []
     for index, source in enumerate(plan.sources):
         object_name = f"{index}_{source.path.stem}.o"
         output = ["-MD", "-MF", f"{object_name}.d", "-c", str(source.path), "-o", object_name]
@@ -84,8 +77,7 @@ def build_commands(
         elif source.language is Language.SYCL:
             command = _compile_sycl(plan, source, toolset, maps)
         else:
-            first = _PREINCLUDE if source in preincluded else ()
-            command = [*_compile_cxx(plan, [*plan.cxx_flags, *source.flags], toolset, maps), *first]
+            command = [*_compile_cxx(plan, [*plan.cxx_flags, *source.flags], toolset, maps), *header]
         # -MD, not -MMD: a system's header (libaio.h, say) may change the binary as one of the op's own may.
         steps.append(CompileStep(source, object_name, (*command, *output)))
     objects = [step.object_name for step in steps]
@@ -101,12 +93,10 @@ def build_commands(
     return BuildCommands(tuple(steps), link, tuple(device), stand_ins)
 
 
-def precompile_command(plan: BuildPlan, toolset: Toolset, directory: Path) -> list[str]:
+def precompile_command(plan: BuildPlan, toolset: Toolset, directory: Path, output: str) -> list[str]:
     """The command, run in ``directory``, that makes GCC's precompiled header of ``plan``'s only source."""
-    header = plan.sources[0]
     command = _compile_cxx(plan, list(plan.cxx_flags), toolset, _prefix_maps(plan, directory))
-    depfile = f"{plan.artifact_name}.d"
-    return [*command, "-MD", "-MF", depfile, "-x", "c++-header", header.label, "-o", plan.artifact_name]
+    return [*command, "-MD", "-MF", f"{output}.d", "-x", "c++-header", plan.sources[0].label, "-o", output]
 
 
 def stamped_directories(plan: BuildPlan, toolset: Toolset) -> list[str]:
@@ -120,7 +110,7 @@ def stamped_directories(plan: BuildPlan, toolset: Toolset) -> list[str]:
 def _compiler_own(compiler: Compiler) -> list[str]:
     """Where a compiler keeps its own headers and those of the C++ standard library that comes with it.
 
-    clang and others take the library of some GCC, whose version their own does not tell: that counts by content.
+    clang and others take the library of some GCC, which their own version says nothing about: that counts by content.
     """
     prefix, target = Path(compiler.path).parent.parent, compiler.target
     if not compiler.is_gcc:
@@ -233,7 +223,7 @@ def _stand_ins(plan: BuildPlan, toolset: Toolset) -> dict[str, tuple[str, ...]]:
 
 
 def _links_strictly(plan: BuildPlan, toolset: Toolset) -> bool:
-    """Whether the linker is told to find all symbols: -z defs, --no-undefined, --unresolved-symbols."""
+    """Whether flags have the linker find all symbols: -z defs, --no-undefined, --unresolved-symbols."""
     words = ("defs", "undefined", "unresolved")
     return any(word in flag for flag in (*toolset.cxx.command, *plan.link_flags) for word in words)
 
@@ -279,13 +269,14 @@ def _cuda_runtime(plan: BuildPlan) -> list[str]:
 
 def _system_includes(plan: BuildPlan) -> list[str]:
     python = [sysconfig.get_paths()["include"]] if plan.binding is Binding.TORCH else []
-    return [*_torch_includes(plan), *python]
+    return [*torch_includes(plan), *python]
 
 
-def _torch_includes(plan: BuildPlan) -> list[str]:
+def torch_includes(plan: BuildPlan) -> list[str]:
+    """Torch's own include directories."""
     if plan.binding is Binding.STABLE:
         # The Stable ABI's headers all lie here. cpp_extension would say so too, but importing it,
-        # and setuptools with it, takes longer than half of what else a small build takes beside its compiler.
+        # and setuptools with it, takes as long as half of what a small build takes besides its compiler.
         return [str(torch_install().include_dir)]
     from torch.utils import cpp_extension
 

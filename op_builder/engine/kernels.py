@@ -1,8 +1,8 @@
-"""Compiling an op's SYCL kernels before anybody calls the op.
+"""Compiling an op's SYCL kernels before the op is called.
 
 The SYCL runtime does it, in a child process. A build has it compile one of the op's kernels, so that an error in
-their text is an error of the build; ``python -m op_builder.build`` has it compile all. What it makes lies in
-the runtime's own cache, inside ours.
+their text is an error of the build; ``python -m op_builder.build`` has it compile all. The result is stored in the
+runtime's own cache, inside ours.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 
 from op_builder import env
 from op_builder.cache.store import Cache, Entry
-from op_builder.engine.jobs import allowed_jobs
 from op_builder.engine.try_load import needed_libraries
 from op_builder.errors import CompileError
 from op_builder.plan import BuildPlan
 from op_builder.system.process import run
 from op_builder.toolchains.diagnose import diagnose
+from op_builder.toolchains.jobs import allowed_jobs
 from op_builder.toolchains.sycl_runtime import runtime_variables
 from op_builder.toolchains.toolset import Toolset
 
@@ -27,7 +27,8 @@ PREPARE = "accel_sycl_prepare"
 
 _COMPILED, _REFUSED = 0, 1
 _ALL = 1 << 20
-_TOLD = "accel-ops: kernels"
+_MARK = "accel-ops: kernels"
+_COMPILER = "SYCL kernel compiler"
 _ERROR = re.compile(r"^\S+:\d+:\d+: (?:fatal )?error: .*$", re.MULTILINE)
 
 _CRASH_REMEDY = (
@@ -44,79 +45,66 @@ for library in libraries:
 error = ctypes.create_string_buffer(1 << 20)
 numbers = map(ctypes.c_size_t, (int(limit), int(jobs)))
 code = getattr(ctypes.CDLL(artifact), {PREPARE!r})(*numbers, error, ctypes.c_size_t(len(error)))
-print({_TOLD!r}, json.dumps([code, error.value.decode(errors="replace")]), flush=True)
+print({_MARK!r}, json.dumps([code, error.value.decode(errors="replace")]), flush=True)
 """
 
 
 def try_kernels(artifact: Path, plan: BuildPlan, toolset: Toolset, cache: Cache, log_path: Path) -> str:
-    """Have the SYCL runtime compile one kernel of a binary that was just built, for the devices that are here.
+    """Have the SYCL runtime compile one kernel of a binary that was just built, for the devices of this machine.
 
     Args:
-        log_path: of the build; what the kernel compiler says is added to it.
+        log_path: of the build; the kernel compiler's messages are added to it.
 
     Returns:
-        how it went, for the manifest; empty for a binary without kernel texts.
+        the outcome, for the manifest; empty for a binary without kernel texts.
 
     Raises:
-        CompileError: the kernel compiler refused it, or ended its process.
+        CompileError: the kernel compiler rejected it, or crashed.
     """
     if not _has_kernels(artifact, toolset):
         return ""
-    code, told = _prepare(artifact, plan, toolset, cache, limit=1)
-    if code == _COMPILED:
-        return "a kernel compiled"
-    if code == _REFUSED:
-        with log_path.open("a") as log:
-            log.write(told)
-        raise _refused(plan.op, told, log_path)
-    # Without a device: kernels are compiled where there is one.
-    return f"no kernel compiled: {told.partition(chr(10))[0]}"
+    obstacle = _compile(artifact, plan, toolset, cache, 1, log_path)
+    return f"no kernel compiled: {obstacle}" if obstacle else "a kernel compiled"
 
 
 def compile_all_kernels(entry: Entry, plan: BuildPlan, toolset: Toolset, cache: Cache) -> str:
-    """Have the SYCL runtime compile every kernel of a published binary, for the devices that are here.
+    """Have the SYCL runtime compile every kernel of a published binary, for the devices of this machine.
 
     Returns:
-        why not all were compiled, where that is no fault of theirs; empty when they were.
+        why they were not compiled where that is not their fault; empty when they were.
 
     Raises:
-        CompileError: the kernel compiler refused one, or ended its process.
+        CompileError: the kernel compiler rejected one, or crashed.
     """
     if not _has_kernels(entry.artifact, toolset):
         return ""
-    code, told = _prepare(entry.artifact, plan, toolset, cache, limit=_ALL)
-    if code == _REFUSED:
-        raise _refused(plan.op, told, entry.directory)
-    return "" if code == _COMPILED else f"kernels not compiled: {told.partition(chr(10))[0]}"
+    obstacle = _compile(entry.artifact, plan, toolset, cache, _ALL, None)
+    return f"kernels not compiled: {obstacle}" if obstacle else ""
 
 
 def _has_kernels(artifact: Path, toolset: Toolset) -> bool:
-    """Whether the runtime is to compile kernels of ``artifact``: what icpx compiled ahead is done."""
+    """Whether the runtime compiles kernels of ``artifact``; icpx has compiled its own already."""
     return toolset.sycl is not None and toolset.icpx is None and PREPARE.encode() in artifact.read_bytes()
 
 
-def _prepare(artifact: Path, plan: BuildPlan, toolset: Toolset, cache: Cache, limit: int) -> tuple[int, str]:
+def _compile(artifact: Path, plan: BuildPlan, toolset: Toolset, cache: Cache, limit: int, log_path: Path | None) -> str:
+    """Compile ``limit`` kernels; returns why there is no device to compile for, empty when they were compiled."""
     environment = env.child_environment(**runtime_variables(toolset.sycl, cache.root))
     arguments = [str(artifact), str(limit), str(allowed_jobs([plan])), *needed_libraries(plan, toolset)]
     command = [sys.executable, "-I", "-S", "-c", _CHILD, *arguments]
     child = run(command, timeout_s=env.ACCEL_COMPILE_TIMEOUT_S.get(), environment=environment)
-    _, mark, told = child.output.rpartition(_TOLD)
-    if mark:
-        code, error = json.loads(told)
-        return int(code), str(error)
-    ended = f"signal {-child.code}" if child.code < 0 else f"status {child.code}"
-    last = (child.errors.strip().splitlines() or [""])[-1]
-    raise CompileError(
-        plan.op,
-        f"the SYCL runtime ended the process that compiled kernels, with {ended}. {last}".strip(),
-        "SYCL kernel compiler",
-        "none",
-        _CRASH_REMEDY if child.code < 0 else "",
-    )
-
-
-def _refused(op: str, told: str, place: Path) -> CompileError:
-    first = _ERROR.search(told)
-    return CompileError(
-        op, first[0] if first else told.strip(), "SYCL kernel compiler", str(place), diagnose(told).remedy
-    )
+    _, mark, answer = child.output.rpartition(_MARK)
+    if not mark:
+        ended = f"signal {-child.code}" if child.code < 0 else f"status {child.code}"
+        last = (child.errors.strip().splitlines() or [""])[-1]
+        cause = f"the SYCL runtime ended the process that compiled kernels, with {ended}. {last}".strip()
+        raise CompileError(plan.op, cause, _COMPILER, "none", _CRASH_REMEDY if child.code < 0 else "")
+    code, message = json.loads(answer)
+    if code == _REFUSED:
+        if log_path is not None:
+            with log_path.open("a") as log:
+                log.write(message)
+        first = _ERROR.search(message)
+        cause = first[0] if first else message.strip()
+        raise CompileError(plan.op, cause, _COMPILER, str(log_path or artifact.parent), diagnose(message).remedy)
+    return "" if code == _COMPILED else str(message).partition("\n")[0]

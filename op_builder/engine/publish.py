@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from op_builder._version import __version__
+from op_builder.cache.eviction import keep_in_bounds
 from op_builder.cache.fingerprint import BuildKey
-from op_builder.cache.maintenance import keep_in_bounds
 from op_builder.cache.store import Cache, Entry, Manifest
 from op_builder.engine.try_load import Inspection
 from op_builder.plan import BuildPlan
@@ -20,13 +20,13 @@ from op_builder.system.torch_install import torch_install
 def publish(
     cache: Cache,
     plan: BuildPlan,
-    directory: Path,
+    artifact: Path,
     key: BuildKey,
     inspection: Inspection,
     build_s: float,
     keep: Iterable[str],
 ) -> Entry:
-    """Publish what ``directory`` holds of ``plan``; what else lies there is left to be removed.
+    """Publish the file that a build of ``plan`` made; what else its directory holds is left to be removed.
 
     Args:
         build_s: seconds the build took.
@@ -35,10 +35,9 @@ def publish(
     Raises:
         CacheError: the disk is full or the cache cannot be written.
     """
-    artifact = directory / plan.artifact_name
     manifest = Manifest(
         op=plan.op,
-        artifact=plan.artifact_name,
+        artifact=artifact.name,
         size_bytes=artifact.stat().st_size,
         sha256=file_sha256(str(artifact)),
         kind=inspection.kind,
@@ -55,10 +54,10 @@ def publish(
         accel_ops=__version__,
         needs=dict(inspection.needs),
     )
-    result = directory / "result"
+    result = artifact.parent / "result"
     result.mkdir()
-    for name in (plan.artifact_name, *keep):
-        os.rename(directory / name, result / name)
+    for name in (artifact.name, *keep):
+        os.rename(artifact.parent / name, result / name)
     entry = cache.publish(result, manifest)
     keep_in_bounds(cache)
     return entry

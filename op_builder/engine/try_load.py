@@ -1,10 +1,9 @@
-"""Looking at a built binary before it is published: what it exports, and that it really loads.
+"""Inspecting a built binary before it is published: what it exports, and that it loads.
 
-The try happens in a child process, so a binary that crashes while loading takes nothing with
-it; of a Python module the init function runs there too. A binary on the Stable ABI meets only
-``libtorch_cpu``, as it will on any torch; one that needs a runtime which is not here (CUDA on a
-CPU build of torch) cannot be opened, and its undefined symbols are held against the list of what
-a loader would find.
+It is opened in a child process, so a crash while loading harms nothing else; a Python module's init function runs there
+too. A binary on the Stable ABI meets only ``libtorch_cpu``, as it will on any torch; one that needs a missing runtime
+(CUDA on a CPU build of torch) cannot be opened, and its undefined symbols are compared with the list of those that a
+loader would find.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from op_builder.toolchains.remedies import load_remedy
 from op_builder.toolchains.toolset import Toolset
 
 _TIMEOUT_S = 300.0
-_WITH_TORCH = "loaded in a child process with torch"
 
 # A child's last word: a library that ends the process when opened, even with status 0, is not loaded.
 _LOADED = "accel-ops: loaded"
@@ -89,8 +87,8 @@ end({_LOADED!r}, json.dumps([
 ]))
 """
 
-# Of what a child wrote, the line that tells, best first: torch and Python wrap the loader's words in their own.
-_TELLING = tuple(
+# The line of a child's errors that names the cause, best first: torch and Python wrap the loader's message.
+_CAUSES = tuple(
     map(
         re.compile,
         (
@@ -161,7 +159,10 @@ def _tried(artifact: Path, plan: BuildPlan, toolset: Toolset, defined: set[str],
     if kind == "torch_library" or (module and registers):
         inspection = _try_with_torch(artifact, kind, module, compiler)
         if not module and not inspection.namespaces:
-            raise _binds_nothing(artifact)
+            raise LoadError(
+                f"{artifact.name} holds no Python module (no PyInit function of its name) and registers no torch ops.",
+                "Use PYBIND11_MODULE(TORCH_EXTENSION_NAME, m), TORCH_LIBRARY or STABLE_TORCH_LIBRARY in one source.",
+            )
         return inspection
     libraries = needed_libraries(plan, toolset)
     entry = ENTRY_POINT if kind == "accel" else ""
@@ -207,22 +208,19 @@ def needed_libraries(plan: BuildPlan, toolset: Toolset) -> list[str]:
 
 def _try_with_torch(artifact: Path, kind: str, module: str, compiler: Compiler) -> Inspection:
     path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
-    told = json.loads(_try_in_child(artifact, compiler, ["-c", _TORCH_CHILD, module, str(artifact), path]))
-    namespaces, defined, operators = map(tuple, told)
-    return Inspection(kind, namespaces, _WITH_TORCH, defined, operators)
+    answer = json.loads(_try_in_child(artifact, compiler, ["-c", _TORCH_CHILD, module, str(artifact), path]))
+    namespaces, defined, operators = map(tuple, answer)
+    return Inspection(kind, namespaces, "loaded in a child process with torch", defined, operators)
 
 
 def _try_in_child(artifact: Path, compiler: Compiler, arguments: list[str], search: Iterable[Path] = ()) -> str:
-    """Run Python with ``arguments``; what it said in one line with its mark of success.
+    """Run Python with ``arguments``; what it printed in one line with its mark of success.
 
     Args:
         search: directories where the child finds libraries that are named without a path, too.
     """
-    places = [str(path) for path in search]
-    environment = None
-    if places:
-        path = ":".join([*places, *filter(None, [env.LD_LIBRARY_PATH.raw()])])
-        environment = env.child_environment(LD_LIBRARY_PATH=path)
+    places = [*map(str, search), *filter(None, [env.LD_LIBRARY_PATH.raw()])]
+    environment = env.child_environment(LD_LIBRARY_PATH=":".join(places) or None)
     try:
         child = run([sys.executable, *arguments], timeout_s=_TIMEOUT_S, environment=environment)
     except ToolchainError as error:
@@ -236,13 +234,6 @@ def _try_in_child(artifact: Path, compiler: Compiler, arguments: list[str], sear
     if not child.ok or not mark:
         raise _load_failed(artifact, child, compiler)
     return result.partition("\n")[0]
-
-
-def _binds_nothing(artifact: Path) -> LoadError:
-    return LoadError(
-        f"{artifact.name} holds no Python module (no PyInit function of its name) and registers no torch ops.",
-        "Use PYBIND11_MODULE(TORCH_EXTENSION_NAME, m), TORCH_LIBRARY or STABLE_TORCH_LIBRARY in one source.",
-    )
 
 
 def _refuse_other_names(artifact: Path, defined: set[str]) -> None:
@@ -298,15 +289,16 @@ def _symbols(artifact: Path, compiler: Compiler) -> tuple[set[str], set[str]]:
 
 
 def _load_failed(artifact: Path, child: Finished, compiler: Compiler) -> LoadError:
-    # Where the file lies now is of no interest: nobody will find it there any more.
+    # Not the directory: it is removed after the build.
     lines = [line for line in child.errors.replace(f"{artifact.parent}/", "").splitlines() if line.strip()]
-    telling = ([at for at, line in enumerate(lines) if pattern.search(line)] for pattern in _TELLING)
-    at = next((found[-1] for found in telling if found), len(lines) - 1)
-    # What Python raised goes on in the lines behind; the loader and a C++ exception say it in one.
-    length = _MESSAGE_LINES if lines and _TELLING[-1].search(lines[at]) else 1
+    causes = ([at for at, line in enumerate(lines) if pattern.search(line)] for pattern in _CAUSES)
+    at = next((found[-1] for found in causes if found), len(lines) - 1)
+    # Python's error may continue in the next lines; the loader's and a C++ exception's have one.
+    length = _MESSAGE_LINES if lines and _CAUSES[-1].search(lines[at]) else 1
     cause = "\n    ".join(line.strip() for line in lines[at : at + length])
     if child.code < 0:
-        ended = f"the process was ended by {_signal_name(-child.code)}"
+        name = signal.Signals(-child.code).name if -child.code in set(signal.Signals) else f"signal {-child.code}"
+        ended = f"the process was ended by {name}"
         cause = f"{ended} ({cause})" if cause else ended
     elif not cause:
         cause = f"something in it ended the process with status {child.code}"
@@ -316,13 +308,6 @@ def _load_failed(artifact: Path, child: Finished, compiler: Compiler) -> LoadErr
         readable = _readable(missing[1], compiler)
         cause, remedy = cause.replace(missing[1], readable), remedy.replace(missing[1], readable)
     return LoadError(f"The built {artifact.name} does not load: {cause}", remedy)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _readable(symbol: str, compiler: Compiler) -> str:

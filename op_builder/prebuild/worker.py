@@ -76,7 +76,7 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
         log("no op of this project is requested; the wheel has none")
         return ""
     _reject_cpu_of_compiler()
-    with _writable_cache(), env.scope(**{env.ACCEL_PRECOMPILE.name: "0"}):
+    with _writable_cache():
         required = {builder.name for builder in chosen if request.requires(builder)}
         outcomes = build_all(chosen, required=required, force=False, report=_Progress(len(chosen)))
         _raise_failures(chosen, outcomes)

@@ -24,7 +24,6 @@ from op_builder.catalog.device import accelerator_facts, current_accelerator
 from op_builder.catalog.registry import all_builders, device_package, registered_packages
 from op_builder.catalog.unavailable import UnavailableOpBuilder
 from op_builder.engine.commands import build_commands
-from op_builder.engine.ninja import find_ninja
 from op_builder.errors import AccelError, UnknownOpError
 from op_builder.load import resolver
 from op_builder.load.availability import examine
@@ -36,6 +35,7 @@ from op_builder.system.storage_engines import forced_engine, storage_engines
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import find_cxx
 from op_builder.toolchains.cuda import find_cuda
+from op_builder.toolchains.toolset import find_ninja
 
 _SYCL_PACKAGE = "op_builder.xpu"
 

@@ -84,16 +84,11 @@ def available_memory_bytes(files: HostFiles) -> int:
 
 def _memory_limits(files: HostFiles) -> Iterator[tuple[Path, int]]:
     for directory in directories("memory", files):
-        # Above memory.high the kernel slows a group's processes down until nothing goes on.
+        # Above memory.high the kernel slows a group's processes down until they stand still.
         for name in ("memory.max", "memory.high", "memory.limit_in_bytes"):
             text = read_text(directory / name)
             if text is not None and text.isdecimal():  # "max" is no limit
                 yield directory, int(text)
-
-
-def falls_together(files: HostFiles) -> bool:
-    """Whether the kernel, where memory runs out, ends all processes of a group of this one together."""
-    return any(read_text(directory / "memory.oom.group") == "1" for directory in directories("memory", files))
 
 
 def _room(directory: Path, limit: int) -> int:

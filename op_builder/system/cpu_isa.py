@@ -65,20 +65,20 @@ def best_isa(supported: tuple[str, ...], cap: str | None) -> str:
 @functools.cache
 def cpu_features() -> frozenset[str]:
     """Feature names of this CPU as Linux lists them, which are those it lets programs use."""
-    return frozenset((_told("flags") or _told("Features")).split())
+    return frozenset((_cpu_fact("flags") or _cpu_fact("Features")).split())
 
 
 def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
-    """The CPU's name as Linux tells it, else what Python knows of it."""
-    return _told("model name", cpuinfo) or platform.processor() or platform.machine()
+    """The CPU's name as Linux reports it, else as Python does."""
+    return _cpu_fact("model name", cpuinfo) or platform.processor() or platform.machine()
 
 
-def _told(name: str, cpuinfo: Path = _CPUINFO) -> str:
-    """The first value of ``name`` in what Linux tells of the CPUs; empty where it tells nothing."""
+def _cpu_fact(name: str, cpuinfo: Path = _CPUINFO) -> str:
+    """The first value of ``name`` in what Linux reports of the CPUs; empty where it is missing."""
     try:
         # Line by line: the kernel makes the text as it is read, and a machine may have hundreds of CPUs.
         with cpuinfo.open(errors="replace") as lines:
-            told = (line.partition(":") for line in lines)
-            return next((value.strip() for key, _, value in told if key.strip() == name), "")
+            pairs = (line.partition(":") for line in lines)
+            return next((value.strip() for key, _, value in pairs if key.strip() == name), "")
     except OSError:
         return ""

@@ -19,7 +19,7 @@ _LEVELS = (
 
 
 def architecture_flag() -> str:
-    """``-march=<level>``: a level by name instead of ``native``, so that a key tells CPUs apart."""
+    """``-march=<level>``: a level by name instead of ``native``, so that a key distinguishes CPUs."""
     machine = platform.machine()
     if machine in ("x86_64", "AMD64"):
         features = cpu_features()

@@ -1,8 +1,8 @@
-"""Small facts that cost a subprocess or much hashing to find, kept beside the cache.
+"""Small facts that cost a subprocess or much hashing to find, kept in the cache directory.
 
 A memo is a JSON file valid as long as the files it was worked out from keep their size and
 modification time. It only saves time: it may vanish, be torn or be unwritable, and the fact is
-then worked out again. Beside a cache that cannot be written, memos are the user's own.
+then worked out again. For a cache that cannot be written, memos are the user's own.
 """
 
 from __future__ import annotations
@@ -16,24 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Stat = list[int]
-
-
-def stat_of(path: str | Path) -> Stat | None:
-    """``[size, mtime_ns]`` of a file, None when it cannot be looked at."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return [status.st_size, status.st_mtime_ns]
-
 
 class Memo:
     """Remembered facts in directories, and in this process.
 
     Args:
-        directories: where the JSON files lie: all are read, and the first that lets itself be written to is,
-            which is made if need be.
+        directories: of the JSON files: all are read, and the first that is writable is written to.
     """
 
     def __init__(self, *directories: Path) -> None:
@@ -44,14 +32,14 @@ class Memo:
         """The fact about ``subject``.
 
         Args:
-            subject: names the fact and everything it depends on besides files.
+            subject: names the fact and everything it depends on in addition to files.
             work_out: finds it; returns the fact (JSON values) and the files it depends on.
         """
         name = hashlib.sha256(subject.encode()).hexdigest()[:32] + ".json"
         entry = self._valid(subject, name)
         if entry is None:
             fact, files = work_out()
-            entry = {"subject": subject, "fact": fact, "files": {file: stat_of(file) for file in files}}
+            entry = {"subject": subject, "fact": fact, "files": {file: _status(file) for file in files}}
             self._write(name, json.dumps(entry))
         self._seen[subject] = entry
         found: dict[str, Any] = entry["fact"]
@@ -75,10 +63,20 @@ class Memo:
                 return
 
 
+def _status(path: str) -> list[int] | None:
+    """``[size, mtime_ns]`` of a file, None where it is missing."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return [status.st_size, status.st_mtime_ns]
+
+
 def _still_valid(entry: Any, subject: str) -> bool:
     try:
+        files = entry["files"].items()
         return entry["subject"] == subject and all(
-            recorded is not None and stat_of(name) == recorded for name, recorded in entry["files"].items()
+            known is not None and _status(name) == known for name, known in files
         )
     except (KeyError, TypeError, AttributeError):  # torn or made by another version
         return False

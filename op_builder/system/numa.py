@@ -1,4 +1,4 @@
-"""NUMA nodes, as the kernel tells of them."""
+"""NUMA nodes, as the kernel reports them."""
 
 from __future__ import annotations
 

@@ -38,25 +38,18 @@ def failures(outcomes: Iterable[CheckOutcome]) -> list[Failed]:
 
 def guarded(name: str, check: Callable[[], CheckOutcome]) -> CheckOutcome:
     """``check()``, with an error it raises turned into a failed check."""
-    try:
-        return check()
-    except AccelError as error:
-        return Failed(name, error.message, error.remedy)
-    except Exception as error:
-        # A check of a foreign builder may raise anything; the report must survive it.
-        return Failed(name, f"the check itself failed: {type(error).__name__}: {error}", "Report this to its author.")
+    return guarded_value(name, check)
 
 
 def guarded_value(name: str, make: Callable[[], T]) -> T | Failed:
     """``make()``, with an error it raises turned into a failed check."""
-    result: list[T] = []
-
-    def check() -> CheckOutcome:
-        result.append(make())
-        return Passed(name, "")
-
-    outcome = guarded(name, check)
-    return outcome if isinstance(outcome, Failed) else result[0]
+    try:
+        return make()
+    except AccelError as error:
+        return Failed(name, error.message, error.remedy)
+    except Exception as error:
+        # A check of another package's builder may raise anything; the report must survive it.
+        return Failed(name, f"the check itself failed: {type(error).__name__}: {error}", "Report this to its author.")
 
 
 def require(op: str, outcomes: Iterable[CheckOutcome]) -> None:

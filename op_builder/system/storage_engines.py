@@ -102,7 +102,7 @@ def explain(name: str, number: int) -> str:
 
 _IO_URING_SETUP = 425  # the same on every architecture but alpha
 _CURRENT_POSITION = 1 << 3  # the feature that came with the commands in use, in Linux 5.6
-# io_setup and io_destroy, by what platform.machine() says.
+# io_setup and io_destroy, by platform.machine().
 _NATIVE_AIO = {
     "x86_64": (206, 207),
     "aarch64": (0, 1),

@@ -85,8 +85,8 @@ def header_stamp(memo: Memo) -> str:
     """One short text that changes whenever torch, or a header of it, can have changed.
 
     It is made of its version, its revision and the hashes that its install record has of each header (hashing the 5,400
-    files themselves would take longer than a whole warm load may), and of nothing else in the record, which tells the
-    place of the environment too.
+    files themselves would take longer than a whole warm load may), and of nothing else in the record, which
+    also holds the place of the environment.
     """
     import torch
 

@@ -1,1 +1,1 @@
-"""Compilers: finding them, telling one from another, proving they work, and their command lines."""
+"""Compilers: finding and identifying them, checking that they work, their flags, and reading their errors."""

@@ -71,19 +71,15 @@ def find_cxx(memo: Memo) -> Compiler:
     Raises:
         ToolchainError: there is none, or it does not answer ``--version``.
     """
-    asked = env.CXX.get()
-    if asked is not None:
-        words = shlex.split(asked)
+    named = env.CXX.get()
+    for words in [shlex.split(named)] if named is not None else [[name] for name in _DEFAULT_CXX]:
         program = shutil.which(words[0])
-        if program is None:
-            raise ToolchainError(
-                f"CXX={asked!r}: no program {words[0]!r} was found.", "Correct CXX, or unset it to use g++ from PATH."
-            )
-        return identify((program, *words[1:]), memo)
-    for name in _DEFAULT_CXX:
-        program = shutil.which(name)
         if program is not None:
-            return identify((program,), memo)
+            return identify((program, *words[1:]), memo)
+        if named is not None:
+            raise ToolchainError(
+                f"CXX={named!r}: no program {words[0]!r} was found.", "Correct CXX, or unset it to use g++ from PATH."
+            )
     raise ToolchainError(
         f"No C++ compiler: none of {', '.join(_DEFAULT_CXX)} is on PATH and CXX is unset.",
         "Install one (Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; "
@@ -92,10 +88,7 @@ def find_cxx(memo: Memo) -> Compiler:
 
 
 def run_by_script(path: str) -> list[str]:
-    """The files that a wrapper script names, as it names them, so that a link that is switched shows.
-
-    Empty for a program that is no script.
-    """
+    """The files that a wrapper script names, as it names them, so that a switched link is noticed; else nothing."""
     try:
         with open(path, "rb") as file:
             text = file.read(_SCRIPT_BYTES)
@@ -138,7 +131,7 @@ def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
 
 
 def lists_linked(command: tuple[str, ...]) -> bool:
-    """Whether the linker of a compiler's ``command`` knows LINKED_FLAG; asked anew each time, as PATH may choose it."""
+    """Whether the linker of a compiler's ``command`` knows LINKED_FLAG; checked each time, as PATH may choose it."""
     try:
         return LINKED_FLAG in run([*command, "-Wl,--help"]).output
     except ToolchainError:

@@ -90,13 +90,10 @@ def _find_nvcc() -> str:
                     f"{variable.name}={str(home)!r} has no bin/nvcc.", f"Correct or unset {variable.name}."
                 )
             return str(nvcc)
-    on_path = shutil.which("nvcc")
-    if on_path is not None:
-        return on_path
-    usual = _USUAL_HOME / "bin" / "nvcc"
-    if usual.exists():
-        return str(usual)
-    raise MissingCUDAException(
-        f"No CUDA toolkit: CUDA_HOME and CUDA_PATH are unset, nvcc is not on PATH nor at {usual}.",
-        "Install the CUDA toolkit, or set CUDA_HOME to it.",
-    )
+    found = shutil.which("nvcc") or shutil.which("nvcc", path=str(_USUAL_HOME / "bin"))
+    if found is None:
+        raise MissingCUDAException(
+            f"No CUDA toolkit: CUDA_HOME and CUDA_PATH are unset, nvcc is not on PATH nor in {_USUAL_HOME / 'bin'}.",
+            "Install the CUDA toolkit, or set CUDA_HOME to it.",
+        )
+    return found

@@ -24,7 +24,7 @@ _DIAGNOSTICS = tuple(
             # ld.bfd, which calls nothing an error
             r"^.+: (?:undefined reference to|multiple definition of) .+",
             r"^\S*\bld(?:\.\w+)?:(?!.*(?:\bwarning:|\b(?i:note):|skipping incompatible|: in function )).+",
-            # the machine's limits, in whoever's words; what is indented is the author's source, quoted
+            # the machine's limits, reported by any program; an indented line is quoted source
             r"^(?!\s|.*\b(?:warning|note): ).*(?:No space left on device|Cannot allocate memory|[Oo]ut of memory"
             r"|std::bad_alloc|Killed signal terminated program).*",
             # the shell that ninja starts commands by
@@ -42,13 +42,13 @@ _NINJAS_OWN = re.compile(r"^ninja: (?:error|fatal): ", re.MULTILINE)
 _DISK_FULL = re.compile(r"^(?!\s).*No space left on device", re.MULTILINE)
 _SIGNAL = 128  # what a shell adds to the number of the signal that ended its command
 
-# Lines in front of a diagnostic that belong to it, and those behind it that do not any more.
+# Lines before a diagnostic that belong to it, and those after it that no longer do.
 _INCLUDED = re.compile(r"^(?:In file included from|\s+from) (.+?:\d+)(?::\d+)?[,:]$")
 _REQUIRED = re.compile(r"^(\S.*?:\d+(?::\d+)?):\s+(?:recursively )?required (?:from|by) ")
 _CONTEXT = re.compile(r"^\S[^:]*: (?:In|At) .*:$|^\S.*:\s+\[ ?skipping |^\s*\d* \| ")
 _NEXT = re.compile(r"^(?:In file included from|\S[^:]*: (?:In|At) .*:$|.*(?::|\)): warning\b|\d+ errors? )")
 
-# What is told behind it of the way to it; where several are, the last is nearest to the author.
+# Lines after it that name the way to it; of several, the last is nearest to the author.
 _MACRO = re.compile(r"^(\S.*?:\d+(?::\d+)?): note: in expansion of macro ")
 _CLANG_TEMPLATE = re.compile(r"^(\S.*?:\d+(?::\d+)?): note: .*(?:instantiation of|while ).*\bhere$")
 _NVCC_TEMPLATE = re.compile(r"^\s+.* at line (\d+)(?: of (.+))?$")
@@ -77,7 +77,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class _Step:
-    """One command that failed, its exit status (empty where ninja does not tell) and its output."""
+    """One command that failed, its exit status (empty where ninja prints none) and its output."""
 
     command: str
     code: str

@@ -1,7 +1,7 @@
 """oneCCL: where it is, whether it can be compiled against and opened, and opening it.
 
-It is looked for in ``CCL_ROOT``, else where PyPI's wheels put it, else in the system. Its library names others that lie
-beside it and that no search path has; they are opened by their paths, first.
+It is looked for in ``CCL_ROOT``, else where PyPI's wheels put it, else in the system. Its library needs others of the
+same directory, which no search path has; they are opened by their paths, first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from op_builder.toolchains.sycl_runtime import open_runtime, wheel_prefixes
 
 INSTALL_REMEDY = "Install oneCCL: pip install 'accel-ops[ccl]', or set CCL_ROOT to an installation."
 
-_HEADERS, _LIBRARY, _OPENS = "oneCCL headers", "oneCCL library", "oneCCL opens"
+_REINSTALL_REMEDY = (
+    "Reinstall it: pip install --force-reinstall 'accel-ops[ccl]'; or set CCL_ROOT to another installation."
+)
+_HEADERS, _OPENS = "oneCCL headers", "oneCCL opens"
 _SYSTEM_PREFIXES = (Path("/opt/intel/oneapi/ccl/latest"), Path("/usr/local"), Path("/usr"))
 _LIBRARY_DIRS = ("lib", "lib64", "lib/x86_64-linux-gnu")
 _VERSION = re.compile(r"#define CCL_(MAJOR|MINOR|UPDATE)_VERSION\s+(\d+)")
@@ -109,6 +112,7 @@ def require_oneccl() -> OneCCL:
 
 def build_check(memo: Memo) -> CheckOutcome:
     """The host compiler compiles a small program against oneCCL, and links it."""
+    # Not at the top: opening oneCCL, part of a warm load, needs no compiler.
     from op_builder.toolchains.compiler import find_cxx
     from op_builder.toolchains.probes import remembered_failure_of
 
@@ -126,9 +130,8 @@ def build_check(memo: Memo) -> CheckOutcome:
     subject = f"oneccl {compiler.identity} {oneccl.prefix} {oneccl.version} {_PROBE}"
     failure = remembered_failure_of(compile_and_link, subject, [compiler.path, str(oneccl.library)], memo)
     if failure:
-        return Failed(
-            _HEADERS, f"{compiler.command[0]} cannot compile against {oneccl.prefix}: {failure}", _reinstall()
-        )
+        reason = f"{compiler.command[0]} cannot compile against {oneccl.prefix}: {failure}"
+        return Failed(_HEADERS, reason, _REINSTALL_REMEDY)
     return Passed(_HEADERS, f"oneCCL {oneccl.version} in {oneccl.prefix}")
 
 
@@ -145,12 +148,8 @@ def load_check(memo: Memo) -> CheckOutcome:
     subject = f"opens oneccl {sys.executable} {oneccl.library}"
     failure = remembered_failure_of(open_in_child, subject, [str(oneccl.library)], memo)
     if failure:
-        return Failed(_OPENS, f"{oneccl.library} cannot be opened: {failure}", _reinstall())
+        return Failed(_OPENS, f"{oneccl.library} cannot be opened: {failure}", _REINSTALL_REMEDY)
     return Passed(_OPENS, str(oneccl.library))
-
-
-def _reinstall() -> str:
-    return "Reinstall it: pip install --force-reinstall 'accel-ops[ccl]'; or set CCL_ROOT to another installation."
 
 
 def oneccl_variables(library: Path) -> dict[str, str]:
@@ -188,12 +187,12 @@ def _open(path: Path, cache_root: Path | None, tried: set[str]) -> None:
         except OSError as error:
             missing = _MISSING.match(str(error))
             name = missing["name"] if missing is not None else ""
-            beside = path.parent / name
+            neighbour = path.parent / name
             is_sycl = name.startswith(_SYCL)
-            if not name or name in tried or not (is_sycl or beside.exists()):
+            if not name or name in tried or not (is_sycl or neighbour.exists()):
                 raise LoadError(f"{path} cannot be opened: {error}.", INSTALL_REMEDY) from error
         tried.add(name)
         if is_sycl:  # one process, one libsycl
             open_runtime(cache_root or path.parent, name)
         else:
-            _open(beside, cache_root, tried)
+            _open(neighbour, cache_root, tried)

@@ -33,8 +33,8 @@ def failure_of(prepare: Prepare, timeout_s: float = 120) -> str:
         wrote = "-o" not in command or (Path(name) / command[command.index("-o") + 1]).exists()
     if done.ok:
         return "" if wrote else f"{command[0]} wrote no file, though it ended without an error"
-    told = done.errors + done.output
-    return diagnose(told).diagnostic if told.strip() else f"exit {done.code}"
+    output = done.errors + done.output
+    return diagnose(output).diagnostic if output.strip() else f"exit {done.code}"
 
 
 def remembered_failure_of(prepare: Prepare, subject: str, files: list[str], memo: Memo) -> str:
@@ -43,7 +43,7 @@ def remembered_failure_of(prepare: Prepare, subject: str, files: list[str], memo
     A failure is never remembered: what is missing may be installed the next moment.
 
     Args:
-        subject: everything the outcome depends on besides ``files``.
+        subject: everything the outcome depends on in addition to ``files``.
     """
 
     def work_out() -> tuple[dict[str, Any], list[str]]:

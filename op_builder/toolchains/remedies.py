@@ -31,16 +31,16 @@ _QUOTES = str.maketrans("\u2018\u2019", "''")  # where nobody chose the locale C
 _DRAFTS = {"98": 3, "1x": 11, "1y": 14, "1z": 17, "2a": 20, "2b": 23, "2c": 26}
 
 
-def compile_remedy(told: str, command: str) -> str:
+def compile_remedy(diagnostic: str, command: str) -> str:
     """What to do about a compiler's or linker's diagnostic; empty when nothing is known.
 
     Args:
-        told: the diagnostic, and in further lines the notes that belong to it.
+        diagnostic: its first line, and in further lines the notes that belong to it.
         command: the command that failed.
     """
-    told = told.translate(_QUOTES)
+    diagnostic = diagnostic.translate(_QUOTES)
     for pattern, remedy in _COMPILE:
-        found = re.search(pattern, told)
+        found = re.search(pattern, diagnostic)
         text = "" if found is None else found.expand(remedy) if isinstance(remedy, str) else remedy(found, command)
         if text:
             return text
@@ -59,7 +59,7 @@ def load_remedy(cause: str) -> str:
 def _missing_file(found: re.Match[str], command: str) -> str:
     name = found[1]
     if _SOURCE.search(name):
-        return f"{name} is gone: restore it, or take it out of sources()."
+        return f"{name} is missing: restore it, or take it out of sources()."
     if _NEEDS_TORCH_BINDING.fullmatch(name) and _STABLE_BINDING in command:
         return f"An op of Binding.STABLE does not get {name}: do without it, or declare BINDING = Binding.TORCH."
     if name == "Python.h":

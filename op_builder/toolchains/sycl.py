@@ -99,7 +99,7 @@ def gather_facts(*, has_kernel_texts: bool) -> SyclFacts:
 
 def candidates(facts: SyclFacts) -> list[Candidate]:
     """Every toolchain, best first: kernels that are compiled ahead start at once."""
-    return [_icpx(facts), _ipex(facts), _rtc(facts)]
+    return [_candidate(toolchain, facts) for toolchain in SyclToolchain]
 
 
 def choose(facts: SyclFacts) -> Candidate:
@@ -112,46 +112,29 @@ def choose(facts: SyclFacts) -> Candidate:
     return next(candidate for candidate in found if candidate.toolchain.value == nearest)
 
 
-_OTHER_ASKED = "ACCEL_SYCL_TOOLCHAIN={} asks for another."
-_NO_ICPX = "icpx is not on PATH."
 _ICPX_REMEDY = "Install Intel's oneAPI DPC++ compiler and source its setvars.sh."
 
 
-def _icpx(facts: SyclFacts) -> Candidate:
-    this = SyclToolchain.ICPX
+def _candidate(this: SyclToolchain, facts: SyclFacts) -> Candidate:
     if facts.asked not in (None, this.value):
-        return Rejected(this, _OTHER_ASKED.format(facts.asked), "Unset it.")
-    if facts.torch_xpu is None:
+        return Rejected(this, f"ACCEL_SYCL_TOOLCHAIN={facts.asked} asks for another.", "Unset it.")
+    if this is SyclToolchain.RTC:
+        return _run_time_compiler(facts)
+    if this is SyclToolchain.ICPX and facts.torch_xpu is None:
         return Rejected(this, "torch is no XPU build.", "Install a torch for XPU (download.pytorch.org/whl/xpu).")
-    if facts.icpx is None:
-        return Rejected(this, _NO_ICPX, _ICPX_REMEDY)
-    if facts.ahead_runtime is None:
-        return _without_runtime(this, facts.icpx)
-    return Accepted(this, f"{facts.icpx}, torch for XPU {facts.torch_xpu}")
-
-
-def _ipex(facts: SyclFacts) -> Candidate:
-    this = SyclToolchain.IPEX
-    if facts.asked not in (None, this.value):
-        return Rejected(this, _OTHER_ASKED.format(facts.asked), "Unset it.")
-    if not facts.has_ipex:
+    if this is SyclToolchain.IPEX and not facts.has_ipex:
         return Rejected(this, "intel_extension_for_pytorch is not installed.", "Install it, or use another toolchain.")
     if facts.icpx is None:
-        return Rejected(this, _NO_ICPX, _ICPX_REMEDY)
+        return Rejected(this, "icpx is not on PATH.", _ICPX_REMEDY)
     if facts.ahead_runtime is None:
-        return _without_runtime(this, facts.icpx)
-    return Accepted(this, f"{facts.icpx}, by intel_extension_for_pytorch")
+        # Not the wheels: they would be a second libsycl in the process.
+        return Rejected(this, f"neither {facts.icpx}'s own installation nor Python's has a SYCL runtime.", _ICPX_REMEDY)
+    by = "by intel_extension_for_pytorch" if this is SyclToolchain.IPEX else f"torch for XPU {facts.torch_xpu}"
+    return Accepted(this, f"{facts.icpx}, {by}")
 
 
-def _without_runtime(this: SyclToolchain, icpx: str) -> Rejected:
-    # Not the wheels: they would be a second libsycl beside oneAPI's.
-    return Rejected(this, f"neither {icpx}'s own installation nor Python's has a SYCL runtime.", _ICPX_REMEDY)
-
-
-def _rtc(facts: SyclFacts) -> Candidate:
+def _run_time_compiler(facts: SyclFacts) -> Candidate:
     this = SyclToolchain.RTC
-    if facts.asked not in (None, this.value):
-        return Rejected(this, _OTHER_ASKED.format(facts.asked), "Unset it.")
     if not facts.has_kernel_texts:
         return Rejected(
             this,

@@ -71,10 +71,10 @@ def find_icpx(memo: Memo) -> SyclCompiler:
     path = os.path.realpath(found)
 
     def work_out() -> tuple[dict[str, Any], list[str]]:
-        told = run([found, "--version"])
-        if not told.ok or not told.output.strip():
+        answer = run([found, "--version"])
+        if not answer.ok or not answer.output.strip():
             raise ToolchainError(f"{found} does not answer --version.", "Reinstall oneAPI's DPC++ compiler.")
-        return {"version": told.output.strip().splitlines()[0]}, [path]
+        return {"version": answer.output.strip().splitlines()[0]}, [path]
 
     return SyclCompiler(path, memo.get(f"icpx {path}", work_out)["version"])
 
@@ -91,7 +91,7 @@ def target_devices() -> tuple[str, ...]:
 
 
 def compile_flags(devices: Sequence[str], host_compiler: str, host_flags: Sequence[str]) -> list[str]:
-    """What icpx is given to compile a source, besides ``host_flags``, which both its passes get.
+    """The flags by which icpx compiles a source, without ``host_flags``, which both its passes get.
 
     Args:
         devices: Intel GPUs to compile for ahead of time; none leaves that to the driver.

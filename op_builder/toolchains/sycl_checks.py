@@ -12,7 +12,8 @@ from op_builder.toolchains.sycl import Accepted, Candidate, SyclToolchain
 from op_builder.toolchains.sycl_devices import opencl_devices
 from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, REINSTALL_REMEDY, find_ahead_runtime, find_runtime
 
-_TOOLCHAIN, _DEVICE, _COMPILER = "SYCL toolchain", "SYCL device", "SYCL kernel compiler"
+_TOOLCHAIN, _HOST = "SYCL toolchain", "SYCL host code"
+_DEVICE, _COMPILER = "SYCL device", "SYCL kernel compiler"
 
 # Quickly read, and the exception's constructor is in libsycl.
 _PROBE = """#include <sycl/exception.hpp>
@@ -27,7 +28,7 @@ def toolchain_checks(choose: Callable[[], Candidate], memo: Memo) -> list[CheckO
         return [chosen]
     outcomes = [guarded(_TOOLCHAIN, lambda: _chosen(chosen))]
     if isinstance(chosen, Accepted):
-        outcomes.append(guarded("SYCL host code", lambda: host_check(chosen.toolchain, memo)))
+        outcomes.append(guarded(_HOST, lambda: host_check(chosen.toolchain, memo)))
     return outcomes
 
 
@@ -49,15 +50,15 @@ def _chosen(chosen: Candidate) -> CheckOutcome:
 
 def host_check(toolchain: SyclToolchain, memo: Memo) -> CheckOutcome:
     """The compiler of the host side compiles a small program against the SYCL runtime, and links it."""
+    # Not at the top: the check of devices, part of a warm load, needs no compiler.
     from op_builder.toolchains.compiler import find_cxx
     from op_builder.toolchains.probes import remembered_failure_of
     from op_builder.toolchains.sycl_ahead import find_icpx
 
-    name = "SYCL host code"
     compiler = find_icpx(memo) if toolchain.is_ahead else None
     runtime = find_ahead_runtime(compiler.path) if compiler is not None else find_runtime()
     if runtime is None:
-        return Failed(name, "no SYCL runtime with its headers is installed.", INSTALL_REMEDY)
+        return Failed(_HOST, "no SYCL runtime with its headers is installed.", INSTALL_REMEDY)
     if compiler is not None:
         command, identity, program = [compiler.path, "-fsycl"], compiler.identity, compiler.path
     else:
@@ -72,8 +73,8 @@ def host_check(toolchain: SyclToolchain, memo: Memo) -> CheckOutcome:
     subject = f"sycl host {identity} {runtime.prefix} {runtime.version} {_PROBE}"
     failure = remembered_failure_of(compile_and_link, subject, [program, str(runtime.library)], memo)
     if failure:
-        return Failed(name, f"{command[0]} cannot compile a small SYCL program: {failure}", INSTALL_REMEDY)
-    return Passed(name, f"{command[0]} with {runtime.library}")
+        return Failed(_HOST, f"{command[0]} cannot compile a small SYCL program: {failure}", INSTALL_REMEDY)
+    return Passed(_HOST, f"{command[0]} with {runtime.library}")
 
 
 def device_check(memo: Memo) -> CheckOutcome:

@@ -1,8 +1,7 @@
-"""The SYCL devices of this machine, asked of their drivers in a child process.
+"""The SYCL devices of this machine, as their drivers list them in a child process.
 
-A driver that is loaded stays loaded and starts threads, so the question is none for a process that may fork. OpenCL
-devices are asked through OpenCL's C interface, which needs no compiler; Intel GPUs, where torch is an XPU build, of
-torch.
+A driver stays loaded and starts threads, so it must not be loaded in a process that may fork. OpenCL devices are listed
+through OpenCL's C interface, which needs no compiler; Intel GPUs, with an XPU build of torch, by torch.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from op_builder import env
+from op_builder.errors import ToolchainError
 from op_builder.system.memo import Memo
 from op_builder.system.process import run
 from op_builder.toolchains.sycl_runtime import SyclRuntime, runtime_variables
@@ -52,7 +52,8 @@ for platform in listed(cl.clGetPlatformIDs):
         words = ask(0x1030).split()
         devices.append(dict(
             platform=text(cl.clGetPlatformInfo, platform, 0x0902), name=ask(0x102B), driver=ask(0x102D),
-            kind=kind(device), fp16="cl_khr_fp16" in words, fp64="cl_khr_fp64" in words, il="SPIR-V" in ask(0x105B),
+            kind=kind(device), fp16="cl_khr_fp16" in words, fp64="cl_khr_fp64" in words,
+            takes_kernels="SPIR-V" in ask(0x105B),
         ))
 print({_MARK!r}, json.dumps(devices), flush=True)
 refused = ""
@@ -70,7 +71,7 @@ class SyclDevice:
     """A device that the SYCL runtime has.
 
     Attributes:
-        platform, name, driver: as its driver tells them.
+        platform, name, driver: as its driver reports them.
         kind: ``cpu``, ``gpu`` or ``other``.
         fp16, fp64: whether it computes in half and double precision.
         takes_kernels: whether its driver takes kernels that were compiled at run time (SPIR-V).
@@ -87,7 +88,7 @@ class SyclDevice:
 
 @dataclass(frozen=True)
 class DevicesAnswer:
-    """The devices, or why they could not be asked for; and why the kernel compiler cannot be opened, if it is there."""
+    """The devices, or why they could not be listed; and why an installed kernel compiler cannot be opened."""
 
     devices: tuple[SyclDevice, ...]
     failure: str = ""
@@ -106,8 +107,8 @@ def opencl_devices(runtime: SyclRuntime, memo: Memo) -> DevicesAnswer:
     files += [path for path in (runtime.opencl_cpu, runtime.kernel_compiler) if path is not None]
     variables = runtime_variables(runtime, Path())
     compiler = str(runtime.kernel_compiler or "")
-    told = env.OCL_ICD_FILENAMES.raw() or variables.get(env.OCL_ICD_FILENAMES.name, "")
-    subject = f"sycl devices and kernel compiler {runtime.prefix} {runtime.version} {told} {compiler}"
+    drivers = env.OCL_ICD_FILENAMES.raw() or variables.get(env.OCL_ICD_FILENAMES.name, "")
+    subject = f"sycl devices, kernel compiler: {runtime.prefix} {runtime.version} {drivers} {compiler}"
 
     def work_out() -> tuple[dict[str, Any], list[str]]:
         child = run(
@@ -119,24 +120,15 @@ def opencl_devices(runtime: SyclRuntime, memo: Memo) -> DevicesAnswer:
         output, opened, refused = child.output.partition(_COMPILER_MARK)
         _, mark, listed = output.rpartition(_MARK)
         if not mark:
-            raise _Unanswered(last)
+            raise ToolchainError(f"{library} did not answer: {last}")
         fact = {"devices": json.loads(listed), "compiler_failure": json.loads(refused) if opened else last}
-        # What is missing may be installed the next moment: only an answer to which nothing is wanting stands.
+        # What is missing may be installed the next moment: only a complete answer is kept.
         is_whole = fact["devices"] and not fact["compiler_failure"]
         return fact, [str(path) for path in files] if is_whole else ["/nothing"]
 
     try:
         fact = memo.get(subject, work_out)
-    except _Unanswered as unanswered:
-        return DevicesAnswer((), f"{library} did not answer: {unanswered}")
-    return DevicesAnswer(tuple(map(_device, fact["devices"])), compiler_failure=fact["compiler_failure"])
-
-
-def _device(told: dict[str, Any]) -> SyclDevice:
-    return SyclDevice(
-        told["platform"], told["name"], told["driver"], told["kind"], told["fp16"], told["fp64"], told["il"]
-    )
-
-
-class _Unanswered(Exception):
-    pass
+    except ToolchainError as error:
+        return DevicesAnswer((), error.message)
+    devices = tuple(SyclDevice(**device) for device in fact["devices"])
+    return DevicesAnswer(devices, compiler_failure=fact["compiler_failure"])

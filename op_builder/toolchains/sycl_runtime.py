@@ -27,7 +27,7 @@ INSTALL_REMEDY = "Install the SYCL runtime: pip install 'accel-ops[sycl]'."
 
 REINSTALL_REMEDY = "Install the SYCL runtime anew: pip install --force-reinstall intel-sycl-rt."
 
-# The header by which a runtime tells its version, and what of the name of its library follows from it.
+# The header with a runtime's version.
 _VERSION_HEADER = Path("include", "sycl", "version.hpp")
 _NUMBER = re.compile(r"#define __(SYCL_COMPILER|LIBSYCL_MAJOR|LIBSYCL_MINOR|LIBSYCL_PATCH)_VERSION (\d+)")
 # The path is a map's sixth field, and may hold blanks.
@@ -48,8 +48,8 @@ class SyclRuntime:
         prefix: the directory with its ``include/`` and ``lib/``.
         version: of its library, and the date of its compiler: ``9.0.0 (20260930)``.
         major: of its library, which its file name and every binary linked with it end in.
-        kernel_compiler: the library that compiles kernels at run time, None where it is not there.
-        opencl_cpu: the OpenCL driver of the CPU that lies beside it, None where it is not there.
+        kernel_compiler: the library that compiles kernels at run time, None where it is missing.
+        opencl_cpu: the OpenCL driver of the CPU in the same directory, None where it is missing.
     """
 
     prefix: Path
@@ -76,7 +76,7 @@ class SyclRuntime:
 
     @property
     def kernel_options(self) -> tuple[str, ...]:
-        """What its kernel compiler must be told besides."""
+        """Flags that its kernel compiler needs."""
         # PyPI's wheels of release 2025 lack the device libraries that its compiler links kernels with.
         has_device_libraries = self.major >= _COMPLETE_SINCE or (self.library_dir / "libsycl-crt.bc").exists()
         return () if has_device_libraries else ("-fno-sycl-device-lib=all",)
@@ -179,10 +179,10 @@ def runtime_variables(runtime: SyclRuntime | None, cache_root: Path) -> dict[str
 def _set_by_us() -> dict[str, str]:
     """What :func:`open_runtime` has set, by the variables' names; a child process inherits it with them."""
     try:
-        told = json.loads(env.ACCEL_SET_FOR_SYCL.raw() or "{}")
+        variables = json.loads(env.ACCEL_SET_FOR_SYCL.raw() or "{}")
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return variables if isinstance(variables, dict) else {}
 
 
 def open_runtime(cache_root: Path, soname: str) -> None:

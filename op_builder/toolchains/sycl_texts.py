@@ -60,7 +60,7 @@ def collect_texts(
     Args:
         kernels: files of free-function kernels.
         include_dirs: searched, in order, after the including file's own directory.
-        options: of the kernel compiler, besides the include directories.
+        options: of the kernel compiler, in addition to the include directories.
         owner: the builder's class, whose places the names are relative to.
 
     Raises:
@@ -100,15 +100,15 @@ class _Names:
 
     @classmethod
     def of(cls, directories: Iterable[Path], owner: type) -> _Names:
-        """Names for what lies in ``directories``, beside the builder or in this project."""
+        """Names for the files of ``directories``, of the builder's package and of this project."""
         own = paths.outermost_bases(owner)
         outside = [directory for directory in directories if not paths.is_native(directory)]
         every = list(dict.fromkeys([*own, *outside]))
         outermost = [path for path in every if not any(other in path.parents for other in every)]
-        beside = own[0] if own else None
-        numbered = (path for path in outermost if path != beside)
+        package = own[0] if own else None
+        numbered = (path for path in outermost if path != package)
         roots = {path: f"include{number}/" for number, path in enumerate(numbered)}
-        return cls(roots if beside not in outermost else {**roots, beside: ""})
+        return cls(roots if package not in outermost else {**roots, package: ""})
 
     def name(self, path: Path) -> str:
         """The name of a file or directory.

@@ -1,9 +1,13 @@
-"""The compilers one plan needs."""
+"""The tools that build one plan."""
 
 from __future__ import annotations
 
 import json
+import logging
 import shlex
+import shutil
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from op_builder import env
@@ -16,6 +20,9 @@ if TYPE_CHECKING:
     from op_builder.toolchains.cuda import CudaToolkit
     from op_builder.toolchains.sycl_ahead import SyclCompiler
     from op_builder.toolchains.sycl_runtime import SyclRuntime
+
+
+logger = logging.getLogger(__name__)
 
 
 class Toolset(NamedTuple):
@@ -70,3 +77,25 @@ def find_toolset(plan: BuildPlan, memo: Memo) -> Toolset:
     from op_builder.toolchains.cuda import find_cuda
 
     return Toolset(cxx, find_cuda(memo))
+
+
+def find_ninja() -> str:
+    """The ninja of this Python's environment or of its package ``ninja``, else the one on PATH.
+
+    Raises:
+        ToolchainError: there is none.
+    """
+    places: list[str | None] = [str(Path(sys.executable).parent)]
+    try:
+        import ninja  # it may be missing, or broken
+
+        places.append(ninja.BIN_DIR)
+    except Exception as error:
+        logger.debug("the package ninja cannot be used: %s", error)
+    found = next(filter(None, (shutil.which("ninja", path=place) for place in (*places, None))), None)
+    if found is None:
+        raise ToolchainError(
+            "No ninja: neither the Python package 'ninja' nor a program of that name on PATH.",
+            "Install it: pip install ninja.",
+        )
+    return found

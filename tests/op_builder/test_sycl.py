@@ -14,7 +14,17 @@ from typing import Any
 
 import pytest
 import torch
-from sycl_ops import (
+
+from op_builder import env
+from op_builder.cache.eviction import leftovers, remove
+from op_builder.cache.store import Cache
+from op_builder.errors import CompileError, IncompatibleOpError, LoadError
+from op_builder.system.outcomes import Failed, failures
+from op_builder.system.process import run
+from op_builder.system.torch_install import torch_install
+from op_builder.toolchains import sycl_runtime
+from op_builder.toolchains.sycl_runtime import find_runtime, open_runtime, runtime_in, runtime_variables
+from tests.support.sycl_ops import (
     KERNEL,
     PLAIN_BINDING,
     PLAIN_KERNEL,
@@ -24,16 +34,6 @@ from sycl_ops import (
     run_with_op,
     write_scale,
 )
-
-from op_builder import env
-from op_builder.cache.leftovers import leftovers, remove_leftovers
-from op_builder.cache.store import Cache
-from op_builder.errors import CompileError, IncompatibleOpError, LoadError
-from op_builder.system.outcomes import Failed, failures
-from op_builder.system.process import run
-from op_builder.system.torch_install import torch_install
-from op_builder.toolchains import sycl_runtime
-from op_builder.toolchains.sycl_runtime import find_runtime, open_runtime, runtime_in, runtime_variables
 
 pytestmark = needs_runtime
 
@@ -308,7 +308,7 @@ def test_clearing_the_cache_removes_compiled_kernels(tmp_path: Path) -> None:
     (kernel / "0.bin").write_bytes(bytes(1000))
     cache = Cache(tmp_path)
     assert [item.path for item in leftovers(cache)] == [kernel]
-    assert remove_leftovers(leftovers(cache)) == 1000
+    assert remove(cache, leftovers(cache)) == 1000
     assert not kernel.exists()
 
 

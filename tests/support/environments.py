@@ -41,7 +41,6 @@ def environment_of(**variables: str | None) -> dict[str, str]:
             **dict.fromkeys((*ours, *foreign)),
             "ACCEL_CACHE_DIR": os.environ["ACCEL_CACHE_DIR"],
             "ACCEL_ACCELERATOR": "cpu",
-            "ACCEL_PRECOMPILE": "0",
             # Threads that spin while they wait take the cores from other tests.
             "OMP_WAIT_POLICY": "passive",
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",

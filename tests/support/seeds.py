@@ -1,4 +1,4 @@
-"""Failures put there on purpose, and what a user must be told of them."""
+"""Failures made on purpose, and what their errors must say."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ class TorchKernelBuilder(KernelBuilder):
 
 @dataclass(frozen=True)
 class Seed:
-    """A failure, and what of it must be told.
+    """A failure, and what its error must say.
 
     Attributes:
         files: of the op's directory, whose name stands for ``$HERE`` in all texts; the sources are those that end
             in .cpp, and what begins with ``#!`` is made a program.
-        told: the cause.
-        remedy: part of it; empty where nothing is known to do.
+        cause: texts of the error.
+        remedy: part of it; empty where none is known.
     """
 
     files: Mapping[str, str]
-    told: tuple[str, ...] = ()
+    cause: tuple[str, ...] = ()
     remedy: str = ""
     raises: type[AccelError] = CompileError
     flags: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class Seed:
         (directory / "include").mkdir(exist_ok=True)
 
     def surroundings(self, directory: Path) -> AbstractContextManager[None]:
-        """The environment of the failure; what is expected to be told is in the words of g++."""
+        """The environment of the failure; the expected texts are those of g++."""
         variables = {"CXX": "g++", "TORCH_CUDA_ARCH_LIST": "9.0", **self.environment}
         return env.scope(**{name: text.replace("$HERE", str(directory)) for name, text in variables.items()})
 
@@ -109,12 +109,12 @@ def fails(seed: Seed, builder: SmallBuilder | KernelBuilder) -> AccelError:
     with seed.surroundings(builder.directory), pytest.raises(seed.raises) as caught:
         builder.load()
     seen = end_of_traceback(caught.value)
-    for text in (*seed.told, seed.remedy):
+    for text in (*seed.cause, seed.remedy):
         assert text in seen
     assert bool(caught.value.remedy) is bool(seed.remedy), "a remedy where none is known leads astray"
     assert builder.cache.entries() == []
     if isinstance(caught.value, CompileError):
         assert f"Command: {caught.value.command}\n" in seen
         assert f"Full log: {caught.value.log_path}" in seen
-        assert caught.value.command in Path(caught.value.log_path).read_text()
+        assert caught.value.command in Path(caught.value.log_path).read_text(errors="replace")
     return caught.value

@@ -1,4 +1,4 @@
-"""Fixtures of the builder's tests."""
+"""Fixtures of the tests of op_builder that compile."""
 
 from __future__ import annotations
 

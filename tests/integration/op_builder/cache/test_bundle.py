@@ -1,0 +1,179 @@
+"""``python -m op_builder.cache`` export and import."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from op_builder import env
+from op_builder.cache.__main__ import main
+from op_builder.cache.bundle import export_bundle, import_bundle
+from op_builder.cache.store import Cache
+from tests.support.entries import publish
+from tests.support.small_ops import SmallBuilder, added, copied
+
+
+@pytest.fixture
+def filled(built: Path, tmp_path: Path) -> Cache:
+    """A copy of a cache in which ``small`` is built, with another entry."""
+    _, cache = copied(built, tmp_path / "filled")
+    publish(cache, op="other")
+    return cache
+
+
+@pytest.fixture
+def bundle(filled: Cache, tmp_path: Path) -> Path:
+    assert export_bundle(filled.entries("small"), tmp_path / "ops.zip") == 1
+    return tmp_path / "ops.zip"
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "elsewhere")
+
+
+def command(capsys: pytest.CaptureFixture[str], cache: Cache, *arguments: str | Path) -> Any:
+    assert main(["--json", "--directory", str(cache.root), *map(str, arguments)]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], cache: Cache, *arguments: str | Path) -> str:
+    assert main(["--directory", str(cache.root), *map(str, arguments)]) == 2
+    return capsys.readouterr().err
+
+
+def rewritten(bundle: Path, change: Callable[[str, bytes], bytes]) -> Path:
+    """A bundle whose files are changed."""
+    other = bundle.with_name("other.zip")
+    with zipfile.ZipFile(bundle) as source, zipfile.ZipFile(other, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, change(name, source.read(name)))
+    return other
+
+
+def of_another_machine(bundle: Path, parts: dict[str, str]) -> Path:
+    def change(name: str, content: bytes) -> bytes:
+        if not name.endswith("manifest.json"):
+            return content
+        data = json.loads(content)
+        data["key_parts"].update(parts)
+        return json.dumps(data).encode()
+
+    return rewritten(bundle, change)
+
+
+@pytest.mark.usefixtures("new_process")
+def test_a_bundle_loads_on_a_machine_without_a_compiler(
+    capsys: pytest.CaptureFixture[str], filled: Cache, elsewhere: Cache, built: Path, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "ops.zip"
+    assert command(capsys, filled, "export", bundle, "small")["entries"] == 1
+    for _ in range(2):  # twice does no harm
+        (entry,) = command(capsys, elsewhere, "import", bundle)["entries"]
+        assert (entry["op"], entry["fits"], entry["differences"]) == ("small", True, [])
+    with env.scope(PATH=str(tmp_path), CXX=None, ACCEL_JIT="0"):
+        assert added(SmallBuilder(built / "op", elsewhere).jit_load()) == 1.0
+    assert command(capsys, filled, "export", bundle)["entries"] == 2
+
+
+FOREIGN = {
+    "platform": {"platform": "linux riscv128"},
+    "torch headers": {"binding": "torch", "torch headers": "of another torch"},
+    "c++ compiler": {"c++ compiler": "g++ of long ago"},
+    "format": {"format": "0"},
+    "cpu": {"cpu": "of another kind"},
+    "cuda compiler": {"cuda compiler": "nvcc of long ago"},
+    "python abi": {"binding": "torch", "torch c++ abi": "cxx11=1", "python abi": ".cpython-307-somewhere.so"},
+}
+
+
+@pytest.mark.parametrize("part", FOREIGN)
+def test_import_says_why_an_entry_does_not_fit_this_machine(
+    capsys: pytest.CaptureFixture[str], bundle: Path, elsewhere: Cache, part: str
+) -> None:
+    other = of_another_machine(bundle, FOREIGN[part])
+    (entry,) = command(capsys, elsewhere, "import", other)["entries"]
+    assert not entry["fits"]
+    assert any(line.startswith(f"{part}: built for {FOREIGN[part][part]}, here") for line in entry["differences"])
+    assert main(["import", str(other), "--directory", str(elsewhere.root)]) == 0
+    text = capsys.readouterr().out
+    assert "will not be used on this machine" in text
+    assert "1 of them for another machine" in text
+
+
+def test_without_a_compiler_here_an_entry_of_any_compiler_fits(
+    capsys: pytest.CaptureFixture[str], bundle: Path, elsewhere: Cache, tmp_path: Path
+) -> None:
+    other = of_another_machine(bundle, FOREIGN["c++ compiler"])
+    with env.scope(PATH=str(tmp_path), CXX=None):
+        (entry,) = command(capsys, elsewhere, "import", other)["entries"]
+    assert entry["fits"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda name, content: content + b"x" if name.endswith(".so") else content, "does not match"),
+        (lambda _name, content: content.replace(b'"small.so"', b'"../../o.so"'), "not a plain name"),
+    ],
+    ids=["binary", "name that leaves the directory"],
+)
+def test_an_altered_bundle_is_refused_whole(
+    capsys: pytest.CaptureFixture[str],
+    bundle: Path,
+    elsewhere: Cache,
+    change: Callable[[str, bytes], bytes],
+    words: str,
+) -> None:
+    assert words in refusal(capsys, elsewhere, "import", rewritten(bundle, change))
+    assert elsewhere.entries() == []
+
+
+def test_a_bundle_that_was_damaged_in_transit_is_refused(
+    capsys: pytest.CaptureFixture[str], bundle: Path, elsewhere: Cache
+) -> None:
+    whole, damaged = bundle.read_bytes(), bundle.with_name("damaged.zip")
+    cut = [whole[: len(whole) * part // 8] for part in range(8)]
+    flips = range(0, len(whole), len(whole) // 40)
+    flipped = [whole[:at] + bytes([whole[at] ^ 0x20]) + whole[at + 1 :] for at in flips]
+    refused = 0
+    for content in (b"", b"no zip at all", *cut, *flipped):
+        damaged.write_bytes(content)
+        status = main(["import", str(damaged), "--directory", str(elsewhere.root)])
+        assert status in (0, 2)  # a flipped date, say, harms nothing
+        assert "damaged.zip" in capsys.readouterr().err or status == 0
+        refused += status == 2
+        assert all(entry.is_intact() for entry in elsewhere.entries())
+    assert refused > len(cut) + len(flipped) // 2
+
+
+def test_an_import_keeps_the_cache_in_bounds(
+    capsys: pytest.CaptureFixture[str], bundle: Path, elsewhere: Cache
+) -> None:
+    aside = elsewhere.root / "logs" / "old.log"
+    aside.parent.mkdir(parents=True)
+    aside.write_bytes(bytes(2 << 20))
+    os.utime(aside, (0, 0))
+    with env.scope(ACCEL_CACHE_MAX_MIB="1"):
+        command(capsys, elsewhere, "import", bundle)
+    assert not aside.exists()
+
+
+def test_entries_without_a_time_are_exported(filled: Cache, elsewhere: Cache, tmp_path: Path) -> None:
+    for entry in filled.entries():
+        os.utime(entry.artifact, (0, 0))
+    assert export_bundle(filled.entries(), tmp_path / "bundle") == 2
+    assert len(import_bundle(elsewhere, tmp_path / "bundle")) == 2
+
+
+def test_export_of_a_missing_op_says_how_to_build_it(
+    capsys: pytest.CaptureFixture[str], filled: Cache, tmp_path: Path
+) -> None:
+    assert "op_builder.build absent" in refusal(capsys, filled, "export", tmp_path / "x.zip", "absent")
+    assert not (tmp_path / "x.zip").exists()

@@ -1,0 +1,674 @@
+"""What changes the binary makes the compiler run, and what cannot change it does not.
+
+Two tables over the whole way of ``load()``. Each row builds a small op for real, changes one thing, and
+loads again; the compilers are scripts that note each file they compile before they hand on to the real one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from op_builder import Binding, CUDAOpBuilder, OpBuilder
+from op_builder.cache import fingerprint, headers
+from op_builder.cache.store import Cache
+from op_builder.engine import commands
+from op_builder.system import torch_install
+from tests.support.small_ops import replace_content
+
+# The module's value() says what it was compiled from, part by part.
+MAIN = """
+#include <Python.h>
+#include "beside.h"
+#include "outer.h"
+#include "twice.h"
+#include "detail/inner.h"
+#ifdef WITH_PLATFORM
+#include <platform.h>
+#else
+#define PLATFORM 0
+#endif
+#ifndef DEFINED
+#define DEFINED 1
+#endif
+#ifndef FOR_MAIN
+#define FOR_MAIN 1
+#endif
+#define JOIN(a, b) a##b
+#define INIT(name) JOIN(PyInit_, name)
+int part();
+static int own = 1;
+static PyObject* value(PyObject*, PyObject*) {
+  return Py_BuildValue("{s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:i}", "main", own, "part", part(), "beside", BESIDE,
+    "outer", OUTER, "nested", NESTED, "twice", TWICE, "deep", DEEP, "platform", PLATFORM, "defined", DEFINED,
+    "for_main", FOR_MAIN);
+}
+static PyMethodDef methods[] = {{"value", value, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "mutated", nullptr, -1, methods};
+PyMODINIT_FUNC INIT(TORCH_EXTENSION_NAME)() { return PyModule_Create(&module); }
+"""
+
+TREE = {
+    "op/main.cpp": MAIN,
+    "op/part.cpp": "int part() { return 1; }\n",
+    "op/beside.h": "#define BESIDE 1\n",
+    "op/stable.cpp": 'extern "C" __attribute__((visibility("default")))\n'
+    "int accel_register_library(const char*, char*, unsigned long) { return 0; }\n",
+    "op/kernel.cu": '#include "kernel.h"\n__global__ void kernel(int* x) { *x = KERNEL; }\n',
+    "op/include/outer.h": '#include "nested.h"\n#define OUTER 1\n',
+    "op/include/nested.h": "#define NESTED 1\n",
+    "op/include/detail/inner.h": '#include "deep.h"\n',
+    "op/include/deep.h": "#define DEEP 1\n",
+    "op/include/kernel.h": "#define KERNEL 1\n",
+    "op/include/unread.h": "#define UNREAD 1\n",
+    # One name in two include directories: the first counts.
+    "op/first/twice.h": "#define TWICE 1\n",
+    "op/include/twice.h": "#define TWICE 2\n",
+    # Outside the op's own tree.
+    "platform/platform.h": "#define PLATFORM 1\n",
+    "another/platform.h": "#define PLATFORM 2\n",
+    "empty/unread.h": "",
+}
+
+
+class MutatedBuilder(OpBuilder):
+    """An op all of whose parts can be changed; a plain Python module, which compiles in a moment."""
+
+    NAME = "mutated"
+    BUILD_VAR = "ACCEL_BUILD_MUTATED"
+    BINDING = Binding.TORCH
+
+    def __init__(self, directory: Path, cache: Cache) -> None:
+        super().__init__(self.NAME)
+        self.directory = directory
+        self.cache = cache
+        self.module = "mutated"
+        self.files = ["main.cpp", "part.cpp"]
+        self.includes = ["first", "include"]
+        self.cxx_flags: list[str] = []
+        self.nvcc_flags: list[str] = []
+        self.main_flags: list[str] = []
+        self.link_flags: list[str] = []
+        self.libraries: list[str] = []
+
+    def absolute_name(self) -> str:
+        return f"mutations.{self.module}"
+
+    def sources(self) -> list[str]:
+        return [str(self.directory / name) for name in self.files]
+
+    def include_paths(self) -> list[str]:
+        return [str(self.directory / name) for name in self.includes]
+
+    def cxx_args(self) -> list[str]:
+        return self.cxx_flags
+
+    def nvcc_args(self) -> list[str]:
+        return self.nvcc_flags
+
+    def source_args(self, source: str) -> list[str]:
+        return self.main_flags if source.endswith(("main.cpp", "stable.cpp")) else []
+
+    def extra_ldflags(self) -> list[str]:
+        return self.link_flags
+
+    def libraries_args(self) -> list[str]:
+        return self.libraries
+
+
+class StableBuilder(MutatedBuilder):
+    """One on the Stable ABI."""
+
+    BINDING = Binding.STABLE
+
+    def __init__(self, directory: Path, cache: Cache) -> None:
+        super().__init__(directory, cache)
+        self.files = ["stable.cpp"]
+
+
+class KernelBuilder(CUDAOpBuilder, StableBuilder):
+    """One with a kernel that is compiled and never run, so that it loads without a device."""
+
+    def __init__(self, directory: Path, cache: Cache) -> None:
+        super().__init__(directory, cache)
+        self.files = ["stable.cpp", "kernel.cu"]
+
+    def load_checks(self) -> list[Any]:
+        return []
+
+
+Change = Callable[["Bench"], object]
+
+
+@dataclass
+class Bench:
+    """One op, the tools it is built with, and what a row needs to change either."""
+
+    root: Path
+    builder: MutatedBuilder
+    monkeypatch: pytest.MonkeyPatch
+
+    def path(self, name: str) -> Path:
+        return self.root / name
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        path = self.path(name)
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    def write_tool(self, name: str, runs: str | Path, answers: str = "", place: str = "tools") -> Path:
+        """A script that notes each compiled file and runs the real tool; ``answers`` comes before that."""
+        tool = self.path(place) / name
+        tool.parent.mkdir(exist_ok=True)
+        log = self.path("compiled.log")
+        note = f'case " $* " in *" -MF "*) echo {name} >> "{log}";; esac'
+        replace_content(tool, f'#!/bin/sh\n{note}\n{answers}\nexec "{runs}" "$@"\n'.encode())
+        tool.chmod(0o755)
+        return tool
+
+    def compiled(self) -> int:
+        """How many files were compiled so far."""
+        log = self.path("compiled.log")
+        return len(log.read_text().splitlines()) if log.exists() else 0
+
+    def load(self) -> Any:
+        return self.builder.load(verbose=False)
+
+    def as_in_a_new_process(self) -> None:
+        """Forget what this process knows, so that only the cache directory can save the compile."""
+        self.monkeypatch.setattr("op_builder.load.loader._entries", {})
+        self.builder.cache = Cache(self.builder.cache.root)
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """A bench with the builder class that the row asks for."""
+    builder: type[MutatedBuilder] = request.param
+    for name, text in TREE.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    found = Bench(tmp_path, builder(tmp_path / "op", Cache(tmp_path / "cache")), monkeypatch)
+    real = {name: shutil.which(name) for name in ("g++", "nvcc")}
+    if issubclass(builder, KernelBuilder) and real["nvcc"] is None:
+        pytest.skip("no nvcc on PATH")
+    for name, program in real.items():
+        if program is not None:
+            found.write_tool(name, program)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}:{os.environ['PATH']}")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    for name in ("CXX", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("op_builder.load.loader._entries", {})
+    yield found
+    monkeypatch.undo()
+    fingerprint.cpu_digest.cache_clear()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One change.
+
+    Attributes:
+        change: makes it, after the first load.
+        prepare: sets the stage, before the first load.
+        builder: the kind of op.
+        shows: the parts of value() that the change makes 2, where the module can show it.
+    """
+
+    change: Change
+    prepare: Change = lambda _: None
+    builder: type[MutatedBuilder] = MutatedBuilder
+    shows: tuple[str, ...] = ()
+
+
+def rows(*, slow: Callable[[str], bool], **table: Row) -> pytest.MarkDecorator:
+    """One test per row, under the row's name; ``slow`` tells of a name whether it is one of the slow ones."""
+    parameters = [
+        pytest.param(row.builder, row, id=name, marks=[pytest.mark.slow] if slow(name) else [])
+        for name, row in table.items()
+    ]
+    return pytest.mark.parametrize(("bench", "row"), parameters, indirect=["bench"])
+
+
+# Changes of files ----------------------------------------------------------------------------
+
+
+def edited(name: str, old: str, new: str) -> Change:
+    return lambda bench: bench.edit(name, old, new)
+
+
+def written(name: str, text: str) -> Change:
+    def write(bench: Bench) -> None:
+        path = bench.path(name)
+        assert not path.exists()
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+    return write
+
+
+def removed(name: str) -> Change:
+    return lambda bench: bench.path(name).unlink()
+
+
+# Changes of flags ----------------------------------------------------------------------------
+
+
+def flag(place: str, *flags: str) -> Change:
+    """Add flags to a list of the builder; ``{root}`` in them is the bench's directory."""
+
+    def add(bench: Bench) -> None:
+        getattr(bench.builder, place).extend(text.format(root=bench.root) for text in flags)
+
+    return add
+
+
+def attribute(name: str, value: object) -> Change:
+    return lambda bench: setattr(bench.builder, name, value)
+
+
+def with_platform(bench: Bench) -> None:
+    flag("cxx_flags", "-DWITH_PLATFORM", "-isystem", "{root}/platform")(bench)
+
+
+def platform_of_CPATH(bench: Bench) -> None:
+    flag("cxx_flags", "-DWITH_PLATFORM")(bench)
+    environment(CPATH="{root}/platform")(bench)
+
+
+def archive(value: int, *flags: str, **variables: str) -> Change:
+    """Write the static library that takes the place of part.cpp, linked by ``flags``; by its path if there are none."""
+
+    def make(bench: Bench) -> None:
+        source, member, library = (bench.path(name) for name in ("archived.cpp", "archived.o", "libpart.a"))
+        source.write_text(f"int part() {{ return {value}; }}\n")
+        library.unlink(missing_ok=True)
+        assert os.system(f"g++ -fPIC -c '{source}' -o '{member}' && ar rcs '{library}' '{member}'") == 0
+        bench.builder.files = ["main.cpp"]
+        bench.builder.libraries = [flag.format(root=bench.root) for flag in flags] or [str(library)]
+        environment(**variables)(bench)
+
+    return make
+
+
+def linker_script(value: int) -> Change:
+    """Link part() from the archive that a linker script named libchosen.so says."""
+
+    def make(bench: Bench) -> None:
+        archive(value, "-L{root}", "-lchosen")(bench)
+        bench.path("libpart.a").rename(bench.path(f"libpart{value}.a"))
+        bench.path("libchosen.so").write_text(f"INPUT({bench.path(f'libpart{value}.a')})\n")
+
+    return make
+
+
+def archive_in_an_earlier_directory(bench: Bench) -> None:
+    archive(2, "-L{root}/empty", "-L{root}", "-lpart")(bench)
+    bench.path("libpart.a").rename(bench.path("empty/libpart.a"))
+
+
+def link(name: str, target: str) -> Change:
+    """Make a file a link to another beside it, as ``update-alternatives`` does."""
+
+    def switch(bench: Bench) -> None:
+        bench.path(name).unlink()
+        bench.path(name).symlink_to(target)
+
+    return switch
+
+
+def two_versions_of_outer(bench: Bench) -> None:
+    text = bench.path("op/include/outer.h").read_text()
+    bench.path("op/include/outer-1.h").write_text(text)
+    bench.path("op/include/outer-2.h").write_text(text.replace("OUTER 1", "OUTER 2"))
+    link("op/include/outer.h", "outer-1.h")(bench)
+
+
+def linked(*flags: str, **variables: str) -> Row:
+    """The row of a static library that the linker finds by ``flags``."""
+    return Row(archive(2, *flags, **variables), prepare=archive(1, *flags, **variables), shows=("part",))
+
+
+# Changes of tools and of the machine ---------------------------------------------------------
+
+
+def environment(**variables: str) -> Change:
+    """Set variables; ``{root}`` in a value is the bench's directory, ``{PATH}`` the path as it is."""
+
+    def change(bench: Bench) -> None:
+        for name, value in variables.items():
+            bench.monkeypatch.setenv(name, value.format(root=bench.root, PATH=os.environ["PATH"]))
+
+    return change
+
+
+def answering(version: str) -> str:
+    """Of a tool's script: what it says when asked for its version."""
+    return f'case "$1" in --version) echo "{version}"; exit 0;; esac'
+
+
+def real_cxx() -> str:
+    """The compiler behind the bench's script."""
+    return str(shutil.which("g++", path=os.pathsep.join(os.environ["PATH"].split(os.pathsep)[1:])))
+
+
+def cxx_behind_a_wrapper(bench: Bench) -> None:
+    """g++ is a script that runs a program of PATH, which is upgraded while the script stays."""
+    proper = bench.path("behind/cc1plus")
+    tell = f'case "$1" in -print-prog-name=cc1plus) echo "{proper}"; exit 0;; esac\n{answering("g++ 1.0")}'
+    behind = bench.write_tool("g++-behind", real_cxx(), tell, place="behind")
+    proper.write_text("the compiler proper, as it was\n")
+    bench.write_tool("g++", behind.name)
+    environment(PATH=f"{{PATH}}:{behind.parent}")(bench)
+
+
+def upgrade_behind_the_wrapper(bench: Bench) -> None:
+    behind = bench.path("behind/g++-behind")
+    replace_content(behind, behind.read_bytes().replace(b"g++ 1.0", b"g++ 1.1"))
+    behind.chmod(0o755)
+    replace_content(bench.path("behind/cc1plus"), b"the compiler proper, upgraded\n")
+
+
+def cxx_behind_a_link(bench: Bench) -> None:
+    """g++ is a script that runs what a link names, as ``update-alternatives`` sets it."""
+    for number in (1, 2):
+        bench.write_tool(f"g++-{number}", real_cxx(), answering(f"g++ {number}.0"), place="behind")
+    bench.path("behind/g++").symlink_to("g++-1")
+    bench.write_tool("g++", bench.path("behind/g++"))
+
+
+def switch_the_link(bench: Bench) -> None:
+    bench.path("behind/g++").unlink()
+    bench.path("behind/g++").symlink_to("g++-2")
+
+
+def nvcc_answers(release: str) -> Change:
+    def change(bench: Bench) -> None:
+        path = os.pathsep.join(os.environ["PATH"].split(os.pathsep)[1:])
+        said = f"Cuda compilation tools, release {release.rpartition('.')[0]}, V{release}"
+        bench.write_tool("nvcc", str(shutil.which("nvcc", path=path)), answering(said))
+
+    return change
+
+
+def another_cpu(bench: Bench) -> None:
+    """Another machine's /proc/cpuinfo, seen by a new process."""
+    real = Path.read_text
+
+    def read_text(path: Path, *arguments: Any, **options: Any) -> str:
+        if str(path) == "/proc/cpuinfo":
+            return "processor\t: 0\nmodel name\t: Another CPU\nflags\t\t: fpu sse avx99\n"
+        return real(path, *arguments, **options)
+
+    bench.monkeypatch.setattr(Path, "read_text", read_text)
+    fingerprint.cpu_digest.cache_clear()
+
+
+# Changes of torch and Python, which are installed once here, so they are made where their facts are read ---------
+
+
+def torch_says(**facts: Any) -> Change:
+    def change(bench: Bench) -> None:
+        changed = torch_install.torch_install()._replace(**facts)
+        for module in (torch_install, fingerprint):
+            bench.monkeypatch.setattr(module, "torch_install", lambda: changed)
+
+    return change
+
+
+def torch_headers(extension: str = "one", version: str = "one", rest: str = "") -> str:
+    """The text of an install record, with these hashes of a header of the C++ API and one of the Stable ABI."""
+    return (
+        f"torch/include/torch/extension.h,sha256={extension},1\n"
+        f"torch/include/torch/headeronly/version.h,sha256={version},1\n{rest}"
+    )
+
+
+def torch_with_an_install_record(bench: Bench) -> None:
+    """An install record that is not the real one: what a row writes into it says what is installed."""
+    version = torch_install.torch_install().version
+    record = bench.path(f"site/torch-{version}.dist-info/RECORD")
+    record.parent.mkdir(parents=True)
+    record.write_text(torch_headers())
+    changed = torch_install.torch_install()._replace(root=bench.path("site/torch"))
+    changed.root.mkdir()
+    for name in ("lib", "include"):
+        (changed.root / name).symlink_to(torch_install.torch_install().root / name)
+    bench.monkeypatch.setattr(torch_install, "torch_install", lambda: changed)
+
+
+def torch_record(text: str) -> Change:
+    return lambda bench: replace_content(next(bench.path("site").glob("*/RECORD")), text.encode())
+
+
+def stable_op_that_reads_a_header_of_torch(bench: Bench) -> None:
+    header = bench.path("torch/include/torch/read.h")
+    header.parent.mkdir(parents=True)
+    header.write_text("#define READ 1\n")
+    replace_content(
+        bench.path("op/stable.cpp"), b"#include <torch/read.h>\n" + bench.path("op/stable.cpp").read_bytes()
+    )
+    changed = torch_install.torch_install()._replace(root=bench.path("torch"))
+    changed.library_dir.symlink_to(torch_install.torch_install().library_dir)
+    for module in (headers, commands):
+        bench.monkeypatch.setattr(module, "torch_install", lambda: changed)
+
+
+def python_says(suffix: str) -> Change:
+    return lambda bench: bench.monkeypatch.setitem(sysconfig.get_config_vars(), "EXT_SUFFIX", suffix)
+
+
+NEXT_PYTHON = python_says(".cpython-399-x86_64-linux-gnu.so")
+
+
+# Each compiles twice. These are quick, and stand for the others of their kind.
+QUICK = {
+    "first_source",
+    "nested_header",
+    "new_header_in_an_earlier_include_directory",
+    "flag_of_one_source",
+    "static_library_behind_an_unchanged_flag",
+    "flag_in_CXX",
+    "python_abi",
+}
+
+
+@rows(
+    slow=lambda name: name not in QUICK,
+    # sources
+    first_source=Row(edited("op/main.cpp", "own = 1", "own = 2"), shows=("main",)),
+    order_of_sources=Row(attribute("files", ["part.cpp", "main.cpp"])),
+    kernel_source=Row(edited("op/kernel.cu", "KERNEL;", "KERNEL + 1;"), builder=KernelBuilder),
+    # headers
+    nested_header=Row(edited("op/include/nested.h", "1", "2"), shows=("nested",)),
+    header_of_another_directory=Row(
+        edited("platform/platform.h", "1", "2"), prepare=with_platform, shows=("platform",)
+    ),
+    link_to_a_header=Row(link("op/include/outer.h", "outer-2.h"), prepare=two_versions_of_outer, shows=("outer",)),
+    # headers that come before others of their name
+    new_header_in_an_earlier_include_directory=Row(
+        written("op/first/outer.h", '#include "nested.h"\n#define OUTER 2\n'), shows=("outer",)
+    ),
+    new_header_beside_the_header_that_includes_it=Row(
+        written("op/include/detail/deep.h", "#define DEEP 2\n"), shows=("deep",)
+    ),
+    new_header_in_a_directory_named_by_a_flag=Row(
+        written("empty/outer.h", '#include "nested.h"\n#define OUTER 2\n'),
+        prepare=flag("cxx_flags", "-I{root}/empty"),
+        shows=("outer",),
+    ),
+    the_first_of_two_headers_goes=Row(removed("op/first/twice.h"), shows=("twice",)),
+    # flags
+    flag_of_one_source=Row(flag("main_flags", "-DFOR_MAIN=2"), shows=("for_main",)),
+    nvcc_flag=Row(flag("nvcc_flags", "-lineinfo"), builder=KernelBuilder),
+    link_flag=Row(flag("link_flags", "-Wl,-z,now")),
+    order_of_include_directories=Row(attribute("includes", ["include", "first"]), shows=("twice",)),
+    static_library_behind_an_unchanged_flag=Row(archive(2), prepare=archive(1), shows=("part",)),
+    static_library_in_an_earlier_directory=Row(
+        archive_in_an_earlier_directory, prepare=archive(1, "-L{root}/empty", "-L{root}", "-lpart"), shows=("part",)
+    ),
+    linker_script=Row(linker_script(2), prepare=linker_script(1), shows=("part",)),
+    static_library_of_LIBRARY_PATH=linked("-lpart", LIBRARY_PATH="{root}"),
+    module_name=Row(attribute("module", "renamed")),
+    flag_in_CXX=Row(
+        environment(CXX="{root}/tools/g++ -DDEFINED=2"), prepare=environment(CXX="{root}/tools/g++"), shows=("defined",)
+    ),
+    include_directory_in_CPATH=Row(
+        environment(CPATH="{root}/another"),
+        prepare=platform_of_CPATH,
+        shows=("platform",),
+    ),
+    flag_in_NVCC_APPEND_FLAGS=Row(environment(NVCC_APPEND_FLAGS="-lineinfo"), builder=KernelBuilder),
+    # compilers
+    upgrade_behind_an_unchanged_wrapper=Row(upgrade_behind_the_wrapper, prepare=cxx_behind_a_wrapper),
+    link_switched_behind_an_unchanged_wrapper=Row(switch_the_link, prepare=cxx_behind_a_link),
+    version_of_nvcc=Row(nvcc_answers("13.9.9"), builder=KernelBuilder),
+    cuda_architectures=Row(environment(TORCH_CUDA_ARCH_LIST="8.0"), builder=KernelBuilder),
+    another_cpu_under_march_native=Row(another_cpu, prepare=flag("cxx_flags", "-march=native")),
+    # torch and Python
+    torch_header_that_a_stable_op_reads=Row(
+        edited("torch/include/torch/read.h", "1", "2"),
+        prepare=stable_op_that_reads_a_header_of_torch,
+        builder=StableBuilder,
+    ),
+    torch_headers_of_the_same_version=Row(
+        torch_record(torch_headers(extension="two")), prepare=torch_with_an_install_record
+    ),
+    python_abi=Row(NEXT_PYTHON),
+)
+def test_a_change_that_can_change_the_binary_compiles_anew_and_runs(bench: Bench, row: Row) -> None:
+    row.prepare(bench)
+    first = bench.load()
+    values = first.value() if row.shows else {}
+    before = bench.compiled()
+    assert before >= len(bench.builder.files)
+
+    row.change(bench)
+    second = bench.load()
+    after = bench.compiled()
+    assert after > before
+    if row.shows:
+        assert {name for name, number in values.items() if number != 1} <= {"platform"}
+        assert second.value() == {**values, **dict.fromkeys(row.shows, 2)}
+        assert first.value() == values, "the old code goes on running"
+
+    bench.as_in_a_new_process()
+    bench.load()
+    assert bench.compiled() == after, "once is enough"
+
+
+# What changes nothing ------------------------------------------------------------------------
+
+
+def touched(*names: str) -> Change:
+    def touch(bench: Bench) -> None:
+        for name in names:
+            os.utime(bench.path(name), (1, 1))
+
+    return touch
+
+
+def rewritten(*names: str) -> Change:
+    """The same content as a new file."""
+
+    def rewrite(bench: Bench) -> None:
+        for name in names:
+            replace_content(bench.path(name), bench.path(name).read_bytes())
+
+    return rewrite
+
+
+def reinstalled(bench: Bench) -> None:
+    """All of the tree is unpacked anew: the same content with other inodes and times."""
+    bench.path("op").rename(bench.path("old"))
+    shutil.copytree(bench.path("old"), bench.path("op"), copy_function=shutil.copyfile)
+    shutil.rmtree(bench.path("old"))
+
+
+def moved(bench: Bench) -> None:
+    bench.path("elsewhere/deeper").mkdir(parents=True)
+    bench.path("op").rename(bench.path("elsewhere/deeper/checkout"))
+    bench.builder.directory = bench.path("elsewhere/deeper/checkout")
+
+
+def cache_moved(bench: Bench) -> None:
+    bench.path("cache").rename(bench.path("cache of another home"))
+    bench.builder.cache = Cache(bench.path("cache of another home"))
+
+
+def ops_of_the_cache_copied(bench: Bench) -> None:
+    shutil.copytree(bench.path("cache/ops"), bench.path("mirror/ops"))
+    bench.builder.cache = Cache(bench.path("mirror"))
+
+
+def ccache_in_front(bench: Bench) -> None:
+    ccache = bench.path("tools/ccache")
+    ccache.write_text('#!/bin/sh\nexec "$@"\n')
+    ccache.chmod(0o755)
+    bench.monkeypatch.setenv("CXX", f"ccache {bench.path('tools/g++')}")
+
+
+@rows(
+    slow=lambda name: name.startswith(("torch_", "ops_of", "another_")),
+    touched_headers=Row(touched("op/include/outer.h", "op/include/nested.h", "op/beside.h")),
+    headers_saved_unchanged=Row(rewritten("op/include/outer.h", "op/include/nested.h", "op/beside.h")),
+    package_installed_again=Row(reinstalled),
+    checkout_moved=Row(moved),
+    checkout_moved_away_from_an_archive=Row(moved, prepare=archive(1, "-L{root}", "-lpart")),
+    cache_moved=Row(cache_moved),
+    ops_of_the_cache_copied=Row(ops_of_the_cache_copied),
+    unread_header_edited=Row(edited("op/include/unread.h", "UNREAD 1", "UNREAD 2  // with a comment")),
+    shadowed_header_edited=Row(edited("op/include/twice.h", "2", "3")),
+    header_added_later_in_the_search_order=Row(
+        written("op/first/deep.h", "#define DEEP 2\n"), prepare=attribute("includes", ["include", "first"])
+    ),
+    longer_path_to_the_same_compiler=Row(environment(PATH="{root}/empty:{PATH}:{root}/another")),
+    locale=Row(environment(LANG="de_DE.UTF-8", LC_ALL="C.UTF-8", LANGUAGE="de")),
+    number_of_jobs=Row(environment(MAX_JOBS="3", ACCEL_MAX_JOBS="2", ACCEL_COMPILE_TIMEOUT_S="600")),
+    ccache_in_front=Row(ccache_in_front),
+    compiler_installed_again=Row(lambda bench: bench.write_tool("g++", real_cxx())),
+    nvcc_for_host_code=Row(nvcc_answers("13.9.9")),
+    another_cpu=Row(another_cpu),
+    python_abi_for_a_stable_op=Row(NEXT_PYTHON, builder=StableBuilder),
+    torch_installed_again=Row(torch_record(torch_headers()), prepare=torch_with_an_install_record),
+    torch_installed_in_another_place=Row(
+        torch_record(torch_headers(rest="../../../bin/torchrun,sha256=other,1\ntorch/__pycache__/x.pyc,,\n")),
+        prepare=torch_with_an_install_record,
+    ),
+    torch_headers_that_a_stable_op_does_not_read=Row(
+        torch_record(torch_headers(extension="two", version="two")),
+        prepare=torch_with_an_install_record,
+        builder=StableBuilder,
+    ),
+    torch_version_of_a_stable_op=Row(torch_says(version="2.99.0"), builder=StableBuilder),
+    torch_header_beside_the_one_that_a_stable_op_reads=Row(
+        written("torch/include/torch/other.h", "#define READ 2\n"),
+        prepare=stable_op_that_reads_a_header_of_torch,
+        builder=StableBuilder,
+    ),
+)
+def test_a_change_that_cannot_change_the_binary_compiles_nothing(bench: Bench, row: Row) -> None:
+    row.prepare(bench)
+    bench.load()
+    (entry,) = bench.builder.cache.entries(bench.builder.name)
+    before = bench.compiled()
+    assert before >= len(bench.builder.files)
+
+    row.change(bench)
+    bench.load()
+    assert bench.compiled() == before
+
+    # What was open in this process may have hidden the state of the cache.
+    bench.as_in_a_new_process()
+    bench.load()
+    assert bench.compiled() == before
+    assert [found.manifest for found in bench.builder.cache.entries(bench.builder.name)] == [entry.manifest]

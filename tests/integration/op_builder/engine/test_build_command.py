@@ -1,0 +1,245 @@
+"""``python -m op_builder.build``: several ops side by side, a summary, and an honest exit status."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from op_builder import env
+from op_builder.build import Outcome, build_all, main
+from op_builder.builder.base import OpBuilder
+from op_builder.cache.staging import sweep
+from op_builder.cache.store import Cache
+from op_builder.system.outcomes import CheckOutcome, Failed
+from tests.support.compilers import EndlessCompiler, program, wait_until
+from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, make_small
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+class _Every:
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+EVERY = _Every()
+
+
+def named(name: str, directory: Path, cache: Cache, source: str = STABLE_SOURCE) -> SmallBuilder:
+    make_small(directory, cache, source=source)
+    return type(f"{name}Builder", (SmallBuilder,), {"NAME": name})(directory, cache)
+
+
+def test_ops_are_built_side_by_side_and_one_that_fails_keeps_none_back(tmp_path: Path, cache: Cache) -> None:
+    good, other = named("good", tmp_path / "a", cache), named("other", tmp_path / "c", cache)
+    broken = named("broken", tmp_path / "b", cache, "#error on purpose\n")
+    steps: list[tuple[str, int, int, str]] = []
+    outcomes = build_all([good, broken, other], required=EVERY, force=False, report=lambda *step: steps.append(step))
+    assert [(outcome.op, outcome.status) for outcome in outcomes] == [
+        ("good", "built"),
+        ("broken", "failed"),
+        ("other", "built"),
+    ]
+    assert "on purpose" in outcomes[1].message
+    assert ("good", 4, 4, "link good.so") in steps
+    again = build_all([good, other], required=EVERY, force=False, report=lambda *_: None)
+    assert {outcome.status for outcome in again} == {"cached"}
+    assert all(Path(outcome.path).is_file() for outcome in again)
+
+
+@pytest.fixture
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("op_builder.toolchains.jobs.available_cores", lambda *_: 4)
+
+
+@pytest.mark.parametrize(
+    ("variables", "free_mib", "most"),
+    [
+        pytest.param({"ACCEL_MAX_JOBS": "1"}, 1 << 20, 1, id="ACCEL_MAX_JOBS"),
+        pytest.param({}, 900, 2, id="memory"),
+    ],
+)
+@pytest.mark.usefixtures("four_cores")
+def test_all_ops_together_run_no_more_compilers_than_allowed(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], free_mib: int, most: int
+) -> None:
+    monkeypatch.setattr("op_builder.toolchains.jobs.available_memory_bytes", lambda *_: free_mib << 20)
+    ops = [named(name, tmp_path / name, cache, "#error on purpose\n") for name in ("one", "two", "three")]
+    for number, op in enumerate(ops, start=1):
+        op.files = [f"part{part}.cpp" for part in range(number)]
+        for file in op.files:
+            (op.directory / file).write_text("int nothing;\n")
+    log = tmp_path / "log"
+    counted = f'echo + >>{log}; g++ "$@"; status=$?; sleep 0.2; echo - >>{log}; exit $status'
+    compiler = program(tmp_path / "counting-g++", f'case "$*" in *-MD*) {counted};; *) exec g++ "$@";; esac')
+    with env.scope(CXX=str(compiler), **variables):
+        build_all(ops, required=EVERY, force=False, report=lambda *_: None)
+    signs = [1 if sign == "+" else -1 for sign in log.read_text().split()]
+    assert signs.count(1) == signs.count(-1) == 1 + 2 + 3
+    assert max(itertools.accumulate(signs)) <= most
+
+
+@pytest.mark.usefixtures("four_cores")
+def test_all_ops_are_shown_before_the_first_is_checked_and_checked_side_by_side(tmp_path: Path, cache: Cache) -> None:
+    steps: list[tuple[str, int, int, str]] = []
+    meeting = threading.Barrier(2)
+
+    class Meets(SmallBuilder):
+        def build_checks(self) -> list[CheckOutcome]:
+            steps.append((self.name, 0, 0, "is checked"))
+            meeting.wait(60)
+            return [Failed("meeting", "There was one.", "")]
+
+    ops = [type(name, (Meets,), {"NAME": name})(tmp_path, cache) for name in ("one", "two")]
+    outcomes = build_all(ops, required=[], force=False, report=lambda *step: steps.append(step))
+    assert steps[:2] == [("one", 0, 0, "checking"), ("two", 0, 0, "checking")]
+    assert [outcome.message for outcome in outcomes] == ["There was one. "] * 2
+
+
+@pytest.mark.parametrize(("required", "status"), [(True, "failed"), (False, "skipped")])
+def test_what_is_not_possible_here_fails_only_if_it_was_asked_for(
+    small: SmallBuilder, tmp_path: Path, required: bool, status: str
+) -> None:
+    with env.scope(PATH=str(tmp_path), CXX=None):
+        (outcome,) = build_all([small], required=EVERY if required else [], force=False, report=lambda *_: None)
+    assert outcome.status == status
+    assert "No C++ compiler" in outcome.message
+
+
+def test_a_builder_that_raises_is_a_failure_of_its_own(small: SmallBuilder) -> None:
+    class Odd(SmallBuilder):
+        def build_checks(self) -> list[object]:  # type: ignore[override]
+            raise KeyError("odd")
+
+    odd = Odd(small.directory, small.cache)
+    outcomes = build_all([odd, small], required=EVERY, force=False, report=lambda *_: None)
+    assert [outcome.status for outcome in outcomes] == ["failed", "built"]
+
+
+@pytest.mark.slow
+def test_the_command_builds_all_and_says_so_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--all", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["ok"]
+    statuses = {op["op"]: op["status"] for op in data["ops"]}
+    assert statuses["cpu_adam"] in ("built", "cached")
+
+
+def test_an_op_that_was_asked_for_and_cannot_be_built_fails(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CCL_ROOT", str(tmp_path))  # where no oneCCL is
+    assert main(["ccl_comm"]) == 1
+    assert "failed" in capsys.readouterr().out
+
+
+def test_a_wrong_name_lists_the_right_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cpu_adm"]) == 2
+    assert "cpu_adam" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--all", "cpu_adam"]])
+def test_names_or_all_but_not_both(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda sign: sign.name)
+def test_the_compilers_end_with_the_command_however_it_is_ended(tmp_path: Path, sign: signal.Signals) -> None:
+    compiler = EndlessCompiler.make(tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "op_builder.build", "cpu_adam"],
+        cwd=ROOT,
+        env=env.child_environment(
+            CXX=str(compiler.path), ACCEL_CACHE_DIR=str(tmp_path / "cache"), ACCEL_ACCELERATOR="cpu"
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(lambda: bool(compiler.processes()) or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
+    process.send_signal(sign)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == (130 if sign == signal.SIGINT else -sign)
+    wait_until(compiler.ended)
+    staging = tmp_path / "cache" / "staging"
+    if sign == signal.SIGINT:
+        assert "Interrupted" in errors
+    else:
+        assert sweep(staging) == 1, "what it left goes with the next build, be it a second old"
+    assert list(staging.iterdir()) == []
+    assert Cache(tmp_path / "cache").entries() == []
+
+
+def test_the_compilers_end_when_the_time_is_up(small: SmallBuilder, tmp_path: Path) -> None:
+    compiler = EndlessCompiler.make(tmp_path)
+    with env.scope(CXX=str(compiler.path), ACCEL_COMPILE_TIMEOUT_S="2"):
+        (outcome,) = build_all([small], required=EVERY, force=False, report=lambda *_: None)
+    assert "did not end within 2 s" in outcome.message
+    assert compiler.ended()
+    assert list((small.cache.root / "staging").iterdir()) == []
+
+
+def test_the_compilers_end_when_ninja_is_killed(small: SmallBuilder, tmp_path: Path) -> None:
+    compiler = EndlessCompiler.make(tmp_path)
+
+    def kill_ninja() -> None:
+        wait_until(lambda: bool(compiler.processes()))
+        os.kill(os.getsid(compiler.processes()[0]), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_ninja)
+    killer.start()
+    with env.scope(CXX=str(compiler.path)):
+        (outcome,) = build_all([small], required=EVERY, force=False, report=lambda *_: None)
+    killer.join()
+    assert outcome.status == "failed"
+    assert compiler.ended()
+
+
+def test_the_build_command_ends_with_the_cause(tmp_path: Path) -> None:
+    program(tmp_path / "cxx", 'case "$*" in *adam*) set -- "$@" -include nowhere.h;; esac\nexec g++ "$@"')
+    environment = env.child_environment(CXX=str(tmp_path / "cxx"), ACCEL_CACHE_DIR=str(tmp_path / "cache"))
+    command = [sys.executable, "-m", "op_builder.build", "cpu_adam"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    seen = "\n".join(done.stdout.splitlines()[-10:])
+    assert "fatal error: nowhere.h" in seen
+    assert "package that has nowhere.h" in seen
+    assert "Command: " in seen
+
+
+def asked_for(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[str]:
+    """The builders that the command line would build, as ``module.Class``; nothing is compiled."""
+    found: list[str] = []
+
+    def build_none(builders: list[OpBuilder], **_options: object) -> list[Outcome]:
+        found.extend(f"{type(builder).__module__}.{type(builder).__name__}" for builder in builders)
+        return []
+
+    monkeypatch.setattr("op_builder.build.build_all", build_none)
+    assert main(list(arguments)) == 0
+    return found
+
+
+def test_the_ops_are_those_of_the_accelerator_that_is_named_though_it_is_not_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with env.scope(ACCEL_ACCELERATOR="xpu", DS_ACCELERATOR=None):
+        assert asked_for(monkeypatch, "fused_adam") == ["op_builder.xpu.FusedAdamBuilder"]
+        assert "op_builder.xpu.FusedAdamBuilder" in asked_for(monkeypatch, "--all")
+
+
+def test_a_misspelt_accelerator_builds_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with env.scope(ACCEL_ACCELERATOR="xpuu", DS_ACCELERATOR=None):
+        assert main(["cpu_adam"]) == 2
+    assert "xpuu" in capsys.readouterr().err

@@ -1,0 +1,86 @@
+"""Many processes, one cache: one compile, no torn files, no wait for a dead process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from op_builder import env
+from op_builder.cache.store import Cache
+from op_builder.engine.build import BuildOptions
+from op_builder.engine.ninja import Progress
+from op_builder.errors import BuildCancelled
+from op_builder.load.resolver import Request, compile_now
+from tests.support.compilers import fake_compiler
+from tests.support.processes import endless_builder, quick, race, wait_for
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_eight_processes_load_one_entry_and_compile_once_where_there_are_locks(tmp_path: Path, locks: bool) -> None:
+    compiles = race(tmp_path, locks=locks)
+    assert compiles == 1 if locks else compiles >= 1
+
+
+def test_waiting_processes_name_the_builder_and_take_over_when_it_dies(
+    tmp_path: Path, cache: Cache, caplog: pytest.LogCaptureFixture
+) -> None:
+    builder = endless_builder(tmp_path / "op", cache)
+
+    class KillOnce(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage().startswith("Still waiting"):
+                os.kill(builder, signal.SIGKILL)
+
+    handler = KillOnce()
+    logging.getLogger("op_builder").addHandler(handler)
+    try:
+        quick(tmp_path / "op", cache).load()
+    finally:
+        logging.getLogger("op_builder").removeHandler(handler)
+    assert wait_for([builder]) == [-signal.SIGKILL]
+    assert f"Still waiting for process {builder}" in caplog.text
+    assert len(cache.entries()) == 1
+    (lock,) = (cache.root / "locks").iterdir()
+    assert lock.read_text() == "", "nobody builds it any more"
+
+
+@pytest.mark.slow
+def test_a_stopped_builder_is_waited_for_no_longer_than_a_build_may_take(
+    tmp_path: Path, cache: Cache, caplog: pytest.LogCaptureFixture
+) -> None:
+    builder = endless_builder(tmp_path / "op", cache)
+    os.kill(builder, signal.SIGSTOP)
+    try:
+        with env.scope(ACCEL_COMPILE_TIMEOUT_S="20"):
+            quick(tmp_path / "op", cache).load()
+    finally:
+        os.kill(builder, signal.SIGKILL)
+        wait_for([builder])
+    assert f"Gave up waiting for process {builder}" in caplog.text
+    assert len(cache.entries()) == 1
+
+
+def test_waiting_for_another_process_can_be_cancelled(tmp_path: Path, cache: Cache) -> None:
+    builder = endless_builder(tmp_path / "op", cache)
+    options = BuildOptions()
+    options.cancel.set()
+    try:
+        with pytest.raises(BuildCancelled):
+            compile_now(Request.of(quick(tmp_path / "op", cache)), options)
+    finally:
+        os.kill(builder, signal.SIGKILL)
+        wait_for([builder])
+
+
+@pytest.mark.parametrize("progress", [None, lambda *_: None], ids=["silent", "every step is reported"])
+def test_a_build_that_takes_long_says_so_once(
+    tmp_path: Path, cache: Cache, caplog: pytest.LogCaptureFixture, progress: Progress | None
+) -> None:
+    with env.scope(CXX=fake_compiler(tmp_path / "bin" / "g++", "sleep 4")):
+        compile_now(Request.of(quick(tmp_path / "op", cache)), BuildOptions(progress=progress))
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert said == (["Compiling 'quick' (1 file), 3 s so far ..."] if progress is None else [])

@@ -1,0 +1,104 @@
+"""The precompiled torch/extension.h: made on request, used where it fits, and of no influence on the key."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from op_builder import OpBuilder, env
+from op_builder.build import main
+from op_builder.cache.store import Cache, Entry
+from op_builder.engine import precompiled
+from op_builder.engine.build import BuildOptions
+from op_builder.engine.commands import PRECOMPILED_DIRECTORY, build_commands
+from op_builder.errors import ToolchainError
+from op_builder.load.resolver import Request, compile_now
+
+TEXT = """#include <torch/extension.h>
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("value", [] { return 1; }); }
+"""
+
+
+class TextBuilder(OpBuilder):
+    NAME = "text"
+
+    def __init__(self, cache: Cache, *flags: str, include_dirs: tuple[Path, ...] = ()) -> None:
+        super().__init__()
+        self.cache = cache  # type: ignore[misc]
+        self.flags = list(flags)
+        self.include_dirs = include_dirs
+
+    def sources(self) -> list[str]:
+        return []
+
+    def source_texts(self) -> dict[str, str]:
+        return {"text.cpp": TEXT}
+
+    def include_paths(self) -> list[str]:
+        return list(map(str, self.include_dirs))
+
+    def cxx_args(self) -> list[str]:
+        return self.flags
+
+
+def offered(builder: TextBuilder, staging: Path) -> bool:
+    request = Request.of(builder)
+    assert request.toolset is not None
+    staging.mkdir()
+    return precompiled.offer(request.plan, request.toolset, builder.cache, staging)
+
+
+@pytest.mark.parametrize(("flag", "same"), [("-O3", True), ("-Wall", True), ("-DX=1", True), ("-fopenmp", False)])
+def test_only_flags_that_gcc_insists_on_ask_for_another_header(cache: Cache, flag: str, same: bool) -> None:
+    plain, other = (precompiled.header_plan(TextBuilder(cache, *flags).plan()) for flags in ((), (flag,)))
+    assert (plain == other) is same
+
+
+def test_another_compiler_is_refused(cache: Cache, tmp_path: Path) -> None:
+    clang = tmp_path / "clang++"
+    clang.write_text(
+        '#!/bin/sh\ncase "$*" in *-dM*) echo "#define __clang__ 1";; *machine*) echo x;; *) echo clang 19;; esac\n'
+    )
+    clang.chmod(0o755)
+    with env.scope(CXX=str(clang)):
+        request = Request.of(TextBuilder(cache))
+        assert request.toolset is not None
+        with pytest.raises(ToolchainError, match="is not GCC"):
+            precompiled.precompile(request.plan, request.toolset, cache)
+
+
+@pytest.fixture(scope="module")
+def header(tmp_path_factory: pytest.TempPathFactory) -> Entry:
+    """The precompiled header, made by the command."""
+    root = tmp_path_factory.mktemp("precompiled")
+    with env.scope(ACCEL_CACHE_DIR=str(root)):
+        assert main(["--precompile"]) == 0
+    (entry,) = Cache(root).entries(precompiled.OP)
+    return entry
+
+
+@pytest.mark.slow
+def test_an_op_is_built_with_it_and_has_the_key_of_one_without(header: Entry, cache: Cache, tmp_path: Path) -> None:
+    with_header = TextBuilder(Cache(header.directory.parents[3]))
+    assert offered(with_header, tmp_path / "staging")
+    request = Request.of(with_header)
+    assert request.toolset is not None
+    (step,) = build_commands(request.plan, request.toolset, tmp_path / "staging", precompiled=True).compile_steps
+    (tmp_path / "staging" / "text.cpp").write_text(TEXT)
+    command = [*step.command, "-Winvalid-pch", "-Werror", "-H"]
+    done = subprocess.run(command, cwd=tmp_path / "staging", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(f"! {PRECOMPILED_DIRECTORY}/torch/extension.h.gch"), "GCC says which one it takes"
+    built = compile_now(request, BuildOptions(force=True))
+    assert built.digest == compile_now(Request.of(TextBuilder(cache))).digest
+
+
+@pytest.mark.slow
+def test_an_op_with_a_pybind11_of_its_own_is_compiled_without(header: Entry, tmp_path: Path) -> None:
+    cache = Cache(header.directory.parents[3])
+    (tmp_path / "include" / "common").mkdir(parents=True)
+    assert offered(TextBuilder(cache, include_dirs=(tmp_path / "include",)), tmp_path / "one")
+    (tmp_path / "include" / "pybind11").mkdir()
+    assert not offered(TextBuilder(cache, include_dirs=(tmp_path / "include",)), tmp_path / "two")

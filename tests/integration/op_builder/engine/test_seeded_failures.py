@@ -1,0 +1,272 @@
+"""Builds that fail for a reason we put there: the true cause stands in the last ten lines.
+
+Each failure is a real one, of the real compiler, linker or nvcc, and is met the way a user meets it: by ``load()``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from op_builder import Binding
+from op_builder.cache.store import Cache
+from op_builder.errors import CompileError, IncompatibleOpError, ToolchainError
+from op_builder.load import resolver
+from op_builder.system.torch_install import torch_install
+from tests.support.seeds import ENTRY, MODULE, KernelBuilder, Seed, TorchKernelBuilder, end_of_traceback, fails, table
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ on PATH")
+
+WARNINGS = "".join(f"static int unused_{number};\n" for number in range(150))
+
+# Compiling and linking ---------------------------------------------------------------------------
+
+SOURCES = {
+    "an #error": Seed({"small.cpp": '\n#error "no acme here"\n'}, ('small.cpp:2:2: error: #error "no acme here"',)),
+    "an error behind a macro": Seed(
+        {
+            "small.cpp": '#include "ask.h"\n\nint f(int n) { return ASK(n); }\n',
+            "include/ask.h": "#define ASK(x) x.ask()\n",
+        },
+        ("ask.h:1:", "request for member 'ask' in 'n'", "used at", "small.cpp:3:"),
+    ),
+    "an error among the warnings of three sources": Seed(
+        {
+            "one.cpp": WARNINGS,
+            "two.cpp": f"{WARNINGS}int f() {{ return nowhere_declared; }}\n{WARNINGS}",
+            "three.cpp": f"{WARNINGS}{ENTRY}",
+        },
+        ("two.cpp:151:", "error: 'nowhere_declared'"),
+    ),
+    "a template in a header of its own": Seed(
+        {
+            "small.cpp": '#include "size.h"\n\nint f() {\n  return size(7);\n}\n',
+            "include/size.h": "template <class T>\nint size(T all) { return all.size(); }\n",
+        },
+        ("size.h:2:", "request for member 'size' in 'all'", "required from", "small.cpp:4:"),
+    ),
+    "a warning taken for an error": Seed(
+        {"small.cpp": f"{WARNINGS}int f() {{}}\n"},
+        ("small.cpp:151:", "[-Werror=return-type]"),
+        flags=("-Werror=return-type",),
+    ),
+    "Python.h in an op without it": Seed(
+        {"small.cpp": "#include <Python.h>\n"}, ("small.cpp:1:10: fatal error: Python.h",), "BINDING = Binding.TORCH"
+    ),
+    "torch's headers under a standard too old": Seed(
+        {"small.cpp": "#include <torch/csrc/stable/tensor.h>\n"},
+        ("torch/include/", "error: ", "included from", "small.cpp:1"),
+        "-std=c++11 of the op's own flags overrides -std=c++17",
+        flags=("-std=c++11",),
+    ),
+    "a library that nobody has": Seed(
+        {"small.cpp": ENTRY}, ("cannot find -lacme_nowhere",), "libacme_nowhere's development", link=("-lacme_nowhere",)
+    ),
+    "an undefined reference": Seed(
+        {"small.cpp": f"int acme(int);\nint f() {{ return acme(1); }}\n{ENTRY}"},
+        ("small.cpp", "undefined reference to `acme(int)'", "in function f()"),
+        "library that defines acme(int)",
+        link=("-Wl,-z,defs",),
+    ),
+    "two definitions": Seed(
+        {"one.cpp": f"int acme() {{ return 1; }}\n{ENTRY}", "two.cpp": "int acme() { return 2; }\n"},
+        ("two.cpp", "multiple definition of `acme()'", "one.cpp"),
+        "Define acme() in one source alone",
+    ),
+}
+
+
+def compiler(for_the_op: str) -> dict[str, str]:
+    """A g++ that is the real one, but for the op's source."""
+    return {"bin/g++": f'#!/bin/sh\ncase "$*" in\n*small.cpp*) {for_the_op} ;;\nesac\nexec g++ "$@"\n'}
+
+
+# g++ -B takes its compiler proper from that directory.
+OWN_PROPER = 'exec g++ -B "$HERE/proper/" "$@"'
+OWN_CXX = {"CXX": "$HERE/bin/g++"}
+
+COMPILERS = {
+    # A header of 1 GB, all of it a hole, of which the compiler wants a copy.
+    "a limit of memory": Seed(
+        {
+            "small.cpp": '#include "huge.h"\n',
+            **compiler('truncate -s 1G $HERE/include/huge.h; ulimit -v 500000; exec g++ "$@"'),
+        },
+        ("cc1plus: out of memory",),
+        "ACCEL_MAX_JOBS=1",
+        environment=OWN_CXX,
+    ),
+    "a compiler killed as for memory": Seed(
+        {"small.cpp": ENTRY, "proper/cc1plus": "#!/bin/sh\nkill -KILL $$\n", **compiler(OWN_PROPER)},
+        ("Killed signal terminated program cc1plus",),
+        "ACCEL_MAX_JOBS=1",
+        environment=OWN_CXX,
+    ),
+    "a message in latin-1 with control characters": Seed(
+        {"small.cpp": ENTRY, **compiler("printf 'small.cpp:1:1: error: f\\351v\\033[31m\\n' >&2; exit 1")},
+        ("small.cpp:1:1: error: f",),
+        environment=OWN_CXX,
+    ),
+    "a compiler that crashes": Seed(
+        {"small.cpp": ENTRY, "proper/cc1plus": "#!/bin/sh\nkill -SEGV $$\n", **compiler(OWN_PROPER)},
+        ("internal compiler error: Segmentation fault",),
+        "set CXX to another version",
+        environment=OWN_CXX,
+    ),
+}
+
+
+@pytest.mark.parametrize(("way", "words"), [("kill -KILL $$", "ended by signal 9"), ("exit 3", "ended with status 3")])
+def test_a_compiler_that_ends_without_a_message_is_described_by_its_end(
+    way: str, words: str, tmp_path: Path, cache: Cache
+) -> None:
+    seed = Seed({"small.cpp": f"{WARNINGS}{ENTRY}", **compiler(way)}, environment=OWN_CXX)
+    with seed.surroundings(tmp_path / "op"), pytest.raises(CompileError, match=words) as caught:
+        seed.builder(tmp_path / "op", cache).load()
+    assert "small.cpp" in caught.value.command
+    assert Path(caught.value.log_path).is_file()
+
+
+def test_a_compiler_that_hangs_is_stopped_and_named(tmp_path: Path, cache: Cache) -> None:
+    seed = Seed(
+        {"small.cpp": ENTRY, **compiler("exec sleep 600")},
+        ("did not end within 2 s",),
+        "Raise ACCEL_COMPILE_TIMEOUT_S",
+        environment={**OWN_CXX, "ACCEL_COMPILE_TIMEOUT_S": "2"},
+        raises=ToolchainError,
+    )
+    fails(seed, seed.builder(tmp_path / "op", cache))
+
+
+def test_a_source_that_vanishes_before_it_is_compiled_is_named(tmp_path: Path, cache: Cache) -> None:
+    builder = Seed({"small.cpp": ENTRY}).builder(tmp_path / "op", cache)
+    request = resolver.Request.of(builder)
+    (tmp_path / "op" / "small.cpp").unlink()
+    with pytest.raises(CompileError) as caught:
+        resolver.compile_now(request)
+    seen = end_of_traceback(caught.value)
+    assert "small.cpp', needed by" in seen
+    assert "restore it, or take it out of sources()" in seen
+
+
+# What the checks find ----------------------------------------------------------------------------
+
+CHECKS = {
+    "a flag that no compiler knows": Seed(
+        {"small.cpp": ENTRY},
+        ("-mno-such-flag", "cannot compile a small program"),
+        "does not know this flag",
+        flags=("-mno-such-flag",),
+        raises=IncompatibleOpError,
+    ),
+    "a CXX that is not there": Seed(
+        {"small.cpp": ENTRY},
+        ("CXX='no-such-g++'",),
+        "Correct CXX",
+        environment={"CXX": "no-such-g++"},
+        raises=IncompatibleOpError,
+    ),
+    "a CXX that is no compiler": Seed(
+        {"small.cpp": ENTRY},
+        ("does not answer --version",),
+        "working g++ or clang++",
+        environment={"CXX": "cat"},
+        raises=IncompatibleOpError,
+    ),
+    "a CXX that does nothing": Seed(
+        {"small.cpp": ENTRY},
+        ("true wrote no file, though it ended without an error",),
+        "working g++ or clang++",
+        environment={"CXX": "true"},
+        raises=IncompatibleOpError,
+    ),
+}
+
+
+@table({**SOURCES, **COMPILERS, **CHECKS})
+def test_the_cause_of_a_failed_build_is_named(seed: Seed, tmp_path: Path, cache: Cache) -> None:
+    fails(seed, seed.builder(tmp_path / "op", cache))
+
+
+def test_python_headers_that_are_not_installed_are_named(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = {**sysconfig.get_paths(), "include": str(tmp_path)}
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: paths)
+    seed = Seed(
+        {"small.cpp": MODULE % "return nullptr;"},
+        ("fatal error: Python.h",),
+        "apt-get install python3-dev",
+        binding=Binding.TORCH,
+        raises=IncompatibleOpError,
+    )
+    fails(seed, seed.builder(tmp_path / "op", cache))
+
+
+# nvcc --------------------------------------------------------------------------------------------
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
+
+KERNELS = {
+    "an error in a kernel": Seed(
+        {"kernel.cu": "\n__global__ void add(float* x) { *x += nowhere_declared; }\n"},
+        ("kernel.cu(2): error: ", "nowhere_declared"),
+    ),
+    "more shared memory than there is": Seed(
+        {"kernel.cu": "__global__ void f(int* x) { __shared__ int all[99999]; all[*x] = 1; *x = all[x[1]]; }\n"},
+        ("ptxas error", "uses too much shared data"),
+    ),
+    "an architecture that nvcc does not know": Seed(
+        {"kernel.cu": "\n"},
+        ("Unsupported gpu architecture 'compute_35'",),
+        "correct TORCH_CUDA_ARCH_LIST",
+        environment={"TORCH_CUDA_ARCH_LIST": "3.5"},
+        raises=IncompatibleOpError,
+    ),
+    "a host compiler too new for nvcc": Seed(
+        {"kernel.cu": "\n", "bin/g++": '#!/bin/sh\nexec g++ -U__GNUC__ -D__GNUC__=99 "$@"\n'},
+        ("unsupported GNU version! gcc versions later than",),
+        "nvcc and the host compiler do not fit: set CXX to gcc",
+        environment=OWN_CXX,
+        raises=IncompatibleOpError,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> Cache:
+    """A cache that remembers for all tests of kernels that nvcc works: asking it takes seconds."""
+    return Cache(tmp_path_factory.mktemp("probed") / "cache")
+
+
+@needs_nvcc
+@table(KERNELS)
+def test_what_nvcc_rejects_is_named(seed: Seed, tmp_path: Path, probed: Cache) -> None:
+    seed.write(tmp_path)
+    fails(seed, KernelBuilder(tmp_path, probed))
+
+
+@pytest.fixture
+def torch_for_cuda_11(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(torch.version, "cuda", "11.8")
+    torch_install.cache_clear()
+    yield
+    torch_install.cache_clear()
+
+
+@needs_nvcc
+@pytest.mark.usefixtures("torch_for_cuda_11")
+def test_a_toolkit_and_a_torch_that_do_not_fit_are_named(tmp_path: Path, probed: Cache) -> None:
+    seed = Seed(
+        {"kernel.cu": "\n"},
+        ("the CUDA toolkit is ", "torch was built with CUDA 11.8"),
+        "Install a CUDA 11.8 toolkit and set CUDA_HOME to it",
+        raises=IncompatibleOpError,
+    )
+    seed.write(tmp_path)
+    fails(seed, TorchKernelBuilder(tmp_path, probed))

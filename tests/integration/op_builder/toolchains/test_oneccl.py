@@ -1,0 +1,176 @@
+"""Finding oneCCL, and opening it: what is taken, what is refused, and why. tests/ops/test_ccl_comm.py has the rest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from op_builder import env
+from op_builder.cache.fingerprint import plan_key
+from op_builder.cpu import CCLCommBuilder
+from op_builder.errors import IncompatibleOpError, LoadError, ToolchainError
+from op_builder.system.memo import Memo
+from op_builder.system.outcomes import Failed, Passed, failures
+from op_builder.toolchains import oneccl
+from op_builder.toolchains.compiler import find_cxx
+from tests.support.foreign_package import run_python
+
+CONFIG = """
+#define CCL_MAJOR_VERSION           2022
+#define CCL_MINOR_VERSION           1
+#define CCL_UPDATE_VERSION          7
+#define CCL_PRODUCT_BUILD_DATE "2026-08-19T06:08:47Z"
+"""
+
+
+def fake(prefix: Path, library: str = "lib/libccl.so", *, with_headers: bool = True) -> Path:
+    """A prefix with files of oneCCL's names, that hold nothing of it."""
+    (prefix / library).parent.mkdir(parents=True)
+    (prefix / library).write_text("no library")
+    if with_headers:
+        config = prefix / "include" / "oneapi" / "ccl" / "config.h"
+        config.parent.mkdir(parents=True)
+        config.write_text(CONFIG)
+    return prefix
+
+
+def shared_library(path: Path, text: str, *flags: str) -> None:
+    source = path.with_suffix(".cpp")
+    source.write_text(text)
+    compiler = find_cxx(Memo(path.parent / "memo")).command
+    own = ["-shared", "-fPIC", f"-Wl,-soname,{path.name}"]  # by which what names it finds it, once it is open
+    command = [*compiler, *own, str(source), "-o", str(path), *flags]
+    subprocess.run(command, check=True)
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine on which no oneCCL is installed."""
+    monkeypatch.delenv("CCL_ROOT", raising=False)
+    monkeypatch.setattr(oneccl, "wheel_prefixes", lambda: [tmp_path / "environment"])
+    monkeypatch.setattr(oneccl, "_SYSTEM_PREFIXES", (tmp_path / "system",))
+    return tmp_path
+
+
+@pytest.mark.parametrize("library", ["lib/libccl.so", "lib64/libccl.so", "lib/x86_64-linux-gnu/libccl.so"])
+def test_a_prefix_is_read_without_being_opened(library: str, tmp_path: Path) -> None:
+    found = oneccl.oneccl_in(fake(tmp_path / "ccl", library))
+    assert found is not None
+    assert found.library == tmp_path / "ccl" / library
+    assert found.version == "2022.1.7.2026-08-19T06:08:47Z"
+    assert found.as_library.include_dir == tmp_path / "ccl" / "include"
+
+
+def test_environments_come_before_the_system_and_ccl_root_before_all(nowhere: Path) -> None:
+    assert oneccl.find_oneccl() is None
+    system = fake(nowhere / "system")
+    assert oneccl.require_oneccl().prefix == system
+    environment = fake(nowhere / "environment")
+    assert oneccl.require_oneccl().prefix == environment
+    named = fake(nowhere / "named")
+    with env.scope(CCL_ROOT=str(named)):
+        assert oneccl.require_oneccl().prefix == named
+
+
+def test_a_ccl_root_without_oneccl_is_an_error_even_where_there_is_another(nowhere: Path) -> None:
+    fake(nowhere / "environment")
+    with (
+        env.scope(CCL_ROOT=str(nowhere / "wrong")),
+        pytest.raises(ToolchainError, match=r"CCL_ROOT=.*wrong has no lib/libccl\.so"),
+    ):
+        oneccl.require_oneccl()
+
+
+def test_without_oneccl_the_op_says_what_is_missing_and_how_to_get_it(nowhere: Path) -> None:
+    del nowhere
+    builder = CCLCommBuilder()
+    assert builder.plan().libraries == ()
+    assert {failure.name for failure in failures(builder.check())} == {"oneCCL headers", "oneCCL library"}
+    assert builder.is_compatible() is False
+    with pytest.raises(IncompatibleOpError, match=r"no libccl\.so is installed") as caught:
+        builder.load()
+    assert "pip install 'accel-ops[ccl]'" in str(caught.value)
+
+
+def test_files_that_only_have_the_names_fail_the_checks(nowhere: Path, tmp_path: Path) -> None:
+    memo = Memo(tmp_path / "memo")
+    with env.scope(CCL_ROOT=str(fake(nowhere / "bare", with_headers=False))):
+        outcome = oneccl.build_check(memo)
+        assert isinstance(outcome, Failed)
+        assert "no oneapi/ccl.hpp" in outcome.reason
+    fake(nowhere / "system")
+    for outcome, words in ((oneccl.build_check(memo), "oneapi/ccl.hpp"), (oneccl.load_check(memo), "cannot be opened")):
+        assert isinstance(outcome, Failed)
+        assert words in outcome.reason
+        assert outcome.remedy
+
+
+def test_what_the_library_names_is_opened_from_beside_it(tmp_path: Path) -> None:
+    library = tmp_path / "lib" / "libccl.so"
+    library.parent.mkdir()
+    shared_library(library.parent / "libdeep.so", "int deep() { return 1; }")
+    beside = ("-L" + str(library.parent), "-Wl,--no-as-needed")
+    shared_library(library.parent / "libnear.so", "int deep(); int near() { return deep(); }", *beside, "-ldeep")
+    shared_library(library, "int near(); int ccl() { return near(); }", *beside, "-lnear")
+    code = (
+        "from pathlib import Path\nfrom op_builder.toolchains.oneccl import open_oneccl\n"
+        f"open_oneccl(Path({str(library)!r}))\n"
+        "print(sum(name in open('/proc/self/maps').read() for name in ('libccl.so', 'libnear.so', 'libdeep.so')))\n"
+    )
+    done = run_python(code)
+    assert done.stdout.strip() == "3", done.stderr
+    (library.parent / "libdeep.so").unlink()
+    errors = run_python(code).stderr
+    assert "libdeep.so: cannot open" in errors
+    assert "pip install 'accel-ops[ccl]'" in errors
+
+
+def test_variables_that_the_user_has_set_stay(tmp_path: Path) -> None:
+    library = tmp_path / "libccl.so"
+    (tmp_path / "libfabric.so.1").touch()
+    with env.scope(CCL_ATL_TRANSPORT=None, CCL_LOG_LEVEL="info", CCL_OFI_LIBRARY_PATH=None, FI_PROVIDER_PATH=None):
+        assert oneccl.oneccl_variables(library) == {
+            "CCL_ATL_TRANSPORT": "ofi",
+            "CCL_OFI_LIBRARY_PATH": str(tmp_path / "libfabric.so.1"),
+            "FI_PROVIDER_PATH": str(tmp_path),
+        }
+    with env.scope(CCL_ATL_TRANSPORT="mpi", CCL_LOG_LEVEL=None, CCL_OFI_LIBRARY_PATH=None, FI_PROVIDER_PATH=None):
+        (tmp_path / "libfabric.so.1").unlink()  # an installation that knows where its own is
+        assert oneccl.oneccl_variables(library) == {"CCL_LOG_LEVEL": "error"}
+
+
+def test_the_key_counts_the_version_and_names_no_place(nowhere: Path, tmp_path: Path) -> None:
+    def key() -> dict[str, str]:
+        return dict(plan_key(CCLCommBuilder().plan(), None, Memo(tmp_path / "memo")).parts)
+
+    fake(nowhere / "system")
+    first = key()
+    assert first["library ccl"] == "2022.1.7.2026-08-19T06:08:47Z"
+    assert str(nowhere) not in str(first)
+    moved = fake(nowhere / "elsewhere")
+    with env.scope(CCL_ROOT=str(moved)):
+        assert key() == first
+        config = moved / "include" / "oneapi" / "ccl" / "config.h"
+        config.write_text(CONFIG.replace("2026", "2027"))
+        os.utime(config, ns=(1, 1))
+        assert key() != first
+
+
+def test_an_error_that_is_no_missing_library_is_passed_on(tmp_path: Path) -> None:
+    (tmp_path / "libccl.so").write_text("no library")
+    with pytest.raises(LoadError, match=r"file too short|invalid ELF header"):
+        oneccl.open_oneccl(tmp_path / "libccl.so")
+
+
+real = oneccl.find_oneccl()
+
+
+@pytest.mark.skipif(real is None or not real.version, reason="needs oneCCL: pip install 'accel-ops[ccl]', or CCL_ROOT")
+def test_the_checks_of_a_real_one_hold_and_are_remembered(tmp_path: Path) -> None:
+    memo = Memo(tmp_path / "memo")
+    for check in (oneccl.build_check, oneccl.load_check):
+        assert isinstance(check(memo), Passed)
+    assert len(list((tmp_path / "memo").iterdir())) >= 2

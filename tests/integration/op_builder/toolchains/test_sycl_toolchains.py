@@ -1,0 +1,257 @@
+"""Which toolchain a SYCL op is compiled with, and what icpx and IPEX are told, by a stand-in for the compiler."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from op_builder import env
+from op_builder.builder.recipe import make_plan
+from op_builder.cache.store import Cache
+from op_builder.engine.commands import build_commands
+from op_builder.errors import LoadError, ToolchainError
+from op_builder.load.resolver import Request
+from op_builder.plan import Language, Source
+from op_builder.system.process import run
+from op_builder.system.torch_install import torch_install
+from op_builder.toolchains.sycl import Accepted, choose, gather_facts
+from op_builder.toolchains.sycl_runtime import find_runtime, import_ipex
+from op_builder.toolchains.toolset import find_toolset
+from tests.support import stand_in_icpx
+from tests.support.stand_in_icpx import OF_PYTHON
+from tests.support.sycl_ops import PLAIN_BINDING, PLAIN_KERNEL, ScaleBuilder, needs_runtime, write_scale
+
+
+@pytest.fixture
+def icpx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A torch for XPU as far as its commands go, with the stand-in on PATH; the file that logs its calls."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    program = directory / "icpx"
+    stand_in = Path(stand_in_icpx.__file__)
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S {shlex.quote(str(stand_in))} "$@"\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    # What an XPU build of torch has besides, empty: nothing of it is called here.
+    for name in ("torch_xpu", "c10_xpu"):
+        done = run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(directory / f"lib{name}.so")])
+        assert done.ok, done.errors
+    log = tmp_path / "calls"
+    monkeypatch.setenv("PATH", f"{directory}:{env.child_environment()['PATH']}")
+    monkeypatch.setenv("LIBRARY_PATH", str(directory))
+    monkeypatch.setenv("STAND_IN_LOG", str(log))
+    monkeypatch.setenv("TORCH_XPU_ARCH_LIST", "pvc,bmg")
+    for module in ("toolchains.sycl", "engine.commands"):
+        install = torch_install()._replace(xpu="20260200")
+        monkeypatch.setattr(f"op_builder.{module}.torch_install", lambda install=install: install)
+    return log
+
+
+def calls(log: Path) -> list[list[str]]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+@needs_runtime
+def test_icpx_compiles_the_plan_as_torch_does_and_the_host_side_builds(tmp_path: Path, icpx: Path) -> None:
+    write_scale(tmp_path / "op")
+    builder = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache"))
+    request = Request.of(builder)
+    assert request.toolset is not None
+    assert {source.language for source in request.plan.sources} == {Language.SYCL}
+    commands = build_commands(request.plan, request.toolset)
+    for step in commands.compile_steps:
+        done = subprocess.run(step.command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / step.object_name).exists()
+        # The kernels' texts are read before the binding, so an edited one is noticed.
+        assert ("factor.h" in (tmp_path / step.depfile).read_text()) is (step.source.path.name == "binding.cpp")
+    device = subprocess.run(commands.device_link, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert device.returncode == 0, device.stderr
+    link = ["-fsycl", "-fsycl-link", "--offload-compress", "-fsycl-targets=spir64_gen,spir64"]
+    assert calls(icpx)[-1][-6:] == [*link, "-Xs", "-device pvc,bmg"]
+    for command in (*commands.stand_ins.values(), commands.link):
+        linked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert linked.returncode == 0, linked.stderr
+    listed = run(["nm", "-D", str(tmp_path / request.plan.artifact_name)])
+    assert "accel_register_library" in listed.output
+
+
+@needs_runtime
+def test_jit_and_torchs_own_extension_tell_icpx_the_same(
+    tmp_path: Path, icpx: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_scale(tmp_path / "op")
+    builder = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache"))
+    request = Request.of(builder)
+    assert request.toolset is not None
+    ours = build_commands(request.plan, request.toolset).compile_steps[-1].command
+    monkeypatch.chdir(tmp_path)
+    extension = builder.builder()
+    assert all(name.endswith(".sycl") and Path(name).is_file() for name in extension.sources)
+    theirs = _built_by_torch(extension, tmp_path, icpx)
+    for told in (ours, theirs):
+        host = next(word.partition("=")[2] for word in told if word.startswith("-fsycl-host-compiler="))
+        assert shutil.which(host) is not None
+    assert meaning(ours[1:]) == meaning(theirs)
+    assert meaning(_host_options(ours)) == meaning(_host_options(theirs))
+    assert ours[ours.index("-include") + 1].endswith("scale.sycl.hpp")
+    wrapper = next(Path(word) for word in theirs if word.endswith("binding.sycl"))
+    assert [line.partition('"')[2].rpartition("/")[2] for line in wrapper.read_text().splitlines()] == [
+        'scale.sycl.hpp"',
+        'binding.cpp"',
+    ]
+
+
+def meaning(arguments: list[str]) -> set[str]:
+    """What of a command decides what is compiled: no files, no places, nothing that setuptools adds to every one."""
+    words = iter(arguments)
+    of_setuptools = ("-DPy_LIMITED_API", "-DTORCH_EXTENSION_NAME", "-DTORCH_API_INCLUDE_EXTENSION_H", "-MD", "-c")
+    places = ("-I", "-fsycl-host-compiler", "-ffile-prefix-map=")
+    kept: dict[str, str] = {}
+    for word in words:
+        if word in ("-o", "-MF", "-isystem", "-include", "-x"):
+            next(words)
+        elif word.startswith("-") and not word.startswith((*places, *of_setuptools)) and word not in OF_PYTHON:
+            kept["-std" if word.startswith("-std=") else word] = word  # of several standards the last counts
+    return set(kept.values())
+
+
+def _host_options(told: list[str]) -> list[str]:
+    mark = "-fsycl-host-compiler-options="
+    return shlex.split(next(word.removeprefix(mark) for word in told if word.startswith(mark)))
+
+
+@needs_runtime
+def test_a_kernel_that_is_no_template_links_however_many_sources_read_it(tmp_path: Path, icpx: Path) -> None:  # noqa: ARG001
+    write_scale(tmp_path / "op", kernel=PLAIN_KERNEL, binding=PLAIN_BINDING)
+    (tmp_path / "op" / "more.cpp").write_text(
+        '#include "host/launch.h"\nextern const accel::xpu::Kernel kSame;\n'
+        "const accel::xpu::Kernel kSame = ACCEL_SYCL_KERNEL(tests::scale);\n"
+    )
+
+    class Two(ScaleBuilder):
+        def sources(self) -> list[str]:
+            return [*super().sources(), str(self.directory / "more.cpp")]
+
+    request = Request.of(Two(tmp_path / "op", Cache(tmp_path / "cache")))
+    assert request.toolset is not None
+    commands = build_commands(request.plan, request.toolset)
+    compiled = (step.command for step in commands.compile_steps)
+    for command in (*compiled, commands.device_link, *commands.stand_ins.values(), commands.link):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+@needs_runtime
+def test_icpx_has_the_runtime_of_its_own_installation_and_needs_no_wheel(
+    tmp_path: Path,
+    icpx: Path,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wheel = find_runtime()
+    assert wheel is not None
+    prefix = tmp_path / "oneapi"
+    (prefix / "bin").mkdir(parents=True)
+    for name in ("include", "lib"):
+        (prefix / name).symlink_to(getattr(wheel, "include_dir" if name == "include" else "library_dir"))
+    shutil.copy(tmp_path / "bin" / "icpx", prefix / "bin" / "icpx")
+    (tmp_path / "bin" / "icpx").unlink()
+    (tmp_path / "bin" / "icpx").symlink_to(prefix / "bin" / "icpx")  # as a module system has it
+    for module in ("sycl", "sycl_ahead"):
+        monkeypatch.setattr(f"op_builder.toolchains.{module}.find_runtime", lambda: None)
+    monkeypatch.setattr("op_builder.toolchains.sycl_runtime._first", lambda _prefixes: None)  # no wheel anywhere
+    facts = gather_facts(has_kernel_texts=True)
+    assert facts.ahead_runtime is not None
+    assert (facts.runtime, facts.ahead_runtime.prefix) == (None, prefix)
+    chosen = choose(facts)
+    assert (isinstance(chosen, Accepted), chosen.toolchain.value) == (True, "icpx")
+    write_scale(tmp_path / "op")
+    builder = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache"))
+    request = Request.of(builder)
+    assert request.toolset is not None
+    assert request.toolset.sycl == facts.ahead_runtime
+    # torch's own extension takes the place that it finds when it is imported.
+    monkeypatch.setattr("torch.utils.cpp_extension.SYCL_HOME", str(prefix))
+    monkeypatch.chdir(tmp_path)
+    extension = builder.builder()
+    assert str(prefix / "lib") in extension.library_dirs
+    assert str(prefix / "include") in extension.include_dirs
+
+
+def _built_by_torch(extension: Any, directory: Path, log: Path) -> list[str]:
+    """What torch's BuildExtension tells icpx to compile the last source of ``extension``."""
+    from setuptools.dist import Distribution
+    from torch.utils.cpp_extension import BuildExtension
+
+    log.write_text("")
+    distribution = Distribution({"name": "made", "ext_modules": [extension]})
+    command = BuildExtension(distribution)
+    command.build_lib, command.build_temp = str(directory / "lib"), str(directory / "temp")
+    command.ensure_finalized()
+    command.run()
+    compiled = [told for told in calls(log) if "-c" in told]
+    assert len(compiled) == len(extension.sources)
+    return next(told for told in compiled if any(word.endswith("binding.sycl") for word in told))
+
+
+@needs_runtime
+def test_ipex_gives_its_own_extension(tmp_path: Path, icpx: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site" / "intel_extension_for_pytorch" / "xpu"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").touch()
+    (package / "__init__.py").touch()
+    (package / "cpp_extension.py").write_text(
+        "from setuptools import Extension\n"
+        "def DPCPPExtension(name, sources, **arguments):\n"
+        "    made = Extension(name, sources, **arguments)\n"
+        "    made.made_by = 'DPCPPExtension'\n"
+        "    return made\n"
+    )
+    monkeypatch.syspath_prepend(str(package.parents[1]))
+    monkeypatch.setattr("op_builder.toolchains.sycl.torch_install", torch_install)
+    write_scale(tmp_path / "op")
+    builder = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache"))
+    plan = make_plan(builder)
+    assert plan.sycl is not None
+    assert (plan.sycl.toolchain, plan.sycl.devices) == ("ipex", ("pvc", "bmg"))
+    monkeypatch.chdir(tmp_path)
+    extension = builder.builder()
+    assert extension.made_by == "DPCPPExtension"
+    assert [Path(name).name for name in extension.sources] == ["0_runtime.cpp", "1_binding.cpp"]
+    assert "-DACCEL_SYCL_AHEAD" in extension.extra_compile_args["cxx"]
+    assert icpx.parent == tmp_path
+
+
+def test_an_op_for_an_ipex_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "intel_extension_for_pytorch", None)
+    with pytest.raises(LoadError, match="built for intel_extension_for_pytorch, which cannot be imported") as caught:
+        import_ipex()
+    assert "ACCEL_SYCL_TOOLCHAIN" in caught.value.remedy
+
+
+def test_an_op_with_cuda_and_sycl_sources_is_refused(tmp_path: Path) -> None:
+    write_scale(tmp_path / "op")
+    plan = make_plan(ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache")))
+    mixed = plan._replace(sources=(*plan.sources, Source(tmp_path / "a.cu", "a.cu", Language.CUDA)))
+    with pytest.raises(ToolchainError, match=r"'sycl_scale' has both CUDA and SYCL sources"):
+        find_toolset(mixed, Cache(tmp_path / "cache").memo)
+
+
+@needs_runtime
+def test_an_ordinary_extension_embeds_the_kernel_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_scale(tmp_path / "op")
+    monkeypatch.chdir(tmp_path)
+    extension = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache")).builder()
+    assert [Path(name).name for name in extension.sources] == ["runtime.cpp", "binding.cpp", "sycl_kernel_texts.cpp"]
+    assert "namespace tests" in (tmp_path / extension.sources[-1]).read_text()
+    assert "sycl" in extension.libraries
+    runtime = find_runtime()
+    assert runtime is not None
+    assert str(runtime.library_dir) in extension.library_dirs

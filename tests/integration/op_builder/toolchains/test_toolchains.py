@@ -1,0 +1,130 @@
+"""Finding compilers: what is there, what it is, and what to say when it is not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+import psutil
+import pytest
+
+from op_builder import env
+from op_builder.errors import MissingCUDAException, ToolchainError
+from op_builder.system.memo import Memo
+from op_builder.system.process import run
+from op_builder.toolchains.compiler import find_cxx
+from op_builder.toolchains.cuda import find_cuda
+from op_builder.toolchains.probes import failure_of
+from tests.support.compilers import program
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
+
+
+@pytest.fixture
+def memo(tmp_path: Path) -> Memo:
+    return Memo(tmp_path / "memo")
+
+
+def test_compiler_on_path_tells_version_and_target(memo: Memo) -> None:
+    with env.scope(CXX=None):
+        compiler = find_cxx(memo)
+    assert os.path.isabs(compiler.path)
+    assert any(character.isdigit() for character in compiler.version)
+    assert "-" in compiler.target
+
+
+def test_identity_comes_from_the_memo_without_running_the_compiler(tmp_path: Path, memo: Memo) -> None:
+    runs = tmp_path / "runs"
+    fake = program(tmp_path / "bin" / "my-cxx", f'echo run >>{runs}\necho "my-cxx 1.0"')
+    with env.scope(CXX=str(fake)):
+        first = find_cxx(memo)
+        count = runs.read_text().count("run")
+        again = find_cxx(Memo(tmp_path / "memo"))
+    assert first == again
+    assert runs.read_text().count("run") == count
+
+
+def test_an_upgrade_behind_a_wrapper_script_is_noticed(tmp_path: Path, memo: Memo) -> None:
+    proper = tmp_path / "libexec" / "cc1plus"
+    version = tmp_path / "version"
+    version.write_text("my-cxx 1.0\n")
+    program(proper, "")
+    answer = f'case "$1" in -print-prog-name=*) echo {proper};; *) cat {version};; esac'
+    fake = program(tmp_path / "bin" / "my-cxx", answer)
+    with env.scope(CXX=str(fake)):
+        before = find_cxx(memo)
+        version.write_text("my-cxx 2.0\n")
+        program(proper, "# a new compiler proper")
+        assert find_cxx(memo).version == "my-cxx 2.0" != before.version
+
+
+def test_launcher_words_before_the_compiler_are_kept(tmp_path: Path, memo: Memo) -> None:
+    launcher = program(tmp_path / "bin" / "launcher", 'exec "$@"')
+    with env.scope(CXX=f"{launcher} g++"):
+        compiler = find_cxx(memo)
+    assert compiler.command[0] == str(launcher)
+    assert compiler.command[1] == "g++"
+    assert compiler.path == os.path.realpath(str(shutil.which("g++")))
+
+
+def test_no_compiler_says_how_to_get_one(tmp_path: Path, memo: Memo) -> None:
+    with env.scope(CXX=None, PATH=str(tmp_path)), pytest.raises(ToolchainError, match=r"No C\+\+ compiler") as caught:
+        find_cxx(memo)
+    assert "apt-get install g++" in caught.value.remedy
+
+
+@needs_nvcc
+def test_toolkit_behind_a_wrapper_is_found(tmp_path: Path, memo: Memo) -> None:
+    real = shutil.which("nvcc")
+    program(tmp_path / "bin" / "nvcc", f'exec {real} "$@"')
+    with env.scope(CUDA_HOME=None, CUDA_PATH=None, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}"):
+        toolkit = find_cuda(memo)
+    assert toolkit.nvcc == str(tmp_path / "bin" / "nvcc")
+    assert (toolkit.home / "include" / "cuda_runtime.h").is_file()
+    assert toolkit.library_dir.is_dir()
+    assert toolkit.version >= (11, 0)
+
+
+def test_no_toolkit_says_so(tmp_path: Path, memo: Memo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("op_builder.toolchains.cuda._USUAL_HOME", tmp_path)
+    with (
+        env.scope(CUDA_HOME=None, CUDA_PATH=None, PATH=str(tmp_path)),
+        pytest.raises(MissingCUDAException, match="No CUDA toolkit"),
+    ):
+        find_cuda(memo)
+
+
+def test_wrong_cuda_home_is_named(tmp_path: Path, memo: Memo) -> None:
+    with env.scope(CUDA_HOME=str(tmp_path)), pytest.raises(MissingCUDAException, match="CUDA_HOME="):
+        find_cuda(memo)
+
+
+def test_a_tool_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path) -> None:
+    wrapper = program(tmp_path / "wrapper", f"sleep 600 &\necho $! > {tmp_path}/child\nwait")
+    with pytest.raises(ToolchainError, match="did not end within 1 s"):
+        run([str(wrapper)], timeout_s=1)
+    child = int((tmp_path / "child").read_text())
+    with contextlib.suppress(psutil.NoSuchProcess):
+        # Killed it is at once; gone when whoever adopted it has noticed.
+        psutil.Process(child).wait(timeout=60)
+
+
+def test_a_server_that_a_tool_leaves_running_is_not_waited_for(tmp_path: Path) -> None:
+    # As a compiler launcher does that starts its cache's server.
+    launcher = program(tmp_path / "launcher", f"sleep 600 &\necho $! > {tmp_path}/server\necho 1.0\necho careful >&2")
+    done = run([str(launcher)], timeout_s=60)
+    server = psutil.Process(int((tmp_path / "server").read_text()))
+    try:
+        assert (done.code, done.output, done.errors) == (0, "1.0\n", "careful\n")
+        assert server.status() != psutil.STATUS_ZOMBIE
+    finally:
+        server.kill()
+
+
+def test_a_compiler_that_writes_nothing_does_not_work(tmp_path: Path) -> None:
+    def prepare(directory: Path) -> list[str]:
+        return [str(program(tmp_path / "silent", "exit 0")), "-c", str(directory / "x.cpp"), "-o", "x.o"]
+
+    assert "wrote no file" in failure_of(prepare)

@@ -1,0 +1,60 @@
+"""Scripts in place of compilers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+def program(path: Path, body: str) -> Path:
+    """An executable shell script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def fake_compiler(path: Path, when_compiling: str) -> str:
+    """A g++ that answers questions and passes the probe, but treats the source of ``small`` in its own way."""
+    return str(program(path, f'case "$*" in\n*small.cpp*) {when_compiling} ;;\nesac\nexec g++ "$@"'))
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 120) -> None:
+    """Wait for ``condition``."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@dataclass(frozen=True)
+class EndlessCompiler:
+    """A compiler that notes that it has started, itself and a child of its own, and then never ends."""
+
+    path: Path
+    log: Path
+
+    @staticmethod
+    def make(directory: Path) -> EndlessCompiler:
+        path, log = directory / "slow-g++", directory / "started"
+        compiling = f'sleep 1000 & echo "$PPID $$ $!" >>{log}; wait'
+        program(path, f'case "$*" in *-MD*) {compiling};; *) exec g++ "$@";; esac')
+        return EndlessCompiler(path, log)
+
+    def processes(self) -> list[int]:
+        """Those that were started; empty before."""
+        return [int(word) for word in self.log.read_text().split()] if self.log.exists() else []
+
+    def ended(self) -> bool:
+        return not any(map(_runs, self.processes()))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

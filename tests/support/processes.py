@@ -1,0 +1,150 @@
+"""Many processes that load one op.
+
+They are forked from the test's own, which has torch imported, so that what takes time is ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from op_builder.cache.store import Cache
+from op_builder.engine import build as engine
+from tests.support.small_ops import SmallBuilder
+
+# A library that registers nothing: it compiles in a moment, and is built, tried and published like any.
+SOURCE = """
+#include <vector>
+#ifdef SLOW
+constexpr long count() { long n = 0; for (int i = 0; i < 1 << 19; ++i) n += i; return n; }
+static_assert(count() != 0);
+#endif
+extern "C" __attribute__((visibility("default"))) int accel_register_library(const char*, char*, unsigned long) {
+  return std::vector<int>(1).size() - 1;
+}
+"""
+LOAD_TIMEOUT_S = 120
+
+
+class QuickBuilder(SmallBuilder):
+    NAME = "quick"
+
+
+def quick(directory: Path, cache: Cache, *, slow: bool = False) -> QuickBuilder:
+    """A builder of an op that compiles in a moment, or in seconds."""
+    (directory / "include").mkdir(parents=True, exist_ok=True)
+    (directory / "small.cpp").write_text(SOURCE)
+    builder = QuickBuilder(directory, cache)
+    # A content of its own for each test, so that no other test's library of this process is taken.
+    builder.flags = [f"-DDIRECTORY={abs(hash(str(directory)))}"]
+    if slow:
+        builder.flags += ["-DSLOW", "-fconstexpr-ops-limit=100000000000", "-fconstexpr-loop-limit=100000000"]
+    return builder
+
+
+def fork(work: Callable[[], object]) -> int:
+    """Run ``work`` in a child, whose exit status is 0 if it returned; its process id."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(status)
+    return pid
+
+
+def wait_for(pids: list[int], timeout_s: float = LOAD_TIMEOUT_S) -> list[int]:
+    """The children's exit statuses; one that does not end in time is killed and counts as hung."""
+    deadline = time.monotonic() + timeout_s
+    statuses = []
+    for pid in pids:
+        while True:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                statuses.append(os.waitstatus_to_exitcode(status))
+                break
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                statuses.append(-999)
+                break
+            time.sleep(0.01)
+    return statuses
+
+
+def without_locks() -> None:
+    """Make this process see a file system that has no locks."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    fcntl.flock = refuse
+
+
+def load_with_log(builder: SmallBuilder, log: Path) -> None:
+    """Load, and write down each compiler run of this process."""
+    run_ninja = engine.run_ninja
+
+    def counted(*arguments: object, **options: object) -> bool:
+        with log.open("a") as file:
+            file.write("compiled\n")
+        return run_ninja(*arguments, **options)  # type: ignore[arg-type]
+
+    engine.run_ninja = counted
+    builder.load()
+
+
+def assert_whole(cache: Cache) -> None:
+    """Every entry is intact, none was set aside, and nothing is left of any build."""
+    entries = cache.entries()
+    assert entries
+    assert all(entry.is_intact() for entry in entries)
+    rejected = cache.root / "rejected"
+    assert not rejected.exists() or not list(rejected.iterdir())
+    assert list((cache.root / "staging").iterdir()) == []
+
+
+def race(directory: Path, *, locks: bool, processes: int = 8) -> int:
+    """Let many processes load one cold op; returns how often it was compiled."""
+    cache = Cache(directory / "cache")
+    builder, log = quick(directory / "op", cache), directory / "log"
+
+    def work() -> None:
+        if not locks:
+            without_locks()
+        load_with_log(builder, log)
+
+    assert wait_for([fork(work) for _ in range(processes)]) == [0] * processes
+    assert_whole(cache)
+    assert len(cache.entries()) == 1
+    return log.read_text().count("compiled")
+
+
+def endless_builder(directory: Path, cache: Cache) -> int:
+    """A process that has the lock of the op in ``directory`` and compiles for ever."""
+    held = directory / "held"
+
+    def hold() -> None:
+        def never(*_: object, **__: object) -> bool:
+            held.write_text("")
+            time.sleep(1000)
+            return False
+
+        engine.run_ninja = never
+        quick(directory, cache).load()
+
+    builder = fork(hold)
+    while not held.exists():
+        time.sleep(0.01)
+    return builder

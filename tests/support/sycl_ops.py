@@ -1,0 +1,235 @@
+"""A small real SYCL op for the builder's tests: written into a directory, compiled and run for real."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from op_builder import env
+from op_builder.builder.sycl import SYCLOpBuilder
+from op_builder.cache.store import Cache
+from op_builder.plan import Binding
+from op_builder.toolchains.sycl_runtime import find_runtime
+
+needs_runtime = pytest.mark.skipif(
+    find_runtime() is None, reason="needs the SYCL runtime: pip install 'accel-ops[sycl]'"
+)
+
+KERNEL = """
+#pragma once
+#include <cstdint>
+#include <sycl/ext/oneapi/free_function_kernel_properties.hpp>
+#include <sycl/ext/oneapi/free_function_queries.hpp>
+#include <sycl/half_type.hpp>
+#include "factor.h"
+
+namespace tests {
+
+template <class T>
+SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::oneapi::experimental::nd_range_kernel<1>))
+void scale(T* x, float a, std::int64_t n) {
+  const std::int64_t i = sycl::ext::oneapi::this_work_item::get_nd_item<1>().get_global_linear_id();
+  if (i < n) x[i] = static_cast<T>(x[i] * a * FACTOR);
+}
+
+}  // namespace tests
+"""
+
+PLAIN_KERNEL = """
+#pragma once
+#include "host/kernel.h"
+#include "factor.h"
+
+namespace tests {
+
+ACCEL_SYCL_FREE_KERNEL void scale(float* x, float a, std::int64_t n) {
+  const std::int64_t i = sycl::ext::oneapi::this_work_item::get_nd_item<1>().get_global_linear_id();
+  if (i < n) x[i] = x[i] * a * FACTOR;
+}
+
+}  // namespace tests
+"""
+
+BINDING = """
+#include "bindings/stable_library.h"
+#include "host/launch.h"
+#include "host/tensor_stream.h"
+
+namespace {
+
+using torch::stable::Tensor;
+
+const accel::xpu::Kernel kScale[] = {
+    ACCEL_SYCL_KERNEL(tests::scale<float>),
+    ACCEL_SYCL_KERNEL_NEEDING(accel::xpu::kFp64, tests::scale<double>),
+    ACCEL_SYCL_KERNEL_NEEDING(accel::xpu::kFp16, tests::scale<::sycl::half>),
+};
+
+void scale(const Tensor& x, double a, bool forget_one) {
+  auto stream = accel::xpu::stream_for(x);
+  using Type = torch::headeronly::ScalarType;
+  const int which = x.scalar_type() == Type::Double ? 1 : x.scalar_type() == Type::Half ? 2 : 0;
+  const std::int64_t n = x.numel();
+  const accel::xpu::Range range{static_cast<std::size_t>((n + 63) / 64), 64};
+  if (forget_one) {
+    accel::xpu::launch(stream, kScale[which], range, x.data_ptr(), static_cast<float>(a));
+  } else {
+    accel::xpu::launch(stream, kScale[which], range, x.data_ptr(), static_cast<float>(a), n);
+  }
+  stream.finish();
+}
+
+void scale_(Tensor x, double a) { scale(x, a, false); }
+void forget_(Tensor x, double a) { scale(x, a, true); }
+
+void define(accel::Library& m) {
+  m.def("scale_(Tensor(a!) x, float a) -> ()");
+  m.def("forget_(Tensor(a!) x, float a) -> ()");
+}
+
+void implement(accel::Library& m) {
+  m.impl("scale_", TORCH_BOX(&scale_));
+  m.impl("forget_", TORCH_BOX(&forget_));
+}
+
+}  // namespace
+
+ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", implement}, {"XPU", implement})
+"""
+
+
+# The same op on a kernel that is no template, for float32 alone.
+PLAIN_BINDING = "".join(
+    line.replace("tests::scale<float>", "tests::scale")
+    for line in BINDING.splitlines(keepends=True)
+    if "ACCEL_SYCL_KERNEL_NEEDING" not in line
+)
+
+
+# A kernel on torch's stream of an XPU device, by stand-ins for the two functions of torch that tell of it, behind work
+# that waits until the call has returned.
+XPU_BINDING = """
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <sycl/sycl.hpp>
+#include "bindings/stable_library.h"
+#include "host/launch.h"
+#include "host/tensor_stream.h"
+
+namespace {
+
+using torch::stable::Tensor;
+
+const accel::xpu::Kernel kScale = ACCEL_SYCL_KERNEL(tests::scale<float>);
+
+sycl::queue& current_queue() {
+  static auto* const queue = new sycl::queue(sycl::cpu_selector_v, sycl::property::queue::in_order());
+  return *queue;
+}
+
+}  // namespace
+
+extern "C" AOTITorchError aoti_torch_get_device_type(AtenTensorHandle, int32_t* type) {
+  *type = aoti_torch_device_type_xpu();
+  return AOTI_TORCH_SUCCESS;
+}
+extern "C" AOTITorchError aoti_torch_get_current_xpu_stream(int32_t, void** stream) {
+  *stream = &current_queue();
+  return AOTI_TORCH_SUCCESS;
+}
+
+namespace {
+
+// x becomes (x + 1) * a + 3. False: the launch came back only when what was before it had ended.
+bool between(const Tensor& x, double a) {
+  sycl::queue& queue = current_queue();
+  float* const data = static_cast<float*>(x.mutable_data_ptr());
+  const std::int64_t n = x.numel();
+  const auto add = [=](float term) {
+    for (std::int64_t i = 0; i < n; ++i) data[i] += term;
+  };
+  std::atomic<bool> has_returned{false};
+  std::atomic<bool> had_returned{false};
+  queue.submit([&](sycl::handler& handler) {
+    handler.host_task([&] {
+      for (int i = 0; i < 20000 && !has_returned; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      had_returned = has_returned.load();
+      add(1.0f);
+    });
+  });
+  accel::xpu::Stream stream = accel::xpu::stream_for(x);
+  accel::xpu::launch(stream, kScale, {static_cast<std::size_t>((n + 63) / 64), 64}, data, static_cast<float>(a), n);
+  stream.finish();
+  has_returned = true;
+  queue.submit([&](sycl::handler& handler) { handler.host_task([&] { add(3.0f); }); });
+  queue.wait_and_throw();
+  return had_returned;
+}
+
+void define(accel::Library& m) { m.def("between(Tensor(a!) x, float a) -> bool"); }
+void implement(accel::Library& m) { m.impl("between", TORCH_BOX(&between)); }
+
+}  // namespace
+
+ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", implement})
+"""
+
+
+class ScaleBuilder(SYCLOpBuilder):
+    """``scale_(x, a)``: x *= a * FACTOR, a kernel of one header, for float32, float64 and float16."""
+
+    NAME = "sycl_scale"
+    BUILD_VAR = "ACCEL_BUILD_SYCL_SCALE"
+    BINDING = Binding.STABLE
+
+    def __init__(self, directory: Path, cache: Cache) -> None:
+        super().__init__(self.NAME)
+        self.directory = directory
+        self.cache = cache  # type: ignore[misc]
+
+    def sources(self) -> list[str]:
+        return [str(self.directory / "binding.cpp")]
+
+    def kernel_sources(self) -> list[str]:
+        return [str(self.directory / "scale.sycl.hpp")]
+
+    def include_paths(self) -> list[str]:
+        return [str(self.directory / "include")]
+
+
+def write_scale(directory: Path, *, kernel: str = KERNEL, binding: str = BINDING, factor: str = "1.0f") -> None:
+    """Write the op's files, anew where they are there already."""
+    (directory / "include").mkdir(parents=True, exist_ok=True)
+    (directory / "binding.cpp").write_text(binding)
+    (directory / "scale.sycl.hpp").write_text(kernel)
+    (directory / "include" / "factor.h").write_text(f"#define FACTOR {factor}\n")
+
+
+def run_with_op(directory: Path, code: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` in a new process in which ``op`` is the built op, ``torch`` and ``time`` are imported."""
+    start = f"""
+        import os, sys, threading, time
+        from pathlib import Path
+        import torch
+        from op_builder.cache.store import Cache
+        from tests.support.sycl_ops import ScaleBuilder
+        directory = Path({str(directory)!r})
+        builder = ScaleBuilder(directory / "op", Cache(directory / "cache"))
+        began = time.perf_counter()
+        op = builder.load()
+    """
+    text = textwrap.dedent(start) + textwrap.dedent(code)
+    path = [str(Path(__file__).parents[2]), *sys.path]
+    return subprocess.run(
+        [sys.executable, "-c", text],
+        env=env.child_environment(PYTHONPATH=":".join(path), ACCEL_JIT="0", **variables),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )

@@ -1,0 +1,146 @@
+"""In a real memory control group of 4 GiB a build runs no more compilers than fit.
+
+The test makes the group as root, below this process's own, and starts processes in it. The number of cores is
+pretended: memory is to be the limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from op_builder import env
+from op_builder.system.cgroups import HostFiles, directories
+from tests.support.foreign_package import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.first]
+
+GIBIBYTE = 1 << 30
+LIMIT_BYTES = 4 * GIBIBYTE
+
+BUILD = """
+import sys
+from pathlib import Path
+from op_builder import Binding, OpBuilder
+from op_builder.cache.store import Cache
+from op_builder.load import resolver
+from op_builder.toolchains import jobs
+jobs.available_cores = lambda *_: 16
+
+class Many(OpBuilder):
+    NAME, BUILD_VAR, BINDING = "many", "ACCEL_BUILD_MANY", Binding.TORCH
+    cache = Cache(Path(sys.argv[1]) / "cache")
+    def sources(self):
+        return sorted(str(path) for path in Path(sys.argv[1]).glob("*.cpp"))
+    def cxx_args(self):
+        return ["-O0"]
+
+assert resolver.cached_or_built(Many()).is_intact()
+"""
+
+MODULE = """
+#include <Python.h>
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "many"};
+PyMODINIT_FUNC PyInit_many() { return PyModule_Create(&definition); }
+"""
+
+# In place of g++: a job that needs 1.5 GiB for a moment, and notes when it begins and ends.
+HUNGRY_COMPILER = """#!{python} -S
+import os, sys, time
+def note(text):
+    log = os.open({log!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(log, text)
+    os.close(log)
+if "-MF" in sys.argv:
+    note(b"+")
+    held = b"x" * (1536 << 20)
+    time.sleep(0.5)
+    del held
+    note(b"-")
+os.execv({compiler!r}, [{compiler!r}, *sys.argv[1:]])
+"""
+
+
+def limit(directory: Path) -> bool:
+    """Give the new group ``directory`` its limit, if memory is controlled below it."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        if (directory / name).exists():
+            (directory / name).write_text(str(LIMIT_BYTES))
+            return True
+    return False
+
+
+def remove_group(directory: Path) -> None:
+    """Remove an empty group; its last process may still be ending."""
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            directory.rmdir()
+        if not directory.exists():
+            return
+        time.sleep(0.05)
+    directory.rmdir()
+
+
+def killed(directory: Path) -> int:
+    """Processes that the kernel ended because the group's memory was used up."""
+    for name in ("memory.events", "memory.oom_control"):
+        with contextlib.suppress(OSError):
+            counters = dict(line.split(" ") for line in (directory / name).read_text().splitlines())
+            return int(counters["oom_kill"])
+    raise AssertionError(f"{directory} does not say what was killed")
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A group of 4 GiB, below the innermost of this process's groups that can have one."""
+    if os.geteuid() != 0:
+        pytest.skip("only root makes control groups")
+    if psutil.virtual_memory().available < LIMIT_BYTES + GIBIBYTE:
+        pytest.skip("less than 5 GiB of memory are free, so the machine would be the limit")
+    for parent in directories("memory", HostFiles()):
+        directory = parent / f"accel-ops-test-{os.getpid()}"
+        try:
+            directory.mkdir()
+        except OSError:
+            continue
+        try:
+            if limit(directory):
+                yield directory
+                return
+        finally:
+            remove_group(directory)
+    pytest.skip("no memory control group can be made")
+
+
+def test_a_build_in_the_group_never_runs_more_jobs_than_fit(group: Path, tmp_path: Path) -> None:
+    for number in range(11):
+        (tmp_path / f"part{number}.cpp").write_text(f"int part{number}() {{ return {number}; }}\n")
+    (tmp_path / "module.cpp").write_text(MODULE)
+    compiler, log = tmp_path / "hungry-g++", tmp_path / "jobs.log"
+    compiler.write_text(HUNGRY_COMPILER.format(python=sys.executable, log=str(log), compiler=str(shutil.which("g++"))))
+    compiler.chmod(0o755)
+    variables = {"PYTHONPATH": str(ROOT), "ACCEL_MAX_JOBS": None, "MAX_JOBS": None, "CXX": str(compiler)}
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, str(tmp_path)],
+        env=env.child_environment(**variables),
+        # Before the interpreter starts, so that all its memory counts.
+        preexec_fn=lambda: (group / "cgroup.procs").write_text("0"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    signs = log.read_text()
+    running = [signs[: at + 1].count("+") - signs[: at + 1].count("-") for at in range(len(signs))]
+    assert (signs.count("+"), running[-1]) == (12, 0)
+    assert 1 <= max(running) <= 2, "two of 1.5 GiB fit into 4 GiB"
+    assert killed(group) == 0

@@ -1,0 +1,301 @@
+"""The cache on a slow network file system that two hosts share: real mounts, see tests/support/slow_filesystem.py.
+
+Whatever a host knows late, no load fails, none waits for a dead builder, and nothing damaged is opened.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
+from op_builder.load import resolver
+from tests.support import processes
+from tests.support.compilers import wait_until
+from tests.support.processes import assert_whole, fork, load_with_log, wait_for
+from tests.support.small_ops import SmallBuilder, replace_content
+
+pytestmark = pytest.mark.slow
+
+_NEW_HOST_NAME = 0x04000000  # CLONE_NEWUTS
+
+# It registers nothing and compiles in a moment; value() tells what it was compiled from.
+SOURCE = """
+#include "amount.h"
+#define EXPORT extern "C" __attribute__((visibility("default")))
+EXPORT int accel_register_library(const char*, char*, unsigned long) { return 0; }
+EXPORT int value() { return AMOUNT; }
+"""
+
+
+@dataclass
+class Host:
+    """One host: its name, where it has the shared directory, and the process that serves that mount."""
+
+    name: str
+    mount: Path
+    server: subprocess.Popen[str]
+    log: Path
+
+    @property
+    def cache(self) -> Cache:
+        return Cache(self.mount / "cache")
+
+    @property
+    def compiles(self) -> int:
+        return self.log.read_text().count("compiled") if self.log.exists() else 0
+
+    def start(self, work: Callable[[], object]) -> int:
+        """Run ``work`` in a process of this host; returns its id."""
+
+        def on_this_host() -> None:
+            if ctypes.CDLL(None, use_errno=True).unshare(_NEW_HOST_NAME) == 0:
+                socket.sethostname(self.name)
+            work()
+
+        return fork(on_this_host)
+
+    def load(self, op: Path, value: int = 1) -> int:
+        """Load the op of the sources ``op`` in a new process, where it must give ``value``; returns its id."""
+
+        def work() -> None:
+            small = builder(op, self.cache)
+            load_with_log(small, self.log)
+            artifact = resolver.cached_or_built(small).artifact
+            found = ctypes.CDLL(str(artifact)).value()
+            assert found == value, f"{found} instead of {value}"
+
+        return self.start(work)
+
+
+@dataclass
+class Site:
+    """Two hosts and the directory on the server that both have mounted."""
+
+    backing: Path
+    one: Host
+    other: Host
+    op: Path
+    locks: str
+
+    @property
+    def server_cache(self) -> Cache:
+        """The cache as it is on the server, where nothing is late."""
+        return Cache(self.backing / "cache")
+
+    def assert_whole(self) -> None:
+        # A closed file that was removed while open goes a moment later.
+        wait_until(lambda: not list((self.server_cache.root / "staging").rglob("*")))
+        # Where one host saw too late what the other published, a second entry may have taken the place of a whole one.
+        for place in (self.server_cache.root / "rejected").glob("*"):
+            assert "another took its place" in (place / "reason.txt").read_text()
+            assert Entry(place / "entry", Manifest.from_json((place / "entry" / MANIFEST).read_text())).is_intact()
+            shutil.rmtree(place)
+        assert_whole(self.server_cache)
+
+
+def write_op(op: Path, value: int) -> None:
+    (op / "include").mkdir(parents=True, exist_ok=True)
+    replace_content(op / "small.cpp", SOURCE.encode())
+    replace_content(op / "include" / "amount.h", f"#define AMOUNT {value}\n".encode())
+
+
+def builder(op: Path, cache: Cache) -> SmallBuilder:
+    found = SmallBuilder(op, cache)
+    found.name = "shared"
+    return found
+
+
+def mounted(name: str, backing: Path, directory: Path, locks: str) -> Host:
+    """A host that has mounted ``backing``."""
+    mount = directory / name
+    mount.mkdir()
+    program = Path(processes.__file__).with_name("slow_filesystem.py")
+    said = directory / f"{name}.txt"
+    with said.open("w") as file:
+        server = subprocess.Popen([sys.executable, program, backing, mount, locks], stdout=file, stderr=file, text=True)
+    while not os.path.ismount(mount):
+        if server.poll() is not None:
+            text = said.read_text()
+            if "fuse: " in text:  # it has no leave to mount
+                pytest.skip(f"FUSE does not mount here: {text.strip().splitlines()[0]}")
+            pytest.fail(text)
+        time.sleep(0.02)
+    return Host(name, mount, server, directory / f"{name}.log")
+
+
+def unmounted(host: Host) -> None:
+    # Lazily: whatever still has a file open must not keep the suite.
+    subprocess.run(["umount", "--lazy", host.mount], check=False)
+    try:
+        host.server.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        host.server.kill()
+        host.server.wait()
+
+
+@pytest.fixture
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    """Two hosts, with the locks that the test's parameter names."""
+    if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):
+        pytest.skip("mounting needs root and /dev/fuse")
+    try:
+        import mfusepy  # noqa: F401
+    except (ImportError, OSError) as error:
+        pytest.skip(f"no FUSE for Python: {error}")
+    backing = tmp_path / "server"
+    backing.mkdir()
+    hosts: list[Host] = []
+    try:
+        for name in ("one", "other"):
+            hosts.append(mounted(name, backing, tmp_path, request.param))
+        write_op(tmp_path / "op", 1)
+        yield Site(backing, *hosts, tmp_path / "op", request.param)
+    finally:
+        for host in hosts:
+            unmounted(host)
+
+
+def with_locks(*kinds: Any) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("site", kinds, indirect=True)
+
+
+@with_locks("shared", "local", "ENOLCK")
+def test_processes_of_two_hosts_load_one_cold_op(site: Site) -> None:
+    loads = [host.load(site.op) for _ in range(4) for host in (site.one, site.other)]
+    assert wait_for(loads) == [0] * 8
+    site.assert_whole()
+    assert len(site.server_cache.entries()) == 1
+    assert site.one.compiles + site.other.compiles >= 1
+    if site.locks != "ENOLCK":
+        assert max(site.one.compiles, site.other.compiles) == 1
+
+
+@with_locks("shared", "local", "ENOLCK", "ENOSYS")
+def test_a_builder_killed_on_one_host_does_not_keep_the_other_waiting(site: Site) -> None:
+    held = site.op / "held"
+
+    def build_for_ever() -> None:
+        from op_builder.engine import build as engine
+
+        def never(*_: object, **__: object) -> bool:
+            held.write_text("")
+            time.sleep(1000)
+            return False
+
+        engine.run_ninja = never
+        builder(site.op, site.one.cache).load()
+
+    def load_and_kill_whom_it_waits_for() -> None:
+        class Kill(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                if record.getMessage().startswith("Still waiting"):
+                    os.kill(building, signal.SIGKILL)
+
+        logging.getLogger("op_builder").addHandler(Kill())
+        builder(site.op, site.other.cache).load()
+
+    building = site.one.start(build_for_ever)
+    try:
+        while not held.exists():
+            assert os.waitpid(building, os.WNOHANG) == (0, 0), "it ended before it built"
+            time.sleep(0.01)
+        assert wait_for([site.other.start(load_and_kill_whom_it_waits_for)]) == [0]
+    finally:
+        os.kill(building, signal.SIGKILL)
+    assert wait_for([building]) == [-signal.SIGKILL]
+    assert wait_for([site.one.load(site.op)]) == [0]
+    assert len(site.server_cache.entries()) == 1
+
+
+@with_locks("local")
+def test_an_op_published_on_one_host_loads_at_once_on_the_other(site: Site) -> None:
+    # The other host has looked before, and goes on believing that there is nothing.
+    assert site.other.cache.entries() == []
+    assert not (site.other.mount / "cache" / "ops").exists()
+    assert wait_for([site.one.load(site.op)]) == [0]
+    assert wait_for([site.other.load(site.op) for _ in range(2)]) == [0, 0]
+    site.assert_whole()
+    assert len(site.server_cache.entries()) == 1
+
+
+def truncated(entry: Entry) -> None:
+    replace_content(entry.artifact, entry.artifact.read_bytes()[:1000])
+
+
+def altered(entry: Entry) -> None:
+    content = bytearray(entry.artifact.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    replace_content(entry.artifact, bytes(content))
+
+
+def gone(entry: Entry) -> None:
+    entry.artifact.unlink()
+
+
+def half_a_manifest(entry: Entry) -> None:
+    replace_content(entry.directory / "manifest.json", b"{")
+
+
+DAMAGES = (truncated, altered, gone, half_a_manifest)
+
+
+@with_locks("shared")
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_is_set_aside_and_built_again(site: Site, damage: Callable[[Entry], None]) -> None:
+    assert wait_for([site.one.load(site.op)]) == [0]
+    (entry,) = site.server_cache.entries()
+    damage(entry)  # on the server, behind the back of both hosts
+    # Both find it at once; what the one has replaced, the other must not take for the damaged one.
+    loads = [host.load(site.op) for _ in range(2) for host in (site.other, site.one)]
+    assert wait_for(loads) == [0] * 4
+    (again,) = site.server_cache.entries()
+    assert again.is_intact()
+    assert again.manifest.sha256 == entry.manifest.sha256
+
+
+@with_locks("local")
+def test_what_one_host_has_replaced_the_other_does_not_set_aside(site: Site) -> None:
+    found, replaced = site.op / "found", site.op / "replaced"
+
+    def load_with_late_news() -> None:
+        set_aside = Cache.set_aside
+
+        def later(cache: Cache, directory: Path, reason: str) -> None:
+            found.write_text("")
+            while not replaced.exists():
+                time.sleep(0.01)
+            set_aside(cache, directory, reason)
+
+        Cache.set_aside = later  # type: ignore[method-assign]
+        builder(site.op, site.other.cache).load()
+
+    assert wait_for([site.one.load(site.op)]) == [0]
+    (entry,) = site.server_cache.entries()
+    truncated(entry)
+    late = site.other.start(load_with_late_news)
+    try:
+        while not found.exists():
+            assert os.waitpid(late, os.WNOHANG) == (0, 0), "it did not find the damage"
+            time.sleep(0.01)
+        assert wait_for([site.one.load(site.op)]) == [0]
+    finally:
+        replaced.write_text("")
+    assert wait_for([late]) == [0]
+    (again,) = site.server_cache.entries()
+    assert again.is_intact()
+    (rejected,) = (site.server_cache.root / "rejected").iterdir()
+    assert (rejected / "entry" / entry.artifact.name).stat().st_size == 1000

@@ -1,0 +1,298 @@
+"""``python -m op_builder.cache`` list, info, verify, prune and clear, and what is removed without being asked for."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import mmap
+import os
+import subprocess
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from op_builder import env
+from op_builder.cache.__main__ import main
+from op_builder.cache.eviction import keep_in_bounds, usages
+from op_builder.cache.staging import this_host
+from op_builder.cache.store import MANIFEST, Cache
+from tests.support.entries import publish, set_used
+
+SIZE = 100_000
+
+
+@pytest.fixture
+def filled(cache: Cache) -> Cache:
+    """Two builds of 'small' and one of 'other', last used one, two and three days ago."""
+    for days, entry in enumerate((publish(cache, bytes(SIZE)), publish(cache, bytes(SIZE), flags="-O0")), 1):
+        set_used(entry, days)
+    set_used(publish(cache, bytes(SIZE), op="other"), 3)
+    return cache
+
+
+def command(capsys: pytest.CaptureFixture[str], cache: Cache, *arguments: str, status: int = 0) -> Any:
+    assert main([arguments[0], "--json", "--directory", str(cache.root), *arguments[1:]]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def output(capsys: pytest.CaptureFixture[str], cache: Cache, *arguments: str, status: int = 0) -> str:
+    assert main([*arguments, "--directory", str(cache.root)]) == status
+    printed = capsys.readouterr()
+    return printed.out + printed.err
+
+
+def ops(cache: Cache) -> list[str]:
+    return sorted(entry.manifest.op for entry in cache.entries())
+
+
+def enlarge(cache: Cache, *, all_of_them: bool = False) -> None:
+    for entry in cache.entries() if all_of_them else cache.entries()[:1]:
+        with entry.artifact.open("ab") as file:
+            file.truncate(3 << 20)
+
+
+def test_common_options_stand_before_or_after_the_command(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    directory = ["--directory", str(filled.root)]
+    for arguments in (["--json", *directory, "list"], ["--json", "list", *directory], [*directory, "list", "--json"]):
+        assert main(arguments) == 0
+        assert len(json.loads(capsys.readouterr().out)["entries"]) == 3
+
+
+def test_list_shows_op_size_and_use(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    entries = command(capsys, filled, "list")["entries"]
+    assert [entry["op"] for entry in entries] == ["small", "small", "other"]
+    assert all(entry["size_bytes"] > SIZE and not entry["in_use"] for entry in entries)
+    text = output(capsys, filled, "list")
+    assert "3 entries" in text
+    assert "d ago" in text
+
+
+def test_info_shows_the_key(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    (facts,) = command(capsys, filled, "info", "other")
+    assert facts["manifest"]["key_parts"]["op"] == "small"
+    assert "c++ compiler" in output(capsys, filled, "info", "other")
+    assert "absent" in output(capsys, filled, "info", "absent", status=2)
+
+
+# Damage -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["binary", "torn", "missing"])
+def test_verify_finds_damage_sets_it_aside_and_fails(
+    capsys: pytest.CaptureFixture[str], filled: Cache, damage: str
+) -> None:
+    assert command(capsys, filled, "verify") == {"whole": 3, "damaged": [], "cannot_be_moved": []}
+    (victim,) = filled.entries("other")
+    if damage == "binary":
+        victim.artifact.write_bytes(b"altered")
+    elif damage == "torn":
+        (victim.directory / MANIFEST).write_text("{")
+    else:
+        (victim.directory / MANIFEST).unlink()
+    for looking in (["list"], ["info", "small"]):
+        command(capsys, filled, *looking)
+        assert victim.directory.exists(), "commands that only look move nothing"
+    found = command(capsys, filled, "verify", status=1)
+    assert found == {"whole": 2, "damaged": [str(victim.directory)], "cannot_be_moved": []}
+    assert not victim.directory.exists()
+    assert ops(filled) == ["small", "small"]
+
+
+def test_verify_says_that_it_could_not_move_what_is_damaged(
+    capsys: pytest.CaptureFixture[str], filled: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (victim,) = filled.entries("other")
+    victim.artifact.write_bytes(b"altered")
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "rename", refused)  # root may write anywhere, so permissions would not do
+    found = command(capsys, filled, "verify", status=1)
+    assert found["cannot_be_moved"] == [str(victim.directory)]
+    text = output(capsys, filled, "verify", status=1)
+    assert "cannot be moved" in text
+    assert "set aside" not in text
+
+
+# Removing -----------------------------------------------------------------------------------
+
+
+def test_prune_by_age_size_and_use(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    assert command(capsys, filled, "prune", "--older-than", "100h")["removed"] == []
+    last = usages(filled)[-1]
+    bound = (sum(usage.size_bytes for usage in usages(filled)) - 1) // 1024
+    assert command(capsys, filled, "prune", "--max-size", f"{bound}K")["removed"] == [str(last.path)]
+    command(capsys, filled, "prune", "--unused")
+    assert ops(filled) == ["small"], "the last used of each op stays"
+    assert len(command(capsys, filled, "prune", "--older-than", "12h")["removed"]) == 1
+
+
+def test_prune_without_a_criterion_removes_nothing(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    assert "--max-size" in output(capsys, filled, "prune", status=2)
+    assert len(filled.entries()) == 3
+
+
+@pytest.mark.parametrize("arguments", [["--max-size", "big"], ["--older-than", "30"], ["--older-than", "3 weeks"]])
+def test_a_wrong_size_or_age_is_named(capsys: pytest.CaptureFixture[str], filled: Cache, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["prune", "--directory", str(filled.root), *arguments])
+    assert arguments[1] in capsys.readouterr().err
+
+
+def test_what_was_just_used_stays(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    for entry in filled.entries():
+        set_used(entry, 0)
+    pruned = command(capsys, filled, "prune", "--max-size", "1K")
+    assert (pruned["removed"], len(pruned["kept"])) == ([], 3)
+    assert "3 entries kept that would go" in output(capsys, filled, "prune", "--max-size", "1K")
+
+
+@pytest.mark.parametrize("name", ["small.so", "header.gch"])
+def test_what_a_process_has_mapped_stays_though_the_cache_is_named_through_a_link(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "home").symlink_to(tmp_path / "disk")
+    cache = Cache(tmp_path / "home" / "cache")
+    entry = publish(cache, op=name.partition(".")[0])
+    if name != entry.artifact.name:  # as a precompiled header is named
+        text = (entry.directory / MANIFEST).read_text()
+        (entry.directory / MANIFEST).write_text(text.replace(entry.artifact.name, name))
+        entry.artifact.rename(entry.directory / name)
+        (entry,) = cache.entries()
+    set_used(entry, 99)
+    (tmp_path / name).symlink_to(entry.artifact)
+    with (tmp_path / name).open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        assert command(capsys, cache, "prune", "--older-than", "1d")["removed"] == []
+        cleared = command(capsys, cache, "clear")
+        assert (cleared["removed"], cleared["in_use"]) == ([], [str(entry.directory)])
+    assert [usage.is_mapped for usage in usages(cache)] == [False]
+
+
+def test_clear_removes_everything(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    assert len(command(capsys, filled, "clear")["removed"]) == 3
+    assert filled.entries() == []
+    assert list((filled.root / "staging").iterdir()) == []
+
+
+def test_what_a_killed_build_left_goes_with_clear_and_counts_before(
+    capsys: pytest.CaptureFixture[str], filled: Cache
+) -> None:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    left = filled.root / "staging" / f"other@{this_host()}@{process.pid}@x"
+    left.mkdir(parents=True)
+    (left / "big.o").write_bytes(bytes(1 << 20))
+    os.utime(left, (0, 0))
+    assert command(capsys, filled, "list")["other_bytes"] >= 1 << 20
+    assert command(capsys, filled, "clear")["freed_bytes"] >= 1 << 20
+    assert list((filled.root / "staging").iterdir()) == []
+
+
+# Logs, locks and memos ----------------------------------------------------------------------
+
+
+def lying(path: Path, size_bytes: int, days_ago: float) -> Path:
+    """A file, or a directory set aside if its parent is ``rejected``, that was made days ago."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.parent.name == "rejected":
+        (path / "entry").mkdir(parents=True)
+        (path / "entry" / "small.so").write_bytes(bytes(size_bytes))
+    else:
+        path.write_bytes(bytes(size_bytes))
+    moment = time.time() - days_ago * 86400
+    os.utime(path, (moment, moment))
+    return path
+
+
+def test_entries_set_aside_and_logs_go_before_entries_the_oldest_first(filled: Cache) -> None:
+    oldest = lying(filled.root / "rejected" / "a", 3 << 20, days_ago=9)
+    older = lying(filled.root / "logs" / "small-1.log", 1 << 20, days_ago=8)
+    newer = lying(filled.root / "rejected" / "b", 1 << 20, days_ago=7)
+    with env.scope(ACCEL_CACHE_MAX_MIB="2"):
+        keep_in_bounds(filled)
+    assert (oldest.exists(), older.exists(), newer.exists()) == (False, False, True)
+    assert len(filled.entries()) == 3
+
+
+def test_entries_go_when_that_is_not_enough_and_a_new_log_stays(filled: Cache) -> None:
+    keep_in_bounds(filled)
+    assert len(filled.entries()) == 3
+    enlarge(filled)
+    log = lying(filled.root / "logs" / "small-2.log", 2 << 20, days_ago=0)
+    with env.scope(ACCEL_CACHE_MAX_MIB="1"):
+        keep_in_bounds(filled)
+    assert log.exists(), "a user was just shown its name"
+    assert len(filled.entries()) == 2
+
+
+def test_on_a_network_file_system_only_what_rested_for_a_week_goes_by_itself(
+    filled: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = [
+        SimpleNamespace(mountpoint="/", fstype="ext4"),
+        SimpleNamespace(mountpoint=str(filled.root), fstype="nfs4"),
+    ]
+    monkeypatch.setattr("psutil.disk_partitions", lambda all: mounts)  # noqa: ARG005
+    enlarge(filled, all_of_them=True)
+    with env.scope(ACCEL_CACHE_MAX_MIB="1"):
+        keep_in_bounds(filled)
+        assert len(filled.entries()) == 3
+        set_used(filled.entries()[0], 8)
+        keep_in_bounds(filled)
+        assert len(filled.entries()) == 2
+        mounts.pop()
+        keep_in_bounds(filled)
+        assert filled.entries() == []
+
+
+def test_prune_counts_what_is_no_entry(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
+    aside = lying(filled.root / "rejected" / "a", 3 << 20, days_ago=9)
+    log = lying(filled.root / "logs" / "small-1.log", 10, days_ago=1)
+    assert command(capsys, filled, "prune", "--max-size", "2M") == {"removed": [], "freed_bytes": 3 << 20, "kept": []}
+    assert (aside.exists(), log.exists()) == (False, True)
+    assert command(capsys, filled, "prune", "--older-than", "12h")["freed_bytes"] > 10
+    assert not log.exists()
+
+
+def test_locks_that_nobody_holds_and_old_memos_go(cache: Cache) -> None:
+    names = ("held", "free", "young")
+    locks = {name: lying(cache.root / "locks" / f"{name}.lock", 9, name != "young") for name in names}
+    old, fresh = (lying(cache.root / "memo" / f"{days}.json", 9, days) for days in (31, 29))
+    with locks["held"].open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        keep_in_bounds(cache)
+    assert {name for name, lock in locks.items() if lock.exists()} == {"held", "young"}
+    assert (old.exists(), fresh.exists()) == (False, True)
+
+
+def test_a_lock_recently_taken_stays_where_the_file_system_has_no_locks(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr("op_builder.cache.eviction.fcntl.flock", refuse)
+    recent, over = (lying(cache.root / "locks" / f"{days}.lock", 0, days) for days in (0.5, 2))
+    keep_in_bounds(cache)
+    assert (recent.exists(), over.exists()) == (True, False)
+
+
+def test_list_counts_the_rest_and_clear_removes_it(capsys: pytest.CaptureFixture[str], cache: Cache) -> None:
+    sizes = {"rejected/a": 4 << 20, "logs/small-1.log": 1 << 20, "locks/small.lock": 0, "memo/1.json": 10}
+    files = [lying(cache.root / name, size_bytes, days_ago=0) for name, size_bytes in sizes.items()]
+    held = lying(cache.root / "locks" / "held.lock", 0, days_ago=0)
+    assert command(capsys, cache, "list")["other_bytes"] == sum(sizes.values())
+    last = output(capsys, cache, "list").splitlines()[-1]
+    assert last.startswith("0 entries, 0 KiB in")
+    assert "also 5.0 MiB of logs" in last
+    with held.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert command(capsys, cache, "clear")["freed_bytes"] == sum(sizes.values())
+    assert not any(path.exists() for path in files)
+    assert held.exists()

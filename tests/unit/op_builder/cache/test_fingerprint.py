@@ -1,0 +1,128 @@
+"""Keys change with everything that can change the binary, and with nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from op_builder.cache.fingerprint import BuildKey, PlanKey, plan_key, saved_since
+from op_builder.cache.headers import Header, Roots, SystemHeaders, parse_depfile
+from op_builder.cache.store import Cache
+from op_builder.plan import Binding, BuildPlan
+from op_builder.system.file_contents import file_sha256, settled_status
+from op_builder.toolchains.compiler import Compiler
+from op_builder.toolchains.toolset import Toolset
+from tests.support.small_ops import SmallBuilder, make_small
+
+TOOLSET = Toolset(Compiler(("g++",), "/usr/bin/g++-12", "g++ 12.2.0", "x86_64-linux-gnu", is_gcc=True))
+
+
+def key_of(builder: SmallBuilder, toolset: Toolset | None = TOOLSET, binding: Binding = Binding.STABLE) -> PlanKey:
+    return plan_key(builder.plan()._replace(binding=binding), toolset, builder.cache.memo)
+
+
+def test_torchs_headers_and_the_abis_count_where_the_binding_is_torchs_own(
+    small: SmallBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [key_of(small, binding=binding) for binding in (Binding.STABLE, Binding.TORCH)]
+    assert set(before[1].parts) - set(before[0].parts) == {"python abi", "torch c++ abi", "torch headers"}
+    monkeypatch.setattr("op_builder.cache.fingerprint.header_stamp", lambda *_: "2.99.0")
+    assert key_of(small).digest == before[0].digest
+    assert key_of(small, binding=Binding.TORCH).digest != before[1].digest
+
+
+def test_a_touched_file_and_a_moved_directory_change_nothing(small: SmallBuilder, tmp_path: Path, cache: Cache) -> None:
+    before = key_of(small)
+    os.utime(small.directory / "small.cpp", (1, 1))
+    assert key_of(small).digest == before.digest
+    shutil.copytree(small.directory, tmp_path / "elsewhere" / "deep")
+    assert key_of(SmallBuilder(tmp_path / "elsewhere" / "deep", cache)).digest == before.digest
+
+
+# Headers ------------------------------------------------------------------------------------
+
+
+def header_of(builder: SmallBuilder, name: str) -> tuple[Header, Roots]:
+    roots = Roots.of(builder.plan())
+    path = str(builder.directory / "include" / name)
+    root, relative = roots.name(os.path.realpath(path))
+    return Header(root, relative, file_sha256(path), settled_status(path), roots.earlier(root, relative)), roots
+
+
+def test_a_header_is_unchanged_with_other_times_and_in_a_moved_tree(
+    small: SmallBuilder, tmp_path: Path, cache: Cache
+) -> None:
+    header, roots = header_of(small, "nested.h")
+    assert (header.root, header.path) == ("include1", "nested.h")
+    os.utime(small.directory / "include" / "nested.h", (1, 1))
+    assert header.is_unchanged(roots)
+    assert not header._replace(root="include7").is_unchanged(roots), "this plan has no such place"
+    shutil.copytree(small.directory, tmp_path / "moved")
+    assert header.is_unchanged(Roots.of(SmallBuilder(tmp_path / "moved", cache).plan()))
+
+
+def edited_in_place(builder: SmallBuilder) -> None:
+    """Another content of the same size, at the same time."""
+    path = builder.directory / "include" / "nested.h"
+    status = path.stat()
+    path.write_text(path.read_text().replace("0.0f", "5.0f"))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def removed(builder: SmallBuilder) -> None:
+    (builder.directory / "include" / "nested.h").unlink()
+
+
+def shadowed(builder: SmallBuilder) -> None:
+    (builder.directory / "nested.h").write_text("#define NESTED 9.0f\n")  # beside the source: found before -I
+
+
+@pytest.mark.parametrize("change", [edited_in_place, removed, shadowed])
+def test_a_header_that_would_be_read_differently_is_changed(
+    small: SmallBuilder, change: Callable[[SmallBuilder], None]
+) -> None:
+    header, roots = header_of(small, "nested.h")
+    assert header.is_unchanged(roots)
+    change(small)
+    assert not header.is_unchanged(roots)
+
+
+def test_headers_above_the_sources_are_named_by_their_way_from_there(tmp_path: Path, cache: Cache) -> None:
+    small = make_small(tmp_path / "tree" / "op", cache)
+    assert Roots.of(small.plan()).name(str(tmp_path / "tree" / "shared.h")) == ("source0", "../shared.h")
+    packages = os.path.realpath(sysconfig.get_paths()["purelib"])
+    of_app, of_package = Roots({"source0": "/opt/app/csrc"}), Roots({"source0": f"{packages}/ours/csrc"})
+    assert of_app.name("/opt/app/common/x.h") == ("source0", "../common/x.h")
+    assert of_app.name("/opt/other/include/x.h") == ("", "/opt/other/include/x.h")
+    assert of_package.name(f"{packages}/ours/common/x.h") == ("source0", "../common/x.h")
+    assert of_package.name(f"{packages}/theirs/x.h") == ("", f"{packages}/theirs/x.h")
+
+
+def test_a_place_that_is_spelled_through_a_link_is_the_same_place(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    plan = BuildPlan("op", "op", Binding.STABLE, (), (tmp_path / "link",), (), (), ())
+    assert Roots.of(plan).name(f"{tmp_path}/link/x.h") == ("include0", "x.h")
+    assert Roots.of(plan).name(f"{tmp_path}/real/x.h") == ("include0", "x.h")
+
+
+def test_depfile_with_spaces_continuations_and_several_rules() -> None:
+    text = "a.o: a.cpp \\\n /x/b.h \\\n /with\\ space/c.h\n\n/x/b.h:\n"
+    assert parse_depfile(text) == ["a.cpp", "/x/b.h", "/with space/c.h"]
+
+
+def test_a_header_of_the_system_that_was_saved_during_the_build_counts(small: SmallBuilder, tmp_path: Path) -> None:
+    header = tmp_path / "system.h"
+    header.touch()
+    before_ns = time.time_ns()
+    key = BuildKey(key_of(small), (), SystemHeaders.of([str(header)]))
+    sources_untouched = small.plan()._replace(sources=())
+    assert not saved_since(before_ns + 10**9, sources_untouched, key)
+    header.write_text("// changed")
+    assert saved_since(before_ns, sources_untouched, key)
