@@ -26,7 +26,8 @@ def draw(path: Path, findings: Findings, title: str) -> None:
             for colour, depth in zip(_COLOURS, sorted({m.settings.queue_depth for m in measured}), strict=False):
                 line = [m for m in measured if (m.settings.engine, m.settings.queue_depth) == (engine, depth)]
                 points = sorted((m.settings.block_size, getattr(m, rate) / 1e9) for m in line)
-                axis.plot(*zip(*points, strict=True), "o-", color=colour, markersize=4, label=str(depth))
+                sizes_and_rates = zip(*points, strict=True) if points else ([], [])
+                axis.plot(*sizes_and_rates, "o-", color=colour, markersize=4, label=str(depth))
             if engine == findings.best.settings.engine:
                 best = [findings.best.settings.block_size], [getattr(findings.best, rate) / 1e9]
                 axis.plot(*best, "*", color="#c0392b", markersize=14, clip_on=False)

@@ -87,8 +87,11 @@ def checked_offset(file_offset: object) -> int:
     Raises:
         OpArgumentError: it is not an int, or negative.
     """
-    is_number = isinstance(file_offset, SupportsIndex) and not isinstance(file_offset, bool)
-    if not is_number or not 0 <= (offset := operator.index(file_offset)) < 1 << 62:  # type: ignore[arg-type]
+    try:
+        offset = operator.index(file_offset)  # type: ignore[arg-type]
+    except TypeError:
+        offset = -1
+    if isinstance(file_offset, bool) or not 0 <= offset < 1 << 62:
         raise OpArgumentError(f"file_offset is {file_offset!r}.", "Pass bytes from the file's beginning, 0 or more.")
     return offset
 

@@ -303,29 +303,6 @@ def test_sparse_files_read_as_zeros_and_grow(async_io: AsyncIOModule, disk: Path
     assert path.stat().st_size == (60 << 20) + 101  # never made shorter
 
 
-@each_engine
-def test_several_handles_and_threads(async_io: AsyncIOModule, storage: Path, engine: str) -> None:
-    shared = async_io.aio_handle(64 * KIB, 8, False, True, 2, engine=engine)
-    good = []
-
-    def work(index: int) -> None:
-        own = async_io.aio_handle(64 * KIB, 8, engine=engine)
-        data = random_bytes(300_000 + index, seed=index)
-        for handle in (own, shared) * 5:
-            back = torch.zeros_like(data)
-            handle.sync_pwrite(data, storage / f"{index}")
-            handle.sync_pread(back, storage / f"{index}")
-            assert torch.equal(back, data)
-        good.append(index)
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(good) == list(range(6))
-
-
 def test_buffers_are_kept_and_a_dropped_handle_finishes_its_work(async_io: AsyncIOModule, storage: Path) -> None:
     handle = async_io.aio_handle(64 * KIB, 4)
     for index in range(8):

@@ -165,17 +165,6 @@ def test_a_file_that_is_too_short_is_an_error_before_anything_is_read(async_io: 
     assert_usable(handle, tmp_path)
 
 
-def test_a_file_removed_during_a_read_is_read_completely(async_io: AsyncIOModule, tmp_path: Path) -> None:
-    handle = make(async_io, ENGINES[0])
-    data = random_bytes(20_000_000)
-    (tmp_path / "file").write_bytes(raw(data))
-    back = torch.zeros_like(data)
-    handle.async_pread(back, tmp_path / "file")
-    (tmp_path / "file").unlink()
-    assert handle.wait() == 1
-    assert torch.equal(back, data)
-
-
 @each_engine
 def test_validation_compares(async_io: AsyncIOModule, faulty: Path, engine: str) -> None:
     handle = make(async_io, engine)
