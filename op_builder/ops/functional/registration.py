@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from op_builder.ops.arguments import untraced
+
 if TYPE_CHECKING:
     from op_builder.ops.functional.block_quantize import BlockQuantizeModule
     from op_builder.ops.functional.pack_bits import PackBitsModule
@@ -70,20 +72,16 @@ _loaded: dict[str, Any] = {}
 
 def _module(builder: str) -> Any:
     """What a builder of ``op_builder.xpu`` loads: once, as even finding the op again takes milliseconds."""
-    _load(builder)
+    if builder not in _loaded:
+        _load(builder)
     return _loaded[builder]
 
 
+@untraced
 def _load(builder: str) -> None:
-    if builder not in _loaded:
-        from op_builder import xpu
+    from op_builder import xpu
 
-        _loaded[builder] = getattr(xpu, builder)().load(verbose=False)
-
-
-# So torch.compile runs it and does not trace it. torch.compiler.assume_constant_result would set this, too, and import
-# the compiler, which takes seconds.
-_load._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    _loaded[builder] = getattr(xpu, builder)().load(verbose=False)
 
 
 def _pack_bits() -> PackBitsModule:
