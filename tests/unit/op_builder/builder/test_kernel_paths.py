@@ -86,7 +86,7 @@ def test_the_functions_bear_the_prefix() -> None:
     ],
 )
 def test_what_is_not_there_is_told_with_where_it_was_looked_for(hook: object, path: str, found: str) -> None:
-    path = "../ops/native" if path == "native" else path
+    path = "../toolchains" if path == "native" else path
     with pytest.raises(SourceNotFoundError, match=found) as caught:
         hook(path)  # type: ignore[operator]
     message = str(caught.value)
