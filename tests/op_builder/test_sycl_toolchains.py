@@ -194,7 +194,7 @@ def icpx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STAND_IN_LOG", str(log))
     monkeypatch.setenv("TORCH_XPU_ARCH_LIST", "pvc,bmg")
     for module in ("toolchains.sycl", "engine.commands"):
-        install = replace(torch_install(), xpu="20260200")
+        install = torch_install()._replace(xpu="20260200")
         monkeypatch.setattr(f"op_builder.{module}.torch_install", lambda install=install: install)
     return log
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import os
@@ -335,7 +334,7 @@ def test_the_report_knows_what_the_linker_would_refuse(
     row = op_row(small)
     assert not row.installed
     ((family, version),) = needs.items()
-    assert f"it needs {family}_{version}, which the C++ library here has not" in row.reason
+    assert f"it needs {family}_{version}, which the C++ library here lacks" in row.reason
 
 
 @pytest.mark.parametrize(
@@ -346,7 +345,7 @@ def test_the_manifest_says_from_which_torch_on_a_binary_serves(target: str, leas
     flags = json.loads(wheel.manifest.key_parts["c++ flags"])
     kept = [flag for flag in flags if not flag.startswith("-DTORCH_TARGET_VERSION")]
     parts = {**wheel.manifest.key_parts, "c++ flags": json.dumps([*kept, f"-DTORCH_TARGET_VERSION={target}"])}
-    entry = dataclasses.replace(wheel, manifest=dataclasses.replace(wheel.manifest, key_parts=parts, kind="accel"))
+    entry = wheel._replace(manifest=wheel.manifest._replace(key_parts=parts, kind="accel"))
     assert entry.manifest.torch_needed == f">={least}"
     fits = torch_install().release >= tuple(map(int, least.split(".")))
     assert prebuilt._misfit(entry) == (None if fits else f"it needs torch >={least}, this is {torch.__version__}")
