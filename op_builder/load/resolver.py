@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from op_builder import env, paths
 from op_builder.cache.fingerprint import COMPILER_PARTS, PlanKey, plan_key
@@ -34,18 +34,21 @@ def _warn_once(message: str) -> None:
     logger.warning(message)
 
 
-class Request(NamedTuple):
+class Request:
     """One op as asked for: its plan, tools and key. ``toolset`` is None without a compiler.
 
     ``roots`` are the places that the headers of entries are named relative to.
     """
 
-    plan: BuildPlan
-    toolset: Toolset | None
-    missing_tool: AccelError | None
-    key: PlanKey
-    cache: Cache
-    roots: Roots
+    def __init__(
+        self, plan: BuildPlan, toolset: Toolset | None, missing_tool: AccelError | None, key: PlanKey, cache: Cache
+    ) -> None:
+        self.plan = plan
+        self.toolset = toolset
+        self.missing_tool = missing_tool
+        self.key = key
+        self.cache = cache
+        self.roots = Roots.of(plan)
 
     @staticmethod
     def of(op: Op, cache: Cache | None = None) -> Request:
@@ -60,7 +63,7 @@ class Request(NamedTuple):
             missing = error
             if env.CXX.get() is not None:  # a compiler was asked for, and is not what will have been used
                 _warn_once(f"{error.message} Builds of any compiler are taken where there are some. {error.remedy}")
-        return Request(plan, toolset, missing, plan_key(plan, toolset, used.memo), used, Roots.of(plan))
+        return Request(plan, toolset, missing, plan_key(plan, toolset, used.memo), used)
 
     def find_opened(self) -> Entry | None:
         """The entry that fits and is open in this process; its file may be gone."""

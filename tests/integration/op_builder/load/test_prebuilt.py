@@ -334,7 +334,7 @@ def test_the_report_knows_what_the_linker_would_refuse(
     row = op_row(small)
     assert not row.installed
     ((family, version),) = needs.items()
-    assert f"it needs {family}_{version}, which the C++ library here has not" in row.reason
+    assert f"it needs {family}_{version}, which the C++ library here lacks" in row.reason
 
 
 @pytest.mark.parametrize(
