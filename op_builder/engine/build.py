@@ -211,7 +211,7 @@ def _only_builder(cache: Cache, key: PlanKey, op: str, cancel: threading.Event) 
     locks, or its holder does not end, the build proceeds without: publishing is correct either way.
 
     Raises:
-        BuildCancelled: ``options.cancel`` was set while it waited.
+        BuildCancelled: ``cancel`` was set while it waited.
     """
     path = cache.writable_dir("locks") / f"{op}-{key.digest}.lock"
     with contextlib.ExitStack() as stack:
