@@ -555,7 +555,7 @@ def interrupted(place: Place, number: int) -> list[Any]:
     return told
 
 
-def closed_by_a_handler(place: Place, is_quick: bool) -> None:
+def closed_by_a_handler(place: Place) -> None:
     """The handler of a signal closes the group in the middle of rank 0's wait, and ends the process."""
     group = place.group(timeout_s=60)
     group.barrier()
@@ -570,7 +570,7 @@ def closed_by_a_handler(place: Place, is_quick: bool) -> None:
 
     signal.signal(signal.SIGUSR1, end)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-    group.all_reduce(torch.ones(1)) if is_quick else group.barrier()  # without torch's dispatcher, and by it
+    group.barrier()
 
 
 def reentered(place: Place) -> list[Any]:
@@ -618,7 +618,7 @@ def one_cannot_map(place: Place) -> list[Any]:
     return told
 
 
-def closed_meanwhile(place: Place, is_quick: bool) -> list[str]:
+def closed_meanwhile(place: Place) -> list[str]:
     """Rank 0 closes the group in one thread while another one waits for rank 1."""
     group = place.group(timeout_s=60)
     group.barrier()
@@ -631,7 +631,7 @@ def closed_meanwhile(place: Place, is_quick: bool) -> list[str]:
     def wait() -> None:
         began.set()
         try:
-            group.all_reduce(torch.ones(1)) if is_quick else group.barrier()  # without torch's dispatcher, and by it
+            group.barrier()
         except Exception as error:
             said.append(f"{type(error).__name__}: {error}")
 

@@ -109,9 +109,8 @@ def test_a_rank_that_has_closed_the_group(ranks: Ranks, case: str) -> None:
     assert other.error == ""
 
 
-@pytest.mark.parametrize("is_quick", [True, False])
-def test_closing_the_group_ends_the_wait_of_another_thread(ranks: Ranks, is_quick: bool) -> None:
-    first, other = ranks.run("closed_meanwhile", 2, is_quick=is_quick)
+def test_closing_the_group_ends_the_wait_of_another_thread(ranks: Ranks) -> None:
+    first, other = ranks.run("closed_meanwhile", 2)
     assert other.error == ""
     assert first.error == ""
     assert "another thread of this rank closed the group" in first.value[0]
@@ -152,9 +151,8 @@ def test_the_handler_of_a_signal_ends_a_wait(ranks: Ranks, number: int, raised: 
     assert "rank 0 gave up when it was interrupted" in other[1]
 
 
-@pytest.mark.parametrize("is_quick", [True, False])
-def test_a_handler_that_closes_the_group_and_exits_ends_the_process_as_it_says(ranks: Ranks, is_quick: bool) -> None:
-    first, other = ranks.run("closed_by_a_handler", 2, is_quick=is_quick)
+def test_a_handler_that_closes_the_group_and_exits_ends_the_process_as_it_says(ranks: Ranks) -> None:
+    first, other = ranks.run("closed_by_a_handler", 2)
     assert first.error == "SystemExit: 0"
     assert other.error == ""
 

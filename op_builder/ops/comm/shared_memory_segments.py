@@ -5,24 +5,25 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from typing import Any
 
 from op_builder.errors import SharedMemoryCommError, SharedMemorySpaceError
 from op_builder.ops.comm.shared_memory_meeting import Meeting, RankFacts
-from op_builder.ops.comm.shared_memory_native import NativeGroups
+from op_builder.system.cgroups import HostFiles, available_memory_bytes
 
 _CHECKED_BYTES = 16 << 20  # from here on, whether there is as much memory is asked before it is taken
 
 
 def shared_segments(
-    native: NativeGroups, meeting: Meeting, size_bytes: int, ranks: int, *, is_locked: bool = False
+    ops: Any, meeting: Meeting, size_bytes: int, *, is_locked: bool = False
 ) -> tuple[list[RankFacts], list[int]]:
-    """Make a segment, and exchange it: what the ranks told, and the descriptors of all, which are the caller's.
+    """Make a segment and exchange it: the facts of all ranks, and their descriptors, which the caller closes.
 
     Where one rank has no room all raise.
     """
     descriptor, failure = -1, None
     try:
-        descriptor = _segment(native, size_bytes, ranks)
+        descriptor = _segment(ops, size_bytes, meeting.size)
         if is_locked:  # as long as this process lives: the others look at it
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except SharedMemorySpaceError as error:
@@ -37,16 +38,14 @@ def shared_segments(
         raise
 
 
-def _segment(native: NativeGroups, size_bytes: int, ranks: int) -> int:
+def _segment(ops: Any, size_bytes: int, ranks: int) -> int:
     """The descriptor of new shared memory.
 
     Raises:
         SharedMemorySpaceError: there is no room for it, on each of the host's ranks.
     """
     if size_bytes >= _CHECKED_BYTES:
-        # To take more than there is would have the kernel end a process, and perhaps another one.
-        from op_builder.system.cgroups import HostFiles, available_memory_bytes
-
+        # Taking more than is free would make the kernel end a process, perhaps another one.
         available = available_memory_bytes(HostFiles())
         if size_bytes * ranks > available:
             raise SharedMemorySpaceError(
@@ -55,10 +54,10 @@ def _segment(native: NativeGroups, size_bytes: int, ranks: int) -> int:
                 "Ask for less, or free some memory.",
                 needed_bytes=size_bytes * ranks,
             )
-    descriptor, number = native.create_segment(size_bytes)
-    if number:
-        raise space_error(size_bytes, number)
-    return int(descriptor)
+    descriptor: int = ops.create_segment(size_bytes)
+    if descriptor < 0:
+        raise space_error(size_bytes, -descriptor)
+    return descriptor
 
 
 def space_error(size_bytes: int, number: int) -> SharedMemorySpaceError:
