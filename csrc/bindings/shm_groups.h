@@ -108,7 +108,7 @@ inline std::string in_words(comm::Group& group, const comm::Failure& failure) {
       return "the group was used inside one of its own collectives";
     case Kind::mismatch:
       return "rank " + std::to_string(group.rank()) + " called " + in_words(group.call_of(group.rank())) + ", " + who +
-             " " + in_words(group.call_of(failure.rank));
+             " called " + in_words(group.call_of(failure.rank));
     case Kind::none:
       break;
   }

@@ -1,4 +1,4 @@
-// How ranks keep in step: the synchronisation of all collectives, and nothing else. tests/ops/models/shm_comm.pml is a
+// How ranks keep in step: the synchronisation of all collectives, and nothing else. tests/support/models/shm_comm.pml is a
 // model of it.
 //
 // Each rank counts phases. A rank *publishes* a phase when what it wrote for that phase may be read by the others; it

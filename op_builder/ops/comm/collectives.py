@@ -62,7 +62,6 @@ class HierarchicalCollectives:
         self._is_closed = False
 
     def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
-        """See :class:`Collectives`."""
         step = "sum" if op == "avg" else op
         # Between the hosts, too, so that no sum is too large for the type of its mean.
         wide = tensor.float() if step == "sum" and tensor.dtype in _NARROW else tensor
@@ -76,14 +75,13 @@ class HierarchicalCollectives:
         self._from_leader(lambda inside: inside.broadcast(tensor, 0))
 
     def reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, op: str) -> None:
-        """See :class:`Collectives`. Sends all of it to all hosts: twice what is needed."""
+        """Sends all of it to all hosts: twice what is needed."""
         whole = input.detach().clone()
         self.all_reduce(whole, op)
         parts = whole.view(self._layout.size, -1)
         output.view(-1).copy_(parts[self._layout.rank])
 
     def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> None:
-        """See :class:`Collectives`."""
         layout = self._layout
         rows = _bytes_of(output).view(layout.size, -1)
         # The hosts' ranks may be anywhere among each other; in this order they are one after another.
@@ -102,7 +100,6 @@ class HierarchicalCollectives:
             rows[[rank for ranks in layout.hosts for rank in ranks]] = block
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
-        """See :class:`Collectives`."""
         layout = self._layout
         host = layout.host_of(src)
         if host == layout.host:
@@ -112,13 +109,11 @@ class HierarchicalCollectives:
             self._from_leader(lambda inside: inside.broadcast(tensor, 0))
 
     def barrier(self) -> None:
-        """See :class:`Collectives`."""
         self._inside(lambda inside: inside.barrier())
         self._between(lambda across: across.barrier())
         self._from_leader(lambda inside: inside.barrier())
 
     def close(self) -> None:
-        """See :class:`Collectives`."""
         self._is_closed = True
         self._own.close()
         if self._across is not None:

@@ -183,7 +183,7 @@ class AccelProcessGroup(dist.ProcessGroup):
     def _broadcast(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
         """Give all ranks one rank's tensors: ``(tensors, opts)`` or ``(tensor, root)``."""
         tensors, rest = as_list(arguments[0]), arguments[1:]
-        given = rest[0] if rest else keywords.get("opts", keywords.get("root", 0))
+        given: Any = rest[0] if rest else keywords.get("opts", keywords.get("root", 0))
         src = given if isinstance(given, int) else int(given.rootRank)
         if not self._covers(tensors):
             return self._by_gloo(name, arguments, keywords)

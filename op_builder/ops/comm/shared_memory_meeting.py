@@ -7,6 +7,8 @@ So there is nothing in any file system that a killed process could leave behind,
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import socket
@@ -16,14 +18,14 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from hmac import compare_digest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from op_builder import env
-from op_builder.errors import OpArgumentError, SharedMemoryCommError
-from op_builder.system.cgroups import HostFiles, cpu_quota_cores
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+from op_builder.errors import OpArgumentError, SharedMemoryCommError, SharedMemorySpaceError
+from op_builder.system.cgroups import HostFiles, available_memory_bytes, cpu_quota_cores
 
 _SECRET_BYTES = 16
 _HELLO = struct.Struct(f"!{_SECRET_BYTES}sI")  # the secret of who is called, the rank of who calls
@@ -31,6 +33,7 @@ _PEER_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _HELLO_TIMEOUT_S = 5.0
 _LOOK_AROUND_S = 0.2
 _LONGEST_PAUSE_S = 0.02
+_CHECKED_BYTES = 16 << 20  # from here on, whether there is as much memory is asked before it is taken
 
 _process_secret = os.urandom(8).hex()  # tells whether two ranks are threads of one process
 
@@ -275,6 +278,66 @@ class Meeting:
         )
 
 
+def shared_segments(
+    ops: Any, meeting: Meeting, size_bytes: int, *, is_locked: bool = False
+) -> tuple[list[RankFacts], list[int]]:
+    """Make a segment and exchange it: the facts of all ranks, and their descriptors, which the caller closes.
+
+    Where one rank has no room all raise.
+    """
+    descriptor, failure = -1, None
+    try:
+        descriptor = _segment(ops, size_bytes, meeting.size)
+        if is_locked:  # as long as this process lives: the others look at it
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except SharedMemorySpaceError as error:
+        failure = error
+    try:
+        return meeting.exchange(descriptor, failure.message if failure else "")
+    except BaseException as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        if failure is not None and isinstance(error, SharedMemoryCommError):
+            raise failure from None
+        raise
+
+
+def _segment(ops: Any, size_bytes: int, ranks: int) -> int:
+    """The descriptor of new shared memory.
+
+    Raises:
+        SharedMemorySpaceError: there is no room for it, on each of the host's ranks.
+    """
+    if size_bytes >= _CHECKED_BYTES:
+        # Taking more than is free would make the kernel end a process, perhaps another one.
+        available = available_memory_bytes(HostFiles())
+        if size_bytes * ranks > available:
+            raise SharedMemorySpaceError(
+                f"{size_bytes * ranks} bytes of shared memory are needed ({size_bytes} for each of {ranks} ranks); "
+                f"{available} are available.",
+                "Ask for less, or free some memory.",
+                needed_bytes=size_bytes * ranks,
+            )
+    descriptor: int = ops.create_segment(size_bytes)
+    if descriptor < 0:
+        raise space_error(size_bytes, -descriptor)
+    return descriptor
+
+
+def space_error(size_bytes: int, number: int) -> SharedMemorySpaceError:
+    remedies = {
+        errno.EFBIG: "Raise the limit of file sizes (ulimit -f).",
+        errno.EMFILE: "Raise the limit of open files (ulimit -n).",
+        errno.ENOSYS: "The system has no memfd_create(2); use a newer kernel, or allow it in the sandbox.",
+        errno.EPERM: "The sandbox forbids memfd_create(2) or sealing; allow them.",
+    }
+    return SharedMemorySpaceError(
+        f"{size_bytes} bytes of shared memory cannot be had: {os.strerror(number)}.",
+        remedies.get(number, "Free some memory, or raise the limit of this control group."),
+        needed_bytes=size_bytes,
+    )
+
+
 def _has_hung_up(call: socket.socket) -> bool:
     """Whether a rank that was called is gone, without having answered."""
     try:
@@ -315,9 +378,6 @@ def default_store(rank: int, timeout_s: float) -> Any:
         OpArgumentError: there is neither.
         SharedMemoryCommError: nobody served it in that time.
     """
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import PrefixStore, TCPStore
-
     if dist.is_available() and dist.is_initialized():
         return dist.distributed_c10d._get_default_store()
     host, port = env.MASTER_ADDR.get(), env.MASTER_PORT.get()

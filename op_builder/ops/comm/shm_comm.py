@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch._C._distributed_c10d import Store
 
 from op_builder import env
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import untraced
 from op_builder.ops.comm.shared_memory_group import GroupPlace, SharedMemoryGroup
 from op_builder.ops.comm.shared_memory_meeting import default_store
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
 
 
 class ShareMemCommModule:

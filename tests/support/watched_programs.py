@@ -1,0 +1,40 @@
+"""C++ without torch and Python: built by both compilers without warnings, and run under their sanitizers."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+each_watch = pytest.mark.parametrize(
+    ("compiler", "sanitizer"), list(itertools.product(("g++", "clang++"), ("address,undefined", "thread")))
+)
+
+# The tests of the ops are also run beside an installed wheel, with no sources there to compile.
+needs_sources = pytest.mark.skipif(not (ROOT / "csrc").is_dir(), reason="compiles csrc/, which only a checkout has")
+
+
+def run_watched(
+    program: Path, compiler: str, sanitizer: str, sources: Iterable[Path], *arguments: object, flags: Iterable[str] = ()
+) -> str:
+    """Build ``program`` and run it with ``arguments``; what it printed, once it has found no fault."""
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    common = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-fsanitize={sanitizer}", "-Icsrc", "-pthread"]
+    command = [compiler, *common, *flags, *map(str, sources), "-o", str(program)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if "cannot find" in built.stderr:
+        pytest.skip(f"{compiler} has no library of the sanitizer")
+    assert built.returncode == 0, built.stderr
+    # GCC's thread sanitizer of some years ends at once where addresses are as random as in newer kernels.
+    fixed = ["setarch", "-R"] if shutil.which("setarch") else []
+    command = [*fixed, str(program), *map(str, arguments)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
