@@ -17,7 +17,7 @@ namespace accel::oneccl {
 // Where the ranks of a communicator meet: one of them makes it, all are told.
 using Address = std::array<char, 256>;
 
-enum class DataType { int8, uint8, int32, int64, float16, float32, float64, bfloat16 };
+enum class DataType { int8 = 0, uint8 = 1, int32 = 4, int64 = 6, float16 = 8, float32 = 9, float64 = 10, bfloat16 = 11 };
 enum class Reduction { sum, product, min, max };
 
 // Host memory of `count` elements, borrowed until the collective has finished.

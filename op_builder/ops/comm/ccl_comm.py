@@ -18,9 +18,9 @@ ADDRESS_BYTES = 256
 DEFAULT_TIMEOUT_S = 1800.0  # as torch.distributed has it for gloo
 
 _SLICE_MS = 200  # how long a wait lasts until Python may act on a signal
-_AVG = "avg"
 # The values of torch.distributed.ReduceOp, and of the enumerations made after it.
-_REDUCTIONS = {0: "sum", 1: _AVG, 2: "product", 3: "min", 4: "max"}
+_REDUCTIONS = {0: "sum", 1: "avg", 2: "product", 3: "min", 4: "max"}
+_NATIVE_REDUCTIONS = {"sum": 0, "avg": 0, "product": 1, "min": 2, "max": 3}  # an average is a sum, and then divided
 _COLLECTIVES = ("broadcast", "all_reduce", "inference_all_reduce", "all_reduce_caching", "barrier")
 
 Address = Sequence[int] | torch.Tensor
@@ -139,10 +139,10 @@ class Communicator:
             match_id: keeps what oneCCL plans for the next call of that name.
         """
         number = self._require_open()
-        is_average = op == _AVG
+        is_average = op == "avg"
         if is_average and not tensor.is_floating_point():
             raise OpArgumentError(f"avg of {tensor.dtype} is not a whole number.", "Reduce by sum, and divide.")
-        started = self._start(self.ops.all_reduce, tensor, number, "sum" if is_average else op, match_id)
+        started = self._start(self.ops.all_reduce, tensor, number, _NATIVE_REDUCTIONS[op], match_id)
         return CCLWork(self, started, f"all_reduce ({op})", tensor, self.size if is_average else 1)
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> CCLWork:
@@ -163,8 +163,8 @@ class Communicator:
             return
         number = self._require_open()
         timeout_ms = math.ceil(self.timeout_s * 1000)
-        self._start(self.ops.inference_all_reduce, tensor, number, "sum" if op == _AVG else op, timeout_ms)
-        if op == _AVG:
+        self._start(self.ops.inference_all_reduce, tensor, number, _NATIVE_REDUCTIONS[op], timeout_ms)
+        if op == "avg":
             tensor.div_(self.size)
 
     def give_up(self, what: str, timeout_s: float) -> CommunicationError:
