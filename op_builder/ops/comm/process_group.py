@@ -34,7 +34,7 @@ from op_builder.ops.comm.arguments import (
 )
 from op_builder.ops.comm.collectives import Collectives
 from op_builder.ops.comm.hosts import Layout
-from op_builder.ops.comm.work import DoneWork, WorkQueue
+from op_builder.ops.comm.work import CollectiveWork, WorkQueue
 
 logger = logging.getLogger(__name__)
 
@@ -305,7 +305,7 @@ class AccelProcessGroup(dist.ProcessGroup):
         if is_async:
             return self._queue.submit(call, result)
         self._queue.run(call)
-        return DoneWork(result)
+        return CollectiveWork(result)
 
     def _call(self, function: Callable[[], None]) -> None:
         try:

@@ -13,7 +13,7 @@ from datetime import timedelta
 import pytest
 
 from op_builder.errors import CommunicationError
-from op_builder.ops.comm.work import QueuedWork, WorkQueue
+from op_builder.ops.comm.work import CollectiveWork, WorkQueue
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def queue() -> WorkQueue:
 
 
 @contextmanager
-def busy(queue: WorkQueue) -> Iterator[QueuedWork]:
+def busy(queue: WorkQueue) -> Iterator[CollectiveWork]:
     """Within it the queue's thread is in the middle of a work."""
     began, release = threading.Event(), threading.Event()
 
@@ -89,7 +89,7 @@ def test_a_signal_that_ends_a_collective_ends_its_work_and_no_wait_is_for_ever(q
         began.set()
         threading.Event().wait()  # as a wait for another rank
 
-    work = QueuedWork(queue, collective, [])
+    work = CollectiveWork([], queue, collective)
     future = work.get_future()
     with handler(signal.SIGINT, signal.default_int_handler):
         threading.Thread(target=lambda: (began.wait(), os.kill(os.getpid(), signal.SIGINT))).start()
@@ -103,7 +103,7 @@ def test_a_signal_that_ends_a_collective_ends_its_work_and_no_wait_is_for_ever(q
 
 
 def test_a_work_that_was_taken_and_lost_is_an_error(queue: WorkQueue) -> None:
-    work = QueuedWork(queue, lambda: None, [])  # an exception came between its being taken and its being done
+    work = CollectiveWork([], queue, lambda: None)  # an exception came between its being taken and its being done
     with pytest.raises(CommunicationError, match="an exception ended the collective"):
         work.wait()
 
@@ -118,7 +118,7 @@ def test_the_handler_of_a_signal_and_a_callback_get_an_error_and_no_deadlock(que
 
     with handler(signal.SIGUSR1, again):
         queue.run(lambda: signal.raise_signal(signal.SIGUSR1))
-    work = QueuedWork(queue, lambda: None, [])
+    work = CollectiveWork([], queue, lambda: None)
     work.get_future().add_done_callback(again)
     queue.run(work.run)
     assert len(caught) == 2
