@@ -363,6 +363,8 @@ def killed_while_meeting(place: Place) -> None:
 
 def one_never_comes(place: Place, timeout_s: float) -> None:
     if place.rank != 1:
+        place.signal(f"here {place.rank}")
+        place.wait(f"here {2 - place.rank}")
         place.group(timeout_s=timeout_s)
 
 

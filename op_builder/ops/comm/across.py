@@ -94,9 +94,9 @@ class GiveUpNote:
 
     def require_none(self) -> None:
         """Raise a CommunicationError where there is one."""
-        if told := self.read():
+        if note := self.read():
             raise CommunicationError(
-                f"A collective between hosts was given up. {told}", "See that rank's error. The ranks need a new group."
+                f"A collective between hosts was given up. {note}", "See that rank's error. The ranks need a new group."
             )
 
 

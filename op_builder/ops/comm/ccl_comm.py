@@ -27,7 +27,7 @@ Address = Sequence[int] | torch.Tensor
 Group = Sequence[int] | int | None
 
 
-# What oneCCL may still write to: also where nobody waits any more, or has given up waiting.
+# Tensors that oneCCL may still write to, also after a wait was given up.
 _in_flight: dict[tuple[int, int], torch.Tensor] = {}
 
 
@@ -168,19 +168,19 @@ class Communicator:
             tensor.div_(self.size)
 
     def give_up(self, what: str, timeout_s: float) -> CommunicationError:
-        """Wait no more for a collective, nor for any later one; the error that tells of it."""
+        """End the wait for a collective and refuse later ones; returns the error to raise."""
         self._failure = CommunicationError(
             f"oneCCL's {what} on rank {self.rank} of {self.size} did not finish within {timeout_s:g} s. "
-            "oneCCL does not tell which rank is missing.",
+            "oneCCL does not report which rank is missing.",
             "See which process has ended or calls something else; all ranks need a new communicator.",
         )
         return self._failure
 
     def failed(self, what: str, error: RuntimeError) -> CommunicationError:
-        """The error that tells what oneCCL said of a collective."""
+        """The error for a collective that oneCCL reports as failed."""
         return CommunicationError(
             f"oneCCL's {what} failed on rank {self.rank} of {self.size}: {str(error).splitlines()[0]}",
-            "CCL_LOG_LEVEL=info has oneCCL tell more.",
+            "Set CCL_LOG_LEVEL=info for details from oneCCL.",
         )
 
     def close(self) -> None:
@@ -206,7 +206,7 @@ class Communicator:
 class CCLCommModule:
     """oneCCL's collectives, for one world of ranks and groups of them.
 
-    One rank calls ``get_kvs_addr(0)`` and tells the others what it got, by a store or a file; then all call
+    One rank calls ``get_kvs_addr(0)`` and passes the result to the others, by a store or a file; then all call
     :meth:`initialize`. A group is a list of ranks of the world; 0, None or an empty list is the world. Except for
     the world, :meth:`initialize_sub_comm` must have been called for it.
 
@@ -392,10 +392,10 @@ def _address(address: Address) -> list[int]:
     listed = address.tolist() if isinstance(address, torch.Tensor) else list(address)
     if len(listed) != ADDRESS_BYTES or not all(isinstance(byte, int) and 0 <= byte < 256 for byte in listed):
         raise OpArgumentError(
-            f"kvs has {len(listed)} elements.", f"Pass the {ADDRESS_BYTES} bytes of get_kvs_addr(0), told by rank 0."
+            f"kvs has {len(listed)} elements.", f"Pass the {ADDRESS_BYTES} bytes that rank 0 got from get_kvs_addr(0)."
         )
     if not any(listed):
-        raise OpArgumentError("kvs is all zeros.", "Tell this rank what rank 0 got from get_kvs_addr(0).")
+        raise OpArgumentError("kvs is all zeros.", "Pass this rank what rank 0 got from get_kvs_addr(0).")
     return listed
 
 

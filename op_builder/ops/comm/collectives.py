@@ -44,13 +44,13 @@ class HierarchicalCollectives:
 
     The result is the same on all ranks, bit for bit: the leaders have one result, which the others are given. 16-bit
     floats are added up in float32 and rounded once. A rank whose part fails gives up for good: it leaves the ranks of
-    its host, and tells those of other hosts by a note, so that nobody waits for it.
+    its host, and leaves a note for those of other hosts, so that no rank waits for it.
 
     Args:
         layout: which rank is where.
         inside: the collectives of this host's ranks.
         across: those of the leaders; None on other ranks.
-        note: what ranks that give up tell the other hosts.
+        note: where ranks that give up write why.
     """
 
     def __init__(self, layout: Layout, inside: Collectives, across: Across | None, note: GiveUpNote) -> None:
@@ -134,7 +134,7 @@ class HierarchicalCollectives:
             if not error.is_group_usable:
                 self._give_up(error)
                 raise
-            # On this host it is. The others were about to go on, and have been told not to.
+            # On this host it is, but the ranks of other hosts were about to continue.
             ended = _with_remedy(
                 error, "Have all ranks of a group call the same, in the same order. The ranks need a new group."
             )
@@ -152,12 +152,12 @@ class HierarchicalCollectives:
         try:
             step(self._across)
         except CommunicationError as error:
-            # This rank's own end of it is nobody's failure: no other rank's note is about to come.
-            told = "" if self._is_closed else self._note.read_after_failure()
-            if not told or told in error.message:
+            # Where this rank itself closed the group no other rank is about to leave a note.
+            note = "" if self._is_closed else self._note.read_after_failure()
+            if not note or note in error.message:
                 self._give_up(error)
                 raise
-            explained = CommunicationError(f"{error.message} {told}", error.remedy)
+            explained = CommunicationError(f"{error.message} {note}", error.remedy)
             self._give_up(explained)
             raise explained from error
         except BaseException as error:

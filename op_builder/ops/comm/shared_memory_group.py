@@ -19,7 +19,7 @@ from op_builder.system import cpu_isa
 REDUCTIONS = {"sum": 0, "max": 1, "min": 2, "avg": 3}
 
 _SPIN_NS = 50_000
-_FAILED = "shm_comm: "  # how the ops' errors begin that tell of a failed collective
+_FAILED = "shm_comm: "  # how an op's error for a failed collective begins
 
 _KINDS = ("none", "died", "left", "gave_up", "late", "interrupted", "mismatch", "busy")
 _REMEDIES = {

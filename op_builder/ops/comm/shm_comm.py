@@ -96,7 +96,7 @@ class ShareMemCommModule:
             raise OpArgumentError(f"timeout_s is {timeout_s!r}.", "Pass seconds above 0.")
         if store is None and size > 1:
             store = self._common_store(rank, patience_s)
-        # The store itself tells groups of one name apart by how many there were.
+        # Groups of one name have different keys, by how many there were.
         key = f"accel_shm_comm/{name}/{size}"
         number = self._used_keys.get((key, rank), 0)  # by rank, too: ranks may be threads
         self._used_keys[key, rank] = number + 1

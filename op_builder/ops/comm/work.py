@@ -140,7 +140,7 @@ class WorkQueue:
     def __init__(self, name: str) -> None:
         self._name = name
         # Whoever has it takes the next. A thread that has it may come again, from the handler of a signal or from what
-        # hangs on a future: _is_doing tells.
+        # hangs on a future: then _is_doing is set.
         self._turn = threading.RLock()
         self._is_doing = False
         self._waiting: deque[CollectiveWork] = deque()
@@ -167,7 +167,7 @@ class WorkQueue:
         work = CollectiveWork(result, self, function)
         self._waiting.append(work)
         if self._thread is None:
-            # It knows the queue weakly, so that a group that nobody has any more lets go of its thread.
+            # It knows the queue weakly, so that the thread of a group that is garbage ends.
             arguments = (weakref.ref(self), self._filled)
             name = f"{self._name}-{next(self._numbers)}"
             self._thread = threading.Thread(target=_serve, args=arguments, name=name, daemon=True)

@@ -45,7 +45,7 @@ def test_a_killed_rank_is_an_error_within_the_timeout_and_the_process_ends(tmp_p
     assert survivor.status == 0, survivor.output
     first, second = survivor.value
     assert "did not finish within 4 s" in first
-    assert "does not tell which rank" in first
+    assert "does not report which rank" in first
     assert second == first  # the communicator is lost
 
 
