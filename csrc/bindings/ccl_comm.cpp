@@ -16,31 +16,26 @@ namespace {
 namespace oneccl = accel::oneccl;
 using accel::Tensor;
 
-struct TypeAndSize {
-  oneccl::DataType type;
-  std::int64_t bytes;
-};
-
-TypeAndSize type_of(const Tensor& tensor) {
+oneccl::DataType type_of(const Tensor& tensor) {
   using oneccl::DataType;
   using accel::ScalarType;
   switch (tensor.scalar_type()) {
     case ScalarType::Char:
-      return {DataType::int8, 1};
+      return DataType::int8;
     case ScalarType::Byte:
-      return {DataType::uint8, 1};
+      return DataType::uint8;
     case ScalarType::Int:
-      return {DataType::int32, 4};
+      return DataType::int32;
     case ScalarType::Long:
-      return {DataType::int64, 8};
+      return DataType::int64;
     case ScalarType::Half:
-      return {DataType::float16, 2};
+      return DataType::float16;
     case ScalarType::BFloat16:
-      return {DataType::bfloat16, 2};
+      return DataType::bfloat16;
     case ScalarType::Float:
-      return {DataType::float32, 4};
+      return DataType::float32;
     case ScalarType::Double:
-      return {DataType::float64, 8};
+      return DataType::float64;
     default:
       accel::refuse("tensor is of type " + tensor.type_name() +
                         "; oneCCL takes float32, bfloat16, float16, float64, int8, uint8, int32 and int64.",
@@ -49,25 +44,10 @@ TypeAndSize type_of(const Tensor& tensor) {
 }
 
 oneccl::Buffer buffer_of(const Tensor& tensor) {
-  const TypeAndSize kind = type_of(tensor);
-  const accel::HostMemory memory = accel::host_memory(tensor, {"tensor", accel::Argument::kNoList}, kind.bytes);
-  return {memory.data, static_cast<std::size_t>(memory.numel), kind.type};
-}
-
-oneccl::Reduction reduction_of(const std::string& name) {
-  if (name == "sum") {
-    return oneccl::Reduction::sum;
-  }
-  if (name == "product") {
-    return oneccl::Reduction::product;
-  }
-  if (name == "min") {
-    return oneccl::Reduction::min;
-  }
-  if (name == "max") {
-    return oneccl::Reduction::max;
-  }
-  accel::refuse("There is no reduction " + name + ".", "Use sum, product, min or max.");
+  const oneccl::DataType type = type_of(tensor);
+  const auto element_bytes = static_cast<std::int64_t>(tensor.element_size());
+  const accel::HostMemory memory = accel::host_memory(tensor, {"tensor", accel::Argument::kNoList}, element_bytes);
+  return {memory.data, static_cast<std::size_t>(memory.numel), type};
 }
 
 std::vector<std::int64_t> make_address() {
@@ -92,8 +72,8 @@ std::vector<std::int64_t> connect(std::int64_t size, std::int64_t rank, std::vec
 
 void disconnect(std::int64_t communicator) { oneccl::disconnect(communicator); }
 
-std::int64_t all_reduce(Tensor tensor, std::int64_t communicator, std::string reduction, std::string match_id) {
-  return oneccl::start_all_reduce(communicator, buffer_of(tensor), reduction_of(reduction), match_id);
+std::int64_t all_reduce(Tensor tensor, std::int64_t communicator, std::int64_t reduction, std::string match_id) {
+  return oneccl::start_all_reduce(communicator, buffer_of(tensor), static_cast<oneccl::Reduction>(reduction), match_id);
 }
 
 std::int64_t broadcast(Tensor tensor, std::int64_t communicator, std::int64_t source) {
@@ -105,24 +85,24 @@ std::int64_t barrier(std::int64_t communicator) { return oneccl::start_barrier(c
 bool wait(std::int64_t collective, std::int64_t timeout_ms) { return oneccl::wait(collective, timeout_ms); }
 
 // The whole of it in one op, which torch.compile can keep in its graph.
-void inference_all_reduce(Tensor tensor, std::int64_t communicator, std::string reduction, std::int64_t timeout_ms) {
-  const std::int64_t collective = all_reduce(tensor, communicator, std::move(reduction), "");
+void inference_all_reduce(Tensor tensor, std::int64_t communicator, std::int64_t reduction, std::int64_t timeout_ms) {
+  const std::int64_t collective = all_reduce(tensor, communicator, reduction, "");
   if (!oneccl::wait(collective, timeout_ms)) {
     throw std::runtime_error("oneCCL's all-reduce did not finish within " + std::to_string(timeout_ms) + " ms.");
   }
 }
 
-void inference_all_reduce_meta(Tensor, std::int64_t, std::string, std::int64_t) {}
+void inference_all_reduce_meta(Tensor, std::int64_t, std::int64_t, std::int64_t) {}
 
 void define(accel::Library& library) {
   library.def("make_address() -> int[]");
   library.def("connect(int size, int rank, int[] address) -> int[]");
   library.def("disconnect(int communicator) -> ()");
-  library.def("all_reduce(Tensor(a!) tensor, int communicator, str reduction, str match_id) -> int");
+  library.def("all_reduce(Tensor(a!) tensor, int communicator, int reduction, str match_id) -> int");
   library.def("broadcast(Tensor(a!) tensor, int communicator, int source) -> int");
   library.def("barrier(int communicator) -> int");
   library.def("wait(int collective, int timeout_ms) -> bool");
-  library.def("inference_all_reduce(Tensor(a!) tensor, int communicator, str reduction, int timeout_ms) -> ()");
+  library.def("inference_all_reduce(Tensor(a!) tensor, int communicator, int reduction, int timeout_ms) -> ()");
 }
 
 void implement(accel::Library& library) {

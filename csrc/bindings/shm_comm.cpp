@@ -1,8 +1,7 @@
-// The shm_comm op library: groups by number, shared memory by descriptor and address. The Python side brings the ranks
-// together and makes errors of failures. torch's dispatcher lets go of Python's lock while an op runs.
+// The shm_comm op library: groups by number, shared memory by descriptor. The Python side brings the ranks together and
+// turns failures into its errors. torch's dispatcher releases Python's lock while an op runs.
 
 #include <cstdint>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -10,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/python_call.h"
+#include "bindings/python_signals.h"
 #include "bindings/shm_groups.h"
 #include "bindings/tensor_checks.h"
 #include "common/mutex.h"
@@ -21,11 +20,14 @@
 namespace {
 
 namespace comm = accel::comm;
-using accel::in_words;
 using accel::ScalarType;
 using accel::Tensor;
 
-// Symmetric memory by the address of this rank's part, as long as a tensor lies on it.
+constexpr comm::Tuning kTuning{512 << 10, 4 << 10};
+
+accel::ShmGroups& groups() { return accel::shm_groups(); }
+
+// Symmetric memory by the address of this rank's part, as long as a tensor uses it.
 struct SymmetricMemories {
   accel::Mutex mutex;
   std::map<std::int64_t, std::shared_ptr<const comm::Symmetric>> by_address;
@@ -35,89 +37,55 @@ SymmetricMemories& memories() {
   return *all;
 }
 
-accel::ShmGroups& groups() { return accel::shm_groups(); }
-
-accel::Python python;
-void* raised[3];  // the exception of a signal's handler that ended a wait, until the Python side raises it
-
-bool is_interrupted_by_python() {
-  if (python.check_signals == nullptr) {
-    return false;
-  }
-  const int state = python.ensure();
-  const bool has_raised = python.check_signals() != 0;
-  if (has_raised) {
-    python.fetch(&raised[0], &raised[1], &raised[2]);
-  }
-  python.release(state);
-  return has_raised;
-}
-
-void know_python(const std::vector<std::int64_t>& addresses) {
-  if (addresses.size() == accel::Python::kCount) {
-    std::memcpy(&python, addresses.data(), sizeof(python));
-  }
-}
-
-// Type, value and traceback of the exception that ended a wait; zeros where there is none. They are the caller's then.
-std::vector<std::int64_t> take_raised() {
-  std::vector<std::int64_t> taken;
-  for (void*& part : raised) {
-    taken.push_back(reinterpret_cast<std::int64_t>(part));
-    part = nullptr;
-  }
-  return taken;
-}
-
 // Groups ---------------------------------------------------------------------------------------------------------------
 
-// [descriptor, 0], or [-1, errno].
-std::vector<std::int64_t> create_segment(std::int64_t size_bytes) {
+// How much memory each rank of a group gives.
+std::int64_t segment_bytes() { return comm::SlotLayout{kTuning.slot_bytes}.segment_bytes(); }
+
+// A descriptor, or -errno.
+std::int64_t create_segment(std::int64_t size_bytes) {
   int error = 0;
   const int descriptor = comm::create_segment(size_bytes, error);
-  return {descriptor, error};
+  return error != 0 ? -error : descriptor;
 }
 
-// The group's number, or -errno. `numbers`: rank, size, timeout and spinning in ns, bytes of a slot and up to which all
-// read all, the instruction set; then the ranks' descriptors, which become the group's, and whether each is a thread of
-// this process.
-std::int64_t open_group(const std::vector<std::int64_t>& numbers) {
-  const std::int64_t* const given = numbers.data();
-  const comm::GroupSettings settings{static_cast<int>(given[0]),
-                                     {given[2], given[3]},
-                                     {given[4], given[5]},
-                                     static_cast<accel::cpu::Isa>(given[6]),
-                                     is_interrupted_by_python};
-  const std::int64_t* const descriptors = given + 7;
-  const std::int64_t* const is_here = descriptors + given[1];
+// The group's number, or -errno. `descriptors`: the segments of all ranks, which become the group's. `is_here`: whether
+// each rank is a thread of this process.
+std::int64_t open_group(std::int64_t rank, std::vector<std::int64_t> descriptors, std::vector<std::int64_t> is_here,
+                        std::int64_t timeout_ns, std::int64_t spin_ns, std::string isa) {
+  comm::GroupSettings settings{static_cast<int>(rank), {timeout_ns, spin_ns}, kTuning, accel::cpu::Isa::baseline,
+                               accel::is_interrupted_by_python};
+  accel::cpu::parse_isa(isa.c_str(), &settings.isa);
   int error = 0;
-  auto group = std::make_shared<comm::Group>(settings, std::vector<int>(descriptors, is_here),
-                                             std::vector<bool>(is_here, is_here + given[1]), error);
+  auto group = std::make_shared<comm::Group>(settings, std::vector<int>(descriptors.begin(), descriptors.end()),
+                                             std::vector<bool>(is_here.begin(), is_here.end()), error);
   return error != 0 ? -error : groups().add(std::move(group));
 }
 
-void leave(std::int64_t group) { groups().find(group)->leave(); }
-void forget(std::int64_t group) { groups().remove(group); }
-
-// [address of this rank's part, 0], or [0, errno]. `numbers`: group, bytes, the memory's id on
-// all ranks, and the descriptors, which stay the caller's.
-std::vector<std::int64_t> attach(const std::vector<std::int64_t>& numbers) {
-  const std::vector<int> descriptors(numbers.begin() + 3, numbers.end());
-  int error = 0;
-  const auto memory = groups().find(numbers[0])->add_symmetric(static_cast<std::uint64_t>(numbers[2]), descriptors,
-                                                               numbers[1], error);
-  if (memory == nullptr) {
-    return {0, error};
-  }
-  const auto address = reinterpret_cast<std::int64_t>(memory->base(memory->rank));
-  const accel::Lock lock(memories().mutex);
-  memories().by_address.emplace(address, memory);
-  return {address, 0};
+void close_group(std::int64_t group) {
+  groups().find(group)->leave();
+  groups().remove(group);
 }
 
-// The last tensor on that address is gone. The group may be gone, too.
-void release(std::int64_t group, std::int64_t address) {
-  std::shared_ptr<const comm::Symmetric> memory;  // unmapped after the lock, and after the group has let it go
+// The address of this rank's part of symmetric memory, or -errno. `memory`: its number, the same on all ranks. The
+// descriptors stay the caller's.
+std::int64_t attach_symmetric(std::int64_t group, std::int64_t memory, std::int64_t size_bytes,
+                              std::vector<std::int64_t> descriptors) {
+  int error = 0;
+  const auto attached = groups().find(group)->add_symmetric(
+      static_cast<std::uint64_t>(memory), std::vector<int>(descriptors.begin(), descriptors.end()), size_bytes, error);
+  if (attached == nullptr) {
+    return -error;
+  }
+  const auto address = reinterpret_cast<std::int64_t>(attached->base(attached->rank));
+  const accel::Lock lock(memories().mutex);
+  memories().by_address.emplace(address, attached);
+  return address;
+}
+
+// No tensor uses that address any more. The group may be closed.
+void release_symmetric(std::int64_t group, std::int64_t address) {
+  std::shared_ptr<const comm::Symmetric> memory;  // unmapped after the lock, and after the group has dropped it
   {
     const accel::Lock lock(memories().mutex);
     const auto found = memories().by_address.find(address);
@@ -132,26 +100,20 @@ void release(std::int64_t group, std::int64_t address) {
   }
 }
 
-// Why a collective of a group failed: kind, rank, for whom that rank gave up, ms waited.
-std::vector<std::int64_t> failure(std::int64_t group) {
+// Why a collective of a group failed last: kind, rank, ms waited.
+std::vector<std::int64_t> last_failure(std::int64_t group) {
   const comm::Failure failure = groups().find(group)->last_failure();
-  return {static_cast<std::int64_t>(failure.kind), failure.rank, failure.culprit, failure.waited_ns / 1'000'000};
+  return {static_cast<std::int64_t>(failure.kind), failure.rank, failure.waited_ns / 1'000'000};
 }
 
 // Collectives ----------------------------------------------------------------------------------------------------------
-
-// What went wrong last in a group.
-std::string explain(std::int64_t number) {
-  const auto group = groups().find(number);
-  return in_words(*group, group->last_failure());
-}
 
 template <class Collective>
 void run(std::int64_t number, const Collective& collective) {
   const auto group = groups().find(number);
   const comm::Failure failure = group->run(collective);
   if (failure.kind != comm::Failure::Kind::none) {
-    throw std::runtime_error("shm_comm: " + in_words(*group, failure));
+    throw std::runtime_error("shm_comm: " + accel::in_words(*group, failure));
   }
 }
 
@@ -161,28 +123,37 @@ constexpr accel::Argument kInput{"the input", accel::Argument::kNoList};
 
 struct ReducedTensor : accel::HostMemory {
   comm::Element element;
+
+  comm::Collectives::Numbers numbers(std::int64_t reduction) const {
+    const auto chosen = static_cast<comm::Reduction>(reduction);
+    if (chosen == comm::Reduction::avg && element == comm::Element::int32) {
+      accel::refuse("There is no mean of int32 tensors.",
+                    "Sum them and divide, or convert them, for example x.float().");
+    }
+    return {numel, element, chosen};
+  }
 };
 
-ReducedTensor reduced_tensor(const Tensor& tensor, const accel::Argument& argument) {
-  comm::Element element = comm::Element::float32;
+comm::Element element_of(const Tensor& tensor, const accel::Argument& argument) {
   switch (tensor.scalar_type()) {
     case ScalarType::Float:
-      break;
+      return comm::Element::float32;
     case ScalarType::BFloat16:
-      element = comm::Element::bfloat16;
-      break;
+      return comm::Element::bfloat16;
     case ScalarType::Half:
-      element = comm::Element::float16;
-      break;
+      return comm::Element::float16;
     case ScalarType::Int:
-      element = comm::Element::int32;
-      break;
+      return comm::Element::int32;
     default:
-      accel::host_memory(tensor, argument, 0);
+      accel::host_memory(tensor, argument, 0);  // where a tensor lies is checked first
       accel::refuse(argument.text() + " is of type " + tensor.type_name() +
                         "; float32, bfloat16, float16 or int32 is needed.",
                     "Convert it, for example x.float().");
   }
+}
+
+ReducedTensor reduced_tensor(const Tensor& tensor, const accel::Argument& argument) {
+  const comm::Element element = element_of(tensor, argument);
   return {accel::host_memory(tensor, argument, comm::size_bytes(element)), element};
 }
 
@@ -190,29 +161,30 @@ accel::HostMemory bytes_of(const Tensor& tensor, const accel::Argument& argument
   return accel::host_memory(tensor, argument, static_cast<std::int64_t>(tensor.element_size()));
 }
 
-comm::Reduction reduction_of(std::int64_t number, comm::Element element) {
-  const auto reduction = static_cast<comm::Reduction>(number);
-  if (reduction == comm::Reduction::avg && element == comm::Element::int32) {
-    accel::refuse("There is no mean of int32 tensors.", "Sum them and divide, or convert them, for example x.float().");
+// `whole` has a part like `part` for each rank; `part` may be this rank's.
+void require_parts(const comm::Group& group, const Tensor& whole, const accel::HostMemory& whole_memory,
+                   const Tensor& part, const accel::HostMemory& part_memory) {
+  if (whole.scalar_type() != part.scalar_type() || whole_memory.numel != part_memory.numel * group.size()) {
+    accel::refuse("A tensor of " + std::to_string(whole_memory.numel) + " elements of " + whole.type_name() +
+                      " does not hold " + std::to_string(part_memory.numel) + " of " + part.type_name() + " for " +
+                      std::to_string(group.size()) + " ranks.",
+                  "Pass tensors of one type, one with as many times the other's elements as there are ranks.");
   }
-  return reduction;
-}
-
-void require_apart(const accel::HostMemory& output, const accel::HostMemory& input, bool may_overlap) {
-  if (!may_overlap && accel::overlap(output, input)) {
+  if (part_memory.data != whole_memory.data + group.rank() * part_memory.bytes &&
+      accel::overlap(whole_memory, part_memory)) {
     accel::refuse("The output and the input overlap.", "Pass the rank's own part of the larger one, or x.clone().");
   }
 }
 
 void all_reduce_in_place(Tensor tensor, std::int64_t group, std::int64_t reduction) {
   const ReducedTensor memory = reduced_tensor(tensor, kTensor);
-  const comm::Collectives::Numbers numbers{memory.numel, memory.element, reduction_of(reduction, memory.element)};
+  const auto numbers = memory.numbers(reduction);
   run(group, [&](comm::Collectives& all) { return all.all_reduce(memory.data, memory.data, numbers); });
 }
 
 Tensor all_reduce(Tensor tensor, std::int64_t group, std::int64_t reduction) {
   const ReducedTensor memory = reduced_tensor(tensor, kTensor);
-  const comm::Collectives::Numbers numbers{memory.numel, memory.element, reduction_of(reduction, memory.element)};
+  const auto numbers = memory.numbers(reduction);
   Tensor result = accel::empty_like(tensor);
   void* const out = result.data_ptr();
   run(group, [&](comm::Collectives& all) { return all.all_reduce(memory.data, out, numbers); });
@@ -222,29 +194,15 @@ Tensor all_reduce(Tensor tensor, std::int64_t group, std::int64_t reduction) {
 void reduce_scatter(Tensor output, Tensor input, std::int64_t group, std::int64_t reduction) {
   const ReducedTensor out = reduced_tensor(output, kOutput);
   const ReducedTensor in = reduced_tensor(input, kInput);
-  const auto found = groups().find(group);
-  if (out.element != in.element || in.numel != out.numel * found->size()) {
-    accel::refuse("The input has " + std::to_string(in.numel) + " elements of " + input.type_name() +
-                      ", the output " + std::to_string(out.numel) + " of " + output.type_name() + ", for " +
-                      std::to_string(found->size()) + " ranks.",
-                  "Pass an input of the output's type with as many times its elements as there are ranks.");
-  }
-  require_apart(out, in, out.data == in.data + found->rank() * out.bytes);
-  const comm::Collectives::Numbers numbers{out.numel, out.element, reduction_of(reduction, out.element)};
+  require_parts(*groups().find(group), input, in, output, out);
+  const auto numbers = out.numbers(reduction);
   run(group, [&](comm::Collectives& all) { return all.reduce_scatter(in.data, out.data, numbers); });
 }
 
 void all_gather(Tensor output, Tensor input, std::int64_t group) {
   const accel::HostMemory out = bytes_of(output, kOutput);
   const accel::HostMemory in = bytes_of(input, kInput);
-  const auto found = groups().find(group);
-  if (output.scalar_type() != input.scalar_type() || out.numel != in.numel * found->size()) {
-    accel::refuse("The output has " + std::to_string(out.numel) + " elements of " + output.type_name() +
-                      ", the input " + std::to_string(in.numel) + " of " + input.type_name() + ", for " +
-                      std::to_string(found->size()) + " ranks.",
-                  "Pass an output of the input's type with as many times its elements as there are ranks.");
-  }
-  require_apart(out, in, in.data == out.data + found->rank() * in.bytes);
+  require_parts(*groups().find(group), output, out, input, in);
   run(group, [&](comm::Collectives& all) { return all.all_gather(in.data, out.data, in.bytes); });
 }
 
@@ -262,90 +220,6 @@ void barrier(std::int64_t group) {
   run(group, [](comm::Collectives& all) { return all.barrier(); });
 }
 
-// all_reduce(tensor, reduction) or all_reduce(input, output, reduction) of the group whose number `self` is, called by
-// Python itself. Returns the last tensor; None where the torch op is to be called instead; False after a failure, of
-// which explain() and failure() tell.
-void* all_reduce_by_python(void* self, void* const* arguments, std::ptrdiff_t count) {
-  accel::DLTensor input{};
-  accel::DLTensor output{};
-  void* const target = count == 2 || count == 3 ? arguments[count - 2] : nullptr;
-  void* result = python.none;
-  if (target != nullptr && accel::plain_host_view(python, arguments[0], input) &&
-      (count == 2 || accel::plain_host_view(python, target, output))) {
-    const auto type = static_cast<std::uint32_t>(input.type_code) << 8 | input.type_bits;
-    comm::Collectives::Numbers numbers{element_count(input), comm::Element::float32,
-                                       static_cast<comm::Reduction>(python.as_integer(arguments[count - 1]))};
-    bool is_known = true;
-    if (type == (accel::kDLBfloat << 8 | 16)) {
-      numbers.element = comm::Element::bfloat16;
-    } else if (type == (accel::kDLFloat << 8 | 16)) {
-      numbers.element = comm::Element::float16;
-    } else if (type == (accel::kDLInt << 8 | 32)) {
-      numbers.element = comm::Element::int32;
-      is_known = numbers.reduction != comm::Reduction::avg;
-    } else {
-      is_known = type == (accel::kDLFloat << 8 | 32);
-    }
-    const std::int64_t number = python.as_integer(self);
-    void* const data = count == 2 ? input.data : output.data;
-    if (is_known) {
-      void* const thread = python.save_thread();
-      try {
-        const comm::Failure failure = groups().find(number)->run(
-            [&](comm::Collectives& all) { return all.all_reduce(input.data, data, numbers); });
-        result = failure.kind == comm::Failure::Kind::none ? target : python.false_;
-      } catch (const std::exception&) {  // the op says it better
-      }
-      python.restore_thread(thread);
-    }
-  }
-  python.retain(result);
-  return result;
-}
-
-// The address of a PyMethodDef of all_reduce_by_python(), or 0 where tensors cannot be looked at that way.
-std::int64_t python_method() {
-  static accel::PythonMethod method{"all_reduce", all_reduce_by_python};
-  const auto* const exchange = static_cast<const accel::DLExchange*>(python.dlpack);
-  const bool is_usable = exchange != nullptr && exchange->major == 1 && exchange->view != nullptr;
-  return is_usable ? reinterpret_cast<std::int64_t>(&method) : 0;
-}
-
-// What is no collective, by number and with numbers alone, so that one op is enough for all.
-// op_builder/ops/comm/shared_memory_native.py has the names; it passes as many numbers as are used.
-std::vector<std::int64_t> control(std::int64_t what, std::vector<std::int64_t> numbers) {
-  switch (what) {
-    case 0:
-      know_python(numbers);
-      return {};
-    case 1:
-      return {python_method()};
-    case 2:
-      return take_raised();
-    case 3:
-      return create_segment(numbers.at(0));
-    case 4:
-      return {comm::SlotLayout{numbers.at(0)}.segment_bytes()};
-    case 5:
-      return {open_group(numbers)};
-    case 6:
-      leave(numbers.at(0));
-      return {};
-    case 7:
-      forget(numbers.at(0));
-      return {};
-    case 8:
-      return attach(numbers);
-    case 9:
-      release(numbers.at(0), numbers.at(1));
-      return {};
-    case 10:
-      return failure(numbers.at(0));
-    default:
-      return {};
-  }
-}
-
 // Without memory: what the results look like.
 Tensor all_reduce_meta(Tensor tensor, std::int64_t, std::int64_t) { return accel::empty_like(tensor); }
 void all_reduce_in_place_meta(Tensor, std::int64_t, std::int64_t) {}
@@ -354,8 +228,13 @@ void all_gather_meta(Tensor, Tensor, std::int64_t) {}
 void broadcast_meta(Tensor, std::int64_t, std::int64_t) {}
 
 void define(accel::Library& library) {
-  library.def("control(int what, int[] numbers) -> int[]");
-  library.def("explain(int group) -> str");
+  library.def("segment_bytes() -> int");
+  library.def("create_segment(int size_bytes) -> int");
+  library.def("open_group(int rank, int[] descriptors, int[] is_here, int timeout_ns, int spin_ns, str isa) -> int");
+  library.def("close_group(int group) -> ()");
+  library.def("attach_symmetric(int group, int memory, int size_bytes, int[] descriptors) -> int");
+  library.def("release_symmetric(int group, int address) -> ()");
+  library.def("last_failure(int group) -> int[]");
   library.def("barrier(int group) -> ()");
   library.def("all_reduce(Tensor x, int group, int reduction) -> Tensor");
   library.def("all_reduce_(Tensor(a!) x, int group, int reduction) -> ()");
@@ -365,8 +244,13 @@ void define(accel::Library& library) {
 }
 
 void implement(accel::Library& library) {
-  library.impl("control", ACCEL_BOX(&control));
-  library.impl("explain", ACCEL_BOX(&explain));
+  library.impl("segment_bytes", ACCEL_BOX(&segment_bytes));
+  library.impl("create_segment", ACCEL_BOX(&create_segment));
+  library.impl("open_group", ACCEL_BOX(&open_group));
+  library.impl("close_group", ACCEL_BOX(&close_group));
+  library.impl("attach_symmetric", ACCEL_BOX(&attach_symmetric));
+  library.impl("release_symmetric", ACCEL_BOX(&release_symmetric));
+  library.impl("last_failure", ACCEL_BOX(&last_failure));
   library.impl("barrier", ACCEL_BOX(&barrier));
 }
 

@@ -94,7 +94,7 @@ inline std::string in_words(comm::Group& group, const comm::Failure& failure) {
     case Kind::died:
       return who + " died" + waited;
     case Kind::left:
-      return failure.rank == group.rank() ? "this rank has closed the group" : who + " has closed the group" + waited;
+      return failure.rank == group.rank() ? "another thread of this rank closed the group" : who + " has closed the group" + waited;
     case Kind::gave_up:
       return who + " gave up" +
              (failure.culprit == failure.rank ? std::string(" when it was interrupted")
@@ -108,7 +108,7 @@ inline std::string in_words(comm::Group& group, const comm::Failure& failure) {
       return "the group was used inside one of its own collectives";
     case Kind::mismatch:
       return "rank " + std::to_string(group.rank()) + " called " + in_words(group.call_of(group.rank())) + ", " + who +
-             " " + in_words(group.call_of(failure.rank));
+             " called " + in_words(group.call_of(failure.rank));
     case Kind::none:
       break;
   }

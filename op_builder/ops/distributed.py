@@ -20,6 +20,7 @@ import torch.distributed.nn.functional  # noqa: F401
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from op_builder import env
+from op_builder.cpu import ShareMemCommBuilder
 from op_builder.errors import AccelError, CommunicationError, OpArgumentError
 from op_builder.ops.comm.across import GiveUpNote, connect_hosts, require_across
 from op_builder.ops.comm.arguments import make_timeout
@@ -82,8 +83,6 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
 
 def _load() -> tuple[Any, str]:
     """The module of shm_comm; or None, and why it cannot be loaded."""
-    from op_builder.cpu import ShareMemCommBuilder
-
     try:
         return ShareMemCommBuilder().load(), ""
     except AccelError as error:

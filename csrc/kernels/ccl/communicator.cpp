@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <deque>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -47,55 +48,16 @@ void end_unless_idle(int status, void*) {
 }
 
 // What a communicator's thread is to call; it makes the communicator first.
-using Call = std::function<void(std::optional<ccl::communicator>&)>;
-
-class Collective {
- public:
-  explicit Collective(Call call) : call_(std::move(call)) {}
-
-  // Called once, by the communicator's thread.
-  void run(std::optional<ccl::communicator>& communicator) {
-    try {
-      call_(communicator);
-    } catch (const std::exception& exception) {
-      error_ = exception.what();
-    }
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      is_done_.store(true, std::memory_order_release);
-    }
-    finished_.notify_all();
-  }
-
-  bool wait(std::chrono::milliseconds timeout) {
-    constexpr int kYields = 200;  // for what is soon done, waking up would take longest
-    for (int tries = 0; tries < kYields; ++tries) {
-      if (is_done_.load(std::memory_order_acquire)) {
-        return true;
-      }
-      std::this_thread::yield();
-    }
-    std::unique_lock<std::mutex> lock(mutex_);
-    return finished_.wait_for(lock, timeout, [this] { return is_done_.load(std::memory_order_acquire); });
-  }
-
-  const std::string& error() const { return error_; }  // to be read when it is done
-
- private:
-  Call call_;
-  std::string error_;
-  std::atomic<bool> is_done_{false};
-  std::mutex mutex_;
-  std::condition_variable finished_;
-};
+using Call = std::packaged_task<void(std::optional<ccl::communicator>&)>;
+using Collective = std::shared_future<void>;
 
 // The calls of one communicator, in order, and whether there will be more.
 class Communicator {
  public:
-  void add(std::shared_ptr<Collective> collective) {
+  void add(Call call) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      waiting_.push_back(std::move(collective));
+      waiting_.push_back(std::move(call));
     }
     filled_.notify_one();
   }
@@ -111,29 +73,29 @@ class Communicator {
   // What the thread does.
   void serve() {
     std::optional<ccl::communicator> native;
-    while (const auto next = take()) {
+    while (auto next = take()) {
       const UnderWay mark;
-      next->run(native);
+      (*next)(native);
     }
     const UnderWay mark;
     native.reset();
   }
 
  private:
-  std::shared_ptr<Collective> take() {
+  std::optional<Call> take() {
     std::unique_lock<std::mutex> lock(mutex_);
     filled_.wait(lock, [this] { return is_closed_ || !waiting_.empty(); });
     if (waiting_.empty()) {
-      return nullptr;
+      return std::nullopt;
     }
-    auto next = std::move(waiting_.front());
+    std::optional<Call> next(std::move(waiting_.front()));
     waiting_.pop_front();
     return next;
   }
 
   std::mutex mutex_;
   std::condition_variable filled_;
-  std::deque<std::shared_ptr<Collective>> waiting_;
+  std::deque<Call> waiting_;
   bool is_closed_ = false;
 };
 
@@ -142,7 +104,7 @@ struct State {
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<ccl::kvs>> places;  // that this process made
   std::map<std::int64_t, std::shared_ptr<Communicator>> communicators;
-  std::map<std::int64_t, std::shared_ptr<Collective>> collectives;
+  std::map<std::int64_t, Collective> collectives;
   std::int64_t last = 0;
 };
 
@@ -157,7 +119,7 @@ State& state() {
 }
 
 template <class Value>
-std::shared_ptr<Value> find(std::map<std::int64_t, std::shared_ptr<Value>>& all, std::int64_t number, const char* what) {
+Value find(const std::map<std::int64_t, Value>& all, std::int64_t number, const char* what) {
   const std::lock_guard<std::mutex> lock(state().mutex);
   const auto found = all.find(number);
   if (found == all.end()) {
@@ -168,63 +130,40 @@ std::shared_ptr<Value> find(std::map<std::int64_t, std::shared_ptr<Value>>& all,
 }
 
 std::int64_t start(Communicator& communicator, Call call) {
-  auto collective = std::make_shared<Collective>(std::move(call));
   State& all = state();
   std::int64_t number = 0;
   {
     const std::lock_guard<std::mutex> lock(all.mutex);
     number = ++all.last;
-    all.collectives.emplace(number, collective);
+    all.collectives.emplace(number, call.get_future());
   }
-  communicator.add(std::move(collective));
+  communicator.add(std::move(call));
   return number;
 }
 
 std::int64_t start(std::int64_t communicator, std::function<ccl::event(const ccl::communicator&)> call) {
   return start(*find(state().communicators, communicator, "communicator"),
-               [call = std::move(call)](std::optional<ccl::communicator>& native) {
+               Call([call = std::move(call)](std::optional<ccl::communicator>& native) {
                  if (!native) {
                    throw std::runtime_error("the ranks did not meet");
                  }
                  call(*native).wait();
-               });
+               }));
 }
 
-ccl::datatype datatype_of(DataType type) {
-  switch (type) {
-    case DataType::int8:
-      return ccl::datatype::int8;
-    case DataType::uint8:
-      return ccl::datatype::uint8;
-    case DataType::int32:
-      return ccl::datatype::int32;
-    case DataType::int64:
-      return ccl::datatype::int64;
-    case DataType::float16:
-      return ccl::datatype::float16;
-    case DataType::float32:
-      return ccl::datatype::float32;
-    case DataType::float64:
-      return ccl::datatype::float64;
-    case DataType::bfloat16:
-      return ccl::datatype::bfloat16;
-  }
-  throw std::invalid_argument("No such type.\nUse one of DataType.");
-}
-
-ccl::reduction reduction_of(Reduction reduction) {
-  switch (reduction) {
-    case Reduction::sum:
-      return ccl::reduction::sum;
-    case Reduction::product:
-      return ccl::reduction::prod;
-    case Reduction::min:
-      return ccl::reduction::min;
-    case Reduction::max:
-      return ccl::reduction::max;
-  }
-  throw std::invalid_argument("No such reduction.\nUse one of Reduction.");
-}
+// The enumerations of communicator.h have oneCCL's numbers.
+static_assert(static_cast<int>(DataType::int8) == static_cast<int>(ccl::datatype::int8));
+static_assert(static_cast<int>(DataType::uint8) == static_cast<int>(ccl::datatype::uint8));
+static_assert(static_cast<int>(DataType::int32) == static_cast<int>(ccl::datatype::int32));
+static_assert(static_cast<int>(DataType::int64) == static_cast<int>(ccl::datatype::int64));
+static_assert(static_cast<int>(DataType::float16) == static_cast<int>(ccl::datatype::float16));
+static_assert(static_cast<int>(DataType::float32) == static_cast<int>(ccl::datatype::float32));
+static_assert(static_cast<int>(DataType::float64) == static_cast<int>(ccl::datatype::float64));
+static_assert(static_cast<int>(DataType::bfloat16) == static_cast<int>(ccl::datatype::bfloat16));
+static_assert(static_cast<int>(Reduction::sum) == static_cast<int>(ccl::reduction::sum));
+static_assert(static_cast<int>(Reduction::product) == static_cast<int>(ccl::reduction::prod));
+static_assert(static_cast<int>(Reduction::min) == static_cast<int>(ccl::reduction::min));
+static_assert(static_cast<int>(Reduction::max) == static_cast<int>(ccl::reduction::max));
 
 std::string key_of(const Address& address) { return std::string(address.begin(), address.end()); }
 
@@ -251,10 +190,10 @@ Connecting connect(int size, int rank, const Address& address) {
     number = ++all.last;
     all.communicators.emplace(number, communicator);
   }
-  const std::int64_t meeting = start(*communicator, [=](std::optional<ccl::communicator>& native) {
+  const std::int64_t meeting = start(*communicator, Call([=](std::optional<ccl::communicator>& native) {
     const auto place = own != nullptr ? own : ccl::create_kvs(address);
     native.emplace(ccl::create_communicator(size, rank, place));
-  });
+  }));
   std::thread([communicator] { communicator->serve(); }).detach();
   return {number, meeting};
 }
@@ -267,8 +206,8 @@ void disconnect(std::int64_t communicator) {
 
 std::int64_t start_all_reduce(std::int64_t communicator, const Buffer& buffer, Reduction reduction,
                               const std::string& match_id) {
-  const auto type = datatype_of(buffer.type);
-  const auto operation = reduction_of(reduction);
+  const auto type = static_cast<ccl::datatype>(buffer.type);
+  const auto operation = static_cast<ccl::reduction>(reduction);
   return start(communicator, [=](const ccl::communicator& native) {
     auto attributes = ccl::create_operation_attr<ccl::allreduce_attr>();
     if (!match_id.empty()) {
@@ -280,7 +219,7 @@ std::int64_t start_all_reduce(std::int64_t communicator, const Buffer& buffer, R
 }
 
 std::int64_t start_broadcast(std::int64_t communicator, const Buffer& buffer, int source) {
-  const auto type = datatype_of(buffer.type);
+  const auto type = static_cast<ccl::datatype>(buffer.type);
   return start(communicator, [=](const ccl::communicator& native) {
     return ccl::broadcast(buffer.data, buffer.count, type, source, native);
   });
@@ -291,16 +230,25 @@ std::int64_t start_barrier(std::int64_t communicator) {
 }
 
 bool wait(std::int64_t collective, std::int64_t timeout_ms) {
-  const auto found = find(state().collectives, collective, "collective");
-  if (!found->wait(std::chrono::milliseconds(timeout_ms))) {
+  constexpr int kYields = 200;  // for what is soon done, waking up would take longest
+  const Collective found = find(state().collectives, collective, "collective");
+  const auto is_done = [&](std::chrono::milliseconds timeout) {
+    return found.wait_for(timeout) == std::future_status::ready;
+  };
+  for (int tries = 0; tries < kYields && !is_done({}); ++tries) {
+    std::this_thread::yield();
+  }
+  if (!is_done(std::chrono::milliseconds(timeout_ms))) {
     return false;
   }
   {
     const std::lock_guard<std::mutex> lock(state().mutex);
     state().collectives.erase(collective);
   }
-  if (!found->error().empty()) {
-    throw std::runtime_error(found->error());
+  try {
+    found.get();
+  } catch (const std::exception& exception) {
+    throw std::runtime_error(exception.what());
   }
   return true;
 }

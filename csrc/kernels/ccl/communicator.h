@@ -14,10 +14,10 @@
 
 namespace accel::oneccl {
 
-// Where the ranks of a communicator meet: one of them makes it, all are told.
+// Where the ranks of a communicator meet: one of them makes it and passes it to all.
 using Address = std::array<char, 256>;
 
-enum class DataType { int8, uint8, int32, int64, float16, float32, float64, bfloat16 };
+enum class DataType { int8 = 0, uint8 = 1, int32 = 4, int64 = 6, float16 = 8, float32 = 9, float64 = 10, bfloat16 = 11 };
 enum class Reduction { sum, product, min, max };
 
 // Host memory of `count` elements, borrowed until the collective has finished.
@@ -42,7 +42,7 @@ Connecting connect(int size, int rank, const Address& address);
 // Frees a communicator as soon as what was started on it has finished.
 void disconnect(std::int64_t communicator);
 
-// Each starts a collective and returns its number, which wait() is to be asked for until it says true. With a `match_id`
+// Each starts a collective and returns its number, for wait(), which must be called until it returns true. With a `match_id`
 // the plan of the collective is kept for the next of that name, which must be of the same size and type.
 std::int64_t start_all_reduce(std::int64_t communicator, const Buffer& buffer, Reduction reduction,
                               const std::string& match_id);

@@ -10,15 +10,25 @@ namespace {
 
 constexpr std::int64_t kBlock = 8 << 10;
 
-// Chunks of equal length, as few as fit.
-std::int64_t chunk_length(std::int64_t count, std::int64_t most, std::int64_t granule) {
-  const std::int64_t chunks = (count + most - 1) / most;
-  if (chunks <= 1) {
-    return std::max<std::int64_t>(count, 1);
+// Chunks of equal length, as few as fit; at least one.
+class Chunks {
+ public:
+  Chunks(std::int64_t total, std::int64_t most, std::int64_t granule) : total_(total), length_(std::max<std::int64_t>(total, 1)) {
+    if (total > most) {
+      const std::int64_t least = (total + most - 1) / most;
+      const std::int64_t length = (total + least - 1) / least;
+      length_ = std::min(most, (length + granule - 1) / granule * granule);
+    }
   }
-  const std::int64_t length = (count + chunks - 1) / chunks;
-  return std::min(most, (length + granule - 1) / granule * granule);
-}
+  std::int64_t length() const { return length_; }
+  std::int64_t size() const { return std::max<std::int64_t>(1, (total_ + length_ - 1) / length_); }
+  std::int64_t begin(std::int64_t chunk) const { return chunk * length_; }
+  std::int64_t count(std::int64_t chunk) const { return std::min(length_, total_ - begin(chunk)); }
+
+ private:
+  std::int64_t total_;
+  std::int64_t length_;
+};
 
 }  // namespace
 
@@ -53,6 +63,43 @@ Call Collectives::call(Kind kind, const Numbers* numbers, std::int64_t count, in
   return call;
 }
 
+// One phase for each chunk: in step i a rank takes chunk i - 1 and gives chunk i. Nothing is taken before all ranks are
+// known to do the same.
+template <class Give, class Take>
+bool Collectives::in_chunks(const Call& call, std::int64_t chunks, const Give& give, const Take& take) {
+  phases_.announce(call);
+  for (std::int64_t step = 0; step <= chunks; ++step) {
+    if (step == 1 ? !phases_.meet_and_compare() : step > 1 && !phases_.meet()) {
+      return false;
+    }
+    if (step >= 1) {
+      take(step - 1);
+    }
+    if (step < chunks) {
+      give(step);
+      fence_streams();
+      phases_.publish();
+    }
+  }
+  return true;
+}
+
+// What a rank does with the memory of all between two meetings. `data`: where in its own.
+template <class Work>
+bool Collectives::in_place(Call call, const Symmetric& memory, const void* data, const Work& work) {
+  const std::int64_t offset = static_cast<const char*>(data) - memory.base(rank_);
+  call.what |= std::uint64_t{1} << 24;
+  call.place = memory.id << 44 | static_cast<std::uint64_t>(offset);
+  phases_.announce(call);
+  phases_.publish();
+  if (!phases_.meet_and_compare()) {
+    return false;
+  }
+  work(offset);
+  phases_.publish();  // the others may use their memory again
+  return phases_.meet();
+}
+
 const Symmetric* Collectives::symmetric_of(const void* data, std::int64_t bytes) const {
   for (const auto& memory : symmetric_) {
     if (memory->holds(data, bytes)) {
@@ -60,13 +107,6 @@ const Symmetric* Collectives::symmetric_of(const void* data, std::int64_t bytes)
     }
   }
   return nullptr;
-}
-
-Call Collectives::with_place(Call call, const Symmetric& memory, const void* data) const {
-  call.what |= std::uint64_t{1} << 24;
-  const auto offset = static_cast<std::uint64_t>(static_cast<const char*>(data) - memory.base(rank_));
-  call.place = memory.id << 44 | offset;
-  return call;
 }
 
 void Collectives::remove_symmetric(const void* base) {
@@ -121,12 +161,12 @@ bool Collectives::all_reduce_small(const void* input, void* output, const Number
 // In step i a rank gives chunk i, reduces its slice of chunk i - 1, and takes the others' slices of chunk i - 2.
 bool Collectives::all_reduce_large(const char* input, char* output, const Numbers& numbers) {
   const std::int64_t element_bytes = size_bytes(numbers.element);
-  const std::int64_t length = chunk_length(numbers.count, layout_.slot_bytes / element_bytes, size_ * kLine / element_bytes);
-  const std::int64_t chunks = (numbers.count + length - 1) / length;
+  const Chunks all(numbers.count, layout_.slot_bytes / element_bytes, size_ * kLine / element_bytes);
+  const std::int64_t chunks = all.size();
   const std::int64_t bytes = numbers.count * element_bytes;
   const bool is_long = chunks >= StreamingInSteps::kLeast;
   StreamingInSteps in_steps;
-  AllReduce work{input, output, numbers, element_bytes, length, chunks, is_long || streaming_.begin(bytes)};
+  AllReduce work{input, output, numbers, element_bytes, all.length(), is_long || streaming_.begin(bytes)};
   std::int64_t began_ns = now_ns();
   phases_.announce(call(Kind::all_reduce, &numbers, numbers.count), streaming_.taken_ns());
   for (std::int64_t step = 0; step < chunks + 2; ++step) {
@@ -209,165 +249,101 @@ void Collectives::take_slices(const AllReduce& work, std::int64_t chunk) {
 
 bool Collectives::all_reduce_symmetric(const Symmetric& memory, void* data, const Numbers& numbers) {
   const std::int64_t element_bytes = size_bytes(numbers.element);
-  phases_.announce(with_place(call(Kind::all_reduce, &numbers, numbers.count), memory, data));
-  phases_.publish();
-  if (!phases_.meet_and_compare()) {
-    return false;
-  }
   const Slice mine = slice_of(numbers.count, size_, rank_, element_bytes);
-  const std::int64_t offset = static_cast<char*>(data) - memory.base(rank_) + mine.begin * element_bytes;
-  for (int other = 0; other < size_; ++other) {
-    sources_[other] = outs_[other] = memory.base(other) + offset;
-  }
-  run(numbers, sources_.data(), outs_.data(), size_, mine.count());
-  phases_.publish();
-  return phases_.meet();
+  return in_place(call(Kind::all_reduce, &numbers, numbers.count), memory, data, [&](std::int64_t offset) {
+    for (int other = 0; other < size_; ++other) {
+      sources_[other] = outs_[other] = memory.base(other) + offset + mine.begin * element_bytes;
+    }
+    run(numbers, sources_.data(), outs_.data(), size_, mine.count());
+  });
 }
 
 bool Collectives::reduce_scatter(const void* input, void* output, const Numbers& numbers) {
   const std::int64_t element_bytes = size_bytes(numbers.element);
   const std::int64_t part = numbers.count * element_bytes;
+  const Call announced = call(Kind::reduce_scatter, &numbers, numbers.count);
   if (const Symmetric* const memory = symmetric_of(input, part * size_)) {
-    return reduce_scatter_symmetric(*memory, input, output, numbers);
+    return in_place(announced, *memory, input, [&](std::int64_t offset) {
+      for (int other = 0; other < size_; ++other) {
+        sources_[other] = memory->base(other) + offset + rank_ * part;
+      }
+      run(numbers, sources_.data(), &output, 1, numbers.count);
+    });
   }
   const char* const from = static_cast<const char*>(input);
   const std::int64_t room = layout_.slot_bytes / size_ / kLine * kLine;  // for each rank's part
-  const std::int64_t length = chunk_length(numbers.count, room / element_bytes, kLine / element_bytes);
-  const std::int64_t chunks = std::max<std::int64_t>(1, (numbers.count + length - 1) / length);
-  const auto count_of = [&](std::int64_t chunk) { return std::min(length, numbers.count - chunk * length); };
+  const Chunks chunks(numbers.count, room / element_bytes, kLine / element_bytes);
   const bool is_plain = !streaming_.is_better(part * size_);
-  phases_.announce(call(Kind::reduce_scatter, &numbers, numbers.count));
-  for (std::int64_t step = 0; step <= chunks; ++step) {
-    if (step == 1 ? !phases_.meet_and_compare() : step > 1 && !phases_.meet()) {
-      return false;
-    }
-    const int met = phases_.parity();
-    if (step >= 1) {
-      const std::int64_t begin = (step - 1) * length * element_bytes;
-      for (int other = 0; other < size_; ++other) {
-        sources_[other] = given(other, met) + rank_ * room;
+  const auto give = [&](std::int64_t chunk) {
+    char* const slot = given(rank_, phases_.next_parity());
+    for (int other = 0; other < size_; ++other) {
+      if (other != rank_) {
+        stream(slot + other * room, from + other * part + chunks.begin(chunk) * element_bytes,
+               chunks.count(chunk) * element_bytes, is_plain);
       }
-      sources_[rank_] = from + rank_ * part + begin;
-      void* const out = static_cast<char*>(output) + begin;
-      run(numbers, sources_.data(), &out, 1, count_of(step - 1));
     }
-    if (step < chunks) {
-      char* const slot = given(rank_, phases_.next_parity());
-      for (int other = 0; other < size_; ++other) {
-        if (other != rank_) {
-          stream(slot + other * room, from + other * part + step * length * element_bytes,
-                 count_of(step) * element_bytes, is_plain);
-        }
-      }
-      fence_streams();
-      phases_.publish();
+  };
+  const auto take = [&](std::int64_t chunk) {
+    const std::int64_t begin = chunks.begin(chunk) * element_bytes;
+    for (int other = 0; other < size_; ++other) {
+      sources_[other] = given(other, phases_.parity()) + rank_ * room;
     }
-  }
-  return true;
-}
-
-bool Collectives::reduce_scatter_symmetric(const Symmetric& memory, const void* input, void* output,
-                                           const Numbers& numbers) {
-  const std::int64_t part = numbers.count * size_bytes(numbers.element);
-  phases_.announce(with_place(call(Kind::reduce_scatter, &numbers, numbers.count), memory, input));
-  phases_.publish();
-  if (!phases_.meet_and_compare()) {
-    return false;
-  }
-  const std::int64_t offset = static_cast<const char*>(input) - memory.base(rank_) + rank_ * part;
-  for (int other = 0; other < size_; ++other) {
-    sources_[other] = memory.base(other) + offset;
-  }
-  run(numbers, sources_.data(), &output, 1, numbers.count);
-  phases_.publish();  // the others may write their input again
-  return phases_.meet();
+    sources_[rank_] = from + rank_ * part + begin;
+    void* const out = static_cast<char*>(output) + begin;
+    run(numbers, sources_.data(), &out, 1, chunks.count(chunk));
+  };
+  return in_chunks(announced, chunks.size(), give, take);
 }
 
 bool Collectives::all_gather(const void* input, void* output, std::int64_t bytes) {
+  const Call announced = call(Kind::all_gather, nullptr, bytes);
   if (const Symmetric* const memory = symmetric_of(output, bytes * size_)) {
-    return all_gather_symmetric(*memory, input, output, bytes);
+    return in_place(announced, *memory, output, [&](std::int64_t offset) {
+      for (int turn = 0; turn < size_; ++turn) {
+        copy(memory->base((rank_ + turn) % size_) + offset + rank_ * bytes, input, bytes);
+      }
+    });
   }
   const char* const from = static_cast<const char*>(input);
   char* const to = static_cast<char*>(output);
-  const std::int64_t length = chunk_length(bytes, layout_.slot_bytes, kLine);
-  const std::int64_t chunks = std::max<std::int64_t>(1, (bytes + length - 1) / length);
-  const auto bytes_of = [&](std::int64_t chunk) { return std::min(length, bytes - chunk * length); };
+  const Chunks chunks(bytes, layout_.slot_bytes, kLine);
   const bool is_plain = !streaming_.is_better(bytes * size_);
-  phases_.announce(call(Kind::all_gather, nullptr, bytes));
-  for (std::int64_t step = 0; step <= chunks; ++step) {
-    if (step == 1 ? !phases_.meet_and_compare() : step > 1 && !phases_.meet()) {
-      return false;
-    }
-    const int met = phases_.parity();
-    if (step < chunks) {
-      stream(given(rank_, phases_.next_parity()), from + step * length, bytes_of(step), is_plain);
-    }
-    for (int turn = 0; step >= 1 && turn < size_; ++turn) {  // not before all are known to do the same
+  const auto give = [&](std::int64_t chunk) {
+    stream(given(rank_, phases_.next_parity()), from + chunks.begin(chunk), chunks.count(chunk), is_plain);
+  };
+  const auto take = [&](std::int64_t chunk) {
+    for (int turn = 0; turn < size_; ++turn) {
       const int other = (rank_ + turn) % size_;
-      const char* const theirs = turn == 0 ? from + (step - 1) * length : given(other, met);
-      copy(to + other * bytes + (step - 1) * length, theirs, bytes_of(step - 1));
+      const char* const theirs = turn == 0 ? from + chunks.begin(chunk) : given(other, phases_.parity());
+      copy(to + other * bytes + chunks.begin(chunk), theirs, chunks.count(chunk));
     }
-    if (step < chunks) {
-      fence_streams();
-      phases_.publish();
-    }
-  }
-  return true;
-}
-
-bool Collectives::all_gather_symmetric(const Symmetric& memory, const void* input, void* output, std::int64_t bytes) {
-  phases_.announce(with_place(call(Kind::all_gather, nullptr, bytes), memory, output));
-  phases_.publish();
-  if (!phases_.meet_and_compare()) {  // the others may be reading their output until then
-    return false;
-  }
-  const std::int64_t offset = static_cast<char*>(output) - memory.base(rank_) + rank_ * bytes;
-  for (int turn = 0; turn < size_; ++turn) {
-    copy(memory.base((rank_ + turn) % size_) + offset, input, bytes);
-  }
-  phases_.publish();
-  return phases_.meet();
+  };
+  return in_chunks(announced, chunks.size(), give, take);
 }
 
 bool Collectives::broadcast(void* data, std::int64_t bytes, int source) {
+  const Call announced = call(Kind::broadcast, nullptr, bytes, source);
   if (const Symmetric* const memory = symmetric_of(data, bytes)) {
-    return broadcast_symmetric(*memory, data, bytes, source);
+    return in_place(announced, *memory, data, [&](std::int64_t offset) {
+      if (rank_ != source) {
+        copy(data, memory->base(source) + offset, bytes);
+      }
+    });
   }
   char* const local = static_cast<char*>(data);
-  const std::int64_t length = chunk_length(bytes, layout_.slot_bytes, kLine);
-  const std::int64_t chunks = std::max<std::int64_t>(1, (bytes + length - 1) / length);
-  const auto bytes_of = [&](std::int64_t chunk) { return std::min(length, bytes - chunk * length); };
+  const Chunks chunks(bytes, layout_.slot_bytes, kLine);
   const bool is_plain = !streaming_.is_better(bytes);
-  phases_.announce(call(Kind::broadcast, nullptr, bytes, source));
-  for (std::int64_t step = 0; step <= chunks; ++step) {
-    if (step == 1 ? !phases_.meet_and_compare() : step > 1 && !phases_.meet()) {
-      return false;
+  const auto give = [&](std::int64_t chunk) {
+    if (rank_ == source) {
+      stream(given(rank_, phases_.next_parity()), local + chunks.begin(chunk), chunks.count(chunk), is_plain);
     }
-    if (step >= 1 && rank_ != source) {
-      copy(local + (step - 1) * length, given(source, phases_.parity()), bytes_of(step - 1));
+  };
+  const auto take = [&](std::int64_t chunk) {
+    if (rank_ != source) {
+      copy(local + chunks.begin(chunk), given(source, phases_.parity()), chunks.count(chunk));
     }
-    if (step < chunks) {
-      if (rank_ == source) {
-        stream(given(rank_, phases_.next_parity()), local + step * length, bytes_of(step), is_plain);
-        fence_streams();
-      }
-      phases_.publish();
-    }
-  }
-  return true;
-}
-
-bool Collectives::broadcast_symmetric(const Symmetric& memory, void* data, std::int64_t bytes, int source) {
-  phases_.announce(with_place(call(Kind::broadcast, nullptr, bytes, source), memory, data));
-  phases_.publish();
-  if (!phases_.meet_and_compare()) {
-    return false;
-  }
-  if (rank_ != source) {
-    copy(data, memory.base(source) + (static_cast<char*>(data) - memory.base(rank_)), bytes);
-  }
-  phases_.publish();
-  return phases_.meet();
+  };
+  return in_chunks(announced, chunks.size(), give, take);
 }
 
 }  // namespace accel::comm

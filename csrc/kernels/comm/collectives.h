@@ -73,7 +73,8 @@ class Collectives {
   bool broadcast(void* data, std::int64_t bytes, int source);
   bool barrier();
 
-  // In-place collectives of more than one_shot_bytes on memory in it move no byte twice. All ranks add the same, in the same order.
+  // In-place collectives of more than one_shot_bytes on memory in it move no byte twice. All ranks add the same, in the
+  // same order.
   void add_symmetric(std::shared_ptr<const Symmetric> memory) { symmetric_.push_back(std::move(memory)); }
   void remove_symmetric(const void* base);
 
@@ -91,7 +92,6 @@ class Collectives {
     const Numbers& numbers;
     std::int64_t element_bytes;
     std::int64_t length;  // elements of a chunk
-    std::int64_t chunks;
     bool streams;
 
     std::int64_t begin_bytes(std::int64_t chunk) const { return chunk * length * element_bytes; }
@@ -103,7 +103,10 @@ class Collectives {
   static Slice slice_of(std::int64_t count, int size, int rank, std::int64_t element_bytes);
   Call call(Kind kind, const Numbers* numbers, std::int64_t count, int source = kNoRank) const;
   const Symmetric* symmetric_of(const void* data, std::int64_t bytes) const;
-  Call with_place(Call call, const Symmetric& memory, const void* data) const;
+  template <class Give, class Take>
+  bool in_chunks(const Call& call, std::int64_t chunks, const Give& give, const Take& take);
+  template <class Work>
+  bool in_place(Call call, const Symmetric& memory, const void* data, const Work& work);
   char* given(int rank, int parity) const { return segments_[rank] + layout_.given(parity); }
   char* reduced(int rank, int parity) const { return segments_[rank] + layout_.reduced(parity); }
 
@@ -113,9 +116,6 @@ class Collectives {
   void reduce_slice(const AllReduce& work, std::int64_t chunk);
   void take_slices(const AllReduce& work, std::int64_t chunk);
   bool all_reduce_symmetric(const Symmetric& memory, void* data, const Numbers& numbers);
-  bool reduce_scatter_symmetric(const Symmetric& memory, const void* input, void* output, const Numbers& numbers);
-  bool all_gather_symmetric(const Symmetric& memory, const void* input, void* output, std::int64_t bytes);
-  bool broadcast_symmetric(const Symmetric& memory, void* data, std::int64_t bytes, int source);
   void run(const Numbers& numbers, const void* const* sources, void* const* outs, int out_count, std::int64_t count);
 
   Phases& phases_;

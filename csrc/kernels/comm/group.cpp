@@ -99,7 +99,7 @@ void Group::note_failure() {
   is_broken_ = true;
   if (last_failure_.kind == Failure::Kind::interrupted && has_left_) {
     last_failure_ = {Failure::Kind::left, rank(), -1, last_failure_.waited_ns};
-    return;  // as leave() has told the others
+    return;  // the others know it from leave()
   }
   int culprit = last_failure_.rank;
   if (last_failure_.kind == Failure::Kind::gave_up) {

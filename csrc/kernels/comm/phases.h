@@ -1,4 +1,4 @@
-// How ranks keep in step: the synchronisation of all collectives, and nothing else. tests/ops/models/shm_comm.pml is a
+// How ranks keep in step: the synchronisation of all collectives, and nothing else. tests/support/models/shm_comm.pml is a
 // model of it.
 //
 // Each rank counts phases. A rank *publishes* a phase when what it wrote for that phase may be read by the others; it
@@ -23,7 +23,7 @@
 
 namespace accel::comm {
 
-// What a rank is about to do. All ranks of a group must say the same, so that a slip is an error and no garbage.
+// What a rank is about to do. It must be the same on all ranks; a difference is an error instead of garbage.
 struct Call {
   std::uint64_t what = 0;   // which collective, with its element type and options
   std::uint64_t count = 0;  // elements or bytes
@@ -38,12 +38,12 @@ struct Call {
 // The state of a rank in a group: kOpen, kLeft, or kGaveUp + the rank that it gave up for.
 constexpr std::uint32_t kOpen = 0, kLeft = 1, kGaveUp = 2;
 
-// What a rank tells the others: one cache line that it alone writes, so that one transfer brings all of it.
+// What a rank shows the others: one cache line that it alone writes, so that one transfer brings all of it.
 struct alignas(64) Board {
   std::atomic<std::uint32_t> phase;
   std::atomic<std::uint32_t> state;
   Call calls[2];             // of the phase's parity, as are the remarks
-  std::uint32_t remarks[2];  // what a rank says besides, which may be another thing for each
+  std::uint32_t remarks[2];  // a number besides, which may differ from rank to rank
 };
 static_assert(sizeof(Board) == 64);
 

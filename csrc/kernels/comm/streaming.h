@@ -37,7 +37,7 @@ class Streaming {
     taken_ns_ = taken_ns < kMostNs ? static_cast<std::uint32_t>(taken_ns) : kMostNs;
   }
 
-  // What to tell the others in the next call; and what the slowest of all has told.
+  // What the next call passes to the others; and what the slowest of all has passed.
   std::uint32_t taken_ns() const { return taken_ns_; }
   void learn(std::uint32_t taken_ns) {
     if (trial_.sizes == nullptr) {
@@ -59,7 +59,7 @@ class Streaming {
     latest_ = classes_[class_of(bytes)].choice = streams ? Choice::stream : Choice::plain;
   }
 
-  // What the trials of such sizes say, or of other ones while there are none.
+  // The result of the trials of such sizes, or of other ones while there are none.
   bool is_better(std::int64_t bytes) const {
     const Choice choice = classes_[class_of(bytes)].choice;
     return (choice == Choice::none ? latest_ : choice) != Choice::plain;

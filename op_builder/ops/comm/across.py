@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from op_builder.cpu import CCLCommBuilder
 from op_builder.errors import CommunicationError, EnvironmentValueError
 from op_builder.ops.comm.hosts import Layout
 
@@ -93,9 +94,9 @@ class GiveUpNote:
 
     def require_none(self) -> None:
         """Raise a CommunicationError where there is one."""
-        if told := self.read():
+        if note := self.read():
             raise CommunicationError(
-                f"A collective between hosts was given up. {told}", "See that rank's error. The ranks need a new group."
+                f"A collective between hosts was given up. {note}", "See that rank's error. The ranks need a new group."
             )
 
 
@@ -109,23 +110,19 @@ class GlooAcross:
         self._gloo: Any = dist.ProcessGroupGloo(prefixed, layout.host, self._hosts, timeout)
 
     def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
-        """See :class:`Across`."""
         options = dist.AllreduceOptions()
         options.reduceOp = _GLOO_OPS[op]
         self._do(lambda gloo: gloo.allreduce([tensor], options))
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
-        """See :class:`Across`."""
         options = dist.BroadcastOptions()
         options.rootRank = src
         self._do(lambda gloo: gloo.broadcast([tensor], options))
 
     def barrier(self) -> None:
-        """See :class:`Across`."""
         self._do(lambda gloo: gloo.barrier())
 
     def close(self) -> None:
-        """See :class:`Across`."""
         self._gloo = None  # gloo's shutdown() does nothing; its connections are closed with the last reference
 
     def _do(self, start: Callable[[Any], Any]) -> None:
@@ -155,8 +152,6 @@ class CCLAcross:
     """The leaders by oneCCL."""
 
     def __init__(self, store: Store, layout: Layout, timeout: timedelta, note: GiveUpNote) -> None:
-        from op_builder.cpu import CCLCommBuilder
-
         module = CCLCommBuilder().load()
         if layout.host == 0:
             store.set(_KVS_KEY, bytes(module.get_sub_kvs_addr(True)))  # type: ignore[arg-type]
@@ -168,19 +163,15 @@ class CCLAcross:
         )
 
     def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
-        """See :class:`Across`."""
         self._comm.all_reduce(tensor, op).wait()
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
-        """See :class:`Across`."""
         self._comm.broadcast(tensor, src).wait()
 
     def barrier(self) -> None:
-        """See :class:`Across`."""
         self._comm.barrier().wait()
 
     def close(self) -> None:
-        """See :class:`Across`."""
         self._is_open = False
         self._comm.close()
 

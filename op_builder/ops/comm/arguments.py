@@ -35,11 +35,6 @@ def as_list(tensors: Any) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def as_called(name: str, outputs: Tensors, inputs: Tensors) -> tuple[Any, Any]:
-    """What the method of that name takes: lists where it is a coalesced one."""
-    return (list(outputs), list(inputs)) if name.endswith("coalesced") else (outputs[0], inputs[0])
-
-
 def reduction(rest: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[str | None, bool]:
     """The operation, None for one that is not covered; and whether the caller goes on meanwhile."""
     given = rest[0] if rest else keywords.get("opts", keywords.get("op", _SUM))

@@ -18,16 +18,16 @@ ADDRESS_BYTES = 256
 DEFAULT_TIMEOUT_S = 1800.0  # as torch.distributed has it for gloo
 
 _SLICE_MS = 200  # how long a wait lasts until Python may act on a signal
-_AVG = "avg"
 # The values of torch.distributed.ReduceOp, and of the enumerations made after it.
-_REDUCTIONS = {0: "sum", 1: _AVG, 2: "product", 3: "min", 4: "max"}
+_REDUCTIONS = {0: "sum", 1: "avg", 2: "product", 3: "min", 4: "max"}
+_NATIVE_REDUCTIONS = {"sum": 0, "avg": 0, "product": 1, "min": 2, "max": 3}  # an average is a sum, and then divided
 _COLLECTIVES = ("broadcast", "all_reduce", "inference_all_reduce", "all_reduce_caching", "barrier")
 
 Address = Sequence[int] | torch.Tensor
 Group = Sequence[int] | int | None
 
 
-# What oneCCL may still write to: also where nobody waits any more, or has given up waiting.
+# Tensors that oneCCL may still write to, also after a wait was given up.
 _in_flight: dict[tuple[int, int], torch.Tensor] = {}
 
 
@@ -139,10 +139,10 @@ class Communicator:
             match_id: keeps what oneCCL plans for the next call of that name.
         """
         number = self._require_open()
-        is_average = op == _AVG
+        is_average = op == "avg"
         if is_average and not tensor.is_floating_point():
             raise OpArgumentError(f"avg of {tensor.dtype} is not a whole number.", "Reduce by sum, and divide.")
-        started = self._start(self.ops.all_reduce, tensor, number, "sum" if is_average else op, match_id)
+        started = self._start(self.ops.all_reduce, tensor, number, _NATIVE_REDUCTIONS[op], match_id)
         return CCLWork(self, started, f"all_reduce ({op})", tensor, self.size if is_average else 1)
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> CCLWork:
@@ -163,24 +163,24 @@ class Communicator:
             return
         number = self._require_open()
         timeout_ms = math.ceil(self.timeout_s * 1000)
-        self._start(self.ops.inference_all_reduce, tensor, number, "sum" if op == _AVG else op, timeout_ms)
-        if op == _AVG:
+        self._start(self.ops.inference_all_reduce, tensor, number, _NATIVE_REDUCTIONS[op], timeout_ms)
+        if op == "avg":
             tensor.div_(self.size)
 
     def give_up(self, what: str, timeout_s: float) -> CommunicationError:
-        """Wait no more for a collective, nor for any later one; the error that tells of it."""
+        """End the wait for a collective and refuse later ones; returns the error to raise."""
         self._failure = CommunicationError(
             f"oneCCL's {what} on rank {self.rank} of {self.size} did not finish within {timeout_s:g} s. "
-            "oneCCL does not tell which rank is missing.",
+            "oneCCL does not report which rank is missing.",
             "See which process has ended or calls something else; all ranks need a new communicator.",
         )
         return self._failure
 
     def failed(self, what: str, error: RuntimeError) -> CommunicationError:
-        """The error that tells what oneCCL said of a collective."""
+        """The error for a collective that oneCCL reports as failed."""
         return CommunicationError(
             f"oneCCL's {what} failed on rank {self.rank} of {self.size}: {str(error).splitlines()[0]}",
-            "CCL_LOG_LEVEL=info has oneCCL tell more.",
+            "Set CCL_LOG_LEVEL=info for details from oneCCL.",
         )
 
     def close(self) -> None:
@@ -206,7 +206,7 @@ class Communicator:
 class CCLCommModule:
     """oneCCL's collectives, for one world of ranks and groups of them.
 
-    One rank calls ``get_kvs_addr(0)`` and tells the others what it got, by a store or a file; then all call
+    One rank calls ``get_kvs_addr(0)`` and passes the result to the others, by a store or a file; then all call
     :meth:`initialize`. A group is a list of ranks of the world; 0, None or an empty list is the world. Except for
     the world, :meth:`initialize_sub_comm` must have been called for it.
 
@@ -392,10 +392,10 @@ def _address(address: Address) -> list[int]:
     listed = address.tolist() if isinstance(address, torch.Tensor) else list(address)
     if len(listed) != ADDRESS_BYTES or not all(isinstance(byte, int) and 0 <= byte < 256 for byte in listed):
         raise OpArgumentError(
-            f"kvs has {len(listed)} elements.", f"Pass the {ADDRESS_BYTES} bytes of get_kvs_addr(0), told by rank 0."
+            f"kvs has {len(listed)} elements.", f"Pass the {ADDRESS_BYTES} bytes that rank 0 got from get_kvs_addr(0)."
         )
     if not any(listed):
-        raise OpArgumentError("kvs is all zeros.", "Tell this rank what rank 0 got from get_kvs_addr(0).")
+        raise OpArgumentError("kvs is all zeros.", "Pass this rank what rank 0 got from get_kvs_addr(0).")
     return listed
 
 

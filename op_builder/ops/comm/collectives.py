@@ -44,13 +44,13 @@ class HierarchicalCollectives:
 
     The result is the same on all ranks, bit for bit: the leaders have one result, which the others are given. 16-bit
     floats are added up in float32 and rounded once. A rank whose part fails gives up for good: it leaves the ranks of
-    its host, and tells those of other hosts by a note, so that nobody waits for it.
+    its host, and leaves a note for those of other hosts, so that no rank waits for it.
 
     Args:
         layout: which rank is where.
         inside: the collectives of this host's ranks.
         across: those of the leaders; None on other ranks.
-        note: what ranks that give up tell the other hosts.
+        note: where ranks that give up write why.
     """
 
     def __init__(self, layout: Layout, inside: Collectives, across: Across | None, note: GiveUpNote) -> None:
@@ -62,7 +62,6 @@ class HierarchicalCollectives:
         self._is_closed = False
 
     def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
-        """See :class:`Collectives`."""
         step = "sum" if op == "avg" else op
         # Between the hosts, too, so that no sum is too large for the type of its mean.
         wide = tensor.float() if step == "sum" and tensor.dtype in _NARROW else tensor
@@ -76,14 +75,13 @@ class HierarchicalCollectives:
         self._from_leader(lambda inside: inside.broadcast(tensor, 0))
 
     def reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, op: str) -> None:
-        """See :class:`Collectives`. Sends all of it to all hosts: twice what is needed."""
+        """Sends all of it to all hosts: twice what is needed."""
         whole = input.detach().clone()
         self.all_reduce(whole, op)
         parts = whole.view(self._layout.size, -1)
         output.view(-1).copy_(parts[self._layout.rank])
 
     def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> None:
-        """See :class:`Collectives`."""
         layout = self._layout
         rows = _bytes_of(output).view(layout.size, -1)
         # The hosts' ranks may be anywhere among each other; in this order they are one after another.
@@ -102,7 +100,6 @@ class HierarchicalCollectives:
             rows[[rank for ranks in layout.hosts for rank in ranks]] = block
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
-        """See :class:`Collectives`."""
         layout = self._layout
         host = layout.host_of(src)
         if host == layout.host:
@@ -112,13 +109,11 @@ class HierarchicalCollectives:
             self._from_leader(lambda inside: inside.broadcast(tensor, 0))
 
     def barrier(self) -> None:
-        """See :class:`Collectives`."""
         self._inside(lambda inside: inside.barrier())
         self._between(lambda across: across.barrier())
         self._from_leader(lambda inside: inside.barrier())
 
     def close(self) -> None:
-        """See :class:`Collectives`."""
         self._is_closed = True
         self._own.close()
         if self._across is not None:
@@ -139,7 +134,7 @@ class HierarchicalCollectives:
             if not error.is_group_usable:
                 self._give_up(error)
                 raise
-            # On this host it is. The others were about to go on, and have been told not to.
+            # On this host it is, but the ranks of other hosts were about to continue.
             ended = _with_remedy(
                 error, "Have all ranks of a group call the same, in the same order. The ranks need a new group."
             )
@@ -157,12 +152,12 @@ class HierarchicalCollectives:
         try:
             step(self._across)
         except CommunicationError as error:
-            # This rank's own end of it is nobody's failure: no other rank's note is about to come.
-            told = "" if self._is_closed else self._note.read_after_failure()
-            if not told or told in error.message:
+            # Where this rank itself closed the group no other rank is about to leave a note.
+            note = "" if self._is_closed else self._note.read_after_failure()
+            if not note or note in error.message:
                 self._give_up(error)
                 raise
-            explained = CommunicationError(f"{error.message} {told}", error.remedy)
+            explained = CommunicationError(f"{error.message} {note}", error.remedy)
             self._give_up(explained)
             raise explained from error
         except BaseException as error:

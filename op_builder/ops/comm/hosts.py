@@ -1,4 +1,4 @@
-"""Which ranks of a group are on one host, and what each of them can do: told and read through the group's store."""
+"""Which ranks of a group are on one host, and what each of them can do: exchanged through the group's store."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MadeGroups:
         self.store = PrefixStore(f"accel/{self._number}", store)
 
     def difference(self, rank: int) -> str:
-        """What to say where that rank has made another number of them; empty where it has not, or none yet."""
+        """What errors add where that rank has made another number of groups; empty where not, or where it made none."""
         key = self._key(rank)
         try:
             number = int(self._whole.get(key)) if self._whole.check([key]) else 0
@@ -57,7 +57,7 @@ class MadeGroups:
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What a rank tells the others of a group.
+    """What a rank makes known to the others of a group.
 
     Attributes:
         host: its host; ranks with the same one can share memory.
@@ -135,12 +135,12 @@ def exchange(made: MadeGroups, size: int, mine: RankFacts) -> list[RankFacts]:
     """The facts of all ranks, in order; every rank calls it, before it does anything else with the others.
 
     Raises:
-        CommunicationError: a rank told nothing within the store's timeout, or has gone on to another group.
+        CommunicationError: a rank wrote nothing within the store's timeout, or has moved on to another group.
     """
     made.store.set(_key(made.rank), json.dumps(asdict(mine)))
     facts = [mine if other == made.rank else _read(made, other) for other in range(size)]
     for other in range(size):
-        # Who is still to be met has made as many. Another one told this some time ago.
+        # A rank that takes part now has made as many groups. Facts of another one are old.
         if other != made.rank and (difference := made.difference(other)):
             raise CommunicationError(f"Rank {other} of the group has gone on to another one.{difference}", _NEW_STORE)
     return facts

@@ -28,16 +28,18 @@ from op_builder.ops.comm.arguments import (
     Tensors,
     are_alike,
     are_plain,
-    as_called,
     as_list,
     is_async,
     reduction,
 )
 from op_builder.ops.comm.collectives import Collectives
 from op_builder.ops.comm.hosts import Layout
-from op_builder.ops.comm.work import DoneWork, WorkQueue
+from op_builder.ops.comm.work import CollectiveWork, WorkQueue
 
 logger = logging.getLogger(__name__)
+
+Arguments = tuple[Any, ...]
+Keywords = dict[str, Any]
 
 _WITHOUT_THREAD = ("send", "recv", "recv_anysource")  # the caller's own wait ends them
 _PATIENCE_S = 5.0  # how long the end of a group or of the process waits for what gloo has not finished
@@ -163,207 +165,119 @@ class AccelProcessGroup(dist.ProcessGroup):
                 return False
         return True
 
-    # All-reduce ----------------------------------------------------------------------------------
+    # Collectives: each takes the name that was called, as torch has several for one, and the call's arguments. ------
 
-    def allreduce(self, tensors: Any, *rest: Any, **keywords: Any) -> Work:  # type: ignore[override]
+    def _all_reduce(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
         """Reduce tensors in place: ``(tensors, opts)``, ``(tensors, op)`` or ``(tensor, op)``."""
-        return self._all_reduce("allreduce", tensors, rest, keywords)
-
-    def allreduce_coalesced(self, tensors: Any, *rest: Any, **keywords: Any) -> Work:
-        """Reduce several tensors in place."""
-        return self._all_reduce("allreduce_coalesced", tensors, rest, keywords)
-
-    def _all_reduce(self, name: str, tensors: Any, rest: tuple[Any, ...], keywords: dict[str, Any]) -> Work:
-        listed = as_list(tensors)
+        tensors, rest = as_list(arguments[0]), arguments[1:]
         op, is_async = reduction(rest, keywords)
-        if op is None or not self._covers(listed, REDUCIBLE[op]):
-            return self._by_gloo(name, tensors, *rest, **keywords)
-        reduce = functools.partial(self._each, listed, functools.partial(self._reduce_one, op))
-        return self._do(name, reduce, listed, is_async)
-
-    def _reduce_one(self, op: str, tensor: torch.Tensor) -> None:
-        dense = tensor.contiguous()
-        self._native.all_reduce(dense, op)
-        if dense is not tensor:
-            tensor.copy_(dense)
-
-    # Reduce-scatter ------------------------------------------------------------------------------
-
-    def reduce_scatter(self, outputs: Any, inputs: Any, *rest: Any, **keywords: Any) -> Work:  # type: ignore[override]
-        """Reduce lists of tensors, one for each rank, and give each rank its own."""
-        name = "reduce_scatter"
-        nested = inputs if isinstance(outputs, (list, tuple)) else [inputs]
-        outs = as_list(outputs)
-        op, is_async = reduction(rest, keywords)
-        flat = [tensor for listed in nested for tensor in listed]
-        if op is None or not self._covers([*outs, *flat], REDUCIBLE[op]) or not are_alike(outs, nested, self._size):
-            return self._by_gloo(name, outputs, inputs, *rest, **keywords)
+        if op is None or not self._covers(tensors, REDUCIBLE[op]):
+            return self._by_gloo(name, arguments, keywords)
 
         def reduce() -> None:
-            for out, listed in zip(outs, nested, strict=True):
-                self._scatter_one(op, out, torch.cat([tensor.reshape(-1) for tensor in listed]))
+            for tensor in tensors:
+                _fill(tensor, lambda dense: self._native.all_reduce(dense, op))
 
-        return self._do(name, reduce, outs, is_async)
+        return self._do(name, reduce, tensors, is_async)
 
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, *rest: Any, **keywords: Any) -> Work:  # type: ignore[override]
-        """Reduce ``input``, of one part for each rank, and give each rank its part."""
-        return self._reduce_scatter("reduce_scatter_single", [output], [input], rest, keywords)
+    def _broadcast(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
+        """Give all ranks one rank's tensors: ``(tensors, opts)`` or ``(tensor, root)``."""
+        tensors, rest = as_list(arguments[0]), arguments[1:]
+        given: Any = rest[0] if rest else keywords.get("opts", keywords.get("root", 0))
+        src = given if isinstance(given, int) else int(given.rootRank)
+        if not self._covers(tensors):
+            return self._by_gloo(name, arguments, keywords)
 
-    def _reduce_scatter_base(self, output: torch.Tensor, input: torch.Tensor, *rest: Any, **keywords: Any) -> Work:  # type: ignore[override]
-        """The older name of :meth:`reduce_scatter_single`."""
-        return self._reduce_scatter("_reduce_scatter_base", [output], [input], rest, keywords)
+        def send() -> None:
+            for tensor in tensors:
+                _fill(tensor, lambda dense: self._native.broadcast(dense, src))
 
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, *rest: Any, **keywords: Any) -> Work:  # type: ignore[override]
-        """:meth:`reduce_scatter_single` of several tensors."""
-        return self._reduce_scatter("reduce_scatter_single_coalesced", outputs, inputs, rest, keywords)
+        return self._do(name, send, tensors, is_async(rest, keywords))
 
-    def reduce_scatter_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, *rest: Any, **keywords: Any) -> Work:  # type: ignore[override]
-        """The older name of :meth:`reduce_scatter_single_coalesced`."""
-        return self._reduce_scatter("reduce_scatter_tensor_coalesced", outputs, inputs, rest, keywords)
-
-    def _reduce_scatter(
-        self, name: str, outputs: Tensors, inputs: Tensors, rest: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> Work:
+    def _reduce_scatter(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
+        """Reduce inputs, of one part for each rank, and give each rank its part."""
+        outputs, inputs, rest = as_list(arguments[0]), as_list(arguments[1]), arguments[2:]
         op, is_async = reduction(rest, keywords)
         if op is None or not self._covers([*outputs, *inputs], REDUCIBLE[op]):
-            return self._by_gloo(name, *as_called(name, outputs, inputs), *rest, **keywords)
+            return self._by_gloo(name, arguments, keywords)
         self._require_sizes(name, inputs, outputs)
 
-        def reduce() -> None:
-            for out, source in zip(outputs, inputs, strict=True):
-                self._scatter_one(op, out, source.contiguous())
+        def scatter() -> None:
+            for output, whole in zip(outputs, inputs, strict=True):
+                self._scatter(output, whole, op)
 
-        return self._do(name, reduce, outputs, is_async)
+        return self._do(name, scatter, outputs, is_async)
 
-    def _scatter_one(self, op: str, out: torch.Tensor, source: torch.Tensor) -> None:
-        if out.numel() == 0:
-            return
-        dense = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
-        self._native.reduce_scatter(dense, source, op)
-        if dense is not out:
-            out.copy_(dense)
+    def _reduce_scatter_lists(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
+        """The same, where each input is a list of one tensor for each rank."""
+        outputs, rest = as_list(arguments[0]), arguments[2:]
+        lists = arguments[1] if isinstance(arguments[0], (list, tuple)) else [arguments[1]]
+        op, is_async = reduction(rest, keywords)
+        flat = [tensor for parts in lists for tensor in parts]
+        if (
+            op is None
+            or not self._covers([*outputs, *flat], REDUCIBLE[op])
+            or not are_alike(outputs, lists, self._size)
+        ):
+            return self._by_gloo(name, arguments, keywords)
 
-    # All-gather ----------------------------------------------------------------------------------
+        def scatter() -> None:
+            for output, parts in zip(outputs, lists, strict=True):
+                self._scatter(output, torch.cat([part.reshape(-1) for part in parts]), op)
 
-    def allgather(self, outputs: Any, inputs: Any, *rest: Any, **keywords: Any) -> Work:  # type: ignore[override]
-        """Give all ranks the tensors of all: each rank's into a tensor of its own."""
-        is_nested = isinstance(inputs, (list, tuple))
-        nested, ins = (outputs, inputs) if is_nested else ([outputs], [inputs])
-        flat = [tensor for listed in nested for tensor in listed]
-        if not self._covers([*ins, *flat]) or not are_alike(ins, nested, self._size):
-            return self._by_gloo("allgather", outputs, inputs, *rest, **keywords)
+        return self._do(name, scatter, outputs, is_async)
 
-        def gather() -> None:
-            for listed, source in zip(nested, ins, strict=True):
-                whole = torch.empty((self._size, source.numel()), dtype=source.dtype)
-                self._gather_one(whole, source)
-                for out, part in zip(listed, whole, strict=True):
-                    out.copy_(part.view(out.shape))
+    def _scatter(self, output: torch.Tensor, whole: torch.Tensor, op: str) -> None:
+        _fill(output, lambda dense: self._native.reduce_scatter(dense, whole.contiguous(), op))
 
-        return self._do("allgather", gather, flat, is_async(rest, keywords))
-
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, *rest: Any, **keywords: Any) -> Work:
-        """Give all ranks the tensors of all, one after another in one tensor."""
-        return self._all_gather("all_gather_single", [output], [input], rest, keywords)
-
-    def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, *rest: Any, **keywords: Any) -> Work:
-        """The older name of :meth:`all_gather_single`."""
-        return self._all_gather("_allgather_base", [output], [input], rest, keywords)
-
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, *rest: Any, **keywords: Any) -> Work:  # type: ignore[override]
-        """:meth:`all_gather_single` of several tensors."""
-        return self._all_gather("all_gather_single_coalesced", outputs, inputs, rest, keywords)
-
-    def allgather_into_tensor_coalesced(self, outputs: Tensors, inputs: Tensors, *rest: Any, **keywords: Any) -> Work:  # type: ignore[override]
-        """The older name of :meth:`all_gather_single_coalesced`."""
-        return self._all_gather("allgather_into_tensor_coalesced", outputs, inputs, rest, keywords)
-
-    def _all_gather(
-        self, name: str, outputs: Tensors, inputs: Tensors, rest: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> Work:
+    def _all_gather(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
+        """Give all ranks the inputs of all, one after another in one output."""
+        outputs, inputs, rest = as_list(arguments[0]), as_list(arguments[1]), arguments[2:]
         if not self._covers([*outputs, *inputs]):
-            return self._by_gloo(name, *as_called(name, outputs, inputs), *rest, **keywords)
+            return self._by_gloo(name, arguments, keywords)
         self._require_sizes(name, outputs, inputs)
 
         def gather() -> None:
-            for out, source in zip(outputs, inputs, strict=True):
-                self._gather_one(out, source)
+            for output, part in zip(outputs, inputs, strict=True):
+                self._gather(output, part)
 
         return self._do(name, gather, outputs, is_async(rest, keywords))
 
-    def _gather_one(self, out: torch.Tensor, source: torch.Tensor) -> None:
-        if out.numel() == 0:
-            return
-        dense = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
-        self._native.all_gather(dense, source.contiguous())
-        if dense is not out:
-            out.copy_(dense)
+    def _all_gather_lists(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
+        """The same, where each output is a list of one tensor for each rank."""
+        inputs, rest = as_list(arguments[1]), arguments[2:]
+        lists = arguments[0] if isinstance(arguments[1], (list, tuple)) else [arguments[0]]
+        flat = [tensor for parts in lists for tensor in parts]
+        if not self._covers([*inputs, *flat]) or not are_alike(inputs, lists, self._size):
+            return self._by_gloo(name, arguments, keywords)
 
-    # Broadcast and barrier -----------------------------------------------------------------------
+        def gather() -> None:
+            for parts, source in zip(lists, inputs, strict=True):
+                whole = torch.empty((self._size, source.numel()), dtype=source.dtype)
+                self._gather(whole, source)
+                for part, row in zip(parts, whole, strict=True):
+                    part.copy_(row.view(part.shape))
 
-    def broadcast(self, tensors: Any, *rest: Any, **keywords: Any) -> Work:  # type: ignore[override]
-        """Give all ranks one rank's tensors: ``(tensors, opts)`` or ``(tensor, root)``."""
-        listed = as_list(tensors)
-        given = rest[0] if rest else keywords.get("opts", keywords.get("root", 0))
-        src = given if isinstance(given, int) else int(given.rootRank)
-        if not self._covers(listed):
-            return self._by_gloo("broadcast", tensors, *rest, **keywords)
-        send = functools.partial(self._each, listed, functools.partial(self._broadcast_one, src))
-        return self._do("broadcast", send, listed, is_async(rest, keywords))
+        return self._do(name, gather, flat, is_async(rest, keywords))
 
-    def _broadcast_one(self, src: int, tensor: torch.Tensor) -> None:
-        dense = tensor.contiguous()
-        self._native.broadcast(dense, src)
-        if dense is not tensor:
-            tensor.copy_(dense)
+    def _gather(self, output: torch.Tensor, part: torch.Tensor) -> None:
+        _fill(output, lambda dense: self._native.all_gather(dense, part.contiguous()))
 
-    def barrier(self, *rest: Any, **keywords: Any) -> Work:
+    def _barrier(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
         """Return when all ranks have called it."""
         if self._collectives is None:
-            return self._by_gloo("barrier", *rest, **keywords)
-        return self._do("barrier", self._native.barrier, [], is_async(rest, keywords))
+            return self._by_gloo(name, arguments, keywords)
+        return self._do(name, self._native.barrier, [], is_async(arguments, keywords))
 
-    # What gloo does ------------------------------------------------------------------------------
-
-    def reduce(self, *arguments: Any, **keywords: Any) -> Work:
-        """By gloo."""
-        return self._by_gloo("reduce", *arguments, **keywords)
-
-    def gather(self, *arguments: Any, **keywords: Any) -> Work:
-        """By gloo."""
-        return self._by_gloo("gather", *arguments, **keywords)
-
-    def scatter(self, *arguments: Any, **keywords: Any) -> Work:
-        """By gloo."""
-        return self._by_gloo("scatter", *arguments, **keywords)
-
-    def allgather_coalesced(self, *arguments: Any, **keywords: Any) -> Work:
-        """By gloo."""
-        return self._by_gloo("allgather_coalesced", *arguments, **keywords)
-
-    def alltoall(self, *arguments: Any, **keywords: Any) -> Work:
-        """By gloo."""
-        return self._by_gloo("alltoall", *arguments, **keywords)
-
-    def all_to_all_single(self, *arguments: Any, **keywords: Any) -> Work:
-        """By gloo."""
-        return self._by_gloo("all_to_all_single", *arguments, **keywords)
-
-    def alltoall_base(self, *arguments: Any, **keywords: Any) -> Work:
-        """By gloo. The older name of :meth:`all_to_all_single`."""
-        return self._by_gloo("alltoall_base", *arguments, **keywords)
-
-    def send(self, *arguments: Any, **keywords: Any) -> Work:
-        """By gloo."""
-        return self._by_gloo("send", *arguments, **keywords)
-
-    def recv(self, *arguments: Any, **keywords: Any) -> Work:
-        """By gloo."""
-        return self._by_gloo("recv", *arguments, **keywords)
-
-    def recv_anysource(self, *arguments: Any, **keywords: Any) -> Work:
-        """By gloo."""
-        return self._by_gloo("recv_anysource", *arguments, **keywords)
+    def _by_gloo(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
+        """Done by gloo, not through shared memory."""
+        with self._counting:
+            self._others[name] += 1
+        work: Work = getattr(self._gloo, name)(*arguments, **keywords)
+        if name not in _WITHOUT_THREAD:
+            with self._counting:
+                self._with_gloo = [*(earlier for earlier in self._with_gloo if not earlier.is_completed()), work]
+        return work
 
     # How -----------------------------------------------------------------------------------------
 
@@ -384,12 +298,6 @@ class AccelProcessGroup(dist.ProcessGroup):
                     f"{tuple(part.shape)} {part.dtype}, one for each rank."
                 )
 
-    @staticmethod
-    def _each(tensors: Tensors, function: Callable[[torch.Tensor], None]) -> None:
-        for tensor in tensors:
-            if tensor.numel():
-                function(tensor)
-
     def _do(self, name: str, function: Callable[[], None], result: Tensors, is_async: bool) -> Work:
         with self._counting:
             self._ours[name] += 1
@@ -397,7 +305,7 @@ class AccelProcessGroup(dist.ProcessGroup):
         if is_async:
             return self._queue.submit(call, result)
         self._queue.run(call)
-        return DoneWork(result)
+        return CollectiveWork(result)
 
     def _call(self, function: Callable[[], None]) -> None:
         try:
@@ -418,14 +326,48 @@ class AccelProcessGroup(dist.ProcessGroup):
             message, error.remedy, rank=rank, operation=error.operation, waited_s=error.waited_s
         )
 
-    def _by_gloo(self, name: str, *arguments: Any, **keywords: Any) -> Work:
-        with self._counting:
-            self._others[name] += 1
-        work: Work = getattr(self._gloo, name)(*arguments, **keywords)
-        if name not in _WITHOUT_THREAD:
-            with self._counting:
-                self._with_gloo = [*(earlier for earlier in self._with_gloo if not earlier.is_completed()), work]
-        return work
+
+def _fill(tensor: torch.Tensor, collective: Callable[[torch.Tensor], object]) -> None:
+    """Give ``collective`` contiguous memory for ``tensor``."""
+    if tensor.numel() == 0:
+        return
+    dense = tensor.contiguous()
+    collective(dense)
+    if dense is not tensor:
+        tensor.copy_(dense)
+
+
+def _method(name: str, implementation: Callable[..., Work]) -> Callable[..., Work]:
+    def method(self: AccelProcessGroup, *arguments: Any, **keywords: Any) -> Work:
+        return implementation(self, name, arguments, keywords)
+
+    method.__name__, method.__doc__ = name, implementation.__doc__
+    return method
+
+
+# By torch's names, those of 2.13 and the older ones.
+_METHODS: dict[Callable[..., Work], tuple[str, ...]] = {
+    AccelProcessGroup._all_reduce: ("allreduce", "allreduce_coalesced"),
+    AccelProcessGroup._broadcast: ("broadcast",),
+    AccelProcessGroup._reduce_scatter_lists: ("reduce_scatter",),
+    AccelProcessGroup._reduce_scatter: (
+        *("reduce_scatter_single", "reduce_scatter_single_coalesced"),
+        *("_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+    ),
+    AccelProcessGroup._all_gather_lists: ("allgather",),
+    AccelProcessGroup._all_gather: (
+        *("all_gather_single", "all_gather_single_coalesced"),
+        *("_allgather_base", "allgather_into_tensor_coalesced"),
+    ),
+    AccelProcessGroup._barrier: ("barrier",),
+    AccelProcessGroup._by_gloo: (
+        *("reduce", "gather", "scatter", "allgather_coalesced", "alltoall", "all_to_all_single", "alltoall_base"),
+        *_WITHOUT_THREAD,
+    ),
+}
+for _implementation, _names in _METHODS.items():
+    for _name in _names:
+        setattr(AccelProcessGroup, _name, _method(_name, _implementation))
 
 
 def _close(queue: WorkQueue, collectives: Collectives | None, owner: int) -> None:

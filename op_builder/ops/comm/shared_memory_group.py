@@ -7,23 +7,19 @@ import math
 import os
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 
 from op_builder.errors import OpArgumentError, SharedMemoryCommError
-from op_builder.ops.arguments import explained, untraced
-from op_builder.ops.comm.shared_memory_meeting import Meeting, RankFacts
-from op_builder.ops.comm.shared_memory_native import NativeGroups
-from op_builder.ops.comm.shared_memory_python import quick_all_reduce, raise_interruption
-from op_builder.ops.comm.shared_memory_segments import shared_segments, space_error
+from op_builder.ops.arguments import untraced
+from op_builder.ops.comm.shared_memory_meeting import Meeting, RankFacts, shared_segments, space_error
 from op_builder.system import cpu_isa
 
 REDUCTIONS = {"sum": 0, "max": 1, "min": 2, "avg": 3}
 
-_SLOT_BYTES = 512 << 10
-_ONE_SHOT_BYTES = 4 << 10
 _SPIN_NS = 50_000
+_FAILED = "shm_comm: "  # how an op's error for a failed collective begins
 
 _KINDS = ("none", "died", "left", "gave_up", "late", "interrupted", "mismatch", "busy")
 _REMEDIES = {
@@ -72,25 +68,21 @@ class SharedMemoryGroup:
         timeout_s: how long one wait for another rank may take.
     """
 
-    def __init__(self, native: NativeGroups, place: GroupPlace) -> None:
+    def __init__(self, ops: Any, place: GroupPlace) -> None:
         self.size = place.size
         self.rank = place.rank
         self.timeout_s = place.timeout_s
-        self._native = native
+        self._ops = ops
         self._place = place
         self._symmetric_count = 0
-        self._all_reduce = native.ops.all_reduce.default
-        self._all_reduce_ = native.ops.all_reduce_.default
-        self._number = _open(native, place)
-        self._quickly = quick_all_reduce(native, self._number)
-        self._closer = weakref.finalize(self, _close, native, self._number, os.getpid())
-        meeting = place.meeting("ranks")
+        self._number = _open(ops, place)
+        self._closer = weakref.finalize(self, _close, ops, self._number, os.getpid())
         try:
-            self.barrier()  # when it is over, all have mapped all
+            self.barrier()  # after it all have mapped all
         except BaseException:
             self.close()
             raise
-        meeting.forget()
+        place.meeting("ranks").forget()
 
     def __repr__(self) -> str:
         name = f" {self._place.name!r}" if self._place.name else ""
@@ -110,39 +102,13 @@ class SharedMemoryGroup:
             OpArgumentError: an argument does not fit; nothing was sent.
             SharedMemoryCommError: a rank did not come; what the tensor holds is undefined then.
         """
-        return self.reduce_(tensor, _reduction(op))
-
-    def reduce_(self, tensor: torch.Tensor, reduction: int) -> torch.Tensor:
-        """:meth:`all_reduce` by the number of the reduction."""
-        if torch.compiler.is_dynamo_compiling():
-            self._all_reduce_(tensor, self._number, reduction)
-            return tensor
-        # Without torch's dispatcher, which takes longer than all the rest of a small all-reduce; for the plain case.
-        done = self._quickly(tensor, reduction)
-        if done is None:
-            try:
-                self._all_reduce_(_on_host(tensor), self._number, reduction)
-            except (RuntimeError, ValueError) as error:
-                self._explain("all_reduce", error, tensor)
-        elif done is False:
-            self._fail("all_reduce")
+        self._call("all_reduce_", (tensor,), _reduction(op))
         return tensor
 
-    def reduced(self, tensor: torch.Tensor, reduction: int) -> torch.Tensor:
-        """:meth:`reduce_` into a new tensor."""
-        if torch.compiler.is_dynamo_compiling():
-            return self._all_reduce(tensor, self._number, reduction)  # type: ignore[no-any-return]
-        if type(tensor) is torch.Tensor:
-            result = torch.empty_like(tensor)
-            done = self._quickly(tensor, result, reduction)
-            if done is False:
-                self._fail("all_reduce")
-            if done is not None:
-                return result
-        try:
-            return self._all_reduce(_on_host(tensor), self._number, reduction)  # type: ignore[no-any-return]
-        except (RuntimeError, ValueError) as error:
-            self._explain("all_reduce", error, tensor)
+    def reduced(self, tensor: torch.Tensor, op: str = "sum") -> torch.Tensor:
+        """:meth:`all_reduce` into a new tensor."""
+        result: torch.Tensor = self._call("all_reduce", (tensor,), _reduction(op))
+        return result
 
     def reduce_scatter(self, out: torch.Tensor, input: torch.Tensor, op: str = "sum") -> torch.Tensor:
         """Reduce the inputs of all ranks; each gets the part of its rank.
@@ -158,7 +124,7 @@ class SharedMemoryGroup:
         Raises:
             OpArgumentError, SharedMemoryCommError: as for :meth:`all_reduce`.
         """
-        self._call("reduce_scatter", (out, input), self._number, _reduction(op))
+        self._call("reduce_scatter", (out, input), _reduction(op))
         return out
 
     def all_gather(self, out: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
@@ -174,7 +140,7 @@ class SharedMemoryGroup:
         Raises:
             OpArgumentError, SharedMemoryCommError: as for :meth:`all_reduce`.
         """
-        self._call("all_gather", (out, input), self._number)
+        self._call("all_gather", (out, input))
         return out
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
@@ -188,7 +154,7 @@ class SharedMemoryGroup:
         """
         if isinstance(src, bool) or not isinstance(src, int):
             raise OpArgumentError(f"src is {src!r}.", "Pass a rank of the group, an int.")
-        self._call("broadcast_", (tensor,), self._number, src)
+        self._call("broadcast_", (tensor,), src)
         return tensor
 
     @untraced
@@ -198,7 +164,7 @@ class SharedMemoryGroup:
         Raises:
             SharedMemoryCommError: one did not come.
         """
-        self._call("barrier", (), self._number)
+        self._call("barrier", ())
 
     @untraced
     def empty_symmetric(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -225,29 +191,26 @@ class SharedMemoryGroup:
         if count == 0:
             return torch.zeros(sizes, dtype=dtype)
         size_bytes = count * dtype.itemsize
-        with explained():
-            number, *_ = self._native.failure(self._number)
-        if _KINDS[number] not in ("none", "mismatch", "busy"):
-            self._fail("empty_symmetric")
+        self._call("barrier", (), operation="empty_symmetric")  # the group must be in order before ranks meet elsewhere
         memory = self._symmetric_count
         meeting = self._place.meeting(f"symmetric_{memory}")
         self._symmetric_count += 1
-        descriptors = shared_segments(self._native, meeting, size_bytes, self.size)[1]
+        descriptors = shared_segments(self._ops, meeting, size_bytes)[1]
         try:
-            address, number = self._native.attach(self._number, descriptors, size_bytes, memory)
+            address = self._ops.attach_symmetric(self._number, memory, size_bytes, descriptors)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        if address:
+        if address > 0:
             buffer = (ctypes.c_char * size_bytes).from_address(address)
-            finalizer = weakref.finalize(buffer, self._native.release, self._number, address)
+            finalizer = weakref.finalize(buffer, self._ops.release_symmetric, self._number, address)
             finalizer.atexit = False  # tensors that live until the process ends may be read until then
         # All have it, or none: a rank without it would do other collectives than the others.
-        lacking = torch.tensor([self.size if address else self.rank], dtype=torch.int32, device="cpu")
+        lacking = torch.tensor([self.size if address > 0 else self.rank], dtype=torch.int32, device="cpu")
         lacking_rank = int(self.all_reduce(lacking, "min"))
         meeting.forget()
-        if not address:
-            raise space_error(size_bytes, number)
+        if address < 0:
+            raise space_error(size_bytes, -address)
         if lacking_rank < self.size:
             raise SharedMemoryCommError(
                 f"Rank {lacking_rank} cannot map {size_bytes} bytes of symmetric memory of each rank.",
@@ -266,82 +229,68 @@ class SharedMemoryGroup:
         """
         self._closer()
 
-    def _call(self, operation: str, tensors: tuple[torch.Tensor, ...], *numbers: int) -> None:
-        op = getattr(self._native.ops, operation).default
+    def _call(self, name: str, tensors: tuple[torch.Tensor, ...], *numbers: int, operation: str = "") -> Any:
+        op = getattr(self._ops, name).default
         if torch.compiler.is_compiling():
-            op(*tensors, *numbers)
-            return
-        try:
-            for tensor in map(_on_host, tensors):
-                if tensor.is_conj() or tensor.is_neg():
-                    raise OpArgumentError("A tensor is a lazy view.", "Pass x.resolve_conj().resolve_neg().")
-            op(*tensors, *numbers)
-        except (RuntimeError, ValueError) as error:
-            self._explain(operation.rstrip("_"), error, *tensors)
-
-    def _explain(self, operation: str, error: Exception, *tensors: torch.Tensor) -> NoReturn:
-        """Raise what an op's error means."""
-        if isinstance(error, OpArgumentError):
-            raise error
+            return op(*tensors, self._number, *numbers)
         for tensor in tensors:
-            if tensor.layout != torch.strided:
-                raise OpArgumentError(f"A tensor has layout {tensor.layout}.", "Pass x.to_dense().") from None
-        if isinstance(error, ValueError):
-            found, _, remedy = str(error).partition("\n")
-            raise OpArgumentError(found, remedy) from None
-        if not str(error).startswith("shm_comm: "):
-            raise error
-        self._fail(operation)
-
-    def _fail(self, operation: str) -> NoReturn:
-        """Raise what the last failure of the group means."""
+            if (
+                not isinstance(tensor, torch.Tensor) or not tensor.is_cpu
+            ):  # torch's kernel for meta tensors does nothing
+                raise _unfit(tensor)
         try:
-            number, rank, _, waited_ms = self._native.failure(self._number)
-            text = self._native.explain(self._number)
-        except ValueError:
-            raise_interruption(self._native)  # it may be the handler that has closed the group
-            raise SharedMemoryCommError(
-                f"{operation} of {self!r} was ended: another thread of this rank closed the group.",
-                _REMEDIES["left"],
-                rank=self.rank,
-                operation=operation,
-            ) from None
-        kind = _KINDS[number]
-        if kind == "interrupted":
-            raise_interruption(self._native)
-        raise SharedMemoryCommError(
-            f"{operation} of {self!r} failed: {text}.",
+            return op(*tensors, self._number, *numbers)
+        except (RuntimeError, ValueError) as error:
+            for tensor in tensors:
+                if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+                    raise _unfit(tensor) from None
+            raise self._explained(operation or name.rstrip("_"), error) from None
+
+    def _explained(self, operation: str, error: Exception) -> Exception:
+        """What an op's error means to the user."""
+        message = str(error)
+        if isinstance(error, ValueError):
+            found, _, remedy = message.partition("\n")
+            return OpArgumentError(found, remedy)
+        if not message.startswith(_FAILED):
+            return error
+        try:
+            number, rank, waited_ms = self._ops.last_failure(self._number)
+            kind = _KINDS[number]
+        except ValueError:  # another thread has closed the group
+            kind, rank, waited_ms = "left", self.rank, 0
+        return SharedMemoryCommError(
+            f"{operation} of {self!r} failed: {message.removeprefix(_FAILED).splitlines()[0]}.",
             _REMEDIES.get(kind, ""),
             rank=rank,
             operation=operation,
             waited_s=waited_ms / 1000,
             is_group_usable=kind == "mismatch",
-        ) from None
+        )
 
 
-def _open(native: NativeGroups, place: GroupPlace) -> int:
+def _open(ops: Any, place: GroupPlace) -> int:
     """Make this rank's memory, get that of the others, and map all: the number of the native group."""
     isa = cpu_isa.chosen_isa()  # before there are descriptors to close
-    meeting = place.meeting("ranks")
-    told, descriptors = shared_segments(native, meeting, native.segment_bytes(_SLOT_BYTES), place.size, is_locked=True)
-    times_ns = (int(place.timeout_s * 1e9), _SPIN_NS if place.size <= usable_cores(told) else 0)
-    here = [facts.is_in_this_process for facts in told]
-    number = native.open(place.rank, descriptors, here, times_ns, (_SLOT_BYTES, _ONE_SHOT_BYTES), isa)
+    size_bytes = ops.segment_bytes()
+    facts, descriptors = shared_segments(ops, place.meeting("ranks"), size_bytes, is_locked=True)
+    spin_ns = _SPIN_NS if place.size <= usable_cores(facts) else 0
+    here = [int(each.is_in_this_process) for each in facts]
+    number: int = ops.open_group(place.rank, descriptors, here, int(place.timeout_s * 1e9), spin_ns, isa)
     if number < 0:
-        raise space_error(native.segment_bytes(_SLOT_BYTES), -number)
+        raise space_error(size_bytes, -number)
     return number
 
 
-def usable_cores(told: Sequence[RankFacts]) -> float:
+def usable_cores(ranks: Sequence[RankFacts]) -> float:
     """How many ranks can run at once: on the cores that they may use, for as much time as each one's groups may."""
-    cores = len({core for facts in told for core in facts.cpus})
-    return min([cores, *(facts.quota_cores for facts in told if facts.quota_cores is not None)])
+    cores = len({core for facts in ranks for core in facts.cpus})
+    return min([cores, *(facts.quota_cores for facts in ranks if facts.quota_cores is not None)])
 
 
-def _close(native: NativeGroups, number: int, owner: int) -> None:
+def _close(ops: Any, number: int, owner: int) -> None:
     if os.getpid() == owner:  # a fork's copy is no rank
-        native.leave(number)
-        native.forget(number)
+        ops.close_group(number)
 
 
 def _reduction(op: str) -> int:
@@ -351,13 +300,14 @@ def _reduction(op: str) -> int:
         raise OpArgumentError(f"op is {op!r}.", f"Pass one of {', '.join(REDUCTIONS)}.") from None
 
 
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor``, if its memory is the host's: torch would call a kernel that does nothing for one without memory."""
+def _unfit(tensor: Any) -> OpArgumentError:
     if not isinstance(tensor, torch.Tensor):
-        raise OpArgumentError(f"{tensor!r} is of type {type(tensor).__name__}.", "Pass a torch.Tensor.")
+        return OpArgumentError(f"{tensor!r} is of type {type(tensor).__name__}.", "Pass a torch.Tensor.")
     if not tensor.is_cpu:
-        raise OpArgumentError(f"A tensor is on device {tensor.device}.", "Pass CPU tensors, for example x.cpu().")
-    return tensor
+        return OpArgumentError(f"A tensor is on device {tensor.device}.", "Pass CPU tensors, for example x.cpu().")
+    if tensor.layout is not torch.strided:
+        return OpArgumentError(f"A tensor has layout {tensor.layout}.", "Pass x.to_dense().")
+    return OpArgumentError("A tensor is a lazy view.", "Pass x.resolve_conj().resolve_neg().")
 
 
 def _checked_shape(shape: Sequence[int] | int) -> tuple[int, ...]:

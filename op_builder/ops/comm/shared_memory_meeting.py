@@ -1,12 +1,15 @@
 """How the ranks of a group find each other and hand out their shared memory.
 
 Who and where they are goes through a ``torch.distributed`` store. The memory itself has no name: its descriptor is sent
-through a Unix socket in the abstract namespace (unix(7)), to processes of the same user that know what the store told.
+through a Unix socket in the abstract namespace (unix(7)), to processes of the same user that know what is in the store.
 So there is nothing in any file system that a killed process could leave behind, or another user open.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import json
 import os
 import socket
@@ -16,14 +19,14 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from hmac import compare_digest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from op_builder import env
-from op_builder.errors import OpArgumentError, SharedMemoryCommError
-from op_builder.system.cgroups import HostFiles, cpu_quota_cores
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+from op_builder.errors import OpArgumentError, SharedMemoryCommError, SharedMemorySpaceError
+from op_builder.system.cgroups import HostFiles, available_memory_bytes, cpu_quota_cores
 
 _SECRET_BYTES = 16
 _HELLO = struct.Struct(f"!{_SECRET_BYTES}sI")  # the secret of who is called, the rank of who calls
@@ -31,8 +34,9 @@ _PEER_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _HELLO_TIMEOUT_S = 5.0
 _LOOK_AROUND_S = 0.2
 _LONGEST_PAUSE_S = 0.02
+_CHECKED_BYTES = 16 << 20  # from here on, whether there is as much memory is asked before it is taken
 
-_process_secret = os.urandom(8).hex()  # tells whether two ranks are threads of one process
+_process_secret = os.urandom(8).hex()  # two ranks with the same one are threads of one process
 
 
 def _forget_secret() -> None:
@@ -44,7 +48,7 @@ os.register_at_fork(after_in_child=_forget_secret)
 
 
 class RankFacts(NamedTuple):
-    """What a rank tells the others.
+    """What a rank makes known to the others.
 
     Attributes:
         address: of its socket.
@@ -95,7 +99,7 @@ class Meeting:
             error: why there is none. Then all ranks raise.
 
         Returns:
-            what the ranks told, and their descriptors, both by rank. The descriptors of others are the caller's
+            the facts of the ranks, and their descriptors, both by rank. The descriptors of others are the caller's
             to close; the own one is the given one.
 
         Raises:
@@ -115,18 +119,16 @@ class Meeting:
                 error,
             )
             try:
-                told = [own] if self.size == 1 else self._tell(own)
+                facts = [own] if self.size == 1 else self._exchange_facts(own)
             except SharedMemoryCommError:
                 raise
             except RuntimeError as error:  # as torch's stores fail
                 raise _store_error(f"group {self.key!r} was made", error, self.timeout_s) from error
-            self._require_fit(told)
-            if self.size == 1:
-                return told, [descriptor]
-            return told, self._hand_out(listener, told, descriptor)
+            self._require_fit(facts)
+            return facts, self._exchange_descriptors(listener, facts, descriptor)
 
     def forget(self) -> None:
-        """Take back what this rank told the store, when all have read it."""
+        """Remove this rank's facts from the store, when all have read them."""
         if self.size == 1:
             return
         try:
@@ -137,26 +139,24 @@ class Meeting:
     def _key_of(self, rank: int) -> str:
         return f"{self.key}/{rank}"
 
-    def _tell(self, own: RankFacts) -> list[RankFacts]:
+    def _exchange_facts(self, own: RankFacts) -> list[RankFacts]:
         text = json.dumps(own._asdict())
-        # A key that is there already is no accident: two groups of one name would get each other's memory.
+        # A key that exists already is no accident: two groups of one name would get each other's memory.
         if self.store.compare_set(self._key_of(self.rank), "", text).decode() != text:
             raise SharedMemoryCommError(
                 f"There is a rank {self.rank} of a group {self.key!r} on this store already.",
                 "Give groups of different ranks different names: new_group(..., name=...).",
             )
-        told: dict[int, RankFacts] = {self.rank: own}
+        facts: dict[int, RankFacts] = {self.rank: own}
         pause_s = 0.0005
-        while len(told) < self.size:
-            missing = [rank for rank in range(self.size) if rank not in told]
-            for rank in missing:
-                if self.store.check([self._key_of(rank)]):
-                    told[rank] = RankFacts(**json.loads(self.store.get(self._key_of(rank))))
-            if len(told) < self.size:
-                self._require_time([rank for rank in missing if rank not in told])
+        while missing := [rank for rank in range(self.size) if rank not in facts]:
+            ready = [rank for rank in missing if self.store.check([self._key_of(rank)])]
+            facts |= {rank: RankFacts(**json.loads(self.store.get(self._key_of(rank)))) for rank in ready}
+            if len(ready) < len(missing):
+                self._require_time([rank for rank in missing if rank not in ready])
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        return [told[rank] for rank in range(self.size)]
+        return [facts[rank] for rank in range(self.size)]
 
     def _require_time(self, missing: Sequence[int]) -> None:
         if time.monotonic() > self._deadline:
@@ -170,11 +170,11 @@ class Meeting:
                 waited_s=self.timeout_s,
             )
 
-    def _require_fit(self, told: Sequence[RankFacts]) -> None:
-        for rank, facts in enumerate(told):
-            if facts.error:
-                raise SharedMemoryCommError(f"Rank {rank} cannot take part: {facts.error}", rank=rank)
-            if facts.host != told[self.rank].host:
+    def _require_fit(self, facts: Sequence[RankFacts]) -> None:
+        for rank, other in enumerate(facts):
+            if other.error:
+                raise SharedMemoryCommError(f"Rank {rank} cannot take part: {other.error}", rank=rank)
+            if other.host != facts[self.rank].host:
                 raise SharedMemoryCommError(
                     f"Ranks {self.rank} and {rank} share no memory: they run on different hosts, or in different "
                     "network namespaces.",
@@ -182,53 +182,43 @@ class Meeting:
                     rank=rank,
                 )
 
-    def _hand_out(self, listener: socket.socket, told: Sequence[RankFacts], descriptor: int) -> list[int]:
-        """Call all others, who have a place in their queues for that; then answer them; then read their answers."""
+    def _exchange_descriptors(self, listener: socket.socket, facts: Sequence[RankFacts], descriptor: int) -> list[int]:
+        """Call all others, whose queues have a place for that; then answer them; then read their answers."""
         others = [rank for rank in range(self.size) if rank != self.rank]
-        calls: dict[int, socket.socket] = {}
-        received: dict[int, int] = {self.rank: descriptor}
-        try:
-            for rank in others:
-                calls[rank] = self._call(rank, told[rank])
-            self._answer(listener, told[self.rank], calls, descriptor)
-            for rank in others:
-                received[rank] = self._receive(calls[rank], rank)
-        except BaseException:
-            for rank, other in received.items():
-                if rank != self.rank:
-                    os.close(other)
-            raise
-        finally:
-            for connection in calls.values():
-                connection.close()
-        return [received[rank] for rank in range(self.size)]
-
-    def _call(self, rank: int, facts: RankFacts) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            connection.settimeout(max(1.0, self._deadline - time.monotonic()))
+        received: dict[int, int] = {}
+        with contextlib.ExitStack() as stack:
+            calls = {rank: stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) for rank in others}
             try:
-                connection.connect(f"\0{facts.address}")
-                if not _is_same_user(connection):
-                    raise SharedMemoryCommError("A rank runs as another user.", "Start all ranks as one user.")
-                connection.sendall(_HELLO.pack(bytes.fromhex(facts.secret), self.rank))
-            except TimeoutError:
-                self._require_time([rank])
-                raise self._ended(rank) from None
-            except OSError:
-                raise self._ended(rank) from None
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+                for rank in others:
+                    self._call(calls[rank], rank, facts[rank])
+                self._answer(listener, facts[self.rank], calls, descriptor)
+                for rank in others:
+                    received[rank] = self._receive(calls[rank], rank)
+            except BaseException:
+                for other in received.values():
+                    os.close(other)
+                raise
+        return [descriptor if rank == self.rank else received[rank] for rank in range(self.size)]
+
+    def _call(self, connection: socket.socket, rank: int, facts: RankFacts) -> None:
+        connection.settimeout(max(1.0, self._deadline - time.monotonic()))
+        try:
+            connection.connect(f"\0{facts.address}")
+            if not _is_same_user(connection):
+                raise SharedMemoryCommError("A rank runs as another user.", "Start all ranks as one user.")
+            connection.sendall(_HELLO.pack(bytes.fromhex(facts.secret), self.rank))
+        except OSError:
+            self._require_time([rank])
+            raise self._ended(rank) from None
 
     def _answer(
         self, listener: socket.socket, own: RankFacts, calls: Mapping[int, socket.socket], descriptor: int
     ) -> None:
+        """Send the descriptor to each rank that calls, until all have."""
         waiting = set(calls)
+        listener.settimeout(_LOOK_AROUND_S)
         while waiting:
             self._require_time(sorted(waiting))
-            listener.settimeout(_LOOK_AROUND_S)
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
@@ -237,17 +227,8 @@ class Meeting:
                         raise self._ended(rank) from None
                 continue
             with connection:
-                if not _is_same_user(connection):  # nor is it waited for
-                    continue
-                connection.settimeout(_HELLO_TIMEOUT_S)
-                try:
-                    hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
-                except OSError:
-                    continue
-                if len(hello) != _HELLO.size:
-                    continue
-                secret, rank = _HELLO.unpack(hello)
-                if compare_digest(secret, bytes.fromhex(own.secret)) and rank in waiting:
+                rank = _caller(connection, own)
+                if rank in waiting:
                     try:
                         socket.send_fds(connection, [b"."], [descriptor])
                     except ConnectionError:
@@ -275,8 +256,80 @@ class Meeting:
         )
 
 
+def shared_segments(
+    ops: Any, meeting: Meeting, size_bytes: int, *, is_locked: bool = False
+) -> tuple[list[RankFacts], list[int]]:
+    """Make a segment and exchange it: the facts of all ranks, and their descriptors, which the caller closes.
+
+    Where one rank has no room all raise.
+    """
+    descriptor, failure = -1, None
+    try:
+        descriptor = _segment(ops, size_bytes, meeting.size)
+        if is_locked:  # as long as this process lives: the others look at it
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except SharedMemorySpaceError as error:
+        failure = error
+    try:
+        return meeting.exchange(descriptor, failure.message if failure else "")
+    except BaseException as error:
+        if descriptor >= 0:
+            os.close(descriptor)
+        if failure is not None and isinstance(error, SharedMemoryCommError):
+            raise failure from None
+        raise
+
+
+def _segment(ops: Any, size_bytes: int, ranks: int) -> int:
+    """The descriptor of new shared memory.
+
+    Raises:
+        SharedMemorySpaceError: there is no room for it, on each of the host's ranks.
+    """
+    if size_bytes >= _CHECKED_BYTES:
+        # Taking more than is free would make the kernel end a process, perhaps another one.
+        available = available_memory_bytes(HostFiles())
+        if size_bytes * ranks > available:
+            raise SharedMemorySpaceError(
+                f"{size_bytes * ranks} bytes of shared memory are needed ({size_bytes} for each of {ranks} ranks); "
+                f"{available} are available.",
+                "Ask for less, or free some memory.",
+                needed_bytes=size_bytes * ranks,
+            )
+    descriptor: int = ops.create_segment(size_bytes)
+    if descriptor < 0:
+        raise space_error(size_bytes, -descriptor)
+    return descriptor
+
+
+def space_error(size_bytes: int, number: int) -> SharedMemorySpaceError:
+    remedies = {
+        errno.EFBIG: "Raise the limit of file sizes (ulimit -f).",
+        errno.EMFILE: "Raise the limit of open files (ulimit -n).",
+        errno.ENOSYS: "The system has no memfd_create(2); use a newer kernel, or allow it in the sandbox.",
+        errno.EPERM: "The sandbox forbids memfd_create(2) or sealing; allow them.",
+    }
+    return SharedMemorySpaceError(
+        f"{size_bytes} bytes of shared memory cannot be had: {os.strerror(number)}.",
+        remedies.get(number, "Free some memory, or raise the limit of this control group."),
+        needed_bytes=size_bytes,
+    )
+
+
+def _caller(connection: socket.socket, own: RankFacts) -> int:
+    """The rank that calls; -1 for a process of another user, or that does not know the secret."""
+    if not _is_same_user(connection):
+        return -1
+    connection.settimeout(_HELLO_TIMEOUT_S)
+    try:
+        secret, rank = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
+    except (OSError, struct.error):
+        return -1
+    return int(rank) if compare_digest(secret, bytes.fromhex(own.secret)) else -1
+
+
 def _has_hung_up(call: socket.socket) -> bool:
-    """Whether a rank that was called is gone, without having answered."""
+    """Whether a rank that was called has ended without an answer."""
     try:
         return not call.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -315,9 +368,6 @@ def default_store(rank: int, timeout_s: float) -> Any:
         OpArgumentError: there is neither.
         SharedMemoryCommError: nobody served it in that time.
     """
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import PrefixStore, TCPStore
-
     if dist.is_available() and dist.is_initialized():
         return dist.distributed_c10d._get_default_store()
     host, port = env.MASTER_ADDR.get(), env.MASTER_PORT.get()

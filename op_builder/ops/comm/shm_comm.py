@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch._C._distributed_c10d import Store
 
 from op_builder import env
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import untraced
 from op_builder.ops.comm.shared_memory_group import GroupPlace, SharedMemoryGroup
 from op_builder.ops.comm.shared_memory_meeting import default_store
-from op_builder.ops.comm.shared_memory_native import NativeGroups
-from op_builder.ops.comm.shared_memory_python import know_python
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
-_SUM = 0
 
 
 class ShareMemCommModule:
@@ -32,8 +26,6 @@ class ShareMemCommModule:
         self._default: SharedMemoryGroup | None = None
         self._store: Any = None
         self._used_keys: dict[tuple[str, int], int] = {}
-        self._native = NativeGroups(ops)
-        know_python(self._native)
 
     @untraced
     def initialize(self, size: int, rank: int) -> None:
@@ -66,13 +58,13 @@ class ShareMemCommModule:
         """
         if self._default is None:
             raise _uninitialized()
-        return self._default.reduced(t, _SUM)
+        return self._default.reduced(t)
 
     def inference_all_reduce_(self, t: torch.Tensor) -> torch.Tensor:
         """:meth:`inference_all_reduce` in place; returns ``t``."""
         if self._default is None:
             raise _uninitialized()
-        return self._default.reduce_(t, _SUM)
+        return self._default.all_reduce(t)
 
     @untraced
     def new_group(
@@ -104,13 +96,11 @@ class ShareMemCommModule:
             raise OpArgumentError(f"timeout_s is {timeout_s!r}.", "Pass seconds above 0.")
         if store is None and size > 1:
             store = self._common_store(rank, patience_s)
-        # The store itself tells groups of one name apart by how many there were.
+        # Groups of one name have different keys, by how many there were.
         key = f"accel_shm_comm/{name}/{size}"
         number = self._used_keys.get((key, rank), 0)  # by rank, too: ranks may be threads
         self._used_keys[key, rank] = number + 1
-        return SharedMemoryGroup(
-            self._native, GroupPlace(size, rank, name, store, f"{key}/{number}", float(patience_s))
-        )
+        return SharedMemoryGroup(self.ops, GroupPlace(size, rank, name, store, f"{key}/{number}", float(patience_s)))
 
     def _common_store(self, rank: int, timeout_s: float) -> Any:
         if self._store is None:

@@ -21,55 +21,27 @@ _FOR_EVER = -1.0  # as threading's locks call it
 _PARTING_S = 5.0  # a wait for another rank notices within half a second that its group was closed, if it gets a core
 
 
-class DoneWork(Work):
-    """A collective that was done when the call returned.
+class CollectiveWork(Work):
+    """A collective: done when the call returned, or later by a :class:`WorkQueue`, on its thread or on that of whoever
+    waits for it first.
 
     Args:
-        result: the tensors that it filled.
+        result: the tensors that it fills.
+        queue: None for one that is done.
+        function: what fills them.
     """
 
-    def __init__(self, result: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        result: Sequence[torch.Tensor],
+        queue: WorkQueue | None = None,
+        function: Callable[[], None] | None = None,
+    ) -> None:
         super().__init__()
         self._result = list(result)
-
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:  # noqa: ARG002
-        """True, at once."""
-        return True
-
-    def is_completed(self) -> bool:
-        """True."""
-        return True
-
-    def is_success(self) -> bool:
-        """True."""
-        return True
-
-    def exception(self) -> BaseException | None:
-        """None."""
-        return None
-
-    def synchronize(self) -> None:
-        """Nothing to do for tensors in host memory."""
-
-    def result(self) -> list[torch.Tensor]:
-        """The tensors that were filled."""
-        return self._result
-
-    def get_future(self) -> Future[list[torch.Tensor]]:
-        """A finished future of the tensors."""
-        future: Future[list[torch.Tensor]] = Future()
-        future.set_result(self._result)
-        return future
-
-
-class QueuedWork(DoneWork):
-    """A collective that a :class:`WorkQueue` does later: on its thread, or on that of whoever waits for it first."""
-
-    def __init__(self, queue: WorkQueue, function: Callable[[], None], result: Sequence[torch.Tensor]) -> None:
-        super().__init__(result)
         self._queue = queue
-        self._function: Callable[[], None] | None = function
-        self._is_done = False
+        self._function = function
+        self._is_done = function is None
         self._error: Exception | None = None
         self._future: Future[list[torch.Tensor]] | None = None
         self._lock = threading.RLock()  # a signal's handler may come in between
@@ -84,7 +56,7 @@ class QueuedWork(DoneWork):
             CommunicationError: it did not end within ``timeout``.
             AccelError, RuntimeError: what the collective raised.
         """
-        if not self._is_done:
+        if not self._is_done and self._queue is not None:
             self._queue.finish(self, timeout.total_seconds() or _FOR_EVER)
         if self._error is not None:
             raise self._error
@@ -106,6 +78,10 @@ class QueuedWork(DoneWork):
         """As :meth:`wait`."""
         self.wait()
 
+    def result(self) -> list[torch.Tensor]:
+        """The tensors."""
+        return self._result
+
     def get_future(self) -> Future[list[torch.Tensor]]:
         """A future of the tensors, or of what the collective raises."""
         with self._lock:
@@ -125,18 +101,15 @@ class QueuedWork(DoneWork):
         try:
             self._function()
         except Exception as error:
-            self._end(error)
+            self.end(error)
         except BaseException as error:
-            self._end(_interrupted(type(error).__name__))
+            self.end(_interrupted(type(error).__name__))
             raise
         else:
-            self._end(None)
+            self.end(None)
 
-    def fail(self, error: Exception) -> None:
-        """End it without doing it, where it has not ended."""
-        self._end(error)
-
-    def _end(self, error: Exception | None) -> None:
+    def end(self, error: Exception | None) -> None:
+        """Note that it has ended, well or with an error, where it has not ended before."""
         self._function = None
         with self._lock:
             if self._is_done:
@@ -167,10 +140,10 @@ class WorkQueue:
     def __init__(self, name: str) -> None:
         self._name = name
         # Whoever has it takes the next. A thread that has it may come again, from the handler of a signal or from what
-        # hangs on a future: _is_doing tells.
+        # hangs on a future: then _is_doing is set.
         self._turn = threading.RLock()
         self._is_doing = False
-        self._waiting: deque[QueuedWork] = deque()
+        self._waiting: deque[CollectiveWork] = deque()
         self._filled = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
         self._is_closed = False
@@ -188,13 +161,13 @@ class WorkQueue:
             self._require_open()
             function()
 
-    def submit(self, function: Callable[[], None], result: Sequence[torch.Tensor]) -> QueuedWork:
+    def submit(self, function: Callable[[], None], result: Sequence[torch.Tensor]) -> CollectiveWork:
         """Have ``function`` done later."""
         self._require_open()
-        work = QueuedWork(self, function, result)
+        work = CollectiveWork(result, self, function)
         self._waiting.append(work)
         if self._thread is None:
-            # It knows the queue weakly, so that a group that nobody has any more lets go of its thread.
+            # It knows the queue weakly, so that the thread of a group that is garbage ends.
             arguments = (weakref.ref(self), self._filled)
             name = f"{self._name}-{next(self._numbers)}"
             self._thread = threading.Thread(target=_serve, args=arguments, name=name, daemon=True)
@@ -203,7 +176,7 @@ class WorkQueue:
         self._filled.release()
         return work
 
-    def finish(self, work: QueuedWork, timeout_s: float) -> None:
+    def finish(self, work: CollectiveWork, timeout_s: float) -> None:
         """Return when ``work`` is done; -1 waits as long as it takes.
 
         Raises:
@@ -218,14 +191,14 @@ class WorkQueue:
                 if following is not None:
                     following.run()
                 else:
-                    work.fail(self._reason or _interrupted("an exception"))
+                    work.end(self._reason or _interrupted("an exception"))
 
     def close(self, reason: AccelError) -> None:
         """Fail what waits, and let the thread end when it has done what it is doing."""
         self._reason = reason
         self._is_closed = True
         while (work := self._take()) is not None:
-            work.fail(reason)
+            work.end(reason)
         self._filled.release()
 
     def join(self) -> None:
@@ -255,7 +228,7 @@ class WorkQueue:
         finally:
             self._turn.release()
 
-    def _take(self) -> QueuedWork | None:
+    def _take(self) -> CollectiveWork | None:
         """The first that waits; None where there is none, as close() may have been faster."""
         try:
             return self._waiting.popleft()

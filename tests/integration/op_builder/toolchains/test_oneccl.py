@@ -1,4 +1,4 @@
-"""Finding oneCCL, and opening it: what is taken, what is refused, and why. tests/ops/test_ccl_comm.py has the rest."""
+"""Finding oneCCL and opening it: what is taken, what is refused, and why. tests/integration/ops/comm runs it."""
 
 from __future__ import annotations
 

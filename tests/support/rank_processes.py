@@ -1,7 +1,8 @@
-"""Real ranks: one process each, that run a function of a program file and tell what it returns."""
+"""Real ranks: one process each, which runs a function of a module and writes what it returns."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -24,11 +25,11 @@ class RankResult:
 
     value: Any
     status: int
-    told: str
+    output: str
 
 
 def run_ranks(
-    program: Path,
+    program: str,
     function: str,
     size: int,
     directory: Path,
@@ -37,9 +38,10 @@ def run_ranks(
     environments: Sequence[Mapping[str, str]] = (),
     prefixes: Sequence[Sequence[str]] = (),
 ) -> list[RankResult]:
-    """Run ``function(rank, size, store_path, *arguments)`` of ``program`` in ``size`` processes.
+    """Run ``function(rank, size, directory, *arguments)`` of a module in ``size`` processes.
 
     Args:
+        program: the module, in tests.support.
         directory: empty; the ranks meet in a file in it.
         environments: for each rank, variables besides.
         prefixes: for each rank, the beginning of its command line: what starts Python.
@@ -49,9 +51,9 @@ def run_ranks(
     for rank in range(size):
         own = dict(environments[rank]) if environments else {}
         environment = env.child_environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", **own)
-        asked = json.dumps([str(program), function, rank, size, str(directory), list(arguments)])
-        command = [*(prefixes[rank] if prefixes else ()), sys.executable, __file__, asked]
-        file = (directory / f"told{rank}").open("w")
+        asked = json.dumps([f"tests.support.{program}", function, rank, size, str(directory), list(arguments)])
+        command = [*(prefixes[rank] if prefixes else ()), sys.executable, "-m", __name__, asked]
+        file = (directory / f"output{rank}").open("w")
         processes.append(subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True))
         file.close()
     try:
@@ -68,25 +70,19 @@ def run_ranks(
 def values(results: Sequence[RankResult]) -> list[Any]:
     """What the ranks returned; fails with what they wrote where one did not."""
     for rank, result in enumerate(results):
-        assert result.status == 0, f"rank {rank} ended with {result.status}:\n{result.told[-6000:]}"
+        assert result.status == 0, f"rank {rank} ended with {result.status}:\n{result.output[-6000:]}"
     return [result.value for result in results]
 
 
 def _result(directory: Path, rank: int, status: int) -> RankResult:
     value = directory / f"value{rank}"
-    told = (directory / f"told{rank}").read_text(errors="replace")
-    return RankResult(json.loads(value.read_text()) if value.exists() else None, status, told)
+    output = (directory / f"output{rank}").read_text(errors="replace")
+    return RankResult(json.loads(value.read_text()) if value.exists() else None, status, output)
 
 
 def _main(asked: str) -> None:
     program, function, rank, size, directory, arguments = json.loads(asked)
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("rank_program", program)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = importlib.import_module(program)
     value = getattr(module, function)(rank, size, directory, *arguments)
     Path(directory, f"value{rank}").write_text(json.dumps(value))
 

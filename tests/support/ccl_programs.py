@@ -6,7 +6,6 @@ import ctypes
 import enum
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,14 @@ import torch.distributed as dist
 
 from op_builder.cpu import CCLCommBuilder
 from op_builder.errors import CommunicationError, OpArgumentError
-from op_builder.ops.comm import ccl_comm
-from op_builder.ops.comm.ccl_comm import CCLCommModule, CCLWork, Communicator
+from op_builder.ops.comm.ccl_comm import CCLCommModule
+from tests.support.waiting import has_ended, pid_of, wait_until, wait_until_asleep, write_pid
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 TYPES = (*FLOATS, torch.int32, torch.int64, torch.int8, torch.uint8)
+
+
+FOREVER_S = 1e6
 
 
 class Reduction(enum.Enum):
@@ -29,7 +31,7 @@ class Reduction(enum.Enum):
     SUM = 0
 
 
-def module(rank: int, size: int, directory: str, timeout_s: float = 60) -> CCLCommModule:
+def module(rank: int, size: int, directory: str, timeout_s: float = FOREVER_S) -> CCLCommModule:
     torch.set_num_threads(1)
     loaded: CCLCommModule = CCLCommBuilder().load()
     loaded.initialize(size, rank, told(directory, "world", loaded.get_kvs_addr(rank), size), timeout_s=timeout_s)
@@ -97,7 +99,7 @@ def everything(rank: int, size: int, directory: str) -> dict[str, Any]:
     _refusals(ccl)
     torch.library.opcheck(
         ccl.ops.inference_all_reduce,
-        (torch.ones(3), ccl.new_communicator(1, 0, ccl.get_sub_kvs_addr(True))._number, "sum", 60000),
+        (torch.ones(3), ccl.ops.connect(1, 0, ccl.get_sub_kvs_addr(True))[0], 0, 60000),
         test_utils=("test_schema", "test_faketensor"),
     )
     return {"collectives": ccl.get_available_coll()}
@@ -118,19 +120,14 @@ def _asynchronous(ccl: CCLCommModule, rank: int, size: int, directory: str) -> N
     if rank == 0:
         work = ccl.all_reduce(late, operations.AVG, 0, True)
         assert not work.is_completed()
-    _meet_elsewhere(rank, size, directory)
-    if rank != 0:
-        work = ccl.all_reduce(late, operations.AVG, 0, True)
-    work.wait()
-    assert torch.equal(late, torch.ones(5))
-
-
-def _meet_elsewhere(rank: int, size: int, directory: str) -> None:
-    """The ranks meet without oneCCL."""
     store = dist.FileStore(str(Path(directory) / "turns"), size)
     store.set(f"here{rank}", "1")
     for other in range(size):
         store.get(f"here{other}")
+    if rank != 0:
+        work = ccl.all_reduce(late, operations.AVG, 0, True)
+    work.wait()
+    assert torch.equal(late, torch.ones(5))
 
 
 def _groups(ccl: CCLCommModule, rank: int, size: int, directory: str) -> None:
@@ -149,74 +146,23 @@ def _groups(ccl: CCLCommModule, rank: int, size: int, directory: str) -> None:
         ccl.barrier(ranks, False)
 
 
-def what_is_given_back(rank: int, size: int, directory: str) -> list[Any]:
-    """Communicators of repeated and of failed meetings, tensors of failed collectives, and an interrupted wait."""
-    ccl = module(rank, size, directory)
-    first = ccl._world
-    assert first is not None
-    ccl.initialize(size, rank, told(directory, "again", ccl.get_kvs_addr(rank), size), timeout_s=60)
-    ccl.barrier()
-    closed = []
-    try:
-        first.barrier()
-    except CommunicationError as error:
-        closed.append(str(error))
-    ranks = list(range(size))[::-1]
-    groups = []
-    for name in ("one", "two"):
-        address = told(directory, name, ccl.get_sub_kvs_addr(rank == 0), size)
-        ccl.initialize_sub_comm(size, ranks.index(rank), address, ranks)
-        groups.append(ccl._groups[tuple(ranks)])
-    ccl.barrier(ranks)
-    assert [group._number is None for group in groups] == [True, False]
-    # Nobody else comes: the meeting fails, and its communicator is given back.
-    given_back = []
-
-    class Watched(Communicator):
-        def close(self) -> None:
-            given_back.append(self._number)
-            super().close()
-
-    try:
-        Watched(ccl.ops, 2, 0, ccl.get_kvs_addr(0), 0.5)
-    except CommunicationError:
-        assert len(given_back) == 1
-        try:
-            ccl.ops.disconnect(given_back[0])
-        except ValueError:
-            closed.append("the communicator is forgotten")
-    # What oneCCL itself refuses is not kept.
-    world = ccl._world
-    assert world is not None
-    kept = len(ccl_comm._in_flight)
-    work = CCLWork(world, ccl.ops.broadcast(torch.ones(3), world._number, 77), "broadcast", torch.ones(3), 1)
-    assert len(ccl_comm._in_flight) == kept + 1
-    try:
-        work.wait(20)
-    except CommunicationError as error:
-        closed.append(str(error))
-    return [closed, len(ccl_comm._in_flight) - kept]
-
-
 def an_interrupted_wait(rank: int, size: int, directory: str) -> str:
     """Rank 0 waits for one that does not come; a signal ends that."""
-    ccl = module(rank, size, directory, timeout_s=120)
+    write_pid(directory, rank)
+    ccl = module(rank, size, directory, timeout_s=FOREVER_S)
     ccl.barrier()
     if rank == 0:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
+            Path(directory, "waits").touch()
             ccl.inference_all_reduce(torch.ones(3), dist.ReduceOp.SUM)
         except KeyboardInterrupt:
             Path(directory, "interrupted").touch()
             return "KeyboardInterrupt"
-        except CommunicationError as error:
-            return str(error)
-    deadline = time.monotonic() + 60
-    while not Path(directory, "interrupted").exists():
-        if time.monotonic() > deadline:
-            return "it went on"
-        time.sleep(0.01)
+    wait_until(Path(directory, "waits").exists)
+    wait_until_asleep(pid_of(directory, 0))
+    os.kill(pid_of(directory, 0), signal.SIGINT)
+    wait_until(Path(directory, "interrupted").exists)
     return ""
 
 
@@ -261,32 +207,23 @@ def a_rank_dies(rank: int, size: int, directory: str) -> list[str]:
 
 def a_rank_ends_first(rank: int, size: int, directory: str) -> str:
     """Rank 1 calls a collective whose peer ends in peace meanwhile, gives up waiting for it, and ends as well."""
+    write_pid(directory, rank)
     ccl = module(rank, size, directory)
-    called, peer = Path(directory, "called"), Path(directory, "peer")
-    if rank == 0:
-        peer.write_text(str(os.getpid()))
-        ccl.barrier()
-        while not called.exists():
-            time.sleep(0.05)
-        return ""
+    called = Path(directory, "called")
     ccl.barrier()
+    if rank == 0:
+        wait_until(called.exists)
+        return ""
     work = ccl.all_reduce(torch.ones(3), dist.ReduceOp.SUM, 0, True)
     time.sleep(0.5)  # its thread is in oneCCL
     called.touch()
-    while has_not_ended(int(peer.read_text())):
-        time.sleep(0.05)
+    wait_until(lambda: has_ended(pid_of(directory, 0)))
     ctypes.CDLL(None).printf(b"kept by the C library until the end")
     try:
         work.wait(timeout_s=2)
     except CommunicationError as error:
         return str(error)
     return "nothing"
-
-
-def has_not_ended(pid: int) -> bool:
-    """Whether a process still runs; one that nobody has waited for does not."""
-    stat = Path("/proc", str(pid), "stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def a_rank_does_not_come(rank: int, size: int, directory: str) -> str:

@@ -6,7 +6,6 @@ import atexit
 import ctypes
 import os
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -20,27 +19,26 @@ import torch.distributed as dist
 
 import op_builder.ops.distributed as accel
 from op_builder.errors import CommunicationError
+from tests.support.waiting import has_ended, pid_of, wait_until, wait_until_asleep, write_pid
 
 REDUCIBLE = (torch.float32, torch.bfloat16, torch.float16, torch.int32)
 MOVED = (
     *(torch.int64, torch.float64, torch.uint8, torch.bool, torch.int16, torch.complex64),
     *(torch.float8_e4m3fn, torch.float8_e5m2),
 )
-TIMEOUT = timedelta(seconds=60)
+FOR_EVER = timedelta(days=1)  # what ranks notice in these programs is not the end of patience
 
 
-def start(backend: str, rank: int, size: int, directory: str, timeout: timedelta = TIMEOUT) -> None:
+def start(backend: str, rank: int, size: int, directory: str, timeout: timedelta = FOR_EVER) -> None:
     torch.set_num_threads(1)
+    write_pid(directory, rank)
     store = dist.FileStore(str(Path(directory) / "store"), size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
 
 
-def require(is_so: Callable[[], bool]) -> None:
-    """Return when it is so; fail when it is not for a minute."""
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def stop() -> None:
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def small_integers(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -114,8 +112,7 @@ def all_collectives(rank: int, size: int, directory: str, backend: str = "accel"
     group = dist.group.WORLD
     if isinstance(group, accel.AccelProcessGroup):
         told["hosts"] = [list(ranks) for ranks in group.layout.hosts]
-    dist.barrier()
-    dist.destroy_process_group()
+    stop()
     return told
 
 
@@ -166,8 +163,7 @@ def what_gloo_does(rank: int, size: int, directory: str) -> dict[str, Any]:
         dist.recv(received, 0)
         assert received.item() == 3
     told = _counts("accel")
-    dist.barrier()
-    dist.destroy_process_group()
+    stop()
     return told
 
 
@@ -179,60 +175,43 @@ def method_names(rank: int, size: int, directory: str) -> dict[str, Any]:
     mine = small_integers(rank, 4, torch.float32)
     total = expected(size, 4, torch.float32, "sum")
     every = torch.cat([small_integers(other, 4, torch.float32) for other in range(size)])
-    calls: list[tuple[str, Callable[[], Any], Callable[[], bool]]] = []
+    flat = [torch.empty(4) for _ in range(size)]
+    source = small_integers(rank, 4 * size, torch.float32)
+    cut = list(source.view(size, 4).unbind())
+    part = expected(size, 4 * size, torch.float32, "sum")[4 * rank : 4 * rank + 4]
 
-    def add(name: str, call: Callable[[], Any], check: Callable[[], bool]) -> None:
-        calls.append((name, call, check))
+    def check(name: str, result: torch.Tensor | list[torch.Tensor], right: torch.Tensor, *arguments: Any) -> None:
+        before = sum(accel.collective_counts().ours.values())
+        getattr(group, name)(*arguments).wait()
+        assert torch.equal(torch.cat(result) if isinstance(result, list) else result, right), name
+        assert sum(accel.collective_counts().ours.values()) == before + 1, name
 
     for form in ([dist.ReduceOp.SUM], [], [dist.AllreduceOptions()]):
         tensor = mine.clone()
-        add("allreduce", lambda t=tensor, f=form: group.allreduce([t], *f), lambda t=tensor: torch.equal(t, total))
-    single = mine.clone()
-    add("allreduce", lambda: group.allreduce(single), lambda: torch.equal(single, total))
-    pair = [mine.clone(), mine.clone()]
-    add("allreduce_coalesced", lambda: group.allreduce_coalesced(pair), lambda: torch.equal(pair[1], total))
-    sent = mine.clone()
-    add("broadcast", lambda: group.broadcast(sent, 0), lambda: torch.equal(sent, every[:4]))
+        check("allreduce", tensor, total, [tensor], *form)
+    single, pair, sent = mine.clone(), [mine.clone(), mine.clone()], mine.clone()
+    check("allreduce", single, total, single)
+    check("allreduce_coalesced", pair, total.repeat(2), pair)
+    check("broadcast", sent, every[:4], sent, 0)
     for name in ("all_gather_single", "_allgather_base"):
         whole = torch.empty(4 * size)
-        add(name, lambda n=name, w=whole: getattr(group, n)(w, mine), lambda w=whole: torch.equal(w, every))
+        check(name, whole, every, whole, mine)
     for name in ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"):
         wholes = [torch.empty(4 * size), torch.empty(4 * size)]
-        add(
-            name,
-            lambda n=name, w=wholes: getattr(group, n)(w, [mine, mine]),
-            lambda w=wholes: torch.equal(w[1], every),
-        )
-    nested = [[torch.empty(4) for _ in range(size)]]
-    add("allgather", lambda: group.allgather(nested, [mine]), lambda: torch.equal(torch.cat(nested[0]), every))
-    flat = [torch.empty(4) for _ in range(size)]
-    add("allgather", lambda: group.allgather(flat, mine), lambda: torch.equal(torch.cat(flat), every))
-    source = small_integers(rank, 4 * size, torch.float32)
-    part = expected(size, 4 * size, torch.float32, "sum")[4 * rank : 4 * rank + 4]
+        check(name, wholes, every.repeat(2), wholes, [mine, mine])
+    check("allgather", flat, every, [flat], [mine])
+    check("allgather", flat, every, flat, mine)
     for name in ("reduce_scatter_single", "_reduce_scatter_base"):
         out = torch.empty(4)
-        options = dist.ReduceScatterOptions()
-        add(
-            name,
-            lambda n=name, o=out, given=options: getattr(group, n)(o, source, given),
-            lambda o=out: torch.equal(o, part),
-        )
+        check(name, out, part, out, source, dist.ReduceScatterOptions())
     for name in ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"):
-        outs = [torch.empty(4)]
-        add(name, lambda n=name, o=outs: getattr(group, n)(o, [source]), lambda o=outs: torch.equal(o[0], part))
-    cut = list(source.view(size, 4).unbind())
-    own = torch.empty(4)
-    add("reduce_scatter", lambda: group.reduce_scatter([own], [cut]), lambda: torch.equal(own, part))
-    add("barrier", lambda: group.barrier(), lambda: True)
-    for name, call, check in calls:
-        before = sum(accel.collective_counts().ours.values())
-        call().wait()
-        assert check(), name
-        assert sum(accel.collective_counts().ours.values()) == before + 1, name
-    told = _counts("accel")
-    dist.barrier()
-    dist.destroy_process_group()
-    return told
+        out = torch.empty(4)
+        check(name, out, part, [out], [source])
+    check("reduce_scatter", out, part, [out], [cut])
+    check("barrier", out, part)
+    counted = _counts("accel")
+    stop()
+    return counted
 
 
 def asynchronous(rank: int, size: int, directory: str) -> bool:
@@ -264,8 +243,7 @@ def asynchronous(rank: int, size: int, directory: str) -> bool:
         work = dist.all_reduce(late, async_op=True)
     work.wait()
     assert torch.equal(late, torch.full((10,), float(size)))
-    dist.barrier()
-    dist.destroy_process_group()
+    stop()
     return True
 
 
@@ -297,8 +275,7 @@ def groups(rank: int, size: int, directory: str) -> list[Any]:
         dist.all_reduce(tensor, group=line)
         inner = size // 2
         assert tensor[0].item() == sum(range(rank // inner * inner, (rank // inner + 1) * inner))
-        dist.barrier()
-        dist.destroy_process_group()
+        stop()
     return told
 
 
@@ -307,113 +284,98 @@ def made_again(rank: int, size: int, directory: str) -> list[list[float]]:
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(directory) / "store"), size)
     told = []
+    again = Path(directory, "again")
     for _ in range(2):
-        timeout = timedelta(seconds=20)
-        dist.init_process_group("accel", store=store, rank=rank, world_size=size, timeout=timeout)
+        dist.init_process_group("accel", store=store, rank=rank, world_size=size, timeout=FOR_EVER)
         tensor = torch.ones(2)
         dist.all_reduce(tensor)
         doubles = torch.ones(1, dtype=torch.float64)
         dist.all_reduce(doubles)  # by gloo
         told.append([*tensor.tolist(), *doubles.tolist()])
-        dist.barrier()
-        dist.destroy_process_group()
-        if rank == size - 1:
-            time.sleep(2)
+        stop()
+        again.touch() if rank == 0 else wait_until(again.exists)
     return told
 
 
-def a_rank_dies(rank: int, size: int, directory: str, timeout_s: int) -> str:
-    """Rank 1 is killed; the others, who wait for it each in another way, say so."""
-    start("accel", rank, size, directory, timedelta(seconds=timeout_s))
-    dist.all_reduce(torch.ones(10))
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+def failure_of(function: Callable[[], object]) -> str:
+    """The class and text of what a function raises, and the rank that the error names."""
     try:
-        if rank == 2:
-            dist.all_reduce(torch.ones(10), async_op=True).wait()
-        elif rank == 3:
-            dist.all_reduce(torch.ones(10), async_op=True).get_future().wait()
-        else:
-            dist.all_reduce(torch.ones(10))
-    except RuntimeError as error:
-        told = f"{type(error).__name__}: {error}"
-    else:
-        told = "nothing"
-    # Shutting down with a dead rank must not hang either.
+        function()
+    except (RuntimeError, KeyboardInterrupt) as error:
+        return f"{type(error).__name__}: {error} [{getattr(error, 'rank', None)}]"
+    return ""
+
+
+def failures(rank: int, size: int, directory: str, function: Callable[[], object]) -> list[str]:
+    """What a function raises, twice. No rank ends before all have come that far: nobody shall learn of it by that."""
+    told = [failure_of(function) for _ in range(2)]
+    Path(directory, f"failed{rank}").touch()
+    for other in range(size):
+        wait_until(
+            lambda other=other: Path(directory, f"failed{other}").exists() or has_ended(pid_of(directory, other))
+        )  # type: ignore[misc]
     dist.destroy_process_group()
     return told
 
 
-def a_host_dies(rank: int, size: int, directory: str, timeout_s: int) -> list[Any]:
-    """The last rank, alone on its host, is killed: all of the other host notice at once, and no more after that."""
-    start("accel", rank, size, directory, timedelta(seconds=timeout_s))
+def a_rank_dies(rank: int, size: int, directory: str) -> list[str]:
+    """Rank 1 is killed; the others, who wait for it each in another way, say so."""
+    start("accel", rank, size, directory)
+    dist.all_reduce(torch.ones(10))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ways = {
+        2: lambda: dist.all_reduce(torch.ones(10), async_op=True).wait(),
+        3: lambda: dist.all_reduce(torch.ones(10), async_op=True).get_future().wait(),
+    }
+    return failures(rank, size, directory, ways.get(rank, lambda: dist.all_reduce(torch.ones(10))))
+
+
+def a_host_dies(rank: int, size: int, directory: str) -> list[str]:
+    """The last rank, alone on its host, is killed: all of the other host notice, and no more after that."""
+    start("accel", rank, size, directory)
     dist.all_reduce(torch.ones(10))
     if rank == size - 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    told: list[Any] = []
-    for _ in range(2):
-        began = time.monotonic()
-        try:
-            dist.all_reduce(torch.ones(10))
-        except CommunicationError as error:
-            told += [str(error), time.monotonic() - began]
-    time.sleep(2)  # nobody is told by this process's end
-    return told
+    return failures(rank, size, directory, lambda: dist.all_reduce(torch.ones(10)))
 
 
-def one_host_fails(rank: int, size: int, directory: str, how: str, timeout_s: int) -> list[Any]:
-    """Ranks 0 and 1 are one host, and fail between themselves; what each rank is told, and after how many seconds."""
-    start("accel", rank, size, directory, timedelta(seconds=timeout_s))
+def one_host_fails(rank: int, size: int, directory: str, how: str) -> list[str]:
+    """Ranks 0 and 1 are one host, and fail between themselves; what each rank raises."""
+    start("accel", rank, size, directory)
+    signal.signal(signal.SIGUSR1, signal.default_int_handler)
     dist.all_reduce(torch.ones(10))
     if rank == 1 and how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1 and how == "interrupted":
-        time.sleep(2)
-    if rank == 0 and how == "interrupted":
-        signal.signal(signal.SIGALRM, signal.default_int_handler)
-        signal.alarm(1)
-    told: list[Any] = []
-    for _ in range(2):
-        began = time.monotonic()
-        try:
-            dist.all_reduce(torch.ones(11 if rank == 1 and how == "mismatch" else 10))
-        except (CommunicationError, KeyboardInterrupt) as error:
-            told += [f"{type(error).__name__}: {error}", time.monotonic() - began]
-    time.sleep(3)  # nobody is told by this process's end
-    dist.destroy_process_group()
-    return told
+        wait_until_asleep(pid_of(directory, 0))
+        os.kill(pid_of(directory, 0), signal.SIGUSR1)
+        wait_until(Path(directory, "failed0").exists)
+    return failures(
+        rank, size, directory, lambda: dist.all_reduce(torch.ones(11 if rank == 1 and how == "mismatch" else 10))
+    )
 
 
-def ends_meanwhile(rank: int, size: int, directory: str, destroys: bool) -> list[Any]:
-    """Rank 0 begins a collective and ends; rank 1 would take part later."""
-    start("accel", rank, size, directory, timedelta(seconds=120))
+def ends_meanwhile(rank: int, size: int, directory: str, destroys: bool) -> str:
+    """Rank 0 begins a collective and ends; rank 1 would take part later, and says what it raises then."""
+    start("accel", rank, size, directory)
     dist.all_reduce(torch.ones(10), async_op=True).wait()
     over = Path(directory, "over")
     if rank == 0:
-        group = dist.group.WORLD
-        assert isinstance(group, accel.AccelProcessGroup)
-        threads = threading.active_count()
+        (thread,) = (each for each in threading.enumerate() if "process group" in each.name)
         kept = dist.barrier(async_op=True)
-        require(lambda: group._queue._is_doing)
-        time.sleep(0.5)  # now it waits
+        wait_until_asleep(os.getpid(), thread.native_id)
         assert not kept.is_completed()
-        began = time.monotonic()
         if destroys:
             dist.destroy_process_group()
-            del group
         else:
             atexit._run_exitfuncs()  # as the process's end does first
-        told = [time.monotonic() - began, threading.active_count() - threads + 1]
+        assert not thread.is_alive()
         over.touch()
         assert isinstance(kept.exception(), CommunicationError)
-        return told
-    require(over.exists)
-    try:
-        for _ in range(2):  # rank 0 has said that it is there, but once
-            dist.barrier()
-    except CommunicationError as error:
-        return [str(error), 0]
-    return ["nothing", 0]
+        return ""
+    wait_until(over.exists)
+    return failure_of(dist.barrier) or failure_of(dist.barrier)  # rank 0 has said once that it is there
 
 
 def ends_with_gloo_at_work(rank: int, size: int, directory: str, destroys: bool) -> None:
@@ -426,7 +388,7 @@ def ends_with_gloo_at_work(rank: int, size: int, directory: str, destroys: bool)
     tensor = torch.ones(1, dtype=torch.float64)  # gloo's
     dist.all_reduce(tensor.clone())
     if rank == 1:
-        require(ending.exists)
+        wait_until(ending.exists)
         dist.all_reduce(tensor)
         return
     dist.all_reduce(tensor, async_op=True)
@@ -443,7 +405,7 @@ def makes_a_group_meanwhile(rank: int, size: int, _directory: str) -> bool:
 
     They meet by the environment, so on a TCPStore.
     """
-    dist.init_process_group("accel", rank=rank, world_size=size, timeout=timedelta(seconds=20))
+    dist.init_process_group("accel", rank=rank, world_size=size, timeout=FOR_EVER)
     if rank == 0:
         works = [dist.barrier(async_op=True) for _ in range(2)]
     else:
@@ -461,19 +423,15 @@ def makes_a_group_meanwhile(rank: int, size: int, _directory: str) -> bool:
 
 def a_rank_of_a_subset_dies(rank: int, size: int, directory: str) -> str:
     """The last rank is killed; the other of its group says so by the rank that the program knows."""
-    start("accel", rank, size, directory, timedelta(seconds=20))
+    start("accel", rank, size, directory)
     ranks = [size - 2, size - 1]
-    pair = dist.new_group(ranks, timeout=timedelta(seconds=20))
+    pair = dist.new_group(ranks, timeout=FOR_EVER)
     if rank not in ranks:
         return ""
     dist.barrier(pair)
     if rank == size - 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        dist.barrier(pair)
-    except CommunicationError as error:
-        return f"{error} [{getattr(error, 'rank', None)}]"
-    return "nothing"
+    return failure_of(lambda: dist.barrier(pair))
 
 
 def without_the_op(rank: int, size: int, directory: str) -> dict[str, Any]:
@@ -485,21 +443,5 @@ def without_the_op(rank: int, size: int, directory: str) -> dict[str, Any]:
     dist.barrier()
     assert torch.equal(tensor, torch.full((3,), float(size)))
     told = _counts("accel")
-    dist.barrier()
-    dist.destroy_process_group()
+    stop()
     return told
-
-
-def layout_of_hosts(rank: int, size: int, directory: str) -> list[list[int]]:
-    """The ranks by hosts, as the group found them."""
-    start("accel", rank, size, directory)
-    group = dist.group.WORLD
-    assert isinstance(group, accel.AccelProcessGroup)
-    found = [list(ranks) for ranks in group.layout.hosts]
-    dist.barrier()
-    dist.destroy_process_group()
-    return found
-
-
-if __name__ == "__main__":
-    sys.exit("rank_processes.py runs these functions")

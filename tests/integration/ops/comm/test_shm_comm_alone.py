@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from watched_programs import ROOT, each_watch, needs_sources, run_watched
+
+from tests.support.watched_programs import ROOT, each_watch, needs_sources, run_watched
 
 SOURCES = [
-    ROOT / "tests/ops/native/shm_comm_check.cpp",
+    ROOT / "tests/support/native/shm_comm_check.cpp",
     *(path for path in sorted(ROOT.glob("csrc/kernels/comm/*.cpp")) if path.name != "group.cpp"),
     ROOT / "csrc/kernels/cpu/isa.cpp",
 ]
@@ -25,5 +26,5 @@ def test_no_race_no_stray_access_and_every_element(tmp_path: Path, compiler: str
 
 @needs_sources
 def test_slots_are_written_the_faster_way(tmp_path: Path) -> None:
-    sources = [ROOT / "tests/ops/native/streaming_check.cpp"]
+    sources = [ROOT / "tests/support/native/streaming_check.cpp"]
     assert "chosen well" in run_watched(tmp_path / "check", "g++", "address,undefined", sources)

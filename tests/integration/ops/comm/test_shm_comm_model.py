@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-MODEL = Path(__file__).parent / "models" / "shm_comm.pml"
+MODEL = Path(__file__).parents[3] / "support" / "models" / "shm_comm.pml"
 
 
 def checked(directory: Path, *defines: str) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from distributed_programs import start
 from torch import nn
+from torch.distributed import _functional_collectives as functions
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import op_builder.ops.distributed as accel
+from tests.support.distributed_programs import start, stop
 
 STEPS = 6
 
@@ -79,15 +80,12 @@ def run(rank: int, size: int, directory: str, backend: str) -> dict[str, Any]:
     parallelize_module(split, mesh, plan)
     # Tensor-parallel ranks share their data.
     note("tensor parallel", train(split, seed=0))
-    dist.barrier()
-    dist.destroy_process_group()
+    stop()
     return told
 
 
 def compiled(rank: int, size: int, directory: str) -> dict[str, Any]:
     """Functional collectives in a whole compiled graph."""
-    from torch.distributed import _functional_collectives as functions
-
     start("accel", rank, size, directory)
     group = dist.group.WORLD
     assert group is not None
@@ -100,6 +98,5 @@ def compiled(rank: int, size: int, directory: str) -> dict[str, Any]:
     once = torch.compile(layer, fullgraph=True)(x)
     assert torch.allclose(once, layer(x))
     counts = accel.collective_counts()
-    dist.barrier()
-    dist.destroy_process_group()
+    stop()
     return {"ours": dict(counts.ours), "gloo": dict(counts.gloo)}

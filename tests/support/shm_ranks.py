@@ -1,4 +1,4 @@
-"""Ranks that share memory, as processes: shm_processes.py has what they do.
+"""Ranks that share memory, as processes: shm_cases.py has what they do.
 
 A process of its own imports torch and loads the op once, and forks the ranks of each case from that: a case takes
 milliseconds, and no thread of the test's own process is in its ranks.
@@ -11,13 +11,12 @@ import os
 import select
 import subprocess
 import sys
-import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PROGRAM = Path(__file__).with_name("shm_processes.py")
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 280  # guards against hangs alone
 
 
@@ -30,24 +29,23 @@ class RankEnd:
         error: the name of the exception's class, and its text; empty where there was none.
         facts: what the exception tells besides.
         signal: that it was killed by; 0 where it was not.
-        seconds: how long it took.
     """
 
     value: Any
     error: str
     facts: dict[str, Any]
     signal: int
-    seconds: float
 
 
 class Ranks:
-    """Runs cases of shm_processes.py in as many processes as there are ranks."""
+    """Runs cases of shm_cases.py in as many processes as there are ranks."""
 
     def __init__(self, *options: str) -> None:
         self._mark = f"ACCEL_TEST_RANKS={uuid.uuid4()}"  # the ranks have it, and nobody else
         name, _, value = self._mark.partition("=")
         self._process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), *options],
+            [sys.executable, "-m", "tests.support.shm_cases", *options],
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -98,12 +96,7 @@ class Ranks:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        deadline = time.monotonic() + 20
-        while self._process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
+        self._process.wait(timeout=LIMIT_S)
 
 
 def shared_files() -> set[str]:

@@ -1,0 +1,96 @@
+"""ccl_comm: real oneCCL between real processes, also when one of them is gone."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from op_builder.cpu import CCLCommBuilder
+from op_builder.ops.comm.ccl_comm import ADDRESS_BYTES, Communicator
+from op_builder.toolchains.oneccl import find_oneccl
+from tests.support.rank_processes import run_ranks, values
+
+PROGRAM = "ccl_programs"
+
+oneccl = find_oneccl()
+pytestmark = pytest.mark.skipif(
+    oneccl is None or not oneccl.version, reason="needs oneCCL: pip install 'accel-ops[ccl]', or CCL_ROOT"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built() -> None:
+    """The op is compiled once, by nobody who is waited for."""
+    CCLCommBuilder().load()
+
+
+def ranks(function: str, size: int, directory: Path, **options: Any) -> list[Any]:
+    return values(run_ranks(PROGRAM, function, size, directory, **options))
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+def test_every_collective_type_and_group(size: int, tmp_path: Path) -> None:
+    for told in ranks("everything", size, tmp_path):
+        assert set(told["collectives"]) == {
+            *("broadcast", "all_reduce", "inference_all_reduce", "all_reduce_caching", "barrier"),
+        }
+
+
+def test_a_killed_rank_is_an_error_within_the_timeout_and_the_process_ends(tmp_path: Path) -> None:
+    survivor, dead = run_ranks(PROGRAM, "a_rank_dies", 2, tmp_path)
+    assert dead.status == -9
+    assert survivor.status == 0, survivor.output
+    first, second = survivor.value
+    assert "did not finish within 4 s" in first
+    assert "does not report which rank" in first
+    assert second == first  # the communicator is lost
+
+
+def test_a_process_ends_while_a_call_cannot_return_and_loses_no_output(tmp_path: Path) -> None:
+    _, survivor = run_ranks(PROGRAM, "a_rank_ends_first", 2, tmp_path)
+    assert survivor.status == 0, survivor.output
+    assert "did not finish within 2 s" in survivor.value
+    assert "kept by the C library until the end" in survivor.output
+
+
+def test_a_rank_that_never_comes_is_an_error_within_the_timeout(tmp_path: Path) -> None:
+    told = ranks("a_rank_does_not_come", 2, tmp_path)[0]
+    assert "meeting on rank 0 of 2 did not finish within 3 s" in told
+    assert "CCL_KVS_IFACE" in told
+
+
+class OpsThatCloseAgain:
+    """Ops of oneCCL without it. While one thread is in disconnect(), another one closes the communicator."""
+
+    def __init__(self) -> None:
+        self.comm: Communicator | None = None
+        self.ended: list[int] = []
+
+    def connect(self, *_: object) -> tuple[int, int]:
+        return 7, 1
+
+    def wait(self, *_: object) -> bool:
+        return True
+
+    def disconnect(self, number: int) -> None:
+        self.ended.append(number)
+        if len(self.ended) > 1:
+            return
+        assert self.comm is not None
+        closer = threading.Thread(target=self.comm.close)
+        closer.start()
+        closer.join()
+
+
+def test_a_communicator_that_two_threads_close_is_given_back_once() -> None:
+    ops = OpsThatCloseAgain()
+    ops.comm = Communicator(ops, 1, 0, [1] * ADDRESS_BYTES, 1.0)
+    ops.comm.close()
+    assert ops.ended == [7]
+
+
+def test_a_signal_ends_the_wait_of_an_inference_all_reduce(tmp_path: Path) -> None:
+    assert ranks("an_interrupted_wait", 2, tmp_path) == ["KeyboardInterrupt", ""]

@@ -1,0 +1,240 @@
+"""The backend "accel": real ranks, torch's own functions, and what was really done by whom."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from op_builder.cache.store import Entry
+from op_builder.cpu import CCLCommBuilder, ShareMemCommBuilder
+from op_builder.load.prebuilt import find_prebuilt
+from op_builder.toolchains.oneccl import find_oneccl
+from tests.support.rank_processes import run_ranks, values
+
+PROGRAM = "distributed_programs"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built() -> None:
+    """The ops are compiled once, by nobody who is waited for."""
+    ShareMemCommBuilder().load()
+    if has_oneccl():
+        CCLCommBuilder().load()
+
+
+def ranks(function: str, size: int, directory: Path, **options: Any) -> list[Any]:
+    return values(run_ranks(PROGRAM, function, size, directory, **options))
+
+
+def has_oneccl() -> bool:
+    found = find_oneccl()
+    return found is not None and bool(found.version)
+
+
+# Collectives ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def counted_by_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What two ranks return that run several functions, one after another."""
+    names = ["all_collectives", "what_gloo_does", "method_names", "asynchronous"]
+    return ranks("several", 2, tmp_path_factory.mktemp("two"), arguments=[names])
+
+
+def require_all_ours(told: dict[str, Any]) -> None:
+    assert told["gloo"] == {}
+    assert set(told["ours"]) >= {"allreduce", "allgather", "broadcast", "reduce_scatter", "barrier"}
+    # 3 ops x 4 types and avg of the three that have it, at 3 lengths; one not contiguous, one empty, two near a limit.
+    assert told["ours"]["allreduce"] == (3 * 4 + 3) * 3 + 4
+
+
+def test_every_collective_gives_what_it_is_to_give_and_none_went_to_gloo(counted_by_two: list[dict[str, Any]]) -> None:
+    for told in counted_by_two:
+        require_all_ours(told["all_collectives"])
+        assert told["all_collectives"]["hosts"] == [[0, 1]]
+
+
+def test_what_is_not_covered_is_right_and_counted_for_gloo(counted_by_two: list[dict[str, Any]]) -> None:
+    for told in counted_by_two:
+        assert told["what_gloo_does"]["ours"] == {}
+        assert told["what_gloo_does"]["gloo"]["allreduce"] == 2
+        assert set(told["what_gloo_does"]["gloo"]) >= {"gather", "scatter", "reduce"}
+
+
+def test_every_method_name_old_and_new_is_ours(counted_by_two: list[dict[str, Any]]) -> None:
+    for told in counted_by_two:
+        assert told["method_names"]["gloo"] == {}
+        assert len(told["method_names"]["ours"]) == 14
+
+
+def test_asynchronous_collectives_are_done_in_order_and_wait_for_nobody(counted_by_two: list[dict[str, Any]]) -> None:
+    assert all(told["asynchronous"] for told in counted_by_two)
+
+
+def test_subsets_meshes_and_groups_that_are_made_again(tmp_path: Path) -> None:
+    assert ranks("groups", 4, tmp_path) == [[1, 1], [], [], [1, 1]]
+
+
+@pytest.mark.parametrize("names", ["aa", pytest.param("ab", marks=pytest.mark.slow)])
+def test_a_group_is_made_again_on_the_store_of_the_one_before(names: str, tmp_path: Path) -> None:
+    assert ranks("made_again", 2, tmp_path, environments=hosts(names)) == [[[2.0, 2.0, 2.0]] * 2] * 2
+
+
+# Hosts ---------------------------------------------------------------------------------------------
+
+
+def hosts(names: str) -> list[dict[str, str]]:
+    return [{"ACCEL_HOST_ID": name, "GLOO_SOCKET_IFNAME": "lo"} for name in names]
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ("aba", [[0, 2], [1]]),
+        pytest.param("aabb", [[0, 1], [2, 3]], marks=pytest.mark.slow),
+        pytest.param("abcab", [[0, 3], [1, 4], [2]], marks=pytest.mark.slow),
+    ],
+)
+def test_every_collective_across_hosts_through_gloo(names: str, found: list[list[int]], tmp_path: Path) -> None:
+    for told in ranks("all_collectives", len(names), tmp_path, environments=hosts(names)):
+        require_all_ours(told)
+        assert told["hosts"] == found
+
+
+def test_two_ways_between_hosts_are_an_error_that_says_so(tmp_path: Path) -> None:
+    environments = hosts("ab")
+    environments[1]["ACCEL_DISTRIBUTED_ACROSS"] = "ccl"
+    results = run_ranks(PROGRAM, "all_collectives", 2, tmp_path, environments=environments)
+    for result in results:
+        assert result.status != 0
+        assert "Set ACCEL_DISTRIBUTED_ACROSS alike" in result.output
+
+
+# When something is missing -------------------------------------------------------------------------
+
+
+def test_a_killed_rank_is_named_by_all_others_however_they_wait(tmp_path: Path) -> None:
+    results = run_ranks(PROGRAM, "a_rank_dies", 4, tmp_path)
+    assert results[1].status == -9
+    for survivor in (results[0], results[2], results[3]):
+        assert survivor.status == 0, survivor.output
+        assert all("rank 1" in error.lower() for error in survivor.value)
+
+
+def test_a_killed_rank_of_a_subset_is_named_as_the_program_knows_it(tmp_path: Path) -> None:
+    results = run_ranks(PROGRAM, "a_rank_of_a_subset_dies", 3, tmp_path)
+    assert results[2].status == -9
+    assert "That is rank 2 of the default group." in results[1].value
+    assert results[1].value.endswith("[2]")
+
+
+@pytest.mark.parametrize(
+    ("across", "how"),
+    [
+        *(("gloo", "killed"), ("ccl", "killed")),
+        *(pytest.param("gloo", how, marks=pytest.mark.slow) for how in ("mismatch", "interrupted")),
+    ],
+)
+def test_a_failure_inside_one_host_is_told_to_the_others(across: str, how: str, tmp_path: Path) -> None:
+    said = {
+        "killed": "rank 1 died",
+        "mismatch": "all_reduce (sum) of 11 float32",
+        "interrupted": "Rank 0 of the group gave up: A collective was ended by KeyboardInterrupt",
+    }[how]
+    if across == "ccl" and not has_oneccl():
+        pytest.skip("needs oneCCL: pip install 'accel-ops[ccl]', or CCL_ROOT")
+    environments = [names | {"ACCEL_DISTRIBUTED_ACROSS": across} for names in hosts("aabb")]
+    results = run_ranks(PROGRAM, "one_host_fails", 4, tmp_path, arguments=[how], environments=environments)
+    for rank, result in enumerate(results):
+        if rank == 1 and how == "killed":
+            assert result.status == -9
+            continue
+        assert result.status == 0, result.output
+        first, second = result.value
+        if rank < 2 and how == "mismatch":
+            assert said in first
+            assert "call the same, in the same order. The ranks need a new group." in first
+            assert "usable" not in first
+            assert first == second
+        if rank == 2:  # the leader of the other host
+            assert said in first
+            assert first == second
+        elif rank == 3:
+            assert "It is the first rank of its host and gave up between the 2 hosts" in first
+
+
+def test_a_group_is_made_while_another_one_has_collectives_between_hosts_to_do(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
+    assert ranks("makes_a_group_meanwhile", 2, tmp_path, environments=[names | meeting for names in hosts("ab")])
+
+
+def test_a_host_that_dies_is_an_error_on_all_ranks_of_the_other(tmp_path: Path) -> None:
+    results = run_ranks(PROGRAM, "a_host_dies", 3, tmp_path, environments=hosts("aab"))
+    assert results[2].status == -9
+    for result in results[:2]:
+        assert result.status == 0, result.output
+    leader, other = results[0].value, results[1].value
+    assert "Between the 2 hosts of the group gloo failed" in leader[0]
+    assert leader[1] == leader[0]
+    assert "It is the first rank of its host and gave up between the 2 hosts" in other[0]
+
+
+@pytest.mark.parametrize("names", ["aa", "ab"], ids=["inside a host", "between hosts"])
+@pytest.mark.parametrize("destroys", [False, True], ids=["as it is", "destroying the group"])
+def test_a_process_that_ends_in_the_middle_of_a_collective_ends_well(
+    names: str, destroys: bool, tmp_path: Path
+) -> None:
+    results = run_ranks(PROGRAM, "ends_meanwhile", 2, tmp_path, arguments=[destroys], environments=hosts(names))
+    _, said = values(results)
+    assert (
+        "rank 0 has closed the group" in said.lower() or "Rank 0 of the group gave up: The group was destroyed" in said
+    )
+
+
+@pytest.mark.parametrize("destroys", [False, True])
+def test_a_process_that_ends_while_gloo_works_ends_well(destroys: bool, tmp_path: Path) -> None:
+    """A thread of gloo that then had the last reference to a tensor would abort the process."""
+    ranks("ends_with_gloo_at_work", 2, tmp_path, arguments=[destroys])
+
+
+def test_where_one_rank_cannot_load_the_op_gloo_does_all_and_a_warning_says_why(tmp_path: Path) -> None:
+    if isinstance(find_prebuilt(ShareMemCommBuilder()), Entry):
+        pytest.skip("the op is prebuilt, so that every rank can load it")
+    environments = [{}, {"ACCEL_JIT": "0", "ACCEL_CACHE_DIR": str(tmp_path / "empty")}]
+    results = run_ranks(PROGRAM, "without_the_op", 2, tmp_path / "ranks", environments=environments)
+    for result in results:
+        assert result.status == 0, result.output
+        assert result.value == {"ours": {}, "gloo": {"allreduce": 1, "barrier": 1}}
+        assert "rank 1 cannot use shared memory" in result.output
+        assert "Unset ACCEL_JIT" in result.output
+
+
+# Training ------------------------------------------------------------------------------------------
+
+
+def test_ddp_fsdp2_and_tensor_parallel_have_gloo_s_losses_and_are_really_ours(tmp_path: Path) -> None:
+    by_gloo = values(run_ranks("parallel_training_programs", "run", 2, tmp_path / "gloo", arguments=["gloo"]))
+    ours = values(run_ranks("parallel_training_programs", "run", 2, tmp_path / "accel", arguments=["accel"]))
+    for rank in range(2):
+        for name, losses in ours[rank]["losses"].items():
+            # With two ranks a sum has one order, so even the last bit is the same.
+            assert losses == by_gloo[rank]["losses"][name], name
+            assert losses[-1] < losses[0]
+        counted = ours[rank]["ours"]
+        assert counted["ddp"]["allreduce"] >= 6
+        assert sum(number for key, number in counted["fsdp2"].items() if "gather" in key) >= 6
+        assert sum(number for key, number in counted["fsdp2"].items() if "scatter" in key) >= 6
+        assert sum(number for key, number in counted["tensor parallel"].items() if "reduce" in key) >= 6
+        # Only what parallelize_module() does once, to distribute the parameters, is left to gloo.
+        assert ours[rank]["gloo"] == {"ddp": {}, "fsdp2": {}, "tensor parallel": {"scatter": 6}}
+
+
+@pytest.mark.slow
+def test_functional_collectives_of_a_compiled_graph_are_ours(tmp_path: Path) -> None:
+    for told in values(run_ranks("parallel_training_programs", "compiled", 2, tmp_path)):
+        assert told["gloo"] == {}
+        assert sum(told["ours"].values()) == 4

@@ -1,0 +1,251 @@
+"""What shm_comm refuses, and with which words; and its torch ops."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from op_builder import env
+from op_builder.catalog.native import shared_memory_check
+from op_builder.cpu import ShareMemCommBuilder
+from op_builder.errors import AccelError, OpArgumentError, SharedMemoryCommError
+from op_builder.ops.comm.shared_memory_group import SharedMemoryGroup
+from op_builder.ops.comm.shm_comm import ShareMemCommModule
+from op_builder.system.outcomes import Failed, Passed
+
+
+@pytest.fixture(scope="module")
+def comm() -> ShareMemCommModule:
+    return ShareMemCommBuilder().load()
+
+
+@pytest.fixture
+def group(comm: ShareMemCommModule) -> Iterator[SharedMemoryGroup]:
+    made = comm.new_group(1, 0)
+    yield made
+    made.close()
+
+
+Call = Callable[[SharedMemoryGroup], Any]
+
+
+def refused(said: str, *calls: Call) -> list[Any]:
+    return [pytest.param(call, said, id=f"{said} {number}") for number, call in enumerate(calls)]
+
+
+def with_tensor(tensor: Any) -> list[Call]:
+    """Each collective of a tensor."""
+    return [
+        lambda group: group.all_reduce(tensor),
+        lambda group: group.reduced(tensor),
+        lambda group: group.broadcast(tensor, 0),
+        lambda group: group.reduce_scatter(torch.zeros(8), tensor),
+        lambda group: group.all_gather(tensor, torch.zeros(8)),
+    ]
+
+
+def freed() -> torch.Tensor:
+    x = torch.zeros(100)
+    x.untyped_storage().resize_(0)
+    return x
+
+
+X = torch.zeros(10)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        *refused("is on device meta", *with_tensor(torch.zeros(4, device="meta"))),
+        *refused("not contiguous", *with_tensor(torch.zeros(4, 4)[:, ::2])),
+        *refused("layout torch.sparse_coo", *with_tensor(torch.sparse_coo_tensor(size=(3,), check_invariants=False))),
+        *refused("of type list", *with_tensor([1.0, 2.0])),
+        *refused("reaches to byte 400 of its storage, which has 0", lambda group: group.all_reduce(freed())),
+        *refused("lazy view", lambda group: group.broadcast(torch.zeros(3, dtype=torch.complex64).conj(), 0)),
+        *refused(
+            "float32, bfloat16, float16 or int32 is needed",
+            *(
+                lambda group, dtype=dtype: group.all_reduce(torch.zeros(4, dtype=dtype))  # type: ignore[misc]
+                for dtype in (torch.float64, torch.int64, torch.bool, torch.complex64)
+            ),
+        ),
+        *refused(
+            "Pass one of sum, max, min, avg",
+            *(
+                lambda group, op=op: group.all_reduce(X, op)  # type: ignore[misc]
+                for op in ("product", None, ["sum"])
+            ),
+        ),
+        *refused("no mean of int32", lambda group: group.all_reduce(torch.zeros(3, dtype=torch.int32), "avg")),
+        *refused(
+            "for 1 ranks",
+            lambda group: group.reduce_scatter(torch.zeros(3), torch.zeros(4)),
+            lambda group: group.reduce_scatter(torch.zeros(4), torch.zeros(4, dtype=torch.bfloat16)),
+            lambda group: group.all_gather(torch.zeros(3), torch.zeros(4)),
+            lambda group: group.all_gather(torch.zeros(4), torch.zeros(4, dtype=torch.int32)),
+        ),
+        *refused(
+            "overlap",
+            lambda group: group.reduce_scatter(X[1:5], X[2:6]),
+            lambda group: group.all_gather(X[1:5], X[2:6]),
+        ),
+        *refused("no rank", lambda group: group.broadcast(X, -1), lambda group: group.broadcast(X, 1)),
+        *refused("src is", lambda group: group.broadcast(X, True), lambda group: group.broadcast(X, 0.0)),  # type: ignore[arg-type]
+        *refused(
+            "shape is",
+            *(
+                lambda group, shape=shape: group.empty_symmetric(shape)
+                for shape in (-1, (2, -3), (2.0,), "x", None, True)
+            ),  # type: ignore[misc]
+        ),
+        *refused("dtype is", lambda group: group.empty_symmetric(3, "float32")),  # type: ignore[arg-type]
+    ],
+)
+def test_what_does_not_fit_is_refused_and_the_group_stays_usable(
+    group: SharedMemoryGroup, call: Call, said: str
+) -> None:
+    with pytest.raises(OpArgumentError, match=said):
+        call(group)
+    assert group.all_reduce(torch.ones(2)).tolist() == [1.0, 1.0]
+
+
+def test_symmetric_tensors_are_tensors(group: SharedMemoryGroup) -> None:
+    x = group.empty_symmetric((3, 5), torch.bfloat16)
+    assert (x.shape, x.dtype, x.count_nonzero().item()) == ((3, 5), torch.bfloat16, 0)
+    assert group.empty_symmetric((0, 4)).shape == (0, 4)
+    assert group.empty_symmetric(()).shape == ()
+    group.close()
+    assert x.add_(1).sum().item() == 15
+
+
+@pytest.mark.parametrize(
+    ("size", "rank"), [(0, 0), (2, 2), (2, -1), (2.0, 0), (2, "0"), (True, 0), (2, None), (5000, 0)]
+)
+def test_places(comm: ShareMemCommModule, size: Any, rank: Any) -> None:
+    for call in (comm.new_group, comm.initialize):
+        with pytest.raises(OpArgumentError, match=r"(size|rank) is"):
+            call(size, rank)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), "1"])
+def test_timeouts(comm: ShareMemCommModule, timeout_s: Any) -> None:
+    with pytest.raises(OpArgumentError, match="timeout_s is"):
+        comm.new_group(1, 0, timeout_s=timeout_s)
+    with env.scope(ACCEL_COMM_TIMEOUT_S="7"):
+        assert comm.new_group(1, 0).timeout_s == 7
+    assert comm.new_group(1, 0, timeout_s=0.5).timeout_s == 0.5
+
+
+def test_descriptors_are_closed_where_the_instruction_set_is_unknown(comm: ShareMemCommModule) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with env.scope(ACCEL_CPU_ISA="abacus"), pytest.raises(AccelError):
+        comm.new_group(1, 0)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_no_place_to_meet(comm: ShareMemCommModule) -> None:
+    with (
+        env.scope(MASTER_ADDR=None, MASTER_PORT=None),
+        pytest.raises(OpArgumentError, match="no store to meet at"),
+    ):
+        comm.new_group(2, 0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_store_that_cannot_be_had(comm: ShareMemCommModule, rank: int) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and no listen(): nobody answers there, and nobody else can serve there
+        port = taken.getsockname()[1]
+        fresh = ShareMemCommModule(comm.ops)
+        with (
+            env.scope(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank)),
+            pytest.raises(SharedMemoryCommError, match=f"127.0.0.1:{port}, with 1 s to do so") as caught,
+        ):
+            fresh.new_group(2, rank, timeout_s=1)
+    assert "MASTER_PORT" in caught.value.remedy
+
+
+def test_a_store_that_fails_meanwhile(comm: ShareMemCommModule) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=1), wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", server.port, None, False, timedelta(seconds=1), wait_for_workers=False)
+    del server
+    with pytest.raises(SharedMemoryCommError, match="store failed when group 'accel_shm_comm//2/"):
+        comm.new_group(2, 1, store=client, timeout_s=1)
+
+
+def test_nobody_comes(comm: ShareMemCommModule) -> None:
+    with pytest.raises(SharedMemoryCommError, match=r"waited 0.3 s for rank 1, 2 to make group") as caught:
+        comm.new_group(3, 0, store=dist.HashStore(), timeout_s=0.3)
+    assert (caught.value.rank, caught.value.operation) == (1, "new_group")
+
+
+def test_a_closed_group(comm: ShareMemCommModule) -> None:
+    group = comm.new_group(1, 0)
+    group.close()
+    group.close()
+    for call in (lambda: group.all_reduce(torch.zeros(2)), group.barrier, lambda: group.empty_symmetric(3)):
+        with pytest.raises(OpArgumentError, match="closed"):
+            call()
+
+
+def test_the_op_before_it_is_initialised() -> None:
+    comm = ShareMemCommModule(ShareMemCommBuilder().load().ops)
+    for call in (comm.inference_all_reduce, comm.inference_all_reduce_):
+        with pytest.raises(OpArgumentError, match="not initialised"):
+            call(torch.zeros(2))
+
+
+def test_opcheck(comm: ShareMemCommModule) -> None:
+    ops = comm.ops
+    memory = ops.create_segment(ops.segment_bytes())
+    number = ops.open_group(0, [memory], [1], 10**9, 0, "baseline")
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.ones(3, 5, dtype=dtype)
+        torch.library.opcheck(ops.all_reduce.default, (x, number, 0))
+        torch.library.opcheck(ops.all_reduce_.default, (x, number, 1))
+        torch.library.opcheck(ops.reduce_scatter.default, (x.clone(), x, number, 0))
+        torch.library.opcheck(ops.all_gather.default, (x.clone(), x, number))
+        torch.library.opcheck(ops.broadcast_.default, (x, number, 0))
+
+
+def test_fake_tensors_and_subclasses(group: SharedMemoryGroup) -> None:
+    class Sub(torch.Tensor):
+        pass
+
+    with FakeTensorMode():
+        fake = torch.empty(3, 4)
+        assert group.reduced(fake).shape == (3, 4)
+        assert group.all_reduce(fake) is fake
+    assert group.all_reduce(torch.ones(3).as_subclass(Sub)).tolist() == [1.0] * 3
+
+
+def test_gradients_are_not_lost_silently(group: SharedMemoryGroup) -> None:
+    x = torch.ones(3, requires_grad=True)
+    y = group.reduced(x * 2)
+    assert y.tolist() == [2.0] * 3
+    with pytest.warns(UserWarning, match="autograd kernel was not registered"):
+        y.sum().backward()
+
+
+def test_the_check_of_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(shared_memory_check(), Passed)
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.memfd_create", refuse)
+    outcome = shared_memory_check()
+    assert isinstance(outcome, Failed)
+    assert "memfd_create(2) is refused: Operation not permitted" in outcome.reason
+    monkeypatch.setattr("sys.platform", "darwin")
+    outcome = shared_memory_check()
+    assert isinstance(outcome, Failed)
+    assert "this is darwin" in outcome.reason

@@ -1,0 +1,756 @@
+"""What ranks that share memory do in tests: a program that shm_ranks.py runs.
+
+Reads {"case", "size", "arguments"} as lines of JSON, runs that case in `size` forked processes, and writes how each
+ended. A case waits for files of the other ranks and not for time; its groups' timeouts are longer than any test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from op_builder.cpu import ShareMemCommBuilder
+from op_builder.errors import SharedMemoryCommError
+from op_builder.ops.comm.shared_memory_group import SharedMemoryGroup
+from op_builder.ops.comm.shm_comm import ShareMemCommModule
+from tests.support.waiting import pid_of, wait_until, wait_until_asleep, write_pid
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int32)
+}
+FOREVER_S = 1e6
+# Half of the distance between 1 and the next number: what one rounding costs.
+ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+SMALLEST = {torch.float32: 2.0**-149, torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}
+
+
+class Place:
+    """A rank's place in a case.
+
+    Attributes:
+        rank, size: of it.
+        directory: empty, the same for all ranks.
+        comm: the op.
+    """
+
+    def __init__(self, rank: int, size: int, directory: Path) -> None:
+        self.rank, self.size, self.directory = rank, size, directory
+        self.comm: ShareMemCommModule = ShareMemCommBuilder().load()
+
+    def store(self, size: int | None = None) -> dist.Store:
+        return dist.FileStore(str(self.directory / "store"), self.size if size is None else size)
+
+    def group(self, timeout_s: float = FOREVER_S, name: str = "", store: Any = None) -> SharedMemoryGroup:
+        return self.comm.new_group(self.size, self.rank, store=store or self.store(), name=name, timeout_s=timeout_s)
+
+    def signal(self, name: str) -> None:
+        (self.directory / name).touch()
+
+    def wait(self, name: str) -> None:
+        wait_until((self.directory / name).exists)
+
+    def process_of(self, rank: int) -> int:
+        return pid_of(self.directory, rank)
+
+    def mappings(self) -> int:
+        """How many segments of the op this process has mapped."""
+        return Path("/proc/self/maps").read_text().count("accel_shm")
+
+
+class Overheard:
+    """A store that calls ``hear(text)`` before a rank tells the others where it is."""
+
+    def __init__(self, store: dist.Store, hear: Callable[[str], object]) -> None:
+        self._store, self._hear = store, hear
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        self._hear(desired)
+        return bytes(self._store.compare_set(key, expected, desired))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def failure_of(function: Callable[[], object]) -> str:
+    """The class and text of what a function raises; empty where it raises nothing."""
+    try:
+        function()
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+# Right results ------------------------------------------------------------------------------------------------------
+
+
+def random_input(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if dtype == torch.int32:
+        return torch.randint(-(2**31), 2**31 - 1, (count,), generator=generator, dtype=torch.int64).to(dtype)
+    return torch.randn(count, generator=generator).to(dtype)
+
+
+def in_order(inputs: list[torch.Tensor], op: str) -> torch.Tensor:
+    """The reduction in the order of the ranks, 16-bit floats in float32: the very bits that are promised."""
+    wide = [x.float() if x.is_floating_point() else x for x in inputs]
+    total = wide[0].clone()
+    for other in wide[1:]:
+        total = {"sum": torch.add, "avg": torch.add, "max": torch.maximum, "min": torch.minimum}[op](total, other)
+    return (total / len(inputs) if op == "avg" else total).to(inputs[0].dtype)
+
+
+def require_close(result: torch.Tensor, inputs: list[torch.Tensor], op: str) -> None:
+    """Against float64: each of the n - 1 additions rounds in float32, then the division, then the type itself."""
+    wide = [x.double() for x in inputs]
+    stacked = torch.stack(wide)
+    exact = {"sum": stacked.sum(0), "avg": stacked.mean(0), "max": stacked.amax(0), "min": stacked.amin(0)}[op]
+    dtype = result.dtype
+    if dtype == torch.int32:
+        exact = (exact.long() + 2**31) % 2**32 - 2**31 if op == "sum" else exact.long()
+        assert torch.equal(result.long(), exact)
+        return
+    added = 0.0 if op in ("max", "min") else ROUNDING[torch.float32] * len(inputs) * stacked.abs().sum(0)
+    bound = added * 1.01 + ROUNDING[dtype] * 1.01 * exact.abs() + SMALLEST[dtype]
+    assert bool(((result.double() - exact).abs() <= bound).all()), f"{op} of {dtype} is too far off"
+
+
+def reductions(dtype: torch.dtype) -> tuple[str, ...]:
+    return ("sum", "max", "min") if dtype == torch.int32 else ("sum", "max", "min", "avg")
+
+
+def bits(*tensors: torch.Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(bytes(tensor.contiguous().view(torch.uint8).numpy()))
+    return digest.hexdigest()
+
+
+def every_collective(
+    place: Place, dtype: str, counts: list[int], symmetric: bool = False, isa: str | None = None
+) -> list[str]:
+    """Each collective of each length, checked here; returns the results' bits, which must be the same everywhere."""
+    os.environ["ACCEL_CPU_ISA"] = isa or ""
+    group = place.group()
+    type_ = DTYPES[dtype]
+    ops = reductions(type_)
+    results = []
+    spare = group.empty_symmetric(max(counts) * place.size + 64, type_) if symmetric else None
+
+    def filled(x: torch.Tensor, offset: int = 0) -> torch.Tensor:
+        if spare is None:
+            return x.clone()
+        view = spare[offset : offset + x.numel()]
+        return view.copy_(x)
+
+    for count in counts:
+        inputs = [random_input(count, type_, 1000 * count + r) for r in range(place.size)]
+        own = inputs[place.rank]
+        for op in ops:
+            x = filled(own, offset=1)
+            assert group.all_reduce(x, op) is x
+            assert torch.equal(x, in_order(inputs, op)), f"all_reduce {op} of {count}"
+            require_close(x, inputs, op)
+            results.append(bits(x))
+        long = [random_input(count * place.size, type_, 77 * count + r) for r in range(place.size)]
+        given = filled(long[place.rank])
+        own_part = slice(place.rank * count, (place.rank + 1) * count)
+        for op in ops:
+            out = torch.empty(count, dtype=type_)
+            assert group.reduce_scatter(out, given, op) is out
+            assert torch.equal(given, long[place.rank])
+            assert torch.equal(out, in_order([x[own_part] for x in long], op)), f"reduce_scatter {op} of {count}"
+        gathered = filled(torch.zeros(count * place.size, dtype=type_))
+        assert group.all_gather(gathered, own) is gathered
+        assert torch.equal(gathered, torch.cat(inputs))
+        results.append(bits(gathered))
+        for source in {0, place.size - 1}:
+            x = filled(own, offset=3)
+            assert group.broadcast(x, source) is x
+            assert torch.equal(x, inputs[source])
+        group.barrier()
+    group.close()
+    return results
+
+
+def in_place_parts(place: Place) -> bool:
+    """The small tensor is the rank's own part of the large one."""
+    group = place.group()
+    for count in (1, 100, 300_000):
+        inputs = [random_input(count * place.size, torch.float32, r) for r in range(place.size)]
+        part = slice(place.rank * count, (place.rank + 1) * count)
+        x = inputs[place.rank].clone()
+        group.reduce_scatter(x[part], x, "avg")
+        assert torch.equal(x[part], in_order(inputs, "avg")[part])
+        y = torch.zeros(count * place.size)
+        y[part] = inputs[place.rank][part]
+        group.all_gather(y, y[part])
+        assert torch.equal(y, torch.cat([inputs[r][r * count : (r + 1) * count] for r in range(place.size)]))
+    return True
+
+
+def bytes_of_any_type(place: Place) -> bool:
+    group = place.group()
+    for dtype in (torch.bool, torch.uint8, torch.int64, torch.float64, torch.complex64, torch.float8_e4m3fn):
+        own = (torch.arange(37) * (place.rank + 1) % 5).to(dtype)
+        all_of = torch.cat([(torch.arange(37) * (r + 1) % 5).to(dtype) for r in range(place.size)])
+        out = torch.empty_like(all_of)
+        assert bits(group.all_gather(out, own)) == bits(all_of)
+        assert bits(group.broadcast(own, 1)) == bits(all_of[37:74])
+    return True
+
+
+def not_a_number(place: Place) -> bool:
+    group = place.group()
+    nan, inf = float("nan"), float("inf")
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        given = {0: [nan, 1.0, inf, -inf, 0.0], 1: [1.0, nan, 1.0, inf, -0.0]}
+        x = torch.tensor(given[place.rank] * 9, dtype=dtype)
+        assert group.all_reduce(x.clone(), "max")[:3].isnan().tolist() == [True, True, False]
+        assert group.all_reduce(x.clone(), "min")[:4].isnan().tolist() == [True, True, False, False]
+        assert group.all_reduce(x, "sum")[:4].isnan().tolist() == [True, True, False, True]
+    return True
+
+
+def default_group(place: Place) -> bool:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(place), RANK=str(place.rank))
+    for _ in range(2):
+        place.comm.initialize(place.size, place.rank)
+    x = torch.full((5, 3), float(place.rank + 1))
+    total = float(sum(range(1, place.size + 1)))
+    y = place.comm.inference_all_reduce(x)
+    assert y is not x
+    assert x.unique().tolist() == [place.rank + 1.0]
+    assert y.shape == x.shape
+    assert y.unique().tolist() == [total]
+    large = torch.full((400_001,), 2.0)
+    assert place.comm.inference_all_reduce(large).unique().tolist() == [2.0 * place.size]
+    assert large.unique().tolist() == [2.0]
+    assert place.comm.inference_all_reduce_(x) is x
+    assert torch.equal(x, y)
+    place.comm.initialize(place.size + 1, place.rank)  # an error
+    return False
+
+
+def free_port(place: Place) -> str:
+    file = place.directory / "port"
+    if place.rank == 0:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        (place.directory / "port.new").write_text(str(port))
+        os.replace(place.directory / "port.new", file)
+    place.wait("port")
+    return file.read_text()
+
+
+def several_groups(place: Place) -> list[float]:
+    """All four ranks; pairs; one alone: used in turn, closed in another order on each rank."""
+    everybody = place.group(name="all")
+    name = f"pair {place.rank // 2}"
+    pair, again = (
+        place.comm.new_group(2, place.rank % 2, store=place.store(), name=name, timeout_s=FOREVER_S) for _ in range(2)
+    )
+    alone = place.comm.new_group(1, 0)
+    told = []
+    for count in (1, 10_000, 500_000):
+        for group in (everybody, pair, alone, again, everybody):
+            x = torch.full((count,), float(place.rank))
+            told.append(float(group.all_reduce(x)[-1]))
+    own, shared = alone.empty_symmetric(3), pair.empty_symmetric(3)
+    groups = [everybody, pair, again, alone]
+    everybody.barrier()
+    groups = groups[place.rank :] + groups[: place.rank]
+    for group in groups:
+        group.close()
+        group.close()
+    own += 1
+    shared += place.rank
+    assert own.tolist() == [1.0] * 3
+    return [*told, *shared.tolist()]
+
+
+def ranks_as_threads(place: Place) -> bool:
+    """Two processes of two ranks each, a thread each, which share the process's lock and its op."""
+    results: list[Any] = []
+
+    def one(rank: int) -> None:
+        group = place.comm.new_group(4, rank, store=place.store(4), timeout_s=FOREVER_S)
+        for count in (3, 200_000):
+            x = torch.full((count,), float(rank))
+            results.append(group.all_reduce(x).unique().tolist())
+        if rank == 3:
+            time.sleep(0.2)  # the others look whether it lives
+        group.barrier()
+        group.close()
+
+    threads = [threading.Thread(target=one, args=(2 * place.rank + i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [[6.0]] * 4, results
+    return True
+
+
+def call(group: SharedMemoryGroup, collective: str, count: int, symmetric: torch.Tensor | None = None) -> None:
+    x = torch.ones(count) if symmetric is None else symmetric
+    if collective == "all_reduce":
+        group.all_reduce(x)
+    elif collective == "reduce_scatter":
+        group.reduce_scatter(torch.empty(count), torch.ones(count * group.size))
+    elif collective == "all_gather":
+        group.all_gather(torch.empty(count * group.size), x)
+    elif collective == "broadcast":
+        group.broadcast(x, group.size - 1)
+    elif collective == "barrier":
+        group.barrier()
+
+
+def one_is_killed(place: Place, collective: str, count: int, symmetric: bool = False) -> list[Any]:
+    """The last rank is killed in the middle of many; each of the others fails, and once more."""
+    group = place.group()
+    x = group.empty_symmetric(count) if symmetric else None
+    call(group, collective, count, x)
+    if place.rank == place.size - 1:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    told = []
+    for _ in range(2):
+        try:
+            while True:
+                call(group, collective, count, x)
+        except SharedMemoryCommError as error:
+            told += [str(error), error.rank, error.operation]
+    return told
+
+
+def all_are_killed(place: Place) -> None:
+    group = place.group()
+    x = group.empty_symmetric(1 << 20)
+    group.all_reduce(x)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_while_meeting(place: Place) -> None:
+    """The last rank ends when it has told where it is, before it hands out its memory."""
+    store: Any = place.store()
+    if place.rank == place.size - 1:
+        key = f"accel_shm_comm//{place.size}/0/ranks/{place.rank}"
+        real = store
+
+        def die(text: str) -> None:
+            real.compare_set(key, "", text)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        store = Overheard(real, die)
+    place.group(store=store)
+
+
+def one_never_comes(place: Place, timeout_s: float) -> None:
+    if place.rank != 1:
+        place.signal(f"here {place.rank}")
+        place.wait(f"here {2 - place.rank}")
+        place.group(timeout_s=timeout_s)
+
+
+def one_is_late(place: Place) -> None:
+    """Rank 1 comes when rank 0 has given up."""
+    group = place.group(timeout_s=0.5 if place.rank == 0 else FOREVER_S)
+    if place.rank == 1:
+        place.wait("over")
+    try:
+        group.all_reduce(torch.ones(5))
+    finally:
+        place.signal("over")
+
+
+def one_has_left(place: Place, ends: bool) -> None:
+    group = place.group()
+    group.barrier()
+    if place.rank == 0:
+        try:
+            group.all_reduce(torch.ones(5))
+        finally:
+            place.signal("over")
+    elif not ends:
+        group.close()
+        place.wait("over")
+
+
+def different_calls(place: Place, what: str) -> str:
+    """Rank 0 calls something else than rank 1; nothing is changed, and the group stays usable."""
+    group = place.group()
+    x, gathered = torch.ones(6), torch.full((12,), 7.0)
+    y = group.empty_symmetric(300_000)
+    calls: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "count": (lambda: group.all_reduce(x[:5]), lambda: group.all_reduce(torch.ones(500_000))),
+        "type": (lambda: group.all_reduce(x), lambda: group.all_reduce(x.bfloat16())),
+        "reduction": (lambda: group.all_reduce(x), lambda: group.all_reduce(x, "max")),
+        "collective": (lambda: group.all_gather(gathered, x), group.barrier),
+        "source": (lambda: group.broadcast(x, 1), lambda: group.broadcast(x, 0)),
+        "symmetric": (lambda: group.all_reduce(y), lambda: group.all_reduce(torch.ones(300_000))),
+        "offset": (lambda: group.all_reduce(y[1:200_001]), lambda: group.all_reduce(y[:200_000])),
+        "memory": (lambda: group.empty_symmetric(4), group.barrier),
+    }
+    said = failure_of(calls[what][place.rank])
+    assert gathered.unique().tolist() == [7.0]
+    assert group.all_reduce(torch.ones(3)).tolist() == [place.size] * 3
+    return said
+
+
+def interrupted(place: Place, number: int) -> list[str]:
+    """A signal while rank 0 waits: its handler's exception comes out, and rank 1 hears of it."""
+    group = place.group()
+    group.barrier()
+    if place.rank == 1:
+        wait_until_asleep(place.process_of(0))
+        os.kill(place.process_of(0), number)
+        place.wait("interrupted")
+        group.all_reduce(torch.ones(4))  # all there is for it
+        return [failure_of(group.barrier)]
+
+    def raise_lookup_error(*_: object) -> None:
+        raise LookupError("from the handler")
+
+    signal.signal(signal.SIGALRM, raise_lookup_error)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    raised = failure_of(lambda: group.all_reduce(torch.ones(4)))
+    place.signal("interrupted")
+    return [raised, failure_of(group.barrier)]
+
+
+def handled(place: Place, what: str) -> list[str]:
+    """A signal while rank 0 waits for rank 1: its handler returns, uses the group, or closes it and exits."""
+    group = place.group()
+    seen = []
+
+    def handle(*_: object) -> None:
+        if what == "uses":
+            seen.append(failure_of(group.barrier))
+        elif what == "closes":
+            group.close()
+            place.signal("handled")
+            raise SystemExit(0)
+        else:
+            seen.append("")
+        place.signal("handled")
+
+    signal.signal(signal.SIGUSR1, handle)
+    group.barrier()
+    if place.rank == 1:
+        wait_until_asleep(place.process_of(0))
+        os.kill(place.process_of(0), signal.SIGUSR1)
+        place.wait("handled")
+        if what == "closes":
+            return []
+    assert group.all_reduce(torch.ones(4)).tolist() == [2.0] * 4
+    assert group.all_reduce(group.empty_symmetric(2000).fill_(1.0)).unique().tolist() == [2.0]
+    return seen
+
+
+def one_cannot_map(place: Place) -> list[Any]:
+    """Rank 0 has no room for the others' memory, but for its own."""
+    group = place.group()
+    size_bytes = 64 << 20
+    told: list[Any] = []
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    if place.rank == 0:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + size_bytes * 3 // 2, before[1]))
+    try:
+        group.empty_symmetric(size_bytes, torch.uint8)
+    except Exception as error:
+        told = [type(error).__name__, str(error), error.__dict__.get("rank")]
+    resource.setrlimit(resource.RLIMIT_AS, before)
+    group.barrier()  # what nobody has any more goes with the next collective
+    told.append(place.mappings())
+    symmetric = group.empty_symmetric(5000)  # the same one on all ranks
+    assert group.all_reduce(symmetric.fill_(1.0)).unique().tolist() == [float(place.size)]
+    return told
+
+
+def closed_meanwhile(place: Place) -> str:
+    """Rank 0 closes the group in one thread while another one waits for rank 1."""
+    group = place.group()
+    group.barrier()
+    if place.rank == 1:
+        place.wait("over")
+        return ""
+    said: list[str] = []
+    thread = threading.Thread(target=lambda: said.append(failure_of(group.barrier)))
+    thread.start()
+    wait_until_asleep(os.getpid(), thread.native_id)
+    group.close()
+    thread.join()
+    place.signal("over")
+    return said[0]
+
+
+def other_threads_run(place: Place) -> bool:
+    """While rank 0 waits for rank 1, another of its threads does what rank 1 waits for."""
+    group = place.group()
+    group.barrier()
+    if place.rank == 1:
+        place.wait("ticked")
+        group.barrier()
+        return True
+
+    def tick() -> None:
+        wait_until_asleep(place.process_of(0))
+        place.signal("ticked")
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    group.barrier()
+    thread.join()
+    return True
+
+
+def child_of_a_rank(place: Place) -> str:
+    """A fork of a rank is none: it cannot use the group, and does not keep the rank alive when that dies."""
+    group = place.group()
+    group.barrier()
+    if place.rank == 0:
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.write(write, failure_of(lambda: group.all_reduce(torch.ones(3))).encode())
+            group.close()  # its copy, not the rank's
+            os.close(write)
+            place.wait("over")
+            os._exit(0)
+        os.close(write)
+        with open(read) as file:
+            (place.directory / "child").write_text(file.read())
+        group.barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
+    group.barrier()
+    said = failure_of(group.barrier)
+    place.signal("over")
+    return said + "\n" + (place.directory / "child").read_text()
+
+
+def no_space(place: Place, for_a_group: bool) -> list[Any]:
+    """Rank 0 may not have files of that size, as memory of a group or as symmetric memory."""
+    group = place.comm.new_group(1, 0) if for_a_group else place.group()
+    if place.rank == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+    told = []
+    try:
+        place.group() if for_a_group else group.empty_symmetric(4 << 18)
+    except Exception as error:
+        told = [type(error).__name__, str(error), getattr(error, "needed_bytes", None)]
+    group.barrier()  # as usable as before
+    return told
+
+
+def too_much(place: Place) -> None:
+    place.group().empty_symmetric(1 << 50, torch.uint8)
+
+
+def tell_a_stranger(place: Place, size: int, timeout_s: float) -> SharedMemoryGroup:
+    """On rank 0, a group whose facts a process of another user reads before the other ranks, and tries to use."""
+
+    def tell(text: str) -> None:
+        (place.directory / "told.new").write_text(text)
+        os.chmod(place.directory / "told.new", 0o644)
+        os.replace(place.directory / "told.new", place.directory / "told")
+        place.wait("tried")
+
+    os.chmod(place.directory, 0o777)
+    place.signal("ready")
+    store: Any = Overheard(place.store(size), tell)
+    return place.comm.new_group(size, 0, store=store, timeout_s=timeout_s)
+
+
+def become_another_user() -> None:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+
+
+def become_a_stranger(place: Place) -> dict[str, Any]:
+    """Be a process of another user; the facts of rank 0."""
+    place.wait("ready")
+    become_another_user()
+    place.wait("told")
+    facts: dict[str, Any] = json.loads((place.directory / "told").read_text())
+    return facts
+
+
+def silent_strangers(place: Place) -> float:
+    """Rank 2 is a process of another user that calls rank 0 again and again, first of all, and says nothing."""
+    if place.rank == 2:
+        facts = become_a_stranger(place)
+        calls = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(8)]
+        for caller in calls:
+            caller.connect("\0" + facts["address"])
+        place.signal("tried")
+        place.wait("made")
+        return 2.0
+    if place.rank == 0:
+        group = tell_a_stranger(place, 2, FOREVER_S)
+    else:
+        group = place.comm.new_group(2, 1, store=place.store(2), timeout_s=FOREVER_S)
+    total = float(group.all_reduce(torch.ones(1)))
+    place.signal("made")
+    return total
+
+
+def another_user(place: Place) -> list[Any]:
+    """Rank 1 is a process of another user that has read all that the store holds; what it got."""
+    if place.rank == 0:
+        tell_a_stranger(place, 2, timeout_s=3)
+    facts = become_a_stranger(place)
+    caught: list[Any] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.connect("\0" + facts["address"])
+        caller.sendall(bytes.fromhex(facts["secret"]) + (1).to_bytes(4, "big"))
+        for directory in ("fd", "map_files"):  # while rank 0 waits, so its process exists
+            try:
+                caught += os.listdir(f"/proc/{place.process_of(0)}/{directory}")
+            except PermissionError:
+                continue
+        place.signal("tried")
+        with contextlib.suppress(OSError):
+            data, descriptors, _, _ = socket.recv_fds(caller, 1, 1)
+            caught += [*data, *descriptors]
+    return caught
+
+
+def same_name(place: Place) -> None:
+    """Two groups of one name on one store; before the first is complete, as the second may follow it in peace."""
+    store = place.store()
+    while place.rank >= 2 and not store.check(["found out"]):
+        time.sleep(0.005)
+    try:
+        rank, timeout_s = (0, 20) if place.rank < 2 else (1, 3)
+        place.comm.new_group(2, rank, store=store, timeout_s=timeout_s)
+    except RuntimeError:
+        store.set("found out", "")
+        raise
+
+
+def memory_is_given_back(place: Place) -> list[int]:
+    group = place.group()
+    sizes = []
+    for _ in range(3):
+        x = group.empty_symmetric(8 << 20)
+        group.all_reduce(x.fill_(1.0))
+        assert float(x[5]) == place.size
+        y = x[7:9]
+        del x
+        group.barrier()
+        assert y.tolist() == [float(place.size)] * 2
+        del y
+        group.barrier()
+        sizes.append(place.mappings())
+    descriptors = len(os.listdir("/proc/self/fd"))
+    group.close()
+    return [*sizes, place.mappings(), descriptors - len(os.listdir("/proc/self/fd"))]
+
+
+# Compiled --------------------------------------------------------------------------------------------------------
+
+
+def compiled_block(place: Place, backend: str, in_place: bool) -> list[float]:
+    """A tensor-parallel block; the largest differences: compiled against eager, and against the whole on one rank."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(place), RANK=str(place.rank))
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place.directory / f"inductor-{place.rank}")
+    place.comm.initialize(2, place.rank)
+    comm = place.comm
+    torch.manual_seed(0)
+    weights = [torch.randn(shape) / 8 for shape in ((64, 128), (128, 64)) * 2]
+
+    def feed_forward(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(torch.nn.functional.layer_norm(x, (64,)) @ up) @ down
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        units = slice(place.rank * 64, (place.rank + 1) * 64)
+        for up, down in (weights[:2], weights[2:]):
+            y = feed_forward(x, up[:, units], down[units])
+            x = x + (comm.inference_all_reduce_(y) if in_place else comm.inference_all_reduce(y))
+        return x
+
+    compiled = torch.compile(block, backend=backend, fullgraph=True, dynamic=True)
+    differences = [0.0, 0.0]
+    for length in (16, 24):
+        x = torch.randn(2, length, 64)
+        whole = x + feed_forward(x, *weights[:2])
+        whole = whole + feed_forward(whole, *weights[2:])
+        result = compiled(x)
+        differences[0] = max(differences[0], float((result - block(x)).abs().max()))
+        differences[1] = max(differences[1], float((result - whole).abs().max()))
+    return differences
+
+
+# Running cases --------------------------------------------------------------------------------------------------------
+
+
+def run_rank(case: Callable[..., Any], place_of: tuple[int, int, Path], arguments: dict[str, Any], pipe: int) -> None:
+    """In a forked process: run the case, write how it ended, and end."""
+    end: dict[str, Any] = {"value": None, "error": "", "facts": {}}
+    try:
+        write_pid(place_of[2], place_of[0])
+        end["value"] = case(Place(*place_of), **arguments)
+    except BaseException as error:
+        end["error"] = f"{type(error).__name__}: {error}"
+        end["facts"] = {name: value for name, value in vars(error).items() if isinstance(value, int | float | str)}
+        if isinstance(error, AssertionError):
+            end["error"] += traceback.format_exc()
+    text = json.dumps(end).encode()
+    while text:
+        text = text[os.write(pipe, text) :]
+    os._exit(0)  # no part of the parent's is to be tidied up here
+
+
+def run_case(case: str, size: int, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    ends = []
+    with tempfile.TemporaryDirectory() as directory:
+        started = []
+        for rank in range(size):
+            read, write = os.pipe()
+            child = os.fork()
+            if child == 0:
+                run_rank(globals()[case], (rank, size, Path(directory)), arguments, write)
+            os.close(write)
+            started.append((child, read))
+        for child, read in started:
+            with open(read, "rb") as file:
+                text = file.read()
+            _, status = os.waitpid(child, 0)
+            end = json.loads(text) if text else {"value": None, "error": "", "facts": {}}
+            end["signal"] = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+            ends.append(end)
+    return ends
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    ShareMemCommBuilder().load()
+    if "--compiler" in sys.argv:  # before the forks, once for all
+        torch.compile(torch.nn.Linear(2, 2), backend="aot_eager", fullgraph=True)(torch.ones(1, 2))
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # gloo writes to standard output in some releases
+    for line in sys.stdin:
+        answers.write(json.dumps(run_case(**json.loads(line))) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    fcntl.fcntl(0, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    main()

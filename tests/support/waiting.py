@@ -1,0 +1,43 @@
+"""Waiting for what another process or thread does, for as long as it takes: who runs a test bounds it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    """Return when it is so."""
+    while not is_so():
+        time.sleep(0.002)
+
+
+def wait_until_asleep(process: int, thread: int | None = None) -> None:
+    """Return when a thread of a process, by default its main one, has slept for a while, as in a wait for a rank."""
+    status = Path(f"/proc/{process}/task/{thread or process}/stat")
+    looks = 0
+    while looks < 20:
+        looks = looks + 1 if status.read_text().rpartition(")")[2].split()[0] == "S" else 0
+        time.sleep(0.005)
+
+
+def has_ended(process: int) -> bool:
+    """Whether a process runs no more; nobody need have waited for it."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def write_pid(directory: str | Path, rank: int) -> None:
+    """Let the other ranks know this rank's process."""
+    Path(directory, f"pid-{rank}").write_text(str(os.getpid()))
+
+
+def pid_of(directory: str | Path, rank: int) -> int:
+    """What :func:`write_pid` wrote, when it has."""
+    file = Path(directory, f"pid-{rank}")
+    wait_until(lambda: file.exists() and file.read_text())
+    return int(file.read_text())

@@ -1,0 +1,90 @@
+"""Ranks on two hosts, which are network namespaces of this machine, and ranks that mpirun starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from op_builder import env
+from op_builder.cpu import CCLCommBuilder, ShareMemCommBuilder
+from op_builder.toolchains.oneccl import find_oneccl
+from tests.support.network_namespaces import two_hosts
+from tests.support.rank_processes import GUARD_S, ROOT, run_ranks, values
+
+oneccl = find_oneccl()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        oneccl is None or not oneccl.version, reason="needs oneCCL: pip install 'accel-ops[ccl]', or CCL_ROOT"
+    ),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built() -> None:
+    """The ops are compiled once, by nobody who is waited for."""
+    CCLCommBuilder().load()
+    ShareMemCommBuilder().load()
+
+
+def test_ranks_in_two_network_namespaces(tmp_path: Path) -> None:
+    with two_hosts() as hosts:
+        environments = [{"CCL_KVS_IFACE": host.interface, "FI_TCP_IFACE": host.interface} for host in hosts]
+        prefixes = [host.prefix for host in hosts]
+        values(run_ranks("ccl_programs", "everything", 2, tmp_path, environments=environments, prefixes=prefixes))
+
+
+@pytest.mark.parametrize("across", ["gloo", "ccl"])
+def test_the_backend_on_two_hosts_shares_memory_inside_each_and_goes_across(across: str, tmp_path: Path) -> None:
+    program = "distributed_programs"
+    with two_hosts() as hosts:
+        places = [hosts[0], hosts[0], hosts[1], hosts[1]]
+        environments = [
+            {
+                "ACCEL_DISTRIBUTED_ACROSS": across,
+                "GLOO_SOCKET_IFNAME": host.interface,
+                "CCL_KVS_IFACE": host.interface,
+                "FI_TCP_IFACE": host.interface,
+            }
+            for host in places
+        ]
+        prefixes = [host.prefix for host in places]
+        results = run_ranks(program, "all_collectives", 4, tmp_path, environments=environments, prefixes=prefixes)
+    for told in values(results):
+        assert told["gloo"] == {}
+        assert told["hosts"] == [[0, 1], [2, 3]]
+
+
+def test_ranks_that_mpirun_starts(tmp_path: Path) -> None:
+    assert oneccl is not None
+    found = [shutil.which("mpirun", path=str(oneccl.prefix / "bin")), shutil.which("mpirun")]
+    mpirun = next(filter(None, found), None)
+    if mpirun is None:
+        pytest.skip("there is no mpirun (pip install impi-rt)")
+    code = f"""
+import json, os
+from tests.support import ccl_programs
+rank, size = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
+told = ccl_programs.everything(rank, size, {str(tmp_path)!r})
+open({str(tmp_path)!r} + f"/value{{rank}}", "w").write(json.dumps(told))
+"""
+    libraries = ":".join(filter(None, [str(oneccl.library.parent), os.environ.get("LD_LIBRARY_PATH")]))
+    environment = env.child_environment(
+        PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", I_MPI_ROOT=str(oneccl.prefix), LD_LIBRARY_PATH=libraries
+    )
+    done = subprocess.run(
+        [mpirun, "-n", "2", sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=GUARD_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "value0").exists()
+    assert (tmp_path / "value1").exists()

@@ -1,0 +1,156 @@
+"""Which ranks of a group are on one host, how they tell each other, and what a group of several hosts does alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from op_builder.errors import CommunicationError, EnvironmentValueError, OpArgumentError
+from op_builder.ops import distributed
+from op_builder.ops.comm.across import require_across, store_for_threads
+from op_builder.ops.comm.collectives import HierarchicalCollectives
+from op_builder.ops.comm.hosts import Layout, MadeGroups, RankFacts, exchange, host_identity, layout
+from op_builder.ops.comm.shared_memory_group import usable_cores
+from op_builder.ops.comm.shared_memory_meeting import RankFacts as HostRankFacts
+
+
+def test_registering_again_does_nothing() -> None:
+    before = list(dist.Backend.backend_list)
+    distributed.register()
+    assert list(dist.Backend.backend_list) == before
+    assert "accel" in before
+
+
+def test_only_groups_of_this_backend_count() -> None:
+    with pytest.raises(OpArgumentError, match="counts nothing"):
+        distributed.collective_counts()
+
+
+def test_cores_are_those_of_all_ranks_and_no_more_than_a_quota() -> None:
+    def facts(cpus: list[int], quota_cores: float | None) -> HostRankFacts:
+        return HostRankFacts("", "", "", "", cpus, quota_cores)
+
+    assert usable_cores([facts([0, 1], None), facts([1, 2], None)]) == 3
+    assert usable_cores([facts([0, 1], None), facts([2, 3], 1.5)]) == 1.5
+    assert usable_cores([facts([0], 8.0)]) == 1
+
+
+def test_an_unknown_way_between_hosts_is_refused() -> None:
+    with pytest.raises(EnvironmentValueError, match="gloo or ccl"):
+        require_across("pigeons")
+
+
+def test_processes_of_one_machine_have_one_identity_and_a_name_replaces_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ACCEL_HOST_ID", raising=False)
+    assert host_identity() == host_identity() != ""
+    monkeypatch.setenv("ACCEL_HOST_ID", "shelf 7")
+    assert host_identity() == "shelf 7"
+
+
+def test_the_layout_says_who_leads_and_who_is_where() -> None:
+    facts = [RankFacts(host, "", "gloo") for host in "abbac"]
+    found = layout(3, facts)
+    assert found == Layout(3, ((0, 3), (1, 2), (4,)))
+    assert (found.size, found.host, found.local_ranks, found.local_rank) == (5, 0, (0, 3), 1)
+    assert not found.is_leader
+    assert layout(1, facts).is_leader
+    assert [found.host_of(rank) for rank in range(5)] == [0, 1, 1, 0, 2]
+    assert not found.are_in_order
+    assert layout(0, facts[1:3]).are_in_order
+
+
+def test_ranks_that_have_made_different_numbers_of_groups_are_told_so() -> None:
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=0.1))
+    mine = RankFacts("a", "", "gloo")
+    with pytest.raises(CommunicationError, match="Rank 1 of the group did not come") as caught:
+        exchange(MadeGroups(store, 0), 2, mine)
+    assert "has made" not in str(caught.value)
+    again, other = MadeGroups(store, 0), MadeGroups(store, 1)  # rank 0 tries again, rank 1 comes
+    with pytest.raises(CommunicationError, match=r"did not come.*made 1 groups of this name, this rank 2: unless"):
+        exchange(again, 2, mine)
+    with pytest.raises(CommunicationError, match=r"Rank 0 of.*made 2 groups of this name, this rank 1: unless"):
+        exchange(other, 2, mine)  # and does not believe what rank 0 told at first
+    assert exchange(MadeGroups(store, 1), 2, mine) == [mine, mine]  # as many as rank 0's
+
+
+class PythonStore(dist.Store):
+    """As etcd's, which has no clone()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+def test_a_store_that_is_written_in_python_serves_all_threads_itself() -> None:
+    store = dist.PrefixStore("a", PythonStore())
+    assert store_for_threads(store) is store
+
+
+class FakeParts:
+    """The collectives inside a host and between hosts, and the note: each does what it is told, and notes are kept."""
+
+    def __init__(self) -> None:
+        self.act: Callable[[], None] = lambda: None
+        self.notes: list[str] = []
+        self.waits = 0
+
+    def barrier(self) -> None:
+        self.act()
+
+    def close(self) -> None:
+        pass
+
+    def leave(self, why: str) -> None:
+        self.notes.append(why)
+
+    def read_after_failure(self) -> str:
+        self.waits += 1
+        return "Rank 9 of the group gave up."
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_note_is_waited_for_unless_this_rank_itself_has_closed_the_group(is_closed: bool) -> None:
+    inside, across, note = FakeParts(), FakeParts(), FakeParts()
+    group: Any = HierarchicalCollectives(Layout(0, ((0,), (1,))), inside, across, note)  # type: ignore[arg-type]
+
+    def fail() -> None:
+        if is_closed:
+            group.close()  # as another thread may
+        raise CommunicationError("Ended.")
+
+    across.act = fail
+    with pytest.raises(CommunicationError) as caught:
+        group.barrier()
+    assert caught.value.message == ("Ended." if is_closed else "Ended. Rank 9 of the group gave up.")
+    assert note.waits == (not is_closed)
+    assert note.notes == [caught.value.message]
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_group_that_is_closed_between_two_steps_leaves_a_note(is_closed: bool) -> None:
+    inside, across, note = FakeParts(), FakeParts(), FakeParts()
+    group: Any = HierarchicalCollectives(Layout(0, ((0,), (1,))), inside, across, note)  # type: ignore[arg-type]
+
+    def fail() -> None:
+        raise OpArgumentError("The group is closed.")
+
+    def close() -> None:
+        group.close()  # as another thread may
+        inside.act = fail
+
+    if is_closed:
+        across.act = close
+        with pytest.raises(CommunicationError, match="destroyed during a collective"):
+            group.barrier()
+        assert note.notes == ["The group was destroyed during a collective."]
+    else:
+        inside.act = fail
+        with pytest.raises(OpArgumentError):  # nothing was sent, and the group is as usable as before
+            group.barrier()
+        assert note.notes == []
+        inside.act = lambda: None
+        group.barrier()

@@ -1,0 +1,177 @@
+"""The order in which a process group does collectives, and what becomes of them when something comes in between."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+
+from op_builder.errors import CommunicationError
+from op_builder.ops.comm.work import CollectiveWork, WorkQueue
+
+
+@pytest.fixture
+def queue() -> WorkQueue:
+    return WorkQueue("a test")
+
+
+@contextmanager
+def busy(queue: WorkQueue) -> Iterator[CollectiveWork]:
+    """Within it the queue's thread is in the middle of a work."""
+    began, release = threading.Event(), threading.Event()
+
+    def work() -> None:
+        began.set()
+        release.wait()
+
+    submitted = queue.submit(work, [])
+    began.wait()
+    try:
+        yield submitted
+    finally:
+        release.set()
+
+
+@contextmanager
+def handler(number: signal.Signals, function: signal._HANDLER) -> Iterator[None]:
+    before = signal.signal(number, function)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.fixture
+def other_threads() -> set[threading.Thread]:
+    return set(threading.enumerate())
+
+
+def test_the_order_is_kept_whoever_does_the_work(queue: WorkQueue) -> None:
+    done: list[int] = []
+    works = [queue.submit(lambda number=number: done.append(number), []) for number in range(50)]  # type: ignore[misc]
+    queue.run(lambda: done.append(50))
+    assert done == list(range(51))
+    assert all(work.is_success() and work.wait() for work in works)
+
+
+def test_an_error_is_raised_by_wait_and_the_future_and_the_next_work_is_done(queue: WorkQueue) -> None:
+    def fail() -> None:
+        raise ValueError("broken")
+
+    failing, good = queue.submit(fail, []), queue.submit(lambda: None, [])
+    for wait in (failing.wait, failing.wait, failing.get_future().wait):
+        with pytest.raises(ValueError, match="broken"):
+            wait()
+    assert isinstance(failing.exception(), ValueError)
+    assert failing.is_completed()
+    assert not failing.is_success()
+    assert good.wait()
+
+
+def test_a_wait_with_a_timeout_says_that_it_ended(queue: WorkQueue) -> None:
+    with busy(queue):
+        behind = queue.submit(lambda: None, [])
+        with pytest.raises(CommunicationError, match=r"did not end within 0\.05 s"):
+            behind.wait(timedelta(seconds=0.05))
+    assert behind.wait()
+
+
+def test_a_signal_that_ends_a_collective_ends_its_work_and_no_wait_is_for_ever(queue: WorkQueue) -> None:
+    began = threading.Event()
+
+    def collective() -> None:
+        began.set()
+        threading.Event().wait()  # as a wait for another rank
+
+    work = CollectiveWork([], queue, collective)
+    future = work.get_future()
+    with handler(signal.SIGINT, signal.default_int_handler):
+        threading.Thread(target=lambda: (began.wait(), os.kill(os.getpid(), signal.SIGINT))).start()
+        with pytest.raises(KeyboardInterrupt):
+            work.run()
+    assert work.is_completed()
+    for wait in (work.wait, future.wait):
+        with pytest.raises(CommunicationError, match="KeyboardInterrupt ended the collective"):
+            wait()
+    assert queue.submit(lambda: None, []).wait()
+
+
+def test_a_work_that_was_taken_and_lost_is_an_error(queue: WorkQueue) -> None:
+    work = CollectiveWork([], queue, lambda: None)  # an exception came between its being taken and its being done
+    with pytest.raises(CommunicationError, match="an exception ended the collective"):
+        work.wait()
+
+
+def test_the_handler_of_a_signal_and_a_callback_get_an_error_and_no_deadlock(queue: WorkQueue) -> None:
+    caught: list[CommunicationError] = []
+
+    def again(*_: object) -> None:
+        with pytest.raises(CommunicationError, match="in the middle of a collective of a test") as error:
+            queue.run(lambda: None)
+        caught.append(error.value)
+
+    with handler(signal.SIGUSR1, again):
+        queue.run(lambda: signal.raise_signal(signal.SIGUSR1))
+    work = CollectiveWork([], queue, lambda: None)
+    work.get_future().add_done_callback(again)
+    queue.run(work.run)
+    assert len(caught) == 2
+    queue.run(lambda: None)
+
+
+def test_a_queue_that_is_closed_meanwhile_raises_nothing_of_its_own() -> None:
+    for _ in range(100):
+        queue = WorkQueue("a test")
+        works = [queue.submit(lambda: None, []) for _ in range(20)]
+        closer = threading.Thread(target=queue.close, args=[CommunicationError("gone")])
+        closer.start()
+        for work in works:
+            with contextlib.suppress(CommunicationError):
+                work.wait()
+        closer.join()
+        assert all(work.is_completed() for work in works)
+
+
+def test_a_closed_queue_fails_what_waits_takes_nothing_and_has_no_thread(
+    queue: WorkQueue, other_threads: set[threading.Thread]
+) -> None:
+    with busy(queue) as first:
+        behind = queue.submit(lambda: None, [])
+        queue.close(CommunicationError("gone"))
+    queue.join()
+    assert set(threading.enumerate()) <= other_threads
+    assert first.is_success()
+    with pytest.raises(CommunicationError, match="gone"):
+        behind.wait()
+    for use in (lambda: queue.submit(lambda: None, []), lambda: queue.run(lambda: None)):
+        with pytest.raises(CommunicationError, match="destroyed"):
+            use()
+
+
+def test_a_handler_that_closes_the_queue_in_the_middle_of_a_collective_does_not_wait_for_itself(
+    queue: WorkQueue, other_threads: set[threading.Thread]
+) -> None:
+    queue.submit(lambda: None, []).wait()
+
+    def destroy() -> None:
+        queue.close(CommunicationError("gone"))
+        queue.join()
+        assert set(threading.enumerate()) - other_threads  # its thread waits for its turn, and was not waited for
+
+    queue.run(destroy)
+    queue.join()
+    assert set(threading.enumerate()) <= other_threads
+
+
+def test_the_thread_of_a_queue_that_nobody_has_ends(other_threads: set[threading.Thread]) -> None:
+    queue = WorkQueue("a test")
+    queue.submit(lambda: None, []).wait()
+    (thread,) = set(threading.enumerate()) - other_threads
+    del queue
+    thread.join()
