@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from op_builder import env
-from op_builder.plan import make_plan
+from op_builder.builder.recipe import make_plan
 from op_builder.system.outcomes import Failed, Passed
 from op_builder.toolchains.checks import cxx_check
 from tests.support.small_ops import SmallBuilder
