@@ -2,7 +2,7 @@
 //
 // Torch's own headers declare them too, but bring half a megabyte of C++ templates along, which takes a compiler longer
 // than everything else in a binding. The names and types are torch's and repeat its declarations word for word, so that
-// a file may include both; tests/op_builder/test_torch_c.py has the compiler compare them.
+// a file may include both; tests/integration/op_builder/engine/test_torch_c.py has the compiler compare them.
 #pragma once
 
 #include <cstddef>

@@ -350,7 +350,7 @@ int resident_blocks(int* blocks) {
 }
 
 // By a function of the runtime, not by <<<>>>: so a test can run this code on a host, with a stand-in for CUDA's
-// headers (tests/ops/native/cuda_on_host).
+// headers (tests/support/native/cuda_on_host).
 template <class... Parameters, class... Arguments>
 int launch(void (*kernel)(Parameters...), unsigned blocks, void* stream, const Arguments&... arguments) {
   cudaLaunchConfig_t config = {};

@@ -173,7 +173,7 @@ def oldest_torch(tmp_path: Path) -> Iterator[Environment]:
 SETTINGS = """
 [pytest]
 addopts = -ra --strict-markers --import-mode=importlib -p no:cacheprovider
-pythonpath = . tests/ops
+pythonpath = .
 markers =
   slow: takes long
   first: runs before other slow ones

@@ -19,8 +19,8 @@ import torch
 from op_builder import cuda, env
 from op_builder.load import resolver
 
-ROOT = Path(__file__).parents[2]
-CHECK = ROOT / "tests/ops/native/fused_kernel_check.cpp"
+ROOT = Path(__file__).parents[4]
+CHECK = ROOT / "tests/support/native/fused_kernel_check.cpp"
 # Bytes of a parameter's, a gradient's and a state's elements, for each combination that has a kernel.
 TYPES = [
     (param, grad, state)
@@ -30,7 +30,7 @@ TYPES = [
 BUILDERS = ("FusedAdamBuilder", "FusedAmsgradBuilder", "FusedLionBuilder", "FusedLambBuilder")
 FLAGS = (
     *("-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
-    *("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Icsrc", "-Itests/ops/native/cuda_on_host"),
+    *("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-Icsrc", "-Itests/support/native/cuda_on_host"),
 )
 
 

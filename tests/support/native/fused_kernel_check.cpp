@@ -1,8 +1,8 @@
 // Runs the fused CUDA kernels on the host, through cuda_on_host/, beside plain loops over the same formulas, and
 // checks the cutting of work that they use. Prints what it compared; exit status 1 on the first difference.
 //
-//   g++ -std=c++17 -ffp-contract=off -Icsrc -Itests/ops/native/cuda_on_host
-//       tests/ops/native/fused_kernel_check.cpp -x c++ csrc/kernels/cuda/*.cu
+//   g++ -std=c++17 -ffp-contract=off -Icsrc -Itests/support/native/cuda_on_host
+//       tests/support/native/fused_kernel_check.cpp -x c++ csrc/kernels/cuda/*.cu
 
 #include <cmath>
 #include <cstdint>

@@ -2,7 +2,7 @@
 // and run in an emulator it tests the instruction sets of another architecture. Prints what it
 // compared; exit status 1 on the first difference beyond the bound.
 //
-//   g++ -std=c++17 -O3 -ffp-contract=off -Icsrc tests/ops/native/kernel_check.cpp csrc/kernels/cpu/*.cpp
+//   g++ -std=c++17 -O3 -ffp-contract=off -Icsrc tests/support/native/kernel_check.cpp csrc/kernels/cpu/*.cpp
 
 #include <cmath>
 #include <cstdint>
@@ -14,7 +14,7 @@
 #include "kernels/cpu/adam.h"
 #include "kernels/cpu/norm.h"
 
-// The random numbers themselves, as the baseline makes them; tests/ops/test_packed_states.py compares all.
+// The random numbers themselves, as the baseline makes them; test_packed_states.py compares all.
 #define ACCEL_TARGET_BASELINE
 #include "kernels/cpu/simd_begin.h"
 // The order matters.

@@ -11,14 +11,14 @@ import pytest
 
 from op_builder.system import cpu_isa
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 FLAGS = (
     *("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
     *("-Wall", "-Wextra", "-Werror", "-static", "-Icsrc"),
 )
-CHECK = ROOT / "tests/ops/native/kernel_check.cpp"
+CHECK = ROOT / "tests/support/native/kernel_check.cpp"
 KERNELS = sorted((ROOT / "csrc/kernels/cpu").glob("*.cpp"))
-EMULATED_AVX512 = ROOT / "tests/ops/native/avx512_emulated"
+EMULATED_AVX512 = ROOT / "tests/support/native/avx512_emulated"
 
 
 def build_and_run(
