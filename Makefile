@@ -52,4 +52,4 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.accelerator --quick $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist out op_builder/_prebuilt *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist out op_builder/_prebuilt *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -8,7 +8,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -24,6 +24,7 @@ from op_builder.engine.build import BuildOptions
 from op_builder.engine.kernels import compile_all_kernels
 from op_builder.errors import AccelError
 from op_builder.load.resolver import Request, compile_now
+from op_builder.plan import Binding
 from op_builder.report.collect import find_op
 from op_builder.system.outcomes import failures
 from op_builder.toolchains.jobs import JobBudget, allowed_jobs
@@ -186,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     if options.precompile:
-        return _precompile(builders or [_PlainBuilder()])
+        return _precompile(builders, is_all=options.all)
     with _display([builder.name for builder in builders]) as report:
         required = [] if options.all else [builder.name for builder in builders]
         outcomes = build_all(builders, required=required, force=options.force, report=report, with_kernels=True)
@@ -210,9 +211,20 @@ class _PlainBuilder(OpBuilder):
         return {"plain.cpp": ""}
 
 
-def _precompile(builders: Iterable[OpBuilder]) -> int:
-    """Precompile ``torch/extension.h`` for the flags of each builder; returns the exit status."""
-    for builder in builders:
+def _precompile(builders: Sequence[OpBuilder], *, is_all: bool) -> int:
+    """Precompile ``torch/extension.h`` for the flags of each builder, or for no flags; returns the exit status."""
+    chosen = [
+        builder for builder in builders if builder.BINDING is Binding.TORCH and not failures(builder.build_checks())
+    ]
+    skipped = ", ".join(builder.name for builder in builders if builder not in chosen)
+    if skipped and not is_all:
+        print(
+            f"Nothing to precompile for {skipped}: it does not include torch/extension.h, or cannot be built here.\n"
+            "  Remedy: Name ops with the binding style Binding.TORCH, or none.",
+            file=sys.stderr,
+        )
+        return 2
+    for builder in chosen or [_PlainBuilder()]:
         try:
             plan = builder.plan()
             entry = precompiled.precompile(plan, find_toolset(plan, builder.cache.memo), builder.cache)

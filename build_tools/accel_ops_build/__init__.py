@@ -66,6 +66,7 @@ def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata
         plain = _plain_wheel(scratch, config_settings, metadata_directory)
         if _ops_requested():
             tree = scratch / "tree"
+            wheels.require_packer()
             wheels.unpack(plain, tree)
             if tag := _build_ops(tree):
                 return wheels.pack(tree, Path(wheel_directory), tag)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import re
 import shutil
@@ -38,8 +39,15 @@ def reject_ops(wheel: Path) -> None:
         )
 
 
+def require_packer() -> None:
+    """End with an error if the package that packs wheels is missing, as it may be without build isolation."""
+    if importlib.util.find_spec("wheel") is None:
+        fail("The package 'wheel', which packs a wheel with ops, is missing.", "Install it: pip install wheel.")
+
+
 def pack(tree: Path, directory: Path, tag: str) -> str:
     """Make the wheel of an unpacked ``tree`` in ``directory``, for the platform of ``tag``; returns its file name."""
+    require_packer()
     from wheel.wheelfile import WheelFile  # type: ignore[import-untyped]  # a requirement only where ops are requested
 
     logging.getLogger("wheel").setLevel(logging.WARNING)  # it logs every file

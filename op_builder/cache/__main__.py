@@ -123,9 +123,11 @@ def _clear(cache: Cache, _: argparse.Namespace) -> Answer:
 
 
 def _export(cache: Cache, options: argparse.Namespace) -> Answer:
-    # A precompiled header serves the compiler of this machine alone.
-    built = [entry for entry in cache.entries() if entry.manifest.kind != "header"]
-    entries = [entry for entry in built if not options.ops or entry.manifest.op in options.ops]
+    built = list(cache.entries())
+    if options.ops:
+        entries = [entry for entry in built if entry.manifest.op in options.ops]
+    else:
+        entries = [entry for entry in built if entry.manifest.kind != "header"]
     missing = " ".join(sorted(set(options.ops) - {entry.manifest.op for entry in entries}))
     if missing:
         raise AccelError(f"Not in the cache: {missing}.", f"Build first: python -m op_builder.build {missing}.")

@@ -45,9 +45,14 @@ def export_bundle(entries: Iterable[Entry], path: Path) -> int:
 
     Raises:
         CacheError: the file cannot be written.
-        BundleError: there is nothing to export, or an entry is damaged.
+        BundleError: there is nothing to export, an entry is damaged, or one is a precompiled header.
     """
     chosen = list(entries)
+    if any(entry.manifest.kind == "header" for entry in chosen):
+        raise BundleError(
+            "A precompiled header is not exported: it fits the compiler of this machine alone.",
+            "Export the ops, and run python -m op_builder.build --precompile on the other machine.",
+        )
     if not chosen:
         raise BundleError("There is no entry to export.", "Build the op first: python -m op_builder.build OP.")
     partial: Path | None = None

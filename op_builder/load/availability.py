@@ -52,7 +52,7 @@ def examine(op: Op) -> Availability:
         logger.debug("'%s' has no plan: %s", op.name, error.message)
     outcomes = list(op.load_checks())
     if not isinstance(prebuilt, Entry) and cached is None:
-        outcomes = [*op.build_checks(), *outcomes]
+        outcomes = list(dict.fromkeys([*op.build_checks(), *outcomes]))
         outcomes.append(guarded("JIT", _jit_check))
     return Availability(prebuilt, cached, outcomes)
 

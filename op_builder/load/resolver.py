@@ -1,6 +1,6 @@
-"""The way of one ``load()``: already loaded, prebuilt, cache, JIT.
+"""How ``load()`` works: prebuilt, already loaded, cache, JIT.
 
-Each way that is not taken leaves a reason in the log; the report asks the same functions.
+Each step that finds nothing logs why; the report uses the same functions.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ or found just as ``load()`` will need it, not that a name was seen on PATH.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from op_builder.plan import Binding, BuildPlan
 from op_builder.system.memo import Memo
@@ -19,9 +18,6 @@ from op_builder.toolchains.cuda_archs import gencode_flags
 from op_builder.toolchains.diagnose import diagnose
 from op_builder.toolchains.flags import grouped_flags
 from op_builder.toolchains.probes import remembered_failure_of
-
-if TYPE_CHECKING:
-    pass
 
 
 def torch_check() -> CheckOutcome:

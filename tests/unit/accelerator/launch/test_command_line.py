@@ -36,7 +36,7 @@ def _quiet_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setattr(command_line, "HostFiles", lambda: files)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
     unset = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
-    unset += ("ACCEL_TEST_CACHE", "ACCEL_CACHE_DIR", "ACCEL_PRECOMPILE", "LOCAL_SIZE", "LOCAL_RANK")
+    unset += ("ACCEL_TEST_CACHE", "ACCEL_CACHE_DIR", "LOCAL_SIZE", "LOCAL_RANK")
     with env.scope(ACCEL_ACCELERATOR="cpu", HOME=str(tmp_path), **dict.fromkeys(unset)):
         yield
 
