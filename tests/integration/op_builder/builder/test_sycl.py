@@ -292,7 +292,7 @@ def test_the_build_command_tells_that_no_kernel_was_compiled(
     from op_builder import build
 
     builder = ScaleBuilder(place / "op", Cache(place / "cache"))
-    monkeypatch.setattr("op_builder.report.collect.find_op", lambda *_: builder)
+    monkeypatch.setattr("op_builder.build.find_op", lambda *_: builder)
     with env.scope(OCL_ICD_FILENAMES="/nowhere/libnothing.so"):
         assert build.main(["sycl_scale", "--json"]) == 0
         (op,) = json.loads(capsys.readouterr().out)["ops"]
