@@ -204,7 +204,10 @@ ADAM = Kind(
     "CPUAdamBuilder",
     _adam,
     {"lr": 1e-2, **BETAS, "eps": 1e-8, "weight_decay": 0.01, "adamw_mode": True, "bias_correction": True},
-    ({"adamw_mode": False}, {"bias_correction": False}),
+    (
+        *({"adamw_mode": False}, {"bias_correction": False}, {"weight_decay": 0}, {"beta1": 0, "beta2": 0}),
+        *({"beta1": 0.999, "beta2": 0.99999}, {"eps": 0.1}, {"lr": 0}, {"lr": 10.0}),
+    ),
     ("exp_avg", "exp_avg_sq"),
     fixed=("adamw_mode",),
 )
@@ -213,10 +216,7 @@ AMSGRAD = Kind(
     "CPUAmsgradBuilder",
     _adam,
     ADAM.options,
-    (
-        *({"adamw_mode": False}, {"bias_correction": False}, {"weight_decay": 0}, {"beta1": 0, "beta2": 0}),
-        *({"beta1": 0.999, "beta2": 0.99999}, {"eps": 0.1}, {"lr": 0}, {"lr": 10.0}),
-    ),
+    ADAM.variants,
     ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
     fixed=("adamw_mode",),
     packs=False,

@@ -1,4 +1,4 @@
-"""What all front ends on host tensors do beside their formula."""
+"""What the optimizers on host tensors do beyond torch's: clipping, scaling, copies, packed states, replaced tensors."""
 
 from __future__ import annotations
 
@@ -6,295 +6,41 @@ import copy
 import gc
 import io
 import pickle
-import re
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch._dynamo.testing
-from torch.testing._internal.common_optimizers import optim_db
 
 from op_builder import ops
 from op_builder.errors import OpArgumentError
-from op_builder.ops import CPUSGD, CPUAdagrad, CPUAdam, CPULamb, CPULion, FusedAdam
+from op_builder.ops import CPUSGD, CPUAdagrad, CPUAdam, CPULion, FusedAdam
 from op_builder.ops.optim import packed_states
-from op_builder.ops.optim.fused_optimizer import FusedOptimizer
 from op_builder.ops.optim.host_optimizer import HostOptimizer
+from tests.support.optimizer_cases import (
+    FRONT_ENDS,
+    HOST,
+    CPUAmsgrad,
+    assert_close,
+    assert_equal,
+    make_params,
+    run,
+    set_grads,
+)
 
-
-class AmsgradAdam(CPUAdam):
-    """With another default, so that a third state is in all of these tests, and another op."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"amsgrad": True, **kwargs})
-
-
-FRONT_ENDS = [CPUAdam, CPUAdagrad, CPULion, CPULamb, CPUSGD]
-ALL = [*FRONT_ENDS, AmsgradAdam]
 PACKING = [CPUAdam, CPUAdagrad, CPULion, CPUSGD]
 
-#: Ours, and torch's of the same formula with what makes it so.
-PAIRS = {
-    "Adam": lambda params, **kwargs: CPUAdam(params, adamw_mode=False, **kwargs),
-    "AdamW": lambda params, **kwargs: CPUAdam(params, **{"weight_decay": 1e-2, **kwargs}),
-    "Adagrad": CPUAdagrad,
-    "SGD": CPUSGD,
-}
+every_optimizer = pytest.mark.parametrize("optimizer", HOST)
+every_packing = pytest.mark.parametrize("optimizer", PACKING)
 
 
-def make_params(dtype: torch.dtype = torch.float32, seed: int = 0) -> list[torch.nn.Parameter]:
-    generator = torch.Generator().manual_seed(seed)
-    shapes = [(5, 7), (300,), (), (1,), (16, 33)]
-    return [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
-
-
-def set_grads(params: list[torch.nn.Parameter], seed: int, scale: float = 1.0) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for param in params:
-        param.grad = (torch.randn(param.shape, generator=generator) * scale).to(param.dtype)
-
-
-def run(optimizer: Any, params: list[torch.nn.Parameter], steps: int = 4, first: int = 1, **kwargs: Any) -> None:
-    for seed in range(first, first + steps):
-        set_grads(params, seed)
-        optimizer.step(**kwargs)
-
-
-def assert_equal(one: list[torch.nn.Parameter], other: list[torch.nn.Parameter]) -> None:
-    for mine, theirs in zip(one, other, strict=True):
-        assert torch.equal(mine, theirs)
-
-
-def assert_close(one: list[torch.nn.Parameter], other: list[torch.nn.Parameter], tolerance: float = 2e-6) -> None:
-    for mine, theirs in zip(one, other, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
-
-
-# torch.optim's own inputs ---------------------------------------------------------------------
-
-
-def supported_inputs() -> list[Any]:
-    cases = []
-    for info in optim_db:
-        name = info.optim_cls.__name__
-        if name not in PAIRS:
-            continue
-        for given in info.optim_inputs_func(device="cpu"):
-            cases.append(pytest.param(info.optim_cls, PAIRS[name], given.kwargs, id=f"{name}-{given.desc}"))
-    return cases
-
-
-@pytest.mark.parametrize(("theirs", "ours", "kwargs"), supported_inputs())
-def test_torchs_inputs_give_torchs_results(theirs: Callable[..., Any], ours: Callable[..., Any], kwargs: Any) -> None:
-    mine, expected = make_params(), make_params()
-    run(ours(mine, **copy.deepcopy(kwargs)), mine, 10)
-    run(theirs(expected, **copy.deepcopy(kwargs)), expected, 10)
-    assert_close(mine, expected)
-
-
-@pytest.mark.parametrize(("theirs", "ours", "kwargs"), supported_inputs())
-def test_each_loads_the_others_state(theirs: Callable[..., Any], ours: Callable[..., Any], kwargs: Any) -> None:
-    for source, target in ((theirs, ours), (ours, theirs)):
-        params, expected = make_params(), make_params()
-        before = source(params, **copy.deepcopy(kwargs))
-        run(before, params, 3)
-        saved = copy.deepcopy(before.state_dict())
-        with torch.no_grad():
-            for param, other in zip(params, expected, strict=True):
-                other.copy_(param)
-        after = target(expected, **copy.deepcopy(kwargs))
-        after.load_state_dict(saved)
-        run(before, params, 3, first=4)
-        run(after, expected, 3, first=4)
-        assert_close(expected, params)
-
-
-@pytest.mark.parametrize("name", sorted(PAIRS))
-def test_torchs_bad_inputs_are_refused(name: str) -> None:
-    info = next(info for info in optim_db if info.optim_cls.__name__ == name)
-    refused = 0
-    for error in info.optim_error_inputs_func(device="cpu", dtype=torch.float32):
-        given = error.optimizer_error_input
-        if "foreach" in given.kwargs or "fused" in given.kwargs:
-            continue  # which of torch's implementations runs is of no effect here
-        if any(isinstance(beta, torch.Tensor) for beta in given.kwargs.get("betas", ())):
-            continue  # taken as the number that it holds
-        params = make_params() if given.params is None else given.params
-        expected = pytest.warns if issubclass(error.error_type, Warning) else pytest.raises
-        with expected(error.error_type):
-            PAIRS[name](params, **given.kwargs)
-        refused += 1
-    assert refused >= 6
-
-
-@pytest.mark.parametrize("optimizer", ALL)
-def test_an_option_that_is_not_supported_is_refused(optimizer: type[HostOptimizer]) -> None:
-    made = optimizer(make_params())
-    state = made.state_dict()
-    state["param_groups"][0]["differentiable"] = True
-    with pytest.raises(OpArgumentError, match=f"differentiable=True is not supported by {optimizer.__name__}"):
-        made.load_state_dict(state)
-
-
-@pytest.mark.parametrize("optimizer", ALL)
+@every_optimizer
 @pytest.mark.parametrize("option", ["max_grad_norm", "zero_grads", "seed"])
 def test_what_is_no_option_of_a_group_is_refused_in_one(optimizer: type[HostOptimizer], option: str) -> None:
     with pytest.raises(OpArgumentError, match=f"A group has {option}=1") as caught:
         optimizer([{"params": make_params(), option: 1}])
     assert caught.value.remedy == f"Give {option} to {optimizer.__name__} itself."
-
-
-def test_the_state_of_a_capturable_optimizer_is_loaded() -> None:
-    params, others = make_params(), make_params()
-    theirs = torch.optim.AdamW(params)
-    run(theirs, params, 2)
-    saved = theirs.state_dict()
-    saved["param_groups"][0]["capturable"] = True  # as it comes from one on a GPU
-    made = CPUAdam(others)
-    with torch.no_grad():
-        for mine, other in zip(params, others, strict=True):
-            other.copy_(mine)
-    made.load_state_dict(saved)
-    run(theirs, params, 2, first=3)
-    run(made, others, 2, first=3)
-    assert_close(params, others)
-    assert made.state_dict()["param_groups"][0]["capturable"] is True
-
-
-@pytest.mark.parametrize("optimizer", [CPUAdam, FusedAdam])
-def test_a_compiled_training_step_leaves_the_graph_at_the_optimizer_alone(optimizer: Callable[..., Any]) -> None:
-    models = [torch.nn.Linear(6, 3) for _ in range(2)]
-    models[1].load_state_dict(models[0].state_dict())
-    made, other = (optimizer(model.parameters(), lr=0.1) for model in models)
-    x = torch.randn(4, 6)
-
-    def train(model: torch.nn.Module, its: Any) -> None:
-        its.zero_grad()
-        model(x).square().mean().backward()
-        its.step()
-
-    torch._dynamo.reset()
-    counted = torch._dynamo.utils.counters
-    counted.clear()
-    compiled = torch.compile(train, backend="aot_eager")
-    for _ in range(3):
-        compiled(models[0], made)
-        train(models[1], other)
-    assert counted["stats"]["calls_captured"] > 0
-    reasons = [reason for reason in counted["graph_break"] if "op_builder" in reason]
-    called = [re.search(r"the function `(\S+)`", reason) for reason in reasons]
-    base = HostOptimizer if isinstance(made, HostOptimizer) else FusedOptimizer
-    assert sorted(found.group(1) for found in called if found) == sorted(
-        [f"{base.__name__}.step", "NativeOptimizer.zero_grad"]
-    )
-    assert_equal([*models[0].parameters()], [*models[1].parameters()])
-
-
-# What every optimizer of torch does -----------------------------------------------------------
-
-
-@pytest.mark.parametrize("optimizer", ALL)
-def test_groups_have_options_of_their_own(optimizer: type[HostOptimizer]) -> None:
-    params, alone, other = make_params(), make_params(), make_params()
-    both = optimizer([{"params": params[:2]}, {"params": params[2:4], "lr": 0.5}])
-    both.add_param_group({"params": params[4:], "weight_decay": 0.3})
-    run(both, params)
-    run(optimizer(alone), alone)
-    assert_equal(params[:2], alone[:2])
-    run(optimizer(other, lr=0.5), other)
-    assert_equal(params[2:4], other[2:4])
-    assert not torch.equal(params[4], alone[4])
-
-
-@pytest.mark.parametrize("optimizer", ALL)
-def test_hooks_run_and_lr_may_be_a_tensor(optimizer: type[HostOptimizer]) -> None:
-    params, expected = make_params(), make_params()
-    made = optimizer(params, lr=torch.tensor(0.01))
-    called: list[str] = []
-    made.register_step_pre_hook(lambda *_: called.append("before"))
-    made.register_step_post_hook(lambda *_: called.append("after"))
-    run(made, params, 2)
-    run(optimizer(expected, lr=float(torch.tensor(0.01))), expected, 2)
-    assert_equal(params, expected)
-    assert called == ["before", "after"] * 2
-
-
-@pytest.mark.parametrize("optimizer", ALL)
-def test_a_scheduler_sets_the_rate(optimizer: type[HostOptimizer]) -> None:
-    params, expected = make_params(), make_params()
-    made = optimizer(params, lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(made, step_size=1, gamma=0.5)
-    plain = optimizer(expected, lr=0.1)
-    for seed in range(3):
-        set_grads(params, seed)
-        set_grads(expected, seed)
-        made.step()
-        plain.step()
-        scheduler.step()
-        plain.param_groups[0]["lr"] *= 0.5
-    assert_equal(params, expected)
-
-
-@pytest.mark.parametrize("optimizer", ALL)
-def test_pickled_and_copied_optimizers_go_on(optimizer: type[HostOptimizer]) -> None:
-    params = make_params()
-    made = optimizer(params, max_grad_norm=1.0, zero_grads=True)
-    run(made, params, 2)
-    again = pickle.loads(pickle.dumps((params, made)))
-    copied = copy.deepcopy((params, made))
-    for other_params, other in (again, copied):
-        run(other, other_params, 2, first=3)
-        assert other.max_grad_norm == 1.0
-        assert not any(param.grad.any() for param in other_params)
-    run(made, params, 2, first=3)
-    assert_equal(again[0], params)
-    assert_equal(copied[0], params)
-
-
-@pytest.mark.parametrize("optimizer", ALL)
-def test_a_sparse_gradient_is_refused(optimizer: type[HostOptimizer]) -> None:
-    embedding = torch.nn.Embedding(5, 3, sparse=True)
-    before = embedding.weight.detach().clone()
-    made = optimizer(embedding.parameters())
-    embedding(torch.tensor([1, 2])).sum().backward()
-    with pytest.raises(OpArgumentError, match="gradient of parameter 0 is sparse"):
-        made.step()
-    assert torch.equal(embedding.weight, before)
-
-
-@pytest.mark.parametrize("optimizer", ALL)
-def test_maximize_climbs(optimizer: type[HostOptimizer]) -> None:
-    params, expected = make_params(), make_params()
-    made, other = optimizer(params, maximize=True), optimizer(expected)
-    for seed in range(3):
-        set_grads(params, seed)
-        set_grads(expected, seed, scale=-1.0)
-        made.step()
-        other.step()
-    assert_equal(params, expected)
-
-
-@pytest.mark.parametrize("optimizer", ALL)
-def test_parameters_without_a_gradient_are_left_alone(optimizer: type[HostOptimizer]) -> None:
-    params, expected = make_params(), make_params()
-    made, other = optimizer(params), optimizer([param for i, param in enumerate(expected) if i != 1])
-    before = params[1].detach().clone()
-    for seed in range(3):
-        set_grads(params, seed)
-        set_grads(expected, seed)
-        params[1].grad = None
-        made.step()
-        other.step()
-    assert torch.equal(params[1], before)
-    assert_equal([*params[:1], *params[2:]], [*expected[:1], *expected[2:]])
-    set_grads(params, 9)  # the one without joins later, with steps of its own
-    made.step()
-    assert not torch.equal(params[1], before)
-    if optimizer is not CPUSGD:  # counts the steps with a momentum
-        assert made.state[params[1]]["step"].item() == 1
-        assert made.state[params[0]]["step"].item() == 4
 
 
 # Tensors that change between steps ------------------------------------------------------------
@@ -347,7 +93,7 @@ def test_new_gradients_are_freed_where_the_first_stays_the_same() -> None:
     assert_equal(params, expected)
 
 
-@pytest.mark.parametrize("front_end", [*ALL, FusedAdam])
+@pytest.mark.parametrize("front_end", [CPUAdam, CPUAmsgrad, FusedAdam])
 def test_an_optimizer_is_freed_with_the_last_reference_to_it(front_end: type) -> None:
     """Its states are gigabytes: they cannot wait for a garbage collection."""
     params = make_params()
@@ -469,19 +215,6 @@ def test_memory_of_two_groups_is_refused_at_the_step(shared: str) -> None:
     assert torch.equal(second, before[1])
 
 
-@pytest.mark.parametrize("optimizer", [CPUAdam, FusedAdam])
-def test_states_that_two_parameters_share_are_refused(optimizer: Callable[..., Any]) -> None:
-    params = [torch.nn.Parameter(torch.ones(40)), torch.nn.Parameter(torch.ones(40))]
-    for shared in ("exp_avg_sq", "step"):
-        made = optimizer(params)
-        set_grads(params, 0)
-        made.step()
-        made.state[params[1]][shared] = made.state[params[0]][shared]
-        set_grads(params, 1)
-        with pytest.raises(OpArgumentError, match=f"{shared} of tensor 1 shares memory with {shared} of tensor 0"):
-            made.step()
-
-
 def test_a_state_of_another_length_is_refused_with_nothing_changed() -> None:
     params = make_params()
     made = CPUAdam(params)
@@ -498,7 +231,7 @@ def test_a_state_of_another_length_is_refused_with_nothing_changed() -> None:
 # What rides along -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", ALL)
+@every_optimizer
 def test_clipping_is_torchs(optimizer: type[HostOptimizer]) -> None:
     params, expected = make_params(), make_params()
     made, other = optimizer(params, max_grad_norm=0.5), optimizer(expected)
@@ -513,14 +246,7 @@ def test_clipping_is_torchs(optimizer: type[HostOptimizer]) -> None:
         assert_close(params, expected, 1e-5)
 
 
-def test_a_norm_below_the_limit_changes_nothing() -> None:
-    params, expected = make_params(), make_params()
-    run(CPUAdam(params, max_grad_norm=1e6), params)
-    run(CPUAdam(expected), expected)
-    assert_equal(params, expected)
-
-
-@pytest.mark.parametrize("optimizer", ALL)
+@every_optimizer
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_a_scaled_step_with_an_infinite_gradient_changes_nothing(optimizer: type[HostOptimizer], bad: float) -> None:
     params, expected = make_params(), make_params()
@@ -555,47 +281,33 @@ def test_a_gradient_that_becomes_infinite_when_it_is_unscaled_changes_nothing(li
     assert_equal(params, before)
 
 
-def test_an_infinite_limit_measures_the_norm_and_clips_nothing() -> None:
+@pytest.mark.parametrize("limit", [1e6, float("inf")])
+def test_a_norm_below_the_limit_is_measured_and_clips_nothing(limit: float) -> None:
     params, expected = make_params(), make_params()
-    made = CPUAdam(params, max_grad_norm=float("inf"))
+    made = CPUAdam(params, max_grad_norm=limit)
     run(made, params, 1)
     run(CPUAdam(expected), expected, 1)
     assert made.grad_norm == pytest.approx(float(torch.nn.utils.get_total_norm([p.grad for p in params])), rel=1e-6)
     assert_equal(params, expected)
 
 
-@pytest.mark.parametrize("optimizer", ALL)
-def test_torchs_grad_scaler_drives_it(optimizer: type[HostOptimizer]) -> None:
+@every_optimizer
+def test_copies_of_the_new_parameters_are_written_and_kept_on_loading(optimizer: type[HostOptimizer]) -> None:
     params, expected = make_params(), make_params()
-    made, other = optimizer(params), optimizer(expected)
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=1000)
-    scaler.scale(torch.zeros(()))  # makes its tensors
-    for seed in range(4):
-        set_grads(params, seed, scale=scaler.get_scale())
-        set_grads(expected, seed)
-        if seed == 1:
-            params[1].grad[0] = float("inf")
-        scaler.step(made)
-        scaler.update()
-        assert made.skipped == (seed == 1)
-        if seed != 1:
-            other.step()
-    assert scaler.get_scale() == 128.0
-    assert_equal(params, expected)
-
-
-@pytest.mark.parametrize("optimizer", ALL)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_copies_of_the_new_parameters_are_written(optimizer: type[HostOptimizer], dtype: torch.dtype) -> None:
-    params, expected = make_params(), make_params()
-    copies = {param: torch.zeros_like(param, dtype=dtype, requires_grad=False) for param in params[:4]}
+    dtypes = (torch.bfloat16, torch.float16, torch.float32, torch.bfloat16)
+    copies = {
+        param: torch.zeros_like(param, dtype=dtype, requires_grad=False)
+        for param, dtype in zip(params[:4], dtypes, strict=True)
+    }
     made = optimizer(params)
     made.write_copies(copies)
-    run(made, params)
+    run(made, params, 2)
+    made.load_state_dict(made.state_dict())
+    run(made, params, 2, first=3)
     run(optimizer(expected), expected)
     assert_equal(params, expected)
     for param, written in copies.items():
-        assert torch.equal(written, param.detach().to(dtype))
+        assert torch.equal(written, param.detach().to(written.dtype))
     made.write_copies({})
     old = [written.clone() for written in copies.values()]
     run(made, params)
@@ -608,10 +320,11 @@ def test_copies_of_foreign_tensors_are_refused() -> None:
         made.write_copies({torch.zeros(3): torch.zeros(3)})
 
 
-@pytest.mark.parametrize("optimizer", ALL)
+@every_optimizer
 def test_everything_at_once_is_what_each_is_alone(optimizer: type[HostOptimizer]) -> None:
     params, expected = make_params(), make_params()
     made, other = optimizer(params, max_grad_norm=2.0, zero_grads=True, maximize=True), optimizer(expected)
+    params, made = pickle.loads(pickle.dumps((params, made)))  # with its settings
     copies = {param: torch.zeros_like(param, dtype=torch.bfloat16, requires_grad=False) for param in params}
     made.write_copies(copies)
     for seed in range(3):
@@ -634,7 +347,6 @@ def test_everything_at_once_is_what_each_is_alone(optimizer: type[HostOptimizer]
         ({"max_grad_norm": 0}, "max_grad_norm is 0"),
         ({"max_grad_norm": -1}, "max_grad_norm"),
         ({"max_grad_norm": float("nan")}, "max_grad_norm"),
-        ({"states": "4bit"}, "4bit"),
         ({"seed": 2**63}, "seed is 9223372036854775808, which is no int of 64 bits"),
         ({"seed": 1.5}, "seed is 1.5, which is not an int"),
     ],
@@ -658,7 +370,7 @@ def test_a_bad_scale_is_refused(scale: Any) -> None:
 # Packed states --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", PACKING)
+@every_packing
 @pytest.mark.parametrize("states", ["bfloat16", "8bit"])
 def test_packed_states_stay_near_and_are_reproducible(optimizer: type[HostOptimizer], states: str) -> None:
     params, expected, again = make_params(), make_params(), make_params()
@@ -692,7 +404,7 @@ def test_random_rounding_does_not_depend_on_other_parameters(states: str) -> Non
     assert not torch.equal(grouped[4], together[4])
 
 
-@pytest.mark.parametrize("optimizer", PACKING)
+@every_packing
 @pytest.mark.parametrize("states", ["bfloat16", "8bit"])
 def test_a_packed_state_is_saved_and_goes_on(optimizer: type[HostOptimizer], states: str) -> None:
     params = make_params()
@@ -706,36 +418,24 @@ def test_a_packed_state_is_saved_and_goes_on(optimizer: type[HostOptimizer], sta
     assert_equal(params, others)
 
 
-@pytest.mark.parametrize("target", ["float32", "param", "bfloat16", "8bit"])
-@pytest.mark.parametrize("source", ["float32", "param", "bfloat16", "8bit", "fused"])
+@pytest.mark.parametrize("target", ["float32", "param", "bfloat16", "8bit", "fused"])
+@pytest.mark.parametrize("source", ["float32", "bfloat16", "8bit", "fused"])
 def test_a_state_is_converted_to_how_it_is_kept(source: str, target: str) -> None:
     params = make_params()
     made = FusedAdam(params) if source == "fused" else CPUAdam(params, states=source)
     run(made, params, 5)
     others = copy.deepcopy(params)
-    other = CPUAdam(others, states=target)
+    other = FusedAdam(others) if target == "fused" else CPUAdam(others, states=target)
     other.load_state_dict(made.state_dict())
-    assert other.param_groups[0]["states"] == target
+    assert other.param_groups[0]["states"] == ("float32" if target == "fused" else target)
     run(made, params, 2, first=6)
     run(other, others, 2, first=6)
+    if target == "fused":
+        assert set(other.state[others[0]]) == {"step", "exp_avg", "exp_avg_sq"}
     kept = other.state[others[0]]["exp_avg_codes" if target == "8bit" else "exp_avg"].dtype
     assert kept == {"8bit": torch.uint8, "bfloat16": torch.bfloat16}.get(target, torch.float32)
     for mine, theirs in zip(params, others, strict=True):
         assert (mine - theirs).abs().max() <= 1e-3  # half of what two steps move
-
-
-def test_the_fused_optimizer_takes_an_8_bit_state() -> None:
-    params = make_params()
-    made = CPUAdam(params, states="8bit", amsgrad=False)
-    run(made, params, 5)
-    others = copy.deepcopy(params)
-    other = FusedAdam(others)
-    other.load_state_dict(made.state_dict())
-    assert set(other.state[others[0]]) == {"step", "exp_avg", "exp_avg_sq"}
-    run(made, params, 2, first=6)
-    run(other, others, 2, first=6)
-    for mine, theirs in zip(params, others, strict=True):
-        assert (mine - theirs).abs().max() <= 1e-3
 
 
 def test_an_8_bit_state_is_not_taken_for_values_by_torch() -> None:
@@ -773,7 +473,7 @@ def test_hooks_of_saving_may_make_anything_of_the_state() -> None:
     made.register_state_dict_post_hook(lambda _, state: {"wrapped": state})
     assert set(made.state_dict()) == {"wrapped"}
     assert seen == [{dict}]
-    assert len(made._optimizer_state_dict_post_hooks) == 2
+    assert set(made.state_dict()) == {"wrapped"}
 
 
 def test_hooks_of_loading_see_and_change_what_is_loaded() -> None:
@@ -808,16 +508,6 @@ def test_loading_keeps_what_the_saved_groups_do_not_say() -> None:
     assert [group["states"] for group in made.param_groups] == ["float32", "8bit"]
     assert [group["bias_correction"] for group in made.param_groups] == [True, False]
     assert [group["lr"] for group in made.param_groups] == [0.5, 0.5]
-
-
-def test_loading_keeps_the_copies() -> None:
-    params = make_params()
-    made = CPUAdam(params)
-    copies = {param: torch.zeros_like(param, dtype=torch.bfloat16, requires_grad=False) for param in params}
-    made.write_copies(copies)
-    made.load_state_dict(made.state_dict())
-    run(made, params, 1)
-    assert all(torch.equal(written, param.detach().bfloat16()) for param, written in copies.items())
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -859,11 +549,6 @@ def test_a_momentum_that_comes_later_begins_as_torchs() -> None:
         optimizer.param_groups[0]["momentum"] = 0.9
         run(optimizer, of, 3, first=4)
     assert_close(params, expected)
-
-
-def test_lamb_says_how_it_keeps_states() -> None:
-    with pytest.raises(OpArgumentError, match="states is '8bit'"):
-        CPULamb(make_params(), states="8bit")
 
 
 def test_all_front_ends_are_found_by_name() -> None:

@@ -50,7 +50,6 @@ DTYPES = [
 PACKING = [kind for kind in KINDS if kind.packs]
 STOCHASTIC = Pass(stochastic=True, seed=11)
 
-# Adam's kernels have files of tests of their own; here it shows that the reference is right.
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=str)
 every_isa = pytest.mark.parametrize("isa", ISAS)
 
@@ -75,63 +74,56 @@ def threads(count: int) -> Iterator[None]:
 
 @every_kind
 @every_isa
-@pytest.mark.parametrize("dtypes", DTYPES, ids=lambda dtypes: "-".join(str(dtype)[6:] for dtype in dtypes))
-def test_update_is_within_the_bound_of_float64(kind, isa, dtypes):
-    for numel in LENGTHS:
+def test_update_is_within_the_bound_of_float64(kind, isa):
+    for dtypes, numel in itertools.product(DTYPES, LENGTHS):
         tensors = make_tensors(kind, numel, *dtypes, seed=numel)
         actual = update(load(kind, isa), tensors, kind.options)
         expect(kind, tensors, kind.options, actual).check(actual)
 
 
+@every_kind
 @every_isa
-@pytest.mark.parametrize(
-    ("kind", "change"),
-    [(kind, change) for kind in KINDS for change in ({}, *kind.variants)],
-    ids=lambda value: str(value).replace(" ", ""),
-)
-@pytest.mark.parametrize("step", [1, 2, 100_000])
-def test_options_and_steps_are_applied_as_in_float64(kind, isa, change, step):
+def test_options_and_steps_are_applied_as_in_float64(kind, isa):
     tensors = make_tensors(kind, 257)
-    options = {**kind.options, **change}
-    actual = update(load(kind, isa), tensors, options, step)
-    expect(kind, tensors, options, actual, step).check(actual)
+    for change, step in itertools.product(({}, *kind.variants), (1, 2, 100_000)):
+        options = {**kind.options, **change}
+        actual = update(load(kind, isa), tensors, options, step)
+        expect(kind, tensors, options, actual, step).check(actual)
 
 
 @every_isa
-@pytest.mark.parametrize("numel", [NORM_PIECE, NORM_PIECE + 1, 3 * NORM_PIECE - 5])
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_norms_reach_over_the_whole_of_a_long_tensor(isa, numel, dtype):
-    tensors = make_tensors(LAMB, numel, dtype, dtype, dtype)
-    actual = update(load(LAMB, isa), tensors, LAMB.options)
-    expect(LAMB, tensors, LAMB.options, actual).check(actual)
+def test_norms_reach_over_the_whole_of_a_long_tensor(isa):
+    for numel, dtype in itertools.product((NORM_PIECE, NORM_PIECE + 1, 3 * NORM_PIECE - 5), FLOATS):
+        tensors = make_tensors(LAMB, numel, dtype, dtype, dtype)
+        actual = update(load(LAMB, isa), tensors, LAMB.options)
+        expect(LAMB, tensors, LAMB.options, actual).check(actual)
 
 
 @every_kind
 @every_isa
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("offset", [1, 2, 3, 7])
-def test_alignment_does_not_change_a_bit(kind, isa, dtype, offset):
-    aligned = make_tensors(kind, 1000, dtype, dtype, dtype)
-    shifted = make_tensors(kind, 1000, dtype, dtype, dtype, offset=offset)
-    load(kind, isa).update_list(as_lists([shifted]), 3, list(kind.options.values()))
-    assert_same_bits(shifted, update(load(kind, isa), aligned, kind.options))
+def test_alignment_does_not_change_a_bit(kind, isa):
+    for dtype in FLOATS:
+        aligned = update(load(kind, isa), make_tensors(kind, 1000, dtype, dtype, dtype), kind.options)
+        for offset in (1, 2, 3, 7):
+            shifted = make_tensors(kind, 1000, dtype, dtype, dtype, offset=offset)
+            load(kind, isa).update_list(as_lists([shifted]), 3, list(kind.options.values()))
+            assert_same_bits(shifted, aligned)
 
 
 @every_kind
 @every_isa
-@pytest.mark.parametrize("numel", [1, 15, 17, 63, 1000])
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_nothing_outside_the_tensors_is_written(kind, isa, numel, dtype):
+def test_nothing_outside_the_tensors_is_written(kind, isa):
     guard = 64
-    storages = [torch.full((numel + 2 * guard,), 0.5, dtype=dtype) for _ in range(len(kind.roles) + 1)]
-    views = [storage[guard:-guard] for storage in storages]
-    lists = TensorLists([views[0]], [views[1]], [[state] for state in views[2:-1]], (), [views[-1]])
-    load(kind, isa).update_list(lists, 3, list(kind.options.values()), Pass(zero_grads=True))
-    for storage in storages:
-        assert (storage[:guard] == 0.5).all()
-        assert (storage[-guard:] == 0.5).all()
-    assert (views[0] != 0.5).all()
-    assert (views[1] == 0).all()
+    for numel, dtype in itertools.product((1, 15, 17, 63, 1000), FLOATS):
+        storages = [torch.full((numel + 2 * guard,), 0.5, dtype=dtype) for _ in range(len(kind.roles) + 1)]
+        views = [storage[guard:-guard] for storage in storages]
+        lists = TensorLists([views[0]], [views[1]], [[state] for state in views[2:-1]], (), [views[-1]])
+        load(kind, isa).update_list(lists, 3, list(kind.options.values()), Pass(zero_grads=True))
+        for storage in storages:
+            assert (storage[:guard] == 0.5).all()
+            assert (storage[-guard:] == 0.5).all()
+        assert (views[0] != 0.5).all()
+        assert (views[1] == 0).all()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not LAMB], ids=str)
@@ -174,7 +166,7 @@ def test_the_number_of_threads_does_not_change_a_bit(kind, isa, form):
     lengths = (100_017, 5, 3 * NORM_PIECE + 1, 0, 20_000, 1)
     dtype = torch.bfloat16 if form == "stochastic" else torch.float32
     results = []
-    for count in (1, 2, 3, 4):
+    for count in (1, 2, 3):
         members = [make_tensors(kind, numel, torch.float32, torch.float32, dtype, seed=numel) for numel in lengths]
         lists = packed_lists(kind, members) if form == "8-bit" else as_lists(members)
         with threads(count):
@@ -214,9 +206,8 @@ def test_a_prepared_list_gives_the_same_bits_and_counts_the_steps(kind):
 
 @every_kind
 @every_isa
-@pytest.mark.parametrize("dtypes", [*itertools.product(FLOATS, FLOATS)], ids=str)
-def test_what_rides_along_is_what_it_would_be_apart(kind, isa, dtypes):
-    for numel in (5, 5000, NORM_PIECE + 300):
+def test_an_update_scales_copies_and_zeroes_as_separate_passes_would(kind, isa):
+    for dtypes, numel in itertools.product(itertools.product(FLOATS, FLOATS), (5, 5000, NORM_PIECE + 300)):
         tensors = make_tensors(kind, numel, *dtypes)
         # A power of two, so that scaling the gradient before is exact, too.
         alone = update(load(kind, isa), Tensors(tensors.param, tensors.grad * -2, tensors.states), kind.options)
@@ -240,18 +231,18 @@ def test_gradients_are_scaled_as_in_float64(kind, isa):
     assert torch.equal(actual.grad, tensors.grad)
 
 
-@pytest.mark.parametrize(("kind", "role"), [(kind, role) for kind in KINDS for role in kind.roles], ids=str)
+@every_kind
 @every_isa
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_nan_and_infinity_go_where_arithmetic_sends_them(kind, role, isa, dtype, value):
-    tensors = make_tensors(kind, 33, dtype, dtype, dtype)
-    dict(zip(kind.roles, tensors, strict=True))[role][::5] = value
-    actual = update(load(kind, isa), tensors, kind.options)
-    reference = expect(kind, tensors, kind.options, actual)
-    for found, expected in zip(actual, (reference.param, Rounded.exact(tensors.grad), *reference.states), strict=True):
-        assert torch.equal(found.isnan(), expected.value.isnan())
-        assert torch.equal(found.isinf(), expected.value.isinf())
+def test_nan_and_infinity_go_where_arithmetic_sends_them(kind, isa):
+    for role, dtype, value in itertools.product(kind.roles, FLOATS, (math.nan, math.inf, -math.inf)):
+        tensors = make_tensors(kind, 33, dtype, dtype, dtype)
+        dict(zip(kind.roles, tensors, strict=True))[role][::5] = value
+        actual = update(load(kind, isa), tensors, kind.options)
+        reference = expect(kind, tensors, kind.options, actual)
+        wanted = (reference.param, Rounded.exact(tensors.grad), *reference.states)
+        for found, expected in zip(actual, wanted, strict=True):
+            assert torch.equal(found.isnan(), expected.value.isnan())
+            assert torch.equal(found.isinf(), expected.value.isinf())
 
 
 @every_kind
@@ -266,15 +257,43 @@ def test_without_weight_decay_an_infinite_parameter_leaves_the_states_finite(kin
 
 @every_kind
 @every_isa
-@pytest.mark.parametrize("magnitude", [1e-38, 1e-40, 1e-45])
-def test_subnormal_values_are_not_flushed(kind, isa, magnitude):
-    tensors = make_tensors(kind, 100)
-    tensors.grad.copy_(torch.linspace(-magnitude, magnitude, 100))
-    for name, state in zip(kind.states, tensors.states, strict=True):
-        state.copy_(torch.linspace(magnitude, magnitude / 3, 100) * (1 if name.endswith("sq") else -1))
-    actual = update(load(kind, isa), tensors, kind.options)
-    expect(kind, tensors, kind.options, actual).check(actual)
-    assert all((state != 0).any() for state in actual.states)
+def test_subnormal_values_are_not_flushed(kind, isa):
+    for magnitude in (1e-38, 1e-40, 1e-45):
+        tensors = make_tensors(kind, 100)
+        tensors.grad.copy_(torch.linspace(-magnitude, magnitude, 100))
+        for name, state in zip(kind.states, tensors.states, strict=True):
+            state.copy_(torch.linspace(magnitude, magnitude / 3, 100) * (1 if name.endswith("sq") else -1))
+        actual = update(load(kind, isa), tensors, kind.options)
+        expect(kind, tensors, kind.options, actual).check(actual)
+        assert all((state != 0).any() for state in actual.states)
+
+
+@every_isa
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_16_bit_value_is_loaded_and_stored_unchanged(isa, dtype):
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    zeros = torch.zeros(bits.numel())
+    tensors = Tensors(bits.view(dtype).clone(), zeros, (zeros.clone(), zeros.clone()))
+    param = update(load(ADAM, isa), tensors, {**ADAM.options, "lr": 0, "weight_decay": 0}).param
+    number = ~bits.view(dtype).isnan()
+    assert torch.equal(param.view(torch.int16)[number], bits[number])
+    assert param[~number].isnan().all()
+
+
+@every_isa
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_storing_16_bits_rounds_to_nearest_even(isa, dtype):
+    generator = torch.Generator().manual_seed(0)
+    patterns = torch.randint(-(2**31), 2**31, (200_000,), generator=generator).to(torch.int32)
+    halfway = (torch.arange(2**15, dtype=torch.int32) << 16) | 0x8000  # of bfloat16, ties
+    eighth = (torch.arange(0x38000000 >> 12, 0x48000000 >> 12, dtype=torch.int32)) << 12  # of float16, ties
+    low = torch.arange(0x33000000 >> 10, 0x38900000 >> 10, dtype=torch.int32) << 10  # its subnormals
+    values = torch.cat([patterns, halfway, eighth, low]).view(torch.float32)
+    values = values[values.isfinite()]
+    param, *states = (torch.zeros(values.numel(), dtype=dtype) for _ in range(3))
+    # With beta1 = 0 the first moment becomes the gradient itself.
+    actual = update(load(ADAM, isa), Tensors(param, values, tuple(states)), {**ADAM.options, "beta1": 0})
+    assert torch.equal(actual.states[0].view(torch.int16), values.to(dtype).view(torch.int16))
 
 
 @every_kind
@@ -312,13 +331,13 @@ def test_any_numbers_and_options_stay_within_the_bound(data, kind, isa, dtypes):
 
 
 @every_isa
-@pytest.mark.parametrize("change", [{}, {"nesterov": True}, {"dampening": 0.5}])
-def test_the_first_step_of_sgd_takes_the_gradient_for_the_buffer(isa, change):
+def test_the_first_step_of_sgd_takes_the_gradient_for_the_buffer(isa):
     tensors = make_tensors(SGD, 100)
     tensors.states[0].fill_(math.nan)
-    actual = update(load(SGD, isa), tensors, {**SGD.options, **change, "weight_decay": 0}, step=1)
-    assert torch.equal(actual.states[0], tensors.grad)
-    assert actual.param.isfinite().all()
+    for change in ({}, {"nesterov": True}, {"dampening": 0.5}):
+        actual = update(load(SGD, isa), tensors, {**SGD.options, **change, "weight_decay": 0}, step=1)
+        assert torch.equal(actual.states[0], tensors.grad)
+        assert actual.param.isfinite().all()
 
 
 @every_isa
@@ -407,6 +426,37 @@ def test_1000_steps_stay_beside_torch_in_float64(peer):
     bound = 10 * U * 1000 * float(make_tensors(kind, 511).param.abs().max())
     assert reference.param.error.max() < bound
     assert (tensors.param.double() - theirs.detach()).abs().max() < bound
+
+
+@pytest.mark.parametrize(("adamw_mode", "peer"), [(True, torch.optim.AdamW), (False, torch.optim.Adam)])
+def test_1000_steps_stay_as_close_to_float64_as_torch_does(adamw_mode, peer):
+    """Errors of 1,000 steps, by mean and by the worst, over torch's own.
+
+    Both programs round beta2 to float32 alike, which is most of the error. Of exp_avg torch computes
+    m + (1 - beta1) (g - m), which does not feel that beta1 and 1 - beta1 are each rounded; beta1 m +
+    (1 - beta1) g does, by |float32(0.9) - 0.9| / 0.1 = 4 U of a steady m.
+    """
+    numel = 2000
+    start = make_tensors(ADAM, numel).param
+    mine = Tensors(start.clone(), torch.zeros(numel), (torch.zeros(numel), torch.zeros(numel)))
+    theirs, exact = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.double())
+    optimizers = [peer([param], lr=1e-2, weight_decay=0.01, foreach=False) for param in (theirs, exact)]
+    options = list({**ADAM.options, "adamw_mode": adamw_mode}.values())
+    for step, grad in enumerate(grads_of(numel, 1000), start=1):
+        mine.grad.copy_(grad)
+        load(ADAM).update_list(as_lists([mine]), step, options)
+        theirs.grad, exact.grad = grad.clone(), grad.double()
+        for optimizer in optimizers:
+            optimizer.step()
+    states = [optimizer.state[param] for optimizer, param in zip(optimizers, (theirs, exact), strict=True)]
+    moments = [tuple(state[name] for state in states) for name in ADAM.states]
+    pairs = [(theirs.detach(), exact.detach()), *moments]
+    for name, ours, (torchs, reference) in zip(("param", *ADAM.states), (mine.param, *mine.states), pairs, strict=True):
+        our_errors, their_errors = (ours - reference).abs(), (torchs - reference).abs()
+        factor = 4 if name == "exp_avg" else 1.25
+        assert our_errors.mean() <= factor * their_errors.mean()
+        assert our_errors.max() <= factor * their_errors.max()
+    assert (exact - start).abs().mean() > 0.05
 
 
 @pytest.mark.parametrize("kind", [LION, LAMB], ids=str)
@@ -498,12 +548,8 @@ DESCENTS = [
 
 
 @pytest.mark.parametrize("descent", DESCENTS, ids=str)
-def test_packed_states_train_as_plain_ones_do(descent):
+def test_packed_states_train_as_plain_ones_do_and_would_not_if_they_were_rounded_to_nearest(descent):
     assert descent.apart(descent.form) < 0.1
-
-
-@pytest.mark.parametrize("descent", DESCENTS, ids=str)
-def test_that_would_fail_if_they_were_rounded_to_nearest(descent):
     assert descent.apart(f"{descent.form} to nearest") > 0.2
 
 

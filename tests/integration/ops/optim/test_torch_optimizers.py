@@ -1,0 +1,532 @@
+"""What all optimizers, on host tensors and fused, do as optimizers of torch."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.testing
+from torch.testing._internal.common_optimizers import optim_db
+
+from op_builder.errors import OpArgumentError
+from op_builder.ops import CPUSGD, CPUAdagrad, CPUAdam, CPULamb, CPULion, FusedAdam, FusedLamb, FusedLion
+from op_builder.ops.optim.fused_optimizer import FusedOptimizer
+from op_builder.ops.optim.host_optimizer import HostOptimizer
+from tests.support.optimizer_cases import (
+    FUSED,
+    HOST,
+    CPUAmsgrad,
+    FusedAmsgrad,
+    Params,
+    assert_close,
+    assert_equal,
+    contents,
+    make_params,
+    run,
+    set_grads,
+)
+
+every_optimizer = pytest.mark.parametrize("optimizer", [*HOST, *FUSED])
+every_adam = pytest.mark.parametrize("optimizer", [CPUAdam, FusedAdam])
+
+#: Ours, and torch's of the same formula with what makes it so.
+PAIRS: dict[str, Callable[..., Any]] = {
+    "Adam": lambda params, **kwargs: CPUAdam(params, adamw_mode=False, **kwargs),
+    "AdamW": lambda params, **kwargs: CPUAdam(params, **{"weight_decay": 1e-2, **kwargs}),
+    "Adagrad": CPUAdagrad,
+    "SGD": CPUSGD,
+}
+FUSED_PAIRS: dict[str, Callable[..., Any]] = {
+    "Adam": lambda params, **kwargs: FusedAdam(params, adam_w_mode=False, **kwargs),
+    "AdamW": lambda params, **kwargs: FusedAdam(params, **{"weight_decay": 1e-2, **kwargs}),
+}
+
+
+# torch.optim's own inputs ---------------------------------------------------------------------
+
+
+def torchs_inputs() -> list[Any]:
+    return [
+        pytest.param(info.optim_cls, pairs[name], given.kwargs, id=f"{name}-{given.desc}-{device}")
+        for pairs, device in ((PAIRS, "cpu"), (FUSED_PAIRS, "cuda"))
+        for info in optim_db
+        if (name := info.optim_cls.__name__) in pairs
+        for given in info.optim_inputs_func(device=device)
+    ]
+
+
+@pytest.mark.parametrize(("theirs", "ours", "kwargs"), torchs_inputs())
+def test_torchs_inputs_give_torchs_results_and_states_go_both_ways(
+    theirs: Callable[..., Any], ours: Callable[..., Any], kwargs: dict[str, Any]
+) -> None:
+    def make(made: Callable[..., Any], params: Params) -> Any:
+        given = copy.deepcopy(kwargs)
+        if made is theirs and "capturable" in given:  # torch's can be captured on a device alone
+            given["capturable"] = False
+        return made(params, **given)
+
+    whole = make_params()
+    run(make(theirs, whole), whole, 8)
+    for source, target in ((ours, ours), (ours, theirs), (theirs, ours)):
+        params = make_params()
+        before = make(source, params)
+        run(before, params, 4)
+        saved = pickle.loads(pickle.dumps(before.state_dict()))
+        for group in saved["param_groups"]:
+            group["capturable"] = target is ours and group.get("capturable", False)
+        after = make(target, params)
+        after.load_state_dict(saved)
+        run(after, params, 4, first=5)
+        assert_close(params, whole, 1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(PAIRS))
+def test_torchs_bad_inputs_are_refused(name: str) -> None:
+    info = next(info for info in optim_db if info.optim_cls.__name__ == name)
+    refused = 0
+    for error in info.optim_error_inputs_func(device="cpu", dtype=torch.float32):
+        given = error.optimizer_error_input
+        if "foreach" in given.kwargs or "fused" in given.kwargs:
+            continue  # which of torch's implementations runs is of no effect here
+        if any(isinstance(beta, torch.Tensor) for beta in given.kwargs.get("betas", ())):
+            continue  # taken as the number that it holds
+        params = make_params() if given.params is None else given.params
+        expected = pytest.warns if issubclass(error.error_type, Warning) else pytest.raises
+        with expected(error.error_type):
+            PAIRS[name](params, **given.kwargs)
+        refused += 1
+    assert refused >= 6
+
+
+@every_adam
+def test_a_compiled_training_step_leaves_the_graph_at_the_optimizer_alone(optimizer: Callable[..., Any]) -> None:
+    models = [torch.nn.Linear(6, 3) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    made, other = (optimizer(model.parameters(), lr=0.1) for model in models)
+    x = torch.randn(4, 6)
+
+    def train(model: torch.nn.Module, its: Any) -> None:
+        its.zero_grad()
+        model(x).square().mean().backward()
+        its.step()
+
+    torch._dynamo.reset()
+    counted = torch._dynamo.utils.counters
+    counted.clear()
+    compiled = torch.compile(train, backend="aot_eager")
+    for _ in range(3):
+        compiled(models[0], made)
+        train(models[1], other)
+    assert counted["stats"]["calls_captured"] > 0
+    reasons = [reason for reason in counted["graph_break"] if "op_builder" in reason]
+    called = [re.search(r"the function `(\S+)`", reason) for reason in reasons]
+    base = HostOptimizer if isinstance(made, HostOptimizer) else FusedOptimizer
+    assert sorted(found.group(1) for found in called if found) == sorted(
+        [f"{base.__name__}.step", "NativeOptimizer.zero_grad"]
+    )
+    assert_equal([*models[0].parameters()], [*models[1].parameters()])
+
+
+# What every optimizer of torch does -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fused", "host"),
+    [(FusedAdam, CPUAdam), (FusedAmsgrad, CPUAmsgrad), (FusedLion, CPULion), (FusedLamb, CPULamb)],
+)
+def test_a_fused_optimizer_has_the_bits_of_the_cpu_optimizer_of_its_formula(fused: Any, host: Any) -> None:
+    params, expected = make_params(), make_params()
+    options = {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.1}
+    run(fused(params, **options), params, 20)
+    run(host(expected, **options), expected, 20)
+    assert_equal(params, expected)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "arguments", "expected"),
+    [
+        (
+            CPUAdam,
+            (1e-2, False, (0.8, 0.99), 1e-6, 0.1, False, False, False),
+            {"states": "param"},
+        ),
+        (FusedAdam, (1e-2, False, (0.8, 0.99), 1e-6, False, 0.1, False), {}),
+    ],
+)
+def test_constructor_takes_the_seed_order_of_arguments(
+    optimizer: type[Any], arguments: tuple[Any, ...], expected: dict[str, Any]
+) -> None:
+    group = optimizer(make_params(), *arguments).param_groups[0]
+    expected |= {"lr": 1e-2, "bias_correction": False, "betas": (0.8, 0.99), "eps": 1e-6}
+    expected |= {"weight_decay": 0.1, "amsgrad": False, "decoupled_weight_decay": False}
+    assert {name: group[name] for name in expected} == expected
+
+
+@every_optimizer
+def test_groups_have_options_of_their_own_and_may_come_later(optimizer: type[Any]) -> None:
+    params, alone, other = make_params(), make_params(), make_params()
+    both = optimizer([{"params": params[:2]}, {"params": params[2:4], "lr": 0.5}])
+    run(both, params[:4], 2)
+    both.add_param_group({"params": params[4:], "weight_decay": 0.3})
+    run(both, params, 3, first=3)
+    made = optimizer(alone)
+    run(made, alone[:4], 2)
+    run(made, alone, 3, first=3)
+    assert_equal(params[:2], alone[:2])
+    made = optimizer(other, lr=0.5)
+    run(made, other[:4], 2)
+    run(made, other, 3, first=3)
+    assert_equal(params[2:4], other[2:4])
+    assert not torch.equal(params[4], alone[4])
+    if optimizer is not CPUSGD:  # counts the steps with a momentum
+        assert [int(both.state[param]["step"]) for param in params] == [5, 5, 5, 5, 3]
+
+
+@every_optimizer
+def test_hooks_and_closures_run_and_the_rate_may_be_a_tensor(optimizer: type[Any]) -> None:
+    params, expected = make_params(), make_params()
+    made = optimizer(params, lr=torch.tensor(0.01))
+    called: list[str] = []
+    made.register_step_pre_hook(lambda *_: called.append("before"))
+    made.register_step_post_hook(lambda *_: called.append("after"))
+
+    def closure() -> torch.Tensor:
+        made.zero_grad()
+        loss = torch.stack([param.square().sum() for param in params]).sum()
+        loss.backward()
+        return loss
+
+    assert made.step(closure).item() > made.step(closure).item()
+    assert made.step() is None
+    plain = optimizer(expected, lr=float(torch.tensor(0.01)))
+    for factor in (0, 0, 1):  # the third step has the gradients of the second
+        if factor == 0:
+            for param in expected:
+                param.grad = 2 * param.detach()
+        plain.step()
+    assert_equal(params, expected)
+    assert called == ["before", "after"] * 3
+
+
+@every_optimizer
+def test_a_scheduler_sets_the_rate(optimizer: type[Any]) -> None:
+    params, expected = make_params(), make_params()
+    made, plain = optimizer(params, lr=0.1), optimizer(expected, lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(made, step_size=1, gamma=0.5)
+    for seed in range(3):
+        run(made, params, 1, seed)
+        run(plain, expected, 1, seed)
+        scheduler.step()
+        plain.param_groups[0]["lr"] *= 0.5
+    assert_equal(params, expected)
+
+
+@every_optimizer
+def test_pickled_and_copied_optimizers_are_independent_and_go_on(optimizer: type[Any]) -> None:
+    params = make_params()
+    made = optimizer(params)
+    run(made, params, 2)
+    again = pickle.loads(pickle.dumps((params, made)))
+    copied = copy.deepcopy((params, made))
+    before = contents(made, params)
+    for other_params, other in (again, copied):
+        run(other, other_params, 2, first=3)
+    assert_equal(contents(made, params), before)
+    run(made, params, 2, first=3)
+    assert_equal(again[0], params)
+    assert_equal(copied[0], params)
+
+
+@every_optimizer
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("states", ["float32", "param"])
+def test_states_have_the_type_asked_for_and_no_bit_is_lost_on_loading(
+    optimizer: type[Any], dtype: torch.dtype, states: str
+) -> None:
+    params = make_params(dtype)
+    made = optimizer(params, states=states)
+    run(made, params, 3)
+    kept = {value.dtype for state in made.state.values() for name, value in state.items() if name != "step"}
+    assert kept <= {dtype if states == "param" else torch.float32}
+    assert kept or optimizer is CPUSGD
+    twins = copy.deepcopy(params)
+    loaded = optimizer(twins, states=states)
+    loaded.load_state_dict(copy.deepcopy(made.state_dict()))
+    for steps in (0, 2):
+        run(made, params, steps, first=4)
+        run(loaded, twins, steps, first=4)
+        for one, other in zip(contents(made, params), contents(loaded, twins), strict=True):
+            assert torch.equal(one.view(-1).view(torch.uint8), other.view(-1).view(torch.uint8))
+
+
+@every_optimizer
+def test_a_sparse_gradient_is_refused(optimizer: type[Any]) -> None:
+    embedding = torch.nn.Embedding(5, 3, sparse=True)
+    before = embedding.weight.detach().clone()
+    made = optimizer(embedding.parameters())
+    embedding(torch.tensor([1, 2])).sum().backward()
+    with pytest.raises(OpArgumentError, match="gradient of parameter 0 is sparse") as caught:
+        made.step()
+    assert "Sparse" in caught.value.remedy
+    assert torch.equal(embedding.weight, before)
+
+
+@every_optimizer
+def test_maximize_climbs(optimizer: type[Any]) -> None:
+    params, expected = make_params(), make_params()
+    made, other = optimizer(params, maximize=True), optimizer(expected)
+    for seed in range(3):
+        set_grads(params, seed)
+        set_grads(expected, seed, scale=-1.0)
+        made.step()
+        other.step()
+    assert_equal(params, expected)
+
+
+@every_optimizer
+def test_parameters_without_a_gradient_are_left_alone(optimizer: type[Any]) -> None:
+    params, expected = make_params(), make_params()
+    made, other = optimizer(params), optimizer([param for i, param in enumerate(expected) if i != 1])
+    before = params[1].detach().clone()
+    for seed in range(3):
+        set_grads(params, seed)
+        set_grads(expected, seed)
+        params[1].grad = None
+        made.step()
+        other.step()
+    assert torch.equal(params[1], before)
+    assert_equal([*params[:1], *params[2:]], [*expected[:1], *expected[2:]])
+    set_grads(params, 9)  # the one without joins later, with steps of its own
+    made.step()
+    assert not torch.equal(params[1], before)
+    if optimizer is not CPUSGD:  # counts the steps with a momentum
+        assert made.state[params[1]]["step"].item() == 1
+        assert made.state[params[0]]["step"].item() == 4
+
+
+@every_optimizer
+def test_torchs_grad_scaler_drives_it(optimizer: type[Any]) -> None:
+    params, expected = make_params(), make_params()
+    made, other = optimizer(params), optimizer(expected)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=1000)
+    scaler.scale(torch.zeros(()))  # makes its tensors
+    for seed in range(4):
+        set_grads(params, seed, scale=scaler.get_scale())
+        set_grads(expected, seed)
+        if seed == 1:
+            params[1].grad[0] = math.inf
+        scaler.step(made)
+        scaler.update()
+        if isinstance(made, HostOptimizer):
+            assert made.skipped == (seed == 1)
+        if seed != 1:
+            other.step()
+    assert scaler.get_scale() == 128.0
+    assert_equal(contents(made, params), contents(other, expected))
+
+
+@every_adam
+def test_a_grad_scaler_that_has_unscaled_already_is_not_followed_twice(optimizer: type[Any]) -> None:
+    params, expected = make_params(), make_params()
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    scaler.scale(torch.zeros(()))
+    made = optimizer(params)
+    set_grads(params, 0, scale=256.0)
+    scaler.unscale_(made)
+    scaler.step(made)
+    run(optimizer(expected), expected, 1, first=0)
+    assert_equal(params, expected)
+
+
+@every_adam
+def test_empty_and_scalar_parameters_and_gradients_in_other_layouts_are_accepted(optimizer: type[Any]) -> None:
+    params = [torch.nn.Parameter(torch.empty(0)), torch.nn.Parameter(torch.tensor(2.0))]
+    params.append(torch.nn.Parameter(torch.zeros(3, 4)))
+    made = optimizer(params, weight_decay=0.0)
+    for param in params:
+        param.grad = torch.ones_like(param)
+    params[2].grad = torch.randn(4, 3).t()
+    made.step()
+    assert params[1].item() == pytest.approx(2.0 - 1e-3, rel=1e-6)
+    assert torch.equal(params[2].detach().sign(), -params[2].grad.sign())
+
+
+@every_adam
+def test_the_state_of_a_capturable_optimizer_is_loaded(optimizer: type[Any]) -> None:
+    params = make_params()
+    theirs = torch.optim.AdamW(params)
+    run(theirs, params, 2)
+    saved = theirs.state_dict()
+    saved["param_groups"][0]["capturable"] = True  # as it comes from one on a GPU
+    others = copy.deepcopy(params)
+    made = optimizer(others)
+    made.load_state_dict(saved)
+    run(theirs, params, 2, first=3)
+    run(made, others, 2, first=3)
+    assert_close(params, others)
+    assert made.state_dict()["param_groups"][0]["capturable"] is True
+
+
+@every_adam
+def test_loaded_steps_have_memory_of_their_own(optimizer: type[Any]) -> None:
+    params = make_params()
+    shared = torch.tensor(4.0)
+    state = {
+        i: {"step": shared, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.ones_like(p)}
+        for i, p in enumerate(params)
+    }
+    made = optimizer(params)
+    made.load_state_dict({"state": state, "param_groups": made.state_dict()["param_groups"]})
+    run(made, params, 1)
+    assert [float(made.state[param]["step"]) for param in params] == [5.0] * 5
+    assert shared == 4
+
+
+# Bad input ------------------------------------------------------------------------------------
+
+
+@every_optimizer
+def test_an_option_that_is_not_supported_is_refused_on_loading_and_at_the_step(optimizer: type[Any]) -> None:
+    params = make_params()
+    made = optimizer(params)
+    state = made.state_dict()
+    state["param_groups"][0]["differentiable"] = True
+    text = f"differentiable=True is not supported by {optimizer.__name__}"
+    with pytest.raises(OpArgumentError, match=text):
+        made.load_state_dict(state)
+    made.param_groups[0]["differentiable"] = True
+    with pytest.raises(OpArgumentError, match=text):
+        run(made, params, 1)
+    assert_equal(params, make_params())
+
+
+@every_adam
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"lr": -1.0}, "lr is -1.0"),
+        ({"lr": math.nan}, "lr is nan"),
+        ({"betas": (1.0, 0.9)}, "betas\\[0\\] is 1.0"),
+        ({"betas": (0.9, math.nan)}, "betas\\[1\\] is nan"),
+        ({"betas": 0.9}, "betas is 0.9"),
+        ({"eps": -1.0}, "eps is -1.0"),
+        ({"weight_decay": math.inf}, "weight_decay is inf"),
+        ({"states": "4bit"}, "states is '4bit'"),
+    ],
+)
+def test_bad_options_are_refused(optimizer: type[Any], options: dict[str, Any], text: str) -> None:
+    made = optimizer([torch.nn.Parameter(torch.zeros(2))])
+    for call in (
+        lambda: optimizer(make_params(), **options),
+        lambda: made.add_param_group({"params": make_params(), **options}),
+    ):
+        with pytest.raises(OpArgumentError, match=text) as caught:
+            call()
+        assert caught.value.remedy
+    assert len(made.param_groups) == 1
+
+
+@pytest.mark.parametrize("optimizer", [CPULamb, FusedAdam])
+def test_states_that_an_optimizer_cannot_pack_are_refused(optimizer: type[Any]) -> None:
+    with pytest.raises(OpArgumentError, match="states is '8bit'"):
+        optimizer(make_params(), states="8bit")
+
+
+@every_adam
+@pytest.mark.parametrize(
+    ("param", "text"),
+    [
+        (torch.zeros(3, dtype=torch.float64), "float64"),
+        (torch.zeros(3, dtype=torch.complex64), "complex64"),
+        (torch.zeros(3, device="meta"), "device meta"),
+        (torch.zeros(3, 4).t(), "not a contiguous"),
+    ],
+)
+def test_parameters_that_do_not_fit_are_refused(optimizer: type[Any], param: torch.Tensor, text: str) -> None:
+    with pytest.raises(OpArgumentError, match=text) as caught:
+        optimizer([torch.nn.Parameter(param)])
+    assert caught.value.remedy
+
+
+def spoil_lr(_params: Params, optimizer: Any) -> None:
+    optimizer.param_groups[1]["lr"] = math.nan
+
+
+def spoil_gradient(params: Params, _optimizer: Any) -> None:
+    params[1].grad = params[1].grad.to_sparse()
+
+
+def spoil_step(value: Any) -> Callable[[Params, Any], None]:
+    def spoil(params: Params, optimizer: Any) -> None:
+        optimizer.state[params[1]]["step"] = value
+
+    return spoil
+
+
+def lose_moment(params: Params, optimizer: Any) -> None:
+    del optimizer.state[params[1]]["exp_avg"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "text"),
+    [
+        (spoil_lr, "lr is nan"),
+        (spoil_gradient, "parameter 0 is sparse"),
+        (spoil_step(torch.tensor(math.nan)), r"has step tensor\(nan\)"),
+        (spoil_step(torch.tensor(1.5)), r"has step tensor\(1.5000\)"),
+        (spoil_step(torch.ones(2)), "has step tensor"),
+        (spoil_step(-1), "has step -1"),
+        (spoil_step(None), "has step None"),
+        (lose_moment, "lacks 'exp_avg'"),
+    ],
+    ids=["lr", "sparse", "nan step", "fraction", "two steps", "negative", "none", "no moment"],
+)
+def test_a_fault_in_a_later_group_changes_nothing(spoil: Callable[[Params, Any], None], text: str) -> None:
+    params = make_params()[:2]
+    made = CPUAdam([{"params": [param]} for param in params], lr=0.1)
+    run(made, params, 1)
+    set_grads(params, 2)
+    spoil(params, made)
+    before = contents(made, params)
+    with pytest.raises(OpArgumentError, match=text):
+        made.step()
+    for one, other in zip(contents(made, params), before, strict=True):
+        assert torch.equal(one.view(-1).view(torch.uint8), other.view(-1).view(torch.uint8))
+
+
+@every_adam
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ({}, "lacks 'state' and 'param_groups'"),
+        ({"param_groups": []}, "The state lacks 'state'"),
+        ({"state": {}, "param_groups": [{}]}, "Group 0 of the state lacks 'params'"),
+    ],
+)
+def test_a_state_that_lacks_a_part_is_refused(optimizer: type[Any], state: dict[str, Any], text: str) -> None:
+    params = make_params()
+    made = optimizer(params)
+    with pytest.raises(OpArgumentError, match=text):
+        made.load_state_dict(state)
+    entry = {0: {"step": torch.tensor(1.0)}}
+    with pytest.raises(OpArgumentError, match="lacks 'exp_avg'"):
+        made.load_state_dict({"state": entry, "param_groups": made.state_dict()["param_groups"]})
+    run(made, params, 1)
+
+
+@every_adam
+def test_states_that_two_parameters_share_are_refused(optimizer: type[Any]) -> None:
+    params = [torch.nn.Parameter(torch.ones(40)), torch.nn.Parameter(torch.ones(40))]
+    for shared in ("exp_avg_sq", "step"):
+        made = optimizer(params)
+        run(made, params, 1)
+        made.state[params[1]][shared] = made.state[params[0]][shared]
+        set_grads(params, 1)
+        with pytest.raises(OpArgumentError, match=f"{shared} of tensor 1 shares memory with {shared} of tensor 0"):
+            made.step()
