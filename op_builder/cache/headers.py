@@ -3,8 +3,6 @@
 Places do not count: files are named relative to where the plan finds them. Those of the system count as one.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -49,13 +47,13 @@ class Header(NamedTuple):
     status: tuple[int, ...]
     shadows: tuple[str, ...] = ()
 
-    def is_unchanged(self, roots: Roots) -> bool:
+    def is_unchanged(self, roots: "Roots") -> bool:
         """Whether the file is there with the same content, and nothing has come before it."""
         return self.has_same_content(roots) and not any(
             os.path.exists(roots.locate_place(place)) for place in self.shadows
         )
 
-    def has_same_content(self, roots: Roots, since_ns: int = 0) -> bool:
+    def has_same_content(self, roots: "Roots", since_ns: int = 0) -> bool:
         """Whether the file is there with the same content.
 
         Args:
@@ -77,7 +75,7 @@ class SystemHeaders(NamedTuple):
     status: str
 
     @staticmethod
-    def of(paths: Iterable[str]) -> SystemHeaders:
+    def of(paths: Iterable[str]) -> "SystemHeaders":
         ordered = tuple(sorted(paths))
         settled = all(settled_status(path) for path in ordered)
         return SystemHeaders(ordered, contents_digest(ordered), statuses_digest(ordered) if settled else "")
@@ -117,7 +115,7 @@ class Roots(NamedTuple):
     spelled: Mapping[str, str] = {}
 
     @staticmethod
-    def of(plan: BuildPlan) -> Roots:
+    def of(plan: BuildPlan) -> "Roots":
         flags = (*plan.cxx_flags, *plan.nvcc_flags, *(flag for source in plan.sources for flag in source.flags))
         before, after = _searched(flags)
         found = [(f"before{i}", Path(path)) for i, path in enumerate(before)]
@@ -270,7 +268,7 @@ def _without_dots(name: str) -> str:
 _QUOTED = re.compile(rb'^[ \t]*#[ \t]*(?:include|import)[ \t]*"([^"\n]+)"', re.MULTILINE)
 
 
-def _not_beside(names: Iterable[str], roots: Roots) -> list[tuple[str, str]]:
+def _not_beside(names: Iterable[str], roots: "Roots") -> list[tuple[str, str]]:
     """(text, place) of each ``#include "text"`` in the op's own files that was not found beside the file.
 
     A file that is put at that place is read instead of the one that was found.

@@ -11,8 +11,6 @@
 A reader needs no lock and no write access: an entry is either there whole or not at all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging

@@ -5,8 +5,6 @@ the answer is memoised against the files that make it: the driver, and the compi
 behind it (``cc1plus``, ``clang``), so that an upgrade behind a wrapper script is noticed too.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

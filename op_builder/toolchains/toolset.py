@@ -1,7 +1,5 @@
 """The tools that build one plan."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shlex
@@ -36,9 +34,9 @@ class Toolset(NamedTuple):
     """
 
     cxx: Compiler
-    cuda: CudaToolkit | None = None
-    sycl: SyclRuntime | None = None
-    icpx: SyclCompiler | None = None
+    cuda: "CudaToolkit | None" = None
+    sycl: "SyclRuntime | None" = None
+    icpx: "SyclCompiler | None" = None
 
     @property
     def identities(self) -> dict[str, str]:
