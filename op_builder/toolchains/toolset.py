@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -43,7 +42,7 @@ class Toolset(NamedTuple):
         """What of the tools counts in the key, by its name there."""
         known = {"c++ compiler": self.cxx.itself}
         if self.cxx.flags:
-            known["flags in CXX"] = shlex.join(self.cxx.flags)
+            known["flags in CXX"] = self.cxx.flags_text
         if self.cuda is not None:
             known["cuda compiler"] = self.cuda.identity
         if self.icpx is not None:
