@@ -4,8 +4,8 @@ JIT and prebuild take the same plan from the same pure function, :func:`op_build
 A plan holds no command line and no path of torch, Python or a compiler: the engine adds those when it turns
 the plan into commands, the key counts them by identity.
 
-The modules that a warm load imports use named tuples for values: a frozen dataclass takes five times as long to define.
-Such a module has no ``from __future__ import annotations``, with which typing compiles each field's type from its text.
+Values are named tuples, in modules without ``from __future__ import annotations``, because a warm load imports them:
+see docs/contributing.md.
 """
 
 import enum
