@@ -5,8 +5,6 @@ never affects another device. The values are named tuples, which take a third of
 time to create: every process that asks for its accelerator imports this module.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,7 +53,7 @@ class Chosen(NamedTuple):
     """One accelerator was chosen; ``requested`` is the override's name, None when it was detected."""
 
     name: str
-    accelerator: DeepSpeedAccelerator
+    accelerator: "DeepSpeedAccelerator"
     requested: str | None
     trace: tuple[Verdict, ...]
 

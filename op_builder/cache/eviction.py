@@ -24,9 +24,10 @@ from pathlib import Path
 
 from op_builder import env
 from op_builder.cache import staging
-from op_builder.cache.staging import SURELY_OVER_S, subdirectories
+from op_builder.cache.staging import SURELY_OVER_S
 from op_builder.cache.store import MANIFEST, Cache, Entry
 from op_builder.errors import CacheError
+from op_builder.system.file_contents import subdirectories
 from op_builder.toolchains.sycl_runtime import KERNELS_DIRECTORY
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,6 @@ Headers of torch, Python, CUDA and the compiler count through their identity in 
 all others by content, with a shortcut for files whose status is as it was.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

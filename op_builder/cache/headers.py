@@ -3,10 +3,7 @@
 Places do not count: files are named relative to where the plan finds them. Those of the system count as one.
 """
 
-from __future__ import annotations
-
 import os
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -28,10 +25,6 @@ from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.flags import grouped_flags
 
 
-class HeaderGoneError(Exception):
-    """A header of the op's own that a build read is not there when its content is asked for."""
-
-
 class Header(NamedTuple):
     """One header that a build read, or another file that it took in.
 
@@ -49,13 +42,13 @@ class Header(NamedTuple):
     status: tuple[int, ...]
     shadows: tuple[str, ...] = ()
 
-    def is_unchanged(self, roots: Roots) -> bool:
+    def is_unchanged(self, roots: "Roots") -> bool:
         """Whether the file is there with the same content, and nothing has come before it."""
         return self.has_same_content(roots) and not any(
             os.path.exists(roots.locate_place(place)) for place in self.shadows
         )
 
-    def has_same_content(self, roots: Roots, since_ns: int = 0) -> bool:
+    def has_same_content(self, roots: "Roots", since_ns: int = 0) -> bool:
         """Whether the file is there with the same content.
 
         Args:
@@ -77,7 +70,7 @@ class SystemHeaders(NamedTuple):
     status: str
 
     @staticmethod
-    def of(paths: Iterable[str]) -> SystemHeaders:
+    def of(paths: Iterable[str]) -> "SystemHeaders":
         ordered = tuple(sorted(paths))
         settled = all(settled_status(path) for path in ordered)
         return SystemHeaders(ordered, contents_digest(ordered), statuses_digest(ordered) if settled else "")
@@ -117,7 +110,7 @@ class Roots(NamedTuple):
     spelled: Mapping[str, str] = {}
 
     @staticmethod
-    def of(plan: BuildPlan) -> Roots:
+    def of(plan: BuildPlan) -> "Roots":
         flags = (*plan.cxx_flags, *plan.nvcc_flags, *(flag for source in plan.sources for flag in source.flags))
         before, after = _searched(flags)
         found = [(f"before{i}", Path(path)) for i, path in enumerate(before)]
@@ -213,122 +206,3 @@ def _searched(flags: Iterable[str]) -> tuple[list[str], list[str]]:
             places[flag].append(value)
     before, after = (*places["-iquote"], *places["-I"]), (*places["-isystem"], *places["-idirafter"])
     return list(dict.fromkeys(before)), list(dict.fromkeys(after))
-
-
-def read_headers(
-    plan: BuildPlan, depfiles: Iterable[Path], stamped: Iterable[str], linked: Path | None = None
-) -> tuple[tuple[Header, ...], SystemHeaders]:
-    """The headers that the depfiles of a finished build name, and the archives among what was linked.
-
-    Args:
-        linked: the linker's own depfile; some linkers write none.
-        stamped: directories whose files are not listed: they count through an identity in the plan key.
-
-    Raises:
-        HeaderGoneError: one of the op's own was removed since.
-    """
-    roots = Roots.of(plan)
-    skipped = tuple(os.path.realpath(directory) + os.sep for directory in stamped)
-    sources = {os.path.realpath(source.path) for source in plan.sources if source.text is None}
-    # Relative names are the build's own files, which the plan key knows by their text.
-    listed = (
-        name
-        for depfile in depfiles
-        for name in parse_depfile(depfile.read_text(encoding="utf-8", errors="surrogateescape"))
-    )
-    names = {_without_dots(name) for name in listed if os.path.isabs(name)}
-    not_beside = _not_beside(sources | names, roots)
-    places = {name: roots.name(name) for name in names}
-    if linked is not None and linked.exists():
-        found = parse_linked(linked.read_text(encoding="utf-8", errors="surrogateescape"))
-        places |= {name: roots.holding(name) for name in map(_without_dots, found) if _is_linked_in(name)}
-    headers: dict[tuple[str, str], Header] = {}
-    system = []
-    for name, (root, path) in sorted(places.items()):
-        resolved = os.path.realpath(name)
-        if resolved in sources or resolved.startswith(skipped):
-            continue
-        if not os.path.exists(name):
-            if roots.holding(name)[0]:
-                raise HeaderGoneError(name)
-            continue  # what a compiler made for itself
-        if root:
-            asked = [place for text, place in not_beside if name.endswith(os.sep + text)]
-            shadows = tuple(dict.fromkeys([*roots.earlier(root, path), *asked]))
-            headers[root, path] = Header(root, path, file_sha256(name), settled_status(name), shadows)
-        else:
-            system.append(name)
-    return tuple(headers.values()), SystemHeaders.of(system)
-
-
-def _without_dots(name: str) -> str:
-    """An absolute path without ``.`` and ``..``; what comes after the last of these keeps its links."""
-    before, dots, rest = name.rpartition("/../")
-    return os.path.normpath(os.path.join(os.path.realpath(before + "/.."), rest) if dots else name)
-
-
-_QUOTED = re.compile(rb'^[ \t]*#[ \t]*(?:include|import)[ \t]*"([^"\n]+)"', re.MULTILINE)
-
-
-def _not_beside(names: Iterable[str], roots: Roots) -> list[tuple[str, str]]:
-    """(text, place) of each ``#include "text"`` in the op's own files that was not found beside the file.
-
-    A file that is put at that place is read instead of the one that was found.
-    """
-    found = []
-    for name in sorted(names):
-        if not roots.name(name)[0] or not os.path.isfile(name):
-            continue
-        for text in map(os.fsdecode, _QUOTED.findall(Path(name).read_bytes())):
-            beside = os.path.normpath(os.path.join(os.path.dirname(name), text))
-            if not os.path.exists(beside):
-                found.append((text, "/".join(roots.name(beside))))
-    return found
-
-
-def parse_depfile(text: str) -> list[str]:
-    """The prerequisites in a make-style depfile as compilers write it.
-
-    >>> parse_depfile("a.o: a.cpp /x/b.h \\\\\\n my\\\\ dir/c.h\\n")
-    ['a.cpp', '/x/b.h', 'my dir/c.h']
-    """
-    joined = text.replace("\\\n", " ")
-    names: list[str] = []
-    for line in joined.splitlines():
-        _, colon, prerequisites = line.partition(": ")
-        if not colon:
-            continue
-        names_text = prerequisites.replace("\\ ", "\0").replace("\\#", "#").replace("$$", "$")
-        names += [name.replace("\0", " ") for name in names_text.split()]
-    return names
-
-
-# Of the C library, as its headers are, but in every binary, and alike to all of them.
-_START_FILES = re.compile(r"\w*crt\w*\.o|libc_nonshared\.a")
-_ELF_TYPE = slice(16, 18)
-
-
-def _is_linked_in(name: str) -> bool:
-    """Whether a file that the linker opened ends up in the binary, or steers the link: a shared library does neither.
-
-    One that is named ``.so`` may be a linker script.
-    """
-    if not os.path.isabs(name) or _START_FILES.fullmatch(os.path.basename(name)):
-        return False
-    try:
-        with open(name, "rb") as file:
-            start = file.read(_ELF_TYPE.stop)
-    except OSError:
-        return False
-    return not (start.startswith(b"\x7fELF") and start[_ELF_TYPE] in (b"\3\0", b"\0\3"))
-
-
-def parse_linked(text: str) -> list[str]:
-    """The files in a linker's depfile, where each has a line; some linkers escape blanks, others do not.
-
-    >>> parse_linked("op.so: \\\n  0_op.o \\\n  /my libs/libx.a\n\n0_op.o:\n\n/my libs/libx.a:\n")
-    ['0_op.o', '/my libs/libx.a']
-    """
-    rule = text.partition("\n\n")[0]
-    lines = [line.strip().removesuffix("\\").strip() for line in rule.splitlines()[1:]]
-    return [line.replace("\\ ", " ").replace("\\#", "#").replace("$$", "$") for line in lines]

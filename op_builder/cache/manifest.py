@@ -1,7 +1,5 @@
 """The manifest beside each binary: what was built, from what, and how it was checked."""
 
-from __future__ import annotations
-
 import json
 from typing import NamedTuple
 
@@ -94,7 +92,7 @@ class Manifest(NamedTuple):
         return json.dumps({"format": _FORMAT, **data}, indent=1)
 
     @staticmethod
-    def from_json(text: str) -> Manifest:
+    def from_json(text: str) -> "Manifest":
         """Raises OtherFormatError, or ValueError, KeyError or TypeError when the text is damaged."""
         data = dict(json.loads(text))
         if data.pop("format") != _FORMAT:

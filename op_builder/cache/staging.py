@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from op_builder.system.file_contents import subdirectories
+
 _ALIVE = "alive"
 # A new directory may be without its lock for so long.
 _YOUNG_S = 10.0
@@ -56,15 +58,6 @@ def sweep(parent: Path) -> int:
     for directory in abandoned:
         shutil.rmtree(directory, ignore_errors=True)
     return len(abandoned)
-
-
-def subdirectories(directory: Path) -> list[Path]:
-    """The directories in ``directory``, by name; none where it cannot be read."""
-    try:
-        with os.scandir(directory) as found:
-            return sorted(Path(item.path) for item in found if item.is_dir())
-    except OSError:
-        return []
 
 
 def _is_abandoned(directory: Path) -> bool:

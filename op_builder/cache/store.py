@@ -11,8 +11,6 @@
 A reader needs no lock and no write access: an entry is either there whole or not at all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging
@@ -29,9 +27,8 @@ from op_builder import env
 from op_builder.cache.fingerprint import COMPILER_PARTS, PlanKey
 from op_builder.cache.headers import Roots
 from op_builder.cache.manifest import MANIFEST, Manifest, OtherFormatError
-from op_builder.cache.staging import make_directory, sign_of_life, subdirectories, sweep
 from op_builder.errors import CacheError
-from op_builder.system.file_contents import content_sha256, file_sha256
+from op_builder.system.file_contents import content_sha256, file_sha256, subdirectories
 from op_builder.system.memo import Memo
 
 logger = logging.getLogger(__name__)
@@ -163,6 +160,8 @@ class Cache:
         Raises:
             CacheError: the cache directory cannot be written.
         """
+        from op_builder.cache.staging import make_directory, sign_of_life, sweep  # 0.3 ms that only a build needs
+
         parent = self.writable_dir("staging")
         sweep(parent)
         with self.errors_explained():

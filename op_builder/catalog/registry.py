@@ -7,8 +7,6 @@ other packages register (:mod:`op_builder.catalog.registered_ops`), for every de
 with near matches. Never None.
 """
 
-from __future__ import annotations
-
 import logging
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -87,7 +85,7 @@ def device_package(package: str) -> DevicePackage:
     return DevicePackage(dict(found), broken)
 
 
-def registered_packages(package: str) -> list[RegisteredPackage]:
+def registered_packages(package: str) -> "list[RegisteredPackage]":
     """What other packages register, without what the device's ``package`` or this project has under the same name."""
     from op_builder.catalog import registered_ops
 
@@ -147,7 +145,7 @@ def _lacking(op: Op, package: str, complaint: str) -> type[OpBuilder]:
     return unavailable(op.builder, op.name, op.summary, package, reason, remedy)
 
 
-def _unknown(class_name: str, device: DevicePackage, registered: list[RegisteredPackage]) -> UnknownOpError:
+def _unknown(class_name: str, device: DevicePackage, registered: "list[RegisteredPackage]") -> UnknownOpError:
     import difflib
 
     by_op = {cls.NAME: name for name, cls in device.classes.items()} | {op.name: op.builder for op in OPS}

@@ -5,8 +5,6 @@ Everything else that lists ops is made from this table or checked against it: th
 and the table in ``README.md`` (``python -m op_builder.catalog`` prints it).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

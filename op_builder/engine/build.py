@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import IO
 
 from op_builder import env
+from op_builder.cache.depfiles import HeaderGoneError, read_headers
 from op_builder.cache.fingerprint import BuildKey, PlanKey, plan_key, saved_since
-from op_builder.cache.headers import HeaderGoneError, Roots, read_headers
+from op_builder.cache.headers import Roots
 from op_builder.cache.store import Cache, Entry, disk_full
 from op_builder.engine import precompiled
 from op_builder.engine.commands import LINKED_LIST, BuildCommands, build_commands, stamped_directories

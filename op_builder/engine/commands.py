@@ -12,7 +12,8 @@ from pathlib import Path
 from op_builder.cache.headers import Roots
 from op_builder.plan import Binding, BuildPlan, Language, Source
 from op_builder.system.torch_install import torch_install
-from op_builder.toolchains.compiler import LINKED_FLAG, Compiler, lists_linked
+from op_builder.toolchains.compiler import Compiler
+from op_builder.toolchains.compiler_probe import LINKED_FLAG, lists_linked
 from op_builder.toolchains.cuda import CudaToolkit
 from op_builder.toolchains.cuda_archs import gencode_flags
 from op_builder.toolchains.toolset import Toolset

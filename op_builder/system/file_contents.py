@@ -1,4 +1,4 @@
-"""What a file holds, and whether it is as it was: statuses and digests."""
+"""What a file or directory holds, and whether it is as it was: statuses, digests and names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterable
 from functools import lru_cache
+from pathlib import Path
 
 _CLOCK_TICK_NS = 50_000_000
 _PIECE_BYTES = 1 << 16  # more would have the allocator ask the kernel each time
@@ -78,3 +79,12 @@ def contents_digest(paths: Iterable[str]) -> str:
 def statuses_digest(paths: Iterable[str]) -> str:
     """One digest of the statuses of files, in their order."""
     return hashlib.sha256(repr([file_status(path) for path in paths]).encode()).hexdigest()
+
+
+def subdirectories(directory: Path) -> list[Path]:
+    """The directories in ``directory``, by name; none where it cannot be read."""
+    try:
+        with os.scandir(directory) as found:
+            return sorted(Path(item.path) for item in found if item.is_dir())
+    except OSError:
+        return []

@@ -4,8 +4,6 @@ Importing torch takes a second or two, so this module does it only inside functi
 time an op is loaded the caller's process has it imported anyway.
 """
 
-from __future__ import annotations
-
 import hashlib
 from functools import cache
 from pathlib import Path

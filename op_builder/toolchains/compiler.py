@@ -5,25 +5,14 @@ the answer is memoised against the files that make it: the driver, and the compi
 behind it (``cc1plus``, ``clang``), so that an upgrade behind a wrapper script is noticed too.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
-import re
-import shlex
 import shutil
 from typing import Any, NamedTuple
 
 from op_builder import env
 from op_builder.errors import ToolchainError
 from op_builder.system.memo import Memo
-from op_builder.system.process import run
-
-_SCRIPT_BYTES = 1 << 16
-_ABSOLUTE_PATH = re.compile(rb"/[^\s\"'`;|&<>()$]+")
-
-# The linker's own depfile (GNU ld 2.35, lld 12).
-LINKED_FLAG = "--dependency-file"
 
 _DEFAULT_CXX = ("g++", "c++", "clang++")
 
@@ -52,12 +41,21 @@ class Compiler(NamedTuple):
 
     @property
     def identity(self) -> str:
-        return " | ".join([self.itself, shlex.join(self.flags)] if self.flags else [self.itself])
+        return " | ".join(filter(None, [self.itself, self.flags_text]))
 
     @property
     def flags(self) -> tuple[str, ...]:
         """Those inside ``command``."""
         return self.command[self.command.index(self.program) + 1 :]
+
+    @property
+    def flags_text(self) -> str:
+        """The same, as a shell takes them."""
+        if not self.flags:
+            return ""
+        import shlex  # 0.2 ms, and few compilers are named with flags
+
+        return shlex.join(self.flags)
 
     @property
     def program(self) -> str:
@@ -72,7 +70,7 @@ def find_cxx(memo: Memo) -> Compiler:
         ToolchainError: there is none, or it does not answer ``--version``.
     """
     named = env.CXX.get()
-    for words in [shlex.split(named)] if named is not None else [[name] for name in _DEFAULT_CXX]:
+    for words in [_words(named)] if named is not None else [[name] for name in _DEFAULT_CXX]:
         program = shutil.which(words[0])
         if program is not None:
             return identify((program, *words[1:]), memo)
@@ -87,17 +85,10 @@ def find_cxx(memo: Memo) -> Compiler:
     )
 
 
-def run_by_script(path: str) -> list[str]:
-    """The files that a wrapper script names, as it names them, so that a switched link is noticed; else nothing."""
-    try:
-        with open(path, "rb") as file:
-            text = file.read(_SCRIPT_BYTES)
-    except OSError:
-        return []
-    if not text.startswith(b"#!"):
-        return []
-    named = [os.fsdecode(name) for name in _ABSOLUTE_PATH.findall(text)]
-    return [name for name in dict.fromkeys(named) if os.path.isfile(name)]
+def _words(command: str) -> list[str]:
+    import shlex  # 0.2 ms, and CXX is rarely set
+
+    return shlex.split(command)
 
 
 def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
@@ -107,32 +98,9 @@ def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
     path = os.path.realpath(programs[-1])
 
     def work_out() -> tuple[dict[str, Any], list[str]]:
-        version = run([*command, "--version"])
-        target = run([*command, "-dumpmachine"])
-        if not version.ok or not target.ok:
-            said = (version.errors or target.errors or version.output).strip().splitlines()
-            raise ToolchainError(
-                f"{shlex.join(command)} does not answer --version and -dumpmachine as a C++ compiler does"
-                + (f"; it said: {said[0]}" if said else "."),
-                "Set CXX to a working g++ or clang++.",
-            )
-        first_line = (version.output.strip() or version.errors.strip()).splitlines()[0]
-        proper = "clang" if "clang" in first_line else "cc1plus"
-        behind = run([*command, f"-print-prog-name={proper}"]).output.strip()
-        files = [found for program in programs for found in (os.path.realpath(program), *run_by_script(program))]
-        if os.path.isabs(behind):
-            files.append(os.path.realpath(behind))
-        macros = run([*command, "-dM", "-E", "-x", "c++", os.devnull]).output
-        is_gcc = "__GNUC__" in macros and "__clang__" not in macros and "__INTEL" not in macros
-        return {"version": first_line, "target": target.output.strip(), "is_gcc": is_gcc}, files
+        from op_builder.toolchains.compiler_probe import ask_compiler  # 1 ms; a warm load has the answer in the memo
 
-    fact = memo.get(f"c++ compiler {shlex.join(command)} {path}", work_out)
+        return ask_compiler(command, programs)
+
+    fact = memo.get(f"c++ compiler {command} {path}", work_out)
     return Compiler(command, path, fact["version"], fact["target"], fact["is_gcc"])
-
-
-def lists_linked(command: tuple[str, ...]) -> bool:
-    """Whether the linker of a compiler's ``command`` knows LINKED_FLAG; checked each time, as PATH may choose it."""
-    try:
-        return LINKED_FLAG in run([*command, "-Wl,--help"]).output
-    except ToolchainError:
-        return False

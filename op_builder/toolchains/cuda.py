@@ -18,7 +18,7 @@ from op_builder import env
 from op_builder.errors import MissingCUDAException, ToolchainError
 from op_builder.system.memo import Memo
 from op_builder.system.process import run
-from op_builder.toolchains.compiler import run_by_script
+from op_builder.toolchains.compiler_probe import run_by_script
 
 _USUAL_HOME = Path("/usr/local/cuda")
 

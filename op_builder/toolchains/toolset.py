@@ -1,10 +1,7 @@
 """The tools that build one plan."""
 
-from __future__ import annotations
-
 import json
 import logging
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -36,16 +33,16 @@ class Toolset(NamedTuple):
     """
 
     cxx: Compiler
-    cuda: CudaToolkit | None = None
-    sycl: SyclRuntime | None = None
-    icpx: SyclCompiler | None = None
+    cuda: "CudaToolkit | None" = None
+    sycl: "SyclRuntime | None" = None
+    icpx: "SyclCompiler | None" = None
 
     @property
     def identities(self) -> dict[str, str]:
         """What of the tools counts in the key, by its name there."""
         known = {"c++ compiler": self.cxx.itself}
         if self.cxx.flags:
-            known["flags in CXX"] = shlex.join(self.cxx.flags)
+            known["flags in CXX"] = self.cxx.flags_text
         if self.cuda is not None:
             known["cuda compiler"] = self.cuda.identity
         if self.icpx is not None:

@@ -3,8 +3,6 @@
 The declaration is written once, in the optimizer's header in ``csrc/kernels/formulas``; ``adam.h`` there explains it.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -46,7 +44,7 @@ class Declaration(NamedTuple):
     has_step: bool
 
     @classmethod
-    def parse(cls, text: str) -> Declaration:
+    def parse(cls, text: str) -> "Declaration":
         """The declaration in the form in which csrc/bindings/host_tensors.h gives it."""
         name, states, options, step = text.split("\n")
         made = cls(name, tuple(states.split(",")), (), {}, {}, (), {}, bool(step))
@@ -118,15 +116,17 @@ class NativeOp:
         self.options = self.declaration.options
         self.states = self.declaration.states
 
-    def prepare(self, tensors: TensorLists, steps: Sequence[torch.Tensor]) -> PreparedList:
+    def prepare(self, tensors: "TensorLists", steps: "Sequence[torch.Tensor]") -> "PreparedList":
         """Keep tensors for many updates."""
         raise NotImplementedError
 
-    def prepared_arguments(self, options: Sequence[float], settings: Any, device: torch.device) -> tuple[Any, ...]:
+    def prepared_arguments(self, options: Sequence[float], settings: Any, device: "torch.device") -> tuple[Any, ...]:
         """What the op ``update_prepared`` takes after the list's number."""
         raise NotImplementedError
 
-    def unfit_tensor(self, roles: Mapping[str, Sequence[torch.Tensor]], device: torch.device | None) -> OpArgumentError:
+    def unfit_tensor(
+        self, roles: "Mapping[str, Sequence[torch.Tensor]]", device: "torch.device | None"
+    ) -> "OpArgumentError":
         """Says which tensor is none, sparse or not on ``device``."""
         raise NotImplementedError
 

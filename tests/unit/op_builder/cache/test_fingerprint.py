@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from op_builder.cache.depfiles import parse_depfile
 from op_builder.cache.fingerprint import BuildKey, PlanKey, plan_key, saved_since
-from op_builder.cache.headers import Header, Roots, SystemHeaders, parse_depfile
+from op_builder.cache.headers import Header, Roots, SystemHeaders
 from op_builder.cache.store import Cache
 from op_builder.plan import Binding, BuildPlan
 from op_builder.system.file_contents import file_sha256, settled_status

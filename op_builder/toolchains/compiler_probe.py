@@ -1,0 +1,70 @@
+"""Asking a C++ compiler and its linker what they are, each time by running them.
+
+A module of its own because a warm load has the answers in the memo.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from typing import Any
+
+from op_builder.errors import ToolchainError
+from op_builder.system.process import run
+
+_SCRIPT_BYTES = 1 << 16
+_ABSOLUTE_PATH = re.compile(rb"/[^\s\"'`;|&<>()$]+")
+
+# The linker's own depfile (GNU ld 2.35, lld 12).
+LINKED_FLAG = "--dependency-file"
+
+
+def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """What a compiler says of itself, and the files that the answer depends on.
+
+    Args:
+        programs: the words of ``command`` that are programs, resolved.
+
+    Raises:
+        ToolchainError: it does not answer.
+    """
+    version = run([*command, "--version"])
+    target = run([*command, "-dumpmachine"])
+    if not version.ok or not target.ok:
+        answer = (version.errors or target.errors or version.output).strip().splitlines()
+        raise ToolchainError(
+            f"{shlex.join(command)} does not answer --version and -dumpmachine as a C++ compiler does"
+            + (f"; it said: {answer[0]}" if answer else "."),
+            "Set CXX to a working g++ or clang++.",
+        )
+    first_line = (version.output.strip() or version.errors.strip()).splitlines()[0]
+    proper = "clang" if "clang" in first_line else "cc1plus"
+    behind = run([*command, f"-print-prog-name={proper}"]).output.strip()
+    files = [found for program in programs for found in (os.path.realpath(program), *run_by_script(program))]
+    if os.path.isabs(behind):
+        files.append(os.path.realpath(behind))
+    macros = run([*command, "-dM", "-E", "-x", "c++", os.devnull]).output
+    is_gcc = "__GNUC__" in macros and "__clang__" not in macros and "__INTEL" not in macros
+    return {"version": first_line, "target": target.output.strip(), "is_gcc": is_gcc}, files
+
+
+def run_by_script(path: str) -> list[str]:
+    """The files that a wrapper script names, as it names them, so that a switched link is noticed; else nothing."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_SCRIPT_BYTES)
+    except OSError:
+        return []
+    if not text.startswith(b"#!"):
+        return []
+    named = [os.fsdecode(name) for name in _ABSOLUTE_PATH.findall(text)]
+    return [name for name in dict.fromkeys(named) if os.path.isfile(name)]
+
+
+def lists_linked(command: tuple[str, ...]) -> bool:
+    """Whether the linker of a compiler's ``command`` knows LINKED_FLAG; checked each time, as PATH may choose it."""
+    try:
+        return LINKED_FLAG in run([*command, "-Wl,--help"]).output
+    except ToolchainError:
+        return False
