@@ -9,6 +9,7 @@ from op_builder.system.torch_install import MINIMUM_TORCH
 
 MANIFEST = "manifest.json"
 _FORMAT = 5
+_TEXTS = ("op", "artifact", "sha256", "kind", "check", "built_at", "torch", "accel_ops")
 _TUPLES = ("namespaces", "defined_namespaces", "operators")
 
 
@@ -101,7 +102,7 @@ class Manifest(NamedTuple):
             data[name] = dict(data[name])
         for name in _TUPLES:
             data[name] = tuple(data[name])
-        texts = (data["op"], data["artifact"], data["sha256"], data["torch"], *data["key_parts"].values())
+        texts = (*map(data.__getitem__, _TEXTS), *data["key_parts"].values(), *data["needs"].values())
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("something in the manifest is not text")
         headers = [{**header, "status": tuple(header["status"])} for header in data["headers"]]

@@ -216,7 +216,14 @@ class HostOptimizer(NativeOptimizer):
         return isinstance(step, torch.Tensor)
 
     def _placed_step(self, step: Any, param: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
-        return self._memory.copy(step if isinstance(step, torch.Tensor) else torch.tensor(float(step)))
+        if not isinstance(step, torch.Tensor):
+            try:
+                step = torch.tensor(float(step), dtype=torch.float32)
+            except (TypeError, ValueError):
+                raise OpArgumentError(
+                    f"A loaded state has step {step!r}; it must be a whole number from 0 on.", "Load an intact state."
+                ) from None
+        return self._memory.copy(step)
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         for name in _SAVED:

@@ -200,8 +200,8 @@ class Batch:
 class PreparedGroups:
     """Prepared lists for all groups of an optimizer.
 
-    Gradients are held from one step to the next only where they are found to be the same tensors in each:
-    elsewhere their memory is the training loop's to free (``zero_grad()``).
+    Gradients are held from one step to the next only where the first of them stayed the same tensor, and no longer once
+    others were replaced: elsewhere their memory is the training loop's to free (``zero_grad()``).
     """
 
     def __init__(self) -> None:
