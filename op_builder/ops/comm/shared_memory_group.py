@@ -180,7 +180,7 @@ class SharedMemoryGroup:
             zeros of that shape.
 
         Raises:
-            OpArgumentError: shape or dtype is none.
+            OpArgumentError: ``shape`` is not a valid shape, or ``dtype`` not a ``torch.dtype``.
             SharedMemorySpaceError: there is not as much memory.
             SharedMemoryCommError: a rank did not come.
         """
