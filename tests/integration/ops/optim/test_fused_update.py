@@ -176,7 +176,8 @@ def test_the_capturable_form_reads_learning_rate_and_steps_and_counts_them_up(ad
 
 def test_a_learning_rate_of_float64_in_a_tensor_is_read_as_a_number(adam):
     cases, same = mixed_cases(), mixed_cases()
-    adam.multi_tensor_adam(CHUNK, NOOP, lists_of(cases), *positional(Options(lr=torch.tensor([1e-2], dtype=torch.float64))))
+    lr = torch.tensor([1e-2], dtype=torch.float64)
+    adam.multi_tensor_adam(CHUNK, NOOP, lists_of(cases), *positional(Options(lr=lr)))
     adam.multi_tensor_adam(CHUNK, NOOP, lists_of(same), *positional(Options(lr=1e-2)))
     for members, twins in zip(lists_of(cases), lists_of(same), strict=True):
         assert_same(members, twins)
