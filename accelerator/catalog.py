@@ -28,7 +28,7 @@ def built_in_candidates() -> list[Candidate]:
             requirement=f"XPU_Accelerator external requires {_EXTERNAL}",
         ),
         _built_in("xpu", 900, "xpu (IPEX)", probe="probe_ipex"),
-        _built_in("xpu", 800, "xpu (torch)", objection=_cuda_objection),
+        _built_in("xpu", 800, "xpu (torch)", reason_to_skip=_reason_to_skip_xpu),
         _built_in("npu", 700, vendor_package="torch_npu"),
         _built_in("sdaa", 600, vendor_package="torch_sdaa"),
         _built_in("mps", 500),
@@ -47,7 +47,7 @@ def _device_class(name: str) -> Any:
     return getattr(importlib.import_module(f"accelerator.{name}_accelerator"), f"{name.upper()}_Accelerator")
 
 
-def _cuda_objection() -> str | None:
+def _reason_to_skip_xpu() -> str | None:
     """Torch's own XPU support gives way to CUDA: a torch with both is rarely meant for the Intel GPU."""
     try:
         return "there is a CUDA device" if _device_class("cuda").probe() is None else None

@@ -35,7 +35,7 @@ class Candidate(NamedTuple):
     """The class's method that returns why the device cannot be used here, or None; empty: ask ``is_available()``."""
     without_device: bool = False
     """Whether an override takes it without probing."""
-    objection: Callable[[], str | None] | None = None
+    reason_to_skip: Callable[[], str | None] | None = None
     """Why detection should ignore it although it works; not asked in an override."""
     fault: str | None = None
     """Why it can never be chosen; part of every trace."""
@@ -105,8 +105,8 @@ def _ask(candidate: Candidate, *, is_named: bool) -> tuple[str | None, Any]:
             import_vendor(candidate.vendor_package)
         accelerator_class = candidate.load()
         reason = None if is_named and candidate.without_device else _probe(accelerator_class, candidate.probe)
-        if reason is None and not is_named and candidate.objection is not None:
-            reason = candidate.objection()
+        if reason is None and not is_named and candidate.reason_to_skip is not None:
+            reason = candidate.reason_to_skip()
         if reason is not None:
             is_text = isinstance(reason, str) and reason.strip()
             return reason if is_text else f"probe() must return None or a reason (str), found {reason!r}", None

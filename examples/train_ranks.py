@@ -60,13 +60,13 @@ def main(arguments: list[str] | None = None) -> int:
         share = whole[rank::size].to(accelerator.device())
         loss = model.loss(share)
         loss.backward()
-        told = loss.detach().clone()
+        mean_loss = loss.detach().clone()
         if size > 1:
             average([parameter.grad for parameter in model.parameters()], size)
-            average([told], size)
+            average([mean_loss], size)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(told.item())
+        losses.append(mean_loss.item())
     duration_s = time.perf_counter() - started
     if rank == 0:
         print(

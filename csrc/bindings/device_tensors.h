@@ -68,7 +68,7 @@ inline DeviceArray device_array(const Tensor& tensor, const Argument& argument, 
       array.dtype = DType::float16;
       break;
     default:
-      // Where it lies is told first: a sparse or foreign tensor may be of a foreign type besides.
+      // Report the device first: a sparse tensor may also have an unsupported dtype.
       device_memory(tensor, argument, place, 0);
       refuse(argument.text() + " is of type " + tensor.type_name() + "; float32, bfloat16 or float16 is needed.",
              "Convert it, for example x.float().");

@@ -87,7 +87,7 @@ class WatchedTensors {
     }
   };
 
-  // Question by question, not tensor by tensor: the tensors are in no cache, since an update goes through more memory
+  // Property by property, not tensor by tensor: the tensors are in no cache, since an update goes through more memory
   // than caches hold, and so a processor waits for many of them at once.
   static bool is_unchanged(const Watched* watched, std::int64_t count) {
     const auto all = [&](auto member, const auto& get) {

@@ -10,6 +10,7 @@ extern "C" {
 [[gnu::weak]] int PyErr_CheckSignals();
 [[gnu::weak]] void PyErr_Fetch(void** type, void** value, void** traceback);
 [[gnu::weak]] void PyErr_Restore(void* type, void* value, void* traceback);
+[[gnu::weak]] void PyErr_WriteUnraisable(void* object);
 [[gnu::weak]] int Py_AddPendingCall(int (*function)(void*), void* argument);
 }
 
@@ -41,7 +42,10 @@ inline bool is_interrupted_by_python() {
   if (has_raised) {
     auto* const error = new HandlerError;
     PyErr_Fetch(&error->type, &error->value, &error->traceback);
-    Py_AddPendingCall(raise_handler_error, error);
+    if (Py_AddPendingCall(raise_handler_error, error) != 0) {  // Python's queue of calls is full
+      raise_handler_error(error);
+      PyErr_WriteUnraisable(nullptr);
+    }
   }
   PyGILState_Release(state);
   return has_raised;

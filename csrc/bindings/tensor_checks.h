@@ -96,7 +96,7 @@ inline HostTensor host_tensor(const Tensor& tensor, const Argument& argument) {
       dtype = DType::float16;
       break;
     default:
-      // Where it lies is told first: a sparse or foreign tensor may be of a foreign type besides.
+      // Report the device first: a sparse tensor may also have an unsupported dtype.
       host_memory(tensor, argument, 0);
       refuse(argument.text() + " is of type " + tensor.type_name() + "; float32, bfloat16 or float16 is needed.",
              "Convert it, for example x.float().");

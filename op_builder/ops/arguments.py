@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ParamSpec, SupportsFloat, TypeVar, cast
 
@@ -94,6 +94,19 @@ def checked_numbers(**numbers: SupportsFloat) -> dict[str, float]:
     }
 
 
+def check_nesterov(options: Mapping[str, Any]) -> None:
+    """Nesterov's momentum, where an optimizer has that option, needs a momentum and no dampening.
+
+    Raises:
+        OpArgumentError: it came without, or with dampening.
+    """
+    if options.get("nesterov") and (options["momentum"] == 0 or options["dampening"] != 0):
+        raise OpArgumentError(
+            f"nesterov came with momentum={options['momentum']} and dampening={options['dampening']}.",
+            "Pass a momentum above 0 and no dampening, or nesterov=False.",
+        )
+
+
 def step_number(step: object) -> int:
     """``step`` as an int of at least 1.
 
@@ -116,7 +129,7 @@ def whole_number(name: str, value: object, remedy: str = "") -> int:
     """``value`` as an int of 64 bits, which is what an op takes: Python's, NumPy's or torch's.
 
     Raises:
-        OpArgumentError: it is none, or a bool.
+        OpArgumentError: it is not one, or a bool.
     """
     remedy = remedy or f"Pass {name} as an int of 64 bits."
     try:

@@ -254,7 +254,7 @@ class CCLCommModule:
         """
         key = tuple(map(operator.index, ranks))
         if len(key) != size or len(set(key)) != size:
-            raise OpArgumentError(f"The group {list(key)} has not {size} different ranks.", "Correct size or ranks.")
+            raise OpArgumentError(f"Group {list(key)} does not list {size} distinct ranks.", "Correct size or ranks.")
         timeout_s = self._world.timeout_s if self._world is not None else DEFAULT_TIMEOUT_S
         before, self._groups[key] = self._groups.get(key), self.new_communicator(size, rank, kvs, timeout_s=timeout_s)
         if before is not None:
@@ -338,7 +338,7 @@ class CCLCommModule:
     def _of(self, group: Group) -> Communicator:
         if self._world is None:
             raise CommunicationError(
-                "oneCCL has no ranks yet.", "Call initialize(size, rank, kvs) on every rank first."
+                "ccl_comm is not initialized.", "Call initialize(size, rank, kvs) on every rank first."
             )
         key = _group_key(group)
         if not key or key == tuple(range(self._world.size)):

@@ -184,8 +184,8 @@ class HierarchicalCollectives:
 
     def _give_up(self, error: BaseException) -> None:
         """Take part in nothing more, and let all others know."""
-        said = error if isinstance(error, CommunicationError) else None
-        self._failure = said or CommunicationError(
+        failure = error if isinstance(error, CommunicationError) else None
+        self._failure = failure or CommunicationError(
             f"A collective was ended by {type(error).__name__}.", "The ranks need a new group."
         )
         self._note.leave(self._failure.message + self._whom(error))

@@ -46,8 +46,8 @@ class MadeGroups:
         if number in (0, self._number):
             return ""
         return (
-            f" On this store it has made {number} groups of this name, this rank {self._number}: unless it is still to "
-            "come, one of them was started, or has tried, again alone, and all need a new store."
+            f" Rank {rank} has created {number} groups of this name on this store, this rank {self._number}. A rank "
+            "was probably restarted alone: restart all ranks with a new store."
         )
 
     @staticmethod

@@ -180,7 +180,7 @@ class SharedMemoryGroup:
             zeros of that shape.
 
         Raises:
-            OpArgumentError: shape or dtype is none.
+            OpArgumentError: ``shape`` is not a valid shape, or ``dtype`` not a ``torch.dtype``.
             SharedMemorySpaceError: there is not as much memory.
             SharedMemoryCommError: a rank did not come.
         """
@@ -274,9 +274,15 @@ def _open(ops: Any, place: GroupPlace) -> int:
     isa = cpu_isa.chosen_isa()  # before there are descriptors to close
     size_bytes = ops.segment_bytes()
     facts, descriptors = shared_segments(ops, place.meeting("ranks"), size_bytes, is_locked=True)
-    spin_ns = _SPIN_NS if place.size <= usable_cores(facts) else 0
-    here = [int(each.is_in_this_process) for each in facts]
-    number: int = ops.open_group(place.rank, descriptors, here, int(place.timeout_s * 1e9), spin_ns, isa)
+    try:
+        spin_ns = _SPIN_NS if place.size <= usable_cores(facts) else 0
+        here = [int(each.is_in_this_process) for each in facts]
+        timeout_ns = int(place.timeout_s * 1e9)
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    number: int = ops.open_group(place.rank, descriptors, here, timeout_ns, spin_ns, isa)  # takes the descriptors
     if number < 0:
         raise space_error(size_bytes, -number)
     return number

@@ -146,6 +146,7 @@ class WorkQueue:
         self._waiting: deque[CollectiveWork] = deque()
         self._filled = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
+        self._thread_lock = threading.RLock()  # a signal's handler may submit, too
         self._is_closed = False
         self._reason: AccelError | None = None
 
@@ -166,13 +167,14 @@ class WorkQueue:
         self._require_open()
         work = CollectiveWork(result, self, function)
         self._waiting.append(work)
-        if self._thread is None:
-            # It knows the queue weakly, so that the thread of a group that is garbage ends.
-            arguments = (weakref.ref(self), self._filled)
-            name = f"{self._name}-{next(self._numbers)}"
-            self._thread = threading.Thread(target=_serve, args=arguments, name=name, daemon=True)
-            self._thread.start()
-            weakref.finalize(self, self._filled.release)
+        with self._thread_lock:
+            if self._thread is None:
+                # It knows the queue weakly, so that the thread of a group that is garbage ends.
+                arguments = (weakref.ref(self), self._filled)
+                name = f"{self._name}-{next(self._numbers)}"
+                self._thread = threading.Thread(target=_serve, args=arguments, name=name, daemon=True)
+                self._thread.start()
+                weakref.finalize(self, self._filled.release)
         self._filled.release()
         return work
 

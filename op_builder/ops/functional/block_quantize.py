@@ -10,7 +10,7 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import whole_number
-from op_builder.ops.optim.device_tensors import call, require_plain
+from op_builder.ops.functional.device_tensors import call, require_plain
 
 _LARGEST_BLOCK = 2**62  # the kernels add a block to a tensor's elements
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)

@@ -8,7 +8,7 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import whole_number
-from op_builder.ops.optim.device_tensors import call, require_plain
+from op_builder.ops.functional.device_tensors import call, require_plain
 
 _BIT_ORDERS = ("little", "big")
 

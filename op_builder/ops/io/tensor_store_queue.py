@@ -21,11 +21,13 @@ class _Task(Future[T]):
     Attributes:
         work: done by a worker when the task's turn comes; None for a thread that waits for ``turn`` and works itself.
         has_callbacks: somebody wants to be called when it is done.
+        is_taken: a worker does it, or has done it.
         keeps_place: its worker continues with another task, instead of running callbacks.
     """
 
     is_reported = False
     has_callbacks = False
+    is_taken = False
     keeps_place = False
 
     def __init__(self, queue: StoreQueue, name: str, work: Callable[[], T] | None = None) -> None:
@@ -89,14 +91,16 @@ class StoreQueue:
         """Have ``work`` done in the background, after all earlier work on ``name``."""
         self._check_fork()
         task = _Task(self, name, work)
-        self._enter(task)
         try:
+            self._enter(task)
             self._hire()
-        except BaseException as error:  # no thread can be started, or Ctrl-C
+        except BaseException as error:  # no thread can be started, the store is closed, or Ctrl-C
             with self._lock:
-                task.is_background = task not in self._ready
-                if not task.is_background:
-                    self._ready.remove(task)
+                task.is_background = task.is_taken
+                if not task.is_taken:
+                    if task in self._ready:
+                        self._ready.remove(task)
+                    self._advance(task)
             if not task.is_background:
                 task.is_reported = True
                 task.set_exception(error)
@@ -263,4 +267,6 @@ class StoreQueue:
             if not self._ready or self._workers >= self._threads:
                 return None
             self._workers += 1
-            return self._ready.popleft()
+            task = self._ready.popleft()
+            task.is_taken = True
+            return task

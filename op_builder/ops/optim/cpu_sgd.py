@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from op_builder.errors import OpArgumentError
+from op_builder.ops.arguments import check_nesterov
 from op_builder.ops.optim.host_optimizer import HostOptimizer, HostSettings
 from op_builder.ops.optim.prepared import Batch
 
@@ -61,11 +61,7 @@ class CPUSGD(HostOptimizer):
         super().__init__(params, options, **settings)
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
-        if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
-            raise OpArgumentError(
-                f"nesterov with momentum={group['momentum']} and dampening={group['dampening']}.",
-                "Give a momentum above 0 and no dampening.",
-            )
+        check_nesterov(group)
 
     def _check_saved(self, what: str, entry: Mapping[str, Any], group: Mapping[str, Any]) -> None:
         """Nothing: torch.optim.SGD's state has a buffer at most."""

@@ -12,6 +12,7 @@ from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import (
     checked_numbers,
     explained,
+    finite_number,
     is_dense,
     is_traced,
     not_dense,
@@ -128,7 +129,7 @@ class FusedOp(NativeOp):
                 which every update counts up.
 
         Raises:
-            OpArgumentError: a tensor is none or sparse, or on a device that this build of the op lacks. All
+            OpArgumentError: one is not a tensor, or sparse, or on a device that this build of the op lacks. All
                 else is checked by the updates.
         """
         from op_builder.ops.optim.prepared import PreparedList
@@ -152,7 +153,7 @@ class FusedOp(NativeOp):
         return (*moved, list(options), 1, *control.settings(), self.isa)
 
     def unfit_tensor(self, roles: Mapping[str, Tensors], device: torch.device | None) -> OpArgumentError:
-        """Says which tensor is none, sparse, on another device than ``device`` or on one that the binary is not for."""
+        """Says which argument is not a tensor, or sparse, or on another device than ``device`` or the binary's."""
         for role, members in roles.items():
             for index, tensor in enumerate(members):
                 if not is_dense(tensor) or tensor.device != device or tensor.device.type not in self.devices:
@@ -205,11 +206,24 @@ class FusedOp(NativeOp):
         names = ("chunk_size", "noop_flag", "tensor_lists", *numbers, *step, *modes, *declared.switches, "weight_decay")
         parameters = {**dict.fromkeys(names, REQUIRED), "grad_scale": None, "found_inf": None}
         documentation = f"Update the parameters and states of all tensors by {declared.name}; FusedOp says how."
-        for name in (f"multi_tensor_{kind}", *([f"multi_tensor_{kind}_capturable"] if step else [])):
-            self._add(name, documentation, parameters, self._update)
+        if kind == "adam":  # the one with a form of its own for tensors
+            self._add("multi_tensor_adam", documentation, parameters, self._update_by_number)
+            self._add("multi_tensor_adam_capturable", documentation, parameters, self._update)
+        else:
+            self._add(f"multi_tensor_{kind}", documentation, parameters, self._update)
+
+    def _update_by_number(self, given: dict[str, Any]) -> None:
+        """As :meth:`_update`, but ``step`` is a number, and ``lr`` as a tensor on the CPU is read before the call."""
+        lr, step = given["lr"], given["step"]
+        if is_traced():
+            if isinstance(step, torch.Tensor):
+                raise OpArgumentError("step is a tensor.", "Pass a number, or call multi_tensor_adam_capturable().")
+        elif isinstance(lr, torch.Tensor) and lr.is_cpu:
+            lr = finite_number("lr", lr)
+        self._update({**given, "lr": lr, "step": step_number(step)})
 
     def _update(self, given: dict[str, Any]) -> None:
-        """What ``multi_tensor_*`` and, the same under another name, ``multi_tensor_*_capturable`` do.
+        """What ``multi_tensor_*`` and ``multi_tensor_adam_capturable`` do.
 
         Args:
             given: their arguments by name.
@@ -236,7 +250,7 @@ class FusedOp(NativeOp):
         numbers = {key: given[key] for key in declared.numbers}
         if lr_tensor is not None:
             numbers["lr"] = 0.0
-        values: dict[str, float] = checked_numbers(**numbers)
+        values = {**declared.constants, **checked_numbers(**numbers)}
         if declared.modes:
             if given["mode"] not in (0, 1):
                 raise OpArgumentError(f"mode is {given['mode']!r}.", "Pass 0 for Adam with L2 penalty, 1 for AdamW.")

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import checked_numbers, explained, is_dense, is_traced, not_dense, step_number, untraced
+from op_builder.ops.arguments import (
+    check_nesterov,
+    checked_numbers,
+    explained,
+    is_dense,
+    is_traced,
+    not_dense,
+    step_number,
+    untraced,
+)
 from op_builder.ops.optim.native_op import REQUIRED, NativeOp
 
 if TYPE_CHECKING:
@@ -76,7 +85,7 @@ class HostOp(NativeOp):
                 int64, which every update counts up.
 
         Raises:
-            OpArgumentError: a tensor is none, or not on the CPU, or a list is not as long as the parameters' one.
+            OpArgumentError: one is not a tensor, or not on the CPU, or a list is not as long as the parameters' one.
                 All else is checked by the updates.
         """
         from op_builder.ops.optim.prepared import PreparedList
@@ -101,7 +110,7 @@ class HostOp(NativeOp):
         return math.sqrt(total.item())
 
     def unfit_tensor(self, roles: Mapping[str, Sequence[torch.Tensor]], device: torch.device | None) -> OpArgumentError:  # noqa: ARG002
-        """Says which tensor is none, sparse or not on the CPU."""
+        """Says which argument is not a tensor, or sparse, or not on the CPU."""
         return _unfit_tensor(roles)
 
     # The functions of one tensor --------------------------------------------------------------
@@ -160,7 +169,9 @@ class HostOp(NativeOp):
         if number in self._modes:
             destroy = f"destroy_{declared.name.lower()}"
             raise OpArgumentError(f"Optimizer id {number} is in use.", f"Choose another, or call {destroy} first.")
-        modes = self._modes[number] = {key: bool(given[key]) for key in declared.modes}
+        modes = {key: bool(given[key]) for key in declared.modes}
+        check_nesterov({**numbers, **modes})
+        self._modes[number] = modes
         if given["should_log"]:
             values = ", ".join(f"{key}={value}" for key, value in {**numbers, **modes}.items())
             logger.info("%s optimizer %s: %s arithmetic, %s", declared.name, number, self.isa, values)
@@ -182,6 +193,7 @@ class HostOp(NativeOp):
         numbers = checked_numbers(**{key: given[key] for key in declared.numbers})
         switches = {key: bool(given[key]) for key in declared.switches}
         values = {**declared.constants, **numbers, **modes, **switches}
+        check_nesterov(values)
         return [values[key] for key in declared.options]
 
     def _roll_back(self, given: dict[str, Any]) -> None:

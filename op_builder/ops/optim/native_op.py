@@ -127,7 +127,7 @@ class NativeOp:
     def unfit_tensor(
         self, roles: "Mapping[str, Sequence[torch.Tensor]]", device: "torch.device | None"
     ) -> "OpArgumentError":
-        """Says which tensor is none, sparse or not on ``device``."""
+        """Says which argument is not a tensor, or sparse, or not on ``device``."""
         raise NotImplementedError
 
     def _add(self, name: str, documentation: str, parameters: Mapping[str, Any], body: Callable[..., Any]) -> None:

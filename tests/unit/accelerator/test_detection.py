@@ -262,7 +262,7 @@ def test_ctrl_c_during_a_probe_is_not_swallowed() -> None:
         select([candidate("slow", load=load)])
 
 
-def test_a_named_candidate_may_have_several_ways_and_no_objection() -> None:
-    ways = [candidate("x", reason="way one shut"), candidate("x", objection=lambda: "others first")]
+def test_a_named_candidate_may_have_several_ways_and_no_reason_to_skip() -> None:
+    ways = [candidate("x", reason="way one shut"), candidate("x", reason_to_skip=lambda: "others first")]
     assert isinstance(select([*ways, candidate("x", load=must_not_be_asked)], "x"), Chosen)
     assert reasons(select([ways[1], candidate("cpu", -1)]))["x"] == "others first"

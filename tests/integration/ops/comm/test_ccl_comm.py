@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from op_builder.cpu import CCLCommBuilder
-from op_builder.ops.comm.ccl_comm import ADDRESS_BYTES, Communicator
+from op_builder.errors import CommunicationError
+from op_builder.ops.comm.ccl_comm import ADDRESS_BYTES, CCLCommModule, Communicator
 from op_builder.toolchains.oneccl import find_oneccl
 from tests.support.rank_processes import run_ranks, values
 
@@ -90,6 +91,40 @@ def test_a_communicator_that_two_threads_close_is_given_back_once() -> None:
     ops.comm = Communicator(ops, 1, 0, [1] * ADDRESS_BYTES, 1.0)
     ops.comm.close()
     assert ops.ended == [7]
+
+
+class OpsThatCount:
+    """Ops of oneCCL without it, which number the communicators."""
+
+    def __init__(self) -> None:
+        self.connected = 0
+        self.ended: list[int] = []
+        self.do_ranks_meet = True
+
+    def connect(self, *_: object) -> tuple[int, int]:
+        self.connected += 1
+        return self.connected, self.connected
+
+    def wait(self, *_: object) -> bool:
+        return self.do_ranks_meet
+
+    def disconnect(self, number: int) -> None:
+        self.ended.append(number)
+
+
+def test_communicators_of_repeated_and_failed_meetings_are_given_back() -> None:
+    ops = OpsThatCount()
+    ccl = CCLCommModule(ops)
+    address = [1] * ADDRESS_BYTES
+    for _ in range(2):
+        ccl.initialize(2, 0, address, timeout_s=0.01)
+    for _ in range(2):
+        ccl.initialize_sub_comm(2, 0, address, [1, 0])
+    assert ops.ended == [1, 3]
+    ops.do_ranks_meet = False
+    with pytest.raises(CommunicationError, match="did not finish"):
+        ccl.initialize(2, 0, address, timeout_s=0.01)
+    assert ops.ended == [1, 3, 5]
 
 
 def test_a_signal_ends_the_wait_of_an_inference_all_reduce(tmp_path: Path) -> None:

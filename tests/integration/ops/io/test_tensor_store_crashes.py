@@ -45,7 +45,8 @@ def test_ctrl_c_ends_a_save_and_the_old_value_stays(tmp_path: Path, in_backgroun
     interrupted = threading.Event()
 
     def hold(_done: int, _total: int) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+        # Not os.kill(): another thread may get its signal, which then ends no wait of the main thread.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         interrupted.wait(60)  # in the main thread, the exception ends it
 
     def save() -> None:

@@ -45,7 +45,7 @@ def refused(module: Any, text: str, lists: list[Any] | None = None, **changes: A
     lists = lists if lists is not None else good_lists()[:count]
     before = [tensor.clone() if isinstance(tensor, torch.Tensor) else tensor for tensor in flat(lists)]
     good = {"chunk_size": CHUNK, "noop_flag": None, **dict(zip(NUMBERS, positional(Options()), strict=True))}
-    for form in (f"multi_tensor_{name}", f"multi_tensor_{name}_capturable"):
+    for form in ("multi_tensor_adam", "multi_tensor_adam_capturable") if name == "adam" else ("multi_tensor_amsgrad",):
         with pytest.raises(OpArgumentError, match=text) as caught:
             getattr(module, form)(**{**good, "tensor_lists": lists, **changes})
         assert caught.value.remedy
@@ -190,3 +190,19 @@ def test_the_raw_op_refuses_too(adam):
         adam.ops.update(*given, [0.1] * 7, 1, False, CHUNK, "avx9")
     with pytest.raises(ValueError, match="no prepared list"):
         adam.ops.update_prepared(999, None, None, None, None, [0.1] * 7, 1, False, CHUNK, adam.isa)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("lr", torch.tensor(math.nan), "lr is nan"),
+        ("lr", torch.tensor(math.inf), "lr is inf"),
+        ("lr", torch.tensor(-1.0), "lr is -1.0"),
+        ("step", torch.tensor(1.0), "not an int"),  # as a counter it belongs to the capturable form
+        ("step", [torch.tensor(1.0)] * 3, "not an int"),
+    ],
+)
+def test_tensors_for_numbers_are_checked_as_numbers_but_in_the_capturable_form(adam, name, value, text):
+    numbers = {**dict(zip(NUMBERS, positional(Options()), strict=True)), name: value}
+    with pytest.raises(OpArgumentError, match=text):
+        adam.multi_tensor_adam(CHUNK, None, good_lists()[:4], **numbers)

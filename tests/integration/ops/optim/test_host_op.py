@@ -125,6 +125,13 @@ def test_a_function_of_one_tensor_does_what_the_list_form_does(kind):
     assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
 
 
+@pytest.mark.parametrize("change", [{"momentum": 0.0}, {"dampening": 0.5}], ids=str)
+def test_nesterov_without_momentum_or_with_dampening_is_refused(change):
+    Single(SGD, nesterov=True).refuses("nesterov came with", **change)
+    with pytest.raises(OpArgumentError, match="nesterov came with"):
+        Single(SGD, nesterov=True, **change)
+
+
 def test_the_id_fixes_nesterov():
     single = Single(SGD, nesterov=True)
     arguments = single.arguments()

@@ -69,11 +69,11 @@ def test_ranks_that_have_made_different_numbers_of_groups_are_told_so() -> None:
     mine = RankFacts("a", "", "gloo")
     with pytest.raises(CommunicationError, match="Rank 1 of the group did not come") as caught:
         exchange(MadeGroups(store, 0), 2, mine)
-    assert "has made" not in str(caught.value)
+    assert "has created" not in str(caught.value)
     again, other = MadeGroups(store, 0), MadeGroups(store, 1)  # rank 0 tries again, rank 1 comes
-    with pytest.raises(CommunicationError, match=r"did not come.*made 1 groups of this name, this rank 2: unless"):
+    with pytest.raises(CommunicationError, match=r"did not come.*created 1 groups of this name.*, this rank 2"):
         exchange(again, 2, mine)
-    with pytest.raises(CommunicationError, match=r"Rank 0 of.*made 2 groups of this name, this rank 1: unless"):
+    with pytest.raises(CommunicationError, match=r"Rank 0 of.*created 2 groups of this name.*, this rank 1"):
         exchange(other, 2, mine)  # and does not believe what rank 0 told at first
     assert exchange(MadeGroups(store, 1), 2, mine) == [mine, mine]  # as many as rank 0's
 
