@@ -56,8 +56,10 @@ def apply(module: FusedOp, kind: Kind, cases: Sequence[Tensors], flag: torch.Ten
         given["mode"] = int(given.pop("adamw_mode"))
     if kind is not LION:
         given["step"] = 3
-    update = getattr(module, f"multi_tensor_{kind.name}")
-    update(CHUNK, flag, amsgrad_lists_of(cases), **{**given, **also})
+    given.update(also)
+    in_tensors = kind is ADAM and not isinstance(given["step"], int)  # only this kind has a form of its own for them
+    update = getattr(module, f"multi_tensor_{kind.name}{'_capturable' if in_tensors else ''}")
+    update(CHUNK, flag, amsgrad_lists_of(cases), **given)
 
 
 @every_kind
