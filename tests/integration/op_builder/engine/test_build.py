@@ -284,3 +284,13 @@ def test_a_build_with_flags_in_cxx_is_not_used_without_them(small: SmallBuilder,
     assert entry.manifest.key_parts["flags in CXX"] == "-DOTHERWISE"
     with env.scope(PATH=str(tmp_path), CXX=None, ACCEL_JIT="0"), pytest.raises(IncompatibleOpError):
         SmallBuilder(small.directory, Cache(small.cache.root)).jit_load()
+
+
+@pytest.mark.skipif(shutil.which("clang++") is None, reason="needs clang++")
+def test_headers_of_gccs_library_count_by_content_where_clang_reads_them(small: SmallBuilder) -> None:
+    with env.scope(CXX="clang++"):
+        small.jit_load()
+    (entry,) = small.cache.entries()
+    of_library = {name for name in entry.manifest.system_headers.paths if "/c++/" in name}
+    assert any(name.endswith("/cstdint") for name in of_library)
+    assert not any("/clang/" in name for name in entry.manifest.system_headers.paths), "clang's version covers these"
