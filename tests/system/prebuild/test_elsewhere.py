@@ -214,7 +214,7 @@ def test_the_wheel_passes_the_tests_of_the_ops_on_the_oldest_torch_and_another_p
     # Nor does it need a newer torch to be compiled.
     compile_anew = (
         "from op_builder.cpu import CPULionBuilder, FusedLionBuilder\n"
-        "print(CPULionBuilder().jit_load(), FusedLionBuilder().jit_load())"
+        "print(*(type(made().jit_load()).__name__ for made in (CPULionBuilder, FusedLionBuilder)))"
     )
-    assert "CPULionModule" in oldest_torch.run("-c", compile_anew, ACCEL_CACHE_DIR=str(tmp_path / "cache"))
+    assert "HostOp FusedOp" in oldest_torch.run("-c", compile_anew, ACCEL_CACHE_DIR=str(tmp_path / "cache"))
     assert {path.name for path in (tmp_path / "cache" / "ops").iterdir()} == {"cpu_lion", "fused_lion"}
