@@ -557,7 +557,7 @@ def interrupt(handle: Handle, work: Callable[[], object]) -> None:
     def send() -> None:
         is_called.wait(60)
         wait_until(lambda: handle.counters().commands >= begun + 10)
-        os.kill(os.getpid(), signal.SIGALRM)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 
     def call() -> None:
         is_called.set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -87,12 +86,16 @@ def test_a_signal_that_ends_a_collective_ends_its_work_and_no_wait_is_for_ever(q
 
     def collective() -> None:
         began.set()
-        threading.Event().wait()  # as a wait for another rank
+        never = threading.Event()
+        while not never.wait(0.1):  # as a wait for another rank
+            pass
 
     work = CollectiveWork([], queue, collective)
     future = work.get_future()
     with handler(signal.SIGINT, signal.default_int_handler):
-        threading.Thread(target=lambda: (began.wait(), os.kill(os.getpid(), signal.SIGINT))).start()
+        main = threading.main_thread().ident
+        assert main is not None
+        threading.Thread(target=lambda: (began.wait(), signal.pthread_kill(main, signal.SIGINT))).start()
         with pytest.raises(KeyboardInterrupt):
             work.run()
     assert work.is_completed()
