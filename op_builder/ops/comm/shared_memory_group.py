@@ -234,15 +234,14 @@ class SharedMemoryGroup:
         if torch.compiler.is_compiling():
             return op(*tensors, self._number, *numbers)
         for tensor in tensors:
-            if (
-                not isinstance(tensor, torch.Tensor) or not tensor.is_cpu
-            ):  # torch's kernel for meta tensors does nothing
+            # torch's kernel for meta tensors does nothing; torch 2.10 resolves lazy views, later releases raise.
+            if not isinstance(tensor, torch.Tensor) or not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
                 raise _unfit(tensor)
         try:
             return op(*tensors, self._number, *numbers)
         except (RuntimeError, ValueError) as error:
             for tensor in tensors:
-                if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+                if tensor.layout is not torch.strided:
                     raise _unfit(tensor) from None
             raise self._explained(operation or name.rstrip("_"), error) from None
 
