@@ -47,7 +47,6 @@ def require_packer() -> None:
 
 def pack(tree: Path, directory: Path, tag: str) -> str:
     """Make the wheel of an unpacked ``tree`` in ``directory``, for the platform of ``tag``; returns its file name."""
-    require_packer()
     from wheel.wheelfile import WheelFile  # type: ignore[import-untyped]  # a requirement only where ops are requested
 
     logging.getLogger("wheel").setLevel(logging.WARNING)  # it logs every file

@@ -57,10 +57,6 @@ def float_bits(values: torch.Tensor) -> torch.Tensor:
     return values.view(torch.int32).to(torch.int64) & U32
 
 
-def float_of_bits(bits: torch.Tensor) -> torch.Tensor:
-    return bits.to(torch.int32).view(torch.float32)
-
-
 def stochastic_bfloat16(values: torch.Tensor, random: torch.Tensor) -> torch.Tensor:
     """float32 to bfloat16: the dropped bits are the probability of rounding away from zero."""
     bits = float_bits(values)

@@ -6,6 +6,7 @@ import base64
 import csv
 import hashlib
 import io
+import sys
 import zipfile
 from pathlib import Path
 
@@ -62,3 +63,9 @@ def test_a_packed_wheel_names_its_tag_and_records_every_file(tmp_path: Path) -> 
     for each, (digest, size) in rows.items():
         expected = base64.urlsafe_b64encode(hashlib.sha256(contents[each]).digest()).rstrip(b"=").decode()
         assert (digest, size) == (f"sha256={expected}", str(len(contents[each]))), each
+
+
+def test_without_the_package_wheel_the_build_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wheel", None)
+    with pytest.raises(SystemExit, match="pip install wheel"):
+        wheels.require_packer()
