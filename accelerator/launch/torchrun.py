@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -51,11 +52,13 @@ def run(job: Job) -> int:
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(lambda record: not str(record.msg).startswith(_REPEATED))
     env.set_for_libraries({**job.variables, VARIABLE: job.part})  # the agent's processes inherit them
-    directory = tempfile.mkdtemp(prefix="accel-launch-")  # torch's error files
+    # Torch's error files. The name is chosen before the directory is made: no signal falls between that and `try`.
+    directory = os.path.join(tempfile.gettempdir(), f"accel-launch-{secrets.token_hex(8)}")
     signals = _Signals()
-    _end_in_time(job, signals, directory)
     agent, result, stopped = None, None, None
     try:
+        os.mkdir(directory, 0o700)
+        _end_in_time(job, signals, directory)
         try:
             signals.raise_first()
             if job.has_driver:

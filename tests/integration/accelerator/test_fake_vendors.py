@@ -42,14 +42,13 @@ PINNING = {
     "unpinning_keeps_the_values",
 }
 GRAPHS = {"graphs_replay", "graphs_take_pool_and_stream"}
-EVERY_OP = {"missing_op_has_a_builder_that_says_so"}  # none of the interface is missing
 LEFT_OUT = {
     "npu": FLOAT8,
     "mlu": set(),
     "sdaa": {*FLOAT8, *GRAPHS},
     "hpu": {*FLOAT8, "tensors_are_made_on_the_current_device", "cache_empties"},
-    "xpu": {*FLOAT8, *PINNING, *EVERY_OP},
-    "xpu.native": {*FLOAT8, *PINNING, *EVERY_OP, "visible_devices_are_honoured"},
+    "xpu": {*FLOAT8, *PINNING},
+    "xpu.native": {*FLOAT8, *PINNING, "visible_devices_are_honoured"},
     "mps": {
         *FLOAT8,
         *PINNING,
