@@ -153,11 +153,9 @@ class _Batch:
         return result
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.build") -> int:
     """The command line; returns the exit status: 0, 1 when an op that was asked for failed, 2 for a wrong name."""
-    parser = argparse.ArgumentParser(
-        prog="python -m op_builder.build", description="Compile ops ahead of time, into the cache."
-    )
+    parser = argparse.ArgumentParser(prog=prog, description="Compile ops ahead of time, into the cache.")
     parser.add_argument(
         "ops",
         nargs="*",

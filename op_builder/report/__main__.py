@@ -11,10 +11,10 @@ from op_builder.command_line import run_main
 from op_builder.errors import UnknownOpError
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.report") -> int:
     """The command line; returns the exit status: 0, or 2 for an op that does not exist."""
     parser = argparse.ArgumentParser(
-        prog="python -m op_builder.report",
+        prog=prog,
         description="What is installed, what is compatible, why not, and what to do about it.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; sizes are bytes")
