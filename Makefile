@@ -19,7 +19,7 @@ help:
 	@echo "make test    lint, type checks and tests (SLOW=1 adds the slow ones)"
 	@echo "make lint    ruff, mypy and import-linter"
 	@echo "make format  let ruff format the code"
-	@echo "make bench   the benchmarks, quick; see benchmarks/RESULTS.md for whole runs"
+	@echo "make bench   short benchmarks; benchmarks/RESULTS.md has complete runs"
 	@echo "make clean   remove .venv and what builds left"
 
 $(READY): pyproject.toml setup.py build_tools/constraints.txt

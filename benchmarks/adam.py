@@ -248,7 +248,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="torch threads of every contender")
     parser.add_argument("--json", action="store_true", help="print figures as JSON")
     parser.add_argument(
-        "--write", action="store_true", help="put the table into benchmarks/RESULTS.md, a picture into docs"
+        "--write", action="store_true", help="write the table and the picture into docs"
     )
     return _measure.parse_with_peers(parser, PEERS)
 
