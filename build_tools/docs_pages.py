@@ -11,6 +11,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(?<!!)\[([^\]\n]+)\]\(((?:\.\./)+[^)\s]+)\)")
 
+ROLE = re.compile(r":(?:class|func|meth|data|mod|attr|exc|obj):(<code>)~?")
+
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the page of benchmarks, whose source is ``benchmarks/RESULTS.md``."""
@@ -24,6 +26,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_uri == "conformance.md":
         markdown = markdown.replace("<!-- generated: conformance checks -->", conformance_checks())
     return LINK.sub(lambda link: repository_link(link, page.file.src_uri), markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Remove the roles of Sphinx, which docstrings contain and this site does not interpret."""
+    return ROLE.sub(r"\1", html)
 
 
 def repository_link(link: re.Match[str], page: str) -> str:
