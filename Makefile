@@ -12,15 +12,18 @@ EXTRAS ?= demo,test
 ARGS ?=
 MARKERS := $(if $(filter 1,$(SLOW)),,-m "not slow")
 
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench docs clean
 
 help:
 	@echo "make demo    train a small character model with CPU Adam, beside torch's AdamW"
 	@echo "make test    lint, type checks and tests (SLOW=1 adds the slow ones)"
 	@echo "make lint    ruff, mypy and import-linter"
 	@echo "make format  let ruff format the code"
-	@echo "make bench   the benchmarks, quick; see benchmarks/RESULTS.md for whole runs"
+	@echo "make bench   short benchmarks; benchmarks/RESULTS.md has complete runs"
+	@echo "make docs    build the documentation into site/; broken links are errors"
 	@echo "make clean   remove .venv and what builds left"
+
+DOCS_READY := $(VENV)/.ready_docs
 
 $(READY): pyproject.toml setup.py build_tools/constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python >= 3.10 is needed, this is " + sys.version.split()[0] + "; set PYTHON=" if sys.version_info < (3, 10) else 0)'
@@ -28,6 +31,10 @@ $(READY): pyproject.toml setup.py build_tools/constraints.txt
 	@$(PYTHON) -m venv $(VENV) || (echo "Creating $(VENV) failed; on Debian and Ubuntu: apt-get install python3-venv" && false)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c build_tools/constraints.txt setuptools wheel
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c build_tools/constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+$(DOCS_READY): $(READY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c build_tools/constraints.txt -e '.[docs]'
 	@touch $@
 
 demo: $(READY)
@@ -51,5 +58,8 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.adam --quick $(ARGS)
 	$(BIN)/python -m benchmarks.accelerator --quick $(ARGS)
 
+docs: $(DOCS_READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
+
 clean:
-	rm -rf $(VENV) build dist out op_builder/_prebuilt *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist out site op_builder/_prebuilt *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine, peers in processes of their own, tables, RESULTS.md."""
+"""What the benchmarks share: the machine, peers in separate processes, tables, the page of measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-RESULTS = Path(__file__).with_name("RESULTS.md")
+DOCS = Path(__file__).parents[1] / "docs"
+RESULTS = DOCS / "internals" / "measurements.md"
 DEEPSPEED = ("deepspeed==0.19.8", "deepspeed")
 TVM_FFI = ("apache-tvm-ffi==0.1.15.post2", "tvm_ffi")
 
@@ -217,9 +218,9 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def write_results(section: str, text: str) -> None:
-    """Put ``text`` into RESULTS.md, between the markers of ``section``, in place of what was there."""
+    """Replace the text between the markers of ``section`` in ``docs/internals/measurements.md``."""
     begin, end = f"<!-- {section}: begin -->\n", f"<!-- {section}: end -->\n"
-    old = RESULTS.read_text() if RESULTS.exists() else "# Results\n"
+    old = RESULTS.read_text()
     block = begin + text.rstrip() + "\n" + end
     if begin in old and end in old:
         before, _, rest = old.partition(begin)

@@ -12,7 +12,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 import torch
 
-from benchmarks._measure import RESULTS
+from benchmarks._measure import DOCS
 from op_builder.ops import CPUAdam
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from benchmarks.adam import Result
 
-PICTURE = RESULTS.parents[1] / "docs" / "images" / "adam_roofline.png"
+PICTURE = DOCS / "images" / "adam_roofline.png"
 # Of one element, as csrc/kernels/formulas/adam.h has them: 4 multiply-adds of two operations each
 # (both moments, the denominator, the parameter), 5 multiplications (grad_scale * g, (1 - beta1) * g,
 # (1 - beta2) * g and that times g, decay * param), one square root, one division.

@@ -269,7 +269,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accelerator", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--json", action="store_true", help="print figures as JSON")
-    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/internals")
     arguments = parser.parse_args()
     machine = _measure.describe_machine()
     figures = [*measure_time(11 if arguments.quick else 101), *measure_lines()]

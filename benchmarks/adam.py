@@ -247,9 +247,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--deepspeed-python", help="interpreter that has deepspeed (default: this one, or a made one)")
     parser.add_argument("--threads", type=int, help="torch threads of every contender")
     parser.add_argument("--json", action="store_true", help="print figures as JSON")
-    parser.add_argument(
-        "--write", action="store_true", help="put the table into benchmarks/RESULTS.md, a picture into docs"
-    )
+    parser.add_argument("--write", action="store_true", help="write the table and the picture into docs")
     return _measure.parse_with_peers(parser, PEERS)
 
 

@@ -255,7 +255,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3, help="runs of each contender (default 3)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
     parser.add_argument("--json", action="store_true", help="print figures as JSON")
-    parser.add_argument("--write", action="store_true", help="draw the picture, put the table into RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write the table and the picture into docs")
     arguments = parser.parse_args()
     for name in ("steps", "seeds", "threads"):
         if (getattr(arguments, name) or 1) < 1:

@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="64M elements in place of 1G")
     parser.add_argument("--rounds", type=int, default=20, help="turns of each contender")
     parser.add_argument("--json", action="store_true", help="print figures as JSON")
-    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/internals")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks.fused_adam needs a CUDA device and a CUDA build of torch; there is none here.")

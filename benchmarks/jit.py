@@ -68,7 +68,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer processes per figure")
     parser.add_argument("--deepspeed-python", help="interpreter that has deepspeed (default: this one, or a made one)")
     parser.add_argument("--json", action="store_true", help="print figures as JSON")
-    parser.add_argument("--write", action="store_true", help="put the tables into benchmarks/RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/internals")
     return _measure.parse_with_peers(parser, PEERS)
 
 

@@ -183,7 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.launch", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="few rounds")
     parser.add_argument("--json", action="store_true", help="print figures as JSON")
-    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/internals")
     arguments = parser.parse_args()
     machine = _measure.describe_machine()
     starts, blocks, turns = (3, 4, 60) if arguments.quick else (15, 60, 80)

@@ -250,7 +250,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.prebuild", description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer wheels and processes")
     parser.add_argument("--json", action="store_true", help="print figures as JSON")
-    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/internals")
     return _measure.parse_with_peers(parser, PEERS)
 
 

@@ -258,7 +258,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="an eighth of the elements, one cold load")
     parser.add_argument("--rounds", type=int, default=15, help="turns of each contender")
     parser.add_argument("--json", action="store_true", help="print figures as JSON")
-    parser.add_argument("--write", action="store_true", help="put the tables into benchmarks/RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/internals")
     return parser.parse_args()
 
 

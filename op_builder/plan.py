@@ -5,7 +5,7 @@ A plan holds no command line and no path of torch, Python or a compiler: the eng
 the plan into commands, the key counts them by identity.
 
 Values are named tuples, in modules without ``from __future__ import annotations``, because a warm load imports them:
-see docs/contributing.md.
+see docs/internals/debugging.md.
 """
 
 import enum

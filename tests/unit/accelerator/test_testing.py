@@ -18,7 +18,6 @@ from accelerator.cpu_accelerator import CPU_Accelerator
 from accelerator.errors import AcceleratorUnavailableError
 from accelerator.testing import CHECKS, Ability, ConformanceError, check_conformance
 from op_builder import env
-from tests.support.machines import ROOT
 
 
 class Recording:
@@ -44,11 +43,9 @@ def test_the_cpu_conforms_every_member_is_asked_and_the_generators_are_left_alon
     assert torch.equal(torch.rand(4), expected)
 
 
-def test_checks_have_names_and_sentences_of_their_own_and_are_in_the_guide() -> None:
+def test_checks_have_unique_names_and_sentences() -> None:
     assert len({check.name for check in CHECKS}) == len({check.proves for check in CHECKS}) == len(CHECKS)
     assert all(check.proves.endswith(".") and "\n" not in check.proves for check in CHECKS)
-    guide = (ROOT / "docs" / "conformance.md").read_text()
-    assert [check.name for check in CHECKS if f" {check.name} " not in guide] == []
 
 
 class WrongDeviceString(CPU_Accelerator):

@@ -426,7 +426,7 @@ def test_second_moments_decay_on_average_as_float32_ones_do(cpu_adam):
 
 
 def test_second_moments_of_noise_are_right_on_average(cpu_adam):
-    """Their own noise is what random rounding costs; benchmarks/RESULTS.md states it for more steps."""
+    """Their own noise is what random rounding costs; docs/internals/measurements.md has it for more steps."""
     numel, steps = 64 * QUANT_BLOCK, 600
     generator = torch.Generator().manual_seed(0)
     grads, params = [torch.zeros(numel)], [torch.zeros(numel)]

@@ -1,0 +1,55 @@
+"""A hook of mkdocs: generated pages, and links out of ``docs/``, which the site does not contain."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+LINK = re.compile(r"(?<!!)\[([^\]\n]+)\]\(((?:\.\./)+[^)\s]+)\)")
+
+ROLE = re.compile(r":(?:class|func|meth|data|mod|attr|exc|obj):(<code>)~?")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the page of benchmarks, whose source is ``benchmarks/RESULTS.md``."""
+    text = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8").replace("](../docs/", "](")
+    files.append(File.generated(config, "benchmarks.md", content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Fill in generated tables; turn links to files of the repository into their paths."""
+    if page.file.src_uri == "conformance.md":
+        markdown = markdown.replace("<!-- generated: conformance checks -->", conformance_checks())
+    return LINK.sub(lambda link: repository_link(link, page.file.src_uri), markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Remove the roles of Sphinx, which docstrings contain and this site does not interpret."""
+    return ROLE.sub(r"\1", html)
+
+
+def repository_link(link: re.Match[str], page: str) -> str:
+    """A link out of ``docs/`` as the path that it names; every other link unchanged."""
+    text, target = link.groups()
+    path = (ROOT / "docs" / page).parent.joinpath(target.partition("#")[0]).resolve()
+    if path.is_relative_to(ROOT / "docs"):
+        return link[0]
+    if not path.exists():
+        raise FileNotFoundError(f"docs/{page} links to {target}, which does not exist")
+    name = path.relative_to(ROOT).as_posix()
+    if name == "benchmarks/RESULTS.md":
+        return f"[{text}]({'../' * page.count('/')}benchmarks.md)"
+    return f"`{name}`" if name.endswith(text) else f"{text} (`{name}`)"
+
+
+def conformance_checks() -> str:
+    """The table of all checks."""
+    from accelerator.testing import CHECKS  # imports torch
+
+    rows = [f"| {check.group} | `{check.name}` | {check.proves} |" for check in CHECKS]
+    return "\n".join(["| group | check | proves |", "|---|---|---|", *rows])

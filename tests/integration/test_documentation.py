@@ -1,0 +1,50 @@
+"""The Python blocks of the documentation run, page by page, each page in one process."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# extending.md has tests of its own, which build and install what it shows. oneCCL is an optional dependency.
+PAGES = [
+    page
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if page.name != "extending.md" and BLOCK.search(page.read_text(encoding="utf-8"))
+]
+OPTIONAL = "CCLCommBuilder"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    blocks = [block for block in BLOCK.findall(page.read_text(encoding="utf-8")) if OPTIONAL not in block]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "ACCEL_ACCELERATOR": "cpu",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
