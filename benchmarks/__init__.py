@@ -1,1 +1,1 @@
-"""Benchmarks against the machine's limits and against peers: ``python -m benchmarks.<name>``."""
+"""Benchmarks against the machine's limits and against peers: ``python -m benchmarks.NAME``."""

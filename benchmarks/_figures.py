@@ -1,30 +1,23 @@
-"""Figures: what was measured, beside what is required and what peers need."""
+"""Times of ours with their limits and the times of peers, as one table."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections.abc import Sequence
 
-
-@dataclasses.dataclass(frozen=True)
-class Counts:
-    """Processes per figure."""
-
-    cold: int
-    warm: int
-    warm_peer: int
-    start: int
+from benchmarks._measure import Table, duration, verdict
 
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """One measured quantity of ours, in seconds, beside what is required of it and what peers need.
+    """One measured time of ours.
 
     Attributes:
-        seconds: of each process.
-        limit_s: what the median may be at most; None where nothing is required.
-        peers: by name, a peer's seconds for the same.
-        least_ratio: how many times as long each peer's median must be; None where nothing is required.
+        seconds: one sample for each process.
+        limit_s: the largest median allowed; None for no requirement.
+        peers: by name, a peer's samples of the same.
+        least_ratio: how many times as long each peer's median must be at least; None for no requirement.
     """
 
     name: str
@@ -37,69 +30,38 @@ class Figure:
     def median_s(self) -> float:
         return statistics.median(self.seconds)
 
-    @property
-    def ratios(self) -> dict[str, float]:
-        return {name: self.ratio(name) for name in self.peers}
-
-    def ratio(self, name: str) -> float:
+    def ratio(self, peer: str) -> float:
         """How many times as long the peer takes."""
-        return statistics.median(self.peers[name]) / self.median_s
+        return statistics.median(self.peers[peer]) / self.median_s
 
     @property
     def verdict(self) -> str:
-        """``ok`` or ``miss``; empty where nothing is required."""
+        """``ok`` or ``miss``; empty without a requirement."""
         met = []
         if self.limit_s is not None:
             met.append(self.median_s <= self.limit_s)
         if self.least_ratio is not None:
-            met += [self.ratio(name) >= self.least_ratio for name in self.peers]
-        return "" if not met else "ok" if all(met) else "miss"
+            met += [self.ratio(peer) >= self.least_ratio for peer in self.peers]
+        return verdict(all(met)) if met else ""
 
 
-def columns_of(peers: list[str]) -> list[str]:
-    """The table's header."""
-    return ["figure", "verdict", "accel-ops", "limit", *peers, *(f"{name} / accel-ops" for name in peers)]
-
-
-def rows_of(figures: list[Figure], peers: list[str]) -> list[list[str]]:
-    """The table's rows, one per figure."""
+def figure_table(title: str, figures: Sequence[Figure]) -> Table:
+    """One row for each figure, two columns for each peer: its time and its ratio to ours."""
+    peers = list(dict.fromkeys(peer for figure in figures for peer in figure.peers))
     rows = []
     for figure in figures:
         required = "" if figure.least_ratio is None else f" (>= {figure.least_ratio:g} x)"
+        times = {peer: duration(statistics.median(samples)) for peer, samples in figure.peers.items()}
+        ratios = {peer: f"{figure.ratio(peer):,.3g} x{required}" for peer in figure.peers}
         rows.append(
             [
                 figure.name,
                 figure.verdict,
                 duration(figure.median_s),
                 "" if figure.limit_s is None else f"<= {duration(figure.limit_s)}",
-                *(duration(statistics.median(figure.peers[name])) if name in figure.peers else "" for name in peers),
-                *(f"{figure.ratio(name):,.3g} x{required}" if name in figure.peers else "" for name in peers),
+                *(times.get(peer, "") for peer in peers),
+                *(ratios.get(peer, "") for peer in peers),
             ]
         )
-    return rows
-
-
-def duration(seconds: float) -> str:
-    """``5.23 s``, ``7.42 ms`` or ``9.1 µs``; ``< 1 ms`` for a difference that noise made negative."""
-    if seconds < 0:
-        return "< 1 ms"
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-4 else f"{seconds * 1e6:.1f} µs"
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """One table: figures that have the same peers."""
-
-    title: str
-    peers: list[str]
-    figures: list[Figure]
-
-    @property
-    def columns(self) -> list[str]:
-        return columns_of(self.peers)
-
-    @property
-    def rows(self) -> list[list[str]]:
-        return rows_of(self.figures, self.peers)
+    columns = ["figure", "verdict", "accel-ops", "limit", *peers, *(f"{peer} / accel-ops" for peer in peers)]
+    return Table(title, columns, rows)

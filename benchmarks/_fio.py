@@ -1,4 +1,4 @@
-"""fio as a peer: one sequential job on one file, past the page cache."""
+"""fio as a peer: one sequential job on one file, without the page cache."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks._peers import failure
+
 
 @dataclass(frozen=True)
 class Transfer:
-    """What one contender took for one transfer of the whole file."""
+    """The cost of one transfer of the whole file."""
 
     seconds: float
     cpu_s: float
 
 
-def is_there() -> bool:
-    """Whether fio is installed."""
+def is_installed() -> bool:
+    """Whether fio is on PATH."""
     return shutil.which("fio") is not None
 
 
 def has_large_pages(buffer_bytes: int) -> bool:
-    """Whether the system has reserved free large pages for buffers of that size: fio asks for no others."""
+    """Whether the system has enough free reserved large pages for buffers of that size; fio uses no others."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -36,11 +38,11 @@ def has_large_pages(buffer_bytes: int) -> bool:
 def run(path: Path, size_bytes: int, direction: str, engine: str, block_bytes: int, depth: int) -> Transfer:
     """Read or write the file once; the time is fio's own, without its start.
 
-    It gets what makes it faster here: buffers in large pages where the system has reserved some, registered with
-    io_uring, and with many small commands in flight a quarter of them handed over and taken back at a time.
+    fio gets the options that make it fastest: buffers in large pages if the system has reserved them, registered
+    buffers with io_uring, and with many small commands in flight a quarter of them in each submission and completion.
 
     Raises:
-        RuntimeError: fio failed; the message ends with what it wrote.
+        RuntimeError: fio failed.
     """
     options = {
         "name": "peer",
@@ -51,7 +53,7 @@ def run(path: Path, size_bytes: int, direction: str, engine: str, block_bytes: i
         "ioengine": engine,
         "iodepth": depth,
         "direct": 1,
-        "scramble_buffers": 0,  # it would spend time on making each block another
+        "scramble_buffers": 0,  # takes time to make each block different
         "output-format": "json",
     }
     if engine == "io_uring":
@@ -65,7 +67,7 @@ def run(path: Path, size_bytes: int, direction: str, engine: str, block_bytes: i
     command = ["fio", *(f"--{name}={value}" for name, value in options.items())]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}{done.stdout[-2000:]}")
+        raise failure(command, done.returncode, done.stdout + done.stderr)
     job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
     seconds = job[direction]["io_bytes"] / job[direction]["bw_bytes"]
     return Transfer(seconds, (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1000)

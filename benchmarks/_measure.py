@@ -1,40 +1,98 @@
-"""What the benchmarks share: the machine, peers in separate processes, tables, the page of measurements."""
+"""What all benchmarks share: options, the machine, taking turns, tables, requirements, results."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import datetime
-import importlib.util
 import json
 import os
 import platform
-import subprocess
 import sys
-import sysconfig
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import psutil
+import torch
+from rich import table as rich_table
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-DOCS = Path(__file__).parents[1] / "docs"
-RESULTS = DOCS / "internals" / "measurements.md"
-DEEPSPEED = ("deepspeed==0.19.8", "deepspeed")
-TVM_FFI = ("apache-tvm-ffi==0.1.15.post2", "tvm_ffi")
+from op_builder.system.cpu_isa import chosen_isa, cpu_model
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+IMAGES = ROOT / "docs" / "images"
+BUSY_LOAD_PER_CORE = 0.25
+
+T = TypeVar("T")
 
 console = Console(width=None if sys.stdout.isatty() else 120)
-"""Where results go, wide enough for the tables in a file or a pipe."""
+"""For results: wide enough for the tables in a file or a pipe."""
 progress_console = Console(stderr=True)
-"""Where progress is shown."""
+"""For progress and warnings."""
+
+
+# Options ---------------------------------------------------------------------
+
+
+def make_parser(name: str, description: str | None, quick: str, peers: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The command line that every benchmark has.
+
+    Args:
+        name: the benchmark's module.
+        description: its docstring.
+        quick: what --quick does.
+        peers: the names that --peers takes; without any, there is no such option.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help=f"{quick}; too noisy to publish")
+    parser.add_argument("--json", action="store_true", help="print the machine, the tables and all samples as JSON")
+    parser.add_argument("--write", action="store_true", help=f"write that JSON to benchmarks/results/{name}.json")
+    if peers:
+        parser.add_argument(
+            "--peers",
+            type=partial(_peer_names, peers),
+            default=list(peers),
+            metavar="NAMES",
+            help=f"comma-separated peers to compare with; empty for none (default: {','.join(peers)})",
+        )
+    return parser
+
+
+def positive(text: str) -> int:
+    """The type of an option that takes a number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    return int(text)
+
+
+def _peer_names(known: Sequence[str], text: str) -> list[str]:
+    names = [name for name in text.split(",") if name]
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown peer {unknown[0]!r} (choose from {', '.join(known)})")
+    return names
+
+
+# The machine -----------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """What a reader must know to compare figures."""
+    """What a reader must know to compare figures.
+
+    Attributes:
+        isa: the instruction set of the CPU kernels.
+        threads: of torch.
+        load_average: of the minute before the run.
+    """
 
     date: str
     cpu: str
@@ -44,25 +102,24 @@ class Machine:
     python: str
     torch: str
     threads: int
-    load: float
-    """Processes that wanted a core in the minute before: much above 0 means a noisy run."""
+    load_average: float
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether other programs use so much of the machine that the figures are noisy."""
+        return self.load_average > BUSY_LOAD_PER_CORE * self.cores
 
     def __str__(self) -> str:
         return (
             f"{self.date}, {self.cpu}, {self.cores} cores, {self.memory_gib} GiB, {self.isa}, "
             f"Python {self.python}, torch {self.torch}, {self.threads} threads, "
-            f"load before the run {self.load:.1f}"
+            f"load average {self.load_average:.1f}{' (busy)' if self.is_busy else ''}"
         )
 
 
 def describe_machine() -> Machine:
-    """The machine this runs on, now."""
-    import psutil
-    import torch
-
-    from op_builder.system.cpu_isa import chosen_isa, cpu_model
-
-    return Machine(
+    """Describe the machine as it is now; print a warning if it is busy."""
+    machine = Machine(
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         cpu=cpu_model(),
         cores=psutil.cpu_count(logical=False) or psutil.cpu_count() or 1,
@@ -71,31 +128,18 @@ def describe_machine() -> Machine:
         python=platform.python_version(),
         torch=torch.__version__,
         threads=torch.get_num_threads(),
-        load=os.getloadavg()[0],
+        load_average=os.getloadavg()[0],
     )
+    if machine.is_busy:
+        progress_console.print(
+            f"Warning: the machine is busy (load average {machine.load_average:.1f} on {machine.cores} cores), so "
+            "times will be too long. Run the benchmark again when the machine is idle.",
+            style="yellow",
+        )
+    return machine
 
 
-def interleave(
-    contenders: Mapping[str, Callable[[], float]], rounds: int, advance: Callable[[], None]
-) -> dict[str, list[float]]:
-    """Let the contenders take turns, so that noise hits all alike.
-
-    Args:
-        contenders: by name, a function that does the work once and returns its seconds.
-        rounds: turns of each, after one that is not counted.
-        advance: called after every turn, to show progress.
-
-    Returns:
-        By name, the seconds of each counted turn.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(rounds + 1):
-        for name, run in contenders.items():
-            taken = run()
-            if turn > 0:
-                seconds[name].append(taken)
-            advance()
-    return seconds
+# Measuring -------------------------------------------------------------------
 
 
 def make_progress() -> Progress:
@@ -104,127 +148,165 @@ def make_progress() -> Progress:
     return Progress(*columns, console=progress_console)
 
 
-class PeerProcess:
-    """A program in another process that answers one JSON line with one JSON line.
-
-    Its standard error goes to ours only when it dies, cut to the last lines.
-    """
-
-    def __init__(self, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> None:
-        # A pipe that nobody reads would stop a program that tells much. close() closes it.
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [str(word) for word in command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env={**os.environ, **(environment or {})},
-        )
-
-    def ask(self, **request: Any) -> dict[str, Any]:
-        """Send a request, wait for its answer.
-
-        Raises:
-            RuntimeError: the peer died; the message ends with what it wrote last.
-        """
-        self.send(**request)
-        return self.receive()
-
-    def send(self, **request: Any) -> None:
-        """Send a request whose answer :meth:`receive` waits for."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # reported where the answer is read, with the reason
-
-    def receive(self) -> dict[str, Any]:
-        """The answer to the oldest request; raises as :meth:`ask`."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            self._process.wait()
-            self._errors.seek(0)
-            raise RuntimeError("The peer process ended:\n" + "\n".join(self._errors.read().splitlines()[-15:]))
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def close(self, timeout_s: float = 30.0) -> None:
-        """End the peer by closing its input, and by force if that does not."""
-        try:
-            self._process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
-        self._errors.close()
-
-
-def peer_python(requirement: str, module: str, given: str | None = None) -> Path:
-    """An interpreter with a peer: the given one, this one, or one made for the purpose.
-
-    The last is a virtual environment in the user's cache directory that sees this environment's
-    torch, with the peer from the registry; it is made once.
+def interleave(
+    contenders: Mapping[str, Callable[[], T]], rounds: int, description: str, *, warm_ups: int = 1
+) -> dict[str, list[T]]:
+    """Let the contenders take turns, so that noise hits all of them alike; show a progress bar.
 
     Args:
-        requirement: what pip installs, ``name==version``.
-        module: what it is imported as.
+        contenders: by name, a function that does the work once and returns its measurement.
+        rounds: measured turns of each.
+        warm_ups: turns of each before these, which are not kept.
+
+    Returns:
+        By name, the measurement of each of the ``rounds`` turns.
     """
-    if given is not None:
-        return Path(given)
-    if importlib.util.find_spec(module) is not None:
-        return Path(sys.executable)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    directory = home / "accel-ops-benchmarks" / f"{requirement.replace('==', '-')}-py{version}"
-    python = directory / "bin" / "python"
-    if not (directory / "ready").exists():
-        progress_console.print(f"Installing {requirement} into {directory}")
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(directory)], check=True)
-        packages = directory / "lib" / f"python{version}" / "site-packages"
-        (packages / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", requirement]
-        subprocess.run(install, check=True)
-        (directory / "ready").touch()
-    return python
+    samples: dict[str, list[T]] = {name: [] for name in contenders}
+    with make_progress() as progress:
+        task = progress.add_task(description, total=(rounds + warm_ups) * len(contenders))
+        for turn in range(-warm_ups, rounds):
+            for name, run in contenders.items():
+                sample = run()
+                if turn >= 0:
+                    samples[name].append(sample)
+                progress.advance(task)
+    return samples
 
 
-def parse_with_peers(parser: argparse.ArgumentParser, known: Sequence[str]) -> argparse.Namespace:
-    """The command line's arguments, ``peers`` among them: a list of names, of those that are ``known``."""
-    parser.add_argument("--peers", default=",".join(known), help=f"of {', '.join(known)}; empty for none")
-    arguments = parser.parse_args()
-    arguments.peers = [name for name in arguments.peers.split(",") if name]
-    for name in arguments.peers:
-        if name not in known:
-            parser.error(f"unknown peer {name!r}; choose from {', '.join(known)}")
-    return arguments
+# Results ---------------------------------------------------------------------
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table for the console; all columns but the first two hold figures."""
-    result = Table(title=title, title_justify="left")
-    for index, column in enumerate(columns):
-        result.add_column(column, justify="left" if index < 2 else "right")
-    for row in rows:
-        result.add_row(*row)
-    return result
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Figures for people. All columns but the first two are right-aligned."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
 
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The same table as Markdown."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+@dataclasses.dataclass(frozen=True)
+class Requirement:
+    """A measured value and the limit that it must keep."""
+
+    what: str
+    value: float
+    limit: float
+    unit: str = ""
+    is_minimum: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """``ok`` or ``miss``."""
+        return verdict(self.value >= self.limit if self.is_minimum else self.value <= self.limit)
 
 
-def write_results(section: str, text: str) -> None:
-    """Replace the text between the markers of ``section`` in ``docs/internals/measurements.md``."""
-    begin, end = f"<!-- {section}: begin -->\n", f"<!-- {section}: end -->\n"
-    old = RESULTS.read_text()
-    block = begin + text.rstrip() + "\n" + end
-    if begin in old and end in old:
-        before, _, rest = old.partition(begin)
-        new = before + block + rest.partition(end)[2]
+def at_least(what: str, value: float, limit: float, unit: str = "") -> Requirement:
+    """The requirement ``value >= limit``."""
+    return Requirement(what, value, limit, unit, is_minimum=True)
+
+
+def at_most(what: str, value: float, limit: float, unit: str = "") -> Requirement:
+    """The requirement ``value <= limit``."""
+    return Requirement(what, value, limit, unit)
+
+
+def requirement_table(requirements: Sequence[Requirement]) -> Table:
+    """One row for each requirement."""
+    rows = [
+        [
+            one.what,
+            one.verdict,
+            f"{one.value:,.3g} {one.unit}".rstrip(),
+            f"{'>=' if one.is_minimum else '<='} {one.limit:g} {one.unit}".rstrip(),
+        ]
+        for one in requirements
+    ]
+    return Table("Requirements", ("requirement", "verdict", "measured", "limit"), rows)
+
+
+def verdict(is_met: bool) -> str:
+    """``ok`` or ``miss``."""
+    return "ok" if is_met else "miss"
+
+
+def duration(seconds: float) -> str:
+    """``5.23 s``, ``7.42 ms`` or ``9.1 µs``; ``< 1 ms`` for a difference that noise made negative."""
+    if seconds < 0:
+        return "< 1 ms"
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-4 else f"{seconds * 1e6:.1f} µs"
+
+
+def report(
+    name: str, arguments: argparse.Namespace, machine: Machine, tables: Sequence[Table], samples: object
+) -> None:
+    """Print the tables, or everything as JSON; write that JSON to a file if ``--write`` was given.
+
+    Args:
+        samples: all measurements; dataclasses in it become objects.
+    """
+    record = {
+        "benchmark": name,
+        "command": f"python -m benchmarks.{name} {' '.join(sys.argv[1:])}".rstrip(),
+        "machine": {**dataclasses.asdict(machine), "is_busy": machine.is_busy},
+        "tables": [dataclasses.asdict(table) for table in tables],
+        "samples": samples,
+    }
+    text = json.dumps(record, indent=2, default=_jsonable)
+    if arguments.json:
+        print(text)
     else:
-        new = old.rstrip() + "\n\n" + block
-    RESULTS.write_text(new)
+        for table in tables:
+            console.print(_rendered(table))
+        console.print(str(machine))
+    if arguments.write:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _jsonable(value: Any) -> object:
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else str(value)
+
+
+def _rendered(table: Table) -> rich_table.Table:
+    rendered = rich_table.Table(title=table.title, title_justify="left")
+    for index, column in enumerate(table.columns):
+        rendered.add_column(column, justify="left" if index < 2 else "right")
+    for row in table.rows:
+        rendered.add_row(*row)
+    return rendered
+
+
+def draw_bars(path: Path, title: str, label: str, groups: Mapping[str, Mapping[str, float]], limit: float = 0) -> None:
+    """Draw a PNG with one group of horizontal bars for each case and one bar for each contender.
+
+    Args:
+        label: the name and the unit of the values.
+        groups: by case, each contender's value.
+        limit: where to draw a line that marks the machine's limit; 0 for none.
+    """
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(name for group in groups.values() for name in group))
+    figure = Figure(figsize=(9, 0.6 + 0.22 * sum(len(group) + 1 for group in groups.values())), layout="constrained")
+    axes = figure.subplots()
+    row, ticks = 0, []
+    for group in groups.values():
+        ticks.append(row + (len(group) - 1) / 2)
+        for name, value in group.items():
+            axes.barh(row, value, color=f"C{names.index(name)}")
+            row += 1
+        row += 1
+    axes.set_yticks(ticks, list(groups))
+    axes.invert_yaxis()
+    for index, name in enumerate(names):
+        axes.barh(0, 0, color=f"C{index}", label=name)
+    if limit:
+        axes.axvline(limit, color="black", linestyle="dashed", label="limit")
+    axes.set(title=title, xlabel=label)
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)

@@ -1,11 +1,10 @@
-"""How far a step of CPU Adam makes the process grow for as long as it runs: its temporaries.
+"""The memory that a step of CPU Adam takes for a while.
 
-An allocator keeps freed blocks and hands them out again, and a process that keeps them does not grow.
-So a process is made for the measurement, in which blocks above 64 KiB go back to the system at once
-(``environment``) and smaller ones before the measured step, as whole pages (malloc_trim). What a step
-takes for each tensor counts, so many small tensors may need more than one large one.
+``python -m benchmarks._temporaries [THREADS]`` prints the KiB of each case as JSON.
 
-    python -m benchmarks._temporaries [threads]    prints, as JSON, the KiB of each case
+An allocator reuses the blocks that it keeps, and then a process does not grow. So a process is started for this alone,
+in which blocks above 64 KiB are returned to the system at once (``environment``), and smaller ones before the measured
+step, as whole pages (malloc_trim). A step may take some memory for each tensor, so many small tensors are a case too.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-WARM_UP_STEPS = 3  # the first makes the state; from the third on it knows that gradients stay the same tensors
+WARM_UP_STEPS = 3  # the first makes the state; the third sees the same gradient tensors again
 SHAPES = {"one of 16M": (1, 16 << 20), "10,000 x 1,024": (10_000, 1024)}
 VARIANTS: dict[str, dict[str, Any]] = {"plain": {}, "8-bit, clipping": {"states": "8bit", "max_grad_norm": 1.0}}
 
 
 def environment() -> dict[str, str]:
-    """What a process needs whose growth is to be measured."""
+    """The environment of a process whose growth can be measured."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
@@ -39,33 +38,29 @@ def environment() -> dict[str, str]:
 
 
 def grown_kib(work: Callable[[], object]) -> int | None:
-    """How much more memory this process held during ``work`` than before it, at most; None if that cannot be seen."""
+    """By how many KiB this process grows at most during ``work``; None if the system does not show it."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # other C libraries than glibc keep less
+    if trim is not None:  # only glibc has it; other C libraries keep less
         trim(0)
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # forget the highest resident size
-        before = _highest_resident_kib()
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        before = _peak_kib()
         work()
-        return max(0, _highest_resident_kib() - before)
+        return max(0, _peak_kib() - before)
     except OSError:
         return None
 
 
 def measure(threads: int) -> dict[str, int | None] | None:
-    """The KiB of each case, in a process of its own; None where it died.
-
-    Args:
-        threads: torch threads of the step.
-    """
+    """The KiB of each case with so many torch threads, in a new process; None if that process died."""
     command = [sys.executable, "-m", "benchmarks._temporaries", str(threads)]
-    child = subprocess.run(command, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    child = subprocess.run(command, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
     result: dict[str, int | None] | None = json.loads(child.stdout) if child.returncode == 0 else None
     return result
 
 
-def _highest_resident_kib() -> int:
+def _peak_kib() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 

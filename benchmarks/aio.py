@@ -1,29 +1,27 @@
-"""async_io beside fio and DeepSpeed's op, on one file, in one run.
+"""async_io against fio and DeepSpeed's op: tensors and one file, without the page cache.
 
-Each contender is first tried three times with every setting of its own; then all take turns, each with its fastest one
-or, of several as fast, with the one that takes the least CPU time. A figure is the median of its turns. Everything goes
-past the page cache.
-
-    python -m benchmarks.aio [--directory DIR] [--size-mib N] [--rounds N] [--peers fio,deepspeed] [--json] [--write]
+Each contender first tries all its settings three times. Then all take turns, each with
+its fastest setting or, if several are as fast, with the one of those that takes the least
+CPU time. A figure is the median of a contender's turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from benchmarks import _fio, _measure
+from benchmarks import _fio, _measure, _peers
 from benchmarks._fio import Transfer
+from benchmarks._measure import Requirement, Table, at_least, at_most, interleave, requirement_table
 from benchmarks._processes import cold_build_s
 from op_builder.cpu import AsyncIOBuilder
 from op_builder.system import storage_engines
@@ -33,15 +31,16 @@ PEERS = ("fio", "deepspeed")
 MIB = 1 << 20
 SMALL_BLOCK, SMALL_DEPTH = 4096, 128
 TRIES = 3
-AS_FAST = 1.03  # what lies within this of the shortest time is chance
+AS_FAST = 1.03  # smaller differences from the shortest time are noise
 FIO_BYTES = 32 * MIB  # the most that it has in flight
+PICTURE = _measure.IMAGES / "aio.png"
 
 Run = Callable[[], Transfer]
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """How a contender works: its engine, bytes of a command, commands in flight, threads."""
+    """How a contender works; ``depth`` is its number of commands in flight."""
 
     engine: str
     block_bytes: int
@@ -55,7 +54,7 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One contender in one case, with the setting it was measured with."""
+    """One contender in one case, with its setting."""
 
     case: str
     contender: str
@@ -76,30 +75,50 @@ class Result:
         return statistics.median(transfer.cpu_s for transfer in self.transfers) / (self.size_bytes / 1e9)
 
     @property
-    def thousand_commands_per_s(self) -> float:
-        return self.size_bytes / self.setting.block_bytes / self.seconds / 1e3
+    def row(self) -> list[str]:
+        return [
+            self.case,
+            self.contender,
+            str(self.setting),
+            f"{self.gb_per_s:.2f}",
+            f"{self.size_bytes / min(transfer.seconds for transfer in self.transfers) / 1e9:.2f}",
+            f"{self.size_bytes / self.setting.block_bytes / self.seconds / 1e3:.1f}",
+            f"{self.cpu_s_per_gb:.3f}",
+        ]
 
 
-def settings(engines: tuple[str, ...]) -> list[Setting]:
+COLUMNS = ("case", "contender", "setting", "GB/s", "best GB/s", "1,000 commands/s", "CPU s/GB")
+
+
+def settings(*engines: str) -> list[Setting]:
+    """The settings to try."""
     return [Setting(engine, block * MIB, depth) for engine in engines for block, depth in ((1, 8), (1, 32), (4, 8))]
 
 
 class Bench:
-    """One file, a pinned tensor of its size, and the contenders on it."""
+    """One file, a pinned tensor of its size, and the contenders that transfer it.
 
-    def __init__(self, path: Path, size_bytes: int, rounds: int) -> None:
+    Args:
+        peer: DeepSpeed's process; None without that peer.
+    """
+
+    def __init__(
+        self, path: Path, size_bytes: int, rounds: int, with_fio: bool, peer: _peers.PeerProcess | None
+    ) -> None:
         self.path, self.size_bytes, self.rounds = path, size_bytes, rounds
+        self._with_fio, self._peer = with_fio, peer
         self.module = AsyncIOBuilder().load()
         self.buffer = self.module.aio_handle().new_cpu_locked_tensor(size_bytes, torch.empty(0, dtype=torch.uint8))
-        self.pageable = torch.ones(size_bytes, dtype=torch.uint8)
+        self._pageable = torch.ones(size_bytes, dtype=torch.uint8)
         self.results: list[Result] = []
 
     def ours(self, direction: str, setting: Setting, *, pinned: bool = True) -> Run:
+        """Our transfer."""
         handle = self.module.aio_handle(
             setting.block_bytes, setting.depth, False, True, setting.threads, engine=setting.engine
         )
         call = handle.sync_pread if direction == "read" else handle.sync_pwrite
-        buffer = self.buffer if pinned else self.pageable
+        buffer = self.buffer if pinned else self._pageable
 
         def run() -> Transfer:
             cpu, started = cpu_seconds(), time.perf_counter()
@@ -108,225 +127,171 @@ class Bench:
 
         return run
 
-    def fio(self, direction: str, setting: Setting) -> Run:
-        return lambda: _fio.run(
-            self.path, self.size_bytes, direction, setting.engine, setting.block_bytes, setting.depth
-        )
-
-    def deepspeed(self, peer: _measure.PeerProcess, direction: str, setting: Setting) -> Run:
-        def run() -> Transfer:
-            answer = peer.ask(
-                do=direction,
-                path=str(self.path),
-                block_bytes=setting.block_bytes,
-                depth=setting.depth,
-                threads=setting.threads,
-            )
-            return Transfer(answer["seconds"], answer["cpu_s"])
-
-        return run
-
-    def best(self, runs: dict[Setting, Run]) -> Setting:
-        """The fastest setting; of those that are as fast, the one with the least CPU time."""
-        tried = self.interleave({str(setting): run for setting, run in runs.items()}, TRIES, "trying settings")
-        seconds = {s: statistics.median(transfer.seconds for transfer in tried[str(s)]) for s in runs}
-        cpu_s = {s: statistics.median(transfer.cpu_s for transfer in tried[str(s)]) for s in runs}
-        as_fast = [setting for setting in runs if seconds[setting] <= min(seconds.values()) * AS_FAST]
-        return min(as_fast, key=cpu_s.__getitem__)
-
-    def interleave(self, runs: dict[str, Run], rounds: int, what: str) -> dict[str, list[Transfer]]:
-        taken: dict[str, list[Transfer]] = {name: [] for name in runs}
-
-        def timed(name: str) -> Callable[[], float]:
-            def run() -> float:
-                taken[name].append(runs[name]())
-                return taken[name][-1].seconds
-
-            return run
-
-        with _measure.make_progress() as progress:
-            task = progress.add_task(what, total=(rounds + 1) * len(runs))
-            _measure.interleave({name: timed(name) for name in runs}, rounds, lambda: progress.advance(task))
-        return {name: transfers[1:] for name, transfers in taken.items()}
-
-    def measure(self, case: str, contenders: dict[str, tuple[Setting, Run]]) -> None:
-        taken = self.interleave({name: run for name, (_, run) in contenders.items()}, self.rounds, case)
-        for name, (setting, _) in contenders.items():
-            self.results.append(Result(case, name, setting, self.size_bytes, taken[name]))
-
-    def sequential(self, direction: str, with_fio: bool, peer: _measure.PeerProcess | None) -> None:
-        """The whole file at the best setting of each; and through fio's libaio, for its CPU time."""
-        engines = tuple(engine.name for engine in storage_engines.storage_engines() if engine.refusal is None)
-        best = self.best({setting: self.ours(direction, setting) for setting in settings(engines)})
+    def sequential(self, direction: str) -> None:
+        """Measure the whole file, each contender at its best setting; fio also with libaio, for its CPU time."""
+        engines = [engine.name for engine in storage_engines.storage_engines() if engine.refusal is None]
+        best = self._best({setting: self.ours(direction, setting) for setting in settings(*engines)})
         contenders = {OURS: (best, self.ours(direction, best))}
         contenders[f"{OURS}, pageable"] = (best, self.ours(direction, best, pinned=False))
-        if with_fio:
-            runs = {setting: self.fio(direction, setting) for setting in settings(("io_uring", "libaio"))}
-            best = self.best(runs)
+        if self._with_fio:
+            runs = {setting: self._fio(direction, setting) for setting in settings("io_uring", "libaio")}
+            best = self._best(runs)
             contenders["fio"] = (best, runs[best])
-            if best.engine != "libaio":
-                contenders["fio libaio"] = (apart := Setting("libaio", best.block_bytes, best.depth), runs[apart])
-        if peer is not None:
-            theirs = [*settings(("libaio",)), Setting("libaio", MIB, 32, 2), Setting("libaio", 4 * MIB, 8, 2)]
-            runs = {setting: self.deepspeed(peer, direction, setting) for setting in theirs}
-            best = self.best(runs)
+            libaio = dataclasses.replace(best, engine="libaio")
+            contenders["fio libaio"] = (libaio, runs[libaio])
+        if self._peer is not None:
+            tried = [*settings("libaio"), Setting("libaio", MIB, 32, 2), Setting("libaio", 4 * MIB, 8, 2)]
+            runs = {setting: partial(self._deepspeed, direction, setting) for setting in tried}
+            best = self._best(runs)
             contenders["deepspeed"] = (best, runs[best])
-        self.measure(f"{direction}, {self.size_bytes // MIB} MiB", contenders)
+        self._measure(f"{direction}, {self.size_bytes // MIB} MiB", contenders)
 
-    def small_blocks(self, with_fio: bool) -> None:
+    def small_blocks(self) -> None:
+        """Measure reading in blocks of 4 KiB, if io_uring works here."""
         if storage_engines.refusal("io_uring"):
             return
         setting = Setting("io_uring", SMALL_BLOCK, SMALL_DEPTH)
         contenders = {OURS: (setting, self.ours("read", setting))}
-        if with_fio:
-            contenders["fio"] = (setting, self.fio("read", setting))
-        self.measure(f"read, {self.size_bytes // MIB} MiB in blocks of 4 KiB", contenders)
+        if self._with_fio:
+            contenders["fio"] = (setting, self._fio("read", setting))
+        self._measure(f"read, {self.size_bytes // MIB} MiB in blocks of 4 KiB", contenders)
+
+    def overlap_cost(self, setting: Setting) -> float:
+        """How much longer computing while reading takes than the longer of both alone, as a share of that.
+
+        One thread multiplies matrices for as long as the read takes.
+        """
+        torch.set_num_threads(1)
+        matrix = torch.rand(512, 512)
+        handle = self.module.aio_handle(setting.block_bytes, setting.depth, False, True, engine=setting.engine)
+
+        def compute(times: int) -> float:
+            started = time.perf_counter()
+            for _ in range(times):
+                torch.mm(matrix, matrix)
+            return time.perf_counter() - started
+
+        def read() -> float:
+            started = time.perf_counter()
+            handle.sync_pread(self.buffer, self.path)
+            return time.perf_counter() - started
+
+        compute(20)
+        times = max(1, int(100 * read() / compute(100)))
+
+        def both() -> float:
+            started = time.perf_counter()
+            handle.async_pread(self.buffer, self.path)
+            compute(times)
+            handle.wait()
+            return time.perf_counter() - started
+
+        contenders = {"compute": partial(compute, times), "read": read, "both": both}
+        taken = interleave(contenders, self.rounds, "compute and read")
+        median = {name: statistics.median(seconds) for name, seconds in taken.items()}
+        return median["both"] / max(median["compute"], median["read"]) - 1
+
+    def _fio(self, direction: str, setting: Setting) -> Run:
+        return partial(
+            _fio.run, self.path, self.size_bytes, direction, setting.engine, setting.block_bytes, setting.depth
+        )
+
+    def _deepspeed(self, direction: str, setting: Setting) -> Transfer:
+        assert self._peer is not None
+        block_bytes, depth, threads = setting.block_bytes, setting.depth, setting.threads
+        return Transfer(
+            **self._peer.ask(do=direction, path=str(self.path), block_bytes=block_bytes, depth=depth, threads=threads)
+        )
+
+    def _best(self, runs: dict[Setting, Run]) -> Setting:
+        """The fastest setting; of those as fast, the one with the least CPU time."""
+        tried = interleave({str(setting): run for setting, run in runs.items()}, TRIES, "trying settings")
+        seconds = {one: statistics.median(transfer.seconds for transfer in tried[str(one)]) for one in runs}
+        cpu_s = {one: statistics.median(transfer.cpu_s for transfer in tried[str(one)]) for one in runs}
+        as_fast = [setting for setting in runs if seconds[setting] <= min(seconds.values()) * AS_FAST]
+        return min(as_fast, key=cpu_s.__getitem__)
+
+    def _measure(self, case: str, contenders: dict[str, tuple[Setting, Run]]) -> None:
+        taken = interleave({name: run for name, (_, run) in contenders.items()}, self.rounds, case)
+        for name, (setting, _) in contenders.items():
+            self.results.append(Result(case, name, setting, self.size_bytes, taken[name]))
 
 
 def cpu_seconds() -> float:
-    """Of this process, all its threads."""
+    """The CPU time of this process with all its threads."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
-def overlap_cost(bench: Bench, setting: Setting) -> float:
-    """How much longer computing and reading take together than the longer of both takes alone, as a share of it.
-
-    The compute is one thread's matrix products, as long as the read takes.
-    """
-    torch.set_num_threads(1)
-    matrix = torch.rand(512, 512)
-    handle = bench.module.aio_handle(setting.block_bytes, setting.depth, False, True, engine=setting.engine)
-
-    def compute(times: int) -> float:
-        started = time.perf_counter()
-        for _ in range(times):
-            torch.mm(matrix, matrix)
-        return time.perf_counter() - started
-
-    def read() -> float:
-        started = time.perf_counter()
-        handle.sync_pread(bench.buffer, bench.path)
-        return time.perf_counter() - started
-
-    compute(20)
-    times = max(1, int(100 * read() / compute(100)))
-
-    def both() -> float:
-        started = time.perf_counter()
-        handle.async_pread(bench.buffer, bench.path)
-        compute(times)
-        handle.wait()
-        return time.perf_counter() - started
-
-    with _measure.make_progress() as progress:
-        task = progress.add_task("compute and read", total=3 * (bench.rounds + 1))
-        contenders = {"compute": lambda: compute(times), "read": read, "both": both}
-        taken = _measure.interleave(contenders, bench.rounds, lambda: progress.advance(task))
-    median = {name: statistics.median(seconds) for name, seconds in taken.items()}
-    return median["both"] / max(median["compute"], median["read"]) - 1
-
-
-COLUMNS = ("case", "contender", "setting", "GB/s", "best", "1,000 commands/s", "CPU s/GB")
-ASKED_COLUMNS = ("what", "asked", "verdict", "figure")
-
-
-def rows_of(results: list[Result]) -> list[list[str]]:
-    return [
-        [
-            result.case,
-            result.contender,
-            str(result.setting),
-            f"{result.gb_per_s:.2f}",
-            f"{result.size_bytes / min(transfer.seconds for transfer in result.transfers) / 1e9:.2f}",
-            f"{result.thousand_commands_per_s:.1f}",
-            f"{result.cpu_s_per_gb:.3f}",
-        ]
-        for result in results
-    ]
-
-
-def asked_rows(results: list[Result], overlap: float, build_s: float) -> list[list[str]]:
-    """What is asked of our figures and whether it is met, a verdict a row."""
-    rows = []
-
-    def ask(what: str, asked: str, figure: float, is_met: bool) -> None:
-        rows.append([what, asked, "ok" if is_met else "miss", f"{figure:.2f}"])
-
+def requirements(results: Sequence[Result], overlap: float, build_s: float) -> list[Requirement]:
+    """What our figures must keep."""
+    found = []
     for case in dict.fromkeys(result.case for result in results):
-        of_case = {result.contender: result for result in results if result.case == case}
-        ours, is_small = of_case[OURS], "blocks" in case
-        if "fio" in of_case:
-            least = 0.8 if is_small else 1.0
-            ratio = of_case["fio"].seconds / ours.seconds
-            ask(f"{case}: times fio's best", f">= {least}", ratio, ratio >= least)
-        if "deepspeed" in of_case:
-            ratio = of_case["deepspeed"].seconds / ours.seconds
-            ask(f"{case}: times DeepSpeed's best", ">= 1.1", ratio, ratio >= 1.1)
-        libaio = [result for result in of_case.values() if result.contender.startswith("fio") and not is_small]
-        libaio = [result for result in libaio if result.setting.engine == "libaio"]
-        if libaio:
-            ratio = ours.cpu_s_per_gb / libaio[0].cpu_s_per_gb
-            ask(f"{case}: CPU time, of fio's libaio", "<= 1.2", ratio, ratio <= 1.2)
-    ask("cold build, s", "<= 8", build_s, build_s <= 8)
-    ask("compute and read together, above the longer of both", "<= 0.10", overlap, overlap <= 0.10)
-    return rows
+        by_name = {result.contender: result for result in results if result.case == case}
+        ours = by_name[OURS]
+        if "fio" in by_name:
+            least = 0.8 if "blocks" in case else 1.0
+            found.append(at_least(f"{case}: fio's time", by_name["fio"].seconds / ours.seconds, least, "x"))
+        if "deepspeed" in by_name:
+            ratio = by_name["deepspeed"].seconds / ours.seconds
+            found.append(at_least(f"{case}: deepspeed's time", ratio, 1.1, "x"))
+        if "fio libaio" in by_name:
+            ratio = ours.cpu_s_per_gb / by_name["fio libaio"].cpu_s_per_gb
+            found.append(at_most(f"{case}: CPU time / fio libaio's", ratio, 1.2))
+    found.append(at_most("computing while reading, above the longer of both", overlap, 0.10))
+    return [*found, at_most("cold build", build_s, 8.0, "s")]
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.aio", description=__doc__.partition("\n")[0])
-    parser.add_argument("--directory", type=Path, help="where the file is made (default: the temporary directory)")
-    parser.add_argument("--size-mib", type=int, default=1024, help="of the file (default 1024)")
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each contender")
-    parser.add_argument("--deepspeed-python", help="interpreter that has deepspeed (default: this one, or a made one)")
-    parser.add_argument("--json", action="store_true", help="print figures as JSON")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/internals")
-    return _measure.parse_with_peers(parser, PEERS)
+def can_use_fio(arguments: argparse.Namespace) -> bool:
+    """Whether fio takes part; print a warning if it is missing or handicapped."""
+    if "fio" not in arguments.peers:
+        return False
+    warn = partial(_measure.progress_console.print, style="yellow")
+    if not _fio.is_installed():
+        warn("Warning: fio is not installed, so there is no comparison with it. On Debian: apt-get install fio")
+        return False
+    if not _fio.has_large_pages(FIO_BYTES):
+        warn(
+            "Warning: fio is slower than it could be, because too few large pages are reserved for its buffers. "
+            f"Run sysctl vm.nr_hugepages={FIO_BYTES // (2 * MIB) + 1} as root."
+        )
+    return True
 
 
 def main() -> None:
-    arguments = parse_arguments()
-    with_fio = "fio" in arguments.peers and _fio.is_there()
-    if "fio" in arguments.peers and not with_fio:
-        _measure.progress_console.print("fio is left out: it is not installed (Debian: apt-get install fio).")
-    if with_fio and not _fio.has_large_pages(FIO_BYTES):
-        _measure.progress_console.print(
-            "fio's buffers are in small pages, which makes it slower: no large ones are reserved "
-            f"(sysctl vm.nr_hugepages={FIO_BYTES // (2 * MIB) + 1})."
-        )
+    parser = _measure.make_parser("aio", __doc__, "a file of 128 MiB, three turns", PEERS)
+    parser.add_argument(
+        "--directory", type=Path, help="directory of the file, on the disk to test (default: the temporary directory)"
+    )
+    parser.add_argument("--size-mib", type=_measure.positive, metavar="N", help="size of the file (default: 1024)")
+    arguments = parser.parse_args()
+    size_bytes = (arguments.size_mib or (128 if arguments.quick else 1024)) * MIB
+    with_fio = can_use_fio(arguments)
     machine = _measure.describe_machine()
-    build_s = min(cold_build_s("AsyncIOBuilder") for _ in range(2))
-    size_bytes = arguments.size_mib * MIB
+    build_s = min(cold_build_s("AsyncIOBuilder") for _ in range(1 if arguments.quick else 2))
     peer = None
     if "deepspeed" in arguments.peers:
-        python = _measure.peer_python(*_measure.DEEPSPEED, arguments.deepspeed_python)
-        peer = _measure.PeerProcess([python, Path(__file__).parent / "programs" / "deepspeed_aio.py"])
+        peer = _peers.PeerProcess([_peers.deepspeed_python(), _peers.PROGRAMS / "deepspeed_aio.py"])
         peer.ask(do="prepare", size_bytes=size_bytes)
     with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
-        bench = Bench(Path(directory) / "file", size_bytes, arguments.rounds)
+        bench = Bench(Path(directory) / "file", size_bytes, 3 if arguments.quick else 7, with_fio, peer)
         bench.ours("write", Setting("threads", MIB, 8))()
-        for direction in ("write", "read"):
-            bench.sequential(direction, with_fio, peer)
+        bench.sequential("write")
+        bench.sequential("read")
         if peer is not None:
             peer.close()
-        bench.small_blocks(with_fio)
-        overlap = overlap_cost(
-            bench, next(result.setting for result in bench.results if result.case.startswith("read"))
-        )
-    report(arguments, machine, bench.results, asked_rows(bench.results, overlap, build_s))
-
-
-def report(arguments: argparse.Namespace, machine: Any, results: list[Result], asked: list[list[str]]) -> None:
-    if arguments.json:
-        entries = [{**dataclasses.asdict(result), "gb_per_s": result.gb_per_s} for result in results]
-        print(json.dumps({"machine": dataclasses.asdict(machine), "results": entries, "asked": asked}, indent=2))
-    else:
-        _measure.console.print(_measure.table("Tensors and one file", COLUMNS, rows_of(results)))
-        _measure.console.print(_measure.table("What is asked", ASKED_COLUMNS, asked))
-        _measure.console.print(str(machine))
+        bench.small_blocks()
+        overlap = bench.overlap_cost(next(one.setting for one in bench.results if one.case.startswith("read")))
+    tables = [
+        Table("Tensors and one file", COLUMNS, [result.row for result in bench.results]),
+        requirement_table(requirements(bench.results, overlap, build_s)),
+    ]
+    _measure.report("aio", arguments, machine, tables, bench.results)
     if arguments.write:
-        tables = [_measure.markdown(COLUMNS, rows_of(results)), _measure.markdown(ASKED_COLUMNS, asked)]
-        _measure.write_results("aio", "\n\n".join([str(machine), *tables]))
+        groups: dict[str, dict[str, float]] = {}
+        for result in bench.results:
+            groups.setdefault(result.case, {})[result.contender] = result.gb_per_s
+        _measure.draw_bars(PICTURE, "Tensors and one file, without the page cache", "GB/s", groups)
 
 
 if __name__ == "__main__":

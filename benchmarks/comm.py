@@ -1,77 +1,76 @@
-"""All-reduce between two ranks of this machine, from 1 KiB to 256 MiB, against peers, in one run; then between more
-ranks than cores.
+"""All-reduce between ranks of one machine, against gloo, DeepSpeed and oneCCL.
 
-Each contender is a process with one thread for each rank, which stay for the whole run; the contenders take turns at
-each size. A figure is the median of the turns, a turn the mean of as many calls as take a tenth of a second. The crowd
-is four ranks for each core, on four cores at most, to which they are bound. oneCCL has no part in it: its own threads
-take a core for each rank.
-
-    python -m benchmarks.comm [--quick] [--peers gloo,deepspeed,oneccl] [--json] [--write]
+First two ranks, from 1 KiB to 256 MiB; then four ranks for each core, on at most four
+cores. A rank is a process with one thread that stays for the whole run. Contenders take
+turns; a figure is the median of the turns, and a turn the mean of as many calls as take
+a tenth of a second. oneCCL is left out of the second part, because its own threads take
+a core for each rank.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import socket
 import statistics
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from benchmarks import _measure
-from benchmarks._figures import duration
-from benchmarks._processes import PROGRAMS, ROOT, cold_build_s
+from benchmarks import _measure, _peers
+from benchmarks._measure import IMAGES, ROOT, Requirement, Table, at_least, at_most, duration, requirement_table
+from benchmarks._peers import PROGRAMS, PeerProcess
+from benchmarks._processes import cold_build_s
 
 PEERS = ("gloo", "deepspeed", "oneccl")
 OURS, SYMMETRIC = "accel-ops", "accel-ops, symmetric"
 RANKS = 2
 CROWD_PER_CORE = 4
-CROWD_CORES = 4  # at most: what is asked is how ranks share a core, and each rank is a process with torch in it
+CROWD_CORES = 4  # enough to see how ranks share a core; each rank is a process with torch
 CROWD_PEERS = ("gloo", "deepspeed")
 CROWD_SIZES = [1 << 12, 1 << 22]
-CROWD_ROUNDS = 5  # at most: a rank that spins keeps the one it waits for from its core, for whole slices of time
+CROWD_ROUNDS = 5  # a rank that spins holds a core for whole time slices, so turns are slow
 SIZES = [1 << shift for shift in range(10, 29)]
 QUICK_SIZES = [1 << 10, 1 << 12, 1 << 20, 1 << 26]
 TURN_S = 0.1
-PICTURE = ROOT / "docs" / "images" / "all_reduce.png"
+PICTURE = IMAGES / "all_reduce.png"
 
 
 class Ranks:
-    """The processes of one contender, on these cores."""
+    """The processes of one contender, bound to these cores."""
 
     def __init__(self, contender: str, python: Path, size: int, cores: Set[int]) -> None:
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            port = found.getsockname()[1]
-        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        self._left_behind = f"deepspeed_allreduce_buffer_*_127.0.0.1_{port}_*"
-        inherited = os.environ.get("PYTHONPATH")
-        variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([inherited] if inherited else [])])
-        command = [str(python), str(PROGRAMS / "all_reduce.py"), contender]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": os.pathsep.join(paths)}
+        self._leftovers = f"deepspeed_allreduce_buffer_*_127.0.0.1_{port}_*"
         self.contender = contender
         before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, cores)  # theirs from their first moment: they inherit it
+        os.sched_setaffinity(0, cores)  # the processes inherit it
         try:
-            commands = [[*command, str(rank), str(size)] for rank in range(size)]
-            self._processes = [_measure.PeerProcess(one, variables) for one in commands]
+            self._processes = [
+                PeerProcess([python, PROGRAMS / "all_reduce.py", contender, str(rank), str(size)], variables)
+                for rank in range(size)
+            ]
         finally:
             os.sched_setaffinity(0, before)
 
     def seconds(self, size_bytes: int, repeats: int) -> float:
-        """Of one all-reduce, in the mean: the slowest rank's."""
+        """The slowest rank's mean time of an all-reduce."""
         for process in self._processes:
             process.send(bytes=size_bytes, repeats=repeats)
         return max(float(process.receive()["seconds"]) for process in self._processes) / repeats
 
     def close(self) -> None:
+        """End the processes."""
         for process in self._processes:
             process.close()
-        # DeepSpeed's op does not take its segments away, 70 MB for each rank.
-        for segment in Path("/dev/shm").glob(self._left_behind):
+        # DeepSpeed's op does not remove its segments, 70 MB for each rank.
+        for segment in Path("/dev/shm").glob(self._leftovers):
             segment.unlink(missing_ok=True)
 
 
@@ -81,6 +80,12 @@ class Row:
 
     size_bytes: int
     turns: dict[str, list[float]]
+
+    @property
+    def size(self) -> str:
+        """``4 KiB``."""
+        is_large = self.size_bytes >= 1 << 20
+        return f"{self.size_bytes >> 20} MiB" if is_large else f"{self.size_bytes >> 10} KiB"
 
     def median_s(self, contender: str) -> float:
         return statistics.median(self.turns[contender])
@@ -95,48 +100,41 @@ class Row:
         return min(peers, key=self.median_s, default=None)
 
 
-def measure(contenders: Sequence[Ranks], sizes: Sequence[int], rounds: int) -> list[Row]:
+def measure(names: Sequence[str], sizes: Sequence[int], rounds: int, ranks: int, cores: Set[int]) -> list[Row]:
+    """A row for each size: all contenders, each with as many ranks, on these cores."""
+    contenders: list[Ranks] = []
     rows = []
-    with _measure.make_progress() as progress:
-        task = progress.add_task("all-reduce", total=len(sizes) * (rounds + 1) * len(contenders))
+    try:
+        for name in names:
+            python = _peers.deepspeed_python() if name == "deepspeed" else Path(sys.executable)
+            contenders.append(Ranks(name, python, ranks, cores))
+            contenders[-1].seconds(sizes[0], 1)  # has built its op and connected its ranks
         for size_bytes in sizes:
-            progress.update(task, description=f"all-reduce, {size_text(size_bytes)}")
-            # The first turn of each only tells how many calls make a turn.
-            repeats = {}
-            for ranks in contenders:
-                once_s = ranks.seconds(size_bytes, 3)
-                repeats[ranks.contender] = max(3, min(20_000, round(TURN_S / once_s)))
-                progress.advance(task)
-            turns: dict[str, list[float]] = {ranks.contender: [] for ranks in contenders}
-            for _ in range(rounds):
-                for ranks in contenders:
-                    turns[ranks.contender].append(ranks.seconds(size_bytes, repeats[ranks.contender]))
-                    progress.advance(task)
-            rows.append(Row(size_bytes, turns))
+            works = {}
+            for one in contenders:
+                repeats = max(3, min(20_000, round(TURN_S / one.seconds(size_bytes, 3))))
+                works[one.contender] = partial(one.seconds, size_bytes, repeats)
+            description = f"{ranks} ranks, {size_bytes >> 10} KiB"
+            rows.append(Row(size_bytes, _measure.interleave(works, rounds, description, warm_ups=0)))
+    finally:
+        for one in contenders:
+            one.close()
     return rows
 
 
-def size_text(size_bytes: int) -> str:
-    """``4 KiB``."""
-    return f"{size_bytes >> 20} MiB" if size_bytes >= 1 << 20 else f"{size_bytes >> 10} KiB"
-
-
-def table_rows(rows: Sequence[Row]) -> list[list[str]]:
-    table = []
+def table(title: str, rows: Sequence[Row]) -> Table:
+    """One row for each size, one column for each contender."""
+    cells = []
     for row in rows:
         best = row.best_peer
         ratio = "" if best is None else f"{row.ratio(best):.3g} x {best}"
-        table.append([size_text(row.size_bytes), *(duration(row.median_s(name)) for name in row.turns), ratio])
-    return table
+        cells.append([row.size, *(duration(row.median_s(name)) for name in row.turns), ratio])
+    return Table(title, ("size", *rows[0].turns, "best peer / accel-ops"), cells)
 
 
-def asked_rows(rows: Sequence[Row], crowd: Sequence[Row], build_s: float) -> list[list[str]]:
-    """What is asked of our figures and whether it is met, a verdict a row."""
-    asked = []
-
-    def ask(what: str, least: float, ratio: float) -> None:
-        asked.append([what, f">= {least:g} x", "ok" if ratio >= least else "miss", f"{ratio:.3g} x"])
-
+def requirements(rows: Sequence[Row], crowd: Sequence[Row], build_s: float) -> list[Requirement]:
+    """What the figures must keep. A peer that was not measured has none."""
+    results = []
     at = {row.size_bytes: row for row in rows}
     for size_bytes, peer, least, ours in (
         (1 << 12, "deepspeed", 1.0, OURS),
@@ -144,79 +142,44 @@ def asked_rows(rows: Sequence[Row], crowd: Sequence[Row], build_s: float) -> lis
         (1 << 26, "deepspeed", 2.0, OURS),
         (1 << 26, "deepspeed", 4.0, SYMMETRIC),
     ):
-        if size_bytes in at and peer in at[size_bytes].turns:
-            ask(f"{size_text(size_bytes)}, {ours} against {peer}", least, at[size_bytes].ratio(peer, ours))
-    ratios = [(row.ratio(row.best_peer), row) for row in rows if row.best_peer is not None]
-    if ratios:
-        worst, row = min(ratios, key=lambda pair: pair[0])
-        ask(f"the best peer at every size here (least at {size_text(row.size_bytes)}, {row.best_peer})", 1.0, worst)
-    for row in crowd:
-        if row.best_peer is not None:
-            what = f"{size_text(row.size_bytes)}, more ranks than cores, against {row.best_peer}"
-            ask(what, 1.0, row.ratio(row.best_peer))
-    asked.append(["cold build", "<= 4 s", "ok" if build_s <= 4 else "miss", duration(build_s)])
-    return asked
+        row = at[size_bytes]
+        if peer in row.turns:
+            results.append(at_least(f"{row.size}, {ours}: {peer}'s time", row.ratio(peer, ours), least, "x"))
+    for part, description in ((rows, f"{RANKS} ranks"), (crowd, "more ranks than cores")):
+        compared = [(row.ratio(row.best_peer), row) for row in part if row.best_peer is not None]
+        if compared:
+            ratio, row = min(compared, key=lambda pair: pair[0])
+            what = f"{description}, least ratio of all sizes ({row.size}): {row.best_peer}'s time"
+            results.append(at_least(what, ratio, 1.0, "x"))
+    return [*results, at_most("cold build", build_s, 4.0, "s")]
 
 
 def draw(rows: Sequence[Row]) -> None:
-    """The picture of all contenders over the size."""
-    import matplotlib
+    """Draw the time of all contenders over the size, as docs/images/all_reduce.png."""
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.5))
+    figure = Figure(figsize=(8, 4.5), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    sizes = [row.size_bytes for row in rows]
     for name in rows[0].turns:
         style = "-" if name in (OURS, SYMMETRIC) else "--"
-        seconds = [row.median_s(name) * 1e6 for row in rows]
-        axes.plot([row.size_bytes for row in rows], seconds, style, marker="o", markersize=3, label=name)
+        axes.plot(sizes, [row.median_s(name) * 1e6 for row in rows], style, marker="o", markersize=3, label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xticks([row.size_bytes for row in rows], [size_text(row.size_bytes) for row in rows], rotation=45)
-    axes.set_ylabel("µs per all-reduce")
-    axes.set_title("All-reduce of float32 between two ranks of one machine")
+    axes.set_xticks(sizes, [row.size for row in rows], rotation=45)
+    axes.set(title="All-reduce of float32 between two ranks of one machine", ylabel="µs per all-reduce")
     axes.grid(visible=True, which="major", alpha=0.3)
     axes.legend()
-    figure.tight_layout()
-    PICTURE.parent.mkdir(exist_ok=True)
-    figure.savefig(PICTURE, dpi=110)
-
-
-ASKED_COLUMNS = ("what", "asked", "verdict", "figure")
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.comm", description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="four sizes, three turns")
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each contender at each size (default 9)")
-    parser.add_argument("--deepspeed-python", help="interpreter that has deepspeed (default: this one, or a made one)")
-    parser.add_argument("--json", action="store_true", help="print figures as JSON")
-    parser.add_argument("--write", action="store_true", help="put table and picture into the repository")
-    return _measure.parse_with_peers(parser, PEERS)
-
-
-def contend(
-    arguments: argparse.Namespace, names: Sequence[str], sizes: Sequence[int], ranks: int, cores: Set[int]
-) -> list[Row]:
-    """A row for each size, of all contenders with as many ranks on these cores."""
-    contenders: list[Ranks] = []
-    rounds = 3 if arguments.quick else arguments.rounds
-    try:
-        for name in names:
-            python = Path(sys.executable)
-            if name == "deepspeed":
-                python = _measure.peer_python(*_measure.DEEPSPEED, arguments.deepspeed_python)
-            contenders.append(Ranks(name, python, ranks, cores))
-            contenders[-1].seconds(sizes[0], 1)  # built and met before the next one starts
-        return measure(contenders, sizes, rounds if ranks == RANKS else min(rounds, CROWD_ROUNDS))
-    finally:
-        for processes in contenders:
-            processes.close()
+    figure.savefig(PICTURE)
 
 
 def crowd_cores(cores: Set[int]) -> set[int]:
-    """Which of the cores that this process may use the crowd gets."""
+    """The cores for more ranks than cores, of those that this process may use."""
     return set(sorted(cores)[:CROWD_CORES])
+
+
+def parse_arguments() -> argparse.Namespace:
+    return _measure.make_parser("comm", __doc__, "four sizes, three turns", PEERS).parse_args()
 
 
 def main() -> None:
@@ -224,35 +187,20 @@ def main() -> None:
     machine = _measure.describe_machine()
     build_s = min(cold_build_s("ShareMemCommBuilder") for _ in range(1 if arguments.quick else 3))
     cores = os.sched_getaffinity(0)
-    sizes = QUICK_SIZES if arguments.quick else SIZES
-    rows = contend(arguments, (OURS, SYMMETRIC, *arguments.peers), sizes, RANKS, cores)
-    peers = [name for name in arguments.peers if name in CROWD_PEERS]
+    sizes, rounds = (QUICK_SIZES, 3) if arguments.quick else (SIZES, 9)
+    rows = measure((OURS, SYMMETRIC, *arguments.peers), sizes, rounds, RANKS, cores)
     few = crowd_cores(cores)
-    crowd = contend(arguments, (OURS, SYMMETRIC, *peers), CROWD_SIZES, CROWD_PER_CORE * len(few), few)
-    tables = {f"{RANKS} ranks": rows, f"{CROWD_PER_CORE * len(few)} ranks on {len(few)} cores": crowd}
-    report(arguments, machine, tables, asked_rows(rows, crowd, build_s))
-
-
-def report(arguments: argparse.Namespace, machine: Any, rows: Mapping[str, list[Row]], asked: list[list[str]]) -> None:
-    """``rows``: by how many ranks they are of; the first is the picture's."""
-    if arguments.json:
-        results = {ranks: [dataclasses.asdict(row) for row in listed] for ranks, listed in rows.items()}
-        print(json.dumps({"machine": dataclasses.asdict(machine), "results": results, "asked": asked}, indent=2))
-    else:
-        _measure.console.print(str(machine))
-        for ranks, listed in rows.items():
-            _measure.console.print(_measure.table(f"All-reduce, {ranks}", columns(listed), table_rows(listed)))
-        _measure.console.print(_measure.table("Asked", ASKED_COLUMNS, asked))
+    crowd_size = CROWD_PER_CORE * len(few)
+    peers = [name for name in arguments.peers if name in CROWD_PEERS]
+    crowd = measure((OURS, SYMMETRIC, *peers), CROWD_SIZES, min(rounds, CROWD_ROUNDS), crowd_size, few)
+    tables = [
+        table(f"All-reduce, {RANKS} ranks", rows),
+        table(f"All-reduce, {crowd_size} ranks on {len(few)} cores", crowd),
+        requirement_table(requirements(rows, crowd, build_s)),
+    ]
+    _measure.report("comm", arguments, machine, tables, {"ranks": rows, "crowd": crowd, "cold build": build_s})
     if arguments.write:
-        draw(next(iter(rows.values())))
-        tables = [
-            f"{ranks}:\n\n{_measure.markdown(columns(listed), table_rows(listed))}" for ranks, listed in rows.items()
-        ]
-        _measure.write_results("comm", "\n".join([f"{machine}\n", *tables, _measure.markdown(ASKED_COLUMNS, asked)]))
-
-
-def columns(rows: Sequence[Row]) -> tuple[str, ...]:
-    return ("size", *rows[0].turns, "best peer / accel-ops")
+        draw(rows)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,13 @@
-"""FusedAdam on a CUDA device against the memory's copy bandwidth and torch's fused AdamW, in one run.
+"""FusedAdam on a CUDA device, against the bandwidth of a copy and torch's fused AdamW.
 
-The limit of a case is the bytes it must move over the bandwidth of a device-to-device copy measured in
-the same run. Times are of CUDA events around whole steps, and once more of steps captured into a graph,
-which the host does not slow down.
-
-    python -m benchmarks.fused_adam [--quick] [--rounds N] [--json] [--write]
+The limit of a case is the time to move its bytes at the bandwidth of a copy on the device,
+measured in the same run. Times are those of CUDA events around a step, and around a CUDA
+graph of a step, which the host does not slow down.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -19,10 +15,10 @@ from functools import partial
 import torch
 
 from benchmarks import _measure
+from benchmarks._measure import Requirement, Table, at_least, requirement_table
 from op_builder.ops import FusedAdam
 
 OURS, GRAPH, TORCH, TORCH_GRAPH = "accel-ops", "accel-ops, graph", "torch", "torch, graph"
-COLUMNS = ("case", "contender", "best ms", "limit ms", "of the copy bandwidth", "accel-ops is faster by", "asked")
 LEAST_OF_LIMIT = 0.85
 BYTES_PER_ELEMENT = 28  # parameter and two moments read and written, gradient read; float32
 
@@ -43,7 +39,7 @@ def make_cases(quick: bool) -> list[Case]:
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """The device's time for ``work``."""
+    """Seconds of ``work`` on the device."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     work()
@@ -52,8 +48,8 @@ def seconds_of(work: Callable[[], object]) -> float:
     return begin.elapsed_time(end) / 1e3
 
 
-def captured(step: Callable[[], object]) -> Callable[[], object]:
-    """``step`` as a CUDA graph."""
+def in_graph(step: Callable[[], object]) -> Callable[[], object]:
+    """A function that replays ``step`` from a CUDA graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -66,7 +62,7 @@ def captured(step: Callable[[], object]) -> Callable[[], object]:
 
 
 def run_case(case: Case, rounds: int) -> dict[str, float]:
-    """The best seconds of each contender, and of copying as many bytes."""
+    """The best seconds of each contender, and the ``limit``."""
     params = [torch.nn.Parameter(torch.zeros(case.numel, device="cuda")) for _ in range(case.count)]
     for param in params:
         param.grad = torch.full_like(param, 1e-3)
@@ -81,56 +77,56 @@ def run_case(case: Case, rounds: int) -> dict[str, float]:
         "copy": lambda: target.copy_(source),
         OURS: ours.step,
         TORCH: theirs.step,
-        GRAPH: captured(ours.step),
-        TORCH_GRAPH: captured(theirs.step),
+        GRAPH: in_graph(ours.step),
+        TORCH_GRAPH: in_graph(theirs.step),
     }
-    with _measure.make_progress() as progress:
-        task = progress.add_task(case.name, total=(rounds + 1) * len(works))
-        seconds = _measure.interleave(
-            {name: partial(seconds_of, work) for name, work in works.items()}, rounds, lambda: progress.advance(task)
-        )
+    contenders = {name: partial(seconds_of, work) for name, work in works.items()}
+    seconds = _measure.interleave(contenders, rounds, case.name)
     best = {name: min(taken) for name, taken in seconds.items()}
     bandwidth = 2 * source.numel() * source.itemsize / best.pop("copy")
     return {"limit": BYTES_PER_ELEMENT * case.count * case.numel / bandwidth, **best}
 
 
-def rows_of(case: Case, best: dict[str, float]) -> list[list[str]]:
-    """The table's rows of a case."""
-    rows = []
-    for name in (OURS, TORCH, GRAPH, TORCH_GRAPH):
-        ours = best[GRAPH if name in (GRAPH, TORCH_GRAPH) else OURS]
-        share = best["limit"] / best[name]
-        asked, faster = "", ""
-        if name in (TORCH, TORCH_GRAPH):
-            faster = f"{best[name] / ours:.2f} x"
-            asked = f"{'ok' if best[name] >= ours else 'miss'} (>= 1.0 x)"
-        else:
-            asked = f"{'ok' if share >= LEAST_OF_LIMIT else 'miss'} (>= {LEAST_OF_LIMIT})"
-        rows.append(
-            [case.name, name, f"{best[name] * 1e3:.3f}", f"{best['limit'] * 1e3:.3f}", f"{share:.2f}", faster, asked]
-        )
-    return rows
+def result_table(best: dict[Case, dict[str, float]]) -> Table:
+    """One row for each contender of each case."""
+    rows = [
+        [
+            case.name,
+            name,
+            f"{seconds[name] * 1e3:.3f} ms",
+            f"{seconds['limit'] * 1e3:.3f} ms",
+            f"{seconds['limit'] / seconds[name]:.2f}",
+        ]
+        for case, seconds in best.items()
+        for name in (OURS, TORCH, GRAPH, TORCH_GRAPH)
+    ]
+    return Table("A step of FusedAdam", ("case", "contender", "best", "limit", "limit / best"), rows)
+
+
+def requirements(best: dict[Case, dict[str, float]]) -> list[Requirement]:
+    """What our figures must keep."""
+    found = []
+    for case, seconds in best.items():
+        for ours, theirs in ((OURS, TORCH), (GRAPH, TORCH_GRAPH)):
+            found.append(
+                at_least(f"{case.name}, {ours}: limit / time", seconds["limit"] / seconds[ours], LEAST_OF_LIMIT)
+            )
+            found.append(at_least(f"{case.name}, {ours}: {theirs}'s time", seconds[theirs] / seconds[ours], 1.0, "x"))
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fused_adam", description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="64M elements in place of 1G")
-    parser.add_argument("--rounds", type=int, default=20, help="turns of each contender")
-    parser.add_argument("--json", action="store_true", help="print figures as JSON")
-    parser.add_argument("--write", action="store_true", help="write the table into docs/internals")
-    arguments = parser.parse_args()
+    arguments = _measure.make_parser("fused_adam", __doc__, "64M elements instead of 1G").parse_args()
     if not torch.cuda.is_available():
-        sys.exit("benchmarks.fused_adam needs a CUDA device and a CUDA build of torch; there is none here.")
-    machine = f"{torch.cuda.get_device_name()}; {_measure.describe_machine()}"
-    figures = {case: run_case(case, arguments.rounds) for case in make_cases(arguments.quick)}
-    rows = [row for case, best in figures.items() for row in rows_of(case, best)]
-    if arguments.json:
-        print(json.dumps({"machine": machine, "best_s": {case.name: best for case, best in figures.items()}}, indent=2))
-    else:
-        _measure.console.print(_measure.table("FusedAdam, one step", COLUMNS, rows))
-        _measure.console.print(machine)
-    if arguments.write:
-        _measure.write_results("fused_adam", f"{machine}\n\n{_measure.markdown(COLUMNS, rows)}")
+        sys.exit("benchmarks.fused_adam needs a CUDA device and a CUDA build of torch.")
+    machine = _measure.describe_machine()
+    best = {case: run_case(case, 20) for case in make_cases(arguments.quick)}
+    tables = [result_table(best), requirement_table(requirements(best))]
+    samples = {
+        "device": torch.cuda.get_device_name(),
+        "best_s": {case.name: seconds for case, seconds in best.items()},
+    }
+    _measure.report("fused_adam", arguments, machine, tables, samples)
 
 
 if __name__ == "__main__":

@@ -1,36 +1,30 @@
-"""Ops with SYCL kernels on the SYCL CPU device: how soon they are there, and how fast beside torch and the CPU ops.
+"""Ops with SYCL kernels on the SYCL CPU device, against torch and the CPU ops.
 
-A load is a fresh process with torch imported before the clock starts; it ends when the op has worked once, so with
-its kernel compiled. All contenders of a case take turns in one process; compare the best times. Where torch has no
-such function its contender is what one writes with torch instead, eagerly.
-
-    python -m benchmarks.sycl [--quick] [--rounds N] [--json] [--write]
+A load is a new process with torch imported before the clock starts; it ends when the op has
+worked once, with its kernel compiled. The contenders of a case take turns in one process;
+a figure is the best of the turns. For a function that torch does not have, the peer is what
+a user writes with torch instead, eagerly.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
-import json
-import os
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 
 from benchmarks import _measure
-from benchmarks._figures import duration
+from benchmarks._figures import Figure, figure_table
+from benchmarks._measure import Table, duration, verdict
+from benchmarks._peers import PROGRAMS
+from benchmarks._processes import run_program
 from op_builder import cpu, ops, xpu
 from op_builder.ops.optim.fused_op import FusedOp
 
-LOAD_COLUMNS = ("load and one update of FusedAdam", "median", "of which load()", "limit", "verdict")
-COLUMNS = ("case", "beside", "accel-ops, SYCL", "the other", "SYCL is faster by", "asked")
 LEAST_RATIO = 0.8
 COLD_LIMIT_S = 8.0
 WARM_LIMIT_S = 1.0
@@ -40,18 +34,18 @@ Work = Callable[[], object]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """The same work twice.
+    """The same work by our SYCL op and by a peer.
 
     Attributes:
-        beside: what ``other`` is.
-        is_asked: whether SYCL is asked for LEAST_RATIO of the other's speed.
+        peer: the name of the peer.
+        is_required: whether SYCL must reach LEAST_RATIO of the peer's speed.
     """
 
     name: str
-    beside: str
+    peer: str
     sycl: Work
     other: Work
-    is_asked: bool = True
+    is_required: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,18 +53,18 @@ class Outcome:
     """The best seconds of a case."""
 
     case: str
-    beside: str
-    is_asked: bool
+    peer: str
+    is_required: bool
     sycl_s: float
-    other_s: float
+    peer_s: float
 
     @property
     def ratio(self) -> float:
-        return self.other_s / self.sycl_s
+        return self.peer_s / self.sycl_s
 
 
 def optimizer_cases(numel: int) -> Iterator[Case]:
-    """The fused optimizers beside those of the CPU. One after another: each needs gigabytes."""
+    """The fused optimizers against the CPU ops; an iterator, because each case needs gigabytes."""
     numbers = (1e-3, 0.9, 0.999, 1e-8, 3, 1, True, 0.01)
 
     def adam(module: FusedOp, count: int, each: int, dtype: torch.dtype) -> Work:
@@ -89,21 +83,20 @@ def optimizer_cases(numel: int) -> Iterator[Case]:
         (f"FusedAdam, 1,000 x {numel // 1000:,} fp32", (1000, numel // 1000, torch.float32)),
         ("FusedAdam, 10,000 x 1,024 fp32", (10_000, 1024, torch.float32)),
     ):
-        asked = shape[0] != 10_000
-        yield Case(title, "the CPU op", adam(ours, *shape), adam(theirs, *shape), asked)
+        yield Case(title, "the CPU op", adam(ours, *shape), adam(theirs, *shape), is_required=shape[0] != 10_000)
     lions = (lion(builder().load()) for builder in (xpu.FusedLionBuilder, cpu.FusedLionBuilder))
     yield Case(f"FusedLion, {numel >> 20}M fp32", "the CPU op", *lions)
 
 
 def torch_quantize(x: torch.Tensor, largest: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Blocks of 256 to int8 codes, as one writes it with torch."""
+    """Quantize blocks of 256 to int8 codes, written with torch."""
     blocks = x.view(-1, 256)
     scales = blocks.abs().amax(1, keepdim=True) / largest
     return (blocks / scales).round().clamp(-largest, largest).to(torch.int8), scales
 
 
 def torch_quantize_4bit(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same to four bits."""
+    """The same with four bits."""
     codes, scales = torch_quantize(x, 7)
     pairs = codes.view(torch.uint8).view(-1, 2) & 15
     return pairs[:, 0] | (pairs[:, 1] << 4), scales
@@ -114,7 +107,7 @@ _SHIFTS = torch.tensor([7, 6, 5, 4, 3, 2, 1, 0], dtype=torch.uint8)
 
 
 def torch_packbits(x: torch.Tensor) -> torch.Tensor:
-    """Bytes of zeros and ones to bits, as one writes it with torch."""
+    """Pack bytes of zeros and ones into bits, written with torch."""
     return (x.view(-1, 8) * _WEIGHTS).sum(1, dtype=torch.uint8)
 
 
@@ -124,13 +117,13 @@ def torch_unpackbits(packed: torch.Tensor) -> torch.Tensor:
 
 
 def repeated(count: int, work: Work) -> None:
-    """What is too short to be timed alone."""
+    """Repeat work that is too short to time."""
     for _ in range(count):
         work()
 
 
 def function_cases(numel: int) -> list[Case]:
-    """The functions beside torch."""
+    """The functions against torch."""
     size = f"{numel >> 20}M"
     cases = []
     for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16"), (torch.float16, "fp16")):
@@ -191,7 +184,7 @@ def function_cases(numel: int) -> list[Case]:
         ),
         Case(
             "rms_norm, 1,000 calls with one row of 4,096",
-            "the loaded module's own",
+            "the loaded module",
             partial(repeated, 1000, partial(ops.rms_norm, row, weight)),
             partial(repeated, 1000, partial(module.rms_norm, row, weight)),
         ),
@@ -199,87 +192,63 @@ def function_cases(numel: int) -> list[Case]:
 
 
 def seconds_of(work: Work) -> float:
-    begin = time.perf_counter()
+    started = time.perf_counter()
     work()
-    return time.perf_counter() - begin
+    return time.perf_counter() - started
 
 
 def run_case(case: Case, rounds: int) -> Outcome:
-    works: Mapping[str, Callable[[], float]] = {
-        "sycl": partial(seconds_of, case.sycl),
-        "other": partial(seconds_of, case.other),
-    }
-    with _measure.make_progress() as progress:
-        task = progress.add_task(case.name, total=2 * (rounds + 1))
-        seconds = _measure.interleave(works, rounds, lambda: progress.advance(task))
-    return Outcome(case.name, case.beside, case.is_asked, min(seconds["sycl"]), min(seconds["other"]))
+    contenders = {"sycl": partial(seconds_of, case.sycl), "peer": partial(seconds_of, case.other)}
+    seconds = _measure.interleave(contenders, rounds, case.name)
+    return Outcome(case.name, case.peer, case.is_required, min(seconds["sycl"]), min(seconds["peer"]))
 
 
-def load_seconds(cache: str) -> tuple[float, float]:
-    """Seconds of load and one update, and of load alone, in a fresh process with that cache."""
-    script = [sys.executable, "-m", "benchmarks.programs.load_sycl"]
-    run = subprocess.run(
-        script, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, "ACCEL_CACHE_DIR": cache}
-    )
-    found = json.loads(run.stdout)
-    return found["load_s"] + found["first_update_s"], found["load_s"]
+def measure_loads(cold: int, warm: int) -> list[Figure]:
+    """Loads with an empty cache, and with a cache that has the op and its kernel."""
 
+    def load(cache: str) -> dict[str, float]:
+        return run_program(PROGRAMS / "load_sycl.py", ACCEL_CACHE_DIR=cache)
 
-def measure_loads(cold: int, warm: int) -> dict[str, list[tuple[float, float]]]:
-    """Loads into new caches, and from one that has the op and its kernel."""
-    loads: dict[str, list[tuple[float, float]]] = {"cold": [], "from the cache": []}
+    loads: dict[str, list[dict[str, float]]] = {"cold": [], "warm": []}
     for _ in range(cold):
-        with tempfile.TemporaryDirectory(prefix="accel-ops-benchmark-", ignore_cleanup_errors=True) as directory:
-            loads["cold"].append(load_seconds(directory))
-            loads["from the cache"] += [load_seconds(directory) for _ in range(warm)]
-    return loads
+        with tempfile.TemporaryDirectory(prefix="accel-ops-benchmark-", ignore_cleanup_errors=True) as cache:
+            loads["cold"].append(load(cache))
+            loads["warm"] += [load(cache) for _ in range(warm)]
+    figures = []
+    for name, limit_s in (("cold", COLD_LIMIT_S), ("warm", WARM_LIMIT_S)):
+        both = [times["load_s"] + times["first_update_s"] for times in loads[name]]
+        figures.append(Figure(f"{name} load() and first update of FusedAdam", both, limit_s))
+        figures.append(Figure(f"{name} load() alone", [times["load_s"] for times in loads[name]]))
+    return figures
 
 
-def load_rows(loads: Mapping[str, list[tuple[float, float]]]) -> list[list[str]]:
-    rows = []
-    for name, limit_s in (("cold", COLD_LIMIT_S), ("from the cache", WARM_LIMIT_S)):
-        all_in, load = (statistics.median(taken) for taken in zip(*loads[name], strict=True))
-        verdict = "ok" if all_in <= limit_s else "miss"
-        rows.append([name, duration(all_in), duration(load), f"<= {duration(limit_s)}", verdict])
-    return rows
-
-
-def rows_of(outcomes: Iterable[Outcome]) -> list[list[str]]:
-    rows = []
-    for one in outcomes:
-        verdict = f"{'ok' if one.ratio >= LEAST_RATIO else 'miss'} (>= {LEAST_RATIO} x)" if one.is_asked else ""
-        times = (duration(one.sycl_s), duration(one.other_s))
-        rows.append([one.case, one.beside, *times, f"{one.ratio:.2f} x", verdict])
-    return rows
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sycl", description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="an eighth of the elements, one cold load")
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each contender")
-    parser.add_argument("--json", action="store_true", help="print figures as JSON")
-    parser.add_argument("--write", action="store_true", help="write the tables into docs/internals")
-    return parser.parse_args()
+def outcome_table(outcomes: Sequence[Outcome]) -> Table:
+    """One row for each case."""
+    rows = [
+        [
+            one.case,
+            verdict(one.ratio >= LEAST_RATIO) if one.is_required else "",
+            duration(one.sycl_s),
+            f">= {LEAST_RATIO} x" if one.is_required else "",
+            duration(one.peer_s),
+            f"{one.ratio:.2f} x",
+            one.peer,
+        ]
+        for one in outcomes
+    ]
+    columns = ("case", "verdict", "accel-ops, SYCL", "limit", "peer", "peer / SYCL", "which peer")
+    return Table("Ops with SYCL kernels", columns, rows)
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    arguments = _measure.make_parser("sycl", __doc__, "an eighth of the elements, one cold load").parse_args()
     machine = _measure.describe_machine()
     loads = measure_loads(1 if arguments.quick else 3, 3)
-    numel = 2**23 if arguments.quick else 2**26
+    numel, rounds = (2**23, 5) if arguments.quick else (2**26, 15)
     cases = itertools.chain(optimizer_cases(numel), function_cases(numel // 4))
-    outcomes = [run_case(case, arguments.rounds) for case in cases]
-    tables = [("Loading", LOAD_COLUMNS, load_rows(loads)), ("Work", COLUMNS, rows_of(outcomes))]
-    if arguments.json:
-        best = [dataclasses.asdict(one) for one in outcomes]
-        print(json.dumps({"machine": dataclasses.asdict(machine), "loads_s": loads, "best": best}, indent=2))
-    else:
-        for title, columns, rows in tables:
-            _measure.console.print(_measure.table(title, columns, rows))
-        _measure.console.print(str(machine))
-    if arguments.write:
-        parts = [_measure.markdown(columns, rows) for _, columns, rows in tables]
-        _measure.write_results("sycl", "\n".join([f"{machine}\n", *parts]))
+    outcomes = [run_case(case, rounds) for case in cases]
+    tables = [figure_table("Loading", loads), outcome_table(outcomes)]
+    _measure.report("sycl", arguments, machine, tables, {"loads": loads, "best": outcomes})
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from op_builder.ops.io.tensor_store_transfer import StoreCounters
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 when both runs are the same to the bit, 1 when not or on an error, 130 when interrupted."""
+    """Return 0 if both runs are the same to the bit, 1 if not or on an error, 130 if interrupted."""
     options = parse(arguments)
 
     def program() -> int:
@@ -54,25 +54,32 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser(__doc__, steps=40)
-    parser.add_argument("--width", type=int, default=512, help="of the model, a multiple of 8 (default 512)")
-    parser.add_argument("--layers", type=int, default=2, help="of the model (default 2)")
-    parser.add_argument("--chunks", type=int, default=12, help=f"of the moments, a multiple of {SLOTS} (default 12)")
-    parser.add_argument("--directory", type=Path, help="where the moments go, and stay; on the disk to be tried")
+    parser.add_argument("--width", type=int, default=512, help="width of the model, a multiple of 8 (default: 512)")
+    parser.add_argument("--layers", type=int, default=2, help="layers of the model (default: 2)")
     parser.add_argument(
-        "--out", type=Path, default=Path("out"), help="without --directory: where a temporary one is made (default out)"
+        "--chunks", type=int, default=12, help=f"chunks of the moments, a multiple of {SLOTS} (default: 12)"
+    )
+    parser.add_argument(
+        "--directory", type=Path, help="directory of the moments, which stay there; choose the disk to test"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out"),
+        help="parent of a temporary directory, without --directory (default: out)",
     )
     options = parser.parse_args(arguments)
     require_positive(parser, options, "steps", "threads", "layers", "width", "chunks")
     if options.width % 8:
-        parser.error(f"--width is {options.width}; a multiple of 8 is needed, for the 8 heads")
+        parser.error(f"--width is {options.width}, but must be a multiple of 8, the number of heads")
     if options.chunks % SLOTS:
-        parser.error(f"--chunks is {options.chunks}; a multiple of {SLOTS} is needed, as many are in memory")
+        parser.error(f"--chunks is {options.chunks}, but must be a multiple of {SLOTS}, the number in memory")
     make_directory(parser, options.directory or options.out)
     return options
 
 
 def demonstrate(options: argparse.Namespace, directory: Path) -> int:
-    """Train twice, and print what was the same and what it cost."""
+    """Train twice, print whether both runs are the same and what the disk cost."""
     torch.set_num_threads(options.threads)
     device = get_accelerator().device_name()
     recipe = Recipe(
@@ -94,7 +101,7 @@ def demonstrate(options: argparse.Namespace, directory: Path) -> int:
         made["memory"] = CPUAdam(parameters, **adam)
         return made["memory"]
 
-    # A power cut ends the training as well: nothing need outlive it, so nothing waits for fsync.
+    # A power cut ends the training anyway, so the moments need not survive it and nothing waits for fsync.
     with TensorStore(directory, is_durable=False) as store:
 
         def on_disk(parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -129,7 +136,7 @@ def demonstrate(options: argparse.Namespace, directory: Path) -> int:
 
 
 def differences(memory_run: Run, disk_run: Run, memory: Optimizer, disk: SwappedAdam) -> list[str]:
-    """What is not the same to the bit."""
+    """The names of what differs by a bit or more."""
     parameters = zip(memory_run.model.parameters(), disk_run.model.parameters(), strict=True)
     stored = disk.stored_moments()
     moments = (
@@ -155,14 +162,16 @@ def report(memory_run: Run, disk_run: Run, swapped: SwappedAdam, counters: Store
     table.add_row("last loss", f"{memory_run.losses[-1]:.7f}", f"{disk_run.losses[-1]:.7f}")
     table.add_row("validation loss", f"{memory_run.validation_loss:.7f}", f"{disk_run.validation_loss:.7f}")
     table.add_row("moments in memory", _megabytes(swapped.moments_bytes), _megabytes(swapped.memory_bytes))
-    table.add_row("seconds in all", f"{memory_run.duration_s:.2f}", f"{disk_run.duration_s:.2f}")
+    table.add_row("total seconds", f"{memory_run.duration_s:.2f}", f"{disk_run.duration_s:.2f}")
     table.add_row("read, written each step", "", _megabytes(swapped.moments_bytes))
-    table.add_row("read, written in all", "", f"{counters.bytes_read / 1e9:.2f}, {counters.bytes_written / 1e9:.2f} GB")
+    table.add_row(
+        "read, written in total", "", f"{counters.bytes_read / 1e9:.2f}, {counters.bytes_written / 1e9:.2f} GB"
+    )
     io_s = counters.read_s + counters.written_s
     table.add_row("seconds of reading and writing", "", f"{io_s:.2f}")
-    table.add_row("of them waited for by updates", "", f"{swapped.waited_s:.2f}")
+    table.add_row("of these, updates waited", "", f"{swapped.waited_s:.2f}")
     table.add_row("overlapped with training", "", f"{max(0.0, 1 - swapped.waited_s / io_s):.0%}")
-    table.add_row("all updates of a step, with waiting", "", f"{swapped.update_s / steps * 1e3:.1f} ms")
+    table.add_row("updates of a step, with waiting", "", f"{swapped.update_s / steps * 1e3:.1f} ms")
     console.print()
     console.print(table)
 

@@ -2,9 +2,9 @@
 
 With --kernels sycl FusedAdam with SYCL kernels on the SYCL CPU device is compared with CPUAdam.
 
-The text is the source of Python's own standard library, the device that of the accelerator,
-the optimizer native code that is compiled the first time and comes from the cache after that.
-On a GPU the optimizer works on float32 masters in host memory: gradients come down, parameters go up.
+The text is the source of Python's standard library; the accelerator chooses the device. The optimizer is
+native code that is compiled the first time and loaded from the cache after that. On a GPU it works on float32
+masters in host memory: gradients are copied to the host, parameters to the device.
 
     python -m examples.train_characters [--steps 400] [--seed 0] [--out out] [--host-masters] [--dtype bfloat16]
         [--kernels sycl]
@@ -77,30 +77,30 @@ CONTESTS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 when both runs agree, 1 when not or on an error, 130 when interrupted."""
+    """Return 0 if both runs agree, 1 if not or on an error, 130 if interrupted."""
     options = parse(arguments)
     return exit_status("train_characters", lambda: demonstrate(options))
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser(__doc__, steps=400)
-    parser.add_argument("--out", type=Path, default=Path("out"), help="directory of the picture (default out)")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="directory of the picture (default: out)")
     parser.add_argument(
         "--host-masters",
         action="store_true",
-        help="float32 masters on the host also where the device is the CPU; other devices always have them",
+        help="keep float32 masters on the host even if the device is the CPU; other devices always do",
     )
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16"),
         default="float32",
-        help="type of the model on the device; bfloat16 implies --host-masters (default float32)",
+        help="type of the model on the device; bfloat16 implies --host-masters (default: float32)",
     )
     parser.add_argument(
         "--kernels",
         choices=tuple(CONTESTS),
         default="cpu",
-        help="cpu: CPUAdam against torch's AdamW; sycl: FusedAdam's SYCL kernels against CPUAdam (default cpu)",
+        help="cpu: CPUAdam against torch's AdamW; sycl: FusedAdam's SYCL kernels against CPUAdam (default: cpu)",
     )
     options = parser.parse_args(arguments)
     require_positive(parser, options, "steps", "threads")
@@ -109,9 +109,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def demonstrate(options: argparse.Namespace) -> int:
-    """Load the op, train twice, compare, draw, and let the model write."""
-    # One thread by default: matrices this small gain little from a second one, and lose much when
-    # another program wants its core, because the threads wait for each other after every operation.
+    """Load the op, train twice, compare, draw, and generate text."""
+    # One thread by default: matrices this small gain little from a second one and lose much if another program
+    # uses its core, because the threads wait for each other after every operation.
     torch.set_num_threads(options.threads)
     accelerator = get_accelerator()
     dtype = getattr(torch, options.dtype)
@@ -157,7 +157,7 @@ def demonstrate(options: argparse.Namespace) -> int:
 
 
 def load_op(contest: Contest) -> None:
-    """Load the native code, and print how long that took and where it came from."""
+    """Load the native code; print the time and where it came from."""
     cache = Cache()
     before = {entry.directory for entry in cache.entries(contest.op)}
     with console.status(f"Loading {contest.ours.name}; the first time it is compiled, which takes some seconds ..."):

@@ -3,8 +3,8 @@
     accel-launch --num_accelerators 2 --bind_cores_to_rank examples/train_ranks.py --steps 50
     python -m examples.train_ranks --steps 50          # one rank, which takes the whole batch: the same losses
 
-The device is whatever the accelerator says, and so is the way of communication. --losses FILE keeps the
-loss of each step as JSON, to be compared.
+The accelerator chooses the device and the communication backend. --losses FILE writes the loss of each step
+as JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also as a script, which knows only its own directory
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for use as a script
 
 import torch
 import torch.distributed as dist
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     sys.stdout.flush()
 
     corpus = standard_library(size_bytes=200_000)
-    torch.manual_seed(options.seed)  # the same parameters everywhere
+    torch.manual_seed(options.seed)  # the same parameters on every rank
     model = CharacterTransformer(Shape(alphabet=len(corpus.alphabet), width=64, layers=2)).to(accelerator.device())
     optimizer_class = CPUAdam if options.optimizer == "CPUAdam" else torch.optim.AdamW
     optimizer = optimizer_class(model.parameters(), lr=LEARNING_RATE)
@@ -84,10 +84,14 @@ def main(arguments: list[str] | None = None) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=50, help="training steps (default 50)")
-    parser.add_argument("--batch_size", type=int, default=16, help="texts of each step, of all ranks (default 16)")
-    parser.add_argument("--seed", type=int, default=0, help="of parameters and batches (default 0)")
-    parser.add_argument("--optimizer", choices=("CPUAdam", "AdamW"), default="CPUAdam", help="(default CPUAdam)")
-    parser.add_argument("--losses", type=Path, help="a file that rank 0 writes each step's loss to, as JSON")
+    parser.add_argument(
+        "--batch_size", type=int, default=16, help="texts in each step, for all ranks together (default: 16)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of parameters and batches (default: 0)")
+    parser.add_argument(
+        "--optimizer", choices=("CPUAdam", "AdamW"), default="CPUAdam", help="optimizer (default: CPUAdam)"
+    )
+    parser.add_argument("--losses", type=Path, help="file to which rank 0 writes the loss of each step, as JSON")
     return parser.parse_args(arguments)
 
 

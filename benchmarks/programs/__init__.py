@@ -1,1 +1,1 @@
-"""What the benchmarks run by path, in processes of their own: no file here has the name of a package they import."""
+"""Programs that the benchmarks run by path. No file here has the name of a package that one of them imports."""

@@ -1,21 +1,21 @@
 """One rank of an all-reduce benchmark: ``all_reduce.py CONTENDER RANK SIZE``, at MASTER_ADDR:MASTER_PORT.
 
-Reads a JSON request per line and answers with a JSON line: ``{"bytes": n, "repeats": k}`` all-reduces a float32 tensor
-of that size k times, ``{"seconds": s}``. Runs also in an interpreter that has torch and DeepSpeed, and nothing of this
-project.
+The request ``{"bytes": n, "repeats": k}`` all-reduces a float32 tensor of n bytes k times; the answer is
+``{"seconds": s}``. For DeepSpeed the interpreter need not have this project.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+from answering import answer_requests
+
 Reduce = Callable[[Any], object]
-"""Sums a tensor of all ranks, in place."""
+"""Adds up a tensor over all ranks, in place."""
 
 
 def accel_ops(rank: int, size: int) -> tuple[Reduce, Callable[[int], Any]]:
@@ -64,7 +64,7 @@ def deepspeed(rank: int, size: int) -> tuple[Reduce, Callable[[int], Any]]:
     from deepspeed.ops.op_builder import ShareMemCommBuilder
 
     ShareMemCommBuilder().load().initialize(size, rank)
-    # The overload itself, which spares the call the choice among overloads.
+    # The overload itself: torch need not choose one for each call.
     return torch.ops.deepspeed.inference_all_reduce_.default, lambda numel: torch.empty(numel)
 
 
@@ -79,31 +79,36 @@ CONTENDERS = {
 
 def main() -> None:
     contender, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library writes to standard output must not mix with answers
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_SIZE=str(size))
-    import torch
 
-    torch.set_num_threads(1)
-    reduce, make = CONTENDERS[contender](rank, size)
-    tensors: dict[int, Any] = {}
-    for line in sys.stdin:
-        request = json.loads(line)
-        if request["bytes"] not in tensors:
-            tensors = {request["bytes"]: make(request["bytes"] // 4)}  # the one before is freed
-        tensor = tensors[request["bytes"]]
-        tensor.fill_(float(rank + 1))
-        reduce(tensor)  # brings the ranks together, too
-        expected = size * (size + 1) / 2
-        if not bool((tensor == expected).all()):
-            raise SystemExit(f"{contender} sums {request['bytes']} bytes to {tensor[:4].tolist()}, not to {expected}")
-        tensor.zero_()
-        reduce(tensor)
-        started = time.perf_counter()
-        for _ in range(request["repeats"]):
+    def start() -> Callable[[dict[str, int]], dict[str, float]]:
+        import torch
+
+        torch.set_num_threads(1)
+        reduce, make = CONTENDERS[contender](rank, size)
+        tensors: dict[int, Any] = {}
+
+        def answer(request: dict[str, int]) -> dict[str, float]:
+            size_bytes = request["bytes"]
+            if size_bytes not in tensors:
+                tensors.clear()
+                tensors[size_bytes] = make(size_bytes // 4)
+            tensor = tensors[size_bytes]
+            tensor.fill_(float(rank + 1))
             reduce(tensor)
-        answers.write(json.dumps({"seconds": time.perf_counter() - started}) + "\n")
-        answers.flush()
+            expected = size * (size + 1) / 2
+            if not bool((tensor == expected).all()):
+                raise SystemExit(f"{contender} sums {size_bytes} bytes to {tensor[:4].tolist()}, not to {expected}")
+            tensor.zero_()
+            reduce(tensor)  # the ranks start together
+            started = time.perf_counter()
+            for _ in range(request["repeats"]):
+                reduce(tensor)
+            return {"seconds": time.perf_counter() - started}
+
+        return answer
+
+    answer_requests(start)
 
 
 main()

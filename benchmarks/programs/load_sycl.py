@@ -1,4 +1,4 @@
-"""One fresh process: load FusedAdam with SYCL kernels, update once, print the seconds of both as JSON."""
+"""Load FusedAdam with SYCL kernels in a new process, update once, print the seconds of both as JSON."""
 
 from __future__ import annotations
 

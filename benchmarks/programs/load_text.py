@@ -1,9 +1,9 @@
-"""One process that compiles and loads a small text; prints its time as one JSON line.
+"""Compile and load a short source in a new process and print the time as one JSON line.
 
     load_text.py CONTENDER VARIANT
 
-CONTENDER is stable or extension (this project's, on the Stable ABI or torch/extension.h), torch or
-tvm-ffi; texts of two variants are two ops. torch and the contender are imported before the clock starts.
+CONTENDER is stable or extension (this project with the Stable ABI or torch/extension.h), torch or tvm-ffi. Sources of
+different variants are different ops. torch and the contender are imported before the clock starts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ void add_one_(tvm::ffi::TensorView x) {
 
 
 def stable_builder(variant: str) -> Any:
-    """A builder of the text on the Stable ABI."""
+    """A builder of the source with the Stable ABI."""
     from op_builder import Binding, OpBuilder
 
     class TextBuilder(OpBuilder):
@@ -61,7 +61,7 @@ def stable_builder(variant: str) -> Any:
 
 
 def loader(contender: str, variant: str) -> Callable[[], Any]:
-    """A function that loads the op, with everything imported that it needs."""
+    """A function that loads the op; what it needs is imported."""
     comment = f"// {variant}\n"
     if contender == "stable":
         return stable_builder(variant).load  # type: ignore[no-any-return]
@@ -72,7 +72,7 @@ def loader(contender: str, variant: str) -> Callable[[], Any]:
     if contender == "torch":
         from torch.utils import cpp_extension
 
-        # A name of its own: torch builds each name in a directory of its own, and keeps one text there.
+        # torch builds each name in its own directory, which keeps one source.
         return lambda: cpp_extension.load_inline(f"text_{variant}", EXTENSION + comment, functions="add_one_")
     import tvm_ffi.cpp
 

@@ -46,7 +46,7 @@ class Agreement:
         return self.early <= self.limits.early and max(self.late, self.validation) <= self.limits.late
 
     def sentence(self) -> str:
-        """The differences beside their limits."""
+        """The differences with their limits."""
         return (
             f"the losses differ by at most {self.early:.1e} in the first {EARLY_STEPS} steps "
             f"(limit {self.limits.early:.0e}) and {self.late:.1e} in all (limit {self.limits.late:.0e}), "

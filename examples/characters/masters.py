@@ -38,7 +38,7 @@ class HostMasters:
         return [master for _, master in self._pairs]
 
     def wait_for_gradients(self) -> None:
-        """Return when the gradients of the last backward pass lie beside the masters."""
+        """Return when the gradients of the last backward pass are copied to the masters."""
         self._downward.synchronize()
         # Not before: the memory of a gradient that is being copied must not be used again.
         for parameter, _ in self._pairs:

@@ -34,9 +34,9 @@ def exit_status(name: str, program: Callable[[], int]) -> int:
 def make_parser(description: str | None, *, steps: int) -> argparse.ArgumentParser:
     """A parser with the options of every training: --steps, --seed, --threads."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=steps, help=f"training steps of each run (default {steps})")
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything random (default 0)")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch (default 1)")
+    parser.add_argument("--steps", type=int, default=steps, help=f"training steps of each run (default: {steps})")
+    parser.add_argument("--seed", type=int, default=0, help="seed of everything random (default: 0)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch (default: 1)")
     return parser
 
 
@@ -44,7 +44,7 @@ def require_positive(parser: argparse.ArgumentParser, options: argparse.Namespac
     """End with a usage error if one of these options is below one."""
     for name in names:
         if getattr(options, name) < 1:
-            parser.error(f"--{name} is {getattr(options, name)}; at least one is needed")
+            parser.error(f"--{name} is {getattr(options, name)}, but must be at least one")
 
 
 def make_directory(parser: argparse.ArgumentParser, directory: Path) -> None:

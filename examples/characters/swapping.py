@@ -38,7 +38,7 @@ class SwappedAdam(Optimizer):
 
     While one chunk is updated, the moments of the next are read and those of the one before written.
     A chunk is updated as soon as the backward pass has all its gradients, beginning with the last
-    layers, so that reading and writing go on beside that pass; ``step()`` updates the rest. The first
+    layers, so that reading and writing overlap with that pass; ``step()`` updates the rest. The first
     two chunks are read during the forward pass. Where a chunk's moments are in memory, they are always
     at the same place, so that what CPUAdam prepares once stays true.
 

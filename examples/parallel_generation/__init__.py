@@ -1,1 +1,1 @@
-"""Tensor-parallel generation: a small transformer, cut over ranks that know only ``torch.distributed``."""
+"""Tensor-parallel generation: a small transformer, split over ranks that use only ``torch.distributed``."""

@@ -1,7 +1,7 @@
-"""Train a small character model, and let it write on one rank and on several: the text must be the same.
+"""Train a small character model and generate text on one rank and on several: the text must be the same.
 
-The ranks know only ``torch.distributed``; they write once with gloo and once with the backend "accel", whose
-collectives go through shared memory.
+The ranks use only ``torch.distributed``, once with gloo and once with the backend "accel", whose collectives go
+through shared memory.
 
     python -m examples.parallel_generation [--ranks 2] [--steps 100] [--batch 8] [--length 96] [--width 128]
         [--layers 4]
@@ -30,7 +30,7 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the example; 0 when every run wrote the same."""
+    """Run the example; return 0 if every run generated the same text."""
     options = _parse(arguments)
     try:
         corpus = standard_library()
@@ -42,25 +42,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m examples.parallel_generation", description=__doc__.splitlines()[0])
-    for name, default, told in (
-        ("ranks", 2, "processes that write together"),
-        ("steps", 100, "of training"),
-        ("batch", 8, "texts that are written side by side"),
-        ("length", 96, "characters to write of each"),
-        ("width", 128, "of the model"),
-        ("layers", 4, "of the model"),
+    for name, default, description in (
+        ("ranks", 2, "processes"),
+        ("steps", 100, "training steps"),
+        ("batch", 8, "texts in a batch"),
+        ("length", 96, "characters to generate for each text"),
+        ("width", 128, "width of the model"),
+        ("layers", 4, "layers of the model"),
     ):
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{told} (default {default})")
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{description} (default: {default})")
     options = parser.parse_args(arguments)
     if min(vars(options).values()) < 1:
-        parser.error("each number is at least one")
+        parser.error("each number must be at least one")
     if _HEADS % options.ranks or options.width % _HEADS:
-        parser.error(f"the {_HEADS} heads are dealt out to --ranks, and --width to the heads: both must divide")
+        parser.error(f"--ranks must divide the {_HEADS} heads, and the heads must divide --width")
     return options
 
 
 def _task(corpus: Corpus, options: argparse.Namespace) -> Task:
-    """A model trained for a few seconds, and beginnings that it never saw."""
+    """A model trained for a few seconds, and beginnings of texts that it has not seen."""
     torch.manual_seed(0)
     shape = Shape(len(corpus.alphabet), _START + options.length, options.width, _HEADS, options.layers)
     model = CharacterTransformer(shape)
@@ -79,20 +79,20 @@ def _task(corpus: Corpus, options: argparse.Namespace) -> Task:
 
 def _compare(task: Task, corpus: Corpus, size: int) -> bool:
     alone = write_alone(task)
-    _tell(f"1 rank, {torch.get_num_threads()} threads", task.characters, alone.duration_s, "")
+    _print_run(f"1 rank, {torch.get_num_threads()} threads", task.characters, alone.duration_s, "")
     agree = True
     for backend in BACKENDS:
         together = write_together(task, size, backend)
         same = torch.equal(together.texts, alone.texts)
         agree = agree and same
-        told = f"{together.collectives}; the same text" if same else "ANOTHER TEXT THAN ON ONE RANK"
-        _tell(f"{size} ranks, {backend}", task.characters, together.duration_s, told)
+        outcome = f"{together.collectives}; the same text" if same else "ANOTHER TEXT THAN ON ONE RANK"
+        _print_run(f"{size} ranks, {backend}", task.characters, together.duration_s, outcome)
     console.print("\nWhat the model writes:\n" + corpus.decode(alone.texts[0]), markup=False)
     return agree
 
 
-def _tell(name: str, characters: int, duration_s: float, told: str) -> None:
-    console.print(f"{name:<16} {characters / duration_s:8.0f} tokens/s  {told}".rstrip())
+def _print_run(name: str, characters: int, duration_s: float, outcome: str) -> None:
+    console.print(f"{name:<16} {characters / duration_s:8.0f} tokens/s  {outcome}".rstrip())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""A rank's share of a :class:`CharacterTransformer`, which writes one character after another.
+"""A rank's share of a :class:`CharacterTransformer`, which generates one character after another.
 
-The heads of the attention and the units of the feed-forward layer are dealt out to the ranks (Shoeybi et al., 2019,
-Megatron-LM); each rank adds up its share, and an all-reduce the shares of all, twice in every block.
+The heads of the attention and the units of the feed-forward layer are divided among the ranks (Shoeybi et al., 2019,
+Megatron-LM). Each rank computes its share, and an all-reduce adds up the shares, twice in every block.
 """
 
 from __future__ import annotations

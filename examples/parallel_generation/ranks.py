@@ -1,4 +1,4 @@
-"""Starting ranks that write together, and what comes of it."""
+"""Start ranks that generate text together, and return the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from examples.parallel_generation.decoder import write
 
 @dataclass(frozen=True)
 class Task:
-    """What to write: a trained model, how the texts begin, and how many characters are to follow."""
+    """What to generate: a trained model, the beginnings of the texts, and the number of characters to add."""
 
     model: CharacterTransformer
     starts: torch.Tensor
@@ -26,13 +26,13 @@ class Task:
 
     @property
     def characters(self) -> int:
-        """How many characters are written in all."""
+        """The characters to generate in all texts."""
         return self.starts.shape[0] * self.length
 
 
 @dataclass(frozen=True)
 class Written:
-    """What was written, in what time; ``collectives`` is what did the all-reduces, and how many."""
+    """The texts and the time they took; ``collectives`` describes who did how many all-reduces."""
 
     texts: torch.Tensor
     duration_s: float
@@ -40,15 +40,15 @@ class Written:
 
 
 def write_alone(task: Task) -> Written:
-    """By this process."""
-    write(task.model, task.starts, 2, 0, 1, lambda _: None)  # what the first call does once is nobody's speed
+    """Generate in this process."""
+    write(task.model, task.starts, 2, 0, 1, lambda _: None)  # warms up
     started = time.perf_counter()
     texts = write(task.model, task.starts, task.length, 0, 1, lambda _: None)
     return Written(texts, time.perf_counter() - started, "")
 
 
 def write_together(task: Task, size: int, backend: str) -> Written:
-    """By ``size`` processes with the backend of that name; what rank 0 has of it.
+    """Generate in ``size`` processes with a backend of torch.distributed; return rank 0's result.
 
     Raises:
         torch.multiprocessing.ProcessRaisedException: a rank failed.

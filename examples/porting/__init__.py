@@ -1,1 +1,1 @@
-"""One training script twice: for CUDA or the CPU, and for any device. docs/porting.md says how."""
+"""One training script for CUDA or the CPU, and ported to any device. docs/porting.md explains the port."""

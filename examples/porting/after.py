@@ -1,7 +1,7 @@
-"""The training script of before.py, for any device: no name of a device is left in it.
+"""The training script of before.py, ported to any device: it names none.
 
 python examples/porting/after.py [--steps 20]                one process
-accel-launch --num_accelerators 2 examples/porting/after.py  data parallel; torchrun does as well
+accel-launch --num_accelerators 2 examples/porting/after.py  data parallel; torchrun works too
 """
 
 import argparse
@@ -77,8 +77,8 @@ def main() -> None:
     peak_bytes = accelerator.max_memory_allocated()
 
     if rank == 0:
-        told = {"losses": [loss.item() for loss in losses], "milliseconds": milliseconds, "peak_bytes": peak_bytes}
-        print(json.dumps(told))
+        results = {"losses": [loss.item() for loss in losses], "milliseconds": milliseconds, "peak_bytes": peak_bytes}
+        print(json.dumps(results))
     if is_distributed:
         dist.barrier()
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""A training script as it is written for CUDA, with a way out for the CPU. Compare it with after.py.
+"""A training script written for CUDA, with a fallback to the CPU. Compare it with after.py.
 
 python examples/porting/before.py [--steps 20]          one process
 torchrun --nproc-per-node 2 examples/porting/before.py  data parallel
@@ -90,8 +90,8 @@ def main() -> None:
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     if rank == 0:
-        told = {"losses": [loss.item() for loss in losses], "milliseconds": milliseconds, "peak_bytes": peak_bytes}
-        print(json.dumps(told))
+        results = {"losses": [loss.item() for loss in losses], "milliseconds": milliseconds, "peak_bytes": peak_bytes}
+        print(json.dumps(results))
     if is_distributed:
         dist.barrier()
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""The benchmark of all-reduces: how many ranks it starts, and where."""
+"""The benchmark of all-reduces: the cores of its ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from benchmarks import comm
 
 
-def test_a_crowd_has_few_cores_however_many_there_are() -> None:
+def test_more_ranks_than_cores_use_at_most_four_cores() -> None:
     assert comm.crowd_cores(set(range(7, 200))) == {7, 8, 9, 10}
     assert comm.crowd_cores({0, 1}) == {0, 1}
 
@@ -23,7 +23,7 @@ def test_ranks_are_bound_from_their_start_and_this_process_is_not(monkeypatch: p
     def start(_command: Sequence[str], _variables: dict[str, str]) -> None:
         bound.append(os.sched_getaffinity(0))
 
-    monkeypatch.setattr(comm._measure, "PeerProcess", start)
+    monkeypatch.setattr(comm, "PeerProcess", start)
     before = os.sched_getaffinity(0)
     one = {min(before)}
     comm.Ranks("accel-ops", Path(sys.executable), 3, one)

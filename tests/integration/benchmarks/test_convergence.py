@@ -1,4 +1,4 @@
-"""Moments in fewer bytes train as well as float32 ones: short versions of benchmarks/convergence.py."""
+"""Moments in fewer bits train as well as float32 moments: short versions of benchmarks.convergence."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def function_results() -> dict[str, convergence.Result]:
     return {storage.name: final_losses(task, storage, task.steps) for storage in convergence.STORAGES}
 
 
-def test_every_storage_of_fewer_bits_is_the_front_ends_own() -> None:
-    """So that what is shown here is shown of ``CPUAdam(states=...)``; the control alone has a class of its own."""
+def test_all_storages_but_the_control_are_choices_of_cpu_adam() -> None:
     assert [(one.optimizer, one.states) for one in convergence.STORAGES if one is not NEAREST] == [
         (CPUAdam, "float32"),
         (CPUAdam, "bfloat16"),
@@ -54,15 +53,15 @@ def test_every_storage_of_fewer_bits_is_the_front_ends_own() -> None:
 def test_a_function_is_fitted_as_well_as_with_float32_moments(function_results, storage):
     reference = function_results[FLOAT32.name]
     assert max(reference.final) < 2e-3 * min(losses[0] for losses in reference.losses)
-    # Measured: within 1 % with bfloat16, 3 to 8 % below with 8 bits. A kernel that rounds to nearest ends a
-    # third higher with bfloat16, and with 8 bits, by larger steps than were asked for, at half the loss.
+    # Measured: within 1 % with bfloat16, 3 to 8 % below with 8 bits. A kernel that rounds to nearest ends a third
+    # higher with bfloat16 and, because its steps are too large, at half the loss with 8 bits.
     above = function_results[storage.name].above(reference)
     assert max(above) <= 0.05
     assert min(above) >= (-0.15 if storage is PACKED else -0.05)
 
 
 def test_bfloat16_moments_rounded_to_nearest_fit_it_worse(function_results):
-    """What the random rounding is for. Measured: a third higher, for each seed."""
+    """The reason for stochastic rounding. Measured: a third higher for each seed."""
     assert min(function_results[NEAREST.name].above(function_results[FLOAT32.name])) >= 0.15
 
 

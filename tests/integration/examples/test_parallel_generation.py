@@ -1,4 +1,4 @@
-"""The example: ranks that write together write what one writes, and it says who reduced."""
+"""The example: several ranks generate the same text as one, and it reports who reduced."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ SMALL = ["--steps", "3", "--batch", "2", "--length", "6", "--width", "16", "--la
 
 def test_two_ranks_write_the_same_text_and_shared_memory_did_the_reductions(capsys: pytest.CaptureFixture[str]) -> None:
     assert example.main(SMALL) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     # Two for each block and place, of the first call's and of the measured one's 2 and 6 characters after 16.
-    assert f"{2 * (17 + 21)} all-reduces in shared memory, 0 by gloo; the same text" in told
-    assert "2 ranks, gloo" in told
-    assert "What the model writes:" in told
+    assert f"{2 * (17 + 21)} all-reduces in shared memory, 0 by gloo; the same text" in output
+    assert "2 ranks, gloo" in output
+    assert "What the model writes:" in output
 
 
-def test_another_text_is_told_and_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_text_is_reported_and_fails(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def garbled(task: ranks.Task, _size: int, _backend: str) -> ranks.Written:
         alone = ranks.write_alone(task)
         return dataclasses.replace(alone, texts=alone.texts + 1)
@@ -46,11 +48,11 @@ def test_the_shares_of_all_ranks_add_up_to_the_whole_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [(["--steps", "0"], "at least one"), (["--ranks", "3"], "must divide"), (["--width", "20"], "must divide")],
 )
-def test_bad_options_are_refused(options: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_options_are_refused(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         example.main(options)
     assert caught.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -67,8 +67,8 @@ def check(before: dict[str, Any], after: dict[str, Any]) -> None:
 
 
 def test_the_ported_script_gives_the_same_losses() -> None:
-    told = [run(str(SCRIPTS / name), f"--steps={STEPS}") for name in ("before.py", "after.py")]
-    check(*told)
+    results = [run(str(SCRIPTS / name), f"--steps={STEPS}") for name in ("before.py", "after.py")]
+    check(*results)
 
 
 @pytest.mark.cuda

@@ -9,7 +9,7 @@ import torch
 from op_builder import Binding, CPUOpBuilder
 from op_builder.builder import kernel_path_hooks
 
-# acme_kernel_path and acme_kernel_include: paths beside this file, wherever the package is installed.
+# acme_kernel_path and acme_kernel_include: paths relative to this file, wherever the package is installed.
 acme_kernel_path, acme_kernel_include = kernel_path_hooks("acme")
 
 
