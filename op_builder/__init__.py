@@ -1,15 +1,12 @@
 """Native ops: from a declared op to a loaded module.
 
-Importing this package does nothing else: no torch, no compiler, no device. The builders are
-looked up when their name is first used; ``from op_builder import CPUAdamBuilder`` gives the
-class for the current accelerator.
+Importing this package imports neither torch nor a compiler and opens no device. Each name below is imported when it is
+first used; ``from op_builder import CPUAdamBuilder`` gives the class for the current accelerator.
 """
 
 from __future__ import annotations
 
-from op_builder._version import __version__
-
-TYPE_CHECKING = False  # as typing has it, without the cost of importing typing
+TYPE_CHECKING = False  # importing typing would take longer than the rest of this module
 if TYPE_CHECKING:
     from typing import Any
 
@@ -20,6 +17,8 @@ if TYPE_CHECKING:
     from op_builder.builder import SYCLOpBuilder as SYCLOpBuilder
     from op_builder.builder import TorchCPUOpBuilder as TorchCPUOpBuilder
     from op_builder.builder import load_inline as load_inline
+
+__version__ = "0.1.0"
 
 __all__ = [
     "Binding",
@@ -45,6 +44,6 @@ def __getattr__(name: str) -> Any:
         try:
             return current_accelerator().get_op_builder(name)
         except UnknownOpError as error:
-            # An ImportError, as an import's failure is; an AttributeError's text, with the near names, would be lost.
+            # An ImportError, because the import statement would replace an AttributeError's message.
             raise UnknownBuilderError(error.message, error.remedy) from None
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -309,7 +309,7 @@ def test_both_answers_of_filter_ccs_count(cls: type[IncrementBuilder], increment
 def test_an_op_that_supports_none_of_them_says_so(increment: IncrementBuilder) -> None:
     builder = Filtered(increment.directory, increment.cache)
     with env.scope(TORCH_CUDA_ARCH_LIST="7.5"):
-        assert "supports none of the CUDA architectures asked for (7.5)" in reasons(builder)
+        assert "supports none of the requested CUDA architectures (7.5)" in reasons(builder)
         with pytest.raises(MissingCUDAException, match=r"7\.5"):
             builder.compute_capability_args()
 

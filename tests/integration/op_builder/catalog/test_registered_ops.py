@@ -297,13 +297,13 @@ BROKEN = {
     "missing driver": ("import acme_driver_nobody_has\n", "{module} cannot be imported: ModuleNotFoundError"),
     "exits": ("raise SystemExit('bye')\n", "{module} cannot be imported: SystemExit: bye"),
     "does not parse": ("def\n", "{module} cannot be imported: SyntaxError"),
-    "no builder": ("x = 1\n", "{module} holds no op"),
-    "only imports": ("from op_builder.cpu import CPUAdamBuilder\n", "{module} holds no op"),
+    "no builder": ("x = 1\n", "{module} has no op"),
+    "only imports": ("from op_builder.cpu import CPUAdamBuilder\n", "{module} has no op"),
     "abstract": (ABSTRACT, "{module}.EmptyBuilder is not an op: it does not define sources()"),
     "no name": (declared("NamelessBuilder", ""), "{module}.NamelessBuilder is not an op: its NAME is ''"),
     "no good name": (declared("PathBuilder", "../op"), "PathBuilder is not an op: its NAME is '../op'"),
     "a number": (declared("NumberBuilder", 3), "NumberBuilder is not an op: its NAME is 3"),
-    "no suffix": (declared("AcmeScale", "op"), "{module}.AcmeScale is not an op: its own name does not end in Builder"),
+    "no suffix": (declared("AcmeScale", "op"), "{module}.AcmeScale is not an op: its class name does not end in"),
 }
 
 
@@ -319,7 +319,7 @@ def test_a_package_that_brings_no_op_is_told_and_harms_nobody(
     for unknown in (lambda: find_builder("NobodysBuilder", CPU), lambda: find_op("nobodys_op")):
         with pytest.raises(UnknownOpError) as caught:
             unknown()
-        assert f"Of the ops that a-broken ({module}) registers: " in caught.value.message
+        assert f"Problems of the ops that a-broken ({module}) registers: " in caught.value.message
         assert told in caught.value.message
     assert [told in record.getMessage() for record in caplog.records].count(True) == 1
 

@@ -193,7 +193,7 @@ def test_what_is_left_out_is_reported_with_the_reason(tmp_path: Path, capfd: pyt
     tree = make_tree(tmp_path, f"{OBJECTS}\n{MODULE.removeprefix(ADD)}")
     worker.prebuild(tree.root, BuildRequest(True, {"ACCEL_BUILD_ACME_MODULE": False}))
     assert [entry.manifest.op for entry in tree.entries] == ["acme_add"]
-    assert tree.left_out["acme_unmade"] == "Its builder cannot be made: RuntimeError: no luck"
+    assert tree.left_out["acme_unmade"] == "Its builder cannot be created: RuntimeError: no luck"
     output = capfd.readouterr().err
     assert "op_builder: left out acme_moon: It needs the moon.\n" in output
     assert "op_builder: left out acme_module: ACCEL_BUILD_ACME_MODULE=0\n" in output
@@ -212,7 +212,7 @@ def test_what_is_left_out_is_reported_with_the_reason(tmp_path: Path, capfd: pyt
         pytest.param(
             OBJECTS,
             BuildRequest(False, {"ACCEL_BUILD_ACME_UNMADE": True}),
-            "acme_unmade cannot be built: Its builder cannot be made: RuntimeError: no luck",
+            "acme_unmade cannot be built: Its builder cannot be created: RuntimeError: no luck",
             "ACCEL_BUILD_ACME_UNMADE=0",
             id="no builder",
         ),
@@ -318,7 +318,7 @@ def test_a_binary_for_this_very_cpu_is_rejected_on_another(tmp_path: Path, monke
     monkeypatch.setattr("op_builder.load.prebuilt.cpu_digest", lambda: "another")
     found = find_prebuilt(the_op())
     assert isinstance(found, Rejected)
-    assert found.reason == "it was compiled for the very CPU of another machine (-march=native)"
+    assert found.reason == "it was compiled for another machine's CPU (-march=native)"
 
 
 def test_a_cache_directory_that_cannot_be_written_is_done_without(

@@ -80,9 +80,9 @@ def test_the_functions_bear_the_prefix() -> None:
     [
         (sycl_kernel_path, "kernels/absent.cpp", "does not exist"),
         (sycl_kernel_path, "/absent.cpp", "/absent.cpp does not exist"),
-        (sycl_kernel_path, "../builder", "is no file"),
+        (sycl_kernel_path, "../builder", "is not a file"),
         (sycl_kernel_include, "absent", "does not exist"),
-        (sycl_kernel_include, "test_kernel_paths.py", "is no directory"),
+        (sycl_kernel_include, "test_kernel_paths.py", "is not a directory"),
     ],
 )
 def test_what_is_not_there_is_told_with_where_it_was_looked_for(hook: object, path: str, found: str) -> None:

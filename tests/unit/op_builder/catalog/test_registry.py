@@ -134,7 +134,7 @@ def test_the_package_gives_the_current_accelerators_class(name: str) -> None:
 def test_the_package_refuses_unknown_names_with_the_near_one() -> None:
     with pytest.raises(UnknownOpError, match="CPUAdamBuilder"):
         op_builder.CPUAdamsBuilder  # noqa: B018
-    with pytest.raises(ImportError, match=r"(?s)no op builder 'CPUAdamsBuilder'.*Did you mean CPUAdamBuilder"):
+    with pytest.raises(ImportError, match=r"(?s)Unknown op builder 'CPUAdamsBuilder'.*Did you mean CPUAdamBuilder"):
         exec("from op_builder import CPUAdamsBuilder")
     with pytest.raises(AttributeError, match="no attribute 'Adam'"):
         op_builder.Adam  # noqa: B018
@@ -219,7 +219,7 @@ def test_a_module_that_fails_to_import_costs_only_its_own_builders(vendor: str, 
 
 def test_a_builder_that_cannot_be_made_is_a_row_with_the_reason(vendor: str, tmp_path: Path) -> None:
     (tmp_path / vendor / "fragile.py").write_text(
-        "from op_builder.builder.cpu import CPUOpBuilder\n"
+        "from op_builder.builder.base import CPUOpBuilder\n"
         "class FragileBuilder(CPUOpBuilder):\n"
         "    NAME = 'fragile'\n"
         "    def __init__(self):\n"
