@@ -10,6 +10,7 @@ TYPE_CHECKING = False  # importing typing would take longer than the rest of thi
 if TYPE_CHECKING:
     from typing import Any
 
+    from op_builder._version import __version__ as __version__
     from op_builder.builder import Binding as Binding
     from op_builder.builder import CPUOpBuilder as CPUOpBuilder
     from op_builder.builder import CUDAOpBuilder as CUDAOpBuilder
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from op_builder.builder import SYCLOpBuilder as SYCLOpBuilder
     from op_builder.builder import TorchCPUOpBuilder as TorchCPUOpBuilder
     from op_builder.builder import load_inline as load_inline
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Binding",
@@ -33,6 +32,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from op_builder import _version
+
+        return _version.__version__
     if name in __all__:
         from op_builder import builder
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
-from op_builder import __version__
 from op_builder.builder.base import OpBuilder
 from op_builder.catalog import native
 from op_builder.catalog.table import OPS, Op, op_of
@@ -125,6 +124,7 @@ def _row_class(op: Op, kernels: str) -> type[OpBuilder]:
 
 def _lacking(op: Op, package: str, complaint: str) -> type[OpBuilder]:
     """The builder of an op that the device of ``package`` lacks."""
+    from op_builder._version import __version__
     from op_builder.catalog.unavailable import unavailable
 
     devices = ", ".join(op.devices)

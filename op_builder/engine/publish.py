@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from op_builder import __version__
+from op_builder._version import __version__
 from op_builder.cache.eviction import keep_in_bounds
 from op_builder.cache.fingerprint import BuildKey
 from op_builder.cache.store import Cache, Entry, Manifest

@@ -12,7 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from op_builder import __version__, paths
+from op_builder import paths
+from op_builder._version import __version__
 from op_builder.cache.fingerprint import cpu_digest, platform_name, recipe_parts
 from op_builder.cache.headers import Roots
 from op_builder.cache.store import MANIFEST, Cache, Entry

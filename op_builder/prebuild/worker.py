@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from op_builder import __version__, env
+from op_builder import env
+from op_builder._version import __version__
 from op_builder.build import Outcome, build_all
 from op_builder.builder.cuda import CUDAOpBuilder
 from op_builder.builder.sycl import SYCLOpBuilder

@@ -34,7 +34,7 @@ def test_the_citation_has_what_its_format_requires_and_no_second_version() -> No
     keys = dict(line.split(":", 1) for line in lines if line[:1].isalpha())
     assert {"cff-version", "message", "title", "authors"} <= set(keys)
     assert (keys["cff-version"].strip(), keys["license"].strip()) == ("1.2.0", "Apache-2.0")
-    assert "version" not in keys  # op_builder/__init__.py has it
+    assert "version" not in keys  # op_builder/_version.py has it
 
 
 def test_git_ignores_prebuilt_ops_in_a_checkout() -> None:
