@@ -1,7 +1,7 @@
-"""Packaging that ``pyproject.toml`` cannot say: the native sources become package data.
+"""Packaging that ``pyproject.toml`` cannot express: the native sources become package data.
 
-A checkout keeps ``csrc/`` and ``kernels_sycl/`` next to the packages; a wheel carries them below
-``op_builder/_native``. ``op_builder.paths`` finds them in either place.
+``csrc/`` and ``kernels_sycl/`` are next to the packages in a checkout and in ``op_builder/_native`` in a wheel.
+``op_builder.paths`` finds both.
 """
 
 from pathlib import Path

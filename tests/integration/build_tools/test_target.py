@@ -109,10 +109,10 @@ def program(place: Path, text: str, mode: int = 0o755) -> Path:
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("nowhere", "is neither a Python that can be run nor a directory"),
-        ("not-executable", "is neither a Python that can be run nor a directory"),
-        ("no-python", "does not answer as a Python does: 'I am no snake'"),
-        ("no-interpreter", "does not run"),
+        ("nowhere", "is neither an executable Python nor a directory"),
+        ("not-executable", "is neither an executable Python nor a directory"),
+        ("no-python", "is not a Python interpreter; it printed 'I am no snake'"),
+        ("no-interpreter", "cannot be run"),
         ("empty", "has no torch."),
         ("venv/bin/python", "has no torch."),  # even if the build environment has one
         ("foreign", "torch for another Python: _C.cpython-307-somewhere.so"),

@@ -60,7 +60,7 @@ def load(*ops: str) -> list[str]:
 
 def test_pip_builds_every_host_op_against_the_installed_torch(ops_wheel: Path, with_torch: Environment) -> None:
     log = (ops_wheel.parent / "log").read_text()
-    where = f"in {with_torch.site / 'torch'}, that of the environment that is installed into, {with_torch.directory}"
+    where = f"in {with_torch.site / 'torch'} (the target environment, {with_torch.directory})"
     assert where in log
     assert not re.search(r"(Collecting|Downloading|Processing|Using cached|Obtaining) \S*torch\b", log)
     for op in HOST_OPS:
@@ -149,7 +149,7 @@ def test_the_wheel_has_the_ops_that_were_requested(tree: Path, with_torch: Envir
     [
         pytest.param(
             {"ACCEL_BUILD_OPS": "1", "ACCEL_BUILD_CPU_ADM": "1"},
-            "op_builder: error: ACCEL_BUILD_CPU_ADM is set, and no op has that name.",
+            "op_builder: error: ACCEL_BUILD_CPU_ADM is set, but no op has that name.",
             id="unknown op",
         ),
         pytest.param(
@@ -159,7 +159,7 @@ def test_the_wheel_has_the_ops_that_were_requested(tree: Path, with_torch: Envir
         ),
         pytest.param(
             {"ACCEL_BUILD_OPS": "1", "ACCEL_BUILD_TORCH": "/nowhere"},
-            "/nowhere is neither a Python that can be run nor a directory",
+            "/nowhere is neither an executable Python nor a directory",
             id="no such torch",
         ),
         pytest.param({"ACCEL_BUILD_CPU_SGD": "1"}, r"cpu_sgd.cpp:1:1: error: ", id="does not compile"),

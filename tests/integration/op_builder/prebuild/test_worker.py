@@ -233,7 +233,7 @@ def test_what_is_left_out_is_reported_with_the_reason(tmp_path: Path, capfd: pyt
         pytest.param(
             ADD,
             BuildRequest(True, {"ACCEL_BUILD_ACME_SUN": False}),
-            "ACCEL_BUILD_ACME_SUN is set, and no op has that name.",
+            "ACCEL_BUILD_ACME_SUN is set, but no op has that name.",
             "Did you mean ACCEL_BUILD_ACME_SUM?",
             id="unknown op",
         ),
