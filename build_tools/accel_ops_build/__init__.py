@@ -181,9 +181,6 @@ def _replace_ops(packages: Iterable[str], tree: Path) -> None:
                     shutil.rmtree(left)
         for ops, place in places.items():
             shutil.copytree(ops, place)
-            for manifest in place.rglob("manifest.json"):
-                # Older than all sources, so that load() compares their contents: they may change during the build.
-                os.utime(manifest, ns=(0, 0))
             log(f"the ops of {place.parent.name} are in {place}")
     except OSError as error:
         fail(

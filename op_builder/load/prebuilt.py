@@ -16,11 +16,10 @@ from op_builder import paths
 from op_builder._version import __version__
 from op_builder.cache.fingerprint import cpu_digest, platform_name, recipe_parts
 from op_builder.cache.headers import Roots
-from op_builder.cache.store import MANIFEST, Cache, Entry
+from op_builder.cache.store import Cache, Entry
 from op_builder.errors import AccelError
 from op_builder.paths import NATIVE_DIRECTORIES, native_root
-from op_builder.plan import SYCL_LIBRARY, BuildPlan
-from op_builder.system.file_contents import file_status
+from op_builder.plan import SYCL_LIBRARY
 from op_builder.system.torch_install import parse_release, torch_install
 
 if TYPE_CHECKING:
@@ -97,9 +96,8 @@ def _other_recipe(entry: Entry, package: Path, op: Op) -> str | None:
     """Why ``entry`` was not built from this op's current recipe: it is for another device, or a file was edited."""
     try:
         plan = op.plan_for(entry.manifest.cuda_archs)
-        since_ns = _untouched_since_ns(entry, package, plan)
         built = entry.manifest.key_parts
-        recipe = recipe_parts(plan, built, since_ns)
+        recipe = recipe_parts(plan)
     except AccelError:
         return None  # a wheel may contain binaries without their sources
     try:
@@ -112,28 +110,8 @@ def _other_recipe(entry: Entry, package: Path, op: Op) -> str | None:
     other = [name for name in sorted(names) if built.get(name) != recipe.get(name)]
     # Another version may use other flags for all ops, but flags that select a CPU always count.
     other += [name for name in flags if name not in names]
-    other += _changed_headers(entry, package, Roots.of(plan), since_ns)
+    other += _changed_headers(entry, package, Roots.of(plan))
     return f"it was built from another recipe ({', '.join(other)})" if other else None
-
-
-def _untouched_since_ns(entry: Entry, package: Path, plan: BuildPlan) -> int:
-    """Files of the op that were last touched before this time are unchanged since the build; 0 if no file surely is.
-
-    An installer writes a wheel's files in order, so an older file came with the binary; newer files are compared by
-    content. Files outside the package may be of any age. An editable install sets the manifest's time of writing to 0,
-    because its sources are not the installed ones.
-    """
-    places = _places(package)
-    if not all(str(source.path).startswith(places) for source in plan.sources):
-        return 0
-    status = file_status(str(entry.directory / MANIFEST))
-    return status[1] if status is not None else 0
-
-
-def _places(package: Path) -> tuple[str, ...]:
-    """The directories with a package's files; for this project, also those of a checkout."""
-    native = [native_root() / name for name in NATIVE_DIRECTORIES] if package == _OUR_PACKAGE else []
-    return tuple(f"{place}{os.sep}" for place in (package, *native))
 
 
 def _of_cpu(flags: str) -> list[str]:
@@ -143,11 +121,12 @@ def _of_cpu(flags: str) -> list[str]:
     return [flag for flag in map(str, listed) if flag.startswith("-m")]
 
 
-def _changed_headers(entry: Entry, package: Path, roots: Roots, since_ns: int) -> list[str]:
+def _changed_headers(entry: Entry, package: Path, roots: Roots) -> list[str]:
     """The changed headers of the op's own package. Headers of other packages change with each version of those."""
-    places = _places(package)
+    native = [native_root() / name for name in NATIVE_DIRECTORIES] if package == _OUR_PACKAGE else []
+    places = tuple(f"{place}{os.sep}" for place in (package, *native))
     own = (header for header in entry.manifest.headers if roots.locate(header.root, header.path).startswith(places))
-    return [f"header {header.path}" for header in own if not header.has_same_content(roots, since_ns)]
+    return [f"header {header.path}" for header in own if not header.has_same_content(roots)]
 
 
 def _misfit(entry: Entry) -> str | None:

@@ -53,19 +53,18 @@ class Request:
         self.roots = Roots.of(plan)
 
     @staticmethod
-    def of(op: Op, cache: Cache | None = None) -> Request:
+    def of(op: Op) -> Request:
         """The request for ``op``; compiles nothing and writes only memos."""
-        used = cache or op.cache
-        plan = op.plan()
+        plan, cache = op.plan(), op.cache
         toolset: Toolset | None = None
         missing: AccelError | None = None
         try:
-            toolset = find_toolset(plan, used.memo)
+            toolset = find_toolset(plan, cache.memo)
         except AccelError as error:
             missing = error
             if env.CXX.get() is not None:  # the user requested a compiler that will not be used
                 _warn_once(f"{error.message} Existing builds of any compiler are used instead. {error.remedy}")
-        return Request(plan, toolset, missing, plan_key(plan, toolset, used.memo), used)
+        return Request(plan, toolset, missing, plan_key(plan, toolset, cache.memo), cache)
 
     def find_opened(self) -> Entry | None:
         """The matching entry that is open in this process; its file may have been removed."""

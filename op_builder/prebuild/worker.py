@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from op_builder import env
 from op_builder._version import __version__
-from op_builder.build import Outcome, build_all
+from op_builder.build import Outcome, Report, build_all
 from op_builder.builder.cuda import CUDAOpBuilder
 from op_builder.builder.sycl import SYCLOpBuilder
 from op_builder.cache.headers import SystemHeaders
@@ -77,7 +77,7 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
     _reject_cpu_of_compiler()
     with _writable_cache():
         required = {builder.name for builder in chosen if request.requires(builder)}
-        outcomes = build_all(chosen, required=required, force=False, report=_Progress(len(chosen)))
+        outcomes = build_all(chosen, required=required, force=False, report=_log_progress(len(chosen)))
         _raise_failures(chosen, outcomes)
         left_out.update({outcome.op: outcome.message for outcome in outcomes if outcome.status == "skipped"})
         left_out = {op: reason for op, reason in left_out.items() if reason}
@@ -189,7 +189,7 @@ def _raise_failures(builders: Sequence[OpBuilder], outcomes: Sequence[Outcome]) 
 def _place(builder: OpBuilder, outcome: Outcome) -> tuple[Path, Manifest, dict[str, Any]]:
     """Copy a binary from the cache to its package; returns the package, the manifest and the facts for the index."""
     package, artifact = outermost_package(type(builder)), Path(outcome.path)
-    assert package is not None, "chosen because its package is in the wheel"
+    assert package is not None  # _is_in() has found it
     manifest = Manifest.from_json(artifact.with_name(MANIFEST).read_text(encoding="utf-8"))
     # The system headers of the building machine do not count in a wheel.
     manifest = manifest._replace(system_headers=SystemHeaders.of([]))
@@ -198,24 +198,15 @@ def _place(builder: OpBuilder, outcome: Outcome) -> tuple[Path, Manifest, dict[s
     directory.mkdir(parents=True, exist_ok=True)
     (directory / MANIFEST).write_text(manifest.to_json() + "\n", encoding="utf-8")
     shutil.copyfile(artifact, directory / artifact.name)
-    return (
-        package,
-        manifest,
-        {
-            "op": builder.name,
-            "binary": f"{place}/{artifact.name}",
-            "sha256": manifest.sha256,
-            "size_bytes": manifest.size_bytes,
-            "platform": manifest.key_parts["platform"],
-            "torch": manifest.torch_needed,
-            "python": manifest.python_needed,
-            "cuda_archs": manifest.cuda_archs,
-            "compilers": manifest.compilers,
-            "needs": manifest.needs,
-            "check": manifest.check,
-            "built_at": manifest.built_at,
-        },
-    )
+    facts = {
+        "op": builder.name,
+        "binary": f"{place}/{artifact.name}",
+        "platform": manifest.key_parts["platform"],
+        "torch": manifest.torch_needed,
+        "python": manifest.python_needed,
+    }
+    copied = ("sha256", "size_bytes", "cuda_archs", "compilers", "needs", "check", "built_at")
+    return package, manifest, {**facts, **{name: getattr(manifest, name) for name in copied}}
 
 
 def _by_reason(left_out: Mapping[str, str]) -> list[str]:
@@ -241,19 +232,18 @@ def _writable_cache() -> Iterator[None]:
         yield
 
 
-class _Progress:
+def _log_progress(ops: int) -> Report:
     """Logs each step of each op and the number of finished ops."""
+    finished: list[str] = []
 
-    def __init__(self, ops: int) -> None:
-        self._ops = ops
-        self._done = 0
-
-    def __call__(self, op: str, done: int, total: int, step: str) -> None:
+    def report(op: str, done: int, total: int, step: str) -> None:
         if total:
             log(f"{op}: [{done}/{total}] {step}")
         elif step not in ("checking", "waiting"):
-            self._done += 1
-            log(f"{op}: {step} ({self._done} of {self._ops} ops)")
+            finished.append(op)
+            log(f"{op}: {step} ({len(finished)} of {ops} ops)")
+
+    return report
 
 
 def main(tree: str, tag_file: str) -> int:

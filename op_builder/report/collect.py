@@ -243,10 +243,7 @@ def explain(builder: OpBuilder) -> dict[str, Any]:
             {"label": source.label, "path": str(source.path), "flags": list(source.flags)} for source in plan.sources
         ],
         "include_dirs": [str(path) for path in plan.include_dirs],
-        "cxx_flags": list(plan.cxx_flags),
-        "nvcc_flags": list(plan.nvcc_flags),
-        "cuda_archs": list(plan.cuda_archs),
-        "link_flags": list(plan.link_flags),
+        **{name: list(getattr(plan, name)) for name in ("cxx_flags", "nvcc_flags", "cuda_archs", "link_flags")},
     }
     explained["key"] = {"digest": request.key.digest, "parts": dict(request.key.parts)}
     commands: list[str] = []
@@ -309,7 +306,7 @@ def _entry(found: Entry | Rejected | None) -> dict[str, Any] | None:
     if found is None:
         return None
     entry, reason = (found.entry, found.reason) if isinstance(found, Rejected) else (found, None)
-    facts = {"directory": str(found.directory), "rejected": reason}
+    facts: dict[str, Any] = {"directory": str(found.directory), "rejected": reason}
     if entry is None:
         return facts
     manifest = entry.manifest

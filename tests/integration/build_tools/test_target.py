@@ -71,7 +71,7 @@ def test_the_torch_of_this_environment_is_taken_where_none_is_named() -> None:
     assert found is not None
     assert found.python == sys.executable
     assert Path(found.torch_dir) == Path(str(importlib.util.find_spec("torch").origin)).parent  # type: ignore[union-attr]
-    assert found.reason == f"the environment of this build, {sys.prefix}"
+    assert found.reason == f"the build environment, {sys.prefix}"
 
 
 def test_no_torch_anywhere_is_no_error_unless_one_was_named(bare_venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
