@@ -22,7 +22,7 @@ _SUFFIXES = {
 }
 
 _LONGEST_NAME = 128  # file systems limit names to 255 bytes, and the name is part of longer ones
-_SEPARATE_VALUE = ("-I", "-isystem", "-iquote", "-idirafter", "-include", "-D", "-U", "-L", "-l")
+_SEPARATE_VALUE = ("-I", "-isystem", "-iquote", "-idirafter", "-include", "-D", "-U", "-L", "-l", "-gencode")
 
 # Binaries of Binding.STABLE use the stable C ABI of torch 2.10, in torch's encoding.
 STABLE_TORCH_TARGET = 0x020A000000000000
