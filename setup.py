@@ -1,7 +1,7 @@
 """Packaging that ``pyproject.toml`` cannot express: the native sources become package data.
 
-``csrc/`` and ``kernels_sycl/`` are next to the packages in a checkout and in ``op_builder/_native`` in a wheel.
-``op_builder.paths`` finds both.
+In a checkout ``csrc/``, ``kernels_sycl/`` and the template of ``accel-ops new`` are next to the packages, in a wheel in
+``op_builder/_native``. ``op_builder.paths`` finds both.
 """
 
 from pathlib import Path
@@ -10,8 +10,9 @@ from setuptools import find_packages, setup
 
 NATIVE = {
     f"op_builder._native.{'.'.join(directory.parts)}": directory.as_posix()
-    for name in ("csrc", "kernels_sycl")
+    for name in ("csrc", "kernels_sycl", "examples/my_ops")
     for directory in (Path(name), *filter(Path.is_dir, sorted(Path(name).rglob("*"))))
+    if not directory.match("__pycache__")
 }
 
 setup(

@@ -151,11 +151,9 @@ class _Batch:
         return result
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.build") -> int:
     """The command line; returns the exit status: 0, 1 if an op failed, 2 for an unknown op."""
-    parser = argparse.ArgumentParser(
-        prog="python -m op_builder.build", description="Compile ops into the cache, before they are loaded."
-    )
+    parser = argparse.ArgumentParser(prog=prog, description="Compile ops into the cache, before they are loaded.")
     parser.add_argument(
         "ops",
         nargs="*",

@@ -37,9 +37,9 @@ def run() -> NoReturn:
     run_main(main)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "accel-launch") -> int:
     """The command line; returns the exit status."""
-    options = parse(sys.argv[1:] if arguments is None else arguments)
+    options = parse(sys.argv[1:] if arguments is None else arguments, prog)
     try:
         return _show_topology(options) if options.show_topology else _launch(options)
     except AccelError as error:

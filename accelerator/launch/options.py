@@ -86,11 +86,11 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-def make_parser() -> _Parser:
+def make_parser(prog: str = "accel-launch") -> _Parser:
     """The command line."""
     parser = _Parser(
-        prog="accel-launch",
-        usage="accel-launch [options] script.py [its own arguments]",
+        prog=prog,
+        usage=f"{prog} [options] script.py [its own arguments]",
         description="Start a program once for each accelerator or NUMA node, on one machine or many, bound to cores.\n"
         "All options may be written with '-' instead of '_'.",
         epilog=_EXAMPLES,
@@ -135,9 +135,9 @@ def make_parser() -> _Parser:
     return parser
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parse(arguments: Sequence[str], prog: str = "accel-launch") -> argparse.Namespace:
     """The options, with ``program``, the list of the program and its arguments."""
-    parser = make_parser()
+    parser = make_parser(prog)
     own, program = parser.split(arguments)
     options = parser.parse_args(own)
     options.program = program

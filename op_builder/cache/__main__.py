@@ -25,9 +25,9 @@ Answer = tuple[int, Any, str]
 """The exit status, the JSON data and the text of a command."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.cache") -> int:
     """The command line; returns the exit status: 0, 1 when verify found damage, 2 for an error."""
-    options = _parser().parse_args(arguments, argparse.Namespace(json=False, directory=None))
+    options = _parser(prog).parse_args(arguments, argparse.Namespace(json=False, directory=None))
     # Commands that only look move nothing; verify does so after it has looked.
     looks = options.command in ("list", "info", "verify", "export")
     try:
@@ -165,13 +165,13 @@ _COMMANDS = {
 }
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(prog: str) -> argparse.ArgumentParser:
     # Before or after the command: an option missing at one place must not undo what is given at the other.
     common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     common.add_argument("--json", action="store_true", help="print JSON; sizes are bytes")
     common.add_argument("--directory", type=Path, metavar="DIR", help="the cache directory (default: as the library)")
     parser = argparse.ArgumentParser(
-        prog="python -m op_builder.cache",
+        prog=prog,
         description="What is built, whether it is intact, and what may be removed.",
         parents=[common],
     )

@@ -11,10 +11,10 @@ from op_builder.command_line import run_main
 from op_builder.errors import UnknownOpError
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.report") -> int:
     """The command line; returns the exit status: 0, or 2 for an unknown op."""
     parser = argparse.ArgumentParser(
-        prog="python -m op_builder.report",
+        prog=prog,
         description="Show which ops are installed and compatible, with reasons and remedies, and this machine's tools.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; sizes are bytes")

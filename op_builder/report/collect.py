@@ -10,7 +10,7 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -130,6 +130,34 @@ def report(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
         "registered": _registered(package),
         "environment": environment(),
     }
+
+
+def diagnosis(ops: Sequence[str] = ()) -> dict[str, Any]:
+    """What works and what does not: ``working`` (names of ops) and ``problems`` (``name``, ``reason``, ``remedy``).
+
+    Args:
+        ops: only these; empty for every op that the device has, and the machine itself.
+
+    Raises:
+        UnknownOpError: an op does not exist.
+    """
+    if ops:
+        builders = [find_op(name) for name in ops]
+    else:
+        every = all_builders(_accelerator()[1]).values()
+        builders = [builder for builder in every if not isinstance(builder, UnavailableOpBuilder)]
+    rows = [op_row(builder) for builder in builders]
+    problems = [{"name": row.name, "reason": row.reason, "remedy": row.remedy} for row in rows if not row.compatible]
+    if not ops:
+        facts = environment()
+        parts = {"torch": facts["torch"], **facts["toolchains"], "cpu": facts["cpu"]}
+        parts |= {"shared memory": facts["shared_memory"], "storage engines": facts["storage_engines"]}
+        problems += [
+            {"name": name, "reason": part["error"], "remedy": part["remedy"]}
+            for name, part in parts.items()
+            if "error" in part
+        ]
+    return {"working": [row.name for row in rows if row.compatible], "problems": problems}
 
 
 def environment() -> dict[str, Any]:

@@ -29,9 +29,9 @@ _CACHED = "This file system does not support O_DIRECT: the figures are those of 
 _DIRECT = "All bytes bypassed the page cache. On a virtual or network disk, the host's cache is in the figures."
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.tune_aio") -> int:
     """The command line; returns the exit status: 0, or 2 for an error."""
-    options = _parser().parse_args(arguments)
+    options = _parser(prog).parse_args(arguments)
     try:
         return _tune(options)
     except AccelError as error:
@@ -39,9 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m op_builder.tune_aio",
+        prog=prog,
         description="Measure with which settings async_io is fastest on a disk: engines, block sizes, queue depths, "
         "threads, ways of submitting. Reads and writes a scratch file, bypassing the page cache, and leaves no file.",
         epilog="The settings are for aio_handle(**json.load(file)) and TensorStore(directory, aio=json.load(file)).",

@@ -114,9 +114,14 @@ def make_environment(directory: Path) -> Environment:
     records are copies, because uv rejects a record that is a link.
     """
     made = bare_environment(directory)
-    for distribution in _closure(_NEEDED):
-        link(distribution, made)
+    link_with_requirements(_NEEDED, made)
     return made
+
+
+def link_with_requirements(names: Iterable[str], environment: Environment) -> None:
+    """Put distributions of the running environment, and what they require, into ``environment``."""
+    for distribution in _closure(names):
+        link(distribution, environment)
 
 
 def bare_environment(directory: Path) -> Environment:

@@ -1,7 +1,6 @@
-"""A template of a package with a native op of its own, for CPU, CUDA and XPU tensors.
+"""Native ops for PyTorch, built by accel-ops.
 
-What to change: the functions here are what your users call. An op is loaded when it is first needed: importing the
-package compiles nothing and needs no compiler.
+An op is loaded when it is first needed: importing this package compiles nothing and needs no compiler.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import torch
 
 from my_ops import builders
 
-__all__ = ["add_rms_norm", "load"]
+__all__ = ["BUILDERS", "add_rms_norm", "load"]
 
-_BUILDERS = {
-    "cpu": builders.MyAddRmsNormBuilder,
-    "cuda": builders.MyAddRmsNormCudaBuilder,
-    "xpu": builders.MyAddRmsNormSyclBuilder,
+BUILDERS = {
+    "cpu": builders.MyOpsAddRmsNormBuilder,
+    "cuda": builders.MyOpsAddRmsNormCudaBuilder,  # cuda
+    "xpu": builders.MyOpsAddRmsNormSyclBuilder,  # sycl
 }
 _loaded: dict[str, Any] = {}
 
@@ -28,18 +27,18 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
     For inference: it has no backward.
 
     Args:
-        x: ``[..., columns]``, float32 or bfloat16, contiguous, on the CPU, a CUDA device or an XPU.
+        x: ``[..., columns]``, float32 or bfloat16, contiguous.
         residual: as ``x``; becomes ``x + residual``.
-        weight: ``[columns]``, of the same dtype and device.
+        weight: ``[columns]``, with the dtype and device of ``x``.
         eps: added to the mean of the squares.
 
     Raises:
-        ValueError: a tensor does not fit, or wants a gradient; nothing was changed.
-        op_builder.errors.IncompatibleOpError: the op cannot be built or loaded here; says why and what to do.
+        ValueError: a tensor does not fit or requires a gradient; nothing was changed.
+        op_builder.errors.IncompatibleOpError: the op cannot be built or loaded; the message says why and what to do.
     """
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, residual, weight)):
         raise ValueError("add_rms_norm has no backward: call it under torch.no_grad().")
-    # The devices decide which kernel torch takes, so the binding sees only some of the mixtures.
+    # torch picks the kernel by the devices, so the binding does not see every mixture.
     if not x.device == residual.device == weight.device:
         raise ValueError(f"add_rms_norm: the devices differ: {x.device}, {residual.device}, {weight.device}.")
     if x.device.type not in _loaded:
@@ -50,10 +49,10 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
 
 
 def load(device_type: str) -> None:
-    """Have the op for tensors of a device loaded: prebuilt, from the cache, or compiled now.
+    """Load the op for tensors of a device: prebuilt, from the cache, or compiled now.
 
-    The first call of the op does it, too. Call this before ``torch.compile``, which cannot trace it.
+    The first call of the op does this, too. Call it yourself before ``torch.compile``, which cannot trace it.
     """
-    if device_type not in _BUILDERS:
-        raise ValueError(f"add_rms_norm has no kernels for {device_type!r} tensors, only for {', '.join(_BUILDERS)}.")
-    _loaded[device_type] = _BUILDERS[device_type]().load()
+    if device_type not in BUILDERS:
+        raise ValueError(f"add_rms_norm has no kernels for {device_type!r} tensors, only for {', '.join(BUILDERS)}.")
+    _loaded[device_type] = BUILDERS[device_type]().load()

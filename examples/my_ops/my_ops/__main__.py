@@ -1,4 +1,4 @@
-"""``python -m my_ops``: the op beside what it replaces, on each device that is here."""
+"""``python -m my_ops``: compare the op with what it replaces, on each available device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from my_ops import add_rms_norm
+from my_ops import BUILDERS, add_rms_norm
 
 SHAPE = (512, 4096)
 
@@ -21,25 +21,26 @@ def compare(device: str, dtype: torch.dtype) -> str:
     x, residual = (torch.randn(SHAPE, device=device, dtype=dtype) for _ in range(2))
     weight = torch.rand(SHAPE[-1], device=device, dtype=dtype)
     exact = with_torch(x.double(), residual.double(), weight.double())
-    told = []
+    results = []
     for name, function in (("my_ops", add_rms_norm), ("torch", with_torch)):
         error = (function(x, residual.clone(), weight) - exact).abs().max().item()
-        told.append(f"{name} {milliseconds(function, x, residual.clone(), weight):.2f} ms, off by {error:.1e} at most")
-    return f"{device}, {dtype}: {'; '.join(told)}"
+        time_ms = milliseconds(function, x, residual.clone(), weight)
+        results.append(f"{name} {time_ms:.2f} ms, off by {error:.1e} at most")
+    return f"{device}, {dtype}: {'; '.join(results)}"
 
 
 def milliseconds(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> float:
     times = []
     for _ in range(20):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         function(*tensors)
         if tensors[0].device.type != "cpu":
             torch.accelerator.synchronize()
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - start)
     return min(times) * 1e3
 
 
 if __name__ == "__main__":
-    for device in ("cpu", *(name for name in ("cuda", "xpu") if getattr(torch, name).is_available())):
+    for device in (name for name in BUILDERS if getattr(torch, name).is_available()):
         for dtype in (torch.float32, torch.bfloat16):
             print(compare(device, dtype))

@@ -1,21 +1,29 @@
-"""The ops, declared: what accel-ops compiles, when one is first loaded or into the wheel.
+"""The ops, declared: what accel-ops compiles when an op is first loaded, or into the wheel.
 
-What to change: names, sources, flags. An op and its builder need names that no other package has, so begin them with
-your project's.
+The name of an op and of its builder must be unique among all installed packages, so both begin with this package's.
 """
 
 from __future__ import annotations
 
-from op_builder import Binding, CPUOpBuilder, CUDAOpBuilder, SYCLOpBuilder
-from op_builder.builder import kernel_path_hooks, sycl_kernel_include, sycl_kernel_path
+from op_builder import (
+    Binding,
+    CPUOpBuilder,
+    CUDAOpBuilder,  # cuda
+    SYCLOpBuilder,  # sycl
+)
+from op_builder.builder import (
+    kernel_path_hooks,
+    sycl_kernel_include,  # sycl
+    sycl_kernel_path,  # sycl
+)
 
-# Paths beside this file, wherever the package is installed.
-kernel_path, kernel_include = kernel_path_hooks("my")
+# Both take paths relative to this file, wherever the package is installed.
+kernel_path, kernel_include = kernel_path_hooks("my_ops")
 
 
-class MyAddRmsNormBuilder(CPUOpBuilder):
-    NAME = "my_add_rms_norm"
-    BUILD_VAR = "ACCEL_BUILD_MY_ADD_RMS_NORM"
+class MyOpsAddRmsNormBuilder(CPUOpBuilder):
+    NAME = "my_ops_add_rms_norm"
+    BUILD_VAR = "ACCEL_BUILD_MY_OPS_ADD_RMS_NORM"
     SUMMARY = "RMS norm of a sum with the residual stream, on the CPU"
     BINDING = Binding.STABLE  # one binary for every torch >= 2.10 and every Python
 
@@ -26,15 +34,15 @@ class MyAddRmsNormBuilder(CPUOpBuilder):
         return [kernel_path("kernels/add_rms_norm_cpu.cpp"), kernel_path("kernels/cpu_binding.cpp")]
 
     def include_paths(self) -> list[str]:
-        return ["csrc", kernel_include("kernels")]  # csrc is accel-ops': bindings/stable_library.h
+        return ["csrc", kernel_include("kernels")]  # csrc belongs to accel-ops and has bindings/stable_library.h
 
     def cxx_args(self) -> list[str]:
-        return ["-fopenmp-simd"]  # the kernels' loops become vectors; threads come from torch
+        return ["-fopenmp-simd"]  # vectorizes the kernels' loops; torch provides the threads
 
 
-class MyAddRmsNormCudaBuilder(CUDAOpBuilder):
-    NAME = "my_add_rms_norm_cuda"
-    BUILD_VAR = "ACCEL_BUILD_MY_ADD_RMS_NORM_CUDA"
+class MyOpsAddRmsNormCudaBuilder(CUDAOpBuilder):  # cuda
+    NAME = "my_ops_add_rms_norm_cuda"
+    BUILD_VAR = "ACCEL_BUILD_MY_OPS_ADD_RMS_NORM_CUDA"
     SUMMARY = "RMS norm of a sum with the residual stream, on a CUDA device"
     BINDING = Binding.STABLE
 
@@ -48,9 +56,9 @@ class MyAddRmsNormCudaBuilder(CUDAOpBuilder):
         return ["csrc", kernel_include("kernels")]
 
 
-class MyAddRmsNormSyclBuilder(SYCLOpBuilder):
-    NAME = "my_add_rms_norm_sycl"
-    BUILD_VAR = "ACCEL_BUILD_MY_ADD_RMS_NORM_SYCL"
+class MyOpsAddRmsNormSyclBuilder(SYCLOpBuilder):  # sycl
+    NAME = "my_ops_add_rms_norm_sycl"
+    BUILD_VAR = "ACCEL_BUILD_MY_OPS_ADD_RMS_NORM_SYCL"
     SUMMARY = "RMS norm of a sum with the residual stream, in SYCL"
     BINDING = Binding.STABLE
 

@@ -1,4 +1,4 @@
-"""The template of a package of one's own: built as a wheel, put on the path, and used as its README says."""
+"""The template of ``accel-ops new``: built as a wheel, put on the path, and used as its README describes."""
 
 from __future__ import annotations
 
@@ -89,10 +89,14 @@ def test_the_wheel_has_every_kernel_and_registers_the_ops(site: Path) -> None:
 
 def test_the_ops_are_registered_and_reported(my_ops: Any) -> None:
     (package,) = (package for package in registered_packages("op_builder.cpu") if package.label == "my-ops")
-    assert list(package.classes) == ["MyAddRmsNormBuilder", "MyAddRmsNormCudaBuilder", "MyAddRmsNormSyclBuilder"]
+    assert list(package.classes) == [
+        "MyOpsAddRmsNormBuilder",
+        "MyOpsAddRmsNormCudaBuilder",
+        "MyOpsAddRmsNormSyclBuilder",
+    ]
     assert package.problems == ()
-    assert find_builder("MyAddRmsNormBuilder", "op_builder.cuda") is my_ops.builders.MyAddRmsNormBuilder
-    row = op_row(find_op("my_add_rms_norm"))
+    assert find_builder("MyOpsAddRmsNormBuilder", "op_builder.cuda") is my_ops.builders.MyOpsAddRmsNormBuilder
+    row = op_row(find_op("my_ops_add_rms_norm"))
     assert row.compatible, row.reason
 
 
@@ -194,10 +198,10 @@ def test_the_demonstration_shows_both(site: Path) -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
 def test_nvcc_compiles_the_cuda_op_for_each_architecture(my_ops: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with env.scope(TORCH_CUDA_ARCH_LIST="8.0;9.0"):
-        assert build.main(["my_add_rms_norm_cuda"]) == 0, capsys.readouterr().out
+        assert build.main(["my_ops_add_rms_norm_cuda"]) == 0, capsys.readouterr().out
         (entry,) = (
             entry
-            for entry in my_ops.builders.MyAddRmsNormCudaBuilder().cache.entries("my_add_rms_norm_cuda")
+            for entry in my_ops.builders.MyOpsAddRmsNormCudaBuilder().cache.entries("my_ops_add_rms_norm_cuda")
             if entry.manifest.key_parts["cuda archs"] == "8.0;9.0"
         )
     assert "warning" not in (entry.artifact.parent / "build.log").read_text()
@@ -210,7 +214,7 @@ def sycl_op(my_ops: Any) -> Any:
     """The SYCL op of the installed package, for CPU tensors through a SYCL CPU device."""
     if find_runtime() is None:
         pytest.skip("needs the SYCL runtime: pip install 'accel-ops[sycl]'")
-    return my_ops.builders.MyAddRmsNormSyclBuilder().load()
+    return my_ops.builders.MyOpsAddRmsNormSyclBuilder().load()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -18,6 +18,7 @@ from tests.support.environments import (
     Environment,
     binaries_in,
     files_in,
+    link_with_requirements,
     make_environment,
     run,
     shared,
@@ -26,7 +27,7 @@ from tests.support.environments import (
 
 pytestmark = pytest.mark.slow
 
-OP, CUDA_OP, SYCL_OP = "my_add_rms_norm", "my_add_rms_norm_cuda", "my_add_rms_norm_sycl"
+OP, CUDA_OP, SYCL_OP = "my_ops_add_rms_norm", "my_ops_add_rms_norm_cuda", "my_ops_add_rms_norm_sycl"
 ACME_OP = "acme_silu_and_mul"
 PLACEHOLDER = "file:///path/to/accel-ops/build_tools"
 
@@ -122,6 +123,15 @@ def test_uv_does_not_take_a_cached_wheel_of_another_request(
         assert [path.stem for path in target.rglob("*.so")] == built
 
 
+def test_a_new_package_installs_and_passes_its_tests_at_once(own: Environment, tmp_path: Path) -> None:
+    link_with_requirements(["pytest"], own)
+    own.run("-m", "op_builder", "new", "fast_norm", "--directory", tmp_path / "fast_norm")
+    own.pip("install", "--no-deps", "--no-build-isolation", tmp_path / "fast_norm")
+    assert " passed" in own.run("-m", "pytest", "-q", tmp_path / "fast_norm" / "tests")
+    assert "fast_norm" in own.run("-m", "fast_norm")
+    assert own.report()["fast_norm_add_rms_norm"]["cached"]
+
+
 # my_ops ----------------------------------------------------------------------------------
 
 # By name, as any op of the device, and by the package's own function.
@@ -129,7 +139,7 @@ USE = """
 import torch
 from accelerator import get_accelerator
 import my_ops
-opened = get_accelerator().create_op_builder("MyAddRmsNormBuilder").load()
+opened = get_accelerator().create_op_builder("MyOpsAddRmsNormBuilder").load()
 x, residual = torch.ones(2, 4), torch.ones(2, 4)
 normed = my_ops.add_rms_norm(x, residual, torch.ones(4))
 assert torch.equal(residual, torch.full((2, 4), 2.0)), residual
@@ -168,8 +178,8 @@ def test_my_ops_is_compiled_when_used_or_prebuilt_and_then_needs_no_compiler(
 
 USE_SYCL = """
 import torch
-from my_ops.builders import MyAddRmsNormSyclBuilder
-op = MyAddRmsNormSyclBuilder().load()
+from my_ops.builders import MyOpsAddRmsNormSyclBuilder
+op = MyOpsAddRmsNormSyclBuilder().load()
 out, residual = torch.empty(2, 4), torch.ones(2, 4)
 op.add_rms_norm(out, residual, torch.ones(2, 4), torch.ones(4), 1e-6)
 assert torch.equal(residual, torch.full((2, 4), 2.0)), residual
@@ -188,7 +198,7 @@ def test_the_sycl_op_is_prebuilt_with_its_kernel_and_runs_without_a_compiler(
         link = own.directory / path.relative_to(runtime.prefix)  # where pip would have installed it
         link.parent.mkdir(exist_ok=True)
         link.symlink_to(path)
-    own.pip("install", "--no-deps", my_ops, ACCEL_BUILD_MY_ADD_RMS_NORM_SYCL="1")
+    own.pip("install", "--no-deps", my_ops, ACCEL_BUILD_MY_OPS_ADD_RMS_NORM_SYCL="1")
     without = {**own.without_compilers(tmp_path / "cache"), "ACCEL_JIT": "0"}
     assert state(own, SYCL_OP, **without) == (True, False, True)
     assert "used" in own.run("-c", USE_SYCL, **without)

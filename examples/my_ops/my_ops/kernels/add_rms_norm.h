@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace my_ops {
+namespace my_ops_kernels {
 
 // Storage of a bfloat16, the upper half of a float; arithmetic is done in float.
 struct BFloat16 {
@@ -34,4 +34,4 @@ void add_rms_norm_cpu(const AddRmsNorm<T>& norm, std::int64_t first, std::int64_
 template <class T>
 const char* add_rms_norm_cuda(const AddRmsNorm<T>& norm, std::int64_t rows, void* stream);
 
-}  // namespace my_ops
+}  // namespace my_ops_kernels

@@ -8,7 +8,7 @@
 #include "add_rms_norm.h"
 #include "host/kernel.h"  // of accel-ops
 
-namespace my_ops {
+namespace my_ops_kernels {
 
 // A parameter's class template must be instantiated before: the kernel compiler of 2026.2 crashes otherwise.
 template struct AddRmsNorm<float>;
@@ -49,4 +49,4 @@ ACCEL_SYCL_FREE_KERNEL void add_rms_norm_kernel(AddRmsNorm<T> norm, std::int64_t
   }
 }
 
-}  // namespace my_ops
+}  // namespace my_ops_kernels

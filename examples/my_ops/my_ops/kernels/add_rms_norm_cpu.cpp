@@ -5,7 +5,7 @@
 
 #include "add_rms_norm.h"
 
-namespace my_ops {
+namespace my_ops_kernels {
 namespace {
 
 float to_float(float value) { return value; }
@@ -53,4 +53,4 @@ void add_rms_norm_cpu(const AddRmsNorm<T>& norm, std::int64_t first, std::int64_
 template void add_rms_norm_cpu(const AddRmsNorm<float>&, std::int64_t, std::int64_t);
 template void add_rms_norm_cpu(const AddRmsNorm<BFloat16>&, std::int64_t, std::int64_t);
 
-}  // namespace my_ops
+}  // namespace my_ops_kernels

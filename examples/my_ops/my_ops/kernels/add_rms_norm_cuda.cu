@@ -5,7 +5,7 @@
 
 #include "add_rms_norm.h"
 
-namespace my_ops {
+namespace my_ops_kernels {
 namespace {
 
 constexpr int kThreads = 256;
@@ -68,4 +68,4 @@ const char* add_rms_norm_cuda(const AddRmsNorm<T>& norm, std::int64_t rows, void
 template const char* add_rms_norm_cuda(const AddRmsNorm<float>&, std::int64_t, void*);
 template const char* add_rms_norm_cuda(const AddRmsNorm<BFloat16>&, std::int64_t, void*);
 
-}  // namespace my_ops
+}  // namespace my_ops_kernels

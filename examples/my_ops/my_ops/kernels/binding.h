@@ -12,7 +12,7 @@
 #include "add_rms_norm.h"
 #include "bindings/stable_library.h"  // of accel-ops
 
-namespace my_ops {
+namespace my_ops_kernels {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
@@ -95,4 +95,4 @@ void dispatch(const Tensor& out, const Tensor& residual, const Tensor& x, const 
   }
 }
 
-}  // namespace my_ops
+}  // namespace my_ops_kernels

@@ -9,14 +9,14 @@ extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_inde
 
 namespace {
 
-using my_ops::Tensor;
+using my_ops_kernels::Tensor;
 
 void add_rms_norm(Tensor out, Tensor residual, Tensor x, Tensor weight, double eps) {
-  my_ops::dispatch(out, residual, x, weight, eps, [&](const auto& norm, std::int64_t rows) {
+  my_ops_kernels::dispatch(out, residual, x, weight, eps, [&](const auto& norm, std::int64_t rows) {
     const torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
     void* stream = nullptr;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream));
-    if (const char* error = my_ops::add_rms_norm_cuda(norm, rows, stream)) {
+    if (const char* error = my_ops_kernels::add_rms_norm_cuda(norm, rows, stream)) {
       throw std::runtime_error(std::string("add_rms_norm could not be started: ") + error);
     }
   });
@@ -26,4 +26,4 @@ void implement(accel::Library& library) { library.impl("add_rms_norm", TORCH_BOX
 
 }  // namespace
 
-ACCEL_OP_LIBRARY({nullptr, my_ops::define}, {"CUDA", implement}, {"Meta", my_ops::implement_meta})
+ACCEL_OP_LIBRARY({nullptr, my_ops_kernels::define}, {"CUDA", implement}, {"Meta", my_ops_kernels::implement_meta})

@@ -9,7 +9,7 @@
 
 namespace {
 
-using my_ops::Tensor;
+using my_ops_kernels::Tensor;
 
 // How many work-groups, and of how many work-items. SYCL numbers all items of a launch by an int, so there are as many
 // as keep the device busy, and rows beyond them come in their next rounds.
@@ -19,11 +19,11 @@ accel::xpu::Range range_for(const accel::xpu::Device& device, std::int64_t rows)
 }
 
 // Each by the name that C++ would call it by. They are compiled at their first launch, or ahead by icpx.
-const accel::xpu::Kernel kFloat = ACCEL_SYCL_KERNEL(my_ops::add_rms_norm_kernel<float>);
-const accel::xpu::Kernel kBFloat16 = ACCEL_SYCL_KERNEL(my_ops::add_rms_norm_kernel<my_ops::BFloat16>);
+const accel::xpu::Kernel kFloat = ACCEL_SYCL_KERNEL(my_ops_kernels::add_rms_norm_kernel<float>);
+const accel::xpu::Kernel kBFloat16 = ACCEL_SYCL_KERNEL(my_ops_kernels::add_rms_norm_kernel<my_ops_kernels::BFloat16>);
 
 void add_rms_norm(Tensor out, Tensor residual, Tensor x, Tensor weight, double eps) {
-  my_ops::dispatch(out, residual, x, weight, eps, [&](const auto& norm, std::int64_t rows) {
+  my_ops_kernels::dispatch(out, residual, x, weight, eps, [&](const auto& norm, std::int64_t rows) {
     accel::xpu::Stream stream = accel::xpu::stream_for(x);
     const bool is_float = std::is_same_v<decltype(norm.out), float*>;
     accel::xpu::launch(stream, is_float ? kFloat : kBFloat16, range_for(stream.device(), rows), norm, rows);
@@ -35,4 +35,4 @@ void implement(accel::Library& library) { library.impl("add_rms_norm", TORCH_BOX
 
 }  // namespace
 
-ACCEL_OP_LIBRARY({nullptr, my_ops::define}, {"XPU", implement}, {"CPU", implement}, {"Meta", my_ops::implement_meta})
+ACCEL_OP_LIBRARY({nullptr, my_ops_kernels::define}, {"XPU", implement}, {"CPU", implement}, {"Meta", my_ops_kernels::implement_meta})

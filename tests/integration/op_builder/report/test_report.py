@@ -19,6 +19,7 @@ from rich.console import Console
 from op_builder import env
 from op_builder.cache.store import Cache, Entry
 from op_builder.command_line import REQUIRED
+from op_builder.report import doctor
 from op_builder.report.__main__ import main
 from op_builder.report.collect import environment, explain, op_row
 from op_builder.report.render import print_explanation
@@ -107,6 +108,25 @@ def test_one_op_is_explained_with_plan_commands_and_checks(name: str, capsys: py
     shown = capsys.readouterr().out
     assert "cpu/adam.cpp" in shown
     assert "-shared" in shown
+
+
+def test_doctor_lists_only_what_does_not_work_and_fails_for_a_named_op(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ACCEL_ACCELERATOR", "cpu")
+    assert doctor.main(["cpu_adam"]) == 0
+    assert capsys.readouterr().out == "Working: cpu_adam.\nNo problems found.\n"
+    monkeypatch.setenv("ACCEL_CPU_ISA", "mmx")
+    assert doctor.main(["cpu_adam", "async_io"]) == 1
+    out = capsys.readouterr().out
+    assert "Working: async_io.\n\ncpu_adam: " in out
+    assert "ACCEL_CPU_ISA='mmx'" in out
+    assert "\n  Remedy: " in out
+    assert doctor.main(["--json"]) == 0  # no op was named
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert {"cpu_adam", "cpu"} <= {problem["name"] for problem in problems}
+    assert "rms_norm" not in {problem["name"] for problem in problems}  # the device has none
+    assert doctor.main(["no_such_op"]) == 2
 
 
 def test_help_lists_the_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,124 @@
+"""``accel-ops new``: which files, lines and names a new package gets."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from op_builder import __main__ as command
+from op_builder import new, paths
+
+TEMPLATE = Path(__file__).resolve().parents[3] / "examples" / "my_ops"
+
+
+def files(directory: Path) -> set[str]:
+    found = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+    return {name for name in found if "__pycache__" not in name and ".egg-info" not in name}
+
+
+def text_of(directory: Path) -> str:
+    return "\n".join((directory / name).read_text() for name in sorted(files(directory)))
+
+
+def test_with_every_device_it_is_the_template_by_another_name(tmp_path: Path) -> None:
+    assert command.main(["new", "fast_norm", "--cuda", "--sycl", "--directory", str(tmp_path / "it")]) == 0
+    assert files(tmp_path / "it") == {name.replace("my_ops", "fast_norm") for name in files(TEMPLATE)}
+    text = text_of(tmp_path / "it")
+    assert not re.search("my.?ops", text, re.IGNORECASE)
+    assert all(name in text for name in ("fast-norm", "FastNormAddRmsNormCudaBuilder", "ACCEL_BUILD_FAST_NORM_ADD"))
+    assert not re.search(r"(#|<!--) (cuda|sycl)( -->)?$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("devices", "left_out"), [([], "cuda|sycl|xpu"), (["cuda"], "sycl|xpu"), (["sycl"], "cuda")])
+def test_what_serves_other_devices_is_left_out(tmp_path: Path, devices: list[str], left_out: str) -> None:
+    package = tmp_path / "fast_norm"
+    new.create("fast_norm", package, devices)
+    for name in files(package):
+        assert not re.search(left_out, name), name
+        if name.endswith(".py"):
+            source = (package / name).read_text()
+            compile(source, name, "exec")
+            assert not re.search(left_out, source, re.IGNORECASE), name
+    for check in (["check", "--select=E,F,W"], ["format", "--check"]):
+        ruff = [sys.executable, "-m", "ruff", *check, "--isolated", "--line-length=120", str(package)]
+        done = subprocess.run(ruff, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["", "9x", "a b", "class", "Caps", "_x", "x_", "a-b", "a/b", "../up"])
+def test_a_name_that_python_or_a_builder_cannot_have_is_an_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(new.NewPackageError, match="cannot be the name of a package"):
+        new.create(name, tmp_path / "it")
+    assert not (tmp_path / "it").exists()
+
+
+@pytest.mark.parametrize("name", ["torch", "json", "sys", "op_builder"])
+def test_the_name_of_an_installed_module_is_an_error(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert new.main([name, "--directory", str(tmp_path / "it")]) == 2
+    assert capsys.readouterr().err == f"A module named {name!r} is installed.\n  Remedy: Choose another name.\n"
+    assert not (tmp_path / "it").exists()
+
+
+def test_an_existing_directory_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(new.NewPackageError, match="exists"):
+        new.create("fast_norm", tmp_path)
+    assert not files(tmp_path)
+
+
+def test_nothing_is_left_where_the_disk_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, written = Path.write_text, []
+
+    def full(path: Path, text: str, encoding: str) -> int:
+        written.append(path)
+        if len(written) == 4:
+            raise OSError(28, "No space left on device")
+        return write(path, text, encoding=encoding)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(new.NewPackageError, match="cannot be written: No space left on device"):
+        new.create("fast_norm", tmp_path / "it")
+    assert not (tmp_path / "it").exists()
+
+
+def test_the_build_backend_is_named_by_its_place(tmp_path: Path) -> None:
+    new.create("fast_norm", tmp_path / "it")
+    settings = (tmp_path / "it" / "pyproject.toml").read_text()
+    assert f'requires = ["accel-ops-build @ {(paths.native_root() / "build_tools").as_uri()}"]' in settings
+
+
+@pytest.mark.parametrize(
+    ("origin", "requirement"),
+    [
+        ('{"url": "file:///src/accel", "dir_info": {}}', "accel-ops-build @ file:///src/accel/build_tools"),
+        (
+            '{"url": "https://host/accel.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}',
+            "accel-ops-build @ git+https://host/accel.git@abc#subdirectory=build_tools",
+        ),
+        ('{"url": "file:///accel.whl", "archive_info": {}}', "setuptools>=77"),
+        (None, "setuptools>=77"),
+    ],
+)
+def test_installed_from_a_wheel_it_names_where_that_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: str | None, requirement: str
+) -> None:
+    installed = tmp_path / "installed"
+    (installed / "examples").mkdir(parents=True)
+    (installed / "examples" / "my_ops").symlink_to(TEMPLATE)
+
+    class Distribution:
+        def read_text(self, name: str) -> str | None:
+            return origin if name == "direct_url.json" else None
+
+    monkeypatch.setattr(new, "native_root", lambda: installed)
+    monkeypatch.setattr(new.metadata, "distribution", lambda _: Distribution())
+    new.create("fast_norm", tmp_path / "it")
+    settings = (tmp_path / "it" / "pyproject.toml").read_text()
+    assert f'requires = ["{requirement}"]' in settings
+    backend = "setuptools.build_meta" if requirement.startswith("setuptools") else "accel_ops_build"
+    assert f'build-backend = "{backend}"' in settings
