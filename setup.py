@@ -1,7 +1,7 @@
 """Packaging that ``pyproject.toml`` cannot express: the native sources become package data.
 
-A checkout keeps ``csrc/``, ``kernels_sycl/`` and the template of ``accel-ops new`` next to the packages; a wheel
-carries them below ``op_builder/_native``. ``op_builder.paths`` finds them in either place.
+In a checkout ``csrc/``, ``kernels_sycl/`` and the template of ``accel-ops new`` are next to the packages, in a wheel in
+``op_builder/_native``. ``op_builder.paths`` finds both.
 """
 
 from pathlib import Path

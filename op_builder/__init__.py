@@ -1,18 +1,16 @@
 """Native ops: from a declared op to a loaded module.
 
-Importing this package does nothing else: no torch, no compiler, no device. The builders are
-looked up when their name is first used; ``from op_builder import CPUAdamBuilder`` gives the
-class for the current accelerator.
+Importing this package imports neither torch nor a compiler and opens no device. Each name below is imported when it is
+first used; ``from op_builder import CPUAdamBuilder`` gives the class for the current accelerator.
 """
 
 from __future__ import annotations
 
-from op_builder._version import __version__
-
-TYPE_CHECKING = False  # as typing has it, without the cost of importing typing
+TYPE_CHECKING = False  # importing typing would take longer than the rest of this module
 if TYPE_CHECKING:
     from typing import Any
 
+    from op_builder._version import __version__ as __version__
     from op_builder.builder import Binding as Binding
     from op_builder.builder import CPUOpBuilder as CPUOpBuilder
     from op_builder.builder import CUDAOpBuilder as CUDAOpBuilder
@@ -34,6 +32,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from op_builder import _version
+
+        return _version.__version__
     if name in __all__:
         from op_builder import builder
 
@@ -45,6 +47,6 @@ def __getattr__(name: str) -> Any:
         try:
             return current_accelerator().get_op_builder(name)
         except UnknownOpError as error:
-            # An ImportError, as an import's failure is; an AttributeError's text, with the near names, would be lost.
+            # An ImportError, because the import statement would replace an AttributeError's message.
             raise UnknownBuilderError(error.message, error.remedy) from None
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""``ALL_OPS``: {op name: builder instance} for the current accelerator, made when first asked for."""
+"""``ALL_OPS``: {op name: builder instance} for the current accelerator, created on first access."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m op_builder.build``: compile ops ahead of time, into the cache."""
+"""``python -m op_builder.build``: compile ops into the cache, before they are loaded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from op_builder.toolchains.jobs import JobBudget, allowed_jobs
 from op_builder.toolchains.toolset import find_toolset
 
 Report = Callable[[str, int, int, str], None]
-"""Called with (op, steps done, steps in all or 0 as long as that is not known, what was just done)."""
+"""Called with (op, finished steps, all steps or 0 if unknown, the last step)."""
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -41,9 +41,9 @@ _STYLES = {"built": "green", "cached": "green", "skipped": "yellow", "failed": "
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result for one op: ``built``, ``cached``, ``skipped`` (not possible here) or ``failed``.
+    """The result for one op: ``built``, ``cached``, ``skipped`` (incompatible with this machine) or ``failed``.
 
-    ``message`` says why; for one that is available, what it lacks: SYCL kernels where there is no device for them.
+    ``message`` is the reason, or for an available op what it lacks, such as SYCL kernels without a device.
     """
 
     op: str
@@ -61,32 +61,32 @@ def build_all(
     report: Report,
     with_kernels: bool = False,
 ) -> list[Outcome]:
-    """Build each op into the cache, side by side; a failure of one does not affect the others.
+    """Build the ops into the cache in parallel; a failure of one does not affect the others.
 
     Args:
-        required: names of the ops that have failed if they are not possible here; others are then skipped.
-        force: compile again what the cache has.
+        required: names of the ops that fail if they are incompatible with this machine; other ops are skipped.
+        force: compile ops that are in the cache, too.
         report: called at every step, from several threads.
-        with_kernels: have the SYCL runtime compile all kernels of an op; else a build tries one of them.
+        with_kernels: also compile all kernels of SYCL ops; otherwise a build compiles one of them.
     """
     batch = _Batch(required, force, report, with_kernels)
     for builder in builders:
         report(builder.name, 0, 0, "checking")
     try:
-        at_a_time = allowed_jobs([])  # checks compile, too, but little
+        jobs = allowed_jobs([])  # checks compile small programs
     except AccelError:
-        at_a_time = 1  # a variable cannot be parsed; each op's checks say so
-    settled = batch.side_by_side(batch.settle, builders, at_a_time)
+        jobs = 1  # a variable cannot be parsed, and each op's checks report it
+    settled = batch.run_parallel(batch.settle, builders, jobs)
     requests = [found for found in settled if isinstance(found, Request)]
     total = allowed_jobs([request.plan for request in requests]) if requests else 1
     build = functools.partial(batch.build, budget=JobBudget(total))
-    built = iter(batch.side_by_side(build, requests, total))
+    built = iter(batch.run_parallel(build, requests, total))
     return [found if isinstance(found, Outcome) else next(built) for found in settled]
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """Builds that share the machine."""
+    """Builds that run in parallel."""
 
     required: Container[str]
     force: bool
@@ -94,19 +94,18 @@ class _Batch:
     with_kernels: bool
     cancel: threading.Event = field(default_factory=threading.Event)
 
-    def side_by_side(self, task: Callable[[T], U], items: Sequence[T], at_a_time: int) -> list[U]:
-        """What the task returns for the items, in their order."""
-        with ThreadPoolExecutor(max(1, min(len(items), at_a_time)), thread_name_prefix="build") as pool:
+    def run_parallel(self, task: Callable[[T], U], items: Sequence[T], jobs: int) -> list[U]:
+        """The results of the task for the items, in their order."""
+        with ThreadPoolExecutor(max(1, min(len(items), jobs)), thread_name_prefix="build") as pool:
             try:
                 return list(pool.map(task, items))
-            except BaseException:
-                # Ctrl-C: what runs is ended, what has not begun does not begin.
+            except BaseException:  # Ctrl-C
                 self.cancel.set()
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
     def settle(self, builder: OpBuilder) -> Outcome | Request:
-        """The outcome of an op that needs no compile; the request of one that does."""
+        """The outcome of an op that need not be compiled, or the request to compile it."""
         found = self._guarded(builder.name, lambda: self._settle(builder))
         self.report(builder.name, 0, 0, found.status if isinstance(found, Outcome) else "waiting")
         return found
@@ -122,7 +121,7 @@ class _Batch:
         return request if cached is None else self._done(request, cached, "cached")
 
     def build(self, request: Request, budget: JobBudget) -> Outcome:
-        """Build one op; a failure is an outcome."""
+        """Build one op; returns a failure as an outcome."""
         op = request.plan.op
         options = BuildOptions(functools.partial(self.report, op), self.force, budget, self.cancel)
         outcome = self._guarded(op, lambda: self._done(request, compile_now(request, options), "built"))
@@ -130,7 +129,7 @@ class _Batch:
         return outcome
 
     def _done(self, request: Request, entry: Entry, status: str) -> Outcome:
-        """The outcome of an op with an entry, whose SYCL kernels are compiled if they are asked for."""
+        """The outcome of an op with an entry; compiles its SYCL kernels if requested."""
         note = ""
         if self.with_kernels and request.plan.sycl is not None and request.toolset is not None:
             self.report(request.plan.op, 0, 0, "compiling kernels")
@@ -138,15 +137,14 @@ class _Batch:
         return Outcome(request.plan.op, status, message=note, path=str(entry.artifact))
 
     def _guarded(self, op: str, step: Callable[[], T]) -> T | Outcome:
-        """What ``step`` returns, an outcome with its time; an error is the outcome ``failed``."""
+        """The result of ``step``; an outcome gets its time, an error becomes the outcome ``failed``."""
         started = time.monotonic()
         result: T | Outcome
         try:
             result = step()
         except AccelError as error:
             result = Outcome(op, "failed", message=str(error))
-        except Exception as error:
-            # A builder of another package may raise anything; the other ops are built all the same.
+        except Exception as error:  # another package's builder may raise anything
             result = Outcome(op, "failed", message=f"{type(error).__name__}: {error}")
         if isinstance(result, Outcome):
             return replace(result, seconds=round(time.monotonic() - started, 2))
@@ -154,28 +152,28 @@ class _Batch:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.build") -> int:
-    """The command line; returns the exit status: 0, 1 when an op that was asked for failed, 2 for a wrong name."""
-    parser = argparse.ArgumentParser(prog=prog, description="Compile ops ahead of time, into the cache.")
+    """The command line; returns the exit status: 0, 1 if an op failed, 2 for an unknown op."""
+    parser = argparse.ArgumentParser(prog=prog, description="Compile ops into the cache, before they are loaded.")
     parser.add_argument(
         "ops",
         nargs="*",
         metavar="OP",
-        help="ops to build: cpu_adam, CPUAdamBuilder, or another package's as package.module:Builder",
+        help="op to build: cpu_adam, CPUAdamBuilder or package.module:Builder",
     )
-    parser.add_argument("--all", action="store_true", help="every op that can be built here")
-    parser.add_argument("--force", action="store_true", help="compile again what the cache has")
+    parser.add_argument("--all", action="store_true", help="build every op that is compatible with this machine")
+    parser.add_argument("--force", action="store_true", help="compile ops that are in the cache, too")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
         "--precompile",
         action="store_true",
-        help="build no op; have GCC precompile torch/extension.h (600 to 800 MB in the cache) for ops that include it "
-        "first, with the flags of the named ops, else for ops without flags of their own",
+        help="build no op, but precompile torch/extension.h (with GCC; 600 to 800 MB in the cache) with flags of the "
+        "named ops or without flags; ops that include it first then compile faster",
     )
     options = parser.parse_args(arguments)
     if not options.precompile and bool(options.ops) == options.all:
-        parser.error("name the ops to build, or give --all")
+        parser.error("name the ops to build, or use --all")
     try:
-        # For the accelerator that is named, if one is: compiling needs no device.
+        # An accelerator that the environment names need not be present.
         _, package = requested_package()
         if options.all:
             builders = list(all_builders(package).values())
@@ -198,7 +196,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
 
 
 class _PlainBuilder(OpBuilder):
-    """Any op on torch's C++ API without flags of its own."""
+    """An op on torch's C++ API without its own flags."""
 
     NAME = "plain"
 
@@ -217,8 +215,8 @@ def _precompile(builders: Sequence[OpBuilder], *, is_all: bool) -> int:
     skipped = ", ".join(builder.name for builder in builders if builder not in chosen)
     if skipped and not is_all:
         print(
-            f"Nothing to precompile for {skipped}: it does not include torch/extension.h, or cannot be built here.\n"
-            "  Remedy: Name ops with the binding style Binding.TORCH, or none.",
+            f"Nothing to precompile for {skipped}: it does not include torch/extension.h or cannot be built here.\n"
+            "  Remedy: Name ops with Binding.TORCH, or no op.",
             file=sys.stderr,
         )
         return 2
@@ -229,7 +227,7 @@ def _precompile(builders: Sequence[OpBuilder], *, is_all: bool) -> int:
         except AccelError as error:
             print(error, file=sys.stderr)
             return 1
-        print(f"torch/extension.h is precompiled for {builder.name}: {entry.directory}")
+        print(f"Precompiled torch/extension.h for {builder.name}: {entry.directory}")
     return 0
 
 
@@ -258,10 +256,10 @@ def _display(ops: list[str]) -> Iterator[Report]:
             if total:
                 progress.update(tasks[op], completed=done, total=total)
             progress.update(tasks[op], step=step)
-            if step in _STYLES:  # its end
+            if step in _STYLES:  # the last step
                 progress.stop_task(tasks[op])
                 if progress.tasks[tasks[op]].total is None:
-                    progress.update(tasks[op], total=0)  # or the bar would go on pulsing
+                    progress.update(tasks[op], total=0)  # stops the pulsing bar
 
         yield report
 
@@ -281,7 +279,7 @@ def _print_summary(outcomes: list[Outcome]) -> None:
         table.add_row(outcome.op, Text(outcome.status, _STYLES[outcome.status]), f"{outcome.seconds:.1f}", last)
     Console().print(table)
     for outcome in outcomes:
-        if outcome.status == "failed":  # not in the table: folded into a column, the cause is lost among its lines
+        if outcome.status == "failed":  # below the table, because the message has many lines
             print(f"{outcome.op}: {outcome.message}\n")
 
 
@@ -289,5 +287,5 @@ if __name__ == "__main__":
     try:
         run_main(main)
     except KeyboardInterrupt:
-        print("Interrupted; the compilers were ended and nothing half-built was kept.", file=sys.stderr)
+        print("Interrupted. The compilers were stopped and incomplete builds removed.", file=sys.stderr)
         sys.exit(130)

@@ -1,4 +1,4 @@
-"""What all command lines share."""
+"""The entry point that all command lines share."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-# What accel-ops requires and commands import; they may be started in a checkout whose requirements are not installed.
+# Packages that commands import; a checkout may be run without its requirements.
 REQUIRED = ("torch", "ninja", "packaging", "psutil", "pybind11", "rich", "setuptools", "xxhash")
 
 
 def run_main(main: Callable[[], int]) -> NoReturn:
-    """Exit with the status of ``main()``; quietly, if nobody reads its output any more (``| head``)."""
+    """Exit with the status of ``main()``; without a traceback if its output's reader has exited (``| head``)."""
     try:
         try:
             status = main()
@@ -26,7 +26,7 @@ def run_main(main: Callable[[], int]) -> NoReturn:
             f"{error.name} is not installed in {sys.prefix}, and accel-ops needs it. Remedy: pip install accel-ops."
         )
     except BrokenPipeError:
-        # At its end Python writes what is left, and must not meet the broken pipe again.
+        # Python flushes stdout when it exits, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 128 + signal.SIGPIPE  # as a shell has it of other programs
+        status = 128 + signal.SIGPIPE  # as shells report it
     sys.exit(status)

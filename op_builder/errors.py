@@ -1,20 +1,19 @@
-"""The error family.
+"""The exceptions of this project.
 
-Every error this project raises on purpose derives from :class:`AccelError` and says what was
-tried, what was found against what was needed, and what to do. Where Python has a fitting
-built-in (``ValueError``, ``ImportError``), the class derives from that too, so code that
-catches the built-in keeps working.
+Every exception that this project raises on purpose derives from :class:`AccelError`. Its message says what failed and
+why; the remedy says what to do. Classes with a fitting built-in class (``ValueError``, ``ImportError``) derive from
+that, too.
 """
 
 from __future__ import annotations
 
 
 class AccelError(Exception):
-    """Root of all errors of ``accelerator`` and ``op_builder``.
+    """Base class of all exceptions of ``accelerator`` and ``op_builder``.
 
     Args:
-        message: what was tried, and what was found against what was needed.
-        remedy: what the reader can do about it; empty when nothing can be done.
+        message: what failed, and why.
+        remedy: what the reader can do; empty if there is no remedy.
     """
 
     def __init__(self, message: str, remedy: str = "") -> None:
@@ -24,27 +23,27 @@ class AccelError(Exception):
 
 
 class EnvironmentValueError(AccelError, ValueError):
-    """An environment variable holds text that cannot be parsed."""
+    """The value of an environment variable cannot be parsed."""
 
     def __init__(self, name: str, value: str, expected: str) -> None:
         super().__init__(f"{name}={value!r} is not valid: expected {expected}.", f"Correct or unset {name}.")
 
 
 class OpArgumentError(AccelError, ValueError):
-    """A native op was given arguments it cannot take; no tensor was changed."""
+    """A native op does not accept its arguments; no tensor was changed."""
 
 
 class StorageError(AccelError, OSError):
-    """Reading or writing a tensor failed; the handle it was asked of stays usable.
+    """Reading or writing a tensor failed; the handle stays usable.
 
-    What of the tensor (reading) or the file (writing) was reached before is changed, the rest is not.
+    The part of the tensor (reading) or of the file (writing) before the failure is changed, the rest is not.
 
     Attributes:
-        errno: the system's number of the error; EIO where there was none, as for a file that is too short.
-        filename: the file, as it was given: a path or a descriptor.
-        offset: byte in the file at which it failed.
-        bytes_done: bytes of the operation that were transferred, in all its parts together.
-        others: further operations that failed, where one call waits for several.
+        errno: the system's error number; EIO without one, as for a file that is too short.
+        filename: the file as it was passed: a path or a descriptor.
+        offset: the byte in the file at which the operation failed.
+        bytes_done: transferred bytes of the operation, in all its parts.
+        others: further failed operations, if one call waits for several.
     """
 
     def __init__(
@@ -63,14 +62,14 @@ class StorageError(AccelError, OSError):
 
 
 class TensorNotFoundError(AccelError, KeyError):
-    """A store has no tensor of that name; the message suggests near matches."""
+    """A store has no tensor with that name; the message suggests near matches."""
 
     def __str__(self) -> str:  # KeyError would print it quoted
         return Exception.__str__(self)
 
 
 class DamagedTensorError(AccelError, ValueError):
-    """A stored tensor's file is not what was saved.
+    """The file of a stored tensor has changed since it was saved.
 
     Attributes:
         filename: the file.
@@ -82,17 +81,17 @@ class DamagedTensorError(AccelError, ValueError):
 
 
 class CommunicationError(AccelError, RuntimeError):
-    """Ranks that were to work together did not: one of them died, did not come, or was waited for too long."""
+    """A rank of a group died, did not connect, or did not answer in time."""
 
 
 class SharedMemoryCommError(CommunicationError):
-    """A collective between ranks that share memory failed, or their group could not be made.
+    """A collective between ranks that share memory failed, or their group could not be created.
 
     Attributes:
-        rank: whom it failed for; None where it is no single rank.
-        operation: the collective, ``all_reduce``; empty where it was none.
-        waited_s: seconds that this rank waited for that one.
-        is_group_usable: nothing was changed, and the group can be used on.
+        rank: the rank that failed; None if it is not a single one.
+        operation: the collective, such as ``all_reduce``; empty outside of a collective.
+        waited_s: seconds that this rank waited for the other one.
+        is_group_usable: whether the group is unchanged and can still be used.
     """
 
     def __init__(
@@ -113,10 +112,10 @@ class SharedMemoryCommError(CommunicationError):
 
 
 class SharedMemorySpaceError(SharedMemoryCommError, MemoryError):
-    """There is not as much shared memory as was asked for.
+    """Not enough shared memory is available.
 
     Attributes:
-        needed_bytes: how much it was.
+        needed_bytes: the requested size.
     """
 
     def __init__(self, message: str, remedy: str, *, needed_bytes: int) -> None:
@@ -125,7 +124,7 @@ class SharedMemorySpaceError(SharedMemoryCommError, MemoryError):
 
 
 class UnknownOpError(AccelError, ValueError):
-    """No builder has that name; the message suggests near matches."""
+    """No op or builder has that name; the message suggests near matches."""
 
 
 class UnknownBuilderError(UnknownOpError, ImportError):
@@ -133,34 +132,34 @@ class UnknownBuilderError(UnknownOpError, ImportError):
 
 
 class SourceNotFoundError(AccelError, FileNotFoundError):
-    """A source file that a builder names does not exist in any place it may lie."""
+    """A source file that a builder names does not exist."""
 
     def __str__(self) -> str:  # FileNotFoundError would print errno fields
         return Exception.__str__(self)
 
 
 class ToolchainError(AccelError, RuntimeError):
-    """A compiler, a build tool or an SDK is missing or does not work."""
+    """A compiler, a build tool or an SDK is missing or broken."""
 
 
 class IncompatibleOpError(AccelError, RuntimeError):
-    """The op cannot be built or loaded here; the message holds the reason and the remedy."""
+    """The op cannot be built or loaded on this machine."""
 
 
 class CompileError(AccelError, RuntimeError):
     """A compiler or linker failed.
 
     Attributes:
-        diagnostic: the first real diagnostic (``file:line: error: ...``), or the output's end.
-        command: the failing command line.
-        log_path: file with the whole output.
+        diagnostic: the first error (``file:line: error: ...``), or the end of the output.
+        command: the command line that failed.
+        log_path: the file with the full output.
     """
 
     def __init__(self, op: str, diagnostic: str, command: str, log_path: str, remedy: str = "") -> None:
         self.diagnostic = diagnostic
         self.command = command
         self.log_path = log_path
-        # The cause comes last: on a terminal the command alone fills a screen.
+        # The cause comes last, because the command may fill the terminal.
         super().__init__(
             f"Building op '{op}' failed.\n  Command: {command}\n  Full log: {log_path}\n  First error: {diagnostic}",
             remedy,
@@ -168,7 +167,7 @@ class CompileError(AccelError, RuntimeError):
 
 
 class BuildCancelled(AccelError):
-    """A build was cancelled; its compilers were ended and nothing of it was kept."""
+    """A build was cancelled; its compilers were stopped and its files removed."""
 
 
 class CacheError(AccelError, OSError):
@@ -186,8 +185,8 @@ class LoadError(AccelError, ImportError):
 
 
 class MissingCUDAException(AccelError):
-    """CUDA sources are to be compiled, but no CUDA toolkit was found."""
+    """No CUDA toolkit was found to compile CUDA sources."""
 
 
 class CUDAMismatchException(AccelError):
-    """The CUDA toolkit's version and the one torch was built with do not fit together."""
+    """The CUDA toolkit's version and the one that torch was built with are incompatible."""

@@ -1,8 +1,8 @@
-"""The build plan: everything that makes an op's binary, as plain data.
+"""The build plan: all data that determine an op's binary.
 
-JIT and prebuild take the same plan from the same pure function, :func:`op_builder.builder.recipe.make_plan`.
-A plan holds no command line and no path of torch, Python or a compiler: the engine adds those when it turns
-the plan into commands, the key counts them by identity.
+JIT and prebuild get the plan from the same pure function, :func:`op_builder.builder.recipe.make_plan`. A plan contains
+no command line and no path of torch, Python or a compiler: the engine adds those when it makes commands from the plan,
+and the key contains their identity.
 
 Values are named tuples, in modules without ``from __future__ import annotations``, because a warm load imports them:
 see docs/internals/debugging.md.
@@ -14,33 +14,33 @@ from typing import NamedTuple
 
 
 class Binding(enum.Enum):
-    """How an op's binary meets Python."""
+    """How an op's binary registers its functions with Python."""
 
     STABLE = "stable"
-    """LibTorch Stable ABI, registered through ``torch_c/library.h`` or ``bindings/stable_library.h``: any
-    torch >= 2.10, any CPython; what the project's own ops use."""
+    """The LibTorch Stable ABI, through ``torch_c/library.h`` or ``bindings/stable_library.h``; the binary fits every
+    torch >= 2.10 and every CPython. This project's ops use it."""
 
     TORCH = "torch"
-    """Anything that includes torch's C++ headers: a pybind11 or CPython module, a
-    ``TORCH_LIBRARY``, a ``STABLE_TORCH_LIBRARY``; which of them is found in the built file."""
+    """A pybind11 or CPython module, a ``TORCH_LIBRARY`` or a ``STABLE_TORCH_LIBRARY``; the engine detects which one in
+    the built file."""
 
 
 class Language(enum.Enum):
-    """The language of one source file, which decides its compiler."""
+    """The language of a source file, which determines its compiler."""
 
     CXX = "c++"
     CUDA = "cuda"
     SYCL = "sycl"
-    """C++ whose kernels oneAPI's compiler compiles with it, ahead of time."""
+    """C++ with kernels that oneAPI's compiler compiles ahead of time."""
 
 
-# The function by which a binary of Binding.STABLE registers its ops; see torch_c/library.h.
+# The function in a binary of Binding.STABLE that registers its ops; see torch_c/library.h.
 ENTRY_POINT = "accel_register_library"
 
-# The name in a manifest's needs of the SYCL runtime that a binary is linked with: {"libsycl.so": "9"}.
+# The key of the SYCL runtime in a manifest's needs: {"libsycl.so": "9"}.
 SYCL_LIBRARY = "libsycl.so"
 
-# The source of every op with kernel texts that starts them, whatever they are.
+# The source that launches kernels, part of every op with kernel files.
 SYCL_HOST_RUNTIME = "kernels_sycl/host/runtime.cpp"
 
 
@@ -48,11 +48,11 @@ class Source(NamedTuple):
     """One file to compile.
 
     Attributes:
-        path: where it lies; of a source given as text, the bare name under which it is compiled.
-        label: its machine-independent name, used in keys and messages.
-        language: decides its compiler.
-        flags: for this file alone, after all others.
-        text: its content, where it is no file: written into the build's own directory.
+        path: the file; for text without a file, the name under which it is compiled.
+        label: a name that is the same on every machine, for keys and messages.
+        language: determines its compiler.
+        flags: for this file only, after all others.
+        text: the content of a source without a file.
     """
 
     path: Path
@@ -63,13 +63,13 @@ class Source(NamedTuple):
 
 
 class SyclPlan(NamedTuple):
-    """What of a plan is SYCL's own.
+    """The SYCL part of a plan.
 
     Attributes:
-        toolchain: as :class:`op_builder.toolchains.sycl.SyclToolchain` names it.
-        devices: Intel GPUs that kernels are compiled for ahead of time, as icpx calls them.
-        kernels: texts that the compiler reads before each source that names kernels, where they are compiled ahead.
-        flags: of the compiler that compiles kernels ahead, which the host compiler behind it does not get.
+        toolchain: a value of :class:`op_builder.toolchains.sycl.SyclToolchain`.
+        devices: Intel GPUs to compile kernels for ahead of time, in icpx's names.
+        kernels: files that the compiler reads before each source that names kernels, if it compiles ahead of time.
+        flags: for the kernel compiler, and not for the host compiler.
     """
 
     toolchain: str
@@ -78,20 +78,20 @@ class SyclPlan(NamedTuple):
     flags: tuple[str, ...] = ()
 
     def texts_before(self, source: Source) -> tuple[Path, ...]:
-        """The texts that the compiler reads before ``source``."""
+        """The kernel files that the compiler reads before ``source``."""
         return () if source.label == SYCL_HOST_RUNTIME else self.kernels
 
 
 class ForeignLibrary(NamedTuple):
-    """Somebody else's library that an op is linked with; its builder opens it by its path before the op.
+    """A third-party library that an op is linked with. The op's builder opens it by path before the op.
 
-    Its headers and its file count in the key through ``version``, so that the key names no place of this machine.
+    The key contains only ``version``, so that it does not depend on paths.
 
     Attributes:
-        name: as the linker takes it, ``ccl``.
+        name: its name for the linker, ``ccl``.
         version: differs between its releases.
-        include_dir: of its headers.
-        library: its file, ``libccl.so``; what it needs itself is found by the system, or in its directory.
+        include_dir: the directory of its headers.
+        library: its file, ``libccl.so``; its dependencies are found by the system or in its directory.
     """
 
     name: str
@@ -101,20 +101,20 @@ class ForeignLibrary(NamedTuple):
 
 
 class BuildPlan(NamedTuple):
-    """What to compile and link into one binary.
+    """The files and flags of one binary.
 
     Attributes:
         op: the op's name, as in ``OpBuilder.NAME``.
         module_name: name of the built file and, for a Python module, of its init function.
-        binding: how the binary meets Python.
+        binding: how the binary registers with Python.
         sources: files to compile, each to one object.
         include_dirs: the op's own include directories, in order.
-        cxx_flags: flags of the host C++ compiler, defines included.
-        nvcc_flags: flags of nvcc, defines and ``-gencode`` included.
-        link_flags: flags of the link, libraries included.
-        cuda_archs: CUDA architectures compiled for, as ``9.0a+PTX``; empty without CUDA sources.
-        sycl: what is SYCL's own, None for an op without it.
-        libraries: of others, that the binary is linked with and does not carry.
+        cxx_flags: flags for the host C++ compiler, with defines.
+        nvcc_flags: flags for nvcc, with defines and without ``-gencode`` for ``cuda_archs``.
+        link_flags: flags for the linker, with libraries.
+        cuda_archs: target CUDA architectures, as ``9.0a+PTX``; empty without CUDA sources.
+        sycl: the SYCL part; None for an op without SYCL.
+        libraries: third-party libraries that the binary is linked with.
     """
 
     op: str

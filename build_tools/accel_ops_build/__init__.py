@@ -1,13 +1,13 @@
-"""Build backend (PEP 517 and PEP 660): setuptools, and native ops in the wheel where the environment requests them.
+"""Build backend (PEP 517 and PEP 660): setuptools, plus native ops in the wheel if the environment requests them.
 
 ::
 
-    pip install .                      compiles nothing; ops are built when first loaded
-    ACCEL_BUILD_OPS=1 pip install .    builds every op that can be built here into the wheel
+    pip install .                      compiles nothing; ops are built when they are first loaded
+    ACCEL_BUILD_OPS=1 pip install .    builds every compatible op into the wheel
 
-setuptools makes the wheel as for any project. It is unpacked, the Python whose torch the ops are built
-against runs ``op_builder.prebuild.worker`` on it, and it is packed again with the binaries and the tag they
-need. The build environment has setuptools and little else: nothing here imports torch or accel-ops.
+setuptools builds the wheel. This backend unpacks it, runs ``op_builder.prebuild.worker`` on it in the Python whose
+torch the ops are built against, and packs it again with the binaries and their tag. It imports neither torch nor
+accel-ops, because the build environment contains little more than setuptools.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from accel_ops_build.target import PATH_PROGRAM, TORCH, Target, environment, fai
 
 Settings = Mapping[str, Any] | None
 
-# What compiling and packing need, in addition to a compiler and torch.
+# Requirements of compiling and packing, in addition to a compiler and torch.
 _TOOLS = ["ninja>=1.11", "packaging>=22", "psutil>=5.9", "wheel>=0.40"]
 _SOURCE_ROOTS = ("", "src")
 _WORKER = f"""{PATH_PROGRAM}
 from op_builder.prebuild import worker
 sys.exit(worker.main(*sys.argv[1:]))
 """
-_REPORTED = 3  # the worker's exit status when it has reported the reason
+_REPORTED = 3  # the worker's exit status after it has printed an error
 
 
 build_sdist = build_meta.build_sdist
@@ -45,7 +45,7 @@ prepare_metadata_for_build_editable = build_meta.prepare_metadata_for_build_edit
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
-    """What the build environment must have: nothing but setuptools, unless ops are requested."""
+    """The requirements of the build environment: only setuptools unless ops are requested."""
     return _requirements(build_meta.get_requires_for_build_wheel, config_settings)
 
 
@@ -55,13 +55,13 @@ def get_requires_for_build_editable(config_settings: Settings = None) -> list[st
 
 
 def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Settings = None) -> str:
-    """setuptools' metadata, which are the same with and without ops."""
+    """setuptools' metadata, which do not depend on the ops."""
     with _private_directories():
         return str(build_meta.prepare_metadata_for_build_wheel(metadata_directory, config_settings))
 
 
 def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
-    """setuptools' wheel, with the ops that the environment requests."""
+    """setuptools' wheel with the requested ops."""
     with _private_directories() as scratch:
         plain = _plain_wheel(scratch, config_settings, metadata_directory)
         if _ops_requested():
@@ -107,30 +107,28 @@ def _requirements(of_setuptools: Callable[[Any], list[str]], config_settings: Se
         return needed
     if _find_target() is not None:
         return [*needed, *_TOOLS]
-    log(f"no torch was found, so {TORCH} is requested for this build; ACCEL_BUILD_TORCH names an installed one")
+    log(f"no torch was found, so this build requires {TORCH}; set ACCEL_BUILD_TORCH to use an installed one")
     return [*needed, *_TOOLS, TORCH]
 
 
 def _find_target() -> Target | None:
-    """The Python to build with; None where accel-ops itself is built and no torch is installed."""
+    """The Python to build with; None if accel-ops itself is built and no torch is installed."""
     target = find_target()
     if not Path("op_builder", "prebuild").is_dir() and (target is None or not target.has_accel_ops):
         where = f"with torch in {target.torch_dir}" if target else "here"
-        # It is not requested: nobody may own its name on the index.
+        # Not a requirement, because the name on the package index may belong to someone else.
         fail(
-            f"Ops are requested (ACCEL_BUILD_*), and accel-ops, which builds them, is not installed {where}.",
-            "Install torch and accel-ops first. Where the frontend hides them (python -m build, uv), set "
-            "ACCEL_BUILD_TORCH to the Python that has them.",
+            f"Ops are requested (ACCEL_BUILD_*), but accel-ops, which builds them, is not installed {where}.",
+            "Install torch and accel-ops first. For python -m build and uv, set ACCEL_BUILD_TORCH to their Python.",
         )
     return target
 
 
 @contextmanager
 def _private_directories() -> Iterator[Path]:
-    """A temporary directory, in which setuptools does its work, too.
+    """A temporary directory that setuptools uses instead of the project's ``build/``.
 
-    In the project's own ``build/`` it would find what earlier builds left, and put it into the wheel, and
-    simultaneous builds would disturb each other.
+    Files of earlier builds in ``build/`` would get into the wheel, and simultaneous builds would conflict.
     """
     with tempfile.TemporaryDirectory(prefix="accel-ops-wheel-") as scratch:
         config, information = Path(scratch, "setup.cfg"), Path(scratch, "information")
@@ -146,7 +144,7 @@ def _private_directories() -> Iterator[Path]:
 def _plain_wheel(scratch: Path, config_settings: Settings, metadata_directory: str | None) -> Path:
     plain = scratch / "plain"
     plain.mkdir()
-    if _ops_requested():  # setuptools logs every file: hundreds of lines, which would hide an op's error
+    if _ops_requested():  # setuptools logs every file, which would hide an op's error
         logging.disable(logging.INFO)
     try:
         return plain / str(build_meta.build_wheel(str(plain), config_settings, metadata_directory))
@@ -155,11 +153,11 @@ def _plain_wheel(scratch: Path, config_settings: Settings, metadata_directory: s
 
 
 def _build_ops(tree: Path) -> str:
-    """Build the ops of the unpacked wheel; returns the wheel's tag, empty where none of its ops is requested."""
+    """Build the ops of the unpacked wheel; returns the wheel's tag, empty if none of its ops is requested."""
     target = _find_target()
     if target is None:
-        fail("There is no torch to build ops against.", f"Install {TORCH}, or name one by ACCEL_BUILD_TORCH.")
-    log(f"building against torch {target.torch_version} in {target.torch_dir}, that of {target.reason}")
+        fail("No torch was found to build ops against.", f"Install {TORCH}, or set ACCEL_BUILD_TORCH.")
+    log(f"building against torch {target.torch_version} in {target.torch_dir} ({target.reason})")
     tag = tree.with_name("tag")
     command = target.command(_WORKER, [str(tree)], str(tree), str(tag))
     status = subprocess.run(command, env={**environment(), "PYTHONDONTWRITEBYTECODE": "1"}, check=False).returncode
@@ -167,15 +165,14 @@ def _build_ops(tree: Path) -> str:
         raise SystemExit(status)
     if status != 0:
         fail(
-            f"{target.python} ended with status {status} while it built the ops.",
-            "See its output above. Status -9 often means that memory ran out: ACCEL_MAX_JOBS=1 compiles one file "
-            "at a time.",
+            f"{target.python} exited with status {status} while it built the ops.",
+            "See its output above. Status -9 often means out of memory; ACCEL_MAX_JOBS=1 compiles one file at a time.",
         )
     return tag.read_text(encoding="utf-8")
 
 
 def _replace_ops(packages: Iterable[str], tree: Path) -> None:
-    """Remove the ops that an earlier editable install left in the project's packages; copy those of ``tree`` there."""
+    """Replace the ops of an earlier editable install in the project's packages with those of ``tree``."""
     places = {ops: _source_package(ops.parent.relative_to(tree)) / wheels.DIRECTORY for ops in wheels.ops_in(tree)}
     try:
         for root in _SOURCE_ROOTS:
@@ -184,13 +181,10 @@ def _replace_ops(packages: Iterable[str], tree: Path) -> None:
                     shutil.rmtree(left)
         for ops, place in places.items():
             shutil.copytree(ops, place)
-            for manifest in place.rglob("manifest.json"):
-                # Older than all sources, which may have changed since they were copied: load() then compares contents.
-                os.utime(manifest, ns=(0, 0))
             log(f"the ops of {place.parent.name} are in {place}")
     except OSError as error:
         fail(
-            f"An editable install keeps its ops in the project's packages, and they cannot be changed: {error}.",
+            f"An editable install keeps its ops in the project's packages, which are not writable: {error}.",
             "Make them writable, or install without -e.",
         )
 
@@ -200,6 +194,6 @@ def _source_package(name: Path) -> Path:
         if Path(root, name, "__init__.py").is_file():
             return Path.cwd() / root / name
     return fail(
-        f"The package {name} is neither in {Path.cwd()} nor in its src/, so there is no place for its ops.",
+        f"The package {name} is neither in {Path.cwd()} nor in its src/, so its ops cannot be installed.",
         "Install without -e, or build the ops into the cache: python -m op_builder.build.",
     )

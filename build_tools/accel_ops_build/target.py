@@ -1,8 +1,8 @@
 """The torch that ops are built against, and the Python that has it.
 
-Frontends build in an environment of their own. pip's is laid over the interpreter of the environment that is
-installed into, so that one's torch is found by starting the interpreter anew without pip's variables.
-``python -m build`` and uv hide it: there ``ACCEL_BUILD_TORCH`` names it.
+Frontends build in an environment of their own. pip's uses the interpreter of the target environment, whose torch is
+found by starting that interpreter without pip's variables. ``python -m build`` and uv hide the target environment, so
+``ACCEL_BUILD_TORCH`` must name it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NoReturn
 
 TORCH = "torch>=2.10"
 
-# The beginning of every program for a target: which directories are searched before its own, and which after them.
+# The first lines of every program for a target: directories to search before and after its own.
 PATH_PROGRAM = """
 import json, sys
 first, last = json.loads(sys.argv.pop(1))
@@ -43,12 +43,12 @@ class Target:
     """A Python that has torch.
 
     Attributes:
-        python: the program.
-        first: directories that are searched before its own.
-        torch_version: of its torch, empty where the installation does not say.
+        python: the interpreter.
+        first: directories to search before its own.
+        torch_version: the version of its torch; empty if unknown.
         torch_dir: the directory of that torch.
-        has_accel_ops: whether it finds accel-ops, too.
-        reason: whose torch it is, for the log.
+        has_accel_ops: whether it can import accel-ops.
+        reason: where the torch comes from, for the log.
     """
 
     python: str
@@ -59,15 +59,15 @@ class Target:
     reason: str
 
     def command(self, program: str, first: Sequence[str] = (), *arguments: str) -> list[str]:
-        """The command that runs ``program``, which begins with PATH_PROGRAM; ``first`` is searched before all else.
+        """The command that runs ``program``, which begins with PATH_PROGRAM.
 
-        The build environment, which has ninja and the like, is searched last.
+        ``first`` is searched first; the build environment, which contains ninja and other tools, is searched last.
         """
         return _command(self.python, program, (*first, *self.first), _build_path(), arguments)
 
 
 def log(text: str) -> None:
-    """Write a line for the user: ``pip -v`` and the other frontends show it at once."""
+    """Print a line for the user; frontends such as ``pip -v`` show it at once."""
     print(f"op_builder: {text}", file=sys.stderr, flush=True)
 
 
@@ -77,38 +77,38 @@ def fail(message: str, remedy: str) -> NoReturn:
 
 
 def environment() -> dict[str, str]:
-    """The variables of a program for a target."""
+    """The environment of a program for a target."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def find_target() -> Target | None:
-    """The Python and the torch to build against; None where no torch is found and none was named.
+    """The Python and the torch to build against; None if no torch is found and ACCEL_BUILD_TORCH is unset.
 
-    Ends with an error if ACCEL_BUILD_TORCH names no Python and no directory with a torch in it.
+    Exits with an error if ACCEL_BUILD_TORCH is neither a Python nor a directory with torch.
     """
     name = os.environ.get("ACCEL_BUILD_TORCH")
     if not name:
-        # pip hides the environment that is installed into from this process, but not from a new one.
+        # pip hides the target environment from this process, but not from a new one.
         hidden = importlib.util.find_spec("torch") is None
-        kind = "the environment that is installed into" if hidden else "the environment of this build"
+        kind = "the target environment" if hidden else "the build environment"
         return _ask(sys.executable, (), _build_path(), f"{kind}, {sys.prefix}")
     place, reason = Path(name).expanduser(), f"ACCEL_BUILD_TORCH={name}"
     if not place.is_absolute():
         reason += f", from {Path.cwd()},"  # python -m build makes a wheel in the unpacked sdist
     found = _named(place.absolute(), reason)
     if found is None:
-        fail(f"{reason} has no torch.", "Name the Python, or the site-packages, of one that has.")
+        fail(f"{reason} has no torch.", "Set it to a Python, or a site-packages directory, that has torch.")
     return found
 
 
 def _named(place: Path, reason: str) -> Target | None:
     for python in (place, place / "bin" / "python"):  # a virtual environment may be named by its directory
         if python.is_file() and os.access(python, os.X_OK):
-            return _ask(str(python), (), (), reason)  # a torch of the build environment is not the one that was named
+            return _ask(str(python), (), (), reason)  # without the build environment, which may have another torch
     if not place.is_dir():
         fail(
-            f"{reason} is neither a Python that can be run nor a directory.",
-            f"Correct it, best as an absolute path, or unset it to use the torch of this environment ({sys.prefix}).",
+            f"{reason} is neither an executable Python nor a directory.",
+            f"Set it to an absolute path, or unset it to use the torch of this environment ({sys.prefix}).",
         )
     if not (place / "torch").is_dir():
         return None
@@ -117,7 +117,7 @@ def _named(place: Path, reason: str) -> Target | None:
     if modules and f"_C{suffix}" not in modules:
         fail(
             f"{reason} has a torch for another Python: {modules[0]}, and {sys.executable} needs _C{suffix}.",
-            "Name the Python that this torch belongs to instead.",
+            "Set it to the Python of that torch.",
         )
     return _ask(sys.executable, (str(place),), (), reason)
 
@@ -134,10 +134,10 @@ def _ask(python: str, first: tuple[str, ...], last: tuple[str, ...], reason: str
         )
         answer = json.loads(done.stdout.strip().rpartition("\n")[2])
     except (OSError, subprocess.TimeoutExpired) as error:
-        fail(f"{python} does not run: {error}.", "Correct ACCEL_BUILD_TORCH.")
+        fail(f"{python} cannot be run: {error}.", "Correct ACCEL_BUILD_TORCH.")
     except ValueError:
         output = (done.stderr or done.stdout).strip().rpartition("\n")[2]
-        fail(f"{python} does not answer as a Python does: {output!r}.", "Correct ACCEL_BUILD_TORCH.")
+        fail(f"{python} is not a Python interpreter; it printed {output!r}.", "Correct ACCEL_BUILD_TORCH.")
     origin, version, has_accel_ops = answer
     has_accel_ops = has_accel_ops or importlib.util.find_spec("op_builder") is not None
     return Target(python, first, version, os.path.dirname(origin), has_accel_ops, reason) if origin else None
@@ -146,5 +146,5 @@ def _ask(python: str, first: tuple[str, ...], last: tuple[str, ...], reason: str
 def _command(
     python: str, program: str, first: Sequence[str], last: Sequence[str], arguments: Sequence[str]
 ) -> list[str]:
-    # -E: pip's variables hide the environment that is installed into. -B: what is run may lie in the wheel.
+    # -E: pip's variables hide the target environment. -B: the modules may be in the unpacked wheel.
     return [python, "-E", "-B", "-c", program, json.dumps([list(first), list(last)]), *arguments]

@@ -1,4 +1,4 @@
-"""Unpacking a wheel, and packing it again with binaries in it."""
+"""Unpacks a wheel and packs it again with binaries."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from accel_ops_build.target import fail
 
 DIRECTORY = "_prebuilt"
-"""Where the worker puts the ops of a package, and load() finds them."""
+"""The directory in a package in which load() finds its ops."""
 
 
 def ops_in(directory: Path) -> list[Path]:
-    """The directories of prebuilt ops in and below ``directory``."""
+    """The directories of prebuilt ops anywhere in ``directory``."""
     return list(directory.rglob(DIRECTORY))
 
 
 def unpack(wheel: Path, tree: Path) -> None:
-    """Unpack ``wheel`` into ``tree``, without ops that an earlier build left in its packages."""
+    """Unpack ``wheel`` into ``tree`` and remove ops of an earlier build."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tree)
     for left in ops_in(tree):
@@ -29,24 +29,24 @@ def unpack(wheel: Path, tree: Path) -> None:
 
 
 def reject_ops(wheel: Path) -> None:
-    """End with an error if the project's package data put prebuilt ops into a plain ``wheel``."""
+    """Exit with an error if a plain ``wheel`` contains prebuilt ops as package data."""
     with zipfile.ZipFile(wheel) as archive:
         found = [name for name in archive.namelist() if f"/{DIRECTORY}/" in name]
     if found:
         fail(
-            f"The project's package data include what an editable install left: {found[0]}.",
+            f"The project's package data include an op of an editable install: {found[0]}.",
             f"Exclude {DIRECTORY} from the package data, or remove it.",
         )
 
 
 def require_packer() -> None:
-    """End with an error if the package that packs wheels is missing, as it may be without build isolation."""
+    """Exit with an error if the package ``wheel`` is missing, as it may be without build isolation."""
     if importlib.util.find_spec("wheel") is None:
         fail("The package 'wheel', which packs a wheel with ops, is missing.", "Install it: pip install wheel.")
 
 
 def pack(tree: Path, directory: Path, tag: str) -> str:
-    """Make the wheel of an unpacked ``tree`` in ``directory``, for the platform of ``tag``; returns its file name."""
+    """Pack ``tree`` as a wheel with ``tag`` in ``directory``; returns its file name."""
     from wheel.wheelfile import WheelFile  # type: ignore[import-untyped]  # a requirement only where ops are requested
 
     logging.getLogger("wheel").setLevel(logging.WARNING)  # it logs every file

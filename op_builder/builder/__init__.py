@@ -1,4 +1,4 @@
-"""The names that builder authors import. Each is imported when it is first used: a warm load needs few of them."""
+"""The names that authors of builders import. Each is imported when it is first used, because a warm load needs few."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from op_builder.builder.base import CPUOpBuilder as CPUOpBuilder
     from op_builder.builder.base import OpBuilder as OpBuilder
-    from op_builder.builder.cpu import CPUOpBuilder as CPUOpBuilder
-    from op_builder.builder.cpu import TorchCPUOpBuilder as TorchCPUOpBuilder
+    from op_builder.builder.base import TorchCPUOpBuilder as TorchCPUOpBuilder
     from op_builder.builder.cuda import CUDAOpBuilder as CUDAOpBuilder
     from op_builder.builder.cuda import assert_no_cuda_mismatch as assert_no_cuda_mismatch
     from op_builder.builder.cuda import get_default_compute_capabilities as get_default_compute_capabilities
@@ -25,29 +25,30 @@ if TYPE_CHECKING:
     TORCH_MAJOR: int
     TORCH_MINOR: int
 
-_HOMES = {
-    "op_builder.builder.base": ("OpBuilder",),
-    "op_builder.builder.cpu": ("CPUOpBuilder", "TorchCPUOpBuilder"),
-    "op_builder.builder.cuda": (
-        "CUDAOpBuilder",
-        "assert_no_cuda_mismatch",
-        "get_default_compute_capabilities",
-        "installed_cuda_version",
-    ),
-    "op_builder.builder.inline": ("load_inline",),
-    "op_builder.builder.kernel_paths": ("kernel_path_hooks", "sycl_kernel_include", "sycl_kernel_path"),
-    "op_builder.builder.sycl": ("SYCLOpBuilder",),
-    "op_builder.errors": ("CUDAMismatchException", "MissingCUDAException"),
-    "op_builder.plan": ("Binding",),
+_MODULE_OF = {
+    "OpBuilder": "builder.base",
+    "CPUOpBuilder": "builder.base",
+    "TorchCPUOpBuilder": "builder.base",
+    "CUDAOpBuilder": "builder.cuda",
+    "assert_no_cuda_mismatch": "builder.cuda",
+    "get_default_compute_capabilities": "builder.cuda",
+    "installed_cuda_version": "builder.cuda",
+    "load_inline": "builder.inline",
+    "kernel_path_hooks": "builder.kernel_paths",
+    "sycl_kernel_include": "builder.kernel_paths",
+    "sycl_kernel_path": "builder.kernel_paths",
+    "SYCLOpBuilder": "builder.sycl",
+    "CUDAMismatchException": "errors",
+    "MissingCUDAException": "errors",
+    "Binding": "plan",
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [*_HOME_OF, "TORCH_MAJOR", "TORCH_MINOR"]
+__all__ = [*_MODULE_OF, "TORCH_MAJOR", "TORCH_MINOR"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME_OF:
-        value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    if name in _MODULE_OF:
+        value = getattr(importlib.import_module(f"op_builder.{_MODULE_OF[name]}"), name)
         globals()[name] = value
         return value
     if name in ("TORCH_MAJOR", "TORCH_MINOR"):

@@ -1,7 +1,7 @@
-"""``OpBuilder``: what an op's author writes, and how it becomes a loaded op.
+"""``OpBuilder``: the class that an op's author extends, and how it becomes a loaded op.
 
-A subclass names the op and returns data (sources, flags); it compiles nothing itself. The one
-recipe that JIT and prebuild share is made of it by :func:`op_builder.builder.recipe.make_plan`.
+A subclass names the op and returns data (sources, flags). :func:`op_builder.builder.recipe.make_plan` turns the data
+into the plan that JIT and prebuild share.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from op_builder.builder.recipe import make_plan
+from op_builder import paths
+from op_builder.builder.recipe import make_plan, text_list
 from op_builder.cache.store import Cache
 from op_builder.load import resolver
 from op_builder.plan import Binding, BuildPlan
@@ -25,28 +26,28 @@ from op_builder.system.torch_install import torch_install
 if TYPE_CHECKING:
     from op_builder.system.outcomes import CheckOutcome
 
-# What only a build or a question of an author needs is imported where it is used: a warm load
-# takes a few milliseconds, and would spend more than that on those modules.
+# Modules that only a build, a check or a helper needs are imported in functions: they would cost more time than the
+# rest of a warm load.
 
 logger = logging.getLogger(__name__)
 
 
 class OpBuilder(ABC):
-    """Base of all builders.
+    """Base class of all builders.
 
     Class attributes:
         NAME: the op's name, ``cpu_adam``.
-        BUILD_VAR: the variable that asks for it in a prebuild, ``ACCEL_BUILD_CPU_ADAM``.
-        BINDING: how the binary meets Python; ``Binding.TORCH`` takes any style.
+        BUILD_VAR: the variable that requests the op in a prebuild, ``ACCEL_BUILD_CPU_ADAM``.
+        BINDING: how the binary registers with Python; ``Binding.TORCH`` accepts any style.
         SUMMARY: one line for the report.
 
     Attributes:
         name: the op's name.
-        jit_mode: whether the last build was asked for by ``jit_load()``.
-        build_for_cpu: whether host code alone is built.
-        enable_bf16: whether all CUDA architectures compiled for know bfloat16.
-        error_log: the last message given to :meth:`warning`.
-        given_archs: CUDA architectures to plan for, those of a binary that is there; None to find them out.
+        jit_mode: whether ``jit_load()`` was called.
+        build_for_cpu: whether only host code is built.
+        enable_bf16: whether all target CUDA architectures support bfloat16.
+        error_log: the last message passed to :meth:`warning`.
+        given_archs: CUDA architectures to plan for, taken from an existing binary; None to detect them.
     """
 
     NAME: ClassVar[str] = ""
@@ -62,7 +63,7 @@ class OpBuilder(ABC):
         self.error_log: str | None = None
         self.given_archs: list[str] | None = None
 
-    # What an author overrides -------------------------------------------------------------
+    # Methods that an author overrides ---------------------------------------------------------
 
     def absolute_name(self) -> str:
         """Dotted name of the prebuilt module; its last part names the binary."""
@@ -70,10 +71,10 @@ class OpBuilder(ABC):
 
     @abstractmethod
     def sources(self) -> list[str]:
-        """Files to compile: absolute, relative to the project's root, or to this class's package."""
+        """Files to compile: absolute, relative to the project's root, or relative to this class's package."""
 
     def source_texts(self) -> dict[str, str]:
-        """Sources that are no files, ``{"name.cpp": content}``: generated code, a notebook's cell."""
+        """Sources without a file, ``{"name.cpp": content}``: generated code, a notebook's cell."""
         return {}
 
     def include_paths(self) -> list[str]:
@@ -81,19 +82,19 @@ class OpBuilder(ABC):
         return []
 
     def cxx_args(self) -> list[str]:
-        """Flags of the host C++ compiler, after the common ones."""
+        """Flags for the host C++ compiler, added after the common ones."""
         return []
 
     def nvcc_args(self) -> list[str]:
-        """Flags of nvcc, after the common ones; ``-gencode`` flags here replace the computed ones."""
+        """Flags for nvcc, added after the common ones; ``-gencode`` flags replace the computed ones."""
         return []
 
     def source_args(self, source: str) -> list[str]:  # noqa: ARG002
-        """Flags for one source alone, after all others; ``source`` is as :meth:`sources` names it."""
+        """Flags for one source, added after all others; ``source`` is a name from :meth:`sources`."""
         return []
 
     def extra_ldflags(self) -> list[str]:
-        """Flags of the link."""
+        """Flags for the linker."""
         return []
 
     def libraries_args(self) -> list[str]:
@@ -101,31 +102,32 @@ class OpBuilder(ABC):
         return []
 
     def bind(self, opened: Any) -> Any:
-        """What ``load()`` returns, made of the opened binary: ``torch.ops.<namespace>`` or a module."""
+        """The object that ``load()`` returns, made from the opened binary: ``torch.ops.<namespace>`` or a module."""
         return opened
 
     def open_libraries(self) -> None:  # noqa: B027
-        """Open what the binary names without a path and torch does not bring; called before it is opened.
+        """Open the libraries that the binary needs and that torch does not load; called before the binary is opened.
 
         Raises:
-            LoadError: it cannot be opened.
+            LoadError: a library cannot be opened.
         """
 
     def finish_plan(self, plan: BuildPlan) -> BuildPlan:
-        """The plan with what a family of builders adds to it; pure, as making the plan is."""
+        """The plan with additions of a builder class; must be pure, as making the plan is."""
         return plan
 
     def build_checks(self) -> list[CheckOutcome]:
-        """What compiling the op needs."""
+        """Checks of everything that compiling the op needs."""
         from op_builder.engine.checks import cache_check, ninja_check, settings_check
         from op_builder.system.outcomes import Failed, guarded, guarded_value
         from op_builder.toolchains.checks import cxx_check, torch_check
 
+        torch = guarded("torch", torch_check)
         plan = guarded_value("sources", self.plan)
         if isinstance(plan, Failed):
-            return [guarded("torch", torch_check), plan]
+            return [torch, plan]
         return [
-            guarded("torch", torch_check),
+            torch,
             guarded("ninja", ninja_check),
             guarded("C++ compiler", lambda: cxx_check(plan, self.cache.memo)),
             guarded("cache directory", lambda: cache_check(self.cache)),
@@ -133,11 +135,11 @@ class OpBuilder(ABC):
         ]
 
     def load_checks(self) -> list[CheckOutcome]:
-        """What loading the built op needs."""
+        """Checks of everything that loading the built op needs."""
         return []
 
     def is_compatible(self, verbose: bool = False) -> bool:
-        """Whether ``load()`` would work here: with a binary there is, or by compiling one.
+        """Whether ``load()`` would work here, with an existing binary or by compiling one.
 
         Args:
             verbose: log the reason and the remedy of each failed check.
@@ -152,22 +154,22 @@ class OpBuilder(ABC):
         return not failed
 
     def own_rejection(self) -> str | None:
-        """Why an overriding :meth:`is_compatible` rejects this machine; None where it does not.
+        """Why an overridden :meth:`is_compatible` rejects this machine; None if it does not.
 
-        A builder written for the seed's class explains itself by :meth:`warning`.
+        Existing builders give the reason by calling :meth:`warning`.
         """
         if type(self).is_compatible is OpBuilder.is_compatible or self.is_compatible(verbose=True):
             return None
         return self.error_log or "Its builder gives no reason."
 
     def builder(self) -> Any:
-        """The setuptools extension of the same plan, for a ``setup.py`` with torch's ``BuildExtension``."""
+        """The plan as a setuptools extension, for a ``setup.py`` with torch's ``BuildExtension``."""
         from op_builder.builder.extension import setuptools_extension
 
         return setuptools_extension(self.absolute_name(), self.plan())
 
     def load(self, verbose: bool = True) -> Any:
-        """The op, loaded: prebuilt if it fits, else from the cache, else compiled now.
+        """Load the op: already loaded, else prebuilt, else from the cache, else compiled now.
 
         Args:
             verbose: log each step of a build at level INFO instead of DEBUG.
@@ -176,21 +178,23 @@ class OpBuilder(ABC):
             the Python object with the op's functions; the same object each time for the same build.
 
         Raises:
-            IncompatibleOpError: it cannot be built or loaded here; says why and what to do.
+            IncompatibleOpError: the op cannot be built or loaded here; gives the reason and the remedy.
             CompileError, LoadError, CacheError, ToolchainError: building or opening it failed.
         """
-        prebuilt = resolver.load_prebuilt(self)
-        return self.jit_load(verbose) if prebuilt is None else prebuilt
+        loaded = resolver.load_opened(self)
+        if loaded is None:
+            loaded = resolver.load_prebuilt(self)
+        return self.jit_load(verbose) if loaded is None else loaded
 
     def jit_load(self, verbose: bool = True) -> Any:
-        """:meth:`load` without looking for a prebuilt binary."""
+        """Load the op from the cache, else compile it now, even if a prebuilt binary is installed."""
         self.jit_mode = True
         return resolver.jit_load(self, functools.partial(_log_progress, self.name, verbose))
 
-    # What an author uses ------------------------------------------------------------------
+    # Methods that an author calls -------------------------------------------------------------
 
     def check(self) -> list[CheckOutcome]:
-        """Every check of building and loading this op, in order."""
+        """All checks of building and loading this op, in order."""
         return [*self.build_checks(), *self.load_checks()]
 
     def plan(self) -> BuildPlan:
@@ -198,10 +202,10 @@ class OpBuilder(ABC):
         return make_plan(self)
 
     def plan_for(self, cuda_archs: list[str]) -> BuildPlan:
-        """The same recipe for given CUDA architectures: those of a binary that exists."""
-        asking = copy.copy(self)
-        asking.given_archs = cuda_archs
-        return asking.plan()
+        """The recipe for the CUDA architectures of an existing binary."""
+        planner = copy.copy(self)
+        planner.given_archs = cuda_archs
+        return planner.plan()
 
     @cached_property
     def cache(self) -> Cache:
@@ -209,7 +213,7 @@ class OpBuilder(ABC):
         return Cache()
 
     def cuda_archs(self) -> list[str]:
-        """CUDA architectures to compile for; empty where nvcc's own default is to be used."""
+        """CUDA architectures to compile for; empty for nvcc's default."""
         return []
 
     def has_function(
@@ -218,18 +222,20 @@ class OpBuilder(ABC):
         """Whether a program that calls ``funcname`` compiles and links with ``libraries`` (names without ``lib``)."""
         from op_builder.toolchains import probes
 
-        failure = probes.link_failure(funcname, tuple(libraries), tuple(library_dirs or ()), self.cache.memo)
+        names = text_list(libraries, f"{self.name}: the argument libraries of has_function()")
+        directories = text_list(library_dirs or (), f"{self.name}: the argument library_dirs of has_function()")
+        failure = probes.link_failure(funcname, tuple(names), tuple(directories), self.cache.memo)
         if failure and verbose:
-            logger.warning("%s: no function %s in %s: %s", self.name, funcname, list(libraries), failure)
+            logger.warning("%s: no function %s in %s: %s", self.name, funcname, names, failure)
         return not failure
 
     def warning(self, msg: str) -> None:
-        """Log a warning about this op, and keep it as the reason the report shows."""
+        """Log a warning about this op and keep it as the reason that the report shows."""
         self.error_log = str(msg)
         logger.warning("%s: %s", self.name, msg)
 
     def command_exists(self, cmd: str | list[str]) -> bool:
-        """Whether one of the commands is on PATH."""
+        """Whether at least one of the commands is on PATH."""
         commands = [cmd] if isinstance(cmd, str) else cmd
         return any(shutil.which(command) is not None for command in commands)
 
@@ -238,7 +244,7 @@ class OpBuilder(ABC):
         return [arg for arg in args if len(arg) > 0]
 
     def cpu_arch(self) -> str:
-        """Compiler flag for this CPU: its architecture level by name, so that the key shows it."""
+        """Compiler flag for this CPU's architecture level, by name, so that the key contains it."""
         from op_builder.system import march
 
         return march.architecture_flag()
@@ -254,16 +260,12 @@ class OpBuilder(ABC):
         return torch_install().release
 
     def version_dependent_macros(self) -> list[str]:
-        """Defines that older extension sources ask for; all hold for torch >= 2.10."""
+        """Defines that older extension sources test; all are true for torch >= 2.10."""
         return ["-DVERSION_GE_1_1", "-DVERSION_GE_1_3", "-DVERSION_GE_1_5"]
 
     def deepspeed_src_path(self, code_path: str) -> str:
-        """The absolute path of a source name, found like those of :meth:`sources`."""
-        from op_builder import paths
-
+        """The absolute path of a source, found as the names in :meth:`sources` are."""
         return str(paths.resolve(code_path, type(self)))
-
-    # CUDA, ROCm and SYCL, as an author asks for them -----------------------------------------
 
     @staticmethod
     def is_rocm_pytorch() -> bool:
@@ -272,26 +274,26 @@ class OpBuilder(ABC):
 
     @staticmethod
     def is_sycl_enabled() -> bool:
-        """Whether torch is an XPU build, whose SYCL sources can be compiled."""
+        """Whether torch is an XPU build."""
         return torch_install().xpu is not None
 
     @staticmethod
     def installed_rocm_version() -> tuple[int, int]:
-        """(major, minor) of ROCm, (0, 0) where there is none."""
+        """(major, minor) of ROCm; (0, 0) if it is not installed."""
         from op_builder.toolchains import probes
 
         return probes.rocm_version()
 
     @staticmethod
     def get_rocm_gpu_arch() -> str:
-        """The GPU's architecture as ``gfx90a``, empty where there is none."""
+        """The GPU's architecture as ``gfx90a``; empty without a GPU."""
         from op_builder.toolchains import probes
 
         return probes.rocm_agent("Name:", r"gfx[0-9a-f]+")
 
     @staticmethod
     def get_rocm_wavefront_size() -> str:
-        """Threads per wavefront of the GPU, as text; ``32`` where it cannot be asked."""
+        """Threads per wavefront of the GPU, as text; ``32`` if unknown."""
         from op_builder.toolchains import probes
 
         return probes.rocm_agent("Wavefront Size:", r"\d+") or "32"
@@ -307,13 +309,13 @@ class OpBuilder(ABC):
         return str(find_cuda(self.cache.memo).library_dir)
 
     def get_cuda_compile_flag(self) -> str:
-        """``-D__ENABLE_CUDA__`` where CUDA code can be compiled for this torch, else ``-D__DISABLE_CUDA__``."""
+        """``-D__ENABLE_CUDA__`` if torch is a CUDA build and the op is not for the CPU, else ``-D__DISABLE_CUDA__``."""
         if self.build_for_cpu or torch_install().cuda is None:
             return "-D__DISABLE_CUDA__"
         return "-D__ENABLE_CUDA__"
 
     def hipify_extension(self) -> None:
-        """On a ROCm build, translate the CUDA sources in their own directories; elsewhere do nothing.
+        """On a ROCm build, translate the CUDA sources in their directories; otherwise do nothing.
 
         Never run on ROCm hardware by this project.
         """
@@ -323,10 +325,10 @@ class OpBuilder(ABC):
 
         plan = self.plan()
         files = [source.path for source in plan.sources if source.text is None]
-        roots = {str(path.parent) for path in files}
+        root = os.path.commonpath([str(path.parent) for path in files])
         hipify_python.hipify(
-            project_directory=os.path.commonpath(list(roots)),
-            output_directory=os.path.commonpath(list(roots)),
+            project_directory=root,
+            output_directory=root,
             header_include_dirs=[str(path) for path in plan.include_dirs],
             extra_files=[str(path) for path in files],
             is_pytorch_extension=True,
@@ -334,7 +336,25 @@ class OpBuilder(ABC):
         )
 
     def sycl_extension(self) -> None:  # noqa: B027
-        """Hook for builders with SYCL sources; nothing to prepare for this toolchain."""
+        """Hook for existing builders with SYCL sources; ``builder()`` needs no preparation."""
+
+
+class CPUOpBuilder(OpBuilder):
+    """An op of host code, which needs no device to build or load."""
+
+    def __init__(self, name: str | None = None) -> None:
+        super().__init__(name)
+        self.build_for_cpu = True
+
+
+class TorchCPUOpBuilder(CPUOpBuilder):
+    """Host code compiled for this machine's CPU with OpenMP, as existing extension builders expect."""
+
+    def cxx_args(self) -> list[str]:
+        return [self.cpu_arch(), "-fopenmp", self.simd_width(), "-g", "-Wno-reorder", self.get_cuda_compile_flag()]
+
+    def extra_ldflags(self) -> list[str]:
+        return ["-fopenmp"]
 
 
 def _log_progress(op: str, verbose: bool, done: int, total: int, step: str) -> None:

@@ -1,9 +1,9 @@
-"""Builders of CUDA ops, and the questions about CUDA that their authors ask."""
+"""The base class of CUDA builders, and functions about CUDA for authors."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 from op_builder.builder.base import OpBuilder
@@ -21,16 +21,16 @@ _ARCH_FLAG = re.compile(r"--?(gencode|generate-code|arch|gpu-architecture)\b")
 
 
 class CUDAOpBuilder(OpBuilder):
-    """An op with CUDA sources. Compiling needs a toolkit and no device; loading needs both."""
+    """An op with CUDA sources. Compiling needs a CUDA toolkit; loading needs a device and a CUDA build of torch."""
 
     def filter_ccs(self, ccs: list[str]) -> Sequence[str | Sequence[str]]:
-        """Of the compute capabilities asked for, those this op supports: all, unless overridden.
+        """The requested compute capabilities that this op supports: all, unless overridden.
 
         Args:
             ccs: entries like ``8.0``, ``9.0a``, ``9.0+PTX``.
 
         Returns:
-            such entries, or pairs like ``("9", "0+PTX")``.
+            entries of the same form, or pairs like ``("9", "0+PTX")``.
         """
         return ccs
 
@@ -38,14 +38,14 @@ class CUDAOpBuilder(OpBuilder):
         return [] if self.names_own_archs() else self._target_archs()
 
     def names_own_archs(self) -> bool:
-        """Whether :meth:`nvcc_args` holds architecture flags already, which then stand alone."""
+        """Whether :meth:`nvcc_args` contains architecture flags, which replace the computed ones."""
         return any(_ARCH_FLAG.match(flag) for flag in self.nvcc_args())
 
     def compute_capability_args(self, cross_compile_archs: str | None = None) -> list[str]:
-        """``-gencode`` flags for the architectures asked for, and sets ``enable_bf16``.
+        """``-gencode`` flags for the target architectures; also sets ``enable_bf16``.
 
         Args:
-            cross_compile_archs: a list as in ``TORCH_CUDA_ARCH_LIST``, in place of that variable.
+            cross_compile_archs: a list as in ``TORCH_CUDA_ARCH_LIST``, which it overrides.
         """
         if cross_compile_archs and self.given_archs is None:
             return gencode_flags(self._filtered(parse_arch_list(cross_compile_archs)))
@@ -53,7 +53,7 @@ class CUDAOpBuilder(OpBuilder):
 
     @cached_property
     def cuda_capability_major(self) -> int:
-        """Major compute capability of the current device, 0 where there is none."""
+        """Major compute capability of the first device; 0 without a device."""
         capabilities = _visible_capabilities()
         return capabilities[0][0] if capabilities else 0
 
@@ -72,22 +72,22 @@ class CUDAOpBuilder(OpBuilder):
 
     def _target_archs(self) -> list[str]:
         if self.given_archs is not None:
-            self.enable_bf16 = _all_know_bf16(self.given_archs)
+            self.enable_bf16 = _all_support_bf16(self.given_archs)
             return self.given_archs
         return self._filtered(target_archs(find_cuda(self.cache.memo).version, _visible_capabilities()))
 
     def _filtered(self, archs: list[str]) -> list[str]:
         kept = [cc if isinstance(cc, str) else ".".join(cc) for cc in self.filter_ccs(archs)]
-        self.enable_bf16 = _all_know_bf16(kept)
+        self.enable_bf16 = _all_support_bf16(kept)
         if not kept:
             raise MissingCUDAException(
-                f"Op '{self.name}' supports none of the CUDA architectures asked for ({', '.join(archs)}).",
-                "Set TORCH_CUDA_ARCH_LIST to one it supports.",
+                f"Op '{self.name}' supports none of the requested CUDA architectures ({', '.join(archs)}).",
+                "Set TORCH_CUDA_ARCH_LIST to an architecture that it supports.",
             )
         return kept
 
 
-def _all_know_bf16(archs: list[str]) -> bool:
+def _all_support_bf16(archs: list[str]) -> bool:
     return bool(archs) and all(parse_release(arch) >= _BF16_SINCE for arch in archs)
 
 
@@ -95,10 +95,10 @@ def installed_cuda_version(name: str = "") -> tuple[int, int]:
     """(major, minor) of the CUDA toolkit.
 
     Args:
-        name: the op it is asked for, for the message.
+        name: the op, for the message.
 
     Raises:
-        MissingCUDAException: there is no toolkit.
+        MissingCUDAException: no toolkit was found.
     """
     try:
         return find_cuda(Cache().memo).version
@@ -109,27 +109,28 @@ def installed_cuda_version(name: str = "") -> tuple[int, int]:
 
 
 def get_default_compute_capabilities() -> str:
-    """What is compiled for without a device, as a ``TORCH_CUDA_ARCH_LIST``."""
+    """The target architectures on a machine without a device, as a ``TORCH_CUDA_ARCH_LIST``."""
     return ";".join(default_archs(installed_cuda_version()))
 
 
 def assert_no_cuda_mismatch(name: str = "") -> bool:
-    """True when toolkit and torch are of one CUDA major version, within which binaries fit together.
+    """True if the toolkit has the CUDA major version that torch was built with; minor versions are compatible.
 
     Raises:
-        MissingCUDAException: there is no toolkit.
+        MissingCUDAException: no toolkit was found.
         CUDAMismatchException: torch was built with another major version, or without CUDA.
     """
     toolkit = installed_cuda_version(name)
     built = torch_install().cuda
+    prefix = f"Op '{name}': " if name else ""
     if built is None:
         raise CUDAMismatchException(
-            f"{_subject(name)}torch {torch_install().version} is a build without CUDA.",
+            f"{prefix}torch {torch_install().version} is a build without CUDA.",
             "Install a CUDA build of torch.",
         )
     if parse_release(built)[0] != toolkit[0]:
         raise CUDAMismatchException(
-            f"{_subject(name)}the CUDA toolkit is {toolkit[0]}.{toolkit[1]}, torch was built with CUDA {built}.",
+            f"{prefix}the CUDA toolkit is {toolkit[0]}.{toolkit[1]}, torch was built with CUDA {built}.",
             f"Install a CUDA {built} toolkit and set CUDA_HOME to it, or a torch built for CUDA {toolkit[0]}.",
         )
     return True
@@ -141,16 +142,9 @@ def _versions_check() -> CheckOutcome:
     return Passed("CUDA versions", f"torch for CUDA {torch_install().cuda}")
 
 
-def _subject(name: str) -> str:
-    return f"Op '{name}': " if name else ""
-
-
 def _visible_capabilities() -> list[tuple[int, int]]:
     if torch_install().cuda is None:
         return []
     import torch
 
-    capabilities: Iterable[tuple[int, int]] = (
-        torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())
-    )
-    return list(capabilities)
+    return [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]

@@ -1,9 +1,8 @@
 """The plan as a setuptools extension, for a ``setup.py`` that uses torch's ``BuildExtension``.
 
-setuptools takes sources that are named relative to the current directory and lie below it. A source that lies
-elsewhere, as kernels in another installed package do, is reached through a symbolic link to its directory, below
-``build/``. So it is compiled as it stands: a quoted include finds what lies beside the original, an edit is noticed,
-and an sdist, which leaves ``build/`` out, names no path of this machine.
+setuptools accepts only sources below the current directory, named relative to it. A source elsewhere, such as a kernel
+in another installed package, is named through a symbolic link to its directory in ``build/``. Quoted includes then find
+the headers next to the original, edits are noticed, and an sdist, which omits ``build/``, contains no absolute path.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from op_builder.system.memo import Memo
 from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.cuda_archs import gencode_flags
 
-# Below the current directory; what setuptools itself makes there has other names.
+# Relative to the current directory; setuptools uses other names in build/.
 LINKS = Path("build", "accel_sources")
 
 
 def setuptools_extension(name: str, plan: BuildPlan) -> Any:
-    """``CppExtension``, ``CUDAExtension`` or a SYCL one with the plan's sources and flags.
+    """``CppExtension``, ``CUDAExtension`` or a SYCL extension with the plan's sources and flags.
 
-    What setuptools has no place for is left out: flags for single sources, and the flags that keep this machine's
-    paths out of the binary. Sources given as text it cannot take at all.
+    setuptools has no place for flags of single sources and for the flags that keep absolute paths out of the binary.
+    These are omitted.
 
     Raises:
-        MissingCUDAException: the plan has CUDA sources and there is no toolkit.
-        AccelError: a source is given as text, or one lies elsewhere and there can be no link to it.
+        MissingCUDAException: the plan has CUDA sources and no toolkit was found.
+        AccelError: a source is text without a file, or a link to a source cannot be created.
     """
     from torch.utils import cpp_extension
 
@@ -41,16 +40,13 @@ def setuptools_extension(name: str, plan: BuildPlan) -> Any:
     texts = [source.label for source in plan.sources if source.text is not None]
     if texts:
         raise AccelError(
-            f"Op '{plan.op}' gives the text of {', '.join(texts)}, and setuptools compiles only files.",
-            "Write the text into a file and name that in sources().",
+            f"Op '{plan.op}' has sources without files ({', '.join(texts)}), and setuptools compiles only files.",
+            "Write the text to a file and return the file from sources().",
         )
     arguments: dict[str, Any] = {
         "name": name,
         "sources": relative_sources([source.path for source in plan.sources], name),
-        "include_dirs": [
-            *map(str, plan.include_dirs),
-            *(str(library.include_dir) for library in plan.libraries),
-        ],
+        "include_dirs": [str(path) for path in (*plan.include_dirs, *(each.include_dir for each in plan.libraries))],
         "library_dirs": [str(library.library.parent) for library in plan.libraries],
         "libraries": [library.name for library in plan.libraries],
         "extra_compile_args": {
@@ -60,18 +56,18 @@ def setuptools_extension(name: str, plan: BuildPlan) -> Any:
         "extra_link_args": list(plan.link_flags),
     }
     if plan.binding is Binding.STABLE:
-        # Keeps torch_python out of the link: a Stable-ABI op needs no Python ABI.
+        # Do not link torch_python: a Stable-ABI op depends on no Python ABI.
         arguments["py_limited_api"] = True
     if not plan.uses_cuda:
         return cpp_extension.CppExtension(**arguments)  # type: ignore[no-untyped-call]
     if cpp_extension.CUDA_HOME is None:
-        # A CPU build of torch does not look for the toolkit, though it compiles against it well.
+        # A CPU build of torch does not look for the toolkit.
         cpp_extension.CUDA_HOME = str(find_cuda(Memo(Path(os.devnull))).home)
     return cpp_extension.CUDAExtension(**arguments)  # type: ignore[no-untyped-call]
 
 
 def relative_sources(sources: list[Path], name: str) -> list[str]:
-    """The sources of the extension ``name`` as paths below the current directory, through links where they are not."""
+    """The sources of the extension ``name`` as relative paths below the current directory, with links if needed."""
     here, links = Path.cwd(), LINKS / name
     elsewhere = dict.fromkeys(path.parent for path in sources if not path.is_relative_to(here))
     linked = {directory: links / str(number) for number, directory in enumerate(elsewhere)}
@@ -83,19 +79,19 @@ def relative_sources(sources: list[Path], name: str) -> list[str]:
 
 
 def make_link(link: Path, directory: Path) -> None:
-    """Have ``link`` lead to a directory, or a file, that lies elsewhere.
+    """Create or replace the symbolic link ``link`` to a directory or a file.
 
     Raises:
-        AccelError: there can be no link here.
+        AccelError: the link cannot be created.
     """
     fresh = link.with_name(f"{link.name}.{os.getpid()}")
     try:
         link.parent.mkdir(parents=True, exist_ok=True)
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(directory)
-        fresh.replace(link)  # whatever it led to before, and also while another process builds
+        fresh.replace(link)  # atomic, because another process may be building
     except OSError as error:
         raise AccelError(
-            f"The sources in {directory} lie outside the project, and {link} cannot lead to them: {error.strerror}.",
-            "Build in a directory that you may write, on a file system with symbolic links.",
+            f"The sources in {directory} are outside the project, and the link {link} failed: {error.strerror}.",
+            "Build in a writable directory on a file system with symbolic links.",
         ) from error

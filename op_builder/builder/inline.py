@@ -10,12 +10,15 @@ from typing import Any
 
 from op_builder.builder.base import OpBuilder
 from op_builder.builder.cuda import CUDAOpBuilder
+from op_builder.builder.recipe import check_op_name, flag_list, text_list
 from op_builder.errors import AccelError
+from op_builder.plan import Binding
 
 _CXX_HEADER = "#include <torch/extension.h>\n"
-_CUDA_HEADER = "#include <torch/types.h>\n#include <cuda.h>\n#include <cuda_runtime.h>\n"
-# A text that includes one of these brings what its binding needs.
-_BRINGS_ITS_OWN = re.compile(
+_CUDA_RUNTIME = "#include <cuda.h>\n#include <cuda_runtime.h>\n"
+_CUDA_HEADER = f"#include <torch/types.h>\n{_CUDA_RUNTIME}"
+# A text with one of these includes needs no other header for its binding.
+_BINDING_HEADER = re.compile(
     r'^\s*#\s*include\s*[<"](?:torch/|ATen/|c10/|pybind11/|Python\.h|bindings/stable_library\.h|torch_c/)', re.MULTILINE
 )
 
@@ -32,12 +35,14 @@ class InlineBuilder(OpBuilder):
         name: str,
         texts: dict[str, str],
         *,
+        binding: Binding = Binding.TORCH,
         cxx_flags: Sequence[str] = (),
         cuda_flags: Sequence[str] = (),
         link_flags: Sequence[str] = (),
         include_dirs: Sequence[str] = (),
     ) -> None:
         super().__init__(name)
+        self.BINDING = binding  # type: ignore[misc]
         self.texts = texts
         self.flags = {"c++": list(cxx_flags), "nvcc": list(cuda_flags), "link": list(link_flags)}
         self.include_dirs = list(include_dirs)
@@ -62,7 +67,7 @@ class InlineBuilder(OpBuilder):
 
 
 class InlineCUDABuilder(InlineBuilder, CUDAOpBuilder):
-    """An op of CUDA text, and C++ text if need be."""
+    """An op of CUDA text, with or without C++ text."""
 
 
 def load_inline(
@@ -71,61 +76,73 @@ def load_inline(
     cuda_sources: str | Sequence[str] = "",
     functions: str | Iterable[str] | Mapping[str, str] | None = None,
     *,
+    binding: Binding = Binding.TORCH,
     extra_cflags: Sequence[str] = (),
     extra_cuda_cflags: Sequence[str] = (),
     extra_ldflags: Sequence[str] = (),
     extra_include_paths: Sequence[str | Path] = (),
     verbose: bool = False,
 ) -> Any:
-    """Compile C++ and CUDA text, through the same engine and cache as any op, and load it.
+    """Compile C++ and CUDA text with the engine and the cache of all ops, and load it.
 
-    The same text and flags are compiled once, whatever process asks; a changed text is another
-    op, also in this process. Texts of one language are compiled as one file, in their order.
+    The same text and flags are compiled once for all processes; a changed text is another op, also in this process.
+    The texts of one language are compiled as one file, in their order.
 
     Args:
         name: the op's name, a Python identifier; the module's name.
-        cpp_sources: C++ text or texts. ``#include <torch/extension.h>`` is put before them when
-            ``functions`` are given, or where they include no header of torch, pybind11 or Python.
-        cuda_sources: CUDA text or texts, after the headers of torch's types and the CUDA runtime.
-            Functions that Python is to call must be declared in ``cpp_sources``.
-        functions: names of C++ functions to bind; a mapping gives their docstrings. They run
-            without the GIL. None where the text binds itself: ``PYBIND11_MODULE(TORCH_EXTENSION_NAME,
-            m)``, ``TORCH_LIBRARY``, ``STABLE_TORCH_LIBRARY`` or a CPython module.
-        extra_cflags, extra_cuda_cflags, extra_ldflags: flags of the C++ compiler, nvcc and the link.
+        cpp_sources: C++ text or texts. ``#include <torch/extension.h>`` is added before them if ``functions`` is given,
+            or if they include no header of torch, pybind11 or Python.
+        cuda_sources: CUDA text or texts; the headers of torch's types and of the CUDA runtime are added before them.
+            Functions that Python calls must be declared in ``cpp_sources``.
+        functions: names of C++ functions to bind; a mapping gives their docstrings. They run without the GIL. None if
+            the text contains the binding: ``PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)``, ``TORCH_LIBRARY``,
+            ``STABLE_TORCH_LIBRARY``, ``ACCEL_OP_LIBRARY`` or a CPython module.
+        binding: ``Binding.STABLE`` for a text with ``ACCEL_OP_LIBRARY``: the binary then fits every torch >= 2.10 and
+            every CPython, ``csrc`` of accel-ops is searched for headers, and no header of torch is added.
+        extra_cflags, extra_cuda_cflags, extra_ldflags: flags for the C++ compiler, nvcc and the linker.
         extra_include_paths: include directories, absolute or relative to the current directory.
         verbose: log each step at level INFO instead of DEBUG.
 
     Returns:
-        what ``OpBuilder.load()`` returns: a Python module, or ``torch.ops.<namespace>``.
+        the result of ``OpBuilder.load()``: a Python module, or ``torch.ops.<namespace>``.
 
     Raises:
-        AccelError: a name is no identifier, or there is no text.
-        CompileError: the compiler failed; lines are those of the given text.
+        AccelError: an argument has a wrong type or value, or there is no text.
+        CompileError: the compiler failed; its lines are those of the given text.
         IncompatibleOpError, LoadError, CacheError, ToolchainError: as ``OpBuilder.load()``.
 
     >>> ops = load_inline("twice", "torch::Tensor twice(torch::Tensor x) { return x * 2; }",
     ...                   functions="twice")  # doctest: +SKIP
     """
     docs = _docs(functions)
+    check_op_name(name, "load_inline: name")
     for word in (name, *docs):
-        if not word.isidentifier() or keyword.iskeyword(word):
-            raise AccelError(f"load_inline: {word!r} is no name for an op or a function.", "Use a Python identifier.")
+        if not isinstance(word, str) or not word.isidentifier() or keyword.iskeyword(word):
+            raise AccelError(f"load_inline: {word!r} is not a valid name.", "Use a Python identifier.")
+    is_stable = binding is Binding.STABLE
+    if is_stable and docs:
+        raise AccelError(
+            "load_inline: functions cannot be bound with binding=Binding.STABLE.",
+            "Define the ops in the text with ACCEL_OP_LIBRARY, or use Binding.TORCH.",
+        )
     cxx, cuda = _joined("cpp_sources", cpp_sources), _joined("cuda_sources", cuda_sources)
     if not cxx and not cuda:
-        raise AccelError(f"load_inline: {name!r} has no text.", "Give cpp_sources, cuda_sources or both.")
+        raise AccelError(f"load_inline: op {name!r} has no text.", "Pass cpp_sources, cuda_sources or both.")
     texts = {}
     if cxx or docs:
-        header = _CXX_HEADER if docs or not _BRINGS_ITS_OWN.search(cxx) else ""
-        texts[f"{name}.cpp"] = header + cxx + _module(docs)
+        needs_header = docs or not (is_stable or _BINDING_HEADER.search(cxx))
+        texts[f"{name}.cpp"] = (_CXX_HEADER if needs_header else "") + cxx + _module(docs)
     if cuda:
-        texts[f"{name}.cu"] = _CUDA_HEADER + cuda
+        texts[f"{name}.cu"] = (_CUDA_RUNTIME if is_stable else _CUDA_HEADER) + cuda
+    include_dirs = text_list(extra_include_paths, "load_inline: extra_include_paths")
     builder = (InlineCUDABuilder if cuda else InlineBuilder)(
         name,
         texts,
-        cxx_flags=extra_cflags,
-        cuda_flags=extra_cuda_cflags,
-        link_flags=extra_ldflags,
-        include_dirs=[str(Path(path).absolute()) for path in extra_include_paths],
+        binding=binding,
+        cxx_flags=flag_list(extra_cflags, "load_inline: extra_cflags"),
+        cuda_flags=flag_list(extra_cuda_cflags, "load_inline: extra_cuda_cflags"),
+        link_flags=flag_list(extra_ldflags, "load_inline: extra_ldflags"),
+        include_dirs=[*(str(Path(path).absolute()) for path in include_dirs), *(["csrc"] if is_stable else [])],
     )
     return builder.load(verbose)
 
@@ -135,14 +152,16 @@ def _docs(functions: str | Iterable[str] | Mapping[str, str] | None) -> dict[str
         return {}
     if isinstance(functions, Mapping):
         return dict(functions)
-    # Sorted: a set has another order in every process, and each order would be another op.
-    names = [functions] if isinstance(functions, str) else sorted(functions)
+    # Sorted, because the order of a set differs between processes, and each order would be another op.
+    names = [functions] if isinstance(functions, str) else sorted(text_list(functions, "load_inline: functions"))
     return dict.fromkeys(names, "")
 
 
 def _joined(argument: str, texts: str | Sequence[str]) -> str:
-    """One text; each part's lines are counted from its own first, so that errors name them."""
-    parts = [texts] if isinstance(texts, str) else list(texts)
+    """All texts as one; the lines of each are counted from 1, so that compiler errors name them."""
+    if not isinstance(texts, str):
+        text_list(texts, f"load_inline: {argument}")
+    parts = [texts] if isinstance(texts, str) else texts
     numbered = [(f"{argument}[{index}]" if len(parts) > 1 else argument, part) for index, part in enumerate(parts)]
     return "".join(f'#line 1 "{label}"\n{part}\n' for label, part in numbered if part.strip())
 
@@ -161,5 +180,5 @@ def _literal(text: str) -> str:
 
 
 def _escape(char: str) -> str:
-    # Three octal digits end by themselves, so that a digit after them stays a digit.
+    # An octal escape ends after three digits, so that a digit may follow.
     return "".join(f"\\{byte:03o}" for byte in char.encode())

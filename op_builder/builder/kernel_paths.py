@@ -1,7 +1,7 @@
 """Paths of kernels in the package whose Python code names them.
 
-A package of its own keeps its native sources where its builders are and installs them with them. Its builders name
-them through a pair of hooks that resolve against the calling module's own file, wherever that is installed::
+An extension package installs its native sources together with its Python files. Its builders name them through a pair
+of hooks, which resolve a path relative to the calling module's file::
 
     kernel_path, kernel_include = kernel_path_hooks("xyz")
 
@@ -12,7 +12,7 @@ them through a pair of hooks that resolve against the calling module's own file,
         def include_paths(self):
             return [kernel_include("kernels")]
 
-JIT compiles the files where they are. For a prebuild ``OpBuilder.builder()`` gives setuptools files that it accepts.
+JIT compiles the files in place. For a prebuild, ``OpBuilder.builder()`` gives setuptools paths that it accepts.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ Hook = Callable[["str | os.PathLike[str]"], str]
 
 
 def kernel_path_hooks(prefix: str) -> tuple[Hook, Hook]:
-    """The functions ``<prefix>_kernel_path`` and ``<prefix>_kernel_include``, to be bound to names as one likes.
+    """The functions ``<prefix>_kernel_path`` and ``<prefix>_kernel_include``.
 
     Each takes a path relative to the file of the module that calls it, or an absolute one, and returns the absolute
     path. The first is for a source file, the second for a directory of headers.
 
     Args:
-        prefix: of their names, which tracebacks and messages show.
+        prefix: the start of their names, which tracebacks and messages show.
 
     Raises:
-        SourceNotFoundError: from the functions, where there is no such file, or directory.
+        SourceNotFoundError: raised by the functions if the file or directory does not exist.
     """
     path_name, include_name = f"{prefix}_kernel_path", f"{prefix}_kernel_include"
 
@@ -56,19 +56,19 @@ def kernel_path_hooks(prefix: str) -> tuple[Hook, Hook]:
 
 
 def _resolved(
-    hook: str, kind: str, is_there: Callable[[str], bool], path: str | os.PathLike[str], caller: FrameType
+    hook: str, kind: str, exists: Callable[[str], bool], path: str | os.PathLike[str], caller: FrameType
 ) -> str:
     file = caller.f_globals.get("__file__")
-    # A notebook or a prompt has no file of its own.
+    # A notebook or a prompt has no file.
     directory = Path(file).resolve().parent if file else Path.cwd()
     found = os.path.normpath(directory / path)
-    if is_there(found):
+    if exists(found):
         return found
-    what = f"is no {kind}" if os.path.exists(found) else "does not exist"
+    what = f"is not a {kind}" if os.path.exists(found) else "does not exist"
     raise SourceNotFoundError(
         f"{hook}({os.fspath(path)!r}), called by {caller.f_globals.get('__name__')}: {found} {what}.",
-        f"Name a {kind} relative to {file or 'the current directory'}; in an installed package, see that its package "
-        "data has it.",
+        f"Name a {kind} relative to {file or 'the current directory'}; in an installed package, add it to the package "
+        "data.",
     )
 
 

@@ -1,4 +1,4 @@
-"""From a builder to its plan: asks the builder's overridable methods and adds what the binding style needs."""
+"""From a builder to its plan: calls the builder's methods and adds the flags of its binding style."""
 
 from __future__ import annotations
 
@@ -21,28 +21,34 @@ _SUFFIXES = {
     ".cu": Language.CUDA,
 }
 
-# The oldest torch whose stable C ABI the binaries of Binding.STABLE use: 2.10, as torch encodes it.
+_LONGEST_NAME = 128  # file systems limit names to 255 bytes, and the name is part of longer ones
+_SEPARATE_VALUE = ("-I", "-isystem", "-iquote", "-idirafter", "-include", "-D", "-U", "-L", "-l", "-gencode")
+
+# Binaries of Binding.STABLE use the stable C ABI of torch 2.10, in torch's encoding.
 STABLE_TORCH_TARGET = 0x020A000000000000
 
 
 def make_plan(builder: OpBuilder) -> BuildPlan:
-    """The plan of a builder: pure, in that it compiles, probes and writes nothing.
+    """The plan of a builder. Compiles, probes and writes nothing.
 
     Raises:
         SourceNotFoundError: a source or include directory does not exist.
-        AccelError: a source's suffix is no known language, or there are no sources.
+        AccelError: a method returns a value of a wrong type, a source's suffix is unknown, or there are no sources.
     """
     owner = type(builder)
-    files = [_source(name, builder) for name in _clean(builder.sources())]
+    where = f"{owner.__qualname__}."
+    check_op_name(builder.name, f"{where}name")
+    files = [_source(name, builder) for name in text_list(builder.sources(), f"{where}sources()")]
     texts = [_text_source(name, text, builder) for name, text in builder.source_texts().items()]
     sources = (*files, *texts)
     if not sources:
         raise AccelError(
-            f"{owner.__qualname__} names no file to compile and gives no text.",
+            f"{owner.__qualname__} has no sources.",
             "Return at least one source from sources() or source_texts().",
         )
     stable = builder.BINDING is Binding.STABLE
     module_name = builder.absolute_name().rpartition(".")[2]
+    check_op_name(module_name, f"the last part of {where}absolute_name()")
     standard, defines = _stable_recipe() if stable else _torch_recipe(module_name, builder)
     warnings = _STABLE_HOST_FLAGS if stable else ()
     nvcc_flags: tuple[str, ...] = ()
@@ -50,21 +56,25 @@ def make_plan(builder: OpBuilder) -> BuildPlan:
     if any(source.language is Language.CUDA for source in sources):
         host = tuple(f"-Xcompiler={flag}" for flag in warnings)
         archs = tuple(builder.cuda_archs())
-        nvcc_flags = (standard, "-O3", *host, *defines, *_clean(builder.nvcc_args()))
+        nvcc_flags = (standard, "-O3", *host, *defines, *flag_list(builder.nvcc_args(), f"{where}nvcc_args()"))
         if builder.enable_bf16 and not stable:
-            # What extension sources ask for, and torch's own flags for nvcc would forbid.
+            # Existing sources test these defines; torch's flags for nvcc disable bfloat16 operators.
             defines = (*defines, "-DBF16_AVAILABLE")
             nvcc_flags = (*nvcc_flags, "-DBF16_AVAILABLE", *_NVCC_BF16_FLAGS)
-    include_dirs = [path for name in _clean(builder.include_paths()) for path in paths.resolve_all(name, owner)]
+    names = text_list(builder.include_paths(), f"{where}include_paths()")
+    include_dirs = [path for name in names for path in paths.resolve_all(name, owner)]
+    cxx_args = flag_list(builder.cxx_args(), f"{where}cxx_args()")
+    link_args = flag_list(builder.extra_ldflags(), f"{where}extra_ldflags()")
+    libraries = flag_list(builder.libraries_args(), f"{where}libraries_args()")
     plan = BuildPlan(
         op=builder.name,
         module_name=module_name,
         binding=builder.BINDING,
         sources=sources,
         include_dirs=tuple(dict.fromkeys(include_dirs)),
-        cxx_flags=(standard, _HOST_OPTIMIZATION, *warnings, *defines, *_clean(builder.cxx_args())),
+        cxx_flags=(standard, _HOST_OPTIMIZATION, *warnings, *defines, *cxx_args),
         nvcc_flags=nvcc_flags,
-        link_flags=(*_clean(builder.extra_ldflags()), *map(_library_flag, _clean(builder.libraries_args()))),
+        link_flags=(*link_args, *map(_library_flag, libraries)),
         cuda_archs=archs,
     )
     return builder.finish_plan(plan)
@@ -73,33 +83,35 @@ def make_plan(builder: OpBuilder) -> BuildPlan:
 def _source(name: str, builder: OpBuilder) -> Source:
     owner = type(builder)
     path = paths.resolve(name, owner)
-    flags = tuple(_clean(builder.source_args(name)))
-    return Source(path, paths.label(path, owner), _language(path, owner), flags)
+    return Source(path, paths.label(path, owner), _language(path, owner), _source_flags(name, builder))
 
 
 def _text_source(name: str, text: str, builder: OpBuilder) -> Source:
     path = Path(name)
     if path.name != name:
         raise AccelError(
-            f"{type(builder).__qualname__}.source_texts() names {name!r}, which is no plain file name.",
+            f"{type(builder).__qualname__}.source_texts() names {name!r}, which is not a plain file name.",
             "Use a name without directories.",
         )
-    flags = tuple(_clean(builder.source_args(name)))
-    return Source(path, name, _language(path, type(builder)), flags, text)
+    return Source(path, name, _language(path, type(builder)), _source_flags(name, builder), text)
+
+
+def _source_flags(name: str, builder: OpBuilder) -> tuple[str, ...]:
+    return tuple(flag_list(builder.source_args(name), f"{type(builder).__qualname__}.source_args({name!r})"))
 
 
 def _language(path: Path, owner: type) -> Language:
     language = _SUFFIXES.get(path.suffix)
     if language is None:
         raise AccelError(
-            f"{owner.__qualname__} names the source {str(path)!r}, whose suffix {path.suffix!r} is no known language.",
+            f"{owner.__qualname__} names the source {str(path)!r}, and no language has the suffix {path.suffix!r}.",
             f"Use one of {', '.join(sorted(_SUFFIXES))}.",
         )
     return language
 
 
-# -fno-math-errno and -fno-trapping-math change no result; they let sqrt and selects vectorise.
-# Contraction stays off so that every instruction set rounds alike unless a kernel asks for fma.
+# -fno-math-errno and -fno-trapping-math change no result and allow sqrt and selects to be vectorized.
+# Without contraction, all instruction sets round alike unless a kernel uses fma.
 _STABLE_HOST_FLAGS = (
     "-fvisibility=hidden",
     "-fno-math-errno",
@@ -117,8 +129,8 @@ _NVCC_BF16_FLAGS = (
 )
 
 
-# Our kernels are written in vectors, so -O3 would find nothing more in them and take half as long again; on
-# torch/extension.h it takes a tenth more. A builder's own -O comes later and wins.
+# The kernels are written with vectors, so -O3 would gain nothing and take 50 % longer. A builder's own -O comes later
+# and wins.
 _HOST_OPTIMIZATION = "-O2"
 
 
@@ -127,17 +139,48 @@ def _stable_recipe() -> tuple[str, tuple[str, ...]]:
 
 
 def _torch_recipe(module_name: str, builder: OpBuilder) -> tuple[str, tuple[str, ...]]:
-    # The standard that torch's own headers want follows torch's release; it is part of the
-    # flags, so it is part of the key. A builder's own -std comes later and wins.
+    # The C++ standard that torch's headers require depends on its release. A builder's own -std comes later and wins.
     standard = "-std=c++20" if builder.torch_version() >= (2, 12) else "-std=c++17"
     return standard, (f"-DTORCH_EXTENSION_NAME={module_name}", "-DTORCH_API_INCLUDE_EXTENSION_H")
 
 
 def _library_flag(entry: str) -> str:
-    """``-lname`` of a bare library name; flags and paths stay as they are."""
+    """``-lname`` for a bare library name; flags and paths are unchanged."""
     return entry if entry.startswith("-") or "/" in entry else f"-l{entry}"
 
 
-def _clean(items: Iterable[str | Path]) -> list[str]:
-    """Texts without empty entries, each flag as one item (builders return lists with blanks)."""
-    return [str(item) for item in items if str(item).strip()]
+def check_op_name(name: object, where: str) -> None:
+    """Raise an AccelError if ``name`` cannot name an op, its files and its module."""
+    if not isinstance(name, str) or not name.isidentifier() or len(name) > _LONGEST_NAME:
+        raise AccelError(
+            f"{where} is {name!r}, which is not a valid op name.",
+            f"Use letters, digits and underscores, at most {_LONGEST_NAME} characters, and no digit first.",
+        )
+
+
+def text_list(items: object, where: str) -> list[str]:
+    """``items`` as strings, without blank ones.
+
+    Args:
+        where: what returned or received the items, for the message.
+
+    Raises:
+        AccelError: it is not a list of strings or paths.
+    """
+    is_list = isinstance(items, Iterable) and not isinstance(items, str | bytes | Path)
+    found = list(items) if is_list else []  # type: ignore[call-overload]
+    if not is_list or not all(isinstance(item, str | Path) for item in found):
+        raise AccelError(f"{where} is {items!r}, which is not a list of strings.", "Use a list, as in ['-O3', '-g'].")
+    return [text for text in map(str, found) if text.strip()]
+
+
+def flag_list(items: object, where: str) -> list[str]:
+    """:func:`text_list`, where a string with several flags is split, as torch's extensions do it."""
+    return [word for text in text_list(items, where) for word in _words(text)]
+
+
+def _words(flag: str) -> list[str]:
+    words = flag.split()
+    is_several = len(words) > 1 and (words[0] in _SEPARATE_VALUE or any(word.startswith("-") for word in words[1:]))
+    # With quotes, the blanks are part of a value: -DNAME="a -b".
+    return words if is_several and not {'"', "'"} & set(flag) else [flag]

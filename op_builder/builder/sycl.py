@@ -1,4 +1,4 @@
-"""Builders of SYCL ops."""
+"""The base class of SYCL builders."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from op_builder import paths
 from op_builder.builder.base import OpBuilder
+from op_builder.builder.recipe import flag_list, text_list
 from op_builder.plan import SYCL_HOST_RUNTIME, BuildPlan, Language, Source, SyclPlan
 
 if TYPE_CHECKING:
@@ -14,41 +15,42 @@ if TYPE_CHECKING:
     from op_builder.toolchains.sycl import Candidate, SyclToolchain
 
 _HOST_INCLUDES = ("kernels_sycl", "csrc")
-# Products are fused where a kernel says so, and nowhere else, as on the CPU and in CUDA.
+# Only formulas fuse products, as on the CPU and in CUDA.
 _EXACT_KERNELS = "-ffp-contract=off"
 AHEAD_DEFINE = "-DACCEL_SYCL_AHEAD"
 
 
 class SYCLOpBuilder(OpBuilder):
-    """An op with SYCL kernels, compiled by whichever of three toolchains is here.
+    """An op with SYCL kernels, compiled by one of three toolchains.
 
-    The kernels are free functions in texts of their own, named by :meth:`kernel_sources`; :meth:`sources` names the
-    host side, which starts them through ``host/launch.h`` (see docs/sycl.md). One text serves every toolchain. A
-    builder without :meth:`kernel_sources`, whose sources are SYCL code throughout, needs ``icpx``.
+    The kernels are free functions in files of their own, named by :meth:`kernel_sources`, which all toolchains compile.
+    :meth:`sources` names the host code, which launches them through ``host/launch.h`` (see docs/sycl.md). A builder
+    without :meth:`kernel_sources`, whose sources contain the SYCL code, needs ``icpx``.
     """
 
     def kernel_sources(self) -> list[str]:
-        """Texts with free-function kernels, named like sources."""
+        """Files with free-function kernels, named like sources."""
         return []
 
     def kernel_args(self) -> list[str]:
-        """Flags of the compiler of kernels."""
+        """Flags for the kernel compiler."""
         return [_EXACT_KERNELS]
 
     def toolchain(self) -> Candidate:
-        """The toolchain that the op is compiled with, or why there is none.
+        """The toolchain that compiles the op, or why none can.
 
         Raises:
-            EnvironmentValueError: ACCEL_SYCL_TOOLCHAIN names no toolchain.
+            EnvironmentValueError: ACCEL_SYCL_TOOLCHAIN is not the name of a toolchain.
         """
-        # Not at the top: builders of other devices are imported with this module, and need none of it.
+        # Imported in functions, because builders for other devices import this module, too.
         from op_builder.toolchains.sycl import choose, gather_facts
 
         return choose(gather_facts(has_kernel_texts=bool(self.kernel_sources())))
 
     def finish_plan(self, plan: BuildPlan) -> BuildPlan:
         owner = type(self)
-        kernels = [paths.resolve(name, owner) for name in self.strip_empty_entries(self.kernel_sources())]
+        names = text_list(self.kernel_sources(), f"{owner.__qualname__}.kernel_sources()")
+        kernels = [paths.resolve(name, owner) for name in names]
         chosen = self.toolchain().toolchain
         include_dirs = plan.include_dirs
         sources = plan.sources
@@ -80,15 +82,15 @@ class SYCLOpBuilder(OpBuilder):
         return load_checks(self.toolchain, self.cache.memo, has_kernel_texts=bool(self.kernel_sources()))
 
     def sycl_extension(self) -> None:
-        """Nothing to prepare: ``builder()`` gives torch's, or IPEX's, extension with the same plan."""
+        """Does nothing: ``builder()`` returns torch's or IPEX's extension with the same plan."""
 
 
 def _ahead(plan: BuildPlan, builder: SYCLOpBuilder, chosen: SyclToolchain, kernels: list[Path]) -> BuildPlan:
-    """The plan for a compiler that compiles kernels with the host side: it reads their texts before the sources."""
+    """The plan for a compiler that compiles the kernels with the host code; it reads them before each source."""
     from op_builder.toolchains.sycl_ahead import EXACT_FLAGS, target_devices
 
     sources = tuple(source._replace(language=Language.SYCL) for source in plan.sources)
-    flags = (*EXACT_FLAGS, *builder.strip_empty_entries(builder.kernel_args()))
+    flags = (*EXACT_FLAGS, *flag_list(builder.kernel_args(), f"{type(builder).__qualname__}.kernel_args()"))
     if not kernels:
         return plan._replace(sources=sources, sycl=SyclPlan(chosen.value, target_devices(), flags=flags))
     sycl = SyclPlan(chosen.value, target_devices(), tuple(kernels), flags)

@@ -1,4 +1,4 @@
-"""A SYCL plan as a setuptools extension: torch's, IPEX's, or an ordinary one whose kernels are compiled at run time."""
+"""A SYCL plan as a setuptools extension: torch's, IPEX's, or a C++ one whose kernels are compiled at run time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, SyclRuntime, find
 
 
 def sycl_extension(name: str, plan: BuildPlan) -> Any:
-    """``SyclExtension`` of torch, ``DPCPPExtension`` of IPEX, or ``CppExtension``, as the plan's toolchain has it.
+    """torch's ``SyclExtension``, IPEX's ``DPCPPExtension`` or torch's ``CppExtension``, depending on the toolchain.
 
     Raises:
         IncompatibleOpError: no SYCL runtime is installed.
-        AccelError: a source lies elsewhere and there can be no link to it.
+        AccelError: a link to a source cannot be created.
     """
     assert plan.sycl is not None
     icpx = shutil.which("icpx") if SyclToolchain(plan.sycl.toolchain).is_ahead else None
@@ -27,7 +27,7 @@ def sycl_extension(name: str, plan: BuildPlan) -> Any:
         raise IncompatibleOpError(f"Op '{plan.op}': no SYCL runtime with its headers is installed.", INSTALL_REMEDY)
     arguments: dict[str, Any] = {"name": name, "extra_link_args": list(plan.link_flags)}
     if plan.binding is Binding.STABLE:
-        # Keeps torch_python out of the link: a Stable-ABI op needs no Python ABI.
+        # Do not link torch_python: a Stable-ABI op depends on no Python ABI.
         arguments["py_limited_api"] = True
     make = {
         SyclToolchain.RTC: _at_run_time,
@@ -54,9 +54,9 @@ def _at_run_time(arguments: dict[str, Any], plan: BuildPlan, runtime: SyclRuntim
 def _by_torch(arguments: dict[str, Any], plan: BuildPlan, runtime: SyclRuntime) -> Any:
     from torch.utils import cpp_extension
 
-    if cpp_extension.SYCL_HOME is None:  # torch looks for it in an XPU build alone
+    if cpp_extension.SYCL_HOME is None:  # only an XPU build of torch looks for it
         cpp_extension.SYCL_HOME = str(runtime.prefix)
-    # torch knows SYCL sources by this suffix, and gives all others to the host compiler.
+    # torch recognizes SYCL sources by this suffix.
     sources = _with_texts(plan, arguments["name"], ".sycl")
     return cpp_extension.SyclExtension(  # type: ignore[no-untyped-call]
         **arguments,
@@ -79,15 +79,15 @@ def _by_ipex(arguments: dict[str, Any], plan: BuildPlan, _runtime: SyclRuntime) 
 
 
 def _include_dirs(plan: BuildPlan) -> list[str]:
-    # A compiler looks for "x.h" beside the link to a source, not beside the source.
-    beside = (source.path.parent for source in plan.sources)
-    return list(dict.fromkeys(map(str, (*plan.include_dirs, *beside))))
+    # A compiler looks for "x.h" in the directory of the link, not of the source.
+    directories = (source.path.parent for source in plan.sources)
+    return list(dict.fromkeys(map(str, (*plan.include_dirs, *directories))))
 
 
 def _with_texts(plan: BuildPlan, name: str, suffix: str) -> list[str]:
-    """Files below the current directory, one for each source; each that names kernels reads their texts first.
+    """A file below the current directory for each source, which includes the kernels that the source needs.
 
-    setuptools has no flags for single sources, so ``-include`` cannot say that.
+    setuptools has no flags for single sources, so ``-include`` is not possible.
     """
     assert plan.sycl is not None
     files = []
@@ -111,7 +111,7 @@ def _kernel_flags(plan: BuildPlan) -> list[str]:
 
 
 def _written(source: Source, name: str) -> Path:
-    """The source's file; of one that is text, a file with it below the current directory."""
+    """The source's file; text without a file is written below the current directory."""
     if source.text is None:
         return source.path
     path = Path.cwd() / LINKS / name / source.path.name

@@ -1,4 +1,4 @@
-"""``python -m op_builder.catalog``: the table of ops for README.md, and the lines for pyproject.toml."""
+"""``python -m op_builder.catalog``: print the table of ops for README.md and the lines for pyproject.toml."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The one door to :mod:`accelerator`: which device this is, and the package of its builders.
+"""The current device and the package of its builders. No other module here imports :mod:`accelerator`.
 
-``accelerator`` itself asks the catalog for builders, and importing either detects nothing: so the imports are in
-functions.
+The imports are in functions, because ``accelerator`` imports the catalog, and because importing must detect nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ def current_accelerator() -> DeepSpeedAccelerator:
 
 
 def requested_package() -> tuple[str, str]:
-    """The accelerator that the environment names, else the detected one; and the package of its builders.
+    """The name of the accelerator to build for, and the package of its builders.
 
-    For builds, which need no device: an accelerator that is named is not detected.
+    An accelerator that the environment names is not detected, because a build needs no device.
 
     Raises:
         AcceleratorSelectionError: the name is unknown, or needs a package that is not installed.

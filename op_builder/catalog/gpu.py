@@ -1,4 +1,4 @@
-"""This project's builders with GPU kernels. A module of its own: CPU ops need none of the compilers' modules."""
+"""This project's builders with GPU kernels, in a separate module because CPU ops need no module of a GPU compiler."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from op_builder.catalog.native import NativeOpBuilder, RowBuilder
 from op_builder.system.outcomes import CheckOutcome
 from op_builder.system.torch_install import parse_release
 
-# Kernel parameters are marked __grid_constant__, which older devices do not know.
+# Kernel parameters are __grid_constant__, which older devices do not support.
 _OLDEST_ARCH = (7, 0)
 
 
 class CudaRowBuilder(CUDAOpBuilder, NativeOpBuilder):
-    """The op for the CPU, and its CUDA kernels: one binary serves both devices."""
+    """The CPU op and its CUDA kernels, in one binary."""
 
     def __init__(self, name: str | None = None) -> None:
         super().__init__(name)
@@ -28,7 +28,7 @@ class CudaRowBuilder(CUDAOpBuilder, NativeOpBuilder):
         return [*super().cxx_args(), "-DACCEL_WITH_CUDA"]
 
     def nvcc_args(self) -> list[str]:
-        # As -ffp-contract=off on the CPU: products are fused where a formula says so, and nowhere else.
+        # Only formulas fuse products, as with -ffp-contract=off on the CPU.
         return [*super().nvcc_args(), "-fmad=false"]
 
     def filter_ccs(self, ccs: list[str]) -> Sequence[str | Sequence[str]]:
@@ -39,7 +39,7 @@ class CudaRowBuilder(CUDAOpBuilder, NativeOpBuilder):
 
 
 class SyclRowBuilder(RowBuilder, SYCLOpBuilder):
-    """SYCL kernels, on XPU devices, and on CPU tensors through a SYCL CPU device."""
+    """SYCL kernels for XPU devices, and for CPU tensors through a SYCL CPU device."""
 
     def sources(self) -> list[str]:
         return [f"kernels_sycl/bindings/{self.NAME}.cpp"]

@@ -1,4 +1,4 @@
-"""This project's own builders: what the rows of the table have in common, and what is one op's own."""
+"""This project's builders: the base classes of the table's rows, and the classes of ops that need more."""
 
 from __future__ import annotations
 
@@ -8,35 +8,34 @@ import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from op_builder import env
-from op_builder.builder.base import OpBuilder
-from op_builder.builder.cpu import CPUOpBuilder
+from op_builder.builder.base import CPUOpBuilder, OpBuilder
 from op_builder.catalog.table import Op
 from op_builder.plan import Binding, BuildPlan
 
 if TYPE_CHECKING:
     from op_builder.system.outcomes import CheckOutcome
 
-# Checks are imported where they are made: a warm load of the usual op makes none.
+# Checks are imported in functions, because a warm load of most ops runs none.
 
 
 class RowBuilder(OpBuilder):
-    """A builder whose answers are in a row of the table."""
+    """A builder that reads a row of the table."""
 
     BINDING = Binding.STABLE
     OP: ClassVar[Op]
 
     def source_args(self, source: str) -> list[str]:
-        # A binding checks and dispatches: half of the time it takes to compile would go into optimising that.
+        # A binding only checks and dispatches; optimizing it would double its compile time.
         return ["-O1"] if "/bindings/" in source else []
 
     def bind(self, opened: Any) -> Any:
         module, _, name = self.OP.module.rpartition(".")
-        # By its name, because the catalog is below the ops.
+        # Imported by name, because the catalog is a layer below the ops.
         return getattr(importlib.import_module(f"op_builder.ops.{module}"), name)(opened)
 
 
 class NativeOpBuilder(RowBuilder, CPUOpBuilder):
-    """Torch-free kernels in host memory, and a thin binding on the Stable ABI."""
+    """Kernels for host memory without torch, and a thin binding on the Stable ABI."""
 
     def sources(self) -> list[str]:
         return [f"csrc/bindings/{self.NAME}.cpp", *(f"csrc/kernels/{path}" for path in self.OP.sources)]
@@ -46,7 +45,7 @@ class NativeOpBuilder(RowBuilder, CPUOpBuilder):
 
     def load_checks(self) -> list[CheckOutcome]:
         if env.ACCEL_CPU_ISA.raw() is None or "cpu/isa.cpp" not in self.OP.sources:
-            return []  # every CPU has kernels that work
+            return []  # the baseline kernels work on every CPU
         from op_builder.system.cpu_isa import chosen_isa
         from op_builder.system.outcomes import Passed, guarded
 
@@ -54,16 +53,16 @@ class NativeOpBuilder(RowBuilder, CPUOpBuilder):
 
 
 class AsyncIOBase(NativeOpBuilder):
-    """Needs no library and no header but the C library's. Every POSIX system has an engine that works."""
+    """Needs only the C library. At least one storage engine works on every POSIX system."""
 
     def source_args(self, source: str) -> list[str]:  # noqa: ARG002
-        return ["-O1"]  # it waits for devices; what -O2 would save is less than the system's calls take
+        return ["-O1"]  # it waits for devices, so -O2 would save nothing measurable
 
     def extra_ldflags(self) -> list[str]:
         return ["-pthread"]
 
     def load_checks(self) -> list[CheckOutcome]:
-        if env.ACCEL_AIO_ENGINE.raw() is None:  # one of them always works
+        if env.ACCEL_AIO_ENGINE.raw() is None:  # one engine always works
             return []
         from op_builder.system.outcomes import guarded
         from op_builder.system.storage_engines import forced_engine_check
@@ -72,10 +71,10 @@ class AsyncIOBase(NativeOpBuilder):
 
 
 class SharedMemoryBase(NativeOpBuilder):
-    """Needs Linux with memory that has no name (memfd_create(2)), and no library."""
+    """Needs Linux with memfd_create(2), and no library."""
 
     def source_args(self, source: str) -> list[str]:
-        # Its work is in two files; the others call the system and each other.
+        # Only these two files contain loops over data.
         return [] if source.endswith(("/reduce.cpp", "/collectives.cpp")) else ["-O1"]
 
     def load_checks(self) -> list[CheckOutcome]:
@@ -85,12 +84,12 @@ class SharedMemoryBase(NativeOpBuilder):
 
 
 def shared_memory_check() -> CheckOutcome:
-    """The system gives this process memory that it can share, and seal."""
+    """Whether this process can create shared memory and seal it."""
     from op_builder.system.outcomes import Failed, Passed
 
     name = "shared memory"
     if not sys.platform.startswith("linux") or not hasattr(os, "memfd_create"):
-        return Failed(name, f"it is made by Linux's memfd_create(2); this is {sys.platform}.", "Use gloo here.")
+        return Failed(name, f"memfd_create(2) exists only on Linux; this is {sys.platform}.", "Use gloo here.")
     try:
         os.close(os.memfd_create("accel_shm_comm", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     except OSError as error:
@@ -99,10 +98,10 @@ def shared_memory_check() -> CheckOutcome:
 
 
 class OneCCLBase(NativeOpBuilder):
-    """Needs oneCCL: that of ``CCL_ROOT``, of PyPI's wheels or of the system."""
+    """Needs oneCCL from ``CCL_ROOT``, from PyPI's wheels or from the system."""
 
     def source_args(self, source: str) -> list[str]:  # noqa: ARG002
-        return ["-O1"]  # it passes on what oneCCL does
+        return ["-O1"]  # it only calls oneCCL
 
     def extra_ldflags(self) -> list[str]:
         return ["-pthread"]

@@ -1,6 +1,6 @@
-"""The table of ops: each once, with its builder, its sources for each device, and what ``load()`` returns.
+"""The table of ops: each op once, with its builder, its sources for each device, and the class that ``load()`` returns.
 
-Everything else that lists ops is made from this table or checked against it: the packages ``op_builder.cpu``, ``cuda``,
+All other lists of ops are generated from this table or checked against it: the packages ``op_builder.cpu``, ``cuda``,
 ``xpu`` and ``host``, ``ALL_OPS``, the report, the switches ``ACCEL_BUILD_<OP>``, uv's cache keys in ``pyproject.toml``
 and the table in ``README.md`` (``python -m op_builder.catalog`` prints it).
 """
@@ -13,16 +13,16 @@ class Op(NamedTuple):
 
     Attributes:
         name: as in ``OpBuilder.NAME``.
-        builder: its builder's name; the class is the same on every device with the same kernels.
+        builder: the builder's name; devices with the same kernels share the class.
         summary: one line for the report and the documentation.
-        module: the class below ``op_builder.ops`` whose object ``load()`` returns.
-        sources: C++ files of the kernels in host memory, below ``csrc/kernels``. The binding is
-            ``csrc/bindings/<name>.cpp``. Those that take longest come first, so that no core waits for them at the end.
-        cuda: files of the CUDA kernels, below ``csrc/kernels/cuda``; one binary then serves CPU and CUDA tensors.
-        sycl: whether there are SYCL kernels: ``kernels_sycl/kernels/<name>.sycl.hpp``, with a binding of their own.
-        works_anywhere: whether its tensors are in host memory whatever the device, so that every device has the op.
-        base: the class in :mod:`op_builder.catalog.native` with what is the op's own, if it has any.
-        front_ends: what users import from ``op_builder.ops``, and the module there that has it.
+        module: the class in ``op_builder.ops`` whose instance ``load()`` returns.
+        sources: C++ files of the kernels for host memory, in ``csrc/kernels``; slow ones first, so that all cores
+            finish together. The binding is ``csrc/bindings/<name>.cpp``.
+        cuda: CUDA files in ``csrc/kernels/cuda``; the binary then supports CPU and CUDA tensors.
+        sycl: whether SYCL kernels exist: ``kernels_sycl/kernels/<name>.sycl.hpp``, with a separate binding.
+        works_anywhere: whether its tensors are in host memory on every device, so that every device has the op.
+        base: the builder's base class in :mod:`op_builder.catalog.native`.
+        front_ends: the names that users import from ``op_builder.ops``, each with its module there.
     """
 
     name: str
@@ -38,11 +38,11 @@ class Op(NamedTuple):
 
     @property
     def build_variable(self) -> str:
-        """The variable that asks for it in a prebuild."""
+        """The variable that requests the op in a prebuild."""
         return f"ACCEL_BUILD_{self.name.upper()}"
 
     def kernels_for(self, device: str) -> str | None:
-        """Which of its kernels serve ``device``: those of ``cpu``, ``cuda`` or ``xpu``; None where none do."""
+        """The kernels that ``device`` uses, ``cpu``, ``cuda`` or ``xpu``; None if it lacks the op."""
         if self.works_anywhere:
             return "cpu"
         here = {"cpu": bool(self.sources), "cuda": bool(self.cuda), "xpu": self.sycl}
@@ -50,7 +50,7 @@ class Op(NamedTuple):
 
     @property
     def devices(self) -> list[str]:
-        """The devices with kernels of their own."""
+        """The devices with kernels for this op."""
         return [device for device in DEVICES if self.kernels_for(device)]
 
 
@@ -58,7 +58,7 @@ DEVICES = ("cpu", "cuda", "xpu")
 
 
 def _cpu(name: str, builder: str, formula: str, front_end: str = "") -> Op:
-    """An optimizer with parameters and states in host memory."""
+    """An optimizer whose parameters and states are in host memory."""
     return Op(
         f"cpu_{name}",
         f"{builder}Builder",
@@ -71,7 +71,7 @@ def _cpu(name: str, builder: str, formula: str, front_end: str = "") -> Op:
 
 
 def _fused(name: str, builder: str, formula: str, *front_ends: tuple[str, str]) -> Op:
-    """An optimizer with parameters and states on the device."""
+    """An optimizer whose parameters and states are on the device."""
     return Op(
         f"fused_{name}",
         f"{builder}Builder",
@@ -171,13 +171,8 @@ OPS = (
 
 
 def op_of(builder: str) -> Op | None:
-    """The op with a builder of that name."""
+    """The op whose builder has that name."""
     return next((op for op in OPS if op.builder == builder), None)
-
-
-def builder_names(device: str) -> list[str]:
-    """The builders of the ops that ``device`` has."""
-    return sorted(op.builder for op in OPS if op.kernels_for(device))
 
 
 def markdown_table() -> str:
@@ -190,5 +185,5 @@ def markdown_table() -> str:
 
 
 def cache_keys() -> str:
-    """The lines of uv's cache keys in ``pyproject.toml`` that name the ops' switches."""
+    """The lines with the ops' switches in uv's cache keys in ``pyproject.toml``."""
     return "".join(f'  {{ env = "{variable}" }},\n' for variable in sorted(op.build_variable for op in OPS))

@@ -1,4 +1,4 @@
-"""Builders of ops that cannot be used here: on this device, or at all."""
+"""Builders of ops that this device lacks, or whose builder is broken."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from op_builder.system.outcomes import CheckOutcome, Failed, require
 
 
 class UnavailableOpBuilder(OpBuilder):
-    """The builder of an op that a device does not have, or whose own builder cannot be made."""
+    """The builder of an op that a device lacks, or whose own builder cannot be created."""
 
     REASON: ClassVar[str] = ""
     REMEDY: ClassVar[str] = ""
     INSTEAD_OF: ClassVar[type[OpBuilder] | None] = None
-    """The class that cannot be made; None of an op that the device does not have."""
+    """The class that cannot be instantiated; None for an op that the device lacks."""
 
     def sources(self) -> list[str]:
         return []
@@ -24,7 +24,7 @@ class UnavailableOpBuilder(OpBuilder):
         return [Failed("implementation", self.REASON, self.REMEDY)]
 
     def load_checks(self) -> list[CheckOutcome]:
-        # A wheel may hold the op for another device, so that nothing would have to be built.
+        # A wheel may contain the op for another device, and then build_checks() is not called.
         return self.build_checks()
 
     def check(self) -> list[CheckOutcome]:
@@ -58,7 +58,7 @@ def unavailable(
     remedy: str,
     instead_of: type[OpBuilder] | None = None,
 ) -> type[OpBuilder]:
-    """The class ``builder`` in ``package``, with the reason and the remedy."""
+    """A class named ``builder`` in ``package`` with the reason and the remedy."""
     attributes = {
         "NAME": name,
         "BUILD_VAR": f"ACCEL_BUILD_{name.upper()}",

@@ -1,20 +1,5 @@
-"""The builders of every other device: those of ops that work in host memory: a view of the catalog."""
+"""The builders of every other device, for tensors in host memory: a view of the catalog."""
 
-from __future__ import annotations
+from op_builder.catalog.registry import device_view
 
-from op_builder.builder.base import OpBuilder
-from op_builder.catalog.registry import find_builder
-from op_builder.catalog.table import builder_names
-
-__all__ = builder_names("host")
-
-
-def __getattr__(name: str) -> type[OpBuilder]:
-    # An op that this device lacks has a builder too, which says so.
-    if name.endswith("Builder"):
-        return find_builder(name, __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__, __getattr__, __dir__ = device_view(__name__)

@@ -1,4 +1,4 @@
-"""Whether ``load()`` would work, without loading: asked by the report and by ``is_compatible()``."""
+"""Whether ``load()`` would work, without loading; the report and ``is_compatible()`` ask this."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether ``load()`` would work, and which way it would go.
+    """Whether ``load()`` would work, and what it would use.
 
     Attributes:
         prebuilt: the prebuilt binary that fits, or the one that does not, with the reason.
         cached: the entry in the cache.
-        outcomes: the checks that this way needs: those of building are left out when there is a
-            binary already.
+        outcomes: the checks that apply; those of building only if there is no binary.
     """
 
     prebuilt: Entry | Rejected | None

@@ -1,9 +1,9 @@
 """From a binary on disk to a Python object with the op's functions.
 
-torch ends the process when two libraries define one namespace or one op. So the project's own
-binaries are given a namespace that ends in their key's hash, and known only to the object that
-``load()`` returns; a foreign library that defines what is already defined is refused before it is
-opened. Libraries may share a namespace that each of them extends (``TORCH_LIBRARY_FRAGMENT``).
+torch ends the process when two libraries define one namespace or one op. Each of this project's binaries therefore has
+a namespace that ends in its key's hash, and only the object that ``load()`` returns knows it. A foreign library that
+defines an existing name is refused before it is opened. Libraries may share a namespace that each of them extends
+(``TORCH_LIBRARY_FRAGMENT``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import os
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,66 +26,63 @@ if TYPE_CHECKING:
 
     from op_builder.load.op import Op
 
-_lock = threading.RLock()  # what is loaded may itself load another op
-_opened: dict[str, Any] = {}
-_entries: dict[str, Entry] = {}
+_lock = threading.RLock()  # loading an op may load another one
+_opened: dict[str, tuple[Entry, Any]] = {}
 _bound: dict[tuple[str, type], Any] = {}
 _half_registered: dict[str, str] = {}
 _module_names: set[str] = set()
 
 
-def _forget_lock() -> None:
+def _replace_lock() -> None:
     # A fork while another thread loads would leave the child a lock that nobody releases.
     global _lock
     _lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_lock)
+    os.register_at_fork(after_in_child=_replace_lock)
 
 
 def open_entry(entry: Entry, op: Op) -> Any:
-    """The binary of ``entry`` in this process, as ``op`` binds it: the same object each time.
+    """Open the binary of ``entry`` in this process; returns the same object each time.
 
     Returns:
-        what ``op.bind()`` makes of the binary: of ``torch.ops.<namespace>`` for a library of
-        torch ops (an object with one attribute per namespace when it registers several), of the
-        module for a Python extension module.
+        the result of ``op.bind()``. It gets ``torch.ops.<namespace>`` for a library of torch ops (an object with one
+        attribute per namespace if the library registers several), or the module for a Python extension module.
 
     Raises:
         IncompatibleOpError: a check of loading failed.
-        LoadError: the binary cannot be opened, or what it defines is defined already.
+        LoadError: the binary cannot be opened, or a name that it defines exists already.
     """
     identity = f"{entry.manifest.op} {entry.digest}"
     shown = (identity, type(op))
     with _lock:
         if shown not in _bound:
-            import torch  # noqa: F401  (brings the libraries that the binary links against)
+            import torch  # noqa: F401  (loads the libraries that the binary links against)
 
             if identity not in _opened:
                 _require_loadable(op)
                 _open_needed(entry, op)
-                _opened[identity] = _OPENERS[entry.manifest.kind](entry)
-                _entries[identity] = entry
-            _bound[shown] = op.bind(_opened[identity])
+                _opened[identity] = entry, _OPENERS[entry.manifest.kind](entry)
+            _bound[shown] = op.bind(_opened[identity][1])
         return _bound[shown]
 
 
 def opened_entries(op: str) -> list[Entry]:
-    """What of an op is open in this process already, wherever it came from and whether or not it is still there."""
-    return [entry for entry in _entries.values() if entry.manifest.op == op]
+    """The entries of an op that are open in this process; their files may have been removed."""
+    return [entry for entry, _ in list(_opened.values()) if entry.manifest.op == op]
 
 
 def _require_loadable(op: Op) -> None:
     outcomes = op.load_checks()
-    if outcomes:  # the usual op has none, and its warm load does not pay for this import
+    if outcomes:  # most ops have none, and their warm load does not need this module
         from op_builder.system.outcomes import require
 
         require(op.name, outcomes)
 
 
 def _open_needed(entry: Entry, op: Op) -> None:
-    """Open the libraries that the binary names without a path, and that torch does not bring."""
+    """Open the libraries that the binary names without a path and that torch does not load."""
     if SYCL_LIBRARY in entry.manifest.needs:
         from op_builder.toolchains.sycl_runtime import import_ipex, open_runtime
 
@@ -98,8 +96,8 @@ def _open_accel(entry: Entry) -> Any:
     import torch
 
     namespace = f"accel_{entry.manifest.op}_{entry.digest}"
-    # Registering a namespace again ends the process. torch.ops remembers those it was asked for,
-    # also where this module was reloaded and does not.
+    # Registering a namespace twice ends the process. torch.ops remembers the namespaces that were used, also after
+    # this module was reloaded.
     if namespace in vars(torch.ops):
         return getattr(torch.ops, namespace)
     if namespace in _half_registered:
@@ -117,10 +115,11 @@ def _open_accel(entry: Entry) -> Any:
 
 
 def _open_python(entry: Entry) -> Any:
-    _refuse_what_is_defined(entry)
+    _refuse_existing_names(entry)
     name = Path(entry.manifest.artifact).stem
-    # pybind11 keeps modules by their whole name: another build of one would be given the first.
-    if name in _module_names:
+    # A module enters sys.modules under its name, and must not replace another one there, such as json. pybind11
+    # identifies modules by name, too, and would return the first build for the second.
+    if name in _module_names or name in sys.modules or name in sys.stdlib_module_names:
         name = f"accel_{entry.digest}.{name}"
     finder = importlib.machinery.ExtensionFileLoader(name, str(entry.artifact))
     spec = importlib.util.spec_from_file_location(name, entry.artifact, loader=finder)
@@ -128,7 +127,7 @@ def _open_python(entry: Entry) -> Any:
     try:
         module = importlib.util.module_from_spec(spec)
         finder.exec_module(module)
-    except Exception as error:  # the module's own start, which may raise anything
+    except Exception as error:  # the module's initialization may raise anything
         remedy = ""
         if "already registered" in str(error):
             remedy = "Another version of this module is loaded; restart Python, or use py::module_local() classes."
@@ -140,7 +139,7 @@ def _open_python(entry: Entry) -> Any:
 def _open_torch_library(entry: Entry) -> Any:
     import torch
 
-    _refuse_what_is_defined(entry)
+    _refuse_existing_names(entry)
     _dlopen(entry.artifact)
     names = sorted(entry.manifest.namespaces)
     if len(names) == 1:
@@ -148,7 +147,7 @@ def _open_torch_library(entry: Entry) -> Any:
     return SimpleNamespace(**{name: getattr(torch.ops, name) for name in names})
 
 
-def _refuse_what_is_defined(entry: Entry) -> None:
+def _refuse_existing_names(entry: Entry) -> None:
     manifest = entry.manifest
     if not manifest.operators and not manifest.defined_namespaces:
         return
@@ -160,25 +159,25 @@ def _refuse_what_is_defined(entry: Entry) -> None:
     if namespaces:
         what, other = f"the torch namespace {', '.join(namespaces)}", "give the library a namespace of its own"
     elif operators:
-        what, other = f"{', '.join(operators)} for torch", "give its ops names of their own"
+        what, other = f"{', '.join(operators)} for torch", "give its ops other names"
     else:
         return
     raise LoadError(
-        f"Op '{manifest.op}' defines {what}, which is already defined in this process; opening it would end the "
+        f"Op '{manifest.op}' defines {what}, which already exists in this process; opening the op would end the "
         "process.",
         f"Restart Python to load a changed build, or {other}.",
     )
 
 
 def _dlopen(path: Path) -> ctypes.CDLL:
-    import ctypes  # not at the top: importing it opens a library, and importing us does nothing
+    import ctypes  # not at the top: importing it opens a library
 
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise LoadError(
             f"{path} cannot be opened: {error}",
-            "If it names a missing library, install that; else clear the cache directory and load again.",
+            "If the message names a missing library, install it; otherwise clear the cache directory and load again.",
         ) from error
 
 

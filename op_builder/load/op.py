@@ -1,4 +1,4 @@
-"""What loading asks of an op. Builders have these members; nothing here knows a builder."""
+"""The part of a builder that loading uses. The modules here depend on this protocol and on no builder."""
 
 from __future__ import annotations
 
@@ -11,31 +11,23 @@ if TYPE_CHECKING:
 
 
 class Op(Protocol):
-    """An op that can be loaded."""
+    """An op that can be loaded; :class:`op_builder.builder.base.OpBuilder` documents the members."""
 
     name: str
 
     @property
-    def cache(self) -> Cache:
-        """Where its builds are kept."""
+    def cache(self) -> Cache: ...
 
-    def plan(self) -> BuildPlan:
-        """The recipe of its binary."""
+    def plan(self) -> BuildPlan: ...
 
-    def plan_for(self, cuda_archs: list[str]) -> BuildPlan:
-        """The same recipe, for these CUDA architectures."""
+    def plan_for(self, cuda_archs: list[str]) -> BuildPlan: ...
 
-    def build_checks(self) -> list[CheckOutcome]:
-        """What compiling it needs."""
+    def build_checks(self) -> list[CheckOutcome]: ...
 
-    def load_checks(self) -> list[CheckOutcome]:
-        """What opening it needs."""
+    def load_checks(self) -> list[CheckOutcome]: ...
 
-    def own_rejection(self) -> str | None:
-        """Why its author's own check rejects this machine, if it does."""
+    def own_rejection(self) -> str | None: ...
 
-    def open_libraries(self) -> None:
-        """Open the libraries that its binary needs and torch does not bring."""
+    def open_libraries(self) -> None: ...
 
-    def bind(self, opened: Any) -> Any:
-        """What ``load()`` returns, made of the opened binary."""
+    def bind(self, opened: Any) -> Any: ...

@@ -1,8 +1,7 @@
-"""Ops that were built into an installed wheel, ours or another package's.
+"""Ops that were built into an installed wheel, of this project or of another package.
 
-They lie below ``_prebuilt`` in the package whose class declares the op, laid out as in the cache: a
-binary with its manifest. What does not fit is ignored with a reason, never an error while
-another way is left.
+They are in ``_prebuilt`` in the package whose class declares the op, laid out as in the cache: a binary with its
+manifest. A binary that does not fit is ignored, with a reason.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from op_builder import paths
 from op_builder._version import __version__
 from op_builder.cache.fingerprint import cpu_digest, platform_name, recipe_parts
 from op_builder.cache.headers import Roots
-from op_builder.cache.store import MANIFEST, Cache, Entry
+from op_builder.cache.store import Cache, Entry
 from op_builder.errors import AccelError
 from op_builder.paths import NATIVE_DIRECTORIES, native_root
-from op_builder.plan import SYCL_LIBRARY, BuildPlan
-from op_builder.system.file_contents import file_status
+from op_builder.plan import SYCL_LIBRARY
 from op_builder.system.torch_install import parse_release, torch_install
 
 if TYPE_CHECKING:
@@ -29,8 +27,7 @@ if TYPE_CHECKING:
 
 DIRECTORY = paths.PREBUILT_DIRECTORY
 INDEX = "wheel.json"
-"""In that directory: what a wheel holds, by what it was built, what was left out and why. For people; ``load()``
-asks the manifest of each binary."""
+"""In that directory: what the wheel contains, what was left out and why. ``load()`` reads only the manifests."""
 INDEX_FORMAT = 1
 
 _OUR_PACKAGE = Path(__file__).resolve().parents[1]
@@ -38,10 +35,7 @@ _FLAGS = ("c++ flags", "nvcc flags")
 
 
 class Rejected(NamedTuple):
-    """A prebuilt binary that does not fit this process, and why.
-
-    ``entry`` is None where its manifest cannot be read.
-    """
+    """A prebuilt binary that does not fit this process, and why; ``entry`` is None if its manifest cannot be read."""
 
     directory: Path
     reason: str
@@ -49,7 +43,7 @@ class Rejected(NamedTuple):
 
 
 def find_prebuilt(op: Op) -> Entry | Rejected | None:
-    """The prebuilt binary of an op; one that does not fit, with the reason; None when there is none."""
+    """The prebuilt binary of an op that fits, else one that does not fit, with the reason; None without any."""
     others: list[Rejected] = []
     own: list[Rejected] = []
     for root in paths.prebuilt_roots(type(op)):
@@ -66,29 +60,26 @@ def find_prebuilt(op: Op) -> Entry | Rejected | None:
         own += [
             Rejected(directory, f"{reason}; reinstall the package", None) for directory, reason in cache.damaged.items()
         ]
-    # A wheel may hold an op for several devices: that another device's does not fit is expected.
+    # A wheel may contain an op for several devices, so that another recipe is the least interesting reason.
     return next(iter([*own, *others]), None)
 
 
 def refused_by_linker(entry: Entry) -> Rejected | None:
-    """Why the system's linker would not open a prebuilt binary that fits otherwise, where the C++ library is too old.
-
-    ``load()`` lets the linker decide; this is for the report.
-    """
+    """Why the dynamic linker would reject a prebuilt binary: the C++ library is too old. For the report."""
     has = _cxx_library_versions()
     needs = entry.manifest.needs
     needed = {f"{family}_{needs[family]}" for family in ("GLIBCXX", "CXXABI") if family in needs}
     lacking = sorted(needed - has) if has else []
     if not lacking:
         return None
-    return Rejected(entry.directory, f"it needs {' and '.join(lacking)}, which the C++ library here lacks", entry)
+    return Rejected(entry.directory, f"it needs {' and '.join(lacking)}, which the installed C++ library lacks", entry)
 
 
 def read_index(root: Path) -> dict[str, Any] | None:
-    """The content of ``wheel.json`` below ``root``; None where there is none.
+    """The content of ``wheel.json`` in ``root``; None if it does not exist.
 
     Raises:
-        ValueError: it cannot be read, or is of another format.
+        ValueError: the file cannot be read, or has another format.
     """
     try:
         index = json.loads((root / INDEX).read_text(encoding="utf-8"))
@@ -97,19 +88,18 @@ def read_index(root: Path) -> dict[str, Any] | None:
     except OSError as error:
         raise ValueError(error.strerror) from error
     if not isinstance(index, dict) or index.get("format") != INDEX_FORMAT:
-        raise ValueError(f"it is not of format {INDEX_FORMAT}")
+        raise ValueError(f"its format is not {INDEX_FORMAT}")
     return index
 
 
 def _other_recipe(entry: Entry, package: Path, op: Op) -> str | None:
-    """Why ``entry`` is not this op as it is now: for another device, or edited since."""
+    """Why ``entry`` was not built from this op's current recipe: it is for another device, or a file was edited."""
     try:
         plan = op.plan_for(entry.manifest.cuda_archs)
-        since_ns = _untouched_since_ns(entry, package, plan)
         built = entry.manifest.key_parts
-        recipe = recipe_parts(plan, built, since_ns)
+        recipe = recipe_parts(plan)
     except AccelError:
-        return None  # a wheel may carry binaries without their sources
+        return None  # a wheel may contain binaries without their sources
     try:
         flags = [name for name in _FLAGS if _of_cpu(built.get(name, "[]")) != _of_cpu(recipe[name])]
     except ValueError:
@@ -118,47 +108,25 @@ def _other_recipe(entry: Entry, package: Path, op: Op) -> str | None:
     if entry.manifest.accel_ops == __version__:
         names.update(recipe)
     other = [name for name in sorted(names) if built.get(name) != recipe.get(name)]
-    # Another version may have other flags for all ops; what ties the binary to a CPU counts all the same.
+    # Another version may use other flags for all ops, but flags that select a CPU always count.
     other += [name for name in flags if name not in names]
-    other += _changed_headers(entry, package, Roots.of(plan), since_ns)
+    other += _changed_headers(entry, package, Roots.of(plan))
     return f"it was built from another recipe ({', '.join(other)})" if other else None
-
-
-def _untouched_since_ns(entry: Entry, package: Path, plan: BuildPlan) -> int:
-    """The time before which the op's files must have come here to be surely those it was built from; 0: none is.
-
-    A wheel's files come here in their order: what came before the binary and was not touched since is what came with
-    it. The rest is read, and mostly found to be as it was. Files from elsewhere may have come at any time. The
-    manifest's time of writing counts: an editable install, whose sources are not those that came, sets it back.
-    """
-    places = _places(package)
-    if not all(str(source.path).startswith(places) for source in plan.sources):
-        return 0
-    status = file_status(str(entry.directory / MANIFEST))
-    return status[1] if status is not None else 0
-
-
-def _places(package: Path) -> tuple[str, ...]:
-    """Where the files of a package's project lie: in it; those of this project in a checkout beside it, too."""
-    native = [native_root() / name for name in NATIVE_DIRECTORIES] if package == _OUR_PACKAGE else []
-    return tuple(f"{place}{os.sep}" for place in (package, *native))
 
 
 def _of_cpu(flags: str) -> list[str]:
     listed = json.loads(flags)
     if not isinstance(listed, list):
-        raise ValueError("flags are a list")
+        raise ValueError("the flags are not a list")
     return [flag for flag in map(str, listed) if flag.startswith("-m")]
 
 
-def _changed_headers(entry: Entry, package: Path, roots: Roots, since_ns: int) -> list[str]:
-    """The headers of the op's own project that are not as they were: somebody works on them.
-
-    Those of other packages, this one's among them, change with their versions; the binary stays as good as it was.
-    """
-    places = _places(package)
+def _changed_headers(entry: Entry, package: Path, roots: Roots) -> list[str]:
+    """The changed headers of the op's own package. Headers of other packages change with each version of those."""
+    native = [native_root() / name for name in NATIVE_DIRECTORIES] if package == _OUR_PACKAGE else []
+    places = tuple(f"{place}{os.sep}" for place in (package, *native))
     own = (header for header in entry.manifest.headers if roots.locate(header.root, header.path).startswith(places))
-    return [f"header {header.path}" for header in own if not header.has_same_content(roots, since_ns)]
+    return [f"header {header.path}" for header in own if not header.has_same_content(roots)]
 
 
 def _misfit(entry: Entry) -> str | None:
@@ -173,7 +141,7 @@ def _other_platform(entry: Entry) -> str | None:
         return f"it was built for {built_for}, this is {here}"
     cpu = entry.manifest.key_parts.get("cpu")
     if cpu is not None and cpu != cpu_digest():
-        return "it was compiled for the very CPU of another machine (-march=native)"
+        return "it was compiled for another machine's CPU (-march=native)"
     needed, found = entry.manifest.needs.get("GLIBC"), _glibc()
     if needed and found and _numbers(found) < _numbers(needed):
         return f"it needs glibc {needed}, this is {found}"
@@ -189,7 +157,7 @@ def _glibc() -> str:
 
 @lru_cache(maxsize=1)
 def _cxx_library_versions() -> frozenset[str]:
-    """The versions of symbols in libstdc++; empty where that is not to be had."""
+    """The symbol versions in libstdc++; empty if unknown."""
     import ctypes
     import re
 
@@ -215,7 +183,7 @@ def _other_torch(entry: Entry) -> str | None:
         return None
     if parse_release(manifest.torch) != install.release:
         return f"it was built with torch {manifest.torch}, this is {install.version}"
-    import sysconfig  # half a millisecond that an op on the Stable ABI does not need
+    import sysconfig  # an op on the Stable ABI does not need it, and it takes half a millisecond
 
     python_abi = str(sysconfig.get_config_var("EXT_SUFFIX"))
     if manifest.key_parts.get("python abi") != python_abi:
@@ -224,7 +192,7 @@ def _other_torch(entry: Entry) -> str | None:
 
 
 def _other_devices(entry: Entry) -> str | None:
-    """Whether a visible CUDA device is of an architecture that the binary has no code for."""
+    """The visible CUDA device that the binary has no code for."""
     archs = entry.manifest.cuda_archs
     if not archs or torch_install().cuda is None:
         return None
@@ -241,7 +209,7 @@ def _other_devices(entry: Entry) -> str | None:
 
 
 def _other_sycl(entry: Entry) -> str | None:
-    """Whether the SYCL runtime that the binary is linked with is not the one that is here."""
+    """The difference between the SYCL runtime that the binary needs and the installed one."""
     needed = entry.manifest.needs.get(SYCL_LIBRARY)
     if needed is None:
         return None
@@ -251,7 +219,7 @@ def _other_sycl(entry: Entry) -> str | None:
     if runtime is None:
         return f"it needs {SYCL_LIBRARY}.{needed}, and no SYCL runtime is installed. {INSTALL_REMEDY}"
     if str(runtime.major) != needed:
-        return f"it needs {SYCL_LIBRARY}.{needed}, the SYCL runtime here is {runtime.version}"
+        return f"it needs {SYCL_LIBRARY}.{needed}, the installed SYCL runtime is {runtime.version}"
     return None
 
 

@@ -1,6 +1,6 @@
-"""How ``load()`` works: prebuilt, already loaded, cache, JIT.
+"""How ``load()`` works: already loaded, prebuilt, cache, JIT.
 
-Each step that finds nothing logs why; the report uses the same functions.
+Each step that finds nothing logs the reason. The report calls the same functions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 JIT_FORBIDDEN = "ACCEL_JIT=0 forbids compiling when an op is loaded."
-JIT_REMEDY = "Unset ACCEL_JIT, or use a cache directory or a wheel in which the op is built."
+JIT_REMEDY = "Unset ACCEL_JIT, or use a cache directory or a wheel that contains the op."
 
 
 @functools.cache
@@ -35,9 +35,11 @@ def _warn_once(message: str) -> None:
 
 
 class Request:
-    """One op as asked for: its plan, tools and key. ``toolset`` is None without a compiler.
+    """A request for one op: its plan, tools and key.
 
-    ``roots`` are the places that the headers of entries are named relative to.
+    Attributes:
+        toolset: None if no compiler works; ``missing_tool`` then has the reason.
+        roots: the directories that the headers of entries are named relative to.
     """
 
     def __init__(
@@ -51,22 +53,21 @@ class Request:
         self.roots = Roots.of(plan)
 
     @staticmethod
-    def of(op: Op, cache: Cache | None = None) -> Request:
-        """Work the request out; compiles and writes nothing but memos."""
-        used = cache or op.cache
-        plan = op.plan()
+    def of(op: Op) -> Request:
+        """The request for ``op``; compiles nothing and writes only memos."""
+        plan, cache = op.plan(), op.cache
         toolset: Toolset | None = None
         missing: AccelError | None = None
         try:
-            toolset = find_toolset(plan, used.memo)
+            toolset = find_toolset(plan, cache.memo)
         except AccelError as error:
             missing = error
-            if env.CXX.get() is not None:  # a compiler was asked for, and is not what will have been used
-                _warn_once(f"{error.message} Builds of any compiler are taken where there are some. {error.remedy}")
-        return Request(plan, toolset, missing, plan_key(plan, toolset, used.memo), used)
+            if env.CXX.get() is not None:  # the user requested a compiler that will not be used
+                _warn_once(f"{error.message} Existing builds of any compiler are used instead. {error.remedy}")
+        return Request(plan, toolset, missing, plan_key(plan, toolset, cache.memo), cache)
 
     def find_opened(self) -> Entry | None:
-        """The entry that fits and is open in this process; its file may be gone."""
+        """The matching entry that is open in this process; its file may have been removed."""
         any_compiler = self.toolset is None
         for entry in loader.opened_entries(self.plan.op):
             same = self.key.differs_only_in(entry.manifest.key_parts, COMPILER_PARTS if any_compiler else ())
@@ -75,16 +76,27 @@ class Request:
         return None
 
     def find_cached(self) -> Entry | None:
-        """The cache entry that fits; without a compiler, whatever compiler it was made with."""
-        any_compiler = self.toolset is None
-        return self.cache.find(self.key, self.plan.op, self.roots, any_compiler=any_compiler)
+        """The matching entry in the cache; without a compiler, an entry of any compiler matches."""
+        return self.cache.find(self.key, self.plan.op, self.roots, any_compiler=self.toolset is None)
+
+
+def load_opened(op: Op) -> Any | None:
+    """The op as this process has loaded it already; None if it has not, or if its plan has changed since."""
+    if not loader.opened_entries(op.name):
+        return None
+    try:
+        entry = Request.of(op).find_opened()
+    except AccelError as error:  # a wheel may contain binaries without their sources
+        logger.debug("'%s' has no plan: %s", op.name, error.message)
+        return None
+    return loader.open_entry(entry, op) if entry is not None else None
 
 
 def load_prebuilt(op: Op) -> Any | None:
-    """The prebuilt op, loaded; None, with the reason in the log, where there is none that fits."""
+    """The prebuilt op, loaded; None if no prebuilt binary fits, with the reason in the log."""
     if not any(root.is_dir() for root in paths.prebuilt_roots(type(op))):
         return None
-    # Only here: most ops have none, and their load has no use for what judges a prebuilt binary.
+    # Imported here, because most ops have no prebuilt binary.
     from op_builder.load.prebuilt import find_prebuilt
 
     found = find_prebuilt(op)
@@ -102,22 +114,22 @@ def load_prebuilt(op: Op) -> Any | None:
 
 
 def jit_load(op: Op, progress: Progress | None = None) -> Any:
-    """The loaded op from the cache, else compiled now; a prebuilt one is not looked at."""
+    """Load the op from the cache, else compile it now; prebuilt binaries are ignored."""
     entry = cached_or_built(op, progress)
     try:
         return loader.open_entry(entry, op)
     except LoadError:
         if entry.artifact.exists():
             raise
-        # Removed after it was found: pruned, or on a shared file system moved by another host.
+        # Another process or host has removed the entry since it was found.
         return loader.open_entry(cached_or_built(op, progress), op)
 
 
 def cached_or_built(op: Op, progress: Progress | None = None) -> Entry:
-    """The entry of ``op``, open already or in the cache, compiled now if need be; not opened here.
+    """The entry of ``op``: already open, or in the cache, or compiled now. Does not open it.
 
     Raises:
-        IncompatibleOpError: it cannot be built or loaded here, or compiling is forbidden.
+        IncompatibleOpError: the op cannot be built or loaded here, or compiling is forbidden.
     """
     request = Request.of(op)
     entry = request.find_opened() or request.find_cached()
@@ -127,13 +139,13 @@ def cached_or_built(op: Op, progress: Progress | None = None) -> Entry:
         raise _forbidden(request)
     from op_builder.engine.build import BuildOptions
 
-    # The checks are made by the one process that builds; those that wait for it need none.
+    # Only the process that builds runs the checks; the processes that wait for it do not need them.
     options = BuildOptions(progress=progress, precondition=lambda: require_compatible(op))
     return compile_now(request, options)
 
 
 def _forbidden(request: Request) -> IncompatibleOpError:
-    """The error of strict mode: what would have had to be compiled, with what, and what there is instead."""
+    """The error of ACCEL_JIT=0: what would have been compiled, with which tools, and the nearest existing entry."""
     from op_builder.cache.compare import nearest_miss
 
     plan, cache = request.plan, request.cache
@@ -148,7 +160,7 @@ def _forbidden(request: Request) -> IncompatibleOpError:
 
 
 def require_compatible(op: Op) -> None:
-    """Raise with reason and remedy unless ``op`` can be built and loaded here."""
+    """Raise an IncompatibleOpError with reason and remedy unless ``op`` can be built and loaded here."""
     from op_builder.system.outcomes import require
 
     require(op.name, [*op.build_checks(), *op.load_checks()])
@@ -158,7 +170,7 @@ def require_compatible(op: Op) -> None:
 
 
 def compile_now(request: Request, options: BuildOptions | None = None) -> Entry:
-    """Build the request, which the cache does not have.
+    """Build a request that the cache does not contain.
 
     Raises:
         ToolchainError, MissingCUDAException: a tool is missing.

@@ -1,4 +1,4 @@
-"""What ``ACCEL_BUILD_OPS`` and ``ACCEL_BUILD_<OP>`` request of a prebuild."""
+"""The ops that ``ACCEL_BUILD_OPS`` and ``ACCEL_BUILD_<OP>`` request."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _PREFIX = env.ACCEL_BUILD_OP.name.partition("<")[0]
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What to build.
+    """The requested ops.
 
     Attributes:
-        everything: every op that can be built here.
-        ops: by the name of its variable, whether an op is wanted; goes before ``everything``.
+        everything: whether every compatible op is requested.
+        ops: whether an op is requested, by the name of its variable; overrides ``everything``.
     """
 
     everything: bool
@@ -30,7 +30,7 @@ class BuildRequest:
 
     @staticmethod
     def from_environment() -> BuildRequest:
-        """What the environment requests.
+        """The request in the environment.
 
         Raises:
             EnvironmentValueError: a variable is neither 0 nor 1.
@@ -38,33 +38,33 @@ class BuildRequest:
         return BuildRequest(env.ACCEL_BUILD_OPS.get(), env.build_switches())
 
     def wants(self, builder: OpBuilder) -> bool:
-        """Whether ``builder``'s op is to be built."""
+        """Whether the op is requested."""
         return self.ops.get(variable_of(builder), self.everything)
 
     def requires(self, builder: OpBuilder) -> bool:
-        """Whether its own variable requests it, so that the build fails without it."""
+        """Whether the op's own variable requests it, so that the build fails without it."""
         return self.ops.get(variable_of(builder), False)
 
     def check_names(self, builders: Iterable[OpBuilder], reason: str = "") -> None:
-        """Raise an UnknownOpError if a variable names an op that none of ``builders`` builds.
+        """Raise an UnknownOpError if a variable belongs to no op of ``builders``.
 
         Args:
-            reason: why some ops may be missing from them.
+            reason: why ops may be missing, for the message.
         """
         known = sorted({variable_of(builder) for builder in builders})
         for name in self.ops:
             if name in known:
                 continue
-            # Without the common prefix, which makes any two names similar.
+            # The common prefix would make all names similar.
             near = difflib.get_close_matches(name.removeprefix(_PREFIX), [each.removeprefix(_PREFIX) for each in known])
             likely = " or ".join(f"{_PREFIX}{each}" for each in near)
             raise UnknownOpError(
-                f"{name} is set, and no op has that name. {reason}".strip(),
+                f"{name} is set, but no op has that name. {reason}".strip(),
                 f"Did you mean {likely}?" if near else f"Unset it. The variables are: {', '.join(known)}.",
             )
 
 
 def variable_of(builder: OpBuilder) -> str:
-    """The variable that requests ``builder``'s op: its BUILD_VAR, unless that is of another form."""
+    """The variable that requests the op: its BUILD_VAR if that has the usual prefix."""
     named = builder.BUILD_VAR or ""
     return named if named.startswith(_PREFIX) else f"{_PREFIX}{builder.name.upper()}"

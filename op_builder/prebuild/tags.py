@@ -1,4 +1,4 @@
-"""The tag of a wheel with binaries in it: what they need of Python and of the system."""
+"""The tag of a wheel with binaries: the Python and the system that they need."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ GCC_LIBRARIES = (
     ((2, 35), (3, 4, 30), (1, 3, 13)),
     ((2, 39), (3, 4, 33), (1, 3, 15)),
 )
-"""(glibc, GLIBCXX, CXXABI): the oldest C library that systems with these C++ libraries have, as in the manylinux
-policies."""
+"""(glibc, GLIBCXX, CXXABI): the oldest C library on systems with these C++ libraries, from the manylinux policies."""
 
 
 def wheel_tag(manifests: Sequence[Manifest]) -> str:
-    """The tag of a wheel that has these binaries.
+    """The tag of a wheel with these binaries.
 
-    Those on the Stable ABI fit any CPython. One on torch's C++ API fits the CPython it was built for. On
-    Linux the platform is the oldest C library that has what all of them need.
+    Binaries on the Stable ABI fit any CPython, one on torch's C++ API only the CPython that it was built for. The
+    platform on Linux is the oldest C library that all binaries can use.
     """
     version = f"cp{sys.version_info.major}{sys.version_info.minor}"
     any_python = all(manifest.kind == "accel" for manifest in manifests)
-    python = "py3-none" if any_python else f"{version}-{version}{sys.abiflags}"  # a "t" without the global lock
+    python = "py3-none" if any_python else f"{version}-{version}{sys.abiflags}"  # with "t" for free-threaded Python
     library, here = platform.libc_ver()
     if library != "glibc":
-        from packaging.tags import platform_tags  # needed only here, and requested only for builds
+        from packaging.tags import platform_tags  # a requirement of builds only
 
         return f"{python}-{next(iter(platform_tags()))}"
     needed: list[tuple[int, ...]] = [(2, 17)]
@@ -41,7 +40,7 @@ def wheel_tag(manifests: Sequence[Manifest]) -> str:
         glibc, glibcxx, cxxabi = (_numbers(manifest.needs.get(name, "0")) for name in ("GLIBC", "GLIBCXX", "CXXABI"))
         fitting = (libc for libc, cxx, abi in GCC_LIBRARIES if glibcxx <= cxx and cxxabi <= abi)
         needed += [glibc[:2], next(fitting, GCC_LIBRARIES[-1][0])]
-    # A compiler may bring newer C++ libraries than come with the C library here.
+    # A compiler may come with newer C++ libraries than this system's.
     major, minor = min(max(needed), _numbers(here)[:2])
     return f"{python}-manylinux_{major}_{minor}_{platform.machine()}"
 

@@ -1,8 +1,7 @@
-"""The part of a prebuild that runs in the Python whose torch it is made against.
+"""The part of a prebuild that runs in the Python whose torch the ops are built against.
 
-It gets an unpacked wheel, builds the ops of the packages in it, and leaves each binary with its manifest below
-``_prebuilt`` in the package that declares it. ``wheel.json`` there says what was built, by what and for what,
-and what was left out and why.
+It builds the ops of the packages in an unpacked wheel and puts each binary with its manifest into ``_prebuilt`` in the
+package that declares it. ``wheel.json`` there lists what was built and what was left out, with the reasons.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from op_builder import env
 from op_builder._version import __version__
-from op_builder.build import Outcome, build_all
+from op_builder.build import Outcome, Report, build_all
 from op_builder.builder.cuda import CUDAOpBuilder
 from op_builder.builder.sycl import SYCLOpBuilder
 from op_builder.cache.headers import SystemHeaders
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from op_builder.builder.base import OpBuilder
 
 REPORTED = 3
-"""The exit status when the reason of a failure has been reported."""
+"""The exit status after a failure was reported."""
 
 _HOST_OPS = "op_builder.cpu"
 
@@ -50,11 +49,11 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
     """Build the requested ops of the packages in ``tree`` into it.
 
     Returns:
-        the wheel's tag; empty where none of its ops is requested.
+        the wheel's tag; empty if none of its ops is requested.
 
     Raises:
-        IncompatibleOpError: an op requested by its own variable cannot be built here, or none can.
-        AccelError: compiling one failed, or a variable is wrong.
+        IncompatibleOpError: an op that its own variable requests is incompatible, or all ops are.
+        AccelError: an op failed to compile, or a variable is invalid.
     """
     started = time.monotonic()
     accelerator, package = requested_package()
@@ -78,7 +77,7 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
     _reject_cpu_of_compiler()
     with _writable_cache():
         required = {builder.name for builder in chosen if request.requires(builder)}
-        outcomes = build_all(chosen, required=required, force=False, report=_Progress(len(chosen)))
+        outcomes = build_all(chosen, required=required, force=False, report=_log_progress(len(chosen)))
         _raise_failures(chosen, outcomes)
         left_out.update({outcome.op: outcome.message for outcome in outcomes if outcome.status == "skipped"})
         left_out = {op: reason for op, reason in left_out.items() if reason}
@@ -107,34 +106,33 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
 
 
 def log(text: str) -> None:
-    """Write a line for the user: ``pip -v`` and the other frontends show it at once."""
+    """Print a line for the user; frontends such as ``pip -v`` show it at once."""
     print(f"op_builder: {text}", file=sys.stderr, flush=True)
 
 
 def _nothing_built(reasons: Sequence[str]) -> IncompatibleOpError:
     return IncompatibleOpError(
         "\n  ".join(["None of the requested ops can be built here.", *reasons]),
-        "Fix that, or unset ACCEL_BUILD_OPS: ops are then compiled when first loaded.",
+        "Fix that, or unset ACCEL_BUILD_OPS; ops are then compiled when they are first loaded.",
     )
 
 
 def _reject_cpu_of_compiler() -> None:
-    """An op's own -march is in its recipe, so that a binary that does not fit is noticed; that of CXX is not."""
+    """Reject -march in CXX: it is not in the recipe, so load() could not detect a binary for another CPU."""
     try:
         command = find_cxx(Cache().memo).command
-    except ToolchainError:  # each op's check reports that
+    except ToolchainError:  # each op's checks report it
         return
     tied = [word for word in command if word.startswith(("-march=", "-mcpu="))]
     if tied:
         raise ToolchainError(
-            f"The compiler is {' '.join(command)}: {' '.join(tied)} ties each binary of the wheel to such CPUs, and "
-            "nothing would notice where it is installed.",
-            "Set CXX without it. This project's kernels choose among instruction sets when they are loaded.",
+            f"The compiler is {' '.join(command)}. With {' '.join(tied)}, the wheel would crash on other CPUs.",
+            "Set CXX without that flag. This project's kernels select an instruction set when they are loaded.",
         )
 
 
 def _is_in(tree: Path, builder: OpBuilder) -> bool:
-    """Whether the wheel has the package of a builder, or, of an op that the device lacks, this very project."""
+    """Whether the wheel contains the package of a builder; an op that the device lacks belongs to this project."""
     declared = builder.INSTEAD_OF if isinstance(builder, UnavailableOpBuilder) else type(builder)
     if declared is None:
         return Path(__file__).resolve().is_relative_to(tree)
@@ -145,7 +143,7 @@ def _is_in(tree: Path, builder: OpBuilder) -> bool:
 def _choose(
     builders: Sequence[OpBuilder], request: BuildRequest, accelerator: str
 ) -> tuple[list[OpBuilder], dict[str, str]]:
-    """The builders whose ops are to be built, each recipe once, and why others are not: empty if not requested."""
+    """The builders to build, each recipe once, and why the others are left out; empty if not requested."""
     available = {builder.name for builder in builders if not isinstance(builder, UnavailableOpBuilder)}
     chosen: dict[str, OpBuilder] = {}
     left_out: dict[str, str] = {}
@@ -172,7 +170,7 @@ def _reason_against(builder: OpBuilder, request: BuildRequest, accelerator: str)
 
 
 def _device_of(builder: OpBuilder) -> str | None:
-    """The accelerator that an op is for, None where it is for all."""
+    """The accelerator that an op is for; None if it is for all."""
     if isinstance(builder, CUDAOpBuilder):
         return "cuda"
     return "xpu" if isinstance(builder, SYCLOpBuilder) else None
@@ -189,39 +187,30 @@ def _raise_failures(builders: Sequence[OpBuilder], outcomes: Sequence[Outcome]) 
 
 
 def _place(builder: OpBuilder, outcome: Outcome) -> tuple[Path, Manifest, dict[str, Any]]:
-    """Copy a binary from the cache into the package that declares it; that package, the manifest, the index's entry."""
+    """Copy a binary from the cache to its package; returns the package, the manifest and the facts for the index."""
     package, artifact = outermost_package(type(builder)), Path(outcome.path)
-    assert package is not None, "chosen because its package is in the wheel"
+    assert package is not None  # _is_in() has found it
     manifest = Manifest.from_json(artifact.with_name(MANIFEST).read_text(encoding="utf-8"))
-    # The system headers it was compiled with are the building machine's: nobody asks for them in a wheel.
+    # The system headers of the building machine do not count in a wheel.
     manifest = manifest._replace(system_headers=SystemHeaders.of([]))
     place = f"ops/{builder.name}/{manifest.key.plan.digest}/{manifest.key.digest}"  # laid out as in the cache
     directory = package / DIRECTORY / place
     directory.mkdir(parents=True, exist_ok=True)
     (directory / MANIFEST).write_text(manifest.to_json() + "\n", encoding="utf-8")
     shutil.copyfile(artifact, directory / artifact.name)
-    return (
-        package,
-        manifest,
-        {
-            "op": builder.name,
-            "binary": f"{place}/{artifact.name}",
-            "sha256": manifest.sha256,
-            "size_bytes": manifest.size_bytes,
-            "platform": manifest.key_parts["platform"],
-            "torch": manifest.torch_needed,
-            "python": manifest.python_needed,
-            "cuda_archs": manifest.cuda_archs,
-            "compilers": manifest.compilers,
-            "needs": manifest.needs,
-            "check": manifest.check,
-            "built_at": manifest.built_at,
-        },
-    )
+    facts = {
+        "op": builder.name,
+        "binary": f"{place}/{artifact.name}",
+        "platform": manifest.key_parts["platform"],
+        "torch": manifest.torch_needed,
+        "python": manifest.python_needed,
+    }
+    copied = ("sha256", "size_bytes", "cuda_archs", "compilers", "needs", "check", "built_at")
+    return package, manifest, {**facts, **{name: getattr(manifest, name) for name in copied}}
 
 
 def _by_reason(left_out: Mapping[str, str]) -> list[str]:
-    """A line for each reason, with the ops that it keeps out."""
+    """A line for each reason, with its ops."""
     ops: dict[str, list[str]] = {}
     for op, reason in left_out.items():
         ops.setdefault(reason, []).append(op)
@@ -230,7 +219,7 @@ def _by_reason(left_out: Mapping[str, str]) -> list[str]:
 
 @contextmanager
 def _writable_cache() -> Iterator[None]:
-    """The user's cache of built ops, with which a second wheel takes seconds; else a temporary one."""
+    """Use the user's cache, so that a second wheel takes seconds, or a temporary one if that is not writable."""
     obstacle = Cache().writable_obstacle()
     if not obstacle:
         yield
@@ -243,28 +232,27 @@ def _writable_cache() -> Iterator[None]:
         yield
 
 
-class _Progress:
-    """Logs each step of each op, and how many ops are done."""
+def _log_progress(ops: int) -> Report:
+    """Logs each step of each op and the number of finished ops."""
+    finished: list[str] = []
 
-    def __init__(self, ops: int) -> None:
-        self._ops = ops
-        self._done = 0
-
-    def __call__(self, op: str, done: int, total: int, step: str) -> None:
+    def report(op: str, done: int, total: int, step: str) -> None:
         if total:
             log(f"{op}: [{done}/{total}] {step}")
         elif step not in ("checking", "waiting"):
-            self._done += 1
-            log(f"{op}: {step} ({self._done} of {self._ops} ops)")
+            finished.append(op)
+            log(f"{op}: {step} ({len(finished)} of {ops} ops)")
+
+    return report
 
 
 def main(tree: str, tag_file: str) -> int:
-    """Run by the build backend: build what the environment requests into ``tree``; the tag goes to ``tag_file``."""
+    """Build the requested ops into ``tree`` and write the tag to ``tag_file``; the build backend calls it."""
     root = Path(os.path.realpath(tree))
     try:
         tag = prebuild(root, BuildRequest.from_environment())
     except AccelError as error:
-        # Paths in the unpacked wheel, which is temporary, are shown as those in the wheel.
+        # Show paths in the temporary tree as paths in the wheel.
         log(f"error: {error}".replace(f"{root}/", ""))
         return REPORTED
     Path(tag_file).write_text(tag, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""``python -m op_builder.report``: what is installed, what is compatible, why not, what to do."""
+"""``python -m op_builder.report``: which ops are installed and compatible, the reasons and the remedies."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from op_builder.errors import UnknownOpError
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.report") -> int:
-    """The command line; returns the exit status: 0, or 2 for an op that does not exist."""
+    """The command line; returns the exit status: 0, or 2 for an unknown op."""
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="What is installed, what is compatible, why not, and what to do about it.",
+        description="Show which ops are installed and compatible, with reasons and remedies, and this machine's tools.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; sizes are bytes")
     parser.add_argument(
         "--op",
         metavar="NAME",
-        help="explain one op in full: plan, commands, checks (cpu_adam, CPUAdamBuilder or package.module:Builder)",
+        help="show one op's plan, commands and checks (cpu_adam, CPUAdamBuilder or package.module:Builder)",
     )
     options = parser.parse_args(arguments)
-    # Imported here so that --help answers at once.
+    # Imported here so that --help is fast.
     from rich.console import Console
 
     from op_builder.report.collect import explain, find_op, report
@@ -45,10 +45,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     if options.json:
         print(json.dumps(report(), indent=2))
         return 0
-    # The checks really compile small programs, which takes a moment the first time.
-    status = Console(stderr=True).status("Looking at the machine ...")
-    with status:
-        data = report(lambda name: status.update(f"Looking at {name} ..."))
+    # The first report of a machine compiles small programs, which takes a few seconds.
+    with Console(stderr=True).status("Checking...") as status:
+        data = report(lambda name: status.update(f"Checking {name}..."))
     print_report(data, console)
     return 0
 

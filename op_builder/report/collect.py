@@ -1,4 +1,4 @@
-"""The report as data. It asks the same functions as ``load()``."""
+"""The report as data, from the same functions that ``load()`` calls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SYCL_PACKAGE = "op_builder.xpu"
 
 @dataclass(frozen=True)
 class OpRow:
-    """One op in the report. ``reason`` and ``remedy`` are empty for a compatible op."""
+    """One op in the report; ``reason`` and ``remedy`` are empty if it is compatible."""
 
     name: str
     builder: str
@@ -56,10 +56,10 @@ class OpRow:
 
 
 def op_row(builder: OpBuilder) -> OpRow:
-    """The report's line on one op."""
+    """The report's row for one op."""
     try:
-        return _row(_looking(builder))
-    except Exception as error:  # another package's builder may raise anything; the report must survive it
+        return _row(_reading(builder))
+    except Exception as error:  # another package's builder may raise anything, and the report must survive it
         return OpRow(
             name=builder.name,
             builder=type(builder).__name__,
@@ -73,11 +73,11 @@ def op_row(builder: OpBuilder) -> OpRow:
         )
 
 
-def _looking(builder: OpBuilder) -> OpBuilder:
-    """``builder`` with its cache as one that is only looked at: what is damaged stays where it is."""
-    looking = copy.copy(builder)
-    vars(looking)["cache"] = Cache(builder.cache.root, is_ours=False)
-    return looking
+def _reading(builder: OpBuilder) -> OpBuilder:
+    """A copy of ``builder`` that only reads its cache and does not move damaged entries."""
+    reading = copy.copy(builder)
+    vars(reading)["cache"] = Cache(builder.cache.root, is_ours=False)
+    return reading
 
 
 def _row(builder: OpBuilder) -> OpRow:
@@ -86,12 +86,12 @@ def _row(builder: OpBuilder) -> OpRow:
     reasons = [f"{failure.name}: {failure.reason}" if several else failure.reason for failure in found.failed]
     remedies = list(dict.fromkeys(failure.remedy for failure in found.failed if failure.remedy))
     compatible = not found.failed
-    # A builder of another package may override is_compatible(); load() asks it, so the report does.
+    # Another package's builder may override is_compatible(), which load() calls, too.
     rejection = guarded_value("is_compatible()", builder.own_rejection) if compatible else None
     if rejection is not None:
         compatible = False
         reasons.append(rejection.reason if isinstance(rejection, Failed) else rejection)
-        remedies.append("Ask the op's author: this is its own is_compatible().")
+        remedies.append("Ask the op's author; the op's own is_compatible() gives this reason.")
     if isinstance(found.prebuilt, Rejected):
         reasons.append(f"the prebuilt binary is ignored: {found.prebuilt.reason}")
     return OpRow(
@@ -113,7 +113,7 @@ def report(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     Sizes are bytes.
 
     Args:
-        progress: called with the name of each thing before it is looked at.
+        progress: called with the name of each item before it is checked.
     """
     progress("accelerator")
     accelerator, package = _accelerator()
@@ -161,7 +161,7 @@ def diagnosis(ops: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """The machine as far as ops depend on it; what is missing is an ``error`` with a ``remedy``."""
+    """The parts of the machine that ops depend on; a missing part is an ``error`` with a ``remedy``."""
     cache = Cache(is_ours=False)
     return {
         "accel_ops": __version__,
@@ -187,15 +187,15 @@ def environment() -> dict[str, Any]:
 
 
 def find_op(name: str, package: str | None = None) -> OpBuilder:
-    """The builder of an op, by the op's or the builder's name; of anybody's op by ``package.module:Builder``.
+    """The builder of an op, by the op's name, the builder's name, or ``package.module:Builder``.
 
-    An op that the device lacks and that has SYCL kernels is found all the same: those work on CPU tensors.
+    An op that the device lacks is also found if it has SYCL kernels, which work on CPU tensors.
 
     Args:
-        package: the builders of the device, by default of the one that is here.
+        package: the device's package of builders; the current device's by default.
 
     Raises:
-        UnknownOpError: there is no such op for this device, and lists them; or no such module or builder.
+        UnknownOpError: no such op, module or builder exists; lists the names.
     """
     if ":" in name:
         return _builder_of(name)
@@ -204,17 +204,16 @@ def find_op(name: str, package: str | None = None) -> OpBuilder:
     named = [builder for builder in builders if name in (builder.name, type(builder).__name__)]
     if not named or isinstance(named[0], UnavailableOpBuilder):
         classes = device_package(_SYCL_PACKAGE).classes
-        having = (cls for class_name, cls in classes.items() if name in (cls.NAME, class_name))
-        named = [*(cls() for cls in having), *named]
+        named = [*(cls() for class_name, cls in classes.items() if name in (cls.NAME, class_name)), *named]
     if named:
         return named[0]
     names = [builder.name for builder in builders]
     near = difflib.get_close_matches(name, names)
     likely = f"Did you mean {' or '.join(near)}? " if near else ""
-    complaints = [package.complaint for package in registered_packages(package)]
+    complaints = [other.complaint for other in registered_packages(package)]
     raise UnknownOpError(
-        " ".join(filter(None, [f"There is no op {name!r}.", *complaints])),
-        f"{likely}The ops are: {', '.join(names)}. One that no package registers is named as package.module:Builder.",
+        " ".join(filter(None, [f"Unknown op {name!r}.", *complaints])),
+        f"{likely}The ops are: {', '.join(names)}. Name an op that no package registers as package.module:Builder.",
     )
 
 
@@ -225,14 +224,14 @@ def _builder_of(name: str) -> OpBuilder:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # it may raise anything
+    except Exception as error:  # the module may raise anything
         raise UnknownOpError(
             f"{name!r}: the module {module_name!r} cannot be imported: {type(error).__name__}: {error}.",
-            "Name it as Python imports it from the current directory, or add its place to PYTHONPATH.",
+            "Use a name that Python can import from the current directory, or extend PYTHONPATH.",
         ) from error
     found = getattr(module, class_name, None)
     if not _is_builder(found):
-        what = "is no OpBuilder" if hasattr(module, class_name) else "is not there"
+        what = "is not an OpBuilder" if hasattr(module, class_name) else "does not exist"
         builders = filter(_is_builder, vars(module).values())
         own = [builder.__name__ for builder in builders if builder.__module__ == module_name]
         names = ", ".join(dict.fromkeys(own)) or "none"
@@ -241,7 +240,7 @@ def _builder_of(name: str) -> OpBuilder:
         return found()
     except Exception as error:
         raise UnknownOpError(
-            f"{name!r}: the builder cannot be made: {type(error).__name__}: {error}.",
+            f"{name!r}: the builder cannot be created: {type(error).__name__}: {error}.",
             "Give it a sources() method and an __init__ that needs no arguments.",
         ) from error
 
@@ -251,8 +250,8 @@ def _is_builder(value: object) -> TypeGuard[type[OpBuilder]]:
 
 
 def explain(builder: OpBuilder) -> dict[str, Any]:
-    """One op in full: its plan, key, what the ways of loading find, the checks, the commands."""
-    builder = _looking(builder)
+    """One op in full: its row, checks, cache entry, plan, key and commands."""
+    builder = _reading(builder)
     found = examine(builder)
     damaged = dict(builder.cache.damaged)
     explained: dict[str, Any] = {
@@ -272,10 +271,7 @@ def explain(builder: OpBuilder) -> dict[str, Any]:
             {"label": source.label, "path": str(source.path), "flags": list(source.flags)} for source in plan.sources
         ],
         "include_dirs": [str(path) for path in plan.include_dirs],
-        "cxx_flags": list(plan.cxx_flags),
-        "nvcc_flags": list(plan.nvcc_flags),
-        "cuda_archs": list(plan.cuda_archs),
-        "link_flags": list(plan.link_flags),
+        **{name: list(getattr(plan, name)) for name in ("cxx_flags", "nvcc_flags", "cuda_archs", "link_flags")},
     }
     explained["key"] = {"digest": request.key.digest, "parts": dict(request.key.parts)}
     commands: list[str] = []
@@ -292,14 +288,14 @@ def _accelerator() -> tuple[dict[str, Any], str]:
     try:
         accelerator = current_accelerator()
     except (ValueError, AccelError) as error:
-        # A wrong override must not keep the report from saying what else it knows.
+        # The rest of the report does not depend on the accelerator.
         return {"name": None, "error": str(error)}, "op_builder.host"
     facts = accelerator_facts(accelerator)
     return {"name": accelerator.device_name(), "error": None, **facts}, accelerator.op_builder_dir()
 
 
 def _registered(package: str) -> list[dict[str, Any]]:
-    """What other packages register, and why something of it is not among the ops."""
+    """The ops that other packages register, and the problems with others."""
     return [
         {
             "label": other.label,
@@ -312,12 +308,9 @@ def _registered(package: str) -> list[dict[str, Any]]:
 
 
 def _miss(request: resolver.Request, damaged: dict[Path, str]) -> dict[str, Any]:
-    """Why the cache has no entry that fits: it is damaged, or the differences from the nearest."""
+    """Why no entry of the cache matches: it is damaged, or it differs from the request."""
     for directory, reason in damaged.items():
-        return {
-            "nearest": str(directory),
-            "differences": [f"damaged, will be set aside and built again: {reason}"],
-        }
+        return {"nearest": str(directory), "differences": [f"damaged, will be moved away and rebuilt: {reason}"]}
     miss = nearest_miss(request.cache.entries(request.plan.op), request.key, request.roots, request.cache.memo)
     if miss is None:
         return {"nearest": None, "differences": []}
@@ -325,7 +318,7 @@ def _miss(request: resolver.Request, damaged: dict[Path, str]) -> dict[str, Any]
 
 
 def _wheels(builders: Iterable[OpBuilder]) -> list[dict[str, Any]]:
-    """The index of each wheel with prebuilt ops: how it was built, what it lacks; or why it cannot be read."""
+    """The index of each wheel with prebuilt ops, or why it cannot be read."""
     wheels = []
     for root in dict.fromkeys(root for builder in builders for root in paths.prebuilt_roots(type(builder))):
         try:
@@ -340,13 +333,13 @@ def _wheels(builders: Iterable[OpBuilder]) -> list[dict[str, Any]]:
 def _entry(found: Entry | Rejected | None) -> dict[str, Any] | None:
     if found is None:
         return None
-    entry = found.entry if isinstance(found, Rejected) else found
+    entry, reason = (found.entry, found.reason) if isinstance(found, Rejected) else (found, None)
+    facts: dict[str, Any] = {"directory": str(found.directory), "rejected": reason}
     if entry is None:
-        return {"directory": str(found.directory), "rejected": found.reason if isinstance(found, Rejected) else None}
+        return facts
     manifest = entry.manifest
     return {
-        "directory": str(entry.directory),
-        "rejected": found.reason if isinstance(found, Rejected) else None,
+        **facts,
         "size_bytes": manifest.size_bytes,
         "built_at": manifest.built_at,
         "build_s": manifest.build_s,
@@ -362,23 +355,17 @@ def _entry(found: Entry | Rejected | None) -> dict[str, Any] | None:
     }
 
 
-def _or_error(question: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _or_error(find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
-        return question()
+        return find()
     except AccelError as error:
         return {"error": error.message, "remedy": error.remedy}
 
 
 def _torch() -> dict[str, Any]:
-    install = torch_install()
-    return {
-        "version": install.version,
-        "path": str(install.root),
-        "cxx11_abi": install.cxx11_abi,
-        "cuda": install.cuda,
-        "hip": install.hip,
-        "xpu": install.xpu,
-    }
+    facts = torch_install()._asdict()
+    del facts["release"]
+    return {"path": str(facts.pop("root")), **facts}
 
 
 def _compiler(cache: Cache) -> dict[str, Any]:
@@ -415,5 +402,5 @@ def _shared_memory() -> dict[str, Any]:
     try:
         usage = shutil.disk_usage("/dev/shm")
     except OSError as error:
-        return {"error": f"/dev/shm cannot be asked: {error.strerror}.", "remedy": "Mount a tmpfs at /dev/shm."}
+        return {"error": f"/dev/shm is not accessible: {error.strerror}.", "remedy": "Mount a tmpfs at /dev/shm."}
     return {"path": "/dev/shm", "size_bytes": usage.total, "free_bytes": usage.free}

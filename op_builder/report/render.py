@@ -1,4 +1,4 @@
-"""The report as tables that a person reads at a glance."""
+"""The report as tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 _MEBIBYTE = 1 << 20
-_WIDE = 120  # columns from which reason and remedy stand side by side
+_WIDE = 120  # columns; a wider table has separate columns for reason and remedy
 
 
 def print_report(data: dict[str, Any], console: Console) -> None:
@@ -46,16 +46,14 @@ def print_explanation(data: dict[str, Any], console: Console) -> None:
         checks.add_row(_mark(check["passed"]), Text(check["name"]), text)
     console.print(checks)
     if data["plan"] is not None:
-        plan = data["plan"]
-        rows: list[tuple[str, Any]] = [(key, _text(value)) for key, value in plan.items() if key != "sources"]
-        rows.insert(
-            1, ("sources", "\n".join(" ".join([source["label"], *source["flags"]]) for source in plan["sources"]))
-        )
+        plan = dict(data["plan"])
+        sources = "\n".join(" ".join([source["label"], *source["flags"]]) for source in plan.pop("sources"))
+        rows: list[tuple[str, Any]] = [("sources", sources), *((key, _text(value)) for key, value in plan.items())]
         rows.append(("key", data["key"]["digest"]))
         rows += [(f"  {name}", value) for name, value in data["key"]["parts"].items()]
         console.print(_facts_table("Plan", rows))
     if data["commands"]:
-        console.print(Text("Commands, run in a staging directory", style="bold"))
+        console.print(Text("Commands, run in a temporary directory", style="bold"))
         for command in data["commands"]:
             console.print(Text(command), soft_wrap=True)
 
@@ -82,8 +80,8 @@ def _accelerator_rows(accelerator: dict[str, Any]) -> list[tuple[str, Any]]:
     for key in ("total_memory_bytes", "available_memory_bytes"):
         if isinstance(accelerator.get(key), int):
             rows.append((key.removesuffix("_bytes").replace("_", " "), _size(accelerator[key])))
-    rows += [(key.replace("_", " "), f"not known: {why}") for key, why in accelerator.get("unavailable", {}).items()]
-    rows.append(("why this one", "python -m accelerator.report"))
+    rows += [(key.replace("_", " "), f"unknown: {why}") for key, why in accelerator.get("unavailable", {}).items()]
+    rows.append(("why detected", "python -m accelerator.report"))
     return rows
 
 
@@ -98,18 +96,18 @@ def _prebuilt_rows(data: dict[str, Any]) -> list[tuple[str, Any]]:
         )
         left_out = _grouped((left["reason"], left["op"]) for left in wheel["left_out"])
         rows += [("  without", f"{ops}: {reason}") for reason, ops in left_out]
-        brought = [op for op in data["ops"] if op["installed"] and _lies_in(op["prebuilt"], wheel)]
-        installed = _grouped((_fits(op["prebuilt"]), op["name"]) for op in brought)
+        own = [op for op in data["ops"] if op["installed"] and _is_in(op["prebuilt"], wheel)]
+        installed = _grouped((_fits(op["prebuilt"]), op["name"]) for op in own)
         rows += [("  with", f"{ops}: {fits}") for fits, ops in installed]
     return rows
 
 
-def _lies_in(entry: dict[str, Any], wheel: dict[str, Any]) -> bool:
+def _is_in(entry: dict[str, Any], wheel: dict[str, Any]) -> bool:
     return Path(wheel["directory"]) in Path(entry["directory"]).parents
 
 
 def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """(text, names of the ops) of (text, op) pairs."""
+    """(text, names of the ops), from (text, op) pairs."""
     ops: dict[str, list[str]] = {}
     for text, op in pairs:
         ops.setdefault(text, []).append(op)
@@ -136,13 +134,13 @@ def _registered_rows(packages: list[dict[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def sycl_rows(sycl: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The SYCL section: one line for each toolchain and device."""
+    """The SYCL section: one row for each toolchain and device."""
     if "error" in sycl:
         return [("toolchains", sycl)]
     rows: list[tuple[str, Any]] = []
     for found in sycl["toolchains"]:
         if found["accepted"]:
-            text: Any = Text(f"{'chosen: ' if found['chosen'] else 'would do: '}{found['detail']}")
+            text: Any = Text(f"{'selected: ' if found['chosen'] else 'available: '}{found['detail']}")
         else:
             text = {"error": found["reason"], "remedy": found["remedy"]}
         rows.append((found["name"], text))
@@ -155,7 +153,7 @@ def sycl_rows(sycl: dict[str, Any]) -> list[tuple[str, Any]]:
         rows.append(
             (
                 f"device ({device['kind']})",
-                f"{device['name']}; {device['platform']}, driver {device['driver']}; {' '.join(types) or 'fp32 alone'}",
+                f"{device['name']}; {device['platform']}, driver {device['driver']}; {' '.join(types) or 'fp32 only'}",
             )
         )
     return rows
@@ -199,17 +197,17 @@ def _environment_rows(environment: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _storage_engine(storage: dict[str, Any]) -> Any:
-    """The engine of async_io, and what of the others."""
+    """The engine that async_io uses, and the state of the others."""
     if "error" in storage:
         return storage
-    text = Text(storage["in_use"] or f"none: {storage['forced']} is forced and does not work")
+    text = Text(storage["in_use"] or f"none: ACCEL_AIO_ENGINE={storage['forced']} does not work")
     if storage["forced"] and storage["in_use"]:
-        text.append(", forced by ACCEL_AIO_ENGINE")
+        text.append(", set by ACCEL_AIO_ENGINE")
     for engine in storage["engines"]:
         if engine["refusal"] is not None:
             text.append(f"\nnot {engine['name']}: {engine['refusal']}", style="yellow")
         elif engine["name"] != storage["in_use"]:
-            text.append(f"; {engine['name']} works too")
+            text.append(f"; {engine['name']} also works")
     return text
 
 
@@ -231,7 +229,7 @@ def _facts_table(title: str, rows: list[tuple[str, Any]]) -> Table:
 
 
 def _cell(value: Any) -> Text | Group:
-    if isinstance(value, dict):  # something that could not be found
+    if isinstance(value, dict):  # an error
         return Text.assemble((value["error"], "yellow"), " ", (value["remedy"], "cyan"))
     return value if isinstance(value, Text) else Text(str(value))
 
@@ -243,7 +241,7 @@ def _entry_text(entry: dict[str, Any] | None) -> str:
         return f"ignored: {entry['rejected']} ({entry['directory']})"
     return (
         f"yes: {entry['directory']}, {_size(entry['size_bytes'])}, built {entry['built_at']} in {entry['build_s']} s "
-        f"with torch {entry['torch']} by {' and '.join(entry['compilers'])}, {entry['headers']} headers read; "
+        f"with torch {entry['torch']} by {' and '.join(entry['compilers'])}, {entry['headers']} headers; "
         f"{entry['check']}; fits torch {entry['torch_needed']}"
     )
 
@@ -253,8 +251,8 @@ def _cached_text(data: dict[str, Any]) -> str:
     if data["cache_entry"] is not None or miss is None:
         return _entry_text(data["cache_entry"])
     if miss["nearest"] is None:
-        return "no: this op was never built into this cache"
-    return "\n".join([f"no; against the nearest entry, {miss['nearest']}:", *miss["differences"]])
+        return "no: the cache has no entry of this op"
+    return "\n".join([f"no; differences from the nearest entry, {miss['nearest']}:", *miss["differences"]])
 
 
 def _mark(yes: bool) -> Text:

@@ -1,4 +1,4 @@
-"""The report's SYCL section: toolchains, the runtime, devices; of what is missing, why, and what to do."""
+"""The report's SYCL section: toolchains, runtime, kernel compiler and devices, with reasons and remedies."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, REINSTALL_REMEDY,
 
 
 def sycl_facts(cache: Cache) -> dict[str, Any]:
-    """``toolchains``, ``runtime``, ``kernel_compiler`` and ``devices``, of an op whose kernels are texts.
+    """``toolchains``, ``runtime``, ``kernel_compiler`` and ``devices``, for an op with kernel files.
 
     Raises:
-        AccelError: ACCEL_SYCL_TOOLCHAIN names no toolchain, or torch cannot be imported.
+        AccelError: ACCEL_SYCL_TOOLCHAIN is not the name of a toolchain, or torch cannot be imported.
     """
     facts = gather_facts(has_kernel_texts=True)
     chosen = choose(facts)
@@ -47,9 +47,9 @@ def _runtime(runtime: SyclRuntime | None) -> dict[str, Any]:
 
 
 def _kernel_compiler(runtime: SyclRuntime | None, answer: DevicesAnswer) -> dict[str, Any]:
-    """Whether kernels can be compiled at run time, and for which devices; why not."""
+    """The library that compiles kernels at run time and the devices, or the reason and the remedy."""
     if runtime is None:
-        return {"error": "no SYCL runtime with its headers is installed.", "remedy": INSTALL_REMEDY}
+        return _runtime(runtime)
     if runtime.kernel_compiler is None:
         return {"error": f"libsycl-jit.so is not in {runtime.library_dir}.", "remedy": INSTALL_REMEDY}
     if answer.compiler_failure:
@@ -57,7 +57,7 @@ def _kernel_compiler(runtime: SyclRuntime | None, answer: DevicesAnswer) -> dict
         return {"error": why, "remedy": REINSTALL_REMEDY}
     fitting = [device.name for device in answer.devices if device.takes_kernels]
     if not fitting:
-        why = answer.failure or "no device takes kernels that are compiled at run time."
+        why = answer.failure or "no device accepts kernels that are compiled at run time."
         return {"error": why, "remedy": INSTALL_REMEDY}
     return {"library": str(runtime.kernel_compiler), "devices": fitting}
 
@@ -68,7 +68,7 @@ def _devices(runtime: SyclRuntime | None, cache: Cache) -> DevicesAnswer:
 
 
 def _of_torch() -> list[SyclDevice]:
-    """torch's XPU devices. Never run on hardware by this project."""
+    """torch's XPU devices. This project has never run it on such hardware."""
     if torch_install().xpu is None:
         return []
     import torch

@@ -96,6 +96,6 @@ def test_ops_in_a_package_that_cannot_be_changed_are_an_error_with_a_remedy(proj
     (project / "acme_ops" / "_prebuilt").touch()
     done = call("build_editable('../out')", project)
     assert done.returncode != 0
-    assert "keeps its ops in the project's packages, and they cannot be changed: " in done.stderr
+    assert "keeps its ops in the project's packages, which are not writable: " in done.stderr
     assert "Remedy: Make them writable, or install without -e." in done.stderr
     assert "Traceback" not in done.stderr

@@ -71,7 +71,7 @@ def test_the_torch_of_this_environment_is_taken_where_none_is_named() -> None:
     assert found is not None
     assert found.python == sys.executable
     assert Path(found.torch_dir) == Path(str(importlib.util.find_spec("torch").origin)).parent  # type: ignore[union-attr]
-    assert found.reason == f"the environment of this build, {sys.prefix}"
+    assert found.reason == f"the build environment, {sys.prefix}"
 
 
 def test_no_torch_anywhere_is_no_error_unless_one_was_named(bare_venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,10 +109,10 @@ def program(place: Path, text: str, mode: int = 0o755) -> Path:
 @pytest.mark.parametrize(
     ("name", "error"),
     [
-        ("nowhere", "is neither a Python that can be run nor a directory"),
-        ("not-executable", "is neither a Python that can be run nor a directory"),
-        ("no-python", "does not answer as a Python does: 'I am no snake'"),
-        ("no-interpreter", "does not run"),
+        ("nowhere", "is neither an executable Python nor a directory"),
+        ("not-executable", "is neither an executable Python nor a directory"),
+        ("no-python", "is not a Python interpreter; it printed 'I am no snake'"),
+        ("no-interpreter", "cannot be run"),
         ("empty", "has no torch."),
         ("venv/bin/python", "has no torch."),  # even if the build environment has one
         ("foreign", "torch for another Python: _C.cpython-307-somewhere.so"),

@@ -31,8 +31,8 @@ def small(tmp_path: Path, cache: Cache) -> SmallBuilder:
 
 @pytest.fixture
 def new_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process that has opened nothing yet, after the test's other fixtures have loaded what they load."""
+    """The test runs as in a process that has loaded no op; the test's other fixtures are set up first."""
     for name in request.fixturenames:
         if name not in ("new_process", "request", "monkeypatch"):
             request.getfixturevalue(name)
-    monkeypatch.setattr("op_builder.load.loader._entries", {})
+    monkeypatch.setattr("op_builder.load.loader.opened_entries", lambda _op: [])

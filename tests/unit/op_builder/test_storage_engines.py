@@ -44,8 +44,8 @@ def test_refusals_are_explained(name: str, number: int, reason: str) -> None:
     ("forced", "in_use", "lines"),
     [
         (None, "threads", ["threads", "not io_uring: forbidden"]),
-        ("threads", "threads", ["threads, forced by ACCEL_AIO_ENGINE"]),
-        ("io_uring", None, ["none: io_uring is forced and does not work"]),
+        ("threads", "threads", ["threads, set by ACCEL_AIO_ENGINE"]),
+        ("io_uring", None, ["none: ACCEL_AIO_ENGINE=io_uring does not work"]),
     ],
 )
 def test_report_and_checks_agree(

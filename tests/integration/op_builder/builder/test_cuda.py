@@ -156,7 +156,7 @@ def test_a_kernel_and_its_binding_compile_without_a_cuda_torch(increment: Increm
 
 
 @cpu_torch_only
-def test_a_compiled_op_that_cannot_run_here_says_so_instead_of_failing_to_open(increment: IncrementBuilder) -> None:
+def test_a_compiled_op_that_cannot_run_here_is_incompatible(increment: IncrementBuilder) -> None:
     compiled(increment)
     row = op_row(increment)
     assert row.cached
@@ -167,7 +167,7 @@ def test_a_compiled_op_that_cannot_run_here_says_so_instead_of_failing_to_open(i
 
 
 @pytest.mark.slow
-def test_each_architecture_asked_for_is_in_the_binary(increment: IncrementBuilder) -> None:
+def test_the_binary_has_code_for_each_target_architecture(increment: IncrementBuilder) -> None:
     with env.scope(TORCH_CUDA_ARCH_LIST="8.0;9.0a+PTX"):
         entry = compiled(increment)
     assert entry.manifest.key_parts["cuda archs"] == "8.0;9.0a+PTX"
@@ -227,7 +227,7 @@ def test_a_misspelt_architecture_is_an_error_that_names_the_variable(increment: 
             increment.plan()
 
 
-def test_a_symbol_that_nothing_provides_is_refused(tmp_path: Path, cache: Cache) -> None:
+def test_an_undefined_symbol_is_a_load_error(tmp_path: Path, cache: Cache) -> None:
     kernel = KERNEL.replace("namespace {", "int nobody_has_this();\nnamespace {", 1)
     builder = make_increment(tmp_path / "op", cache, kernel.replace("threads = 256", "threads = nobody_has_this()"))
     with pytest.raises(LoadError, match="nobody_has_this") as caught:
@@ -251,7 +251,7 @@ def test_a_directory_with_spaces_and_commas_compiles(tmp_path: Path, cache: Cach
 
 
 @pytest.mark.slow
-def test_a_compiler_with_launcher_and_flags_is_told_to_nvcc_alone(increment: IncrementBuilder, tmp_path: Path) -> None:
+def test_nvcc_gets_the_compiler_without_launcher_and_flags(increment: IncrementBuilder, tmp_path: Path) -> None:
     launcher = tmp_path / "launcher"
     launcher.write_text('#!/bin/sh\nexec "$@"\n')
     launcher.chmod(0o755)
@@ -275,7 +275,7 @@ def test_without_a_toolkit_the_op_says_how_to_get_one(
             installed_cuda_version("increment")
 
 
-# What an op's author asks about architectures ------------------------------------------------
+# Functions about architectures for authors -----------------------------------------------------
 
 
 class Filtered(IncrementBuilder):
@@ -306,10 +306,10 @@ def test_both_answers_of_filter_ccs_count(cls: type[IncrementBuilder], increment
         ]
 
 
-def test_an_op_that_supports_none_of_them_says_so(increment: IncrementBuilder) -> None:
+def test_an_op_that_supports_no_target_architecture_is_incompatible(increment: IncrementBuilder) -> None:
     builder = Filtered(increment.directory, increment.cache)
     with env.scope(TORCH_CUDA_ARCH_LIST="7.5"):
-        assert "supports none of the CUDA architectures asked for (7.5)" in reasons(builder)
+        assert "supports none of the requested CUDA architectures (7.5)" in reasons(builder)
         with pytest.raises(MissingCUDAException, match=r"7\.5"):
             builder.compute_capability_args()
 
@@ -358,8 +358,8 @@ def test_the_capability_of_no_device_is_zero(increment: IncrementBuilder) -> Non
 
 def test_the_toolkits_version_and_its_default_architectures() -> None:
     version = installed_cuda_version()
-    told = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
-    assert f"release {version[0]}.{version[1]}," in told
+    output = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
+    assert f"release {version[0]}.{version[1]}," in output
     defaults = get_default_compute_capabilities()
     assert re.fullmatch(r"\d+\.\d(;\d+\.\d)*\+PTX", defaults)
 

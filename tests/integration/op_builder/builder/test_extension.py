@@ -20,7 +20,7 @@ from tests.support.foreign_package import ROOT, write_package
 from tests.support.small_ops import STABLE_SOURCE, SmallBuilder, make_small
 
 
-def test_the_extension_is_the_plan(small: SmallBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_extension_has_the_plans_sources_and_flags(small: SmallBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(small.directory)
     small.flags = ["-DSCALE=3"]
     small.link = ["-lm"]
@@ -30,7 +30,7 @@ def test_the_extension_is_the_plan(small: SmallBuilder, monkeypatch: pytest.Monk
     assert extension.extra_compile_args["cxx"] == list(plan.cxx_flags)
     assert extension.extra_link_args == ["-lm"]
     assert {str(path) for path in plan.include_dirs} <= set(extension.include_dirs)
-    assert "torch_python" not in extension.libraries, "a Stable-ABI op knows no Python"
+    assert "torch_python" not in extension.libraries, "a Stable-ABI op depends on no Python"
 
 
 def test_sources_below_the_current_directory_are_named_relative_to_it(
@@ -78,7 +78,7 @@ def opened(binary: Path, namespace: str) -> Any:
     return getattr(torch.ops, namespace)
 
 
-# Sources of one base name in two directories, each with a header of one name beside it, and one above them.
+# Sources of one base name in two directories, each with its own value.h, and a header in their parent directory.
 ELSEWHERE = {
     "__init__.py": "",
     "builders.py": """
@@ -121,7 +121,7 @@ setup(name="project", packages=["project"], include_package_data=True,
 """
 
 
-def test_setuptools_builds_kernels_that_lie_in_another_package(tmp_path: Path) -> None:
+def test_setuptools_builds_kernels_of_another_package(tmp_path: Path) -> None:
     write_package(tmp_path / "site", "acme_elsewhere", ELSEWHERE)
     project = tmp_path / "project"
     write_package(project, "project", {"__init__.py": ""})
@@ -138,7 +138,7 @@ def test_setuptools_builds_kernels_that_lie_in_another_package(tmp_path: Path) -
     (binary,) = (project / "built").rglob("*.so")
     x = torch.zeros(2)
     opened(binary, "accel_test_elsewhere").add_(x)
-    assert x.tolist() == [30.0] * 2, "each source was compiled with the header beside it"
+    assert x.tolist() == [30.0] * 2, "each source was compiled with its own value.h"
     objects = [path.relative_to(project) for path in tmp_path.rglob("*.o")]
     assert len(objects) == 3
     assert {path.parts[0] for path in objects} == {"build"}
@@ -146,7 +146,7 @@ def test_setuptools_builds_kernels_that_lie_in_another_package(tmp_path: Path) -
     assert str(tmp_path) not in manifest
 
 
-def test_links_follow_sources_that_moved_and_files_of_one_name_stay_apart(
+def test_links_follow_moved_sources_and_keep_equal_names_apart(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "project").mkdir()
@@ -163,12 +163,12 @@ def test_links_follow_sources_that_moved_and_files_of_one_name_stay_apart(
         assert len(set(names)) == 2
 
 
-def test_where_no_link_can_be_made_the_error_says_so(
+def test_a_failed_link_is_an_error_with_the_directory(
     small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
     Path("build").write_text("a file")
-    with pytest.raises(AccelError, match="cannot lead to them") as caught:
+    with pytest.raises(AccelError, match="are outside the project") as caught:
         small.builder()
     assert str(small.directory) in caught.value.message

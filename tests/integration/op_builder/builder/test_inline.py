@@ -1,8 +1,10 @@
-"""``load_inline``: text becomes a loaded op."""
+"""``load_inline``."""
 
 from __future__ import annotations
 
+import re
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,12 +12,12 @@ import pytest
 import torch
 
 import op_builder
-from op_builder import env
-from op_builder.builder.inline import InlineBuilder, InlineCUDABuilder, _docs, _literal, load_inline
+from op_builder import Binding, env
+from op_builder.builder.inline import InlineBuilder, InlineCUDABuilder, load_inline
 from op_builder.errors import AccelError, CompileError, IncompatibleOpError
-from tests.support.foreign_package import run_python
+from tests.support.foreign_package import ROOT, run_python
 
-# Small texts that include no header of torch's, which takes half a minute to read.
+# Texts without torch's headers, which take half a minute to compile.
 MODULE = """
 #include <Python.h>
 #include <cmath>
@@ -37,13 +39,21 @@ def module(name: str) -> str:
     return MODULE.replace("NAME", name)
 
 
-def test_text_that_binds_itself_is_compiled_as_it_is() -> None:
-    loaded = load_inline("plain", module("plain"), extra_cflags=["-DVALUE=7"])
-    assert loaded.value() == 7
+@pytest.mark.parametrize("flags", [["-DVALUE=7", "-O1"], ["-DVALUE=7 -O1"], ["-D VALUE=7"]])
+def test_text_with_its_own_binding_is_compiled_unchanged(flags: list[str]) -> None:
+    assert op_builder.load_inline("plain", module("plain"), extra_cflags=flags).value() == 7
 
 
-def test_the_package_offers_it() -> None:
-    assert op_builder.load_inline is load_inline
+def test_a_flag_with_quotes_is_not_split() -> None:
+    text = module("quoted").replace("VALUE", "sizeof(TEXT)")
+    assert load_inline("quoted", text, extra_cflags=['-DTEXT="a -b"']).value() == 5
+
+
+def test_a_module_never_replaces_another_one_of_its_name() -> None:
+    import json
+
+    assert load_inline("json", module("json"), extra_cflags=["-DVALUE=8"]).value() == 8
+    assert sys.modules["json"] is json
 
 
 def test_the_same_text_gives_the_same_object_and_another_text_a_new_one() -> None:
@@ -64,7 +74,7 @@ def test_a_second_process_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.
     load_inline("kept", module("kept"), extra_cflags=["-DVALUE=3"])
     for path in (tmp_path / "cache").rglob("*"):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    monkeypatch.setattr("op_builder.load.loader._entries", {})
+    monkeypatch.setattr("op_builder.load.loader.opened_entries", lambda _op: [])
     with env.scope(ACCEL_JIT="0", PATH="/nowhere"):
         assert load_inline("kept", module("kept"), extra_cflags=["-DVALUE=3"]).value() == 3
 
@@ -97,52 +107,82 @@ def test_a_stable_library_in_text() -> None:
     assert load_inline("stable", text).three() == 3
 
 
+def test_a_stable_library_with_a_namespace_of_its_own() -> None:
+    page = (ROOT / "docs" / "extending.md").read_text()
+    example = re.findall(r"^```cpp\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
+    op = load_inline("pasted", example, binding=Binding.STABLE)
+    assert torch.equal(op.twice(torch.ones(3)), torch.full((3,), 2.0))
+    with pytest.raises(AccelError, match="functions cannot be bound"):
+        load_inline("pasted", example, functions="twice", binding=Binding.STABLE)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        ({"name": "no-name", "cpp_sources": "int x;"}, "'no-name'"),
-        ({"name": "class", "cpp_sources": "int x;"}, "'class'"),
-        ({"name": "good", "cpp_sources": "int x;", "functions": "f()"}, r"'f\(\)'"),
-        ({"name": "empty"}, "no text"),
-        ({"name": "empty", "cpp_sources": ["", "\n"]}, "no text"),
+        ({"name": "no-name"}, "name is 'no-name', which is not a valid op name"),
+        ({"name": "a/b"}, "name is 'a/b'"),
+        ({"name": "x" * 300}, "at most 128 characters"),
+        ({"name": None}, "name is None"),
+        ({"name": "class"}, "'class' is not a valid name"),
+        ({"functions": "f()"}, r"'f\(\)' is not a valid name"),
+        ({"functions": [1]}, r"functions is \[1\], which is not a list of strings"),
+        ({"cpp_sources": ""}, "no text"),
+        ({"cpp_sources": ["", "\n"]}, "no text"),
+        ({"cpp_sources": None}, "cpp_sources is None"),
+        ({"extra_cflags": "-O2"}, "extra_cflags is '-O2', which is not a list"),
+        ({"extra_cuda_cflags": None}, "extra_cuda_cflags is None"),
+        ({"extra_ldflags": [b"-lm"]}, r"extra_ldflags is \[b'-lm'\]"),
+        ({"extra_include_paths": "include"}, "extra_include_paths is 'include'"),
     ],
-    ids=["name", "keyword", "function", "nothing", "blank"],
 )
-def test_bad_arguments_are_named(arguments: dict[str, object], said: str) -> None:
-    with pytest.raises(AccelError, match=said):
-        load_inline(**arguments)  # type: ignore[arg-type]
+def test_a_wrong_argument_is_named(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(AccelError, match=message):
+        load_inline(**{"name": "good", "cpp_sources": "int x;", **arguments})  # type: ignore[arg-type]
 
 
-def test_docstrings_become_literals_of_one_line() -> None:
-    assert _literal('a "quoted"\nline \\ of 3') == r'"a \042quoted\042\012line \134 of 3"'
+@pytest.mark.parametrize(
+    ("method", "value"),
+    [("sources", "x.cpp"), ("include_paths", None), ("cxx_args", "-O2"), ("libraries_args", 1), ("source_args", "-O1")],
+)
+def test_a_builders_method_that_returns_no_list_is_named(method: str, value: object) -> None:
+    builder = InlineBuilder("wrong", {"wrong.cpp": "int x;"})
+    setattr(builder, method, lambda *_: value)
+    with pytest.raises(
+        AccelError, match=rf"InlineBuilder\.{method}\(.*\) is {value!r}, which is not a list of strings"
+    ):
+        builder.plan()
+
+
+@pytest.mark.parametrize(("attribute", "value"), [("name", "a/b"), ("absolute_name", lambda: "pkg.a-b")])
+def test_a_builders_invalid_name_is_refused(attribute: str, value: object) -> None:
+    builder = InlineBuilder("wrong", {"wrong.cpp": "int x;"})
+    setattr(builder, attribute, value)
+    with pytest.raises(AccelError, match="is not a valid op name"):
+        builder.plan()
 
 
 def test_text_beyond_ascii_compiles_whatever_the_locale(tmp_path: Path) -> None:
     text = "// déjà vu\n" + module("accents")
     load = f"load_inline('accents', {text!a}, extra_cflags=['-DVALUE=4'])"
     code = f"from op_builder import load_inline; print({load}.value())"
-    told = run_python(code, tmp_path, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
-    assert told.stdout.strip() == "4"
+    done = run_python(code, tmp_path, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert done.stdout.strip() == "4"
 
 
-def test_functions_named_by_a_set_are_in_one_order() -> None:
-    assert list(_docs({"b", "a", "c"})) == ["a", "b", "c"]
-
-
-def test_setuptools_is_not_given_files_that_do_not_exist() -> None:
-    with pytest.raises(AccelError, match=r"text of placed\.cpp"):
+def test_setuptools_cannot_build_text() -> None:
+    with pytest.raises(AccelError, match=r"has sources without files \(placed\.cpp\)"):
         InlineBuilder("placed", {"placed.cpp": "int x;"}).builder()
 
 
-def test_a_name_with_a_directory_is_refused() -> None:
+def test_a_text_named_with_a_directory_is_refused() -> None:
     builder = InlineBuilder("placed", {"../placed.cpp": "int x;"})
-    with pytest.raises(AccelError, match="no plain file name"):
+    with pytest.raises(AccelError, match="not a plain file name"):
         builder.plan()
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
-@pytest.mark.skipif(torch.version.cuda is not None, reason="torch here has CUDA: the next test runs it")
-def test_cuda_text_compiles_and_loading_it_says_what_is_missing() -> None:
+@pytest.mark.skipif(torch.version.cuda is not None, reason="test_cuda_text_runs runs it")
+def test_loading_cuda_text_without_a_device_is_refused() -> None:
     from op_builder.engine.commands import build_commands
     from op_builder.load.resolver import Request
 
@@ -157,9 +197,10 @@ def test_cuda_text_compiles_and_loading_it_says_what_is_missing() -> None:
 @pytest.mark.slow
 def test_functions_are_bound_with_their_docstrings() -> None:
     twice = 'torch::Tensor twice(torch::Tensor x) { TORCH_CHECK(x.dim() < 3, "too deep"); return x * 2; }'
-    ops = load_inline("bound", twice, functions={"twice": 'Twice "x".'})
+    documentation = 'Twice "x",\nor \\ of 3.'
+    ops = load_inline("bound", twice, functions={"twice": documentation})
     assert torch.equal(ops.twice(torch.ones(3)), torch.full((3,), 2.0))
-    assert 'Twice "x".' in ops.twice.__doc__
+    assert documentation in ops.twice.__doc__
     with pytest.raises(RuntimeError, match="too deep"):
         ops.twice(torch.ones(1, 1, 1))
 

@@ -17,8 +17,9 @@ import torch
 
 from op_builder import env
 from op_builder.cache.eviction import leftovers, remove
-from op_builder.cache.store import Cache
+from op_builder.cache.store import Cache, Entry
 from op_builder.errors import CompileError, IncompatibleOpError, LoadError
+from op_builder.load.prebuilt import Rejected, find_prebuilt
 from op_builder.system.outcomes import Failed, failures
 from op_builder.system.process import run
 from op_builder.system.torch_install import torch_install
@@ -95,7 +96,7 @@ def test_kernels_are_kept_in_the_cache_that_the_op_is_built_for(tmp_path: Path) 
     assert list((tmp_path / "cache" / "sycl_kernels").rglob("*.bin"))
 
 
-def test_a_user_keeps_the_directory_of_kernels_that_he_has_named(tmp_path: Path) -> None:
+def test_a_directory_of_kernels_that_the_user_names_is_kept(tmp_path: Path) -> None:
     with env.scope(SYCL_CACHE_DIR=str(tmp_path / "mine")):
         assert "SYCL_CACHE_DIR" not in runtime_variables(None, tmp_path)
 
@@ -138,7 +139,7 @@ def test_a_damaged_kernel_is_compiled_again_and_kept(place: Path, tmp_path: Path
     assert all(path.read_bytes() != damaged.get(path) for path in kept)
 
 
-def test_a_damaged_kernel_that_cannot_be_replaced_is_told_with_its_directory(place: Path, tmp_path: Path) -> None:
+def test_an_error_about_a_damaged_kernel_names_its_directory(place: Path, tmp_path: Path) -> None:
     write_scale(tmp_path / "op")
     shutil.copytree(place / "cache", tmp_path / "cache")
     code = """
@@ -153,7 +154,7 @@ def test_a_damaged_kernel_that_cannot_be_replaced_is_told_with_its_directory(pla
     assert "Remove what is in that directory." in done.stderr
 
 
-def test_the_manifest_says_what_the_binary_needs_and_that_its_kernels_were_compiled(place: Path) -> None:
+def test_the_manifest_has_the_needed_runtime_and_the_kernel_check(place: Path) -> None:
     (entry,) = Cache(place / "cache").entries("sycl_scale")
     runtime = find_runtime()
     assert runtime is not None
@@ -174,7 +175,7 @@ def test_threads_of_a_new_process_compile_kernels_once(place: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
-def test_a_fork_after_the_first_use_is_told_instead_of_hanging(place: Path) -> None:
+def test_a_fork_after_the_first_use_is_an_error(place: Path) -> None:
     code = """
         op.scale_(torch.ones(3), 2.0)
         pid = os.fork()
@@ -204,7 +205,7 @@ def test_a_fork_before_the_first_use_works_in_both_processes(place: Path) -> Non
     assert (done.returncode, done.stdout) == (0, "True 0\n"), done.stderr
 
 
-def test_on_torchs_stream_of_an_xpu_device_nothing_waits_and_the_order_is_kept(tmp_path: Path) -> None:
+def test_kernels_run_in_order_on_torchs_xpu_stream(tmp_path: Path) -> None:
     """With stand-ins for torch's functions: the stream is an in-order queue of the CPU device."""
     write_scale(tmp_path / "op", binding=XPU_BINDING)
     op = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache")).load()
@@ -214,7 +215,7 @@ def test_on_torchs_stream_of_an_xpu_device_nothing_waits_and_the_order_is_kept(t
         assert torch.equal(x, (torch.arange(float(length)) + 1) * 2 + 3)
 
 
-def test_a_wrong_number_of_arguments_is_told(op: Any) -> None:
+def test_a_wrong_number_of_arguments_is_an_error(op: Any) -> None:
     with pytest.raises(RuntimeError, match=r"tests::scale<float> takes 3 arguments and was given 2"):
         op.forget_(torch.ones(3), 2.0)
 
@@ -231,7 +232,7 @@ def test_an_error_in_a_kernel_names_its_file_and_line(tmp_path: Path) -> None:
     assert Cache(tmp_path / "cache").entries("sycl_scale") == []
 
 
-def test_a_kernel_that_is_no_template_works(tmp_path: Path) -> None:
+def test_a_kernel_without_template_parameters_works(tmp_path: Path) -> None:
     write_scale(tmp_path / "op", kernel=PLAIN_KERNEL, binding=PLAIN_BINDING)
     plain = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache")).load()
     x = torch.arange(5.0)
@@ -248,7 +249,7 @@ def test_an_edited_header_of_a_kernel_is_another_build(tmp_path: Path, op: Any) 
     assert (x.tolist(), y.tolist()) == ([20.0] * 3, [2.0] * 3)
 
 
-def test_a_machine_without_a_device_is_told_so(place: Path) -> None:
+def test_a_missing_device_is_an_error(place: Path) -> None:
     done = run_with_op(place, "", OCL_ICD_FILENAMES="/nowhere/libnothing.so")
     assert done.returncode != 0
     assert "has no CPU device that takes kernels; devices: none" in done.stderr
@@ -263,7 +264,7 @@ def test_the_driver_that_the_user_names_is_kept(place: Path) -> None:
     assert done.stdout == f"{named}\n", done.stderr
 
 
-def test_a_missing_runtime_is_told_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_runtime_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_scale(tmp_path / "op")
     for module in ("sycl", "sycl_checks", "sycl_runtime", "sycl_ahead"):
         monkeypatch.setattr(f"op_builder.toolchains.{module}.find_runtime", lambda: None)
@@ -286,7 +287,7 @@ def test_the_build_command_compiles_every_kernel_ahead(place: Path) -> None:
     assert sorted((place / "cache" / "sycl_kernels").rglob("*.bin")) == kept
 
 
-def test_the_build_command_tells_that_no_kernel_was_compiled(
+def test_the_build_command_reports_kernels_that_were_not_compiled(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from op_builder import build
@@ -312,7 +313,7 @@ def test_clearing_the_cache_removes_compiled_kernels(tmp_path: Path) -> None:
     assert not kernel.exists()
 
 
-def test_a_runtime_without_its_kernel_compiler_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_kernel_compiler_is_a_failed_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = find_runtime()
     assert runtime is not None
     prefix = tmp_path / "prefix"
@@ -337,17 +338,20 @@ def test_a_second_runtime_is_never_opened(tmp_path: Path, monkeypatch: pytest.Mo
         open_runtime(tmp_path, "libsycl.so.9")
 
 
-def test_a_prebuilt_for_another_release_of_the_runtime_is_passed_over_with_the_reason(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_prebuilt_op_for_another_release_of_the_runtime_is_rejected(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from op_builder.load.prebuilt import _other_sycl
-
-    (entry,) = Cache(place / "cache").entries("sycl_scale")
-    assert _other_sycl(entry) is None
-    entry.manifest.needs["libsycl.so"] = "5"
-    assert str(_other_sycl(entry)).startswith("it needs libsycl.so.5, the SYCL runtime here is ")
-    monkeypatch.setattr("op_builder.toolchains.sycl_runtime.find_runtime", lambda: None)
-    assert "no SYCL runtime is installed" in str(_other_sycl(entry))
+    shutil.copytree(place / "cache" / "ops", tmp_path / "ops")
+    monkeypatch.setattr("op_builder.paths.prebuilt_roots", lambda _cls: [tmp_path])
+    builder = ScaleBuilder(place / "op", Cache(place / "cache"))
+    assert isinstance(find_prebuilt(builder), Entry)
+    (path,) = tmp_path.rglob("manifest.json")
+    manifest = json.loads(path.read_text())
+    manifest["needs"]["libsycl.so"] = "5"
+    path.write_text(json.dumps(manifest))
+    found = find_prebuilt(builder)
+    assert isinstance(found, Rejected)
+    assert found.reason.startswith("it needs libsycl.so.5, the installed SYCL runtime is ")
 
 
 def test_the_memory_map_names_each_runtime_once() -> None:
@@ -383,7 +387,7 @@ extern "C" bool can_build(const void*, int) { return false; }
 """
 
 
-def test_a_device_for_which_the_runtime_compiles_nothing_is_told_apart_from_none(place: Path, tmp_path: Path) -> None:
+def test_a_device_without_a_kernel_compiler_is_not_a_missing_device(place: Path, tmp_path: Path) -> None:
     library = library_to_preload(CANNOT_BUILD, tmp_path)
     done = run_with_op(place, "op.scale_(torch.ones(3), 2.0)", LD_PRELOAD=str(library))
     assert "The SYCL runtime cannot compile kernels for " in done.stderr
@@ -391,7 +395,7 @@ def test_a_device_for_which_the_runtime_compiles_nothing_is_told_apart_from_none
     assert "no SYCL CPU device" not in done.stderr
 
 
-def test_a_kernel_compiler_that_cannot_be_opened_is_told_by_checks_and_report(
+def test_a_broken_kernel_compiler_is_in_checks_and_report(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from op_builder.report.sycl import sycl_facts
@@ -442,14 +446,14 @@ def library_to_preload(text: str, directory: Path, *words: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("aspect", "dtype", "told"),
+    ("aspect", "dtype", "message"),
     [
         ("fp64", torch.float64, "Kernel tests::scale<double> computes in double (fp64)"),
         ("fp16", torch.float16, "Kernel tests::scale<::sycl::half> computes in half (fp16)"),
     ],
 )
-def test_a_device_without_a_type_runs_the_other_kernels_and_tells_of_these(
-    place: Path, tmp_path: Path, aspect: str, dtype: torch.dtype, told: str
+def test_a_device_without_a_type_runs_only_the_other_kernels(
+    place: Path, tmp_path: Path, aspect: str, dtype: torch.dtype, message: str
 ) -> None:
     code = """
         for dtype in (torch.float32, torch.float64, torch.float16):
@@ -464,7 +468,7 @@ def test_a_device_without_a_type_runs_the_other_kernels_and_tells_of_these(
     done = run_with_op(place, code, LD_PRELOAD=str(library))
     assert done.stdout.count("[2.0, 2.0, 2.0]") == 2, done.stderr
     assert f"{dtype} [2.0" not in done.stdout
-    assert told in done.stdout
+    assert message in done.stdout
 
 
 LACK = """
@@ -480,7 +484,7 @@ std::size_t max_parameter_size(const void*) { return 12; }
 """
 
 
-def test_a_device_without_what_a_launch_needs_is_told_so(place: Path, tmp_path: Path) -> None:
+def test_a_launch_that_the_device_does_not_support_is_an_error(place: Path, tmp_path: Path) -> None:
     from op_builder.xpu import RMSNormBuilder
 
     RMSNormBuilder().load()
@@ -497,7 +501,7 @@ def test_a_device_without_what_a_launch_needs_is_told_so(place: Path, tmp_path: 
     assert re.search(r"rms_norm<float, float, false> works by sub-groups of 16 work-items, which .* does", done.stdout)
 
 
-def test_code_that_only_a_sycl_compiler_can_read_needs_icpx(tmp_path: Path) -> None:
+def test_sycl_code_in_the_sources_needs_icpx(tmp_path: Path) -> None:
     write_scale(tmp_path / "op")
 
     class Whole(ScaleBuilder):
@@ -510,7 +514,7 @@ def test_code_that_only_a_sycl_compiler_can_read_needs_icpx(tmp_path: Path) -> N
     assert failed[0].reason.startswith("icpx: ")
 
 
-def test_the_report_tells_of_toolchains_and_devices(tmp_path: Path) -> None:
+def test_the_report_lists_toolchains_and_devices(tmp_path: Path) -> None:
     from op_builder.report.render import sycl_rows
     from op_builder.report.sycl import sycl_facts
 
@@ -521,14 +525,14 @@ def test_the_report_tells_of_toolchains_and_devices(tmp_path: Path) -> None:
     assert [device["kind"] for device in facts["devices"]] == ["cpu"]
     assert facts["kernel_compiler"]["devices"] == [facts["devices"][0]["name"]]
     shown = {name: str(value) for name, value in sycl_rows(facts)}
-    assert shown["sycl-rtc"].startswith("chosen: libsycl ")
+    assert shown["sycl-rtc"].startswith("selected: libsycl ")
     assert facts["devices"][0]["driver"] in shown["device (cpu)"]
 
 
-def test_the_report_tells_why_there_is_no_kernel_compiler(tmp_path: Path) -> None:
+def test_the_report_explains_a_missing_kernel_compiler(tmp_path: Path) -> None:
     from op_builder.report.sycl import sycl_facts
 
     with env.scope(OCL_ICD_FILENAMES="/nowhere/libnothing.so"):
         facts = sycl_facts(Cache(tmp_path))
-    assert facts["kernel_compiler"]["error"] == "no device takes kernels that are compiled at run time."
+    assert facts["kernel_compiler"]["error"] == "no device accepts kernels that are compiled at run time."
     assert facts["devices"] == []

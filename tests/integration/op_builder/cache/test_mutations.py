@@ -184,7 +184,7 @@ class Bench:
 
     def as_in_a_new_process(self) -> None:
         """Forget what this process knows, so that only the cache directory can save the compile."""
-        self.monkeypatch.setattr("op_builder.load.loader._entries", {})
+        self.monkeypatch.setattr("op_builder.load.loader.opened_entries", lambda _op: [])
         self.builder.cache = Cache(self.builder.cache.root)
 
 
@@ -207,7 +207,7 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
     for name in ("CXX", "CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("op_builder.load.loader._entries", {})
+    monkeypatch.setattr("op_builder.load.loader.opened_entries", lambda _op: [])
     yield found
     monkeypatch.undo()
     fingerprint.cpu_digest.cache_clear()

@@ -1,4 +1,4 @@
-"""Ops of other packages, installed for real on a path of their own."""
+"""Other packages' ops, from installed distributions."""
 
 from __future__ import annotations
 
@@ -159,14 +159,14 @@ def test_the_report_shows_the_ops_and_where_they_come_from(acme: str, capsys: py
     mine = {"label": "acme", "module": f"{acme}.ops", "ops": ["acme_cuda", "acme_scale"], "problems": []}
     assert mine in data["registered"]
     print_report(data, Console())
-    said = capsys.readouterr().out
-    assert "Packages that register ops" in said
-    assert "acme_cuda, acme_scale" in said
+    shown = capsys.readouterr().out
+    assert "Packages that register ops" in shown
+    assert "acme_cuda, acme_scale" in shown
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch is a build with CUDA")
 @pytest.mark.usefixtures("acme")
-def test_a_cuda_op_where_there_is_no_cuda_is_shown_with_the_reason() -> None:
+def test_a_cuda_op_is_incompatible_without_cuda() -> None:
     row = op_row(find_op("acme_cuda"))
     assert not row.compatible
     assert "build without CUDA" in row.reason
@@ -183,7 +183,7 @@ def test_one_op_is_built_and_explained_by_name(name: str, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["cached"]
 
 
-def test_nothing_is_looked_up_at_import_or_for_a_devices_own_op(acme: str, site: Site) -> None:
+def test_entry_points_are_read_only_for_other_names(acme: str, site: Site) -> None:
     code = f"""
 import sys
 from op_builder import CPUAdamBuilder, CCLCommBuilder
@@ -214,7 +214,7 @@ TAKEN = [
 
 
 @pytest.mark.parametrize(("class_name", "op", "reason"), TAKEN)
-def test_a_name_that_this_project_has_is_refused_with_the_reason(
+def test_a_name_of_this_project_is_refused(
     site: Site, caplog: pytest.LogCaptureFixture, class_name: str, op: str, reason: str
 ) -> None:
     module = site.install_module(declared(class_name, op) + declared("AcmeGoodBuilder", "acme_good"))
@@ -229,7 +229,7 @@ def test_a_name_that_this_project_has_is_refused_with_the_reason(
     ]
 
 
-def test_of_two_packages_the_first_by_label_keeps_the_name(site: Site) -> None:
+def test_the_first_package_by_label_gets_a_name(site: Site) -> None:
     first = site.install_module(declared("SameBuilder", "same_op"), "a-first")
     late = site.install_module(declared("SameBuilder", "late_op"), "b-late")
     other = site.install_module(declared("OtherBuilder", "same_op") + declared("FreeBuilder", "free_op"), "c-later")
@@ -259,7 +259,7 @@ def test_a_class_that_is_only_imported_is_not_registered(site: Site) -> None:
     assert find_builder("AcmeAdamBuilder", CPU).__module__ == module
 
 
-def test_classes_from_elsewhere_in_the_authors_package_count_and_another_projects_do_not(site: Site) -> None:
+def test_only_classes_of_the_authors_package_count(site: Site) -> None:
     other = site.install("other", "{module}", {"{module}.py": declared("OtherBuilder", "other_op")})
     module = site.install(
         "acme",
@@ -274,7 +274,7 @@ def test_classes_from_elsewhere_in_the_authors_package_count_and_another_project
     assert package().problems == ()
 
 
-def test_a_namespace_that_projects_share_is_no_ones_own_package(site: Site) -> None:
+def test_a_shared_namespace_package_is_not_the_authors_package(site: Site) -> None:
     files = {
         "{module}/one/__init__.py": declared("OneBuilder", "one_op"),
         "{module}/two/__init__.py": "from {module}.one import OneBuilder\n" + declared("TwoBuilder", "two_op"),
@@ -294,54 +294,54 @@ def test_a_devices_own_package_may_be_registered_for_the_other_devices(site: Sit
 
 ABSTRACT = "from op_builder import OpBuilder\nclass EmptyBuilder(OpBuilder):\n    NAME = 'empty'\n"
 BROKEN = {
-    "missing driver": ("import acme_driver_nobody_has\n", "{module} cannot be imported: ModuleNotFoundError"),
+    "missing driver": ("import acme_missing_driver\n", "{module} cannot be imported: ModuleNotFoundError"),
     "exits": ("raise SystemExit('bye')\n", "{module} cannot be imported: SystemExit: bye"),
     "does not parse": ("def\n", "{module} cannot be imported: SyntaxError"),
-    "no builder": ("x = 1\n", "{module} holds no op"),
-    "only imports": ("from op_builder.cpu import CPUAdamBuilder\n", "{module} holds no op"),
+    "no builder": ("x = 1\n", "{module} has no op"),
+    "only imports": ("from op_builder.cpu import CPUAdamBuilder\n", "{module} has no op"),
     "abstract": (ABSTRACT, "{module}.EmptyBuilder is not an op: it does not define sources()"),
     "no name": (declared("NamelessBuilder", ""), "{module}.NamelessBuilder is not an op: its NAME is ''"),
     "no good name": (declared("PathBuilder", "../op"), "PathBuilder is not an op: its NAME is '../op'"),
     "a number": (declared("NumberBuilder", 3), "NumberBuilder is not an op: its NAME is 3"),
-    "no suffix": (declared("AcmeScale", "op"), "{module}.AcmeScale is not an op: its own name does not end in Builder"),
+    "no suffix": (declared("AcmeScale", "op"), "{module}.AcmeScale is not an op: its class name does not end in"),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_package_that_brings_no_op_is_told_and_harms_nobody(
+def test_a_package_without_ops_is_a_problem_of_that_package_alone(
     acme: str, site: Site, case: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    text, told = BROKEN[case]
+    text, problem = BROKEN[case]
     module = site.install_module(text, "a-broken")
-    told = told.format(module=module)
+    problem = problem.format(module=module)
     assert find_builder("AcmeScaleBuilder", CPU).__module__ == f"{acme}.ops.host"
     assert {"cpu_adam", "acme_scale", "acme_cuda"} <= set(all_builders(CPU))
-    for unknown in (lambda: find_builder("NobodysBuilder", CPU), lambda: find_op("nobodys_op")):
+    for unknown in (lambda: find_builder("MissingBuilder", CPU), lambda: find_op("missing_op")):
         with pytest.raises(UnknownOpError) as caught:
             unknown()
-        assert f"Of the ops that a-broken ({module}) registers: " in caught.value.message
-        assert told in caught.value.message
-    assert [told in record.getMessage() for record in caplog.records].count(True) == 1
+        assert f"Problems of the ops that a-broken ({module}) registers: " in caught.value.message
+        assert problem in caught.value.message
+    assert [problem in record.getMessage() for record in caplog.records].count(True) == 1
 
 
-def test_the_report_tells_why_a_package_has_no_ops(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    module = site.install_module("import acme_driver_nobody_has\n")
+def test_the_report_shows_why_a_package_has_no_ops(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    module = site.install_module("import acme_missing_driver\n")
     data = collect.report()
-    problem = f"{module} cannot be imported: ModuleNotFoundError: No module named 'acme_driver_nobody_has'"
+    problem = f"{module} cannot be imported: ModuleNotFoundError: No module named 'acme_missing_driver'"
     assert {"label": "acme", "module": module, "ops": [], "problems": [problem]} in data["registered"]
     print_report(data, Console())
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"{module}: no ops" in said
-    assert "'acme_driver_nobody_has'" in said
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"{module}: no ops" in shown
+    assert "'acme_missing_driver'" in shown
 
 
-def test_an_entry_point_that_names_a_class_is_told_to_name_the_module(site: Site) -> None:
+def test_an_entry_point_must_name_a_module_not_a_class(site: Site) -> None:
     site.install("acme", "{module}:ScaleBuilder", {"{module}.py": declared("ScaleBuilder", "scale_op")})
     assert "must name the module" in package().complaint
 
 
-def test_a_broken_module_of_a_package_costs_only_its_own_ops(acme: str, site: Site) -> None:
-    (site.directory(acme) / acme / "ops" / "broken.py").write_text("import acme_driver_nobody_has\n")
+def test_only_the_ops_of_a_broken_module_are_missing(acme: str, site: Site) -> None:
+    (site.directory(acme) / acme / "ops" / "broken.py").write_text("import acme_missing_driver\n")
     found = package()
     assert list(found.classes) == ["AcmeCudaBuilder", "AcmeScaleBuilder"]
     assert f"{acme}.ops.broken cannot be imported: ModuleNotFoundError" in found.complaint
@@ -359,9 +359,7 @@ def test_a_base_class_that_others_extend_is_no_problem(site: Site) -> None:
     assert package().problems == ()
 
 
-def test_a_package_that_needs_anothers_builder_while_being_imported_does_not_end_in_a_circle(
-    site: Site, acme: str
-) -> None:
+def test_a_module_that_requests_another_packages_op_at_import_fails_alone(site: Site, acme: str) -> None:
     module = site.install_module("from op_builder import AcmeScaleBuilder\n", "a-early")
     assert f"{module} cannot be imported: UnknownBuilderError" in package("a-early").complaint
     assert find_builder("AcmeScaleBuilder", CPU).__module__ == f"{acme}.ops.host"
@@ -377,7 +375,7 @@ FAILING = {
 
 @pytest.mark.parametrize("case", FAILING)
 @pytest.mark.usefixtures("acme")
-def test_a_registered_builder_that_fails_is_a_row_with_the_reason(site: Site, case: str) -> None:
+def test_a_failing_builder_is_incompatible_with_the_reason(site: Site, case: str) -> None:
     members, reason = FAILING[case]
     site.install_module(declared("FragileBuilder", "fragile", members), "fragile")
     row = op_row(all_builders(CPU)["fragile"])
@@ -387,8 +385,8 @@ def test_a_registered_builder_that_fails_is_a_row_with_the_reason(site: Site, ca
     assert find_op("acme_scale").name == "acme_scale"
 
 
-def test_a_damaged_record_of_an_installed_package_is_a_reason_not_a_crash(site: Site) -> None:
+def test_damaged_entry_points_are_a_problem_in_the_error(site: Site) -> None:
     site.record("torn", b"[op_builder.ops]\n\xff = x\n")
     assert "cpu_adam" in all_builders(CPU)
     with pytest.raises(UnknownOpError, match="entry points of the installed packages cannot be read"):
-        find_builder("NobodysBuilder", CPU)
+        find_builder("MissingBuilder", CPU)

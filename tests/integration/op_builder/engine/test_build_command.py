@@ -1,4 +1,4 @@
-"""``python -m op_builder.build``: several ops side by side, a summary, and an honest exit status."""
+"""``python -m op_builder.build``: parallel builds, the summary and the exit status."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def named(name: str, directory: Path, cache: Cache, source: str = STABLE_SOURCE)
     return type(f"{name}Builder", (SmallBuilder,), {"NAME": name})(directory, cache)
 
 
-def test_ops_are_built_side_by_side_and_one_that_fails_keeps_none_back(tmp_path: Path, cache: Cache) -> None:
+def test_a_failed_op_does_not_affect_the_others(tmp_path: Path, cache: Cache) -> None:
     good, other = named("good", tmp_path / "a", cache), named("other", tmp_path / "c", cache)
     broken = named("broken", tmp_path / "b", cache, "#error on purpose\n")
     steps: list[tuple[str, int, int, str]] = []
@@ -88,7 +88,7 @@ def test_all_ops_together_run_no_more_compilers_than_allowed(
 
 
 @pytest.mark.usefixtures("four_cores")
-def test_all_ops_are_shown_before_the_first_is_checked_and_checked_side_by_side(tmp_path: Path, cache: Cache) -> None:
+def test_all_ops_are_shown_first_and_checked_in_parallel(tmp_path: Path, cache: Cache) -> None:
     steps: list[tuple[str, int, int, str]] = []
     meeting = threading.Barrier(2)
 
@@ -105,7 +105,7 @@ def test_all_ops_are_shown_before_the_first_is_checked_and_checked_side_by_side(
 
 
 @pytest.mark.parametrize(("required", "status"), [(True, "failed"), (False, "skipped")])
-def test_what_is_not_possible_here_fails_only_if_it_was_asked_for(
+def test_an_incompatible_op_fails_only_if_required(
     small: SmallBuilder, tmp_path: Path, required: bool, status: str
 ) -> None:
     with env.scope(PATH=str(tmp_path), CXX=None):
@@ -114,7 +114,7 @@ def test_what_is_not_possible_here_fails_only_if_it_was_asked_for(
     assert "No C++ compiler" in outcome.message
 
 
-def test_a_builder_that_raises_is_a_failure_of_its_own(small: SmallBuilder) -> None:
+def test_a_builder_that_raises_fails_alone(small: SmallBuilder) -> None:
     class Odd(SmallBuilder):
         def build_checks(self) -> list[object]:  # type: ignore[override]
             raise KeyError("odd")
@@ -125,7 +125,7 @@ def test_a_builder_that_raises_is_a_failure_of_its_own(small: SmallBuilder) -> N
 
 
 @pytest.mark.slow
-def test_the_command_builds_all_and_says_so_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_builds_all_and_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--all", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["ok"]
@@ -133,7 +133,7 @@ def test_the_command_builds_all_and_says_so_as_json(capsys: pytest.CaptureFixtur
     assert statuses["cpu_adam"] in ("built", "cached")
 
 
-def test_an_op_that_was_asked_for_and_cannot_be_built_fails(
+def test_a_named_op_that_cannot_be_built_fails(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CCL_ROOT", str(tmp_path))  # where no oneCCL is
@@ -141,7 +141,7 @@ def test_an_op_that_was_asked_for_and_cannot_be_built_fails(
     assert "failed" in capsys.readouterr().out
 
 
-def test_a_wrong_name_lists_the_right_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_op_lists_the_ops(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cpu_adm"]) == 2
     assert "cpu_adam" in capsys.readouterr().err
 
@@ -154,7 +154,7 @@ def test_names_or_all_but_not_both(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda sign: sign.name)
-def test_the_compilers_end_with_the_command_however_it_is_ended(tmp_path: Path, sign: signal.Signals) -> None:
+def test_the_compilers_end_with_the_command(tmp_path: Path, sign: signal.Signals) -> None:
     compiler = EndlessCompiler.make(tmp_path)
     process = subprocess.Popen(
         [sys.executable, "-m", "op_builder.build", "cpu_adam"],
@@ -218,7 +218,7 @@ def test_the_build_command_ends_with_the_cause(tmp_path: Path) -> None:
     assert "Command: " in seen
 
 
-def asked_for(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[str]:
+def requested(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[str]:
     """The builders that the command line would build, as ``module.Class``; nothing is compiled."""
     found: list[str] = []
 
@@ -231,12 +231,12 @@ def asked_for(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[str]:
     return found
 
 
-def test_the_ops_are_those_of_the_accelerator_that_is_named_though_it_is_not_here(
+def test_the_ops_are_those_of_the_named_accelerator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with env.scope(ACCEL_ACCELERATOR="xpu", DS_ACCELERATOR=None):
-        assert asked_for(monkeypatch, "fused_adam") == ["op_builder.xpu.FusedAdamBuilder"]
-        assert "op_builder.xpu.FusedAdamBuilder" in asked_for(monkeypatch, "--all")
+        assert requested(monkeypatch, "fused_adam") == ["op_builder.xpu.FusedAdamBuilder"]
+        assert "op_builder.xpu.FusedAdamBuilder" in requested(monkeypatch, "--all")
 
 
 def test_a_misspelt_accelerator_builds_nothing(capsys: pytest.CaptureFixture[str]) -> None:

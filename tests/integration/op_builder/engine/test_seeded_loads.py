@@ -106,8 +106,7 @@ def test_a_module_is_tried_with_the_path_of_this_process(
     seed = Seed({"small.cpp": MODULE % start}, binding=Binding.TORCH)
     (tmp_path / "acme_settings.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("op_builder.load.loader._module_names", set())
-    assert seed.builder(tmp_path / "op", cache).load().__name__ == "small"
+    assert seed.builder(tmp_path / "op", cache).load().__name__.endswith("small")
 
 
 def test_a_binary_that_waits_for_ever_when_opened_is_stopped_and_named(
@@ -156,7 +155,7 @@ def test_a_library_that_is_gone_since_the_build_is_named(acme: Path, tmp_path: P
     with pytest.raises(LoadError) as caught:
         builder.load()
     assert "libacme.so: cannot open shared object file" in end_of_traceback(caught.value)
-    assert "missing library, install that" in end_of_traceback(caught.value)
+    assert "missing library, install it" in end_of_traceback(caught.value)
 
 
 def test_a_module_whose_start_wants_torch_imported_is_tried_with_it(tmp_path: Path, cache: Cache) -> None:
@@ -166,7 +165,7 @@ def test_a_module_whose_start_wants_torch_imported_is_tried_with_it(tmp_path: Pa
   return PyModule_Create(&definition);"""
     seed = Seed({"small.cpp": "#include <csignal>\n" + MODULE % start}, binding=Binding.TORCH)
     builder = seed.builder(tmp_path / "op", cache)
-    assert builder.load().__name__ == "small"
+    assert builder.load().__name__.endswith("small")
     (entry,) = cache.entries()
     assert entry.manifest.check.endswith("with torch")
 

@@ -1,4 +1,4 @@
-"""From a binary to an object: once per process, whoever asks, from a wheel or the cache."""
+"""From a binary to an object, once per process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 @pytest.fixture
 def small(built: Path, tmp_path: Path) -> SmallBuilder:
-    """``small`` in a place of its own, its cache filled."""
+    """A copy of ``small`` with its filled cache."""
     return SmallBuilder(*copied(built, tmp_path))
 
 
@@ -83,16 +83,17 @@ def test_a_forked_child_uses_the_loaded_op_and_loads_others(small: SmallBuilder,
 @needs_fork
 def test_a_child_forked_while_another_thread_loads_can_load(small: SmallBuilder) -> None:
     small.load()
-    holding, release = threading.Event(), threading.Event()
+    is_loading, release = threading.Event(), threading.Event()
 
-    def hold() -> None:
-        with loader._lock:
-            holding.set()
+    class Slow(SmallBuilder):
+        def bind(self, opened: Any) -> Any:
+            is_loading.set()
             release.wait(60)
+            return opened
 
-    thread = threading.Thread(target=hold)
+    thread = threading.Thread(target=Slow(small.directory, small.cache).load)
     thread.start()
-    assert holding.wait(60)
+    assert is_loading.wait(60)
     status = exit_status_of_child(lambda: added(small.load()) == 1.0)
     release.set()
     thread.join()
@@ -133,11 +134,14 @@ def test_a_reloaded_loader_registers_nothing_twice(small: SmallBuilder) -> None:
 # Binding styles -----------------------------------------------------------------------------
 
 
-def test_the_projects_own_style_registers_under_the_hash_of_the_build(small: SmallBuilder) -> None:
+def test_a_stable_op_has_a_namespace_with_the_hash_of_the_build(small: SmallBuilder) -> None:
+    assert small.BINDING is Binding.STABLE
     op = small.load()
     (entry,) = small.cache.entries()
     assert op is getattr(torch.ops, f"accel_small_{entry.manifest.key.digest}")
-    assert entry.manifest.namespaces == ()
+    assert (entry.manifest.kind, entry.manifest.namespaces) == ("accel", ())
+    assert entry.manifest.key_parts["binding"] == "stable"
+    assert "python abi" not in entry.manifest.key_parts, "one binary for every Python"
 
 
 TWO_NAMESPACES = """
@@ -190,24 +194,24 @@ def test_libraries_may_extend_one_namespace(tmp_path: Path, cache: Cache, second
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "name", "told"),
+    ("first", "second", "name", "message"),
     [
-        pytest.param(SHARED, SHARED, "first", "defines {}::first for torch, which is already", id="one name"),
-        pytest.param(OWNED, OWNED, "second", "defines the torch namespace {}, which is already", id="two owners"),
+        pytest.param(SHARED, SHARED, "first", "defines {}::first for torch, which already exists", id="one name"),
+        pytest.param(OWNED, OWNED, "second", "defines the torch namespace {}, which already exists", id="two owners"),
     ],
 )
-def test_what_torch_would_end_the_process_for_is_refused(
-    tmp_path: Path, cache: Cache, first: str, second: str, name: str, told: str
+def test_a_library_that_would_make_torch_end_the_process_is_refused(
+    tmp_path: Path, cache: Cache, first: str, second: str, name: str, message: str
 ) -> None:
     namespace = f"clash_{name}"
     op = part(tmp_path / "one", cache, first, namespace, "first").load()
-    with pytest.raises(LoadError, match=told.format(namespace)) as caught:
+    with pytest.raises(LoadError, match=message.format(namespace)) as caught:
         part(tmp_path / "two", cache, second, namespace, name).load()
     assert "Restart Python" in caught.value.remedy
     op.first()
 
 
-def test_an_op_that_is_implemented_before_it_is_defined_is_no_clash(tmp_path: Path, cache: Cache) -> None:
+def test_an_op_may_be_implemented_before_it_is_defined(tmp_path: Path, cache: Cache) -> None:
     early = torch.library.Library("late_definition", "IMPL")
     early.impl("first", lambda: None, "CPU")
     part(tmp_path / "op", cache, OWNED, "late_definition", "first").load().first()
@@ -233,7 +237,7 @@ print("alive")
 """
 
 
-def test_an_op_that_fails_to_register_fails_alike_each_time_and_the_process_lives(small: SmallBuilder) -> None:
+def test_a_failed_registration_raises_the_same_error_each_time(small: SmallBuilder) -> None:
     (small.directory / "small.cpp").write_text(REFUSING)
     small.load()
     code = LOAD_TWICE.format(directory=str(small.directory), cache=str(small.cache.root))
@@ -243,7 +247,7 @@ def test_an_op_that_fails_to_register_fails_alike_each_time_and_the_process_live
     assert done.stdout.endswith("alive\n")
 
 
-def test_a_string_accessor_is_not_taken_for_a_symbol_of_torch(small: SmallBuilder) -> None:
+def test_a_symbol_of_the_cxx_library_does_not_count_as_torchs(small: SmallBuilder) -> None:
     # std::string::at() is mangled much like the namespace at; without inlining it stays undefined.
     text = "#include <string>\nchar letter(const std::string& word, int i) { return word.at(i); }\n"
     (small.directory / "small.cpp").write_text(STABLE_SOURCE + text)
@@ -259,14 +263,6 @@ def test_a_binary_that_cannot_be_opened_is_a_load_error_with_a_remedy(small: Sma
     with pytest.raises(LoadError, match="cannot be opened") as caught:
         loader.open_entry(torn, small)
     assert caught.value.remedy
-
-
-def test_binding_styles_are_named_in_the_manifest(small: SmallBuilder) -> None:
-    assert small.BINDING is Binding.STABLE
-    (entry,) = small.cache.entries()
-    assert entry.manifest.kind == "accel"
-    assert entry.manifest.key_parts["binding"] == "stable"
-    assert "python abi" not in entry.manifest.key_parts, "one binary for every Python"
 
 
 def test_a_warm_load_imports_nothing_that_only_a_build_needs(small: SmallBuilder) -> None:

@@ -1,4 +1,4 @@
-"""Ops that a wheel holds: what fits comes first, what does not is ignored with the reason."""
+"""Ops in a wheel: a binary that fits is loaded first, one that does not is ignored with the reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from op_builder.load import prebuilt
 from op_builder.report import collect
 from op_builder.report.collect import op_row
 from op_builder.report.render import print_report
-from op_builder.system.file_contents import file_status, last_touched_ns
 from op_builder.system.torch_install import torch_install
 from tests.support.foreign_package import importable, load_module, write_package
 from tests.support.small_ops import SmallBuilder, added, copied, replace_content
@@ -36,7 +34,7 @@ from tests.support.small_ops import SmallBuilder, added, copied, replace_content
 
 @pytest.fixture
 def small(built: Path, tmp_path: Path) -> SmallBuilder:
-    """``small`` in a place of its own, its cache filled."""
+    """A copy of ``small`` with its filled cache."""
     return SmallBuilder(*copied(built, tmp_path))
 
 
@@ -45,7 +43,7 @@ Edit = Callable[[dict[str, Any]], None]
 
 @pytest.fixture
 def wheel(small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
-    """``small``, as a wheel would hold it."""
+    """The entry of ``small`` in an installed wheel."""
     root = tmp_path / "site-packages" / "op_builder" / "_prebuilt"
     shutil.copytree(small.cache.root / "ops", root / "ops")
     monkeypatch.setattr(paths, "prebuilt_roots", lambda _cls: [root])
@@ -64,7 +62,7 @@ def empty(cache: Cache) -> None:
     shutil.rmtree(cache.root / "ops")
 
 
-def test_a_prebuilt_op_that_fits_comes_first(small: SmallBuilder, wheel: Entry) -> None:
+def test_a_prebuilt_op_that_fits_is_loaded_first(small: SmallBuilder, wheel: Entry) -> None:
     empty(small.cache)
     with env.scope(ACCEL_JIT="0"):
         assert added(small.load()) == 1.0
@@ -74,7 +72,7 @@ def test_a_prebuilt_op_that_fits_comes_first(small: SmallBuilder, wheel: Entry) 
     assert wheel.is_intact()
 
 
-def test_a_prebuilt_op_loads_where_no_compiler_is(small: SmallBuilder, wheel: Entry, tmp_path: Path) -> None:  # noqa: ARG001
+def test_a_prebuilt_op_loads_without_a_compiler(small: SmallBuilder, wheel: Entry, tmp_path: Path) -> None:  # noqa: ARG001
     empty(small.cache)
     with env.scope(PATH=str(tmp_path), CXX=None, ACCEL_CACHE_DIR=str(tmp_path / "absent")):
         assert small.is_compatible()
@@ -82,7 +80,7 @@ def test_a_prebuilt_op_loads_where_no_compiler_is(small: SmallBuilder, wheel: En
 
 
 @pytest.mark.usefixtures("new_process")
-def test_jit_load_does_not_look_at_the_prebuilt(small: SmallBuilder, wheel: Entry) -> None:  # noqa: ARG001
+def test_jit_load_ignores_the_prebuilt_op(small: SmallBuilder, wheel: Entry) -> None:  # noqa: ARG001
     empty(small.cache)
     with env.scope(ACCEL_JIT="0"), pytest.raises(IncompatibleOpError, match="neither prebuilt nor in the cache"):
         small.jit_load()
@@ -131,7 +129,8 @@ def more_sources(manifest: dict[str, Any]) -> None:
         (more_sources, "it was built from another recipe (source 1 more.cpp)"),
     ],
 )
-def test_a_prebuilt_op_that_does_not_fit_is_passed_over_with_the_reason(
+@pytest.mark.usefixtures("new_process")
+def test_a_prebuilt_op_that_does_not_fit_is_ignored_with_the_reason(
     small: SmallBuilder, wheel: Entry, caplog: pytest.LogCaptureFixture, edit: Edit, reason: str
 ) -> None:
     rewrite(wheel, edit)
@@ -145,22 +144,25 @@ def test_a_prebuilt_op_that_does_not_fit_is_passed_over_with_the_reason(
 
 
 @pytest.mark.usefixtures("new_process")
-def test_behind_a_prebuilt_op_that_does_not_fit_the_op_is_compiled(small: SmallBuilder, wheel: Entry) -> None:
-    empty(small.cache)
-    rewrite(wheel, altered)
-    assert added(small.load()) == 1.0
-    assert len(small.cache.entries()) == 1
-
-
-@pytest.mark.usefixtures("new_process")
-def test_where_compiling_is_forbidden_too_the_error_stands(small: SmallBuilder, wheel: Entry) -> None:
+def test_without_a_cached_entry_an_unfit_prebuilt_op_is_compiled(small: SmallBuilder, wheel: Entry) -> None:
     empty(small.cache)
     rewrite(wheel, altered)
     with env.scope(ACCEL_JIT="0"), pytest.raises(IncompatibleOpError, match="ACCEL_JIT=0"):
         small.load()
+    assert added(small.load()) == 1.0
+    assert len(small.cache.entries()) == 1
 
 
-def test_another_fitting_prebuilt_is_found_behind_one_that_does_not_fit(small: SmallBuilder, wheel: Entry) -> None:
+def test_an_op_that_is_loaded_already_is_found_before_the_prebuilt_one(
+    small: SmallBuilder, wheel: Entry, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded = small.jit_load()
+    rewrite(wheel, altered)
+    assert small.load() is loaded
+    assert "is ignored" not in caplog.text, "the wheel is not read"
+
+
+def test_all_prebuilt_binaries_of_an_op_are_tried(small: SmallBuilder, wheel: Entry) -> None:
     empty(small.cache)
     shutil.copytree(wheel.directory, wheel.directory.with_name("0"))
     rewrite(Entry(wheel.directory.with_name("0"), wheel.manifest), foreign_platform)
@@ -168,7 +170,7 @@ def test_another_fitting_prebuilt_is_found_behind_one_that_does_not_fit(small: S
         assert added(small.load()) == 1.0
 
 
-def test_a_binary_that_was_deleted_or_altered_on_disk_is_told_apart(small: SmallBuilder, wheel: Entry) -> None:
+def test_a_deleted_and_an_altered_binary_have_different_reasons(small: SmallBuilder, wheel: Entry) -> None:
     replace_content(wheel.artifact, b"\x7fELF, and then nothing")
     assert "altered or truncated" in op_row(small).reason
     wheel.artifact.unlink()
@@ -178,7 +180,7 @@ def test_a_binary_that_was_deleted_or_altered_on_disk_is_told_apart(small: Small
     assert added(small.load()) == 1.0
 
 
-def test_of_several_that_do_not_fit_the_one_of_this_recipe_gives_the_reason(small: SmallBuilder, wheel: Entry) -> None:
+def test_the_binary_with_this_recipe_gives_the_reason(small: SmallBuilder, wheel: Entry) -> None:
     shutil.copytree(wheel.directory, wheel.directory.with_name("z"))
     rewrite(Entry(wheel.directory.with_name("z"), wheel.manifest), other_sources)
     rewrite(wheel, altered)
@@ -187,7 +189,7 @@ def test_of_several_that_do_not_fit_the_one_of_this_recipe_gives_the_reason(smal
     assert found.reason.startswith("its binary does not match")
 
 
-def test_binaries_are_looked_for_in_the_packages_of_the_class_and_of_those_it_extends(tmp_path: Path) -> None:
+def test_a_binary_may_be_in_the_package_of_the_class_or_of_a_base_class(tmp_path: Path) -> None:
     own = Path(op_builder.__file__).parent / "_prebuilt"
     assert paths.prebuilt_roots(type(CPUAdamBuilder())) == [own]
     code = "from op_builder.cpu import CPUAdamBuilder\nclass OtherBuilder(CPUAdamBuilder): ...\n"
@@ -216,7 +218,7 @@ def test_cuda_code_must_serve_every_visible_device(
         assert found.reason == f"it was built for CUDA architectures {archs}, device 0 is 8.0"
 
 
-def test_the_recipe_of_a_cuda_op_is_known_where_no_toolkit_is(tmp_path: Path) -> None:
+def test_the_recipe_of_a_cuda_op_needs_no_toolkit(tmp_path: Path) -> None:
     builder = FusedAdamBuilder()
     with env.scope(PATH=str(tmp_path), CUDA_HOME=None, CUDA_PATH=None):
         builder.given_archs = ["8.0", "9.0+PTX"]
@@ -236,7 +238,7 @@ def test_a_header_of_this_project_may_change_under_an_op_of_another_package(smal
 
 
 @pytest.mark.parametrize(("flag", "fits"), [("-O1", True), ("-march=armv9", False)])
-def test_what_another_version_built_may_have_other_flags_but_not_another_cpus(
+def test_another_versions_binary_may_have_other_flags_but_not_for_another_cpu(
     small: SmallBuilder, wheel: Entry, flag: str, fits: bool
 ) -> None:
     def other_flags(manifest: dict[str, Any]) -> None:
@@ -249,40 +251,23 @@ def test_what_another_version_built_may_have_other_flags_but_not_another_cpus(
 
 
 @pytest.fixture
-def packaged(wheel: Entry, small: SmallBuilder, tmp_path: Path) -> SmallBuilder:
-    """``small`` with its sources in the package that holds its binary, as installed from a wheel."""
+def packaged(wheel: Entry, small: SmallBuilder, tmp_path: Path) -> SmallBuilder:  # noqa: ARG001
+    """``small`` with its sources and its binary in one package, as installed from a wheel."""
     package = tmp_path / "site-packages" / "op_builder"
-    for path in small.directory.rglob("*"):
-        if path.is_file():
-            place = package / "op" / path.relative_to(small.directory)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, place)
-    time.sleep(0.05)  # more than a tick of the file system's clock
-    (wheel.directory / "manifest.json").touch()
+    shutil.copytree(small.directory, package / "op")
     return SmallBuilder(package / "op", small.cache)
 
 
-def test_an_edited_header_of_the_op_is_noticed(packaged: SmallBuilder) -> None:
+def test_edited_files_of_the_op_are_noticed(packaged: SmallBuilder) -> None:
     assert isinstance(prebuilt.find_prebuilt(packaged), Entry)
-    (packaged.directory / "include" / "nested.h").write_text("#define NESTED 5.0f\n")
+    header = packaged.directory / "include" / "nested.h"
+    before = header.read_text()
+    header.write_text("#define NESTED 5.0f\n")
     found = prebuilt.find_prebuilt(packaged)
     assert isinstance(found, prebuilt.Rejected)
     assert found.reason == "it was built from another recipe (header nested.h)"
-
-
-def test_sources_that_came_before_the_binary_are_not_read(packaged: SmallBuilder, wheel: Entry) -> None:
-    rewritten = wheel.directory / "manifest.json"
-    manifest = json.loads(rewritten.read_text())
-    other_sources(manifest)
-    rewritten.write_text(json.dumps(manifest))
-    # Which shows only because no such manifest can come about: its source is not the one beside it.
-    assert isinstance(prebuilt.find_prebuilt(packaged), Entry)
-    (packaged.directory / "small.cpp").touch()
-    assert isinstance(prebuilt.find_prebuilt(packaged), prebuilt.Rejected)
-
-
-def test_a_source_with_an_old_time_of_writing_is_read_all_the_same(packaged: SmallBuilder) -> None:
-    assert isinstance(prebuilt.find_prebuilt(packaged), Entry)
+    header.write_text(before)
+    assert isinstance(prebuilt.find_prebuilt(packaged), Entry), "times do not count"
     source, other = packaged.directory / "small.cpp", packaged.directory / "other.cpp"
     other.write_text(source.read_text() + "// edited\n")
     os.utime(other, ns=(0, 0))
@@ -292,28 +277,7 @@ def test_a_source_with_an_old_time_of_writing_is_read_all_the_same(packaged: Sma
     assert found.reason == "it was built from another recipe (source 0 small.cpp)"
 
 
-def test_sources_that_came_after_the_binary_are_read_and_found_the_same(packaged: SmallBuilder, wheel: Entry) -> None:
-    source = packaged.directory / "small.cpp"
-    source.touch()
-    after, before = (file_status(str(path)) for path in (source, wheel.directory / "manifest.json"))
-    assert last_touched_ns(after) >= last_touched_ns(before)
-    assert isinstance(prebuilt.find_prebuilt(packaged), Entry)
-
-
-def test_an_editable_installs_sources_are_read_whatever_their_times(packaged: SmallBuilder, wheel: Entry) -> None:
-    # As build_editable leaves it: the checkout may have been edited while the ops were built from a copy.
-    source = packaged.directory / "small.cpp"
-    source.write_text(source.read_text() + "// edited meanwhile\n")
-    time.sleep(0.05)
-    (wheel.directory / "manifest.json").touch()
-    assert isinstance(prebuilt.find_prebuilt(packaged), Entry), "by its time it came before the binary"
-    os.utime(wheel.directory / "manifest.json", ns=(0, 0))
-    found = prebuilt.find_prebuilt(packaged)
-    assert isinstance(found, prebuilt.Rejected)
-    assert found.reason == "it was built from another recipe (source 0 small.cpp)"
-
-
-def test_a_manifest_that_cannot_be_read_is_a_reason_too(small: SmallBuilder, wheel: Entry) -> None:
+def test_an_unreadable_manifest_is_a_reason(small: SmallBuilder, wheel: Entry) -> None:
     (wheel.directory / "manifest.json").write_text("{")
     row = op_row(small)
     assert not row.installed
@@ -326,29 +290,36 @@ def test_a_manifest_that_cannot_be_read_is_a_reason_too(small: SmallBuilder, whe
 
 
 @pytest.mark.parametrize("needs", [{"GLIBCXX": "3.4.99"}, {"CXXABI": "1.9.9"}])
-def test_the_report_knows_what_the_linker_would_refuse(
+def test_the_report_knows_what_the_linker_would_reject(
     needs: dict[str, str], small: SmallBuilder, wheel: Entry
 ) -> None:
-    assert op_row(small).installed, "what it really needs is there"
+    assert op_row(small).installed, "the manifest matches this machine"
     rewrite(wheel, lambda manifest: manifest["needs"].update(needs))
     row = op_row(small)
     assert not row.installed
     ((family, version),) = needs.items()
-    assert f"it needs {family}_{version}, which the C++ library here lacks" in row.reason
+    assert f"it needs {family}_{version}, which the installed C++ library lacks" in row.reason
 
 
 @pytest.mark.parametrize(
     ("target", "least"),
     [("0x020a000000000000", "2.10"), ("0x7f03000000000000", "127.3"), ("0x0209000000000000", "2.10"), ("0xno", "2.10")],
 )
-def test_the_manifest_says_from_which_torch_on_a_binary_serves(target: str, least: str, wheel: Entry) -> None:
-    flags = json.loads(wheel.manifest.key_parts["c++ flags"])
-    kept = [flag for flag in flags if not flag.startswith("-DTORCH_TARGET_VERSION")]
-    parts = {**wheel.manifest.key_parts, "c++ flags": json.dumps([*kept, f"-DTORCH_TARGET_VERSION={target}"])}
-    entry = wheel._replace(manifest=wheel.manifest._replace(key_parts=parts, kind="accel"))
-    assert entry.manifest.torch_needed == f">={least}"
-    fits = torch_install().release >= tuple(map(int, least.split(".")))
-    assert prebuilt._misfit(entry) == (None if fits else f"it needs torch >={least}, this is {torch.__version__}")
+def test_the_oldest_supported_torch_comes_from_the_flags(
+    target: str, least: str, small: SmallBuilder, wheel: Entry
+) -> None:
+    def compiled_for(manifest: dict[str, Any]) -> None:
+        manifest["accel_ops"] = "0.0.7"  # another version's flags are not compared
+        manifest["key_parts"]["c++ flags"] = json.dumps([f"-DTORCH_TARGET_VERSION={target}"])
+
+    rewrite(wheel, compiled_for)
+    found = prebuilt.find_prebuilt(small)
+    if torch_install().release >= tuple(map(int, least.split("."))):
+        assert isinstance(found, Entry)
+        assert found.manifest.torch_needed == f">={least}"
+    else:
+        assert isinstance(found, prebuilt.Rejected)
+        assert found.reason == f"it needs torch >={least}, this is {torch.__version__}"
 
 
 @pytest.mark.parametrize(
@@ -365,46 +336,45 @@ def test_the_manifest_says_from_which_torch_on_a_binary_serves(target: str, leas
         ("key_parts", []),
     ],
 )
-def test_no_manifest_however_odd_ends_a_load_in_an_error(
-    part: str, value: object, small: SmallBuilder, wheel: Entry
-) -> None:
-    def odd(manifest: dict[str, Any]) -> None:
+@pytest.mark.usefixtures("new_process")
+def test_a_malformed_manifest_is_no_error(part: str, value: object, small: SmallBuilder, wheel: Entry) -> None:
+    def malform(manifest: dict[str, Any]) -> None:
         place = manifest if part in manifest else manifest["key_parts"]
         place[part] = value
 
-    rewrite(wheel, odd)
-    found = prebuilt.find_prebuilt(small)
-    assert isinstance(found, prebuilt.Rejected)
+    rewrite(wheel, malform)
+    assert isinstance(prebuilt.find_prebuilt(small), prebuilt.Rejected)
     assert added(small.load()) == 1.0
 
 
+@pytest.mark.usefixtures("new_process")
 @pytest.mark.parametrize("flags", [None, "{", "[]"])
-def test_an_odd_manifest_of_another_version_ends_no_load(small: SmallBuilder, wheel: Entry, flags: str | None) -> None:
-    def odd(manifest: dict[str, Any]) -> None:
+def test_a_malformed_manifest_of_another_version_is_no_error(
+    small: SmallBuilder, wheel: Entry, flags: str | None
+) -> None:
+    def malform(manifest: dict[str, Any]) -> None:
         manifest["accel_ops"] = "0.0.7"
-        manifest["key_parts"].pop("c++ flags")
-        if flags is not None:
-            manifest["key_parts"]["c++ flags"] = flags
+        manifest["key_parts"]["c++ flags"] = flags
+        if flags is None:
+            del manifest["key_parts"]["c++ flags"]
 
-    rewrite(wheel, odd)
+    rewrite(wheel, malform)
     assert added(small.load()) == 1.0
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 2}', "\0"])
-def test_an_index_that_cannot_be_read_is_told_by_the_report(
-    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_shows_an_unreadable_index(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "some_package" / "_prebuilt"
     root.mkdir(parents=True)
     assert prebuilt.read_index(root) is None
     (root / "wheel.json").write_text(content)
-    with pytest.raises(ValueError, match=r"format 1|char 0"):
+    with pytest.raises(ValueError, match=r"format is not 1|char 0"):
         prebuilt.read_index(root)
     monkeypatch.setattr(paths, "prebuilt_roots", lambda _cls: [root])
     monkeypatch.setattr(collect, "all_builders", lambda _package: {"cpu_adam": CPUAdamBuilder()})
     data = collect.report()
-    (told,) = data["wheels"]
-    assert told["problem"].startswith("wheel.json cannot be read: ")
+    (wheel,) = data["wheels"]
+    assert wheel["problem"].startswith("wheel.json cannot be read: ")
     text = io.StringIO()
     print_report(data, Console(file=text, width=200))
-    assert f"some_package  {told['problem']}" in re.sub(" {2,}", "  ", text.getvalue())
+    assert f"some_package  {wheel['problem']}" in re.sub(" {2,}", "  ", text.getvalue())

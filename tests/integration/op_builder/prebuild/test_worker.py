@@ -1,4 +1,4 @@
-"""Building the ops of an unpacked wheel: a small package of another author, with ops that really compile."""
+"""Building the ops of an unpacked wheel."""
 
 from __future__ import annotations
 
@@ -158,9 +158,7 @@ def the_op(name: str = "AcmeAddBuilder") -> OpBuilder:
     return find_builder(name, "op_builder.cpu")()
 
 
-def test_the_binary_and_its_facts_are_in_the_package_that_declares_the_op(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_binary_and_the_index_are_in_the_ops_package(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     tree = make_tree(tmp_path / "site", MODULE)
     tag = worker.prebuild(tree.root, ADD_ALONE)
     assert tag.startswith("py3-none-")
@@ -170,7 +168,7 @@ def test_the_binary_and_its_facts_are_in_the_package_that_declares_the_op(
     (entry,) = tree.entries
     assert entry.artifact == tree.prebuilt / facts["binary"]
     assert (tree.index["tag"], tree.index["accelerator"], tree.index["distribution"]) == (tag, "cpu", tree.name)
-    assert tree.left_out == {}, "what nobody requested was not left out"
+    assert tree.left_out == {}, "an op that was not requested is not listed"
     assert (facts["op"], facts["torch"], facts["python"], facts["cuda_archs"]) == ("acme_add", ">=2.10", "any", [])
     assert facts["platform"] == f"{sys.platform} {platform.machine()}"
     assert (facts["sha256"], facts["size_bytes"]) == (hashlib.sha256(content).hexdigest(), len(content))
@@ -193,7 +191,7 @@ def test_what_is_left_out_is_reported_with_the_reason(tmp_path: Path, capfd: pyt
     tree = make_tree(tmp_path, f"{OBJECTS}\n{MODULE.removeprefix(ADD)}")
     worker.prebuild(tree.root, BuildRequest(True, {"ACCEL_BUILD_ACME_MODULE": False}))
     assert [entry.manifest.op for entry in tree.entries] == ["acme_add"]
-    assert tree.left_out["acme_unmade"] == "Its builder cannot be made: RuntimeError: no luck"
+    assert tree.left_out["acme_unmade"] == "Its builder cannot be created: RuntimeError: no luck"
     output = capfd.readouterr().err
     assert "op_builder: left out acme_moon: It needs the moon.\n" in output
     assert "op_builder: left out acme_module: ACCEL_BUILD_ACME_MODULE=0\n" in output
@@ -212,7 +210,7 @@ def test_what_is_left_out_is_reported_with_the_reason(tmp_path: Path, capfd: pyt
         pytest.param(
             OBJECTS,
             BuildRequest(False, {"ACCEL_BUILD_ACME_UNMADE": True}),
-            "acme_unmade cannot be built: Its builder cannot be made: RuntimeError: no luck",
+            "acme_unmade cannot be built: Its builder cannot be created: RuntimeError: no luck",
             "ACCEL_BUILD_ACME_UNMADE=0",
             id="no builder",
         ),
@@ -233,13 +231,13 @@ def test_what_is_left_out_is_reported_with_the_reason(tmp_path: Path, capfd: pyt
         pytest.param(
             ADD,
             BuildRequest(True, {"ACCEL_BUILD_ACME_SUN": False}),
-            "ACCEL_BUILD_ACME_SUN is set, and no op has that name.",
+            "ACCEL_BUILD_ACME_SUN is set, but no op has that name.",
             "Did you mean ACCEL_BUILD_ACME_SUM?",
             id="unknown op",
         ),
     ],
 )
-def test_what_cannot_be_built_is_an_error_and_nothing_is_made(
+def test_an_op_that_cannot_be_built_is_an_error(
     tmp_path: Path, builders: str, request_: BuildRequest, message: str, remedy: str
 ) -> None:
     tree = make_tree(tmp_path, builders)
@@ -252,7 +250,7 @@ def test_what_cannot_be_built_is_an_error_and_nothing_is_made(
 
 
 @pytest.mark.parametrize("request_", [EVERYTHING, ADD_ALONE], ids=["everything", "one"])
-def test_without_a_compiler_nothing_is_made(tmp_path: Path, request_: BuildRequest) -> None:
+def test_a_missing_compiler_is_an_error(tmp_path: Path, request_: BuildRequest) -> None:
     tree = make_tree(tmp_path / "site")
     (tmp_path / "bin").mkdir()
     with (
@@ -265,7 +263,7 @@ def test_without_a_compiler_nothing_is_made(tmp_path: Path, request_: BuildReque
 
 
 @pytest.mark.parametrize("word", ["-march=x86-64-v4", "-mcpu=native"])
-def test_a_compiler_that_ties_all_binaries_to_a_cpu_is_refused(tmp_path: Path, word: str) -> None:
+def test_a_compiler_with_march_is_refused(tmp_path: Path, word: str) -> None:
     tree = make_tree(tmp_path)
     with env.scope(CXX=f"g++ {word}"), pytest.raises(ToolchainError, match=word):
         worker.prebuild(tree.root, EVERYTHING)
@@ -283,15 +281,12 @@ def test_an_op_of_another_package_is_not_built_into_this_one(tmp_path: Path, cap
     assert tree.entries == []
 
 
-def test_builders_that_cannot_be_imported_are_no_obstacle_to_another_projects_request(tmp_path: Path) -> None:
+def test_broken_builders_do_not_affect_another_projects_request(tmp_path: Path) -> None:
     tree = make_tree(tmp_path, f"import no_such_module\n{ADD}")
     assert worker.prebuild(tree.root, FOREIGN_ALONE) == ""
 
 
-def test_what_another_device_has_is_no_obstacle_to_what_this_one_builds(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The CPU's variant of an op of every device is built where the accelerator is another."""
+def test_a_host_op_is_built_for_every_accelerator(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     tree = make_tree(tmp_path)
     with env.scope(ACCEL_ACCELERATOR="cuda"):
         worker.prebuild(tree.root, EVERYTHING)
@@ -301,7 +296,7 @@ def test_what_another_device_has_is_no_obstacle_to_what_this_one_builds(
     assert "accelerator cuda (named)" in capfd.readouterr().err
 
 
-def test_one_op_on_pythons_own_interface_ties_the_wheel_to_this_python(tmp_path: Path) -> None:
+def test_a_python_module_gives_the_wheel_this_pythons_tag(tmp_path: Path) -> None:
     tree = make_tree(tmp_path, MODULE)
     tag = worker.prebuild(tree.root, EVERYTHING)
     assert tag.startswith(f"{HERE}-{HERE}-")
@@ -311,19 +306,17 @@ def test_one_op_on_pythons_own_interface_ties_the_wheel_to_this_python(tmp_path:
     assert facts["acme_add"]["python"] == "any"
 
 
-def test_a_binary_for_this_very_cpu_is_rejected_on_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_binary_for_this_cpu_is_rejected_on_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = make_tree(tmp_path, f'{ADD}\n    def cxx_args(self):\n        return ["-march=native"]\n')
     worker.prebuild(tree.root, EVERYTHING)
     assert isinstance(find_prebuilt(the_op()), Entry)
     monkeypatch.setattr("op_builder.load.prebuilt.cpu_digest", lambda: "another")
     found = find_prebuilt(the_op())
     assert isinstance(found, Rejected)
-    assert found.reason == "it was compiled for the very CPU of another machine (-march=native)"
+    assert found.reason == "it was compiled for another machine's CPU (-march=native)"
 
 
-def test_a_cache_directory_that_cannot_be_written_is_done_without(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unwritable_cache_directory_is_not_used(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     tree = make_tree(tmp_path / "site")
     (tmp_path / "file").touch()
     with env.scope(ACCEL_CACHE_DIR=str(tmp_path / "file" / "cache"), TMPDIR=str(tmp_path)):
@@ -334,9 +327,7 @@ def test_a_cache_directory_that_cannot_be_written_is_done_without(
     assert {path.name for path in tmp_path.iterdir()} == {"site", "file"}, "the temporary cache is removed"
 
 
-def test_run_by_the_backend_it_writes_the_tag_or_reports_the_reason(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_main_writes_the_tag_or_reports_the_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     tree = make_tree(tmp_path / "site", OBJECTS)
     answer = tmp_path / "tag"
     for name, value, reason in (
@@ -352,7 +343,7 @@ def test_run_by_the_backend_it_writes_the_tag_or_reports_the_reason(
     assert answer.read_text() == tree.index["tag"]
 
 
-def test_ctrl_c_leaves_no_compiler_running_and_nothing_half_written(tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_compilers_and_leaves_no_files(tmp_path: Path) -> None:
     # A compiler that never ends. It and its child keep a pipe open, so its end is seen as the end of the pipe.
     pipe, compiler = tmp_path / "pipe", tmp_path / "slow-g++"
     os.mkfifo(pipe)

@@ -1,4 +1,4 @@
-"""Hooks for kernels that lie beside the Python code that names them."""
+"""Hooks for kernels in the package whose Python code names them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_paths_are_relative_to_the_module_that_calls(
     assert acme.several(["../shared/other.cpp", other]) == [other, other]
 
 
-def test_the_op_is_compiled_where_it_lies_and_named_relative_to_its_package(acme: ModuleType) -> None:
+def test_the_op_is_compiled_in_place_and_named_relative_to_its_package(acme: ModuleType) -> None:
     builder = acme.AcmeBuilder()
     assert [source.label for source in builder.plan().sources] == ["kernels/scale.cpp"]
     x = torch.zeros(2)
@@ -80,12 +80,12 @@ def test_the_functions_bear_the_prefix() -> None:
     [
         (sycl_kernel_path, "kernels/absent.cpp", "does not exist"),
         (sycl_kernel_path, "/absent.cpp", "/absent.cpp does not exist"),
-        (sycl_kernel_path, "../builder", "is no file"),
+        (sycl_kernel_path, "../builder", "is not a file"),
         (sycl_kernel_include, "absent", "does not exist"),
-        (sycl_kernel_include, "test_kernel_paths.py", "is no directory"),
+        (sycl_kernel_include, "test_kernel_paths.py", "is not a directory"),
     ],
 )
-def test_what_is_not_there_is_told_with_where_it_was_looked_for(hook: object, path: str, found: str) -> None:
+def test_a_missing_file_is_an_error_with_its_path(hook: object, path: str, found: str) -> None:
     with pytest.raises(SourceNotFoundError, match=found) as caught:
         hook(path)  # type: ignore[operator]
     message = str(caught.value)
