@@ -16,7 +16,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accelerator.detection import Refused
 from accelerator.errors import AcceleratorSelectionError
 from accelerator.selection import choose
 from accelerator.testing import CHECKS, Ability, CheckResult, ConformanceReport
@@ -81,16 +80,14 @@ def _ability_and_reason(text: str) -> tuple[Ability, str]:
 
 def _work(first: int, lacks: Mapping[Ability, str]) -> int:
     """In the child: run the checks from number ``first`` on, and write each result at once."""
-    selection = choose()
     try:
-        if isinstance(selection, Refused):
-            raise selection.error
-        require_device(selection.accelerator)
+        accelerator = choose().require()
+        require_device(accelerator)
     except AcceleratorSelectionError as error:
         print(error, file=sys.stderr)
         return _NOTHING_TO_CHECK
     for check in CHECKS[first:]:
-        result = check.run(selection.accelerator, lacks)
+        result = check.run(accelerator, lacks)
         # A device's library may print what it likes; a line of ours begins with the mark.
         print(f"\n{_MARK}{json.dumps([result.status, result.note])}", flush=True)
     return 0

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from accelerator import nvml
 from accelerator.torch_accelerator import TorchAccelerator
 from accelerator.vendors import optional_vendor
 from op_builder import env as environment
@@ -45,6 +44,8 @@ class CUDA_Accelerator(TorchAccelerator):
     def available_memory(self, device_index: int | None = None) -> int:
         """Free bytes as NVML sees them when ``pynvml`` is there, else as the CUDA driver does."""
         if torch.version.hip is None:
+            from accelerator import nvml  # not at the top: detection imports this module on every machine
+
             index = self.current_device() if device_index is None else device_index
             visible, order = environment.CUDA_VISIBLE_DEVICES.get(), environment.CUDA_DEVICE_ORDER.get()
             free = nvml.free_memory_bytes(visible, order, index)

@@ -30,11 +30,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from accelerator.catalog import SUPPORTED_ACCELERATOR_LIST
 from accelerator.detection import Candidate
 from accelerator.errors import describe
 from accelerator.vendors import import_vendor
@@ -43,23 +43,24 @@ ENTRY_POINT_GROUP = "accelerator.backends"
 DEFAULT_PRIORITY = 100
 
 
-def plugin_candidates(named: str | None = None) -> list[Candidate]:
+def plugin_candidates(reserved: Collection[str], named: str | None = None) -> list[Candidate]:
     """A candidate for each entry point of the installed distributions, by name.
 
     Args:
+        reserved: the names of the built-in accelerators.
         named: the accelerator that the environment names, whose priority does not count; without it every class
             is imported.
     """
-    taken = set(SUPPORTED_ACCELERATOR_LIST)
+    taken = set(reserved)
     candidates = []
     for entry in _registered_entry_points():
         priority, fault = DEFAULT_PRIORITY, None
-        if entry.name in taken:
-            owner = "a built-in accelerator" if entry.name in SUPPORTED_ACCELERATOR_LIST else "another plug-in"
+        if entry.name.lower() in taken:
+            owner = "a built-in accelerator" if entry.name.lower() in reserved else "another plug-in"
             fault = f"the name {entry.name!r} belongs to {owner}"
         elif named is None:
             priority, fault = _priority(entry)
-        taken.add(entry.name)
+        taken.add(entry.name.lower())
         candidates.append(
             Candidate(
                 entry.name,

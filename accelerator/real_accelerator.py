@@ -7,11 +7,10 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from accelerator.catalog import SUPPORTED_ACCELERATOR_LIST
-from accelerator.detection import Refused
+from accelerator.abstract_accelerator import structural_faults
 from accelerator.errors import AcceleratorSelectionError, InvalidAcceleratorError
-from accelerator.selection import choose
-from accelerator.structure import structural_faults
+from accelerator.selection import SUPPORTED_ACCELERATOR_LIST, choose
+from op_builder import env
 
 if TYPE_CHECKING:
     from accelerator.abstract_accelerator import DeepSpeedAccelerator
@@ -74,15 +73,24 @@ def _choose_once() -> DeepSpeedAccelerator:
             _is_choosing = False
         if _current is not None:  # a package that was asked for its device called set_accelerator()
             return _current
-        if isinstance(selection, Refused):
-            raise selection.error
+        accelerator = selection.require()
         if selection.requested is None and selection.name == "cpu":
-            _logger.warning(
-                "No accelerator was detected, using the CPU. "
-                "'python -m accelerator.report' says why; ACCEL_ACCELERATOR=cpu chooses it without this warning."
+            _logger.log(
+                _fallback_level(),
+                "No accelerator was detected; using the CPU. "
+                "'python -m accelerator.report' shows why; set ACCEL_ACCELERATOR=cpu to choose the CPU silently.",
             )
-        _current = selection.accelerator
-        return _current
+        _current = accelerator
+        return accelerator
+
+
+def _fallback_level() -> int:
+    """The level of the message about the CPU: a warning only where torch supports a device, and once per job."""
+    import torch  # not at the top: importing this module must not import torch
+
+    supports_device = any(getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu"))
+    is_first_rank = env.RANK.raw() in (None, "0")
+    return logging.WARNING if supports_device and is_first_rank else logging.INFO
 
 
 def set_accelerator(accelerator: DeepSpeedAccelerator) -> DeepSpeedAccelerator:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property, partial, wraps
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import torch
 
@@ -32,6 +32,21 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from op_builder.builder import OpBuilder
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _forwarded(method: F) -> F:
+    """Calls the device module's function of that name; the type and the docstring are the contract's."""
+
+    @wraps(method)
+    def call(self: TorchAccelerator, *arguments: Any, **keywords: Any) -> Any:
+        # By position: the modules name their parameters differently.
+        return getattr(self._module, method.__name__)(*arguments, *keywords.values())
+
+    call.__isabstractmethod__ = False  # type: ignore[attr-defined]
+    return cast(F, call)
 
 
 def _maker(dtype: torch.dtype) -> cached_property[Callable[..., torch.Tensor]]:
@@ -123,6 +138,26 @@ class TorchAccelerator(DeepSpeedAccelerator):
         """The ``torch.distributed`` backend; a class whose backend depends on the machine overrides this."""
         return cls.communication_backend
 
+    # What the device module has under the same name.
+
+    current_device = _forwarded(DeepSpeedAccelerator.current_device)
+    device_count = _forwarded(DeepSpeedAccelerator.device_count)
+    synchronize = _forwarded(DeepSpeedAccelerator.synchronize)
+    manual_seed = _forwarded(DeepSpeedAccelerator.manual_seed)
+    manual_seed_all = _forwarded(DeepSpeedAccelerator.manual_seed_all)
+    initial_seed = _forwarded(DeepSpeedAccelerator.initial_seed)
+    stream = _forwarded(DeepSpeedAccelerator.stream)
+    current_stream = _forwarded(DeepSpeedAccelerator.current_stream)
+    default_stream = _forwarded(DeepSpeedAccelerator.default_stream)
+    empty_cache = _forwarded(DeepSpeedAccelerator.empty_cache)
+    memory_allocated = _forwarded(DeepSpeedAccelerator.memory_allocated)
+    max_memory_allocated = _forwarded(DeepSpeedAccelerator.max_memory_allocated)
+    memory_stats = _forwarded(DeepSpeedAccelerator.memory_stats)
+    memory_reserved = _forwarded(DeepSpeedAccelerator.memory_reserved)
+    max_memory_reserved = _forwarded(DeepSpeedAccelerator.max_memory_reserved)
+
+    # What differs, and what the module lacks.
+
     def is_synchronized_device(self) -> bool:
         return self.synchronized
 
@@ -149,17 +184,8 @@ class TorchAccelerator(DeepSpeedAccelerator):
     def set_device(self, device_index: int) -> None:
         self._on_device("set_device", device_index)
 
-    def current_device(self) -> int:
-        return self._module.current_device()
-
     def current_device_name(self) -> str:
         return self.device_name(self.current_device())
-
-    def device_count(self) -> int:
-        return self._module.device_count()
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        self._module.synchronize(device_index)
 
     def is_available(self) -> bool:
         return self.device_count() > 0  # not the module's: see probe()
@@ -198,15 +224,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
     def get_rng_state(self, device_index: int | None = None) -> torch.Tensor:
         return self._module.get_rng_state(*() if device_index is None else (device_index,))
 
-    def manual_seed(self, seed: int) -> Any:
-        return self._module.manual_seed(seed)
-
-    def manual_seed_all(self, seed: int) -> Any:
-        return self._module.manual_seed_all(seed)
-
-    def initial_seed(self) -> int:
-        return self._module.initial_seed()
-
     def default_generator(self, device_index: int) -> torch.Generator:
         if not self._module.default_generators:
             self._module.init()  # the generators come into being with the device
@@ -219,24 +236,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
     @property
     def Event(self) -> Any:
         return self._module.Event
-
-    def stream(self, stream: Any) -> AbstractContextManager[Any]:
-        return self._module.stream(stream)
-
-    def current_stream(self, device_index: int | None = None) -> Any:
-        return self._module.current_stream(device_index)
-
-    def default_stream(self, device_index: int | None = None) -> Any:
-        return self._module.default_stream(device_index)
-
-    def empty_cache(self) -> None:
-        self._module.empty_cache()
-
-    def memory_allocated(self, device_index: int | None = None) -> int:
-        return self._module.memory_allocated(device_index)
-
-    def max_memory_allocated(self, device_index: int | None = None) -> int:
-        return self._module.max_memory_allocated(device_index)
 
     # torch has one reset for all peaks; its separate ones are deprecated names of that one.
     def reset_max_memory_allocated(self, device_index: int | None = None) -> None:
@@ -251,17 +250,8 @@ class TorchAccelerator(DeepSpeedAccelerator):
     def reset_max_memory_cached(self, device_index: int | None = None) -> None:
         self.reset_peak_memory_stats(device_index)
 
-    def memory_stats(self, device_index: int | None = None) -> dict[str, Any]:
-        return self._module.memory_stats(device_index)
-
     def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
         self._on_device("reset_peak_memory_stats", device_index)
-
-    def memory_reserved(self, device_index: int | None = None) -> int:
-        return self._module.memory_reserved(device_index)
-
-    def max_memory_reserved(self, device_index: int | None = None) -> int:
-        return self._module.max_memory_reserved(device_index)
 
     def total_memory(self, device_index: int | None = None) -> int:
         return self.get_device_properties(device_index).total_memory

@@ -150,15 +150,11 @@ def find_accelerator() -> DeepSpeedAccelerator:
     """
     import torch  # noqa: F401 - all accelerators need it: where it is missing, the command line names the remedy
 
-    from accelerator.detection import Refused
     from accelerator.selection import choose
     from accelerator.vendors import standard_output_kept
 
     with standard_output_kept():
-        selection = choose()
-    if isinstance(selection, Refused):
-        raise selection.error
-    return selection.accelerator
+        return choose().require()
 
 
 def _hosts(options: argparse.Namespace, accelerator: DeepSpeedAccelerator) -> tuple[Host, ...]:

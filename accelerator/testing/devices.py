@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from accelerator.abstract_accelerator import DeepSpeedAccelerator
+from accelerator.abstract_accelerator import DeepSpeedAccelerator, structural_faults
 from accelerator.errors import describe
-from accelerator.structure import structural_faults
 from accelerator.testing.model import Ability, Checks, does_not_apply, expect, expect_equal, expect_type, fail, needs
 
 _SEED = 20_240_611

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from accelerator import real_accelerator, vendors
-from accelerator.detection import Chosen, Refused
+from accelerator.detection import Selection
 from op_builder import env
 from op_builder.system.cgroups import HostFiles
 
@@ -155,12 +155,12 @@ def numa_tree(nodes: dict[int, str], online: str | None = None) -> dict[str, str
     return tree
 
 
-def reasons(selection: Chosen | Refused) -> dict[str, str]:
+def reasons(selection: Selection) -> dict[str, str]:
     """Why each rejected candidate was, by its label."""
     return {verdict.label: verdict.reason for verdict in selection.trace if verdict.reason is not None}
 
 
-def accepted_label(selection: Chosen | Refused) -> str | None:
+def accepted_label(selection: Selection) -> str | None:
     return next((verdict.label for verdict in selection.trace if verdict.reason is None), None)
 
 

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from accelerator.catalog import SUPPORTED_ACCELERATOR_LIST
 from accelerator.cpu_accelerator import CPU_Accelerator
-from accelerator.detection import Candidate, Chosen, Refused, select
+from accelerator.detection import Candidate, select
 from accelerator.errors import AcceleratorUnavailableError
 from accelerator.npu_accelerator import NPU_Accelerator
-from accelerator.selection import choose
+from accelerator.selection import SUPPORTED_ACCELERATOR_LIST, choose
 from op_builder import env
 from tests.support.machines import Machine, accepted_label, reasons
 
@@ -40,7 +39,6 @@ DETECTION = [
 def test_detection_takes_the_first_device_that_answers(machine: Machine, devices: str, label: str) -> None:
     machine.furnish(devices)
     selection = choose()
-    assert isinstance(selection, Chosen)
     assert accepted_label(selection) == label
     assert (selection.name, selection.requested) == (label.split()[0], None)
 
@@ -52,7 +50,7 @@ def test_the_trace_has_every_candidate_in_the_order_asked(machine: Machine) -> N
     assert ", ".join(verdict.label for verdict in selection.trace) == expected
     assert "torch_npu" in reasons(selection)["npu"]
     assert reasons(selection)["xpu (torch)"] == "there is a CUDA device"
-    assert reasons(selection)["cpu"] == "not asked: cuda comes first"
+    assert reasons(selection)["cpu"] == "not tried: cuda comes first"
 
 
 @pytest.mark.parametrize(("devices", "label"), [("native_xpu", "xpu (torch)"), ("npu", "npu"), ("", "cpu")])
@@ -125,7 +123,6 @@ def test_detection_starts_no_driver(machine: Machine, monkeypatch: pytest.Monkey
     name = device.removeprefix("native_")
     monkeypatch.setattr(getattr(torch, name), "is_available", start)
     selection = choose()
-    assert isinstance(selection, Chosen)
     assert selection.name == name
     assert selection.accelerator.is_available()
 
@@ -138,6 +135,8 @@ def test_detection_starts_no_driver(machine: Machine, monkeypatch: pytest.Monkey
     ("name", "devices"),
     [
         ("cpu", ""),
+        ("CPU", "cuda"),
+        (" Mlu ", "npu mlu"),
         ("cuda", ""),  # without a device: for builders, report and prebuild
         ("xpu", "ipex"),
         ("xpu", "native_xpu cuda"),
@@ -155,14 +154,13 @@ def test_an_override_takes_its_device_whatever_comes_first(
     machine.furnish(devices)
     with env.scope(**{variable: name}):
         selection = choose()
-    assert isinstance(selection, Chosen)
-    assert (selection.name, selection.requested) == (name, name)
+    assert selection.name == selection.requested == name.strip().lower()
 
 
 def refusal(**variables: str) -> str:
     with env.scope(**variables):
         selection = choose()
-    assert isinstance(selection, Refused)
+    assert selection.error is not None
     assert isinstance(selection.error, ValueError)
     return str(selection.error)
 
@@ -206,7 +204,7 @@ def test_both_variables_must_agree_and_an_empty_one_counts_as_unset() -> None:
     for both, requested in (("cpu", "cpu"), ("", None)):
         with env.scope(ACCEL_ACCELERATOR=both, DS_ACCELERATOR=both):
             selection = choose()
-        assert isinstance(selection, Chosen)
+        assert selection.accelerator is not None
         assert selection.requested == requested
 
 
@@ -225,15 +223,13 @@ def must_not_be_asked() -> Any:
 def test_select_asks_by_falling_priority_and_stops_at_the_first() -> None:
     low, late = candidate("low", 1, load=must_not_be_asked), candidate("late", 9, load=must_not_be_asked)
     selection = select([low, candidate("high", 9), late, candidate("top", 10, "no")])
-    assert isinstance(selection, Chosen)
     assert selection.name == "high"
-    first = "not asked: high comes first"
+    first = "not tried: high comes first"
     assert reasons(selection) == {"top": "no", "low": first, "late": first}
 
 
 def test_select_without_any_that_works_is_refused_with_all_reasons() -> None:
     selection = select([candidate("a", reason="no a"), candidate("b", reason="no b")])
-    assert isinstance(selection, Refused)
     assert "a: no a" in str(selection.error)
     assert "b: no b" in str(selection.error)
 
@@ -264,5 +260,5 @@ def test_ctrl_c_during_a_probe_is_not_swallowed() -> None:
 
 def test_a_named_candidate_may_have_several_ways_and_no_reason_to_skip() -> None:
     ways = [candidate("x", reason="way one shut"), candidate("x", reason_to_skip=lambda: "others first")]
-    assert isinstance(select([*ways, candidate("x", load=must_not_be_asked)], "x"), Chosen)
+    assert select([*ways, candidate("x", load=must_not_be_asked)], "x").accelerator is not None
     assert reasons(select([ways[1], candidate("cpu", -1)]))["x"] == "others first"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from accelerator.detection import Chosen, Refused
 from accelerator.errors import AcceleratorSelectionError
 from accelerator.plugins import is_registered
 from accelerator.selection import builder_package, choose
@@ -26,7 +25,6 @@ def test_a_plugin_has_a_priority_of_its_own_and_comes_before_the_cpu(
     assert accepted_label(choose()) == ("cpu" if priority == -1 else "acme (plugin_acme:Plugin)")
     machine.cuda(1)
     selection = choose()
-    assert isinstance(selection, Chosen)
     assert selection.name == taken
 
 
@@ -39,7 +37,6 @@ def test_an_entry_point_may_be_spelled_in_all_ways(plugin_site: PluginSite, attr
     plugin_site.install("acme", "plugin_acme", text, spelled.format("plugin_acme", attribute))
     plugin_site.install("aaa", "plugin_aaa", "", "plugin_aaa:Absent")
     selection = choose()
-    assert isinstance(selection, Chosen)
     assert selection.name == "acme"
     assert is_registered(type(selection.accelerator))
     assert not is_registered(type("Mine", (type(selection.accelerator),), {}))
@@ -48,12 +45,11 @@ def test_an_entry_point_may_be_spelled_in_all_ways(plugin_site: PluginSite, attr
 def test_an_override_loads_the_named_plugin_alone(plugin_site: PluginSite) -> None:
     plugin_site.install("acme", "plugin_acme", source("detection_priority = -5"))
     plugin_site.install("other", "plugin_other", "raise AssertionError('loaded')")
-    for name, label in (("acme", "acme (plugin_acme:Plugin)"), ("cpu", "cpu")):
+    for name, label in (("acme", "acme (plugin_acme:Plugin)"), ("ACME", "acme (plugin_acme:Plugin)"), ("cpu", "cpu")):
         with env.scope(ACCEL_ACCELERATOR=name):
             assert accepted_label(choose()) == label
     with env.scope(ACCEL_ACCELERATOR="acmee"):
         selection = choose()
-    assert isinstance(selection, Refused)
     assert "cpu, acme, other." in str(selection.error)
 
 
@@ -110,7 +106,7 @@ UNPLUGGED = "probe = staticmethod(lambda: 'card unplugged')"
 def test_a_prebuild_asks_the_class_of_a_named_plugin_and_not_its_device(plugin_site: PluginSite) -> None:
     plugin_site.install("acme", "plugin_acme", source(f"{UNPLUGGED}; builder_package = 'acme.ops'"))
     with env.scope(ACCEL_ACCELERATOR="acme"):
-        assert isinstance(choose(), Refused)
+        assert choose().error is not None
         assert builder_package() == ("acme", "acme.ops")
     assert builder_package() == ("cpu", "op_builder.cpu"), "not named, it is detected like any other"
     for name in ("cuda", "npu"):  # nor the package or the device of a built-in one

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from accelerator import get_accelerator, is_current_accelerator_supported, set_accelerator
-from accelerator.abstract_accelerator import Accelerator, DeepSpeedAccelerator
+from accelerator.abstract_accelerator import Accelerator, DeepSpeedAccelerator, structural_faults
 from accelerator.cpu_accelerator import CPU_Accelerator
 from accelerator.errors import InvalidAcceleratorError
-from accelerator.structure import structural_faults
 
 CONCRETE, PROPERTIES, METHODS = (
     set(names.split())
