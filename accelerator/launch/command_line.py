@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from accelerator.launch.binding import parse_core_list
-from accelerator.launch.environment import forwarded, read_environment_files
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.hosts import Host, choose_hosts, host_of, limit, read_hostfile
 from accelerator.launch.job import Job, program_command
 from accelerator.launch.options import parse
 from accelerator.launch.output import make_log_directory
-from accelerator.launch.plan import HostPlan, plan_host
+from accelerator.launch.plan import HostPlan, forwarded, plan_host, read_environment_files
 from accelerator.launch.processes import guarded, log
 from accelerator.launch.topology import Topology, own_affinity, read_caches, read_topology
 from op_builder import env
@@ -53,9 +52,10 @@ def _launch(options: argparse.Namespace) -> int:
     # Imports within this function and the next: each command loads only what it runs. Torch takes seconds.
     job = make_job(options)
     if options.dry_run:
-        from accelerator.launch.dry_run import describe_job
+        from accelerator.launch.describe import describe_job
 
-        print("\n".join(describe_job(job, partial(_plan_here, job), Path.cwd())))
+        text = "\n".join(describe_job(job, partial(_plan_here, job), Path.cwd()))
+        print(text.encode(errors="backslashreplace").decode())  # variables may have any bytes
         return 0
     _check_script(job, options)
     if job.launcher == "torchrun":
@@ -67,9 +67,9 @@ def _launch(options: argparse.Namespace) -> int:
             from accelerator.launch import torchrun
 
             return torchrun.run(job)
-    from accelerator.launch import driver, remote
+    from accelerator.launch import remote
 
-    return driver.run(job, remote.commands(job, Path.cwd()))
+    return remote.run(job, remote.commands(job, Path.cwd()))
 
 
 def _check_script(job: Job, options: argparse.Namespace) -> None:
@@ -193,7 +193,7 @@ def _topology() -> Topology:
 
 
 def _show_topology(options: argparse.Namespace) -> int:
-    from accelerator.launch import picture
+    from accelerator.launch import describe
 
     topology = _topology()
     caches = read_caches(HostFiles(), topology)
@@ -205,9 +205,9 @@ def _show_topology(options: argparse.Namespace) -> int:
     except LaunchError as error:
         plan, refusal = HostPlan(host.slots), error
     if options.json:
-        print(json.dumps(picture.as_data(topology, caches, plan), indent=2, default=sorted))
+        print(json.dumps(describe.as_data(topology, caches, plan), indent=2, default=sorted))
     else:
-        print("\n".join(picture.draw(topology, caches, plan, shutil.get_terminal_size().columns)))
+        print("\n".join(describe.draw(topology, caches, plan, shutil.get_terminal_size().columns)))
     if refusal is not None:
         raise refusal
     return 0

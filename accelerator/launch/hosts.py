@@ -1,11 +1,13 @@
 """Hosts and the slots of each: hostfiles, and what ``--include`` and ``--exclude`` leave of them.
 
-A hostfile has one line for each host, ``name slots=N``; ``#`` begins a comment. ``--include`` and ``--exclude`` name
+A hostfile has one line for each host, ``name slots=N`` as for DeepSpeed and Open MPI, ``name:N`` as for MPICH, or only
+``name`` for one slot; ``#`` begins a comment. ``--include`` and ``--exclude`` name
 hosts, and slots of them: ``host:0,1@host2`` is slots 0 and 1 of the first and all of the second.
 """
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import re
 from collections.abc import Sequence
@@ -62,32 +64,44 @@ def read_users_file(path: Path) -> str | None:
         LaunchError: it cannot be read.
     """
     try:
-        return path.read_text()
+        data = path.read_bytes()
+        is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        # Bytes of another encoding reach the ranks unchanged, as in os.environ.
+        text = data.decode("utf-16") if is_utf16 else data.decode("utf-8-sig", "surrogateescape")
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not a text file"
-        raise LaunchError(f"{path} cannot be read: {reason}.", "Make it readable.") from None
+    except OSError as error:
+        raise LaunchError(f"{path} cannot be read: {error.strerror}.", "Make it readable.") from None
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise LaunchError(f"{path} is not a text file.", "Save it as text, in UTF-8.")
+    return text
 
 
 def parse_hostfile(text: str, source: str) -> tuple[Host, ...]:
     """The hosts of a hostfile's text; ``source`` is its name in errors."""
     hosts: dict[str, Host] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if not words:
+        name, *words = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split() or [""]
+        if not name:
             continue
-        name, slots = words[0], re.fullmatch(r"slots=(\d+)", words[-1])
-        if len(words) != 2:
-            expected = _EXPECTED
-        elif set(name) & set("=,") or (":" in name and not _is_ipv6_address(name)):
+        slots = "1"
+        if not _is_ipv6_address(name) and ":" in name:
+            name, _, slots = name.partition(":")
+        settings = {key.lower().replace("-", "_"): value for key, _, value in (word.partition("=") for word in words)}
+        slots = settings.pop("slots", slots)
+        settings.pop("max_slots", None)  # Open MPI's limit for more ranks than slots, which this launcher never starts
+        if set(name) & set("=,"):
             expected = f"{_EXPECTED}, the host's name first"
-        elif not slots or int(slots[1]) < 1:
-            expected = f"'slots=' and a number of at least 1, not {words[1]!r}"
+        elif settings:
+            expected = f"{_EXPECTED}, not {' '.join(words)!r}"
+        elif not slots.isdecimal() or int(slots) < 1:
+            expected = f"a number of slots of at least 1, not {slots!r}"
         elif name in hosts:
             expected = f"each host once; {name} is already listed"
         else:
-            hosts[name] = host_of(name, int(slots[1]))
+            hosts[name] = host_of(name, int(slots))
             continue
         raise LaunchError(f"{source}:{number}: {line.strip()!r}: expected {expected}.", "Correct that line.")
     if not hosts:

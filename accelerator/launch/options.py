@@ -56,7 +56,7 @@ class _Parser(argparse.ArgumentParser):
         section = self.add_argument_group(title)
 
         def add(name: str, *aliases: str, **settings: Any) -> None:
-            section.add_argument(name, **settings)
+            section.add_argument(*(alias for alias in aliases if alias[1] != "-"), name, **settings)
             for spelling in (name, *aliases):
                 self._names[spelling] = (name, settings.get("action") != "store_true")
 
@@ -71,7 +71,8 @@ class _Parser(argparse.ArgumentParser):
             if argument == "--":
                 break
             name, equals, value = argument.partition("=")
-            canonical, takes_value = self._names.get(f"--{name[2:].replace('-', '_')}", (name, False))
+            spelling = f"--{name[2:].replace('-', '_')}" if name.startswith("--") else name
+            canonical, takes_value = self._names.get(spelling, (name, False))
             own.append(f"{canonical}{equals}{value}")
             if takes_value and not equals and rest:
                 own[-1] += f"={rest.pop(0)}"  # a value may begin with "-": --launcher_args "-p 2222"
@@ -120,7 +121,7 @@ def make_parser() -> _Parser:
     add("--launcher", choices=LAUNCHERS, help="default: torchrun for one host, ssh for many")
     add("--launcher_args", type=shlex.split, default=(), metavar="ARGS",
         help="for ssh, mpirun or srun itself, such as '-p 2222'")  # fmt: skip
-    add("--module", action="store_true", help="the program is a module, as for python -m")
+    add("--module", "-m", action="store_true", help="the program is a module, as for python -m")
     add("--no_python", action="store_true", help="the program is not a Python script")
     add("--log_dir", type=Path, metavar="DIR", help="also keep what each rank writes in files here")
     add("--max_restarts", type=_INDEX, default=0, metavar="N", help="restart all ranks up to N times after a failure")

@@ -1,18 +1,32 @@
-"""The plan for the ranks of one host: bindings, variables, and their description."""
+"""What the ranks of one host get: bindings and environment variables."""
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from accelerator.launch.binding import RankBinding, parse_core_list, plan_binding, threads_per_rank
-from accelerator.launch.environment import THREAD_VARIABLES, check_against_binding, check_threads, visible_devices
-from accelerator.launch.hosts import Host
+from accelerator.launch.errors import LaunchError
+from accelerator.launch.hosts import Host, read_users_file
 from accelerator.launch.job import Job
 from accelerator.launch.topology import Topology, format_list
 
 _MOST_LINES = 16
+FILE_NAME = ".accel_env"
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+# In addition to the accelerator's own (NCCL...): where Python finds modules, our settings, OpenMP's, and those of the
+# libraries through which ranks on CPUs communicate: gloo, oneCCL and its libfabric.
+_ALWAYS_FORWARDED = (
+    *("PYTHON", "ACCEL_", "DS_ACCELERATOR"),
+    *("OMP_", "MKL_", "KMP_", "GOMP_"),
+    *("GLOO_", "CCL_", "FI_"),
+)
+# Settings of an MPI; Open MPI forwards its own itself.
+_FORWARDED_BELOW = {"mpich": ("MPICH_", "MPIR_"), "impi": ("I_MPI_",)}
 
 
 @dataclass(frozen=True)
@@ -84,3 +98,101 @@ def plural(count: int, what: str) -> str:
 def assignments(variables: Mapping[str, str]) -> str:
     """Variables as a shell reads them."""
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+
+
+def read_environment_files(directories: Iterable[Path]) -> dict[str, str]:
+    """The variables of the ``.accel_env`` files in these directories; a later file overrides an earlier.
+
+    Lines are ``NAME=VALUE``. As in a shell, ``export`` may precede the name and quotes may enclose the value; blanks
+    around ``=``, empty lines and lines that begin with ``#`` are ignored.
+
+    Raises:
+        LaunchError: a line is wrong; the message has the file, the line and what was expected.
+    """
+    variables: dict[str, str] = {}
+    for path in (directory / FILE_NAME for directory in directories):
+        for number, line in enumerate(map(str.strip, (read_users_file(path) or "").splitlines()), 1):
+            if not line or line.startswith("#"):
+                continue
+            assignment = re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(.*)", line, re.ASCII)
+            if assignment is None:
+                # Without the line: it may be part of a secret that was broken in two.
+                raise LaunchError(f"{path}:{number}: expected NAME=VALUE.", "Correct that line; comments begin with #.")
+            name, value = assignment.groups()
+            is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+            variables[name] = value[1:-1] if is_quoted else value
+    return variables
+
+
+def forwarded(
+    variables: Mapping[str, str], prefixes: Sequence[str], own: Iterable[str] = (), launcher: str = "ssh"
+) -> dict[str, str]:
+    """Of this process's variables those that other hosts get; an accelerator's ``export_envs()`` are prefixes.
+
+    Args:
+        own: variables that each host has for itself: those that choose its visible devices.
+    """
+    wanted, kept = (*_ALWAYS_FORWARDED, *_FORWARDED_BELOW.get(launcher, ()), *prefixes), set(own)
+    return {name: value for name, value in sorted(variables.items()) if name.startswith(wanted) and name not in kept}
+
+
+def visible_devices(names: Sequence[str], given: Mapping[str, str], slots: Sequence[int]) -> dict[str, str]:
+    """The variables that leave a host's ranks the devices of these slots.
+
+    A slot is a number among the devices that are visible now: with ``CUDA_VISIBLE_DEVICES=4,5``, slot 1 is 5.
+
+    Args:
+        names: the accelerator's ``visible_devices_envs()``.
+        given: the variables of that host.
+    """
+    variables = {}
+    for name in names:
+        visible = [entry.strip() for entry in given.get(name, "").split(",") if entry.strip()]
+        is_enough = max(slots) < len(visible)
+        variables[name] = ",".join(visible[slot] if is_enough else str(slot) for slot in slots)
+    return variables
+
+
+def check_threads(threads: int, given: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """How many threads the libraries of a rank start, and a note for each number of the user's that is too large.
+
+    What the user has set is kept.
+    """
+    variables = {name: str(threads) for name in THREAD_VARIABLES if not given.get(name)}
+    notes = tuple(
+        f"{name}={given[name]} is kept, though a rank has {threads} cores: its threads will wait for each other. "
+        f"Unset {name} to have it set to {threads}."
+        for name in THREAD_VARIABLES
+        if given.get(name, "").isdecimal() and int(given[name]) > threads
+    )
+    return variables, notes
+
+
+def check_against_binding(given: Mapping[str, str]) -> None:
+    """Refuse settings by which OpenMP would bind the threads of all ranks to the same CPUs, or outside their own.
+
+    Raises:
+        LaunchError: naming the variable, and why it is incompatible with ``--bind_cores_to_rank``.
+    """
+    for name, (clashes, why) in _CLASHES.items():
+        value = given.get(name, "")
+        if value and clashes(value):
+            raise LaunchError(
+                f"{name}={value!r} is incompatible with --bind_cores_to_rank: {why}.",
+                f"Unset {name}, or leave --bind_cores_to_rank out.",
+            )
+
+
+_CLASHES: dict[str, tuple[Callable[[str], object], str]] = {
+    "KMP_AFFINITY": (
+        lambda value: re.search("explicit|proclist|norespect", value.lower()),
+        "it names processors, or has Intel's OpenMP ignore the affinity mask of the process, so the threads of all "
+        "ranks would run on the same ones. Types such as 'compact' or 'scatter' work within the rank's mask",
+    ),
+    "KMP_HW_SUBSET": (bool, "it chooses cores of the whole machine, the same for every rank"),
+    "GOMP_CPU_AFFINITY": (bool, "it names the same CPUs for every rank"),
+    "OMP_PLACES": (
+        lambda value: re.search(r"[{\d]", value.partition("(")[0]),
+        "it names the same CPUs for every rank. 'cores' and 'threads' mean those of the rank",
+    ),
+}

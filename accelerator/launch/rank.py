@@ -6,15 +6,18 @@ Torch's agent, an MPI's launcher or Slurm's start it. All ranks of a host make t
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import json
 import os
+import platform
 import re
 import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
@@ -22,7 +25,6 @@ from types import FrameType
 from accelerator.launch.binding import RankBinding
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.job import DEFAULT_PORT, Job
-from accelerator.launch.kernel import bind_to_cpus, end_with_parent, set_memory_policy
 from accelerator.launch.output import Failure, Relay, exit_status, make_log_directory
 from accelerator.launch.plan import plan_host
 from accelerator.launch.processes import VARIABLE, cannot_start, end_processes_of, heeded_signals, log
@@ -30,6 +32,14 @@ from accelerator.launch.topology import own_affinity, read_topology
 from op_builder import env
 from op_builder.errors import AccelError
 from op_builder.system.cgroups import HostFiles
+
+# include/uapi/linux/mempolicy.h and prctl.h
+_MODES = {"any": 0, "prefer": 1, "bind": 2}
+_PREFER_MANY = 5  # since Linux 5.15; "prefer" takes only one node
+_PR_SET_PDEATHSIG = 1
+
+# set_mempolicy(2) has no function in the C library; asm/unistd.h of each architecture, "generic" for newer ones.
+_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "loongarch64": 237, "ppc64le": 261, "s390x": 270}
 
 # Each launcher's variables for rank, number of ranks, local rank, and number of ranks on this host.
 _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -171,3 +181,46 @@ def _write_error_file(path: Path, failure: Failure) -> None:
         message = recorded["message"] if isinstance(recorded, dict) else str(recorded)
     details = {"timestamp": str(int(failure.time_s)), "failure": asdict(replace(failure, message=message))}
     path.write_text(json.dumps({"message": {"message": message, "extraInfo": details}}))
+
+
+# The kernel's own calls. The program inherits their effects. A container may forbid them, and an unbound rank is better
+# than none, so the functions return the reason of a refusal, or None.
+
+
+def bind_to_cpus(cpus: Collection[int]) -> str | None:
+    """Let this process, and what it starts, run only on these CPUs."""
+    if not hasattr(os, "sched_setaffinity"):
+        return "this system has no affinity masks"
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        return f"sched_setaffinity: {error.strerror}"
+    return None
+
+
+def set_memory_policy(mode: str, nodes: Collection[int]) -> str | None:
+    """Take memory of this process, and of what it starts, from these NUMA nodes; see ``binding.MemoryPolicy``."""
+    number = _SET_MEMPOLICY.get(platform.machine())
+    if number is None or platform.system() != "Linux":
+        return f"memory policies are not supported on {platform.system()} {platform.machine()}"
+    word_bits = 8 * ctypes.sizeof(ctypes.c_ulong)
+    words = (ctypes.c_ulong * (max(nodes, default=0) // word_bits + 1))()
+    for node in nodes:
+        words[node // word_bits] |= 1 << node % word_bits
+    code = _PREFER_MANY if mode == "prefer" and len(nodes) > 1 else _MODES[mode]
+    libc = ctypes.CDLL(None, use_errno=True)
+    # One bit more than the words have: the kernel subtracts one.
+    if libc.syscall(number, code, words if nodes else None, len(words) * word_bits + 1) >= 0:
+        return None
+    refused = ctypes.get_errno()
+    if refused == errno.EINVAL and code == _PREFER_MANY:
+        return set_memory_policy(mode, [min(nodes)])
+    return f"set_mempolicy: {os.strerror(refused)}"
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent, of this process id, ends for whatever reason."""
+    if platform.system() == "Linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it has already ended
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -39,6 +39,19 @@ def _scripts(tmp_path: Path) -> None:
     write_scripts(tmp_path)
 
 
+@pytest.mark.parametrize("redirection", ["", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("program", ["launch --num_accelerators 1 --no_python touch started", "report"])
+def test_closed_standard_streams_are_accepted(program: str, redirection: str, tmp_path: Path) -> None:
+    """As a cron job or a daemon may close them."""
+    line = f'"{sys.executable}" -m accelerator.{program} {redirection}'
+    done = subprocess.run(
+        line, shell=True, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "started").exists() or program == "report"
+
+
 @pytest.mark.skipif(CPUS < 2, reason="needs two CPUs to bind two ranks to")
 def test_the_kernel_agrees_with_the_plan_and_no_command_line_has_values_of_variables(tmp_path: Path) -> None:
     (tmp_path / ".accel_env").write_text("# ours\nFROM_FILE='a $b secret-of-the-file'\nRANK=7\n")

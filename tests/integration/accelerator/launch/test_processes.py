@@ -13,8 +13,8 @@ import pytest
 
 from accelerator.launch.hosts import host_of
 from accelerator.launch.job import Job
-from accelerator.launch.kernel import bind_to_cpus, set_memory_policy
 from accelerator.launch.processes import end_processes_of, log, processes_of, small_process
+from accelerator.launch.rank import bind_to_cpus, set_memory_policy
 from tests.support.launching import environment
 
 pytestmark = pytest.mark.skipif(platform.system() != "Linux", reason="needs Linux")
@@ -25,7 +25,7 @@ SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "SLURM_
 
 
 def python(code: str) -> str:
-    command = [sys.executable, "-c", f"from accelerator.launch.kernel import *\n{code}"]
+    command = [sys.executable, "-c", f"from accelerator.launch.rank import *\n{code}"]
     return subprocess.run(command, env=environment(), capture_output=True, text=True, check=True).stdout.strip()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerator.launch import command_line, picture
+from accelerator.launch import command_line, describe
 from accelerator.launch.command_line import main
 from accelerator.launch.hosts import host_of
 from accelerator.launch.job import Job
@@ -168,7 +168,12 @@ def test_the_default_is_a_rank_for_each_numa_node_with_cores_that_may_be_used(
 
 @pytest.mark.parametrize(
     ("option", "command"),
-    [("--dry_run", "-u train.py a"), ("--module", "-u -m train.py a"), ("--no_python", "rank: train.py a")],
+    [
+        ("--dry_run", "-u train.py a"),
+        ("--module", "-u -m train.py a"),
+        ("-m", "-u -m train.py a"),
+        ("--no_python", "rank: train.py a"),
+    ],
 )
 def test_the_program_is_a_script_a_module_or_anything(option: str, command: str, capsys: Capture) -> None:
     assert command in dry_run(capsys, option, "train.py", "a")
@@ -321,7 +326,7 @@ def test_the_picture_of_a_machine(tmp_path: Path) -> None:
     topology = read_topology(files, None)
     host = host_of("localhost", 2)
     plan = plan_host(Job((), (host,), bind=True), host, topology, {})
-    lines = picture.draw(topology, read_caches(files, topology), plan, columns=30)
+    lines = describe.draw(topology, read_caches(files, topology), plan, columns=30)
     assert lines == [
         "Intel(R) Xeon(R) CPU Max 9480, 2 sockets, 2 NUMA nodes with cores, 8 cores, 16 CPUs",
         "socket 0, caches: unknown",
