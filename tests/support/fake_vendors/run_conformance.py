@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from accelerator.testing import Ability, check_conformance
-from accelerator.testing.memory import MemoryChecks
+from accelerator.testing.tensors import MemoryChecks
 from tests.support.fake_vendors import fake_device, mutations
 
 CHILD = "visible_devices_are_honoured"

@@ -111,7 +111,7 @@ class OneCard(CPU_Accelerator):
 @pytest.mark.parametrize(
     ("broken", "count", "status", "note"),
     [
-        ("", "return 1", "not applicable", "there is one device, and an empty variable does not hide it"),
+        ("", "return 1", "not applicable", "the only device stays visible if the variable is empty"),
         ("", "if visible != '': return 1\n        raise AcceleratorUnavailableError('none')", "passed", "0 of 1"),
         # Formerly that passed: any failure of the child without a device counted as no device.
         ("if visible == '': raise OSError('no driver')", "return 1", "failed", "OSError: no driver"),
@@ -149,5 +149,5 @@ def test_without_a_device_there_is_nothing_to_check() -> None:
         def is_available(self) -> bool:
             return False
 
-    with pytest.raises(AcceleratorUnavailableError, match="Absent says that no device is available"):
+    with pytest.raises(AcceleratorUnavailableError, match="No device of Absent is available"):
         check_conformance(Absent())
