@@ -126,7 +126,7 @@ def select(candidates: Iterable[Candidate], name: str | None = None) -> Selectio
 
 
 def _try(candidate: Candidate, *, is_named: bool) -> tuple[str | None, Any]:
-    """Why the candidate is rejected, and its accelerator; one of the two is None."""
+    """The reason for a rejection, or the accelerator; the other is None."""
     if candidate.fault is not None:
         return candidate.fault, None
     try:

@@ -22,9 +22,8 @@ __all__ = [
     "set_accelerator",
 ]
 
-# A log record rather than a Python warning: that there is no accelerator is a fact about the machine, not
-# a fault of the calling code, and must not turn into an exception under "-W error". Without any logging set
-# up, Python itself writes it to stderr; that is why this package installs no handler, not even a NullHandler.
+# A log record, not a Python warning: a missing accelerator is no fault of the caller and must not raise under
+# "-W error". The package installs no NullHandler, so Python writes warnings to stderr if logging is not configured.
 _logger = logging.getLogger("accelerator")
 
 _current: DeepSpeedAccelerator | None = None
@@ -44,8 +43,8 @@ if hasattr(os, "register_at_fork"):
 def get_accelerator() -> DeepSpeedAccelerator:
     """The accelerator of this process; the first call chooses it, later ones return the same object.
 
-    The environment's override (ACCEL_ACCELERATOR or DS_ACCELERATOR) decides, else the first device
-    that answers, else the CPU, with one logged warning. ``python -m accelerator.report`` shows why.
+    ACCEL_ACCELERATOR or DS_ACCELERATOR selects it by name. Otherwise, it is the first device that detection finds, or
+    the CPU, with a log record. ``python -m accelerator.report`` shows why.
 
     Raises:
         AcceleratorSelectionError: (a ValueError) the override is not a known name, or the package
@@ -63,15 +62,15 @@ def _choose_once() -> DeepSpeedAccelerator:
             return _current
         if _is_choosing:
             raise AcceleratorSelectionError(
-                "get_accelerator() was called by a package that is being asked for its device.",
-                "Call get_accelerator() inside functions of that package, not while it is imported.",
+                "get_accelerator() was called while a package that provides a device is imported.",
+                "Call get_accelerator() in functions of that package, not at import.",
             )
         _is_choosing = True
         try:
             selection = choose()
         finally:
             _is_choosing = False
-        if _current is not None:  # a package that was asked for its device called set_accelerator()
+        if _current is not None:  # a plug-in called set_accelerator()
             return _current
         accelerator = selection.require()
         if selection.requested is None and selection.name == "cpu":
@@ -96,19 +95,18 @@ def _fallback_level() -> int:
 def set_accelerator(accelerator: DeepSpeedAccelerator) -> DeepSpeedAccelerator:
     """Make an object the accelerator of this process and return it.
 
-    The object need not descend from :class:`DeepSpeedAccelerator`, but must have its members.
+    The object must have the members of :class:`DeepSpeedAccelerator`; its base classes do not matter.
 
     Raises:
-        InvalidAcceleratorError: (a TypeError) members are missing or of the wrong kind; the message
-            names them, the first few if they are many, and the former accelerator stays.
+        InvalidAcceleratorError: (a TypeError) members are missing or of the wrong kind; the message lists the first
+            of them. The accelerator stays unchanged.
     """
     global _current
     faults = structural_faults(accelerator)
     if faults:
         raise InvalidAcceleratorError(
-            "set_accelerator() takes an object such as CPU_Accelerator(); "
-            f"it got {type(accelerator).__name__}, which is not an accelerator: {'; '.join(faults)}.",
-            "Pass an object of a subclass of accelerator.abstract_accelerator.DeepSpeedAccelerator.",
+            f"set_accelerator() got {type(accelerator).__name__}, which is not an accelerator: {'; '.join(faults)}.",
+            "Pass an instance of a subclass of accelerator.abstract_accelerator.DeepSpeedAccelerator.",
         )
     with _lock:
         _current = accelerator
@@ -118,7 +116,7 @@ def set_accelerator(accelerator: DeepSpeedAccelerator) -> DeepSpeedAccelerator:
 def is_current_accelerator_supported() -> bool:
     """Whether the current accelerator is a built-in one or a registered plug-in.
 
-    False is only possible for an object given to :func:`set_accelerator`.
+    It is False only for an object that was passed to :func:`set_accelerator`.
     """
     accelerator = get_accelerator()
     if accelerator.device_name().partition(":")[0] in SUPPORTED_ACCELERATOR_LIST:

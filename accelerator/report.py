@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from accelerator.detection import Selection
 from accelerator.errors import describe
 from accelerator.selection import choose
-from accelerator.vendors import standard_output_kept
+from accelerator.vendors import redirect_output_to_stderr
 from op_builder import env
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Fact = str | int | bool | list[str] | dict[str, str | None] | None
 
-_EPILOG = "Exit status: 0, or 2 when no accelerator can be used (say, a wrong ACCEL_ACCELERATOR)."
+_EPILOG = "Exit status: 0, or 2 if no accelerator can be used, such as for an unknown ACCEL_ACCELERATOR."
 
 
 def report(selection: Selection) -> dict[str, Any]:
@@ -48,8 +48,7 @@ _NEEDS_DEVICE = {"hardware", "current_device", "total_memory_bytes", "available_
 def accelerator_facts(accelerator: DeepSpeedAccelerator) -> dict[str, Fact]:
     """The facts of one accelerator under stable keys, ready for JSON; sizes are bytes.
 
-    A fact that cannot be had is left out and named, with the reason, under ``unavailable``: those
-    of the device itself where there is none, and what raises.
+    A fact that cannot be determined is listed under ``unavailable`` with the reason.
     """
     getters: dict[str, Callable[[], Fact]] = {
         "class": lambda: f"{type(accelerator).__module__}.{type(accelerator).__qualname__}",
@@ -75,17 +74,17 @@ def accelerator_facts(accelerator: DeepSpeedAccelerator) -> dict[str, Fact]:
     unavailable: dict[str, str | None] = {}
     for key, get in getters.items():
         if key in _NEEDS_DEVICE and not facts.get("is_available"):
-            unavailable[key] = "there is no device"
+            unavailable[key] = "no device is available"
             continue
         try:
             facts[key] = get()
-        except Exception as error:  # a report must come out whatever the device does
+        except Exception as error:  # a device's error must not prevent the report
             unavailable[key] = describe(error)
     return {**facts, "unavailable": unavailable}
 
 
 def _record(properties: Any) -> str | None:
-    """A device's name in its record, or the record where that is a text."""
+    """The device's name in its properties, or the properties if they are text."""
     return None if properties is None else str(getattr(properties, "name", properties))
 
 
@@ -113,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object; sizes are bytes")
     options = parser.parse_args(arguments)
-    with standard_output_kept():
+    with redirect_output_to_stderr():
         data = report(choose())
     if options.json:
         print(json.dumps(data, indent=2))
@@ -147,7 +146,7 @@ def _print_tables(data: dict[str, Any]) -> None:
                 facts.add_row(Text(key.removesuffix("_bytes").removeprefix("is_").replace("_", " ")), Text(value))
         console.print(facts)
     if data["trace"]:
-        trace = table("Detection, in the order asked")
+        trace = table("Detection, in order")
         for entry in data["trace"]:
             verdict = Text("accepted", "green") if entry["accepted"] else Text("rejected", "dim")
             trace.add_row(Text(entry["label"]), verdict, Text(entry["reason"] or ""))

@@ -18,7 +18,7 @@ _EXTERNAL = "intel_extension_for_deepspeed"
 
 
 def built_in_candidates() -> list[Candidate]:
-    """The built-in accelerators in the order of detection. Nothing is imported before a candidate is asked."""
+    """The built-in accelerators in the order of detection. Each is imported only when it is tried."""
     return [
         Candidate(
             name="xpu.external",
@@ -49,10 +49,10 @@ def _device_class(name: str) -> Any:
 
 
 def _reason_to_skip_xpu() -> str | None:
-    """Torch's own XPU support gives way to CUDA: a torch with both is rarely meant for the Intel GPU."""
+    """CUDA has precedence over torch's own XPU support: on a machine with both, the Intel GPU is rarely meant."""
     try:
-        return "there is a CUDA device" if _device_class("cuda").probe() is None else None
-    except Exception:  # a broken CUDA is no CUDA device; its own candidate has the reason
+        return "a CUDA device is available" if _device_class("cuda").probe() is None else None
+    except Exception:  # the candidate cuda reports the reason
         return None
 
 
@@ -75,7 +75,7 @@ def requested_name() -> str | None:
 def builder_package() -> tuple[str, str]:
     """The accelerator that is named or detected, and the package of its op builders.
 
-    For a prebuild, which needs no device: an accelerator that is named is not probed if its class declares the package.
+    For a prebuild, which needs no device: a named accelerator is not probed if its class declares the package.
 
     Raises:
         AcceleratorSelectionError: the name is unknown, or belongs to a package that cannot be used here.
@@ -96,7 +96,7 @@ def builder_package() -> tuple[str, str]:
 
 
 def choose() -> Selection:
-    """Ask everything anew and choose; changes no state of this package."""
+    """Run the whole selection; changes no state of this package."""
     try:
         name = requested_name()
     except AcceleratorSelectionError as error:

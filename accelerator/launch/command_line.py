@@ -151,9 +151,9 @@ def find_accelerator() -> DeepSpeedAccelerator:
     import torch  # noqa: F401 - all accelerators need it: where it is missing, the command line names the remedy
 
     from accelerator.selection import choose
-    from accelerator.vendors import standard_output_kept
+    from accelerator.vendors import redirect_output_to_stderr
 
-    with standard_output_kept():
+    with redirect_output_to_stderr():
         return choose().require()
 
 

@@ -5,7 +5,7 @@ events, an allocator that counts and caches memory, and graphs that record opera
 add what differs by vendor.
 """
 
-# ruff: noqa: ARG001, ARG002, ARG005 - fakes take the arguments of what they stand for
+# ruff: noqa: ARG001, ARG005 - fakes take the arguments of what they stand for
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_a_negative_index_is_no_device(machine: Machine, monkeypatch: pytest.Mon
     accelerator = CUDA_Accelerator()
     with env.scope(CUDA_VISIBLE_DEVICES=visible):
         for ask in (accelerator.set_device, accelerator.available_memory):
-            with pytest.raises(DeviceIndexError, match="no cuda device of index -1; the number of devices is 2"):
+            with pytest.raises(DeviceIndexError, match="cuda device -1 does not exist; the number of devices is 2"):
                 ask(-1)
 
 
@@ -215,9 +215,9 @@ def test_a_domain_goes_to_the_nvtx_package(machine: Machine, tmp_path: Path) -> 
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this torch's functions answer")
 def test_without_a_device_errors_name_it_and_snapshots_are_empty() -> None:
     accelerator = CUDA_Accelerator()
-    with pytest.raises(DeviceIndexError, match="no cuda device of index 0; the number of devices is 0"):
+    with pytest.raises(DeviceIndexError, match="cuda device 0 does not exist; the number of devices is 0"):
         accelerator.set_device(0)
-    with pytest.raises(DeviceIndexError, match="no cuda device; the number of devices is 0"):
+    with pytest.raises(DeviceIndexError, match="cuda device does not exist; the number of devices is 0"):
         accelerator.reset_peak_memory_stats()
     assert accelerator.memory_snapshot() == []
 

@@ -49,7 +49,7 @@ def test_the_trace_has_every_candidate_in_the_order_asked(machine: Machine) -> N
     expected = "xpu.external, xpu (IPEX), xpu (torch), npu, sdaa, mps, hpu, mlu, cuda, cpu"
     assert ", ".join(verdict.label for verdict in selection.trace) == expected
     assert "torch_npu" in reasons(selection)["npu"]
-    assert reasons(selection)["xpu (torch)"] == "there is a CUDA device"
+    assert reasons(selection)["xpu (torch)"] == "a CUDA device is available"
     assert reasons(selection)["cpu"] == "not tried: cuda comes first"
 
 

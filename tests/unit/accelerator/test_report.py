@@ -60,7 +60,7 @@ def test_a_missing_device_and_one_that_fails_still_give_a_report(
     with env.scope(ACCEL_ACCELERATOR="cuda"):
         facts = as_json(capsys)["accelerator"]
     assert (facts["requested"], facts["device_count"]) == ("cuda", 0)
-    assert facts["unavailable"]["total_memory_bytes"] == "there is no device"
+    assert facts["unavailable"]["total_memory_bytes"] == "no device is available"
     machine.npu()  # its fake module answers nothing but is_available and device_count
     facts = as_json(capsys)["accelerator"]
     assert facts["name"] == "npu"
