@@ -1,6 +1,6 @@
-"""One rank: it finds out which rank it is, binds itself, runs the program as its child, and reports how it ended.
+"""A rank: it binds itself, runs the program as its child, and reports a failure.
 
-Torch's agent, an MPI's launcher or Slurm's start it. All ranks of a host make the same plan.
+Torch's agent, mpirun or srun starts it. All ranks of a host compute the same plan.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from accelerator.launch.errors import LaunchError
 from accelerator.launch.job import DEFAULT_PORT, Job
 from accelerator.launch.output import Failure, Relay, exit_status, make_log_directory
 from accelerator.launch.plan import plan_host
-from accelerator.launch.processes import VARIABLE, cannot_start, end_processes_of, heeded_signals, log
+from accelerator.launch.processes import VARIABLE, cannot_start, end_processes_of, handled_signals, log
 from accelerator.launch.topology import own_affinity, read_topology
 from op_builder import env
 from op_builder.errors import AccelError
@@ -54,17 +54,17 @@ _NAMES = {
 
 
 def read_place(launcher: str, variables: Mapping[str, str]) -> dict[str, int]:
-    """Which rank this process is, under torch's names, by the variables of the launcher that started it.
+    """The rank of this process, under torch's names, from the launcher's variables.
 
     Raises:
-        LaunchError: they are not set.
+        LaunchError: the variables are not set.
     """
     names = _NAMES[launcher]
     missing = [name for name in names if not variables.get(name, "").isdecimal()]
     if missing:
         raise LaunchError(
-            f"--launcher {launcher} sets {', '.join(missing)} in each rank; in this process they are not set.",
-            "Name the launcher that really runs in --launcher; 'mpirun --version' prints it.",
+            f"--launcher {launcher} should set {', '.join(missing)}, but they are not set in this process.",
+            "Set --launcher to the one that runs here; 'mpirun --version' prints its name.",
         )
     return {name: int(variables[own]) for name, own in zip(_TORCH, names, strict=True)}
 
@@ -76,7 +76,7 @@ def first_of_nodelist(text: str) -> str:
 
 
 def run(job_json: str, program: Sequence[str]) -> int:
-    """Run the program to its end; the exit status is its own, 128 and the signal's number if one killed it."""
+    """Run the program; returns its exit status, or 128 plus the signal number if a signal ended it."""
     end_with_parent(os.getppid())
     job = Job.from_json(job_json, program)
     host, given = job.hosts[0], env.child_environment()
@@ -84,7 +84,7 @@ def run(job_json: str, program: Sequence[str]) -> int:
         place = read_place(job.launcher, given)
         if place["LOCAL_WORLD_SIZE"] != len(host.chosen):
             raise LaunchError(
-                f"{place['LOCAL_WORLD_SIZE']} ranks were placed on {socket.gethostname()}, not {len(host.chosen)}.",
+                f"{socket.gethostname()} runs {place['LOCAL_WORLD_SIZE']} ranks, expected {len(host.chosen)}.",
                 "Check the placement of ranks in --launcher_args.",
             )
         plan = plan_host(job, host, read_topology(HostFiles(), own_affinity()), given)
@@ -108,12 +108,12 @@ def run(job_json: str, program: Sequence[str]) -> int:
 
 
 def bind(binding: RankBinding, local_rank: int) -> None:
-    """Bind this process; what the kernel refuses is logged, and the rank runs without it."""
+    """Bind this process; log what the kernel refuses and continue."""
     refusals = [bind_to_cpus(binding.cpus)]
     if binding.memory.mode != "any":
         refusals.append(set_memory_policy(binding.memory.mode, binding.memory.nodes))
     for reason in filter(None, refusals):
-        log(f"local rank {local_rank} runs unbound: {reason}. Containers may forbid that call (seccomp).")
+        log(f"local rank {local_rank} runs unbound: {reason}. A container may forbid that system call (seccomp).")
 
 
 def _run_program(job: Job, place: dict[str, int], variables: dict[str, str], log_dir: str | None) -> int:
@@ -124,7 +124,7 @@ def _run_program(job: Job, place: dict[str, int], variables: dict[str, str], log
             env=variables,
             stdout=None if log_dir is None else subprocess.PIPE,
             stderr=subprocess.PIPE,
-            close_fds=False,  # MPI's launchers pass descriptors to MPI in the program
+            close_fds=False,  # MPI launchers pass descriptors to the program
             start_new_session=True,  # signals come only through this process
             preexec_fn=lambda: end_with_parent(own_id),
         )
@@ -142,7 +142,7 @@ def _run_program(job: Job, place: dict[str, int], variables: dict[str, str], log
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, number)
 
-    for number in set(heeded_signals()) - {signal.SIGQUIT}:
+    for number in set(handled_signals()) - {signal.SIGQUIT}:
         signal.signal(number, forward)
     relays = [
         Relay(stream.fileno(), target, None if log_dir is None else f"{log_dir}/{name}.log")
@@ -168,13 +168,13 @@ def _run_program(job: Job, place: dict[str, int], variables: dict[str, str], log
         else:
             os.write(2, failure.to_line().encode())
     if job.launcher != "torchrun" and (exit_code != 0 or was_ended):
-        # These launchers wait for all processes that hold the streams, also for what the program left behind.
+        # These launchers wait for every process with the streams open, also for children of the program.
         end_processes_of(job.launch, job.grace_s, place["RANK"])
     return exit_status(exit_code)
 
 
 def _write_error_file(path: Path, failure: Failure) -> None:
-    """Report to this host's agent in torch's error file, with the message that torch's ``@record`` wrote there."""
+    """Report to torch's agent in its error file, with the message that torch's ``@record`` wrote there."""
     message = ""
     with contextlib.suppress(OSError, ValueError, KeyError):
         recorded = json.loads(path.read_text())["message"]
@@ -183,12 +183,12 @@ def _write_error_file(path: Path, failure: Failure) -> None:
     path.write_text(json.dumps({"message": {"message": message, "extraInfo": details}}))
 
 
-# The kernel's own calls. The program inherits their effects. A container may forbid them, and an unbound rank is better
-# than none, so the functions return the reason of a refusal, or None.
+# System calls, whose effects the program inherits. Containers may forbid them, and an unbound rank is better than none:
+# these functions return the reason for a refusal, or None.
 
 
 def bind_to_cpus(cpus: Collection[int]) -> str | None:
-    """Let this process, and what it starts, run only on these CPUs."""
+    """Restrict this process and its children to these CPUs."""
     if not hasattr(os, "sched_setaffinity"):
         return "this system has no affinity masks"
     try:
@@ -199,7 +199,7 @@ def bind_to_cpus(cpus: Collection[int]) -> str | None:
 
 
 def set_memory_policy(mode: str, nodes: Collection[int]) -> str | None:
-    """Take memory of this process, and of what it starts, from these NUMA nodes; see ``binding.MemoryPolicy``."""
+    """Set the memory policy of this process and its children; see ``binding.MemoryPolicy``."""
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None or platform.system() != "Linux":
         return f"memory policies are not supported on {platform.system()} {platform.machine()}"
@@ -209,7 +209,7 @@ def set_memory_policy(mode: str, nodes: Collection[int]) -> str | None:
         words[node // word_bits] |= 1 << node % word_bits
     code = _PREFER_MANY if mode == "prefer" and len(nodes) > 1 else _MODES[mode]
     libc = ctypes.CDLL(None, use_errno=True)
-    # One bit more than the words have: the kernel subtracts one.
+    # One more bit than the words have: the kernel subtracts one.
     if libc.syscall(number, code, words if nodes else None, len(words) * word_bits + 1) >= 0:
         return None
     refused = ctypes.get_errno()
@@ -219,7 +219,7 @@ def set_memory_policy(mode: str, nodes: Collection[int]) -> str | None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent, of this process id, ends for whatever reason."""
+    """Have the kernel kill this process when its parent, with this process id, ends."""
     if platform.system() == "Linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it has already ended

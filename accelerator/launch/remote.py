@@ -1,7 +1,7 @@
-"""The commands that start ranks on many hosts.
+"""Starting ranks on several hosts, forwarding signals and output, and reporting the first failure.
 
-By ssh, each host runs this launcher for itself, and torch's rendezvous connects them. mpirun and srun know the hosts:
-one command starts all ranks. Their own binding is switched off, so a rank plans with all CPUs of its host.
+With ssh, each host runs this launcher, and torch's rendezvous connects them. With mpirun and srun, one command starts
+all ranks; their own binding is disabled, so ranks plan with all CPUs of the host.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from pathlib import Path
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.job import DEFAULT_PORT, Job
 from accelerator.launch.output import Failure, Relay, exit_status
-from accelerator.launch.processes import VARIABLE, end_processes_of, guarded, heeded_signals, log, small_process
+from accelerator.launch.processes import VARIABLE, end_processes_of, guarded, handled_signals, helper_process, log
 from op_builder import env
 from op_builder.system.cgroups import read_text
 
 _POLL_S = 0.05
 
-# By its path: "-m" would import modules of the user's directory.
+# By path: "-m" would import modules from the current directory.
 _MAIN = Path(__file__).resolve().with_name("__main__.py")
 
-# Where several MPIs are installed, each has a name of its own; "mpirun" is any of them.
+# If several MPIs are installed, each has its own name, and "mpirun" is one of them.
 _PROGRAMS = {
     "openmpi": ("mpirun.openmpi", "mpirun"),
     "mpich": ("mpirun.mpich", "mpiexec.hydra", "mpirun"),
@@ -46,9 +46,9 @@ class RemoteCommand:
     """A command that starts ranks.
 
     Attributes:
-        label: the host, or the launcher that knows the hosts.
+        label: the host or the launcher.
         variables: added to this process's environment.
-        sent: variables of another host, sent to standard input first; None where the command does not expect them.
+        sent: variables for another host, sent to standard input; None if the command does not read them.
     """
 
     label: str
@@ -58,22 +58,22 @@ class RemoteCommand:
 
 
 def commands(job: Job, directory: Path) -> list[RemoteCommand]:
-    """The commands that start all ranks; by ssh one for each host, by node rank.
+    """The commands that start all ranks; with ssh, one for each host in order.
 
     Args:
-        directory: where the program runs by ssh, on every host.
+        directory: the working directory on every host, with ssh.
 
     Raises:
-        LaunchError: hosts could not find rank 0, or differ in a way that MPI's launchers cannot express.
+        LaunchError: hosts could not find rank 0, or differ in slots, which mpirun and srun do not support.
     """
     return _ssh_commands(job, directory) if job.launcher == "ssh" else [_cluster_command(job)]
 
 
 def master_address(job: Job) -> str:
-    """Where rank 0 listens: ``--master_addr``, by default the first host.
+    """The address of rank 0: ``--master_addr``, by default the first host.
 
     Raises:
-        LaunchError: that is ``localhost``, which is another host on each host.
+        LaunchError: the first host is ``localhost``, which the others cannot find.
     """
     if job.master_addr is not None:
         return job.master_addr
@@ -83,8 +83,8 @@ def master_address(job: Job) -> str:
     if all(host.is_local for host in job.hosts):
         return "127.0.0.1"
     raise LaunchError(
-        f"The first host is {first.name}, a name by which the other hosts cannot find it.",
-        "Write its name in the network into the hostfile, or give --master_addr.",
+        f"The other hosts cannot find the first host by the name {first.name}.",
+        "Use its network name in the hostfile, or add --master_addr.",
     )
 
 
@@ -108,8 +108,8 @@ def _ssh_commands(job: Job, directory: Path) -> list[RemoteCommand]:
         if host.is_local:
             commands.append(RemoteCommand(host.name, inner, job.variables))
             continue
-        remote = f"cd {shlex.quote(str(directory))} && exec {shlex.join(small_process('receive', *inner))}"
-        # The user's own arguments come first: of an option that is given twice, ssh takes the first.
+        remote = f"cd {shlex.quote(str(directory))} && exec {shlex.join(helper_process('receive', *inner))}"
+        # The user's options come first: ssh uses the first of two equal options.
         ssh = ("ssh", *job.launcher_args, "-o", "BatchMode=yes", host.name, remote)
         commands.append(RemoteCommand(host.name, ssh, {}, sent={**job.forwarded, **job.variables}))
     return commands
@@ -119,15 +119,15 @@ def _cluster_command(job: Job) -> RemoteCommand:
     first = job.hosts[0]
     if any((host.chosen, host.slots) != (first.chosen, first.slots) for host in job.hosts):
         raise LaunchError(
-            f"--launcher {job.launcher} starts the same ranks on every host, and the hosts' slots differ.",
-            "Choose the same slots on each (--num_accelerators, --include, --exclude), or use --launcher ssh.",
+            f"--launcher {job.launcher} requires the same slots on every host, but the hosts' slots differ.",
+            "Select the same slots on each host (--num_accelerators, --include, --exclude), or use --launcher ssh.",
         )
-    is_allocation = job.launcher == "slurm" and first.is_local  # srun knows its hosts, and the ranks find the first
+    is_allocation = job.launcher == "slurm" and first.is_local  # srun knows the hosts, and ranks find the first
     address = job.master_addr if is_allocation else master_address(job)
-    rank = small_process("rank", replace(job, hosts=(first,), master_addr=address).to_json(), "--", *job.program)
+    rank = helper_process("rank", replace(job, hosts=(first,), master_addr=address).to_json(), "--", *job.program)
     programs = _PROGRAMS[job.launcher]
     program = next(filter(shutil.which, programs), programs[-1])
-    # Values are in its environment, and options have only the names to forward: everybody can read command lines.
+    # All users can read command lines: options have only names, the values are in the environment.
     variables = dict(job.variables)
     if job.launcher == "impi":
         variables["I_MPI_PIN"] = "0"  # Intel's hydra has no "-bind-to none"
@@ -142,7 +142,7 @@ def _options(job: Job, per_host: int, forwarded: list[str]) -> list[str]:
         nodes = job.num_nodes if is_local else len(names)
         options = [f"--nodes={nodes}", f"--ntasks={nodes * per_host}", f"--ntasks-per-node={per_host}"]
         options += ["--cpu-bind=none", *([] if is_local else [f"--nodelist={','.join(names)}"])]
-        # Slurm's users expect their environment on every node, and Slurm itself sets each node's own variables.
+        # Slurm's users expect their environment on every node.
         return [*options, "--export=ALL", "--kill-on-bad-exit=1"]
     options = ["-np", str(per_host * len(names))]
     if job.launcher == "openmpi":
@@ -152,27 +152,27 @@ def _options(job: Job, per_host: int, forwarded: list[str]) -> list[str]:
     options += ["-ppn", str(per_host), *(["-bind-to", "none"] if job.launcher == "mpich" else [])]
     if not is_local:
         options += ["-hosts", ",".join(names)]
-    # By default all variables of this host would go to the others; two such options are an error.
+    # By default, all variables would be forwarded; two such options are an error.
     if not {"-genvall", "-genvlist", "-genvnone"} & {argument.replace("--", "-", 1) for argument in job.launcher_args}:
         options += ["-genvlist", ",".join(forwarded)] if forwarded else ["-genvnone"]
     return options
 
 
 def run(job: Job, commands: Sequence[RemoteCommand], margin_s: float = 5.0) -> int:
-    """Run all commands to their end; when one fails, the others are ended.
+    """Run all commands; if one fails, end the others.
 
     Args:
-        margin_s: the time that a host gets for itself. In addition, its ranks get the grace period twice: for the
-            programs, then for the processes that these leave behind.
+        margin_s: time for a host to end, in addition to twice the grace period: for its programs, and for processes
+            that they leave behind.
 
     Returns:
-        The exit status: the first failing rank's; else the first failing command's; 128 and a signal's number
-        when that ended the launch.
+        The exit status: the first failing rank's, else the first failing command's, or 128 plus the signal number if a
+        signal ended the launch.
     """
     driver = _Driver(job, margin_s)
-    before = {number: signal.signal(number, lambda number, _: driver.signal(number)) for number in heeded_signals()}
+    before = {number: signal.signal(number, lambda number, _: driver.signal(number)) for number in handled_signals()}
     try:
-        # The launcher of a host guards its own ranks.
+        # With ssh, each host's launcher guards its ranks.
         with contextlib.nullcontext() if job.launcher == "ssh" else guarded(job.launch, job.grace_s):
             try:
                 status = driver.run(commands)
@@ -198,7 +198,7 @@ class _Driver:
         self._signal: signal.Signals | None = None
 
     def signal(self, number: int) -> None:
-        """The first signal counts; the main loop handles it."""
+        """Record the first signal for the main loop."""
         self._signal = self._signal or signal.Signals(number)
 
     def run(self, commands: Sequence[RemoteCommand]) -> int:
@@ -212,7 +212,7 @@ class _Driver:
                 if process.returncode != 0 and status == 0 and deadline == math.inf:
                     status = exit_status(process.returncode)
                     self._explain(command, process.returncode)
-            # A rank's failure is enough: not every MPI ends the others when one of them has an exit status.
+            # A rank's failure suffices: some MPIs do not end the others if a rank exits with a status.
             if deadline == math.inf and (self._signal is not None or status != 0 or self._failures):
                 deadline = time.monotonic() + self._time_to_end_s
                 self._end_all()
@@ -230,7 +230,7 @@ class _Driver:
         return status
 
     def kill(self) -> None:
-        """Kill the commands; a host whose driver is gone ends its ranks itself."""
+        """Kill the commands; hosts end their ranks themselves when the driver ends."""
         for process in self._running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -239,16 +239,16 @@ class _Driver:
         try:
             process = subprocess.Popen(
                 command.command,
-                executable=shutil.which(command.command[0]),  # by our own PATH; the command may get another
+                executable=shutil.which(command.command[0]),  # by our PATH; the command's may differ
                 env=env.child_environment(**{**command.variables, VARIABLE: self._job.launch}),
                 stdin=subprocess.PIPE if self._job.launcher == "ssh" else subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C comes only through this process
+                start_new_session=True,  # only this process forwards Ctrl-C
             )
         except OSError as error:
             raise LaunchError(
                 f"{command.command[0]} cannot be started: {error.strerror}.",
-                f"Install it, or choose another --launcher than {self._job.launcher}.",
+                f"Install it, or use another --launcher than {self._job.launcher}.",
             ) from None
         self._running[process] = command
         assert process.stderr is not None
@@ -267,9 +267,9 @@ class _Driver:
 
     def _explain(self, command: RemoteCommand, status: int) -> None:
         self._finish_relays()
-        if command.sent is not None and status == 255 and not self._failures:  # a rank's own status may be 255
+        if command.sent is not None and status == 255 and not self._failures:  # a rank's status may also be 255
             attempt = shlex.join([*command.command[:-1], "true"])
-            log(f"{command.label}: ssh failed; see above. Remedy: Have '{attempt}' work without questions.")
+            log(f"{command.label}: ssh failed; see above. Remedy: Make '{attempt}' work without a prompt.")
         elif self._signal is None and self._running:
             log(f"{command.label} ended with status {status}; ending the others")
 
@@ -279,14 +279,14 @@ class _Driver:
 
 
 def _send(process: subprocess.Popen[bytes], line: str) -> None:
-    with contextlib.suppress(OSError):  # it has ended; the main loop finds out why
+    with contextlib.suppress(OSError):  # it has ended; the main loop reports why
         if process.stdin is not None:
             process.stdin.write(f"{line}\n".encode())
             process.stdin.flush()
 
 
 def _receivers(process_id: int, program: str) -> list[int]:
-    """The processes that get a signal: the program, or its children if it is a script (Intel MPI's mpirun)."""
+    """The processes to signal: the program, or its children if it is a script (Intel MPI's mpirun)."""
     path = shutil.which(program)
     if path is not None and Path(path).read_bytes()[:2] == b"#!":
         children = read_text(Path(f"/proc/{process_id}/task/{process_id}/children")) or ""

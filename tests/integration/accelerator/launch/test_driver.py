@@ -71,7 +71,7 @@ def test_an_ssh_that_fails_is_reported(capfd: Capture) -> None:
     status, written = run(["read sent; echo 'Connection refused' >&2; exit 255"], capfd, sent={})
     assert status == 255
     assert "Connection refused" in written
-    assert "host0: ssh failed; see above. Remedy: Have 'sh -c true' work without questions." in written
+    assert "host0: ssh failed; see above. Remedy: Make 'sh -c true' work without a prompt." in written
 
 
 @pytest.mark.parametrize("is_remote", [False, True])

@@ -252,6 +252,6 @@ def test_a_port_in_use_is_reported(restarts: str, tmp_path: Path) -> None:
         alone = ["--num_nodes", "2", "--master_addr", "127.0.0.1", "--master_port", port, "--max_restarts", restarts]
         done = launch([*TWO, *alone, "show.py"], tmp_path)
     assert done.returncode == 1
-    assert f"accel-launch: Port {port} of {os.uname().nodename}, where rank 0 would listen, is in use." in done.stderr
+    assert f"accel-launch: Port {port} of {os.uname().nodename}, needed for rank 0, is in use." in done.stderr
     assert "--master_port" in done.stderr
     assert "Traceback" not in done.stderr

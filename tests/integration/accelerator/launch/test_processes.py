@@ -13,7 +13,7 @@ import pytest
 
 from accelerator.launch.hosts import host_of
 from accelerator.launch.job import Job
-from accelerator.launch.processes import end_processes_of, log, processes_of, small_process
+from accelerator.launch.processes import end_processes_of, helper_process, log, processes_of
 from accelerator.launch.rank import bind_to_cpus, set_memory_policy
 from tests.support.launching import environment
 
@@ -30,7 +30,7 @@ def python(code: str) -> str:
 
 
 def rank(*program: str) -> list[str]:
-    return small_process("rank", Job(program, (host_of("a", 1),), launcher="slurm").to_json(), "--", *program)
+    return helper_process("rank", Job(program, (host_of("a", 1),), launcher="slurm").to_json(), "--", *program)
 
 
 @needs_policies
@@ -98,7 +98,7 @@ def test_a_rank_that_is_killed_takes_its_program_with_it() -> None:
 def test_variables_are_received_before_the_command_starts_and_the_rest_is_left_to_it(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('the user has a module of that name')")
     code = "import os, sys; print([os.fsencode(os.environ[n]) for n in ('TOKEN', 'ODD')], sys.path, sys.stdin.read())"
-    command = small_process("receive", sys.executable, "-S", "-c", code)
+    command = helper_process("receive", sys.executable, "-S", "-c", code)
     given = b'{"TOKEN": "a \'b\\n$c", "PYTHONPATH": "/first", "ODD": "\\udcff"}\nSIGINT\n'
     done = subprocess.run(command, input=given, env=environment(), cwd=tmp_path, capture_output=True, check=False)
     written = done.stdout.decode()
@@ -108,10 +108,10 @@ def test_variables_are_received_before_the_command_starts_and_the_rest_is_left_t
 
 
 def test_a_command_whose_sender_is_gone_does_not_start(tmp_path: Path) -> None:
-    command = small_process("receive", "touch", "started")
+    command = helper_process("receive", "touch", "started")
     done = subprocess.run(command, input=b'{"A": "b"', cwd=tmp_path, capture_output=True, check=False)
     assert done.returncode == 1
-    assert b"accel-launch: standard input ended before the variables of this host arrived" in done.stderr
+    assert b"accel-launch: standard input ended before the environment variables arrived" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

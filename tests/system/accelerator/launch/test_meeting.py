@@ -72,7 +72,7 @@ def test_a_host_that_has_given_up_is_not_waited_for(tmp_path: Path) -> None:
         (tmp_path / "given_up").touch()
         assert other.returncode == 3, other.stderr
         assert first.end() == 1, first.errors
-        assert "Another host has given up" in first.errors
+        assert "Another host has ended the launch" in first.errors
 
 
 def test_hosts_that_run_the_same_command_meet(tmp_path: Path) -> None:

@@ -87,35 +87,35 @@ def test_the_console_script_exists() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "no script is given"),
+        ("", "no script was given"),
         ("--bind_core_to_rank x.py", "unknown option --bind_core_to_rank; did you mean --bind_cores_to_rank?"),
         ("--num-accelerator=2 x.py", "unknown option --num-accelerator; did you mean --num_accelerators?"),
         ("--num_accelerators 0 x.py", "expected a whole number of at least 1, not '0'"),
         ("--num_nodes two x.py", "argument --num_nodes: expected a whole number of at least 1, not 'two'"),
         ("--master_port 70000 x.py", "expected a port, 1 to 65535, not '70000'"),
         ("--grace_period nan x.py", "expected a number of seconds, not 'nan'"),
-        ("y.py", "Script y.py does not exist. Remedy: Correct its path. For a module give --module"),
-        ("--log_dir hosts/logs x.py", "hosts/logs cannot be made on "),
+        ("y.py", "Script y.py does not exist. Remedy: Correct its path, or add --module for a module"),
+        ("--log_dir hosts/logs x.py", "hosts/logs cannot be created on "),
         ("--launcher pdsh x.py", "invalid choice: 'pdsh'"),
         ("--module --no_python x", "exclude each other"),
         ("--json x.py", "--json requires --show_topology"),
-        ("--node_rank 2 --num_nodes 2 x.py", "the last is 1"),
+        ("--node_rank 2 --num_nodes 2 x.py", "expected at most 1"),
         ("--launcher_args ' x.py", "argument --launcher_args: invalid"),
         ("--hostfile missing x.py", "Hostfile missing does not exist"),
         ("--hostfile hosts --launcher torchrun x.py", "the hostfile names others"),
-        ("--num_nodes 2 x.py", "Give --master_addr"),
+        ("--num_nodes 2 x.py", "Add --master_addr"),
         ("--include other x.py", "unknown host 'other'"),
         ("--bind_core_list 0-9 x.py", "may not use: 8-9"),
         ("--bind_core_list 0- --launcher ssh x.py", "expected numbers and ranges of CPUs"),
-        ("--num_nodes 2 --launcher ssh x.py", "--launcher ssh: the hosts are unknown"),
-        ("--num_nodes 2 --launcher impi x.py", "--launcher impi: the hosts are unknown"),
+        ("--num_nodes 2 --launcher ssh x.py", "--launcher ssh requires a hostfile"),
+        ("--num_nodes 2 --launcher impi x.py", "--launcher impi requires a hostfile"),
         ("--max_restarts 1 --launcher openmpi x.py", "only torch's agent restarts ranks"),
         ("--max_restarts 1 --launcher slurm x.py", "only torch's agent restarts ranks"),
-        ("--num_nodes 2 --node_rank 1 --hostfile hosts x.py", "numbers the hosts itself. Remedy: Leave --node_rank"),
-        ("--num_nodes 2 --node_rank 1 --launcher slurm x.py", "numbers the hosts itself. Remedy: Leave --node_rank"),
+        ("--num_nodes 2 --node_rank 1 --hostfile hosts x.py", "numbers the hosts itself. Remedy: Remove --node_rank"),
+        ("--num_nodes 2 --node_rank 1 --launcher slurm x.py", "numbers the hosts itself. Remedy: Remove --node_rank"),
         ("--num_accelerators 9 --bind_cores_to_rank x.py", "9 ranks cannot be bound to 8 CPUs"),
         ("--dry_run --num_accelerators 9 --bind_cores_to_rank x.py", "9 ranks cannot be bound to 8 CPUs"),
-        ("--dry_run --hostfile local x.py", "give --master_addr"),
+        ("--dry_run --hostfile local x.py", "or add --master_addr"),
         ("--dry_run --hostfile unequal --launcher mpich x.py", "use --launcher ssh"),
     ],
 )
@@ -299,7 +299,7 @@ def test_the_first_host_of_slurms_list(text: str, first: str) -> None:
 def test_a_place_is_read_from_the_launchers_variables() -> None:
     hydra = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
     assert read_place("impi", hydra) == {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
-    with pytest.raises(ValueError, match=r"openmpi sets OMPI_COMM_WORLD_RANK, [\s\S]*mpirun --version"):
+    with pytest.raises(ValueError, match=r"openmpi should set OMPI_COMM_WORLD_RANK, [\s\S]*mpirun --version"):
         read_place("openmpi", hydra)
 
 

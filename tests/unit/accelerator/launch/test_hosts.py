@@ -94,7 +94,7 @@ def test_an_address_with_colons_is_a_host() -> None:
 @pytest.mark.parametrize(
     ("include", "exclude", "message"),
     [
-        ("a", "b", "both given"),
+        ("a", "b", "exclude each other"),
         ("worker", None, r"--include 'worker': unknown host 'worker'; the hosts are a, b, c"),
         ("aa:0", None, r"unknown host 'aa' \(did you mean a\?\); the hosts are a, "),
         ("a:4", None, r"host a has slots 0 to 3, not 4"),
@@ -102,7 +102,7 @@ def test_an_address_with_colons_is_a_host() -> None:
         ("a:x", None, r"'x' is not a list of slots"),
         ("a:0@a:1", None, r"a is named twice"),
         ("", None, r"unknown host ''"),
-        (None, "a@b@c", r"leaves no slot of any host"),
+        (None, "a@b@c", r"excludes all slots of all hosts"),
     ],
 )
 def test_a_wrong_choice_is_refused(include: str | None, exclude: str | None, message: str) -> None:
@@ -113,7 +113,7 @@ def test_a_wrong_choice_is_refused(include: str | None, exclude: str | None, mes
 def test_hosts_and_slots_are_limited_by_number() -> None:
     assert short(limit(HOSTS, 2, 1)) == "a:0/4 b:0/2"
     assert short(limit(HOSTS, None, None)) == short(HOSTS)
-    with pytest.raises(LaunchError, match="there are 3 hosts"):
+    with pytest.raises(LaunchError, match="the hostfile has 3 hosts"):
         limit(HOSTS, 4, None)
     with pytest.raises(LaunchError, match="host c has 1 slots"):
         limit(HOSTS, None, 2)

@@ -120,7 +120,7 @@ def test_unbound_ranks_share_the_cores() -> None:
 def test_the_users_own_threads_are_kept_with_a_note_if_too_many(bind: bool) -> None:
     kept = plan({"OMP_NUM_THREADS": "8"}, bind=bind)
     assert "OMP_NUM_THREADS" not in kept.variables
-    assert kept.notes[0].startswith("OMP_NUM_THREADS=8 is kept, though a rank has 4 cores")
+    assert kept.notes[0].startswith("OMP_NUM_THREADS=8 is more than the 4 cores of a rank")
     assert plan({"OMP_NUM_THREADS": "2"}, bind=bind).notes == ()
 
 

@@ -6,17 +6,19 @@ import socket
 from dataclasses import replace
 
 from accelerator.launch.job import Job
-from accelerator.launch.torchrun import make_rendezvous, meeting_error
+from accelerator.launch.torchrun import make_rendezvous, rendezvous_error
 from tests.support.launching import free_port
 
 
 def test_the_ranks_of_one_host_are_not_reported_as_many_hosts() -> None:
     for port in (None, 4000):
-        message = str(meeting_error(Job(("x",), (), master_port=port), TimeoutError("too late")))
-        assert "hosts did not meet" not in message
-        assert f"{socket.gethostname()} cannot meet: too late" in message
+        message = str(rendezvous_error(Job(("x",), (), master_port=port), TimeoutError("too late")))
+        assert "hosts did not connect" not in message
+        assert f"{socket.gethostname()} cannot connect: too late" in message
     many = Job(("x",), (), num_nodes=2, master_addr="a", master_port=4000)
-    assert "The 2 hosts did not meet at a port 4000: too late" in str(meeting_error(many, TimeoutError("too late")))
+    assert "The 2 hosts did not connect to a port 4000: too late" in str(
+        rendezvous_error(many, TimeoutError("too late"))
+    )
 
 
 def test_hosts_wait_for_each_other_equally_long_with_and_without_restarts() -> None:
