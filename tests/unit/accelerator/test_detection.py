@@ -37,14 +37,14 @@ DETECTION = [
 
 @pytest.mark.parametrize(("devices", "label"), DETECTION)
 def test_detection_takes_the_first_device_that_answers(machine: Machine, devices: str, label: str) -> None:
-    machine.furnish(devices)
+    machine.install(devices)
     selection = choose()
     assert accepted_label(selection) == label
     assert (selection.name, selection.requested) == (label.split()[0], None)
 
 
 def test_the_trace_has_every_candidate_in_the_order_asked(machine: Machine) -> None:
-    machine.furnish("native_xpu cuda")
+    machine.install("native_xpu cuda")
     selection = choose()
     expected = "xpu.external, xpu (IPEX), xpu (torch), npu, sdaa, mps, hpu, mlu, cuda, cpu"
     assert ", ".join(verdict.label for verdict in selection.trace) == expected
@@ -60,7 +60,7 @@ def test_a_broken_cuda_hides_no_other_device(
     def fail() -> int:
         raise RuntimeError("driver and library do not fit")
 
-    machine.furnish(devices)
+    machine.install(devices)
     monkeypatch.setattr(torch.cuda, "device_count", fail)
     selection = choose()
     assert accepted_label(selection) == label
@@ -115,7 +115,7 @@ def test_a_package_that_was_absent_may_be_installed_later(machine: Machine) -> N
 @pytest.mark.parametrize("device", ["cuda", "npu", "mlu", "sdaa", "native_xpu"])
 def test_detection_starts_no_driver(machine: Machine, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """is_available() starts it on CUDA (cuInit) and MLU (cnInit), and then no forked child can use the device."""
-    machine.furnish(device)
+    machine.install(device)
 
     def start() -> bool:
         raise AssertionError("the driver was started")
@@ -151,7 +151,7 @@ def test_detection_starts_no_driver(machine: Machine, monkeypatch: pytest.Monkey
 def test_an_override_takes_its_device_whatever_comes_first(
     machine: Machine, variable: str, name: str, devices: str
 ) -> None:
-    machine.furnish(devices)
+    machine.install(devices)
     with env.scope(**{variable: name}):
         selection = choose()
     assert selection.name == selection.requested == name.strip().lower()

@@ -43,8 +43,8 @@ TABLE = [
 ]
 
 
-def furnish(machine: Machine, name: str) -> Any:
-    machine.furnish("native_xpu" if name == "xpu" else name)
+def install(machine: Machine, name: str) -> Any:
+    machine.install("native_xpu" if name == "xpu" else name)
     return device_class(name)()
 
 
@@ -54,7 +54,7 @@ def device_class(name: str) -> Any:
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_a_device_declares_what_the_table_says(machine: Machine, row: Row) -> None:
-    accelerator = furnish(machine, row.name)
+    accelerator = install(machine, row.name)
     assert accelerator.communication_backend_name() == row.communication
     assert accelerator.visible_devices_envs() == row.visible.split()
     assert accelerator.export_envs() == row.exported.split()
@@ -114,7 +114,7 @@ def test_xpu_times_on_the_host_before_ipex_2_6(machine: Machine, version: str | 
 
 
 def test_xpu_has_oneccl_when_it_imports_and_one_name_for_its_streams(machine: Machine) -> None:
-    accelerator = furnish(machine, "xpu")
+    accelerator = install(machine, "xpu")
     torch.xpu.current_stream = lambda index: ("stream", index)  # type: ignore[assignment] # the fake's
     assert accelerator.default_stream(1) == ("stream", 1)
     machine.package("oneccl_bindings_for_pytorch")
@@ -178,7 +178,7 @@ def test_cann_version_is_read_from_the_installation_record(tmp_path: Any, direct
 
 @pytest.mark.parametrize(("index", "named"), [(2, "2"), (-1, "-1"), ("mlu:0", "'mlu:0'")])
 def test_an_index_out_of_range_is_named_with_the_count(machine: Machine, index: Any, named: str) -> None:
-    accelerator = furnish(machine, "mlu")
+    accelerator = install(machine, "mlu")
 
     def set_device(_device: int) -> None:
         raise RuntimeError("out of memory")
@@ -198,7 +198,7 @@ def test_fp8_is_asked_of_the_device_module(machine: Machine) -> None:
 
 
 def test_a_copy_where_the_package_is_missing_says_so(machine: Machine) -> None:
-    sent = pickle.dumps(furnish(machine, "npu"))
+    sent = pickle.dumps(install(machine, "npu"))
     sys.modules["torch_npu"] = None  # type: ignore[assignment] # the receiving process has no such package
     with pytest.raises(AcceleratorUnavailableError, match="NPU_Accelerator requires torch_npu"):
         pickle.loads(sent)
