@@ -50,15 +50,11 @@ def get_accelerator() -> DeepSpeedAccelerator:
         AcceleratorSelectionError: (a ValueError) the override is not a known name, or the package
             or device it needs is missing.
     """
+    global _current, _is_choosing
     if _current is not None:
         return _current
-    return _choose_once()
-
-
-def _choose_once() -> DeepSpeedAccelerator:
-    global _current, _is_choosing
     with _lock:
-        if _current is not None:
+        if _current is not None:  # another thread has chosen it
             return _current
         if _is_choosing:
             raise AcceleratorSelectionError(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from accelerator.launch.binding import parse_core_list
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.hosts import Host, choose_hosts, host_of, limit, read_hostfile
-from accelerator.launch.job import Job, program_command
+from accelerator.launch.job import Job
 from accelerator.launch.options import parse
 from accelerator.launch.output import make_log_directory
 from accelerator.launch.plan import HostPlan, forwarded, plan_host, read_environment_files
@@ -96,10 +96,10 @@ def make_job(options: argparse.Namespace) -> Job:
     hosts = _hosts(options, accelerator)
     launcher = options.launcher or ("torchrun" if len(hosts) == 1 and hosts[0].is_local else "ssh")
     _check(options, launcher, hosts)
-    script, *arguments = options.program
+    python = () if options.no_python else (sys.executable, "-u", *(("-m",) if options.module else ()))
     names = accelerator.visible_devices_envs()
     return Job(
-        program=program_command(script, arguments, module=options.module, no_python=options.no_python),
+        program=(*python, *options.program),
         hosts=hosts,
         launcher=launcher,
         launcher_args=tuple(options.launcher_args),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -75,10 +74,3 @@ class Job:
         data: dict[str, Any] = json.loads(text)
         hosts = tuple(Host(host["name"], host["slots"], tuple(host["chosen"])) for host in data.pop("hosts"))
         return cls(program=tuple(program), hosts=hosts, **data)
-
-
-def program_command(script: str, arguments: list[str], *, module: bool, no_python: bool) -> tuple[str, ...]:
-    """The command of a rank: a script, a module (``-m``), or any program."""
-    if no_python:
-        return (script, *arguments)
-    return (sys.executable, "-u", *(("-m",) if module else ()), script, *arguments)

@@ -219,7 +219,8 @@ class _Driver:
             if time.monotonic() > deadline:
                 self.kill()
             time.sleep(_POLL_S)
-        self._finish_relays()
+        for relay in self._relays:
+            relay.finish()
         failure = min(self._failures, key=Failure.when, default=None)
         if self._signal is not None:
             log(f"{self._signal.name}: all ranks have ended")
@@ -266,16 +267,13 @@ class _Driver:
                     os.kill(receiver, signal.SIGTERM)
 
     def _explain(self, command: RemoteCommand, status: int) -> None:
-        self._finish_relays()
+        for relay in self._relays:
+            relay.finish()
         if command.sent is not None and status == 255 and not self._failures:  # a rank's status may also be 255
             attempt = shlex.join([*command.command[:-1], "true"])
             log(f"{command.label}: ssh failed; see above. Remedy: Make '{attempt}' work without a prompt.")
         elif self._signal is None and self._running:
             log(f"{command.label} ended with status {status}; ending the others")
-
-    def _finish_relays(self) -> None:
-        for relay in self._relays:
-            relay.finish()
 
 
 def _send(process: subprocess.Popen[bytes], line: str) -> None:
