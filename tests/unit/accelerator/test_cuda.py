@@ -87,7 +87,7 @@ def test_fp8_on_rocm_depends_on_the_architecture(
 
 
 @pytest.mark.parametrize("visible", [None, "2,0"])
-def test_a_negative_index_is_no_device(machine: Machine, monkeypatch: pytest.MonkeyPatch, visible: str | None) -> None:
+def test_a_negative_index_is_an_error(machine: Machine, monkeypatch: pytest.MonkeyPatch, visible: str | None) -> None:
     """torch.cuda would use the current device, Python the last one."""
     machine.cuda(2)
     install_nvml(machine)
@@ -212,7 +212,7 @@ def test_a_domain_is_passed_to_the_nvtx_package(machine: Machine, tmp_path: Path
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this torch's functions answer")
-def test_without_a_device_errors_name_it_and_snapshots_are_empty() -> None:
+def test_without_a_device_an_index_is_an_error_and_snapshots_are_empty() -> None:
     accelerator = CUDA_Accelerator()
     with pytest.raises(DeviceIndexError, match="cuda device 0 does not exist; the number of devices is 0"):
         accelerator.set_device(0)

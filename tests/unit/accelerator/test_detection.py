@@ -36,14 +36,14 @@ DETECTION = [
 
 
 @pytest.mark.parametrize(("devices", "label"), DETECTION)
-def test_detection_takes_the_first_device_that_answers(machine: Machine, devices: str, label: str) -> None:
+def test_detection_chooses_the_first_available_device(machine: Machine, devices: str, label: str) -> None:
     machine.install(devices)
     selection = choose()
     assert accepted_label(selection) == label
     assert (selection.name, selection.requested) == (label.split()[0], None)
 
 
-def test_the_trace_has_every_candidate_in_the_order_asked(machine: Machine) -> None:
+def test_the_trace_lists_every_candidate_in_order(machine: Machine) -> None:
     machine.install("native_xpu cuda")
     selection = choose()
     expected = "xpu.external, xpu (IPEX), xpu (torch), npu, sdaa, mps, hpu, mlu, cuda, cpu"
@@ -54,7 +54,7 @@ def test_the_trace_has_every_candidate_in_the_order_asked(machine: Machine) -> N
 
 
 @pytest.mark.parametrize(("devices", "label"), [("native_xpu", "xpu (torch)"), ("npu", "npu"), ("", "cpu")])
-def test_a_broken_cuda_hides_no_other_device(
+def test_a_broken_cuda_does_not_hide_other_devices(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, devices: str, label: str
 ) -> None:
     def fail() -> int:
@@ -88,7 +88,7 @@ def test_a_broken_vendor_package_is_a_rejection_with_its_reason(
     assert "\n" not in reasons(selection)["npu"]
 
 
-def test_an_ipex_that_ends_the_process_hides_nothing_and_runs_once(machine: Machine, tmp_path: Path) -> None:
+def test_an_ipex_that_exits_is_imported_once_and_hides_no_device(machine: Machine, tmp_path: Path) -> None:
     machine.native_xpu()
     machine.broken("intel_extension_for_pytorch", SystemExit(127), tmp_path)  # built for another torch, it calls exit()
     for _ in range(2):
@@ -98,7 +98,7 @@ def test_an_ipex_that_ends_the_process_hides_nothing_and_runs_once(machine: Mach
     assert (tmp_path / "imports").read_text().split() == ["intel_extension_for_pytorch"]
 
 
-def test_constructing_over_a_package_that_ends_the_process_is_an_error(machine: Machine, tmp_path: Path) -> None:
+def test_a_package_that_exits_is_an_error_of_the_constructor(machine: Machine, tmp_path: Path) -> None:
     machine.broken("torch_npu", SystemExit(127), tmp_path)
     for _ in range(2):
         with pytest.raises(AcceleratorUnavailableError, match=r"requires torch_npu \(SystemExit: 127\)"):
@@ -106,7 +106,7 @@ def test_constructing_over_a_package_that_ends_the_process_is_an_error(machine: 
     assert (tmp_path / "imports").read_text().split() == ["torch_npu"]
 
 
-def test_a_package_that_was_absent_may_be_installed_later(machine: Machine) -> None:
+def test_a_package_may_be_installed_after_a_detection(machine: Machine) -> None:
     assert reasons(choose())["npu"].startswith("ModuleNotFoundError")
     machine.npu()
     assert accepted_label(choose()) == "npu"
@@ -148,9 +148,7 @@ def test_detection_starts_no_driver(machine: Machine, monkeypatch: pytest.Monkey
         ("cpu", "npu cuda"),
     ],
 )
-def test_an_override_takes_its_device_whatever_comes_first(
-    machine: Machine, variable: str, name: str, devices: str
-) -> None:
+def test_an_override_has_precedence_over_detection(machine: Machine, variable: str, name: str, devices: str) -> None:
     machine.install(devices)
     with env.scope(**{variable: name}):
         selection = choose()
@@ -177,7 +175,7 @@ MISSING = [
 
 
 @pytest.mark.parametrize(("name", "message"), MISSING)
-def test_an_override_without_its_package_or_device_says_what_it_needs(
+def test_an_override_without_its_package_or_device_reports_the_requirement(
     machine: Machine, name: str, message: str
 ) -> None:
     error = refusal(ACCEL_ACCELERATOR=name)
@@ -198,7 +196,7 @@ def test_an_unknown_name_lists_the_allowed_ones() -> None:
     assert sorted(listed) == sorted(SUPPORTED_ACCELERATOR_LIST)
 
 
-def test_both_variables_must_agree_and_an_empty_one_counts_as_unset() -> None:
+def test_both_variables_must_be_equal_and_an_empty_one_is_unset() -> None:
     message = refusal(ACCEL_ACCELERATOR="cpu", DS_ACCELERATOR="cuda")
     assert "ACCEL_ACCELERATOR='cpu' and DS_ACCELERATOR='cuda'" in message
     for both, requested in (("cpu", "cpu"), ("", None)):
@@ -220,7 +218,7 @@ def must_not_be_asked() -> Any:
     raise AssertionError("asked")
 
 
-def test_select_asks_by_falling_priority_and_stops_at_the_first() -> None:
+def test_select_tries_candidates_by_priority_and_stops_at_the_first_success() -> None:
     low, late = candidate("low", 1, load=must_not_be_asked), candidate("late", 9, load=must_not_be_asked)
     selection = select([low, candidate("high", 9), late, candidate("top", 10, "no")])
     assert selection.name == "high"
@@ -228,7 +226,7 @@ def test_select_asks_by_falling_priority_and_stops_at_the_first() -> None:
     assert reasons(selection) == {"top": "no", "low": first, "late": first}
 
 
-def test_select_without_any_that_works_is_refused_with_all_reasons() -> None:
+def test_select_without_a_usable_candidate_reports_all_reasons() -> None:
     selection = select([candidate("a", reason="no a"), candidate("b", reason="no b")])
     assert "a: no a" in str(selection.error)
     assert "b: no b" in str(selection.error)
@@ -258,7 +256,7 @@ def test_ctrl_c_during_a_probe_is_not_swallowed() -> None:
         select([candidate("slow", load=load)])
 
 
-def test_a_named_candidate_may_have_several_ways_and_no_reason_to_skip() -> None:
+def test_an_override_tries_all_candidates_of_its_name_without_skipping() -> None:
     ways = [candidate("x", reason="way one shut"), candidate("x", reason_to_skip=lambda: "others first")]
     assert select([*ways, candidate("x", load=must_not_be_asked)], "x").accelerator is not None
     assert reasons(select([ways[1], candidate("cpu", -1)]))["x"] == "others first"

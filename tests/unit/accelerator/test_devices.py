@@ -53,7 +53,7 @@ def device_class(name: str) -> Any:
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-def test_a_device_declares_what_the_table_says(machine: Machine, row: Row) -> None:
+def test_devices_declare_their_properties(machine: Machine, row: Row) -> None:
     accelerator = install(machine, row.name)
     assert accelerator.communication_backend_name() == row.communication
     assert accelerator.visible_devices_envs() == row.visible.split()
@@ -86,7 +86,7 @@ def test_a_device_declares_what_the_table_says(machine: Machine, row: Row) -> No
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-def test_importing_needs_no_vendor_package_and_constructing_says_so(row: Row) -> None:
+def test_a_device_class_requires_its_package_only_in_the_constructor(row: Row) -> None:
     sys.modules.pop(f"accelerator.{row.name}_accelerator", None)
     with pytest.raises(AcceleratorUnavailableError, match=f"{row.name.upper()}_Accelerator requires "):
         device_class(row.name)()
@@ -105,7 +105,7 @@ def test_graphs_without_a_graph_class_are_refused(machine: Machine) -> None:
     ("version", "host_timers"),
     [("2.1.40+xpu", True), ("2.5.10+xpu", True), ("2.6.10+xpu", False), ("2.10.0", False), (None, False)],
 )
-def test_xpu_times_on_the_host_before_ipex_2_6(machine: Machine, version: str | None, host_timers: bool) -> None:
+def test_xpu_uses_host_timers_before_ipex_2_6(machine: Machine, version: str | None, host_timers: bool) -> None:
     if version is None:
         machine.native_xpu()
     else:
@@ -113,7 +113,7 @@ def test_xpu_times_on_the_host_before_ipex_2_6(machine: Machine, version: str | 
     assert device_class("xpu")().use_host_timers() is host_timers
 
 
-def test_xpu_has_oneccl_when_it_imports_and_one_name_for_its_streams(machine: Machine) -> None:
+def test_xpu_uses_oneccl_if_it_imports_and_has_one_stream(machine: Machine) -> None:
     accelerator = install(machine, "xpu")
     torch.xpu.current_stream = lambda index: ("stream", index)  # type: ignore[assignment] # the fake's
     assert accelerator.default_stream(1) == ("stream", 1)
@@ -121,7 +121,7 @@ def test_xpu_has_oneccl_when_it_imports_and_one_name_for_its_streams(machine: Ma
     assert device_class("xpu")().communication_backend_name() == "ccl"
 
 
-def test_xpu_builds_with_ipex_when_it_is_installed(machine: Machine) -> None:
+def test_xpu_builds_with_ipex_if_it_is_installed(machine: Machine) -> None:
     machine.native_xpu()
     assert device_class("xpu")().build_extension() is BuildExtension
     machine.ipex()
@@ -130,7 +130,7 @@ def test_xpu_builds_with_ipex_when_it_is_installed(machine: Machine) -> None:
     assert device_class("xpu")().build_extension() == "theirs"
 
 
-def test_xpu_pinning_goes_to_torch(machine: Machine) -> None:
+def test_xpu_pins_memory_with_torch(machine: Machine) -> None:
     machine.native_xpu()
     torch.xpu.current_device = lambda: 1  # type: ignore[assignment] # the fake's
     accelerator = device_class("xpu")()
@@ -190,14 +190,14 @@ def test_an_index_out_of_range_is_named_with_the_count(machine: Machine, index: 
         accelerator.set_device(index)
 
 
-def test_fp8_is_asked_of_the_device_module(machine: Machine) -> None:
+def test_fp8_support_is_that_of_the_device_module(machine: Machine) -> None:
     machine.mlu()
     assert device_class("mlu")().is_fp8_supported() is False
     torch.mlu.is_fp8_supported = lambda including_emulation=True: including_emulation  # type: ignore[attr-defined]
     assert device_class("mlu")().is_fp8_supported() is True
 
 
-def test_a_copy_where_the_package_is_missing_says_so(machine: Machine) -> None:
+def test_unpickling_without_the_package_is_an_error(machine: Machine) -> None:
     sent = pickle.dumps(install(machine, "npu"))
     sys.modules["torch_npu"] = None  # type: ignore[assignment] # the receiving process has no such package
     with pytest.raises(AcceleratorUnavailableError, match="NPU_Accelerator requires torch_npu"):

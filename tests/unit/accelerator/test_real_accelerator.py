@@ -20,7 +20,7 @@ from tests.support.machines import PLUGIN_SOURCE, Machine, PluginSite
 pytestmark = pytest.mark.usefixtures("fresh", "machine")
 
 
-def test_a_name_that_the_package_lacks_is_an_attribute_error() -> None:
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'get_acelerator'"):
         accelerator.get_acelerator  # noqa: B018
     assert "get_accelerator" in dir(accelerator)
@@ -79,14 +79,14 @@ def test_a_named_cpu_and_a_detected_device_log_nothing(
     assert not caplog.records
 
 
-def test_a_wrong_override_raises_each_time_and_is_not_remembered() -> None:
+def test_a_wrong_override_raises_each_time_and_is_not_cached() -> None:
     for _ in range(2):
         with env.scope(ACCEL_ACCELERATOR="npu"), pytest.raises(ValueError, match="NPU_Accelerator requires torch_npu"):
             get_accelerator()
     assert get_accelerator().device_name() == "cpu"
 
 
-def test_a_plugin_that_asks_for_the_accelerator_while_it_is_imported_is_rejected(
+def test_a_plugin_that_calls_get_accelerator_at_import_is_rejected(
     plugin_site: PluginSite,
 ) -> None:
     source = "from accelerator import get_accelerator\nget_accelerator()\n" + PLUGIN_SOURCE.format(members="pass")
@@ -101,7 +101,7 @@ def test_a_plugin_that_asks_for_the_accelerator_while_it_is_imported_is_rejected
 
 @pytest.mark.parametrize("name", [None, "acme"])
 @pytest.mark.parametrize("last", ["pass", "raise OSError('no driver')"])
-def test_what_is_set_while_the_accelerator_is_chosen_stays(
+def test_set_accelerator_during_detection_has_precedence(
     plugin_site: PluginSite, caplog: pytest.LogCaptureFixture, name: str | None, last: str
 ) -> None:
     text = PLUGIN_SOURCE.format(members="set_by_hand = False")
@@ -124,7 +124,7 @@ def test_a_plugins_accelerator_counts_as_supported(plugin_site: PluginSite) -> N
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_child_forked_while_another_thread_chooses_can_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_forked_during_a_detection_can_detect(monkeypatch: pytest.MonkeyPatch) -> None:
     """The other thread holds the lock in the parent, and does not exist in the child."""
     is_choosing, release = threading.Event(), threading.Event()
     choose = real_accelerator.choose

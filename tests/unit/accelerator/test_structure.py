@@ -103,7 +103,7 @@ def start_device(self: object) -> None:
         type("Lazy", (), members(Stream=property(start_device)))(),
     ],
 )
-def test_whatever_gives_the_members_is_one(candidate: object) -> None:
+def test_an_object_with_all_members_is_an_accelerator(candidate: object) -> None:
     assert structural_faults(candidate) == []
 
 
@@ -126,7 +126,7 @@ FAULTS = [
 
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(("candidate", "message"), FAULTS)
-def test_set_accelerator_says_what_is_wrong_and_changes_nothing(candidate: Any, message: str) -> None:
+def test_set_accelerator_reports_faults_and_changes_nothing(candidate: Any, message: str) -> None:
     before = set_accelerator(CPU_Accelerator())
     with pytest.raises(InvalidAcceleratorError) as caught:
         set_accelerator(candidate)

@@ -28,7 +28,7 @@ def short(hosts: tuple[Host, ...]) -> str:
         ("a slots=2 max-slots=4\nb slots=1 max_slots = 2", "a:0,1/2 b:0/1"),
     ],
 )
-def test_a_hostfile_is_read_in_its_order(text: str, expected: str) -> None:
+def test_hosts_are_read_in_order(text: str, expected: str) -> None:
     assert short(parse_hostfile(text, "hosts")) == expected
 
 
@@ -47,12 +47,12 @@ def test_a_hostfile_is_read_in_its_order(text: str, expected: str) -> None:
         ("# nobody\n", r"Hostfile hosts names no host: expected a line such as"),
     ],
 )
-def test_a_wrong_line_is_reported_with_file_line_and_what_was_expected(text: str, message: str) -> None:
+def test_an_invalid_line_is_reported_with_file_and_line(text: str, message: str) -> None:
     with pytest.raises(LaunchError, match=message):
         parse_hostfile(text, "hosts")
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"missing does not exist"):
         read_hostfile(tmp_path / "missing")
     for content in (b"\xff\xfe\x00", b"\x7fELF\x00"):
@@ -81,7 +81,7 @@ def test_a_hostfile_may_have_any_encoding_that_editors_write(content: bytes, tmp
         (None, "b:0,1", "a:0,1,2,3/4 c:0/1"),
     ],
 )
-def test_hosts_and_slots_are_chosen(include: str | None, exclude: str | None, expected: str) -> None:
+def test_hosts_and_slots_are_selected(include: str | None, exclude: str | None, expected: str) -> None:
     assert short(choose_hosts(HOSTS, include, exclude)) == expected
 
 
@@ -105,7 +105,7 @@ def test_an_address_with_colons_is_a_host() -> None:
         (None, "a@b@c", r"excludes all slots of all hosts"),
     ],
 )
-def test_a_wrong_choice_is_refused(include: str | None, exclude: str | None, message: str) -> None:
+def test_an_invalid_selection_is_refused(include: str | None, exclude: str | None, message: str) -> None:
     with pytest.raises(LaunchError, match=message):
         choose_hosts(HOSTS, include, exclude)
 

@@ -83,7 +83,7 @@ LONG = {"ascii": "x" * 20_000, "wide": "错" * 2000, "no text": b"\xff\xfe".deco
 
 @pytest.mark.parametrize("tail", LONG.values(), ids=LONG)
 @pytest.mark.parametrize("message", ["", "short", *LONG.values()], ids=["none", "short", *LONG])
-def test_a_failure_is_short_enough_for_a_pipe_to_take_it_in_one_piece(tail: str, message: str) -> None:
+def test_the_line_of_a_failure_is_short_enough_for_an_atomic_write(tail: str, message: str) -> None:
     line = replace(FAILURE, tail=tail, message=message).to_line()
     assert len(line.encode()) <= 4096
     received = Failure.from_line(line)
@@ -93,7 +93,7 @@ def test_a_failure_is_short_enough_for_a_pipe_to_take_it_in_one_piece(tail: str,
     assert message.startswith(received.message)
 
 
-def test_all_is_passed_on_and_its_end_and_a_log_are_kept(tmp_path: Path) -> None:
+def test_output_is_copied_to_the_target_and_the_log(tmp_path: Path) -> None:
     pipe = Pipe(str(tmp_path / "log"))
     text = "".join(f"{number}\n" for number in range(100)) + "without an end"
     pipe.write(text)
@@ -103,7 +103,7 @@ def test_all_is_passed_on_and_its_end_and_a_log_are_kept(tmp_path: Path) -> None
     assert pipe.relay.tail.splitlines() == [*map(str, range(81, 100)), "without an end"]
 
 
-def test_a_line_that_is_written_in_pieces_is_passed_on_whole(pipe: Pipe) -> None:
+def test_a_line_written_in_pieces_is_copied_whole(pipe: Pipe) -> None:
     for text, expected in (("loss ", ""), ("0.1\nend", "loss 0.1\n"), (" of it\nhalf", "loss 0.1\nend of it\n")):
         pipe.write(text)
         pipe.wait_for(expected)
@@ -112,7 +112,7 @@ def test_a_line_that_is_written_in_pieces_is_passed_on_whole(pipe: Pipe) -> None
 
 
 @pytest.mark.parametrize("pipe", [0.5], indirect=True)
-def test_the_beginning_of_a_line_comes_although_more_and_more_of_it_follows(pipe: Pipe) -> None:
+def test_an_endless_line_is_copied_after_the_timeout(pipe: Pipe) -> None:
     def more_was_written_and_some_came() -> bool:
         pipe.write(".")
         pipe.has_received("")
@@ -122,18 +122,18 @@ def test_the_beginning_of_a_line_comes_although_more_and_more_of_it_follows(pipe
 
 
 @pytest.mark.parametrize("text", ["\r 10%", "10%\r", "a line\n 20%\r 30%"])
-def test_progress_bars_are_not_held(pipe: Pipe, text: str) -> None:
+def test_progress_bars_are_copied_immediately(pipe: Pipe, text: str) -> None:
     pipe.write(text)
     pipe.wait_for(text)
 
 
-def test_of_an_endless_line_no_more_is_held_than_a_piece(pipe: Pipe) -> None:
+def test_a_long_line_is_copied_in_pieces(pipe: Pipe) -> None:
     for _ in range(3):
         pipe.write("x" * 30_000)
     wait_until(lambda: pipe.has_received("") or len(pipe.received) >= 1 << 16)
 
 
-def test_what_was_written_before_the_end_is_not_lost(pipe: Pipe) -> None:
+def test_finish_copies_the_rest(pipe: Pipe) -> None:
     """Although another process holds the pipe."""
     for number in range(100):
         pipe.write(f"{number}\nand")
@@ -141,7 +141,7 @@ def test_what_was_written_before_the_end_is_not_lost(pipe: Pipe) -> None:
         assert pipe.has_received("") or pipe.received.endswith(f"{number}\nand")
 
 
-def test_a_failure_is_taken_out_of_what_is_passed_on() -> None:
+def test_a_failure_is_removed_from_the_output() -> None:
     failures: list[Failure] = []
     pipe = Pipe(failures=failures)
     line = FAILURE.to_line()
