@@ -60,7 +60,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="ABILITY=REASON",
-        help=f"what this set-up lacks; checks that need it do not apply. Abilities: {abilities}",
+        help=f"an ability that this set-up lacks; checks that need it do not apply. Abilities: {abilities}",
     )
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -88,7 +88,7 @@ def _work(first: int, lacks: Mapping[Ability, str]) -> int:
         return _NO_DEVICE
     for check in CHECKS[first:]:
         result = check.run(accelerator, lacks)
-        # A device's library may print what it likes; a line of ours begins with the mark.
+        # A device's library may print, too; our lines begin with the mark.
         print(f"\n{_MARK}{json.dumps([result.status, result.note])}", flush=True)
     return 0
 

@@ -35,11 +35,11 @@ class Host:
         return max(1, len({cores for cores in nodes if cores and (allowed is None or cores & allowed)}))
 
     def total_memory(self) -> int:
-        """The machine's memory, or what the cgroup allows."""
+        """The machine's memory, or the limit of the cgroup."""
         return cgroups.total_memory_bytes(self._files)
 
     def available_memory(self) -> int:
-        """The free part of that."""
+        """The free memory, within that limit."""
         return cgroups.available_memory_bytes(self._files)
 
     def rss(self) -> int:

@@ -74,5 +74,5 @@ def _uuid(nvml: Any, handle: Any) -> str:
 def _is_in_mig_mode(nvml: Any, handle: Any) -> bool:
     try:
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
-    except Exception:  # what a device without MIG raises
+    except Exception:  # a device without MIG
         return False

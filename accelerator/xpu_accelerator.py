@@ -1,4 +1,4 @@
-"""Intel GPUs: through torch's own XPU support, or through IPEX where it is installed."""
+"""Intel GPUs, with torch's own XPU support or with IPEX if it is installed."""
 
 # mypy: disable-error-code="no-any-return"
 

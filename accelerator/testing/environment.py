@@ -17,7 +17,7 @@ from op_builder.catalog.unavailable import UnavailableOpBuilder
 _KNOWN, _MISSPELLED = "CPUAdamBuilder", "CPUAdmBuilder"
 _CHILD_TIMEOUT_S = 300
 
-# The constructor may refuse where no device is left: that is no device, too.
+# Without a visible device, the constructor may raise, which counts as no device.
 _COUNT_DEVICES = """
 import functools, importlib
 from accelerator.errors import AcceleratorUnavailableError

@@ -30,7 +30,7 @@ class Ability(str, Enum):
 
 
 class ConformanceError(AccelError, AssertionError):
-    """A check failed: what was expected against what was found."""
+    """A check failed; the message has the expected and the found value."""
 
 
 class DoesNotApplyError(Exception):
@@ -46,7 +46,7 @@ class Check:
         name: the method's name; unique.
         group: the theme it belongs to.
         proves: one sentence.
-        needs: what the set-up must have.
+        needs: the abilities that the set-up must have.
     """
 
     cls: type[Checks]
@@ -62,7 +62,7 @@ class Check:
         """The result on ``accelerator``; whatever the check raises is a failure.
 
         Args:
-            lacks: what the set-up lacks, with the reason; a check that needs it does not apply.
+            lacks: abilities that the set-up lacks, with the reason; a check that needs one does not apply.
         """
         for ability in sorted(self.needs & set(lacks or ())):
             return CheckResult(self, NOT_APPLICABLE, (lacks or {})[ability])
@@ -77,7 +77,7 @@ class Check:
             return CheckResult(self, FAILED, f"it raised {describe(error)}")
 
     def require(self, accelerator: Any, lacks: Mapping[Ability, str] | None = None) -> CheckResult:
-        """As :meth:`run`; raises :class:`ConformanceError` where the check failed."""
+        """Like :meth:`run`, but raises :class:`ConformanceError` if the check failed."""
         result = self.run(accelerator, lacks)
         if result.status == FAILED:
             raise ConformanceError(f"{self.name}: {self.proves} {result.note}.")
@@ -127,9 +127,9 @@ class ConformanceReport:
 
 
 class Checks:
-    """The checks of one theme: each public method of a subclass is one, and its docstring says what it proves.
+    """A group of checks: each public method of a subclass is one, and its docstring states what it proves.
 
-    A check returns a detail or None, and raises where it fails or does not apply.
+    A check returns a note or None, and raises if it fails or does not apply.
     """
 
     group: str
@@ -186,7 +186,7 @@ class Checks:
 
 
 def needs(*abilities: Ability) -> Callable[[F], F]:
-    """Declare what the set-up of a check must have."""
+    """Declare the abilities that a check needs."""
 
     def declare(method: F) -> F:
         method.needs = frozenset(abilities)  # type: ignore[attr-defined]
@@ -213,7 +213,7 @@ def _restored_state(accelerator: Any) -> Iterator[None]:
 
 
 def require_device(accelerator: Any) -> None:
-    """Raise unless there is a device to check.
+    """Raise unless a device is available.
 
     Raises:
         AcceleratorUnavailableError: ``is_available()`` is False.

@@ -170,7 +170,7 @@ class MemoryChecks(Checks):
 
     def _allocate_and_free(self) -> None:
         block = self._block()
-        self.accelerator.memory_allocated()  # where a peak is only the largest value seen, this one is seen
+        self.accelerator.memory_allocated()  # some peaks are only the largest value that was read
         self.accelerator.memory_reserved()
         del block
         self.accelerator.empty_cache()
@@ -277,7 +277,7 @@ class MemoryChecks(Checks):
         return f"{len(stats)} entries"
 
     def snapshot_is_a_collection(self) -> None:
-        """memory_snapshot() returns the device's own snapshot, or a list where it has none."""
+        """memory_snapshot() returns the device's own snapshot, or a list if it has none."""
         expect_type("memory_snapshot()", self.accelerator.memory_snapshot(), list, tuple, dict)
 
     @needs(Ability.TENSORS)
