@@ -26,6 +26,9 @@ __all__ = [
 # "-W error". The package installs no NullHandler, so Python writes warnings to stderr if logging is not configured.
 _logger = logging.getLogger("accelerator")
 
+# Set in each rank by torch's launcher and ours, Open MPI, MPICH and Intel MPI, Slurm.
+_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+
 _current: DeepSpeedAccelerator | None = None
 _is_choosing = False
 _lock = threading.RLock()
@@ -84,8 +87,9 @@ def _fallback_level() -> int:
     import torch  # not at the top: importing this module must not import torch
 
     supports_device = any(getattr(torch.version, name, None) for name in ("cuda", "hip", "xpu"))
-    is_first_rank = env.RANK.raw() in (None, "0")
-    return logging.WARNING if supports_device and is_first_rank else logging.INFO
+    variables = env.child_environment()
+    ranks = [variables[name] for name in _RANK_VARIABLES if variables.get(name)]
+    return logging.WARNING if supports_device and ranks[:1] in ([], ["0"]) else logging.INFO
 
 
 def set_accelerator(accelerator: DeepSpeedAccelerator) -> DeepSpeedAccelerator:

@@ -41,15 +41,15 @@ def test_threads_get_one_object_and_the_fallback_to_the_cpu_is_logged_once(caplo
 
 
 @pytest.mark.parametrize(
-    ("cuda", "hip", "rank", "level"),
+    ("cuda", "hip", "ranks", "level"),
     [
-        (None, None, None, "INFO"),
-        (None, None, "0", "INFO"),
-        ("12.8", None, None, "WARNING"),
-        ("12.8", None, "0", "WARNING"),
-        ("12.8", None, "3", "INFO"),
-        (None, "6.4", "0", "WARNING"),
-        (None, "6.4", "1", "INFO"),
+        (None, None, {}, "INFO"),
+        (None, None, {"RANK": "0"}, "INFO"),
+        ("12.8", None, {}, "WARNING"),
+        ("12.8", None, {"RANK": "0", "SLURM_PROCID": "1"}, "WARNING"),
+        ("12.8", None, {"RANK": "3"}, "INFO"),
+        (None, "6.4", {"PMI_RANK": "0"}, "WARNING"),
+        (None, "6.4", {"OMPI_COMM_WORLD_RANK": "1"}, "INFO"),
     ],
 )
 def test_the_fallback_warns_once_per_job_and_only_if_torch_supports_a_device(
@@ -57,13 +57,14 @@ def test_the_fallback_warns_once_per_job_and_only_if_torch_supports_a_device(
     caplog: pytest.LogCaptureFixture,
     cuda: str | None,
     hip: str | None,
-    rank: str | None,
+    ranks: dict[str, str],
     level: str,
 ) -> None:
     caplog.set_level(logging.INFO, "accelerator")
     for name, version in (("cuda", cuda), ("hip", hip), ("xpu", None)):
         monkeypatch.setattr(torch.version, name, version, raising=False)
-    with env.scope(RANK=rank):
+    unset = dict.fromkeys(("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"))
+    with env.scope(**{**unset, **ranks}):
         get_accelerator()
     assert [record.levelname for record in caplog.records] == [level]
 
