@@ -111,10 +111,10 @@ def read_environment_files(directories: Iterable[Path]) -> dict[str, str]:
     """
     variables: dict[str, str] = {}
     for path in (directory / FILE_NAME for directory in directories):
-        for number, line in enumerate(map(str.strip, (read_users_file(path) or "").splitlines()), 1):
+        for number, line in enumerate(map(str.strip, (read_users_file(path) or "").split("\n")), 1):
             if not line or line.startswith("#"):
                 continue
-            assignment = re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(.*)", line, re.ASCII)
+            assignment = re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(.*)", line, re.ASCII | re.DOTALL)
             if assignment is None:
                 # Without the line, which may be part of a secret.
                 raise LaunchError(f"{path}:{number}: expected NAME=VALUE.", "Correct that line; comments begin with #.")

@@ -48,9 +48,10 @@ def test_a_file_may_have_any_encoding_that_editors_write(encoding: str, tmp_path
     assert read_environment_files([tmp_path]) == {"NAME": "Zoë"}
 
 
-def test_values_in_another_encoding_reach_the_ranks_unchanged(tmp_path: Path) -> None:
-    (tmp_path / ".accel_env").write_bytes(b"# Zo\xeb's\nNAME=Zo\xeb\n")
-    assert os.fsencode(read_environment_files([tmp_path])["NAME"]) == b"Zo\xeb"
+def test_only_newlines_end_a_line_and_bytes_reach_the_ranks_unchanged(tmp_path: Path) -> None:
+    (tmp_path / ".accel_env").write_bytes(b"# Zo\xeb's\nNAME=Zo\xeb\nSEPARATOR=a\x1cb\xe2\x80\xa8c\n")
+    found = {name: os.fsencode(value) for name, value in read_environment_files([tmp_path]).items()}
+    assert found == {"NAME": b"Zo\xeb", "SEPARATOR": b"a\x1cb\xe2\x80\xa8c"}
 
 
 @pytest.mark.parametrize("line", ["export s3cret", "s3cret", "A B = s3cret", "1A=s3cret", "=s3cret", "s3/cret=="])
