@@ -1,8 +1,7 @@
-"""Which device am I on, and what can it do.
+"""The device of this process behind one interface.
 
-``get_accelerator()`` gives one object that answers for the device of this process; code written
-against it runs on every device. Importing this package imports no torch and detects nothing:
-both happen when one of the names below is first used.
+``get_accelerator()`` returns an object for the detected device; code that uses it runs on every device. Importing this
+package neither imports torch nor detects a device; the first use of a name below does.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 # ruff: noqa: ARG002 - the defaults of starred members take arguments that only some devices use
 """The accelerator interface: every method that device-independent code may call.
 
-A class that subclasses :class:`DeepSpeedAccelerator` defines the abstract members and sets
-``_name``, ``_communication_backend_name`` and ``_compile_backend`` in ``__init__``. Almost every
-device inherits from :class:`accelerator.torch_accelerator.TorchAccelerator` instead, which defines
-all of them by asking torch.
+A subclass of :class:`DeepSpeedAccelerator` defines the abstract members and sets ``_name``,
+``_communication_backend_name`` and ``_compile_backend`` in ``__init__``. Most devices subclass
+:class:`accelerator.torch_accelerator.TorchAccelerator` instead, which defines all members by calling torch.
 
-Throughout, ``device_index`` is a device's number in this process (after the visible-devices
-variable was applied), ``None`` is the current device, and memory sizes are bytes.
+``device_index`` is a device's number among the visible devices of this process, ``None`` is the current device, and
+memory sizes are bytes.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,9 +35,9 @@ def _maker(dtype: str) -> property:
 
 
 class DeepSpeedAccelerator(ABC):
-    """One device family of this process: its devices, memory, streams, types and op builders.
+    """One type of device: its devices, memory, streams, data types and op builders.
 
-    Streams, events, graphs and device records are the device module's own objects, typed ``Any``.
+    Streams, events, graphs and device properties are objects of the device module, typed ``Any``.
     """
 
     _name: str
@@ -47,11 +48,11 @@ class DeepSpeedAccelerator(ABC):
 
     @abstractmethod
     def is_synchronized_device(self) -> bool:
-        """Whether an operation has finished when its call returns."""
+        """Whether an operation is complete when its call returns."""
 
     @abstractmethod
     def use_host_timers(self) -> bool:
-        """Whether to time with the host's clock rather than with device events."""
+        """Whether to measure time with the host's clock instead of device events."""
 
     @abstractmethod
     def resolves_data_dependency(self) -> bool:
@@ -59,11 +60,11 @@ class DeepSpeedAccelerator(ABC):
 
     @abstractmethod
     def handles_memory_backpressure(self) -> bool:
-        """Whether the device makes the host wait by itself when its memory is full."""
+        """Whether the device blocks the host while its memory is full."""
 
     @abstractmethod
     def supports_nvtx_domain(self) -> bool:
-        """Whether :meth:`range_push` and :meth:`range_pop` honour ``domain``."""
+        """Whether :meth:`range_push` and :meth:`range_pop` use ``domain``."""
 
     # Device ---------------------------------------------------------------------------------
 
@@ -89,7 +90,7 @@ class DeepSpeedAccelerator(ABC):
 
     @abstractmethod
     def device_count(self) -> int:
-        """Number of devices this process may use."""
+        """Number of devices that this process may use."""
 
     @abstractmethod
     def synchronize(self, device_index: int | None = None) -> None:
@@ -100,11 +101,11 @@ class DeepSpeedAccelerator(ABC):
         """Whether at least one device can be used."""
 
     def get_device_properties(self, device_index: int | None = None) -> Any:
-        """The device's record as its torch module gives it, or None where there is none."""
+        """The torch module's properties object for the device, or None."""
         return None
 
     def device_capability(self, device_index: int | None = None) -> Any:
-        """What the device module calls its capability ((major, minor) on CUDA), or None."""
+        """The device's capability, (major, minor) on CUDA, or None."""
         return None
 
     # Random numbers -------------------------------------------------------------------------
@@ -131,7 +132,7 @@ class DeepSpeedAccelerator(ABC):
 
     @abstractmethod
     def initial_seed(self) -> int:
-        """The seed that the current device's generator was started with."""
+        """The initial seed of the current device's generator."""
 
     @abstractmethod
     def default_generator(self, device_index: int) -> torch.Generator:
@@ -151,25 +152,25 @@ class DeepSpeedAccelerator(ABC):
 
     @abstractmethod
     def stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """A context in which work is queued on ``stream``; the former stream comes back after it."""
+        """A context manager that makes ``stream`` the current stream and restores the previous one."""
 
     @abstractmethod
     def current_stream(self, device_index: int | None = None) -> Any:
-        """The stream that work is queued on now."""
+        """The device's current stream."""
 
     @abstractmethod
     def default_stream(self, device_index: int | None = None) -> Any:
-        """The stream that work is queued on when nobody chose one."""
+        """The device's default stream."""
 
     # Memory, in bytes -----------------------------------------------------------------------
 
     @abstractmethod
     def empty_cache(self) -> None:
-        """Give unused memory that the allocator holds back to the device."""
+        """Release the allocator's unused memory to the device."""
 
     @abstractmethod
     def memory_allocated(self, device_index: int | None = None) -> int:
-        """Bytes that tensors occupy."""
+        """Bytes in use by tensors."""
 
     @abstractmethod
     def max_memory_allocated(self, device_index: int | None = None) -> int:
@@ -177,7 +178,7 @@ class DeepSpeedAccelerator(ABC):
 
     @abstractmethod
     def reset_max_memory_allocated(self, device_index: int | None = None) -> None:
-        """Start :meth:`max_memory_allocated` anew."""
+        """Reset :meth:`max_memory_allocated` to the current value."""
 
     @abstractmethod
     def memory_cached(self, device_index: int | None = None) -> int:
@@ -189,7 +190,7 @@ class DeepSpeedAccelerator(ABC):
 
     @abstractmethod
     def reset_max_memory_cached(self, device_index: int | None = None) -> None:
-        """Start :meth:`max_memory_reserved` anew."""
+        """Reset :meth:`max_memory_reserved` to the current value."""
 
     @abstractmethod
     def memory_stats(self, device_index: int | None = None) -> dict[str, Any]:
@@ -197,11 +198,11 @@ class DeepSpeedAccelerator(ABC):
 
     @abstractmethod
     def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
-        """Start all peaks anew."""
+        """Reset all peaks to the current values."""
 
     @abstractmethod
     def memory_reserved(self, device_index: int | None = None) -> int:
-        """Bytes that the allocator holds."""
+        """Bytes that the allocator has reserved."""
 
     @abstractmethod
     def max_memory_reserved(self, device_index: int | None = None) -> int:
@@ -209,14 +210,14 @@ class DeepSpeedAccelerator(ABC):
 
     @abstractmethod
     def total_memory(self, device_index: int | None = None) -> int:
-        """Bytes that the device has."""
+        """The device's memory in bytes."""
 
     @abstractmethod
     def available_memory(self, device_index: int | None = None) -> int:
-        """Bytes of the device that nobody uses."""
+        """The device's free memory in bytes."""
 
     def memory_snapshot(self, *args: Any, **kwargs: Any) -> Any:
-        """The allocator's state as the device module reports it; an empty list where it has none."""
+        """The allocator's state as the device module reports it; an empty list if it reports none."""
         return []
 
     # Types ----------------------------------------------------------------------------------
@@ -245,7 +246,7 @@ class DeepSpeedAccelerator(ABC):
 
     @abstractmethod
     def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> Any:
-        """Open a named range in the device's profiler; does nothing where there is none."""
+        """Open a named range in the device's profiler, if it has one."""
 
     @abstractmethod
     def range_pop(self, domain: str | None = None) -> Any:
@@ -253,18 +254,18 @@ class DeepSpeedAccelerator(ABC):
 
     @abstractmethod
     def lazy_call(self, callback: Callable[[], Any]) -> Any:
-        """Run ``callback`` once the device is initialised, now if it is."""
+        """Call ``callback`` when the device is initialised: now, if it is already."""
 
     @abstractmethod
     def communication_backend_name(self) -> str | None:
-        """The ``torch.distributed`` backend for this device, or None where there is none."""
+        """The ``torch.distributed`` backend for this device, or None."""
 
     @abstractmethod
     def is_triton_supported(self) -> bool:
         """Whether Triton kernels run on the device."""
 
     def prefer_triton_grouped_mm(self) -> bool:
-        """Whether a Triton grouped matrix product is to be preferred to torch's own."""
+        """Whether Triton's grouped matrix product is faster here than torch's."""
         return False
 
     # Graphs ---------------------------------------------------------------------------------
@@ -275,11 +276,11 @@ class DeepSpeedAccelerator(ABC):
 
     @abstractmethod
     def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> AbstractContextManager[Any]:
-        """A context that records the work done in it into ``graph``."""
+        """A context manager that records the work in it to ``graph``."""
 
     @abstractmethod
     def replay_graph(self, graph: Any) -> None:
-        """Run the recorded work again."""
+        """Run the recorded work."""
 
     # Tensors --------------------------------------------------------------------------------
 
@@ -298,40 +299,39 @@ class DeepSpeedAccelerator(ABC):
         make_copy: bool = True,
         match_shape: bool = True,
     ) -> torch.Tensor:
-        """A copy of a CPU tensor in page-locked memory, which devices copy from without waiting.
+        """A copy of a CPU tensor in page-locked memory, from which devices copy asynchronously.
 
         Args:
-            align_bytes: alignment of the memory; 1 leaves it to torch, 0 asks for whole pages
-                where the device knows the difference.
-            make_copy: whether the result must hold the tensor's values; torch's always does.
-            match_shape: whether the result must have the tensor's shape; torch's always has.
+            align_bytes: alignment; 1 is torch's own, 0 requests whole pages, if the device supports them.
+            make_copy: whether to copy the values; torch always does.
+            match_shape: whether to keep the shape; torch always does.
         """
         return tensor.pin_memory()
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor lies in page-locked memory."""
+        """Whether the tensor is in page-locked memory."""
         return tensor.is_pinned()
 
     def unpin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Release page-locked memory early; torch's goes with its tensor, so there is nothing to do."""
+        """Release page-locked memory early, if the device can; return the tensor."""
         return tensor
 
     @abstractmethod
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor lies on this device family."""
+        """Whether the tensor is on a device of this type."""
 
     # Op builders ----------------------------------------------------------------------------
 
     @abstractmethod
     def op_builder_dir(self) -> str:
-        """Importable name of the package that holds this device's builder classes."""
+        """Importable name of the package with this device's builder classes."""
 
     @abstractmethod
     def create_op_builder(self, class_name: str) -> OpBuilder:
         """An instance of the named builder class of this device.
 
         Raises:
-            UnknownOpError: no builder has that name; the message suggests near matches.
+            UnknownOpError: no builder has that name; the message suggests similar ones.
         """
 
     @abstractmethod
@@ -346,15 +346,15 @@ class DeepSpeedAccelerator(ABC):
 
     @abstractmethod
     def export_envs(self) -> list[str]:
-        """Prefixes of the environment variables that a launcher hands on to remote ranks."""
+        """Prefixes of the environment variables that a launcher forwards to remote ranks."""
 
     @abstractmethod
     def visible_devices_envs(self) -> list[str]:
-        """Names of the environment variables that choose the devices a process sees."""
+        """Names of the environment variables that select a process's visible devices."""
 
     @abstractmethod
     def set_visible_devices_envs(self, env: MutableMapping[str, str], ids: Sequence[int]) -> None:
-        """Write the device ``ids`` into those variables of ``env``, a child process's environment."""
+        """Set those variables to the device ``ids`` in ``env``, a child process's environment."""
 
     @abstractmethod
     def get_compile_backend(self) -> str:
@@ -362,11 +362,57 @@ class DeepSpeedAccelerator(ABC):
 
     @abstractmethod
     def set_compile_backend(self, backend: str) -> None:
-        """Choose another ``torch.compile`` backend.
+        """Set the ``torch.compile`` backend.
 
         Raises:
-            ValueError: torch knows no such backend; the message names those it knows.
+            ValueError: torch has no such backend; the message lists the available ones.
         """
 
 
 Accelerator = DeepSpeedAccelerator
+
+
+# An object is an accelerator by its members, not by its base classes -----------------------
+
+_ABSENT = object()
+_MOST_NAMES = 8
+
+
+def structural_faults(candidate: object) -> list[str]:
+    """Why ``candidate`` is not an accelerator, as phrases; empty if it is one.
+
+    The abstract members must exist, and every member must be of the right kind, a method or a property. No property is
+    evaluated, since that may start the device.
+    """
+    if isinstance(candidate, type):
+        return [f"it is the class {candidate.__name__}, not an instance of it"]
+    # inspect.getattr_static() for eighty names takes longer than everything else in get_accelerator().
+    namespaces = [getattr(candidate, "__dict__", {}), *map(vars, type(candidate).__mro__)]
+    is_proxy = hasattr(type(candidate), "__getattr__")
+    missing: list[str] = []
+    wrong: list[str] = []
+    for name, declared in vars(DeepSpeedAccelerator).items():
+        if name.startswith("_"):
+            continue
+        member = next((namespace[name] for namespace in namespaces if name in namespace), _ABSENT)
+        if member is _ABSENT and is_proxy:
+            member = getattr(candidate, name, _ABSENT)
+        if member is _ABSENT:
+            if getattr(declared, "__isabstractmethod__", False):
+                missing.append(name)
+        elif isinstance(declared, property):
+            if isinstance(member, (FunctionType, classmethod, staticmethod)):
+                wrong.append(f"{name} must be a property, found a method")
+        elif not _is_method(member):
+            kind = "a property" if isinstance(member, property) else f"a value of type {type(member).__name__}"
+            wrong.append(f"{name} must be a method, found {kind}")
+    if missing:
+        more = f" and {len(missing) - _MOST_NAMES} more" if len(missing) > _MOST_NAMES else ""
+        return [f"missing: {', '.join(missing[:_MOST_NAMES])}{more}", *wrong]
+    return wrong
+
+
+def _is_method(member: object) -> bool:
+    """Whether it is callable or a descriptor that returns a callable, such as functools.partialmethod."""
+    returns_value = isinstance(member, cached_property) or hasattr(type(member), "__set__")  # as every property has
+    return callable(member) or (hasattr(type(member), "__get__") and not returns_value)

@@ -1,4 +1,4 @@
-"""``python -m accelerator.conformance NAME``: does an accelerator keep the whole contract? A table of checks.
+"""``python -m accelerator.conformance NAME``: check that an accelerator implements the whole contract.
 
 The checks run in a child process. One that hangs or ends that process is a failed check, and a new
 child runs the rest.
@@ -16,16 +16,15 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from accelerator.detection import Refused
 from accelerator.errors import AcceleratorSelectionError
 from accelerator.selection import choose
 from accelerator.testing import CHECKS, Ability, CheckResult, ConformanceReport
 from accelerator.testing.model import FAILED, require_device
 from op_builder import env
 
-_EPILOG = "Exit status: 0 when all checks passed or do not apply, 1 when one failed, 2 when there is nothing to check."
+_EPILOG = "Exit status: 0 if all checks passed or do not apply, 1 if one failed, 2 if no device can be checked."
 _MARK = "conformance-result: "
-_NOTHING_TO_CHECK = 2
+_NO_DEVICE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _work(options.worker, lacks)
         report = run_isolated(options.name, lacks, options.timeout)
     if report is None:
-        return _NOTHING_TO_CHECK
+        return _NO_DEVICE
     if options.json:
         print(json.dumps(as_data(report), indent=2))
     else:
@@ -48,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m accelerator.conformance",
-        description="Check that an accelerator keeps the whole contract.",
+        description="Check that an accelerator implements the whole contract.",
         epilog=_EPILOG,
     )
     parser.add_argument("name", metavar="NAME", help="cpu, cuda, ... or a plug-in's name, as in ACCEL_ACCELERATOR")
@@ -61,7 +60,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="ABILITY=REASON",
-        help=f"what this set-up lacks; checks that need it do not apply. Abilities: {abilities}",
+        help=f"an ability that this set-up lacks; checks that need it do not apply. Abilities: {abilities}",
     )
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -81,17 +80,15 @@ def _ability_and_reason(text: str) -> tuple[Ability, str]:
 
 def _work(first: int, lacks: Mapping[Ability, str]) -> int:
     """In the child: run the checks from number ``first`` on, and write each result at once."""
-    selection = choose()
     try:
-        if isinstance(selection, Refused):
-            raise selection.error
-        require_device(selection.accelerator)
+        accelerator = choose().require()
+        require_device(accelerator)
     except AcceleratorSelectionError as error:
         print(error, file=sys.stderr)
-        return _NOTHING_TO_CHECK
+        return _NO_DEVICE
     for check in CHECKS[first:]:
-        result = check.run(selection.accelerator, lacks)
-        # A device's library may print what it likes; a line of ours begins with the mark.
+        result = check.run(accelerator, lacks)
+        # A device's library may print, too; our lines begin with the mark.
         print(f"\n{_MARK}{json.dumps([result.status, result.note])}", flush=True)
     return 0
 
@@ -104,12 +101,12 @@ def run_isolated(name: str, lacks: Mapping[Ability, str], timeout_s: float) -> C
         timeout_s: for one check, the start of its process included.
 
     Returns:
-        None where there is nothing to check; the child has written why to standard error.
+        None if no device can be checked; the child has written the reason to standard error.
     """
     outcomes: list[tuple[str, str]] = []
     while len(outcomes) < len(CHECKS):
         found, end, status = _run_child(name, len(outcomes), lacks, timeout_s)
-        if status == _NOTHING_TO_CHECK and not outcomes and not found:
+        if status == _NO_DEVICE and not outcomes and not found:
             return None
         outcomes += found
         if len(outcomes) < len(CHECKS):
@@ -169,7 +166,7 @@ def _print_table(report: ConformanceReport) -> None:
 
     styles = {"passed": "green", "failed": "bold red", "not applicable": "dim"}
     table = Table(title=f"Conformance of {report.accelerator}", title_justify="left", title_style="bold")
-    for heading in ("check", "result", "what was seen, or why"):
+    for heading in ("check", "result", "finding or reason"):
         table.add_column(heading, overflow="fold", no_wrap=heading == "check")  # names stay whole for searching
     group = None
     for result in report.results:
@@ -181,7 +178,7 @@ def _print_table(report: ConformanceReport) -> None:
     console = Console()
     console.print(table)
     for failed in report.failures:
-        console.print(Text(f"{failed.check} failed. It proves: {failed.check.proves} Seen: {failed.note}."))
+        console.print(Text(f"{failed.check} failed. It proves: {failed.check.proves} Found: {failed.note}."))
     console.print(Text(report.summary))
 
 

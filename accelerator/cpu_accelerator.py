@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class CPU_Accelerator(HostStreams, TorchAccelerator):
-    """The CPU, always available. ``device_index`` is ignored: a process computes where it was bound.
+    """The CPU, always available. ``device_index`` is ignored: the launcher binds the process to cores.
 
     Args:
-        files: where the kernel's pseudo files are; for tests.
+        files: paths of the kernel's pseudo files; for tests.
     """
 
     device_type = "cpu"
@@ -41,7 +41,7 @@ class CPU_Accelerator(HostStreams, TorchAccelerator):
 
     @cached_property
     def _host(self) -> Host:
-        # Not at the top: what host imports takes as long as this module, and loading an op needs none of it.
+        # Not at the top: its imports take as long as this module, and loading an op does not need them.
         from accelerator.host import Host
 
         return Host(self._files)
@@ -51,7 +51,7 @@ class CPU_Accelerator(HostStreams, TorchAccelerator):
         return "ccl" if optional_vendor("oneccl_bindings_for_pytorch") else "gloo"
 
     def device_count(self) -> int:
-        """``LOCAL_SIZE`` when a launcher set it, else the number of NUMA nodes with cores."""
+        """``LOCAL_SIZE`` if a launcher set it, else the number of NUMA nodes with cores."""
         local_size = environment.LOCAL_SIZE.get()
         return local_size if local_size is not None and local_size > 0 else self._host.numa_node_count()
 
@@ -73,7 +73,7 @@ class CPU_Accelerator(HostStreams, TorchAccelerator):
 
         return {"hardware": cpu_model}
 
-    # torch.cpu has no generator of its own: the functions of torch itself are the CPU's.
+    # torch.cpu has no generator; torch's own functions use the CPU's.
 
     def set_rng_state(self, new_state: torch.Tensor, device_index: int | None = None) -> None:
         torch.set_rng_state(new_state)
@@ -93,7 +93,7 @@ class CPU_Accelerator(HostStreams, TorchAccelerator):
     def default_generator(self, device_index: int) -> torch.Generator:
         return torch.default_generator
 
-    # Memory: there is no allocator to ask, so allocated and reserved both are the resident set.
+    # Memory: without an allocator, allocated and reserved memory are the resident set.
 
     def get_rss(self) -> int:
         """Resident set size of this process in bytes."""

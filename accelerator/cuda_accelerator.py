@@ -1,4 +1,4 @@
-"""CUDA devices, and AMD's through ROCm, which torch presents as CUDA."""
+"""CUDA devices, and AMD's ROCm devices, which torch presents as CUDA."""
 
 # torch.cuda.nvtx and torch.backends.cuda are untyped.
 # mypy: disable-error-code="no-any-return, no-untyped-call"
@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 
-from accelerator import nvml
 from accelerator.torch_accelerator import TorchAccelerator
 from accelerator.vendors import optional_vendor
 from op_builder import env as environment
 
 
 class CUDA_Accelerator(TorchAccelerator):
-    """``torch.cuda``. May be constructed without a device: builders, report and prebuild work then."""
+    """``torch.cuda``. Works without a device for builders, the report and prebuilds."""
 
     device_type = "cuda"
     requirement = "a torch with CUDA or ROCm and a device it can use"
@@ -43,8 +42,10 @@ class CUDA_Accelerator(TorchAccelerator):
         return capability is not None and capability >= (major, minor)
 
     def available_memory(self, device_index: int | None = None) -> int:
-        """Free bytes as NVML sees them when ``pynvml`` is there, else as the CUDA driver does."""
+        """Free bytes: from NVML if ``pynvml`` is installed, else from the CUDA driver."""
         if torch.version.hip is None:
+            from accelerator import nvml  # not at the top: detection imports this module on every machine
+
             index = self.current_device() if device_index is None else device_index
             visible, order = environment.CUDA_VISIBLE_DEVICES.get(), environment.CUDA_DEVICE_ORDER.get()
             free = nvml.free_memory_bytes(visible, order, index)
@@ -69,7 +70,7 @@ class CUDA_Accelerator(TorchAccelerator):
         return self._has_capability(7)
 
     def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> Any:
-        """Open an NVTX range; a ``domain`` needs the package ``nvtx``, without which it is dropped."""
+        """Open an NVTX range; without the package ``nvtx``, ``domain`` is ignored."""
         nvtx = _nvtx() if domain is not None else None
         if nvtx is not None:
             return nvtx.push_range(msg, domain=domain, category=category)
@@ -82,6 +83,6 @@ class CUDA_Accelerator(TorchAccelerator):
         return torch.cuda.nvtx.range_pop() if torch.backends.cuda.is_built() else None
 
 
-@functools.cache  # ranges are many, and a failing import is slow
+@functools.cache  # ranges are frequent, and a failing import is slow
 def _nvtx() -> Any:
     return optional_vendor("nvtx")

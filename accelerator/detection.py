@@ -1,103 +1,132 @@
 """Choosing one accelerator among candidates, with the reason for each; a function of its arguments only.
 
-An exception that a candidate raises is the reason for its rejection, so a broken vendor package
-never affects another device. The values are named tuples, which take a third of a dataclass's
-time to create: every process that asks for its accelerator imports this module.
+If a candidate raises an exception, the candidate is rejected and the exception is the reason, so a broken vendor
+package never affects another device. The classes are plain ones: every process that asks for its accelerator imports
+this module, and a dataclass or named tuple takes ten times as long to create.
 """
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from accelerator.abstract_accelerator import structural_faults
 from accelerator.errors import AcceleratorSelectionError, describe
-from accelerator.structure import structural_faults
 from accelerator.vendors import import_vendor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from accelerator.abstract_accelerator import DeepSpeedAccelerator
 
 
-class Candidate(NamedTuple):
-    """An accelerator that could be chosen."""
-
-    name: str
-    """What the override calls it; several candidates may share a name."""
-    label: str
-    """What the trace calls it."""
-    priority: int
-    """Higher is asked earlier."""
-    load: Callable[[], Any]
-    """Returns the accelerator's class; may raise."""
-    vendor_package: str | None = None
-    """Imported before the class when a device is asked for; absent on most machines."""
-    requirement: str = ""
-    """Beginning of the error where it was named and cannot be used; empty: ask ``missing_message()`` of the class."""
-    probe: str = "probe"
-    """The class's method that returns why the device cannot be used here, or None; empty: ask ``is_available()``."""
-    without_device: bool = False
-    """Whether an override takes it without probing."""
-    reason_to_skip: Callable[[], str | None] | None = None
-    """Why detection should ignore it although it works; not asked in an override."""
-    fault: str | None = None
-    """Why it can never be chosen; part of every trace."""
-
-
-class Verdict(NamedTuple):
-    """One line of the trace; ``reason`` is why the candidate was rejected, None for the chosen one."""
-
-    name: str
-    label: str
-    reason: str | None
-
-
-class Chosen(NamedTuple):
-    """One accelerator was chosen; ``requested`` is the override's name, None when it was detected."""
-
-    name: str
-    accelerator: "DeepSpeedAccelerator"
-    requested: str | None
-    trace: tuple[Verdict, ...]
-
-
-class Refused(NamedTuple):
-    """No accelerator can be used, as ``error`` explains."""
-
-    error: AcceleratorSelectionError
-    trace: tuple[Verdict, ...]
-
-
-def select(candidates: Iterable[Candidate], name: str | None = None) -> Chosen | Refused:
-    """The first candidate that works; those after it are not asked.
+class Candidate:
+    """An accelerator that could be chosen.
 
     Args:
-        candidates: without ``name`` they are asked by falling priority, equal ones in the given order.
-        name: the override; only candidates of that name are asked, in the given order.
+        name: its name in the override; several candidates may share a name.
+        label: its name in the trace.
+        priority: candidates with a higher one are tried earlier.
+        load: returns the accelerator's class; may raise.
+        vendor_package: imported before the class when a device is probed; absent on most machines.
+        requirement: beginning of the error if the override names it and it is unusable; by default the class's
+            ``missing_message()``.
+        probe: the class's method that returns why the device is unusable, or None; if the class lacks it,
+            ``is_available()`` decides.
+        without_device: whether an override accepts it without a probe.
+        reason_to_skip: why detection should ignore it although it works; an override ignores this.
+        fault: why it can never be chosen; part of every trace.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        label: str,
+        priority: int,
+        load: Callable[[], Any],
+        *,
+        vendor_package: str | None = None,
+        requirement: str = "",
+        probe: str = "probe",
+        without_device: bool = False,
+        reason_to_skip: Callable[[], str | None] | None = None,
+        fault: str | None = None,
+    ) -> None:
+        self.name, self.label, self.priority, self.load = name, label, priority, load
+        self.vendor_package, self.requirement, self.probe = vendor_package, requirement, probe
+        self.without_device, self.reason_to_skip, self.fault = without_device, reason_to_skip, fault
+
+
+class Verdict:
+    """One line of the trace; ``reason`` is why the candidate was rejected, None for the chosen one."""
+
+    def __init__(self, name: str, label: str, reason: str | None) -> None:
+        self.name, self.label, self.reason = name, label, reason
+
+
+class Selection:
+    """The result of a choice.
+
+    Attributes:
+        accelerator: the chosen one, or None if none can be used.
+        name: its name; empty if none was chosen.
+        requested: the override's name, None for detection.
+        error: why no accelerator can be used, or None.
+        trace: a verdict on each candidate, in the order tried.
+    """
+
+    def __init__(
+        self,
+        trace: Iterable[Verdict] = (),
+        *,
+        accelerator: DeepSpeedAccelerator | None = None,
+        name: str = "",
+        requested: str | None = None,
+        error: AcceleratorSelectionError | None = None,
+    ) -> None:
+        self.trace, self.accelerator, self.name = tuple(trace), accelerator, name
+        self.requested, self.error = requested, error
+
+    def require(self) -> DeepSpeedAccelerator:
+        """The accelerator; raises the error if there is none."""
+        if self.accelerator is None:
+            raise self.error or AcceleratorSelectionError("No accelerator was chosen.")
+        return self.accelerator
+
+
+def select(candidates: Iterable[Candidate], name: str | None = None) -> Selection:
+    """The first candidate that works; later ones are not tried.
+
+    Args:
+        candidates: without ``name`` they are tried by falling priority, equal ones in the given order.
+        name: the override, in small letters; only candidates with that name are tried, in the given order.
     """
     candidates = list(candidates)
     if name is None:
         candidates.sort(key=lambda candidate: -candidate.priority)
     trace: list[Verdict] = []
-    rejected: list[tuple[Candidate, str]] = []  # those that were asked
+    rejected: list[tuple[Candidate, str]] = []
     chosen: Candidate | None = None
     accelerator: Any = None
     for candidate in candidates:
-        if candidate.fault is None and name not in (None, candidate.name):
-            reason: str | None = f"not asked: the environment names {name!r}"
+        is_meant = name in (None, candidate.name.lower())
+        if candidate.fault is None and not is_meant:
+            reason: str | None = f"not tried: the environment names {name!r}"
         elif candidate.fault is None and chosen is not None:
-            reason = f"not asked: {chosen.label} comes first"
+            reason = f"not tried: {chosen.label} comes first"
         else:
-            reason, found = _ask(candidate, is_named=name is not None)
+            reason, found = _try(candidate, is_named=name is not None)
             if reason is None:
                 chosen, accelerator = candidate, found
-            elif name in (None, candidate.name):
+            elif is_meant:
                 rejected.append((candidate, reason))
         trace.append(Verdict(candidate.name, candidate.label, reason))
     if chosen is not None:
-        return Chosen(chosen.name, accelerator, name, tuple(trace))
-    return Refused(_refusal(name, candidates, rejected), tuple(trace))
+        return Selection(trace, accelerator=accelerator, name=chosen.name, requested=name)
+    return Selection(trace, requested=name, error=_refusal(name, candidates, rejected))
 
 
-def _ask(candidate: Candidate, *, is_named: bool) -> tuple[str | None, Any]:
-    """Why the candidate is rejected, and its accelerator; one of the two is None."""
+def _try(candidate: Candidate, *, is_named: bool) -> tuple[str | None, Any]:
+    """The reason for a rejection, or the accelerator; the other is None."""
     if candidate.fault is not None:
         return candidate.fault, None
     try:
@@ -118,7 +147,7 @@ def _ask(candidate: Candidate, *, is_named: bool) -> tuple[str | None, Any]:
 
 
 def _probe(accelerator_class: Any, method: str) -> str | None:
-    """The class's own answer; without such a method, whether an object of it is available."""
+    """Why the device is unusable, or None: the class's own answer, else whether an object of the class is available."""
     probe: Callable[[], str | None] | None = getattr(accelerator_class, method, None)
     if probe is not None:
         return probe()
@@ -147,6 +176,6 @@ def _unusable(candidate: Candidate, reason: str) -> str:
     if not candidate.requirement:
         try:
             return str(candidate.load().missing_message(reason))
-        except (Exception, SystemExit):  # where torch is broken, so is the class that has the sentence
+        except (Exception, SystemExit):  # a broken torch breaks the class, too
             pass
     return f"{candidate.requirement or f'Accelerator {candidate.name!r} cannot be used'} ({reason})."

@@ -1,4 +1,4 @@
-"""The errors of choosing and using an accelerator; all derive from :class:`op_builder.errors.AccelError`."""
+"""Errors of selecting and using an accelerator, all subclasses of :class:`op_builder.errors.AccelError`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class AcceleratorUnavailableError(AcceleratorSelectionError):
 
 
 class InvalidAcceleratorError(AccelError, TypeError):
-    """The object given to ``set_accelerator`` is not an accelerator; the message lists what is wrong."""
+    """``set_accelerator`` got an object that is not an accelerator; the message lists the faults."""
 
 
 class UnsupportedFeatureError(AccelError, NotImplementedError):
@@ -22,11 +22,11 @@ class UnsupportedFeatureError(AccelError, NotImplementedError):
 
 
 class UnsupportedBackendError(AccelError, ValueError):
-    """Torch knows no ``torch.compile`` backend of that name."""
+    """torch.compile has no backend with that name."""
 
 
 class DeviceIndexError(AccelError, IndexError):
-    """No device has that index."""
+    """The device index is out of range."""
 
 
 class EventNotRecordedError(AccelError, RuntimeError):

@@ -1,4 +1,4 @@
-"""What the host has: NUMA nodes that can compute, memory, and what this process holds of it."""
+"""The host's NUMA nodes and memory, and this process's resident memory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from op_builder.system.numa import numa_nodes
 class Host:
     """The host as the kernel's files show it; sizes are bytes.
 
-    The peak of the resident set size (RSS) is the kernel's high-water mark, which also sees what
-    happened between two calls. Where the kernel keeps none, or does not let this process restart
-    it, the peak is the largest value seen here.
+    The peak of the resident set size (RSS) is the kernel's high-water mark, which includes peaks between two calls. If
+    the kernel has none or denies the reset, the peak is the largest value that :meth:`rss` has returned.
     """
 
     def __init__(self, files: HostFiles | None = None) -> None:
         self._files = HostFiles() if files is None else files
-        self._start_over()
+        self._reset()
 
-    def _start_over(self) -> None:
+    def _reset(self) -> None:
         self._process_id = os.getpid()
         self._kernel_mark_counts = True
         self._largest_seen = 0
@@ -29,25 +28,24 @@ class Host:
     def numa_node_count(self) -> int:
         """Number of NUMA nodes with cores that this process's cpuset leaves to it, at least 1.
 
-        A node without cores is memory only (HBM in flat mode, CXL) and does not count. Nodes that
-        share one set of cores are one piece of hardware (the kernel's fake NUMA) and count once.
-        The cpuset is asked, not the affinity: a rank that was bound to one node still has siblings.
+        Nodes without cores (HBM in flat mode, CXL) do not count, and nodes with the same cores (the kernel's fake NUMA)
+        count once. The affinity mask does not matter: the siblings of a bound rank run on other nodes.
         """
         allowed, nodes = cgroups.allowed_cores(self._files), numa_nodes(self._files).values()
         return max(1, len({cores for cores in nodes if cores and (allowed is None or cores & allowed)}))
 
     def total_memory(self) -> int:
-        """The machine's memory, or what the cgroup allows."""
+        """The machine's memory, or the limit of the cgroup."""
         return cgroups.total_memory_bytes(self._files)
 
     def available_memory(self) -> int:
-        """What of that nobody uses."""
+        """The free memory, within that limit."""
         return cgroups.available_memory_bytes(self._files)
 
     def rss(self) -> int:
         """RSS of this process now."""
-        if self._process_id != os.getpid():  # in a forked child: the peak is the parent's
-            self._start_over()
+        if self._process_id != os.getpid():  # a forked child: the peak is the parent's
+            self._reset()
         import psutil  # not at the top: it takes longer to import than the rest of a warm load
 
         rss = psutil.Process().memory_info().rss
@@ -64,8 +62,8 @@ class Host:
         return self._largest_seen
 
     def reset_peak_rss(self) -> None:
-        """Start the peak anew from the present RSS."""
-        self._start_over()
+        """Reset the peak to the current RSS."""
+        self._reset()
         try:
             # open() would create the file.
             descriptor = os.open(self._files.procfs / "self" / "clear_refs", os.O_WRONLY)

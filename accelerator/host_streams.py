@@ -1,7 +1,7 @@
-"""Streams, events and graphs of a device that has none: each call has finished when it returns.
+"""Streams, events and graphs for a device without them, on which every call is synchronous.
 
-All of them take the arguments of their CUDA namesakes and work as context managers, so code with
-streams in it runs unchanged. Events measure the host's time.
+They accept the arguments of the CUDA classes and are context managers, so code with streams runs unchanged. Events
+measure the host's time.
 """
 
 # ruff: noqa: ARG002 - the contract's signatures have arguments that this device has no use for
@@ -16,7 +16,7 @@ from accelerator.errors import EventNotRecordedError
 
 
 class _Finished:
-    """What streams, events and graphs share: all work is done, and a ``with`` block does nothing."""
+    """Base class: all work is complete, and a ``with`` block does nothing."""
 
     def __enter__(self) -> Any:
         return self
@@ -25,7 +25,7 @@ class _Finished:
         return None
 
     def query(self) -> bool:
-        """Whether the work is done; always True."""
+        """Whether the work is complete; always True."""
         return True
 
     def synchronize(self) -> None:
@@ -39,7 +39,7 @@ class HostEvent(_Finished):
         self._recorded_ns: int | None = None
 
     def record(self, stream: object = None) -> None:
-        """Remember the present time."""
+        """Record the current time."""
         self._recorded_ns = time.perf_counter_ns()
 
     def wait(self, stream: object = None) -> None:
@@ -59,7 +59,7 @@ class HostEvent(_Finished):
 
 
 class HostStream(_Finished):
-    """A queue whose work is always done. There is one, so all objects of a class are equal."""
+    """A queue whose work is always complete. All objects of a class are equal: the device has one queue."""
 
     def __init__(self, device: object = None, priority: int = 0) -> None:
         self.priority = priority
@@ -84,7 +84,7 @@ class HostStream(_Finished):
 
 
 class HostGraph(_Finished):
-    """A graph that keeps nothing: captured work runs at once, replaying does nothing."""
+    """A graph that records nothing: captured work runs immediately, and a replay does nothing."""
 
     def replay(self) -> None:
         """Do nothing."""
@@ -93,7 +93,7 @@ class HostGraph(_Finished):
         """Do nothing."""
 
     def pool(self) -> None:
-        """None, which a capture takes for a pool of its own: graphs share no memory."""
+        """None, which means a pool of its own to a capture."""
 
 
 class HostStreams:

@@ -41,23 +41,23 @@ class HPU_Accelerator(TorchAccelerator):
         return True
 
     def synchronize(self, device_index: int | None = None) -> None:
-        self._module.synchronize()  # it takes no index: a process has one device
+        self._module.synchronize()  # without an index: a process has one device
 
     def default_generator(self, device_index: int) -> torch.Generator:
         return self._module.random.default_generators[device_index]  # the module itself does not have them
 
     def empty_cache(self) -> None:
-        getattr(self._module, "empty_cache", lambda: None)()  # the device's memory is held as a whole
+        getattr(self._module, "empty_cache", lambda: None)()  # the device reserves its memory as a whole
 
     def memory_stats(self, device_index: int | None = None) -> dict[str, Any]:
-        """The module's own counters, and those of torch's keys that they stand for."""
+        """The module's counters, also under torch's keys."""
         stats = self._module.memory_stats(device_index)
         used = {"allocated_bytes.all.current": stats["InUse"], "allocated_bytes.all.peak": stats["MaxInUse"]}
-        held = dict.fromkeys(("reserved_bytes.all.current", "reserved_bytes.all.peak"), stats["Limit"])
-        return {**stats, **used, **held}
+        reserved = dict.fromkeys(("reserved_bytes.all.current", "reserved_bytes.all.peak"), stats["Limit"])
+        return {**stats, **used, **reserved}
 
     def total_memory(self, device_index: int | None = None) -> int:
-        return self._module.mem_get_info(device_index)[1]  # the device's record is a text
+        return self._module.mem_get_info(device_index)[1]  # the device's properties are a string
 
     def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> AbstractContextManager[Any]:
         return self._module.graph(graph, stream=stream)  # graphs share no memory, so there is no pool

@@ -36,7 +36,7 @@ class MPSStream(HostStream):
 
 
 class MPS_Accelerator(HostStreams, TorchAccelerator):
-    """``torch.mps``: one device with one queue; its allocator keeps no peaks, so current values stand for them."""
+    """``torch.mps``: one device with one queue; its allocator keeps no peaks, so peaks are the current values."""
 
     device_type = "mps"
     requirement = "torch.mps"
@@ -48,7 +48,7 @@ class MPS_Accelerator(HostStreams, TorchAccelerator):
 
     @classmethod
     def device_module(cls) -> ModuleType:
-        torch.mps.current_allocated_memory()  # raises without the device; the module itself is there everywhere
+        torch.mps.current_allocated_memory()  # raises without the device; the module always exists
         return torch.mps
 
     @property
@@ -62,13 +62,13 @@ class MPS_Accelerator(HostStreams, TorchAccelerator):
         return 0
 
     def set_device(self, device_index: int) -> None:
-        """Does nothing: there is one device.
+        """Does nothing: mps is one device.
 
         Raises:
             DeviceIndexError: ``device_index`` is not 0.
         """
         if device_index != 0:
-            raise DeviceIndexError(f"There is one mps device, index 0, found index {device_index!r}.", "Use index 0.")
+            raise DeviceIndexError(f"mps device {device_index!r} does not exist; the only device is 0.", "Use index 0.")
 
     def synchronize(self, device_index: int | None = None) -> None:
         torch.mps.synchronize()
@@ -95,7 +95,7 @@ class MPS_Accelerator(HostStreams, TorchAccelerator):
     max_memory_reserved = memory_reserved
 
     def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
-        """Does nothing: there are no peaks."""
+        """Does nothing: the allocator keeps no peaks."""
 
     def memory_stats(self, device_index: int | None = None) -> dict[str, Any]:
         return {

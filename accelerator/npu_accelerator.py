@@ -25,7 +25,7 @@ class NPU_Accelerator(TorchAccelerator):
 
 
 def cann_version() -> str | None:
-    """Version of CANN, Huawei's toolkit, under ``ASCEND_HOME_PATH``, or None where it cannot be read."""
+    """Version of CANN, Huawei's toolkit, under ``ASCEND_HOME_PATH``, or None if it cannot be read."""
     home = environment.ASCEND_HOME_PATH.get()
     if home is None:
         return None

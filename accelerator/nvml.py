@@ -1,8 +1,7 @@
 """Free memory of a CUDA device from NVML, which needs no CUDA context and sees all processes.
 
-The package ``pynvml`` (distribution ``nvidia-ml-py``) is optional. NVML counts all devices of the
-machine in the order of the PCI bus, CUDA those in ``CUDA_VISIBLE_DEVICES``, the fastest first
-unless ``CUDA_DEVICE_ORDER`` says otherwise, so an index has to be translated.
+The package ``pynvml`` (distribution ``nvidia-ml-py``) is optional. NVML numbers all devices in the order of the PCI
+bus; CUDA numbers those in ``CUDA_VISIBLE_DEVICES``, the fastest first unless ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from accelerator.vendors import import_vendor
 
 
 def visible_device(visible: str | None, index: int) -> int | str:
-    """What ``CUDA_VISIBLE_DEVICES`` holds for the device that CUDA calls ``index``.
+    """The entry of ``CUDA_VISIBLE_DEVICES`` for CUDA's device ``index``.
 
     Args:
         visible: the variable's value: None (all devices), or a list of device numbers, UUIDs
@@ -24,7 +23,7 @@ def visible_device(visible: str | None, index: int) -> int | str:
         NVML's index, or a UUID or the beginning of one.
 
     Raises:
-        IndexError: the variable leaves fewer devices than that, or ``index`` is negative.
+        IndexError: ``index`` is negative or not below the number of entries.
     """
     if index < 0:
         raise IndexError(index)
@@ -37,10 +36,10 @@ def visible_device(visible: str | None, index: int) -> int | str:
 
 
 def free_memory_bytes(visible: str | None, order: str | None, index: int) -> int | None:
-    """Free bytes of the device that CUDA calls ``index``, or None where NVML does not know.
+    """Free bytes of CUDA's device ``index``, or None if NVML cannot report them.
 
-    It does not without ``pynvml`` or a driver, on ROCm, for the slice that CUDA picks by itself on a
-    device in MIG mode, and by number where CUDA's order may be another.
+    It cannot without ``pynvml`` or a driver, on ROCm, for a MIG slice that CUDA selects itself, and for a number if
+    CUDA's order may differ.
 
     Args:
         visible: the value of ``CUDA_VISIBLE_DEVICES``, as for :func:`visible_device`.
@@ -63,7 +62,7 @@ def free_memory_bytes(visible: str | None, order: str | None, index: int) -> int
             if _is_in_mig_mode(nvml, handle):
                 return None
         return int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
-    except (Exception, SystemExit):  # NVML's errors and a broken package alike: the caller has torch to ask
+    except (Exception, SystemExit):  # the caller then uses torch
         return None
 
 
@@ -75,5 +74,5 @@ def _uuid(nvml: Any, handle: Any) -> str:
 def _is_in_mig_mode(nvml: Any, handle: Any) -> bool:
     try:
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
-    except Exception:  # what a device without MIG raises
+    except Exception:  # a device without MIG
         return False

@@ -6,35 +6,34 @@ The protocol, in the vendor's ``pyproject.toml``::
     acme = "acme_accel:AcmeAccelerator"
 
 The entry point's name is the accelerator's name in the override ``ACCEL_ACCELERATOR``. Its object
-is a class that is called without arguments and gives an accelerator (best a subclass of
-``accelerator.torch_accelerator.TorchAccelerator``, which has all of the following). Optional
-members of the class:
+is a class (or another callable without parameters) that returns an accelerator, usually a subclass of
+``accelerator.torch_accelerator.TorchAccelerator``, which has all of the following. Optional members of the class:
 
 ``detection_priority: int``
-    Its place in detection; higher is asked earlier. Built-ins: xpu.external 1000, xpu 900 and 800,
+    Its place in detection; higher ones are tried earlier. Built-ins: xpu.external 1000, xpu 900 and 800,
     npu 700, sdaa 600, mps 500, hpu 400, mlu 300, cuda 200, cpu 0. Without it
     :data:`DEFAULT_PRIORITY`: after every built-in device, before the CPU.
 ``probe() -> str | None``
-    A class or static method: why the device cannot be used here, or None when it can. Without it
-    an object is made and its ``is_available()`` asked.
+    A class or static method: why the device is unusable, or None if it is usable. By default, an object is created and
+    its ``is_available()`` called.
 ``builder_package: str``
     The package of its op builders, what ``op_builder_dir()`` returns. With it a prebuild that names the
     accelerator needs no device.
 
-A name that a built-in or an earlier plug-in has, a class that cannot be imported, and a probe that
-raises are each a rejection with that reason in the trace. Where the environment names a plug-in, no
-other is imported; where it names a built-in accelerator, no plug-in is searched for.
+A plug-in is rejected, with the reason in the trace, if its name is taken, its class cannot be imported, or its probe
+raises. If the environment names a plug-in, no other is imported; if it names a built-in accelerator, no plug-in is
+searched.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from accelerator.catalog import SUPPORTED_ACCELERATOR_LIST
 from accelerator.detection import Candidate
 from accelerator.errors import describe
 from accelerator.vendors import import_vendor
@@ -43,23 +42,24 @@ ENTRY_POINT_GROUP = "accelerator.backends"
 DEFAULT_PRIORITY = 100
 
 
-def plugin_candidates(named: str | None = None) -> list[Candidate]:
+def plugin_candidates(reserved: Collection[str], named: str | None = None) -> list[Candidate]:
     """A candidate for each entry point of the installed distributions, by name.
 
     Args:
-        named: the accelerator that the environment names, whose priority does not count; without it every class
-            is imported.
+        reserved: the names of the built-in accelerators.
+        named: the accelerator that the environment names; priorities are then unused. By default, every class is
+            imported for its priority.
     """
-    taken = set(SUPPORTED_ACCELERATOR_LIST)
+    taken = set(reserved)
     candidates = []
     for entry in _registered_entry_points():
         priority, fault = DEFAULT_PRIORITY, None
-        if entry.name in taken:
-            owner = "a built-in accelerator" if entry.name in SUPPORTED_ACCELERATOR_LIST else "another plug-in"
+        if entry.name.lower() in taken:
+            owner = "a built-in accelerator" if entry.name.lower() in reserved else "another plug-in"
             fault = f"the name {entry.name!r} belongs to {owner}"
         elif named is None:
             priority, fault = _priority(entry)
-        taken.add(entry.name)
+        taken.add(entry.name.lower())
         candidates.append(
             Candidate(
                 entry.name,
@@ -79,7 +79,7 @@ def is_registered(accelerator_class: type) -> bool:
         try:
             if entry.module in sys.modules and entry.load() is accelerator_class:
                 return True
-        except Exception:  # an entry point that names nothing names no class
+        except Exception:  # a broken entry point names no class
             continue
     return False
 
@@ -93,8 +93,8 @@ def _registered_entry_points() -> list[EntryPoint]:
 def _is_group_mentioned() -> bool:
     """Whether an installed distribution may have such entry points.
 
-    Reading the files for the group's name takes a fifth of the time that importlib.metadata takes
-    to parse them all, and most machines have no plug-in.
+    Searching the files for the group's name takes a fifth of the time that importlib.metadata takes to parse them,
+    and most machines have no plug-in.
     """
     group = ENTRY_POINT_GROUP.encode()
     for directory in sys.path:

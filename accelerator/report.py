@@ -6,37 +6,96 @@ import argparse
 import json
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from accelerator.detection import Chosen, Refused
-from accelerator.facts import Fact, accelerator_facts
+from accelerator.detection import Selection
+from accelerator.errors import describe
 from accelerator.selection import choose
-from accelerator.vendors import standard_output_kept
+from accelerator.vendors import redirect_output_to_stderr
+from op_builder import env
 
-_EPILOG = "Exit status: 0, or 2 when no accelerator can be used (say, a wrong ACCEL_ACCELERATOR)."
+if TYPE_CHECKING:
+    from accelerator.abstract_accelerator import DeepSpeedAccelerator
+
+Fact = str | int | bool | list[str] | dict[str, str | None] | None
+
+_EPILOG = "Exit status: 0, or 2 if no accelerator can be used, such as for an unknown ACCEL_ACCELERATOR."
 
 
-def report(selection: Chosen | Refused) -> dict[str, Any]:
-    """The report as data for JSON: ``accelerator`` (None when refused), ``error``, ``trace``, ``versions``."""
+def report(selection: Selection) -> dict[str, Any]:
+    """The report as data for JSON: ``accelerator`` (None if none can be used), ``error``, ``trace``, ``versions``."""
     accelerator: dict[str, Any] | None = None
-    if isinstance(selection, Chosen):
+    if selection.accelerator is not None:
         names = {"name": selection.name, "requested": selection.requested}
         accelerator = {**names, **accelerator_facts(selection.accelerator)}
     return {
         "accelerator": accelerator,
-        "error": str(selection.error) if isinstance(selection, Refused) else None,
-        "trace": [
-            {"name": name, "label": label, "accepted": reason is None, "reason": reason}
-            for name, label, reason in selection.trace
-        ],
+        "error": None if selection.error is None else str(selection.error),
+        "trace": [{**vars(verdict), "accepted": verdict.reason is None} for verdict in selection.trace],
         "versions": {
             "accel-ops": _version("accel-ops"),
             "torch": _version("torch"),
             "python": platform.python_version(),
         },
     }
+
+
+_NEEDS_DEVICE = {"hardware", "current_device", "total_memory_bytes", "available_memory_bytes", "memory_allocated_bytes"}
+
+
+def accelerator_facts(accelerator: DeepSpeedAccelerator) -> dict[str, Fact]:
+    """The facts of one accelerator under stable keys, ready for JSON; sizes are bytes.
+
+    A fact that cannot be determined is listed under ``unavailable`` with the reason.
+    """
+    getters: dict[str, Callable[[], Fact]] = {
+        "class": lambda: f"{type(accelerator).__module__}.{type(accelerator).__qualname__}",
+        "device_name": accelerator.device_name,
+        "is_available": accelerator.is_available,
+        "hardware": lambda: _record(accelerator.get_device_properties()),
+        "device_count": accelerator.device_count,
+        "current_device": accelerator.current_device_name,
+        "communication_backend": accelerator.communication_backend_name,
+        "compile_backend": accelerator.get_compile_backend,
+        "dtypes": lambda: _dtypes(accelerator),
+        "is_triton_supported": accelerator.is_triton_supported,
+        "is_synchronized_device": accelerator.is_synchronized_device,
+        "total_memory_bytes": accelerator.total_memory,
+        "available_memory_bytes": accelerator.available_memory,
+        "memory_allocated_bytes": accelerator.memory_allocated,
+        "visible_devices": lambda: _values(accelerator.visible_devices_envs()),
+        "export_envs": accelerator.export_envs,
+        "op_builder_dir": accelerator.op_builder_dir,
+        **getattr(accelerator, "extra_facts", dict)(),
+    }
+    facts: dict[str, Fact] = {}
+    unavailable: dict[str, str | None] = {}
+    for key, get in getters.items():
+        if key in _NEEDS_DEVICE and not facts.get("is_available"):
+            unavailable[key] = "no device is available"
+            continue
+        try:
+            facts[key] = get()
+        except Exception as error:  # a device's error must not prevent the report
+            unavailable[key] = describe(error)
+    return {**facts, "unavailable": unavailable}
+
+
+def _record(properties: Any) -> str | None:
+    """The device's name in its properties, or the properties if they are text."""
+    return None if properties is None else str(getattr(properties, "name", properties))
+
+
+def _dtypes(accelerator: DeepSpeedAccelerator) -> list[str]:
+    names = [str(dtype).removeprefix("torch.") for dtype in accelerator.supported_dtypes()]
+    return [*names, "float8"] if accelerator.is_fp8_supported() else names
+
+
+def _values(names: list[str]) -> dict[str, str | None]:
+    variables = env.child_environment()
+    return {name: variables.get(name) for name in names}
 
 
 def _version(distribution: str) -> str | None:
@@ -53,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the report as one JSON object; sizes are bytes")
     options = parser.parse_args(arguments)
-    with standard_output_kept():
+    with redirect_output_to_stderr():
         data = report(choose())
     if options.json:
         print(json.dumps(data, indent=2))
@@ -87,7 +146,7 @@ def _print_tables(data: dict[str, Any]) -> None:
                 facts.add_row(Text(key.removesuffix("_bytes").removeprefix("is_").replace("_", " ")), Text(value))
         console.print(facts)
     if data["trace"]:
-        trace = table("Detection, in the order asked")
+        trace = table("Detection, in order")
         for entry in data["trace"]:
             verdict = Text("accepted", "green") if entry["accepted"] else Text("rejected", "dim")
             trace.add_row(Text(entry["label"]), verdict, Text(entry["reason"] or ""))

@@ -1,7 +1,6 @@
-"""The accelerator that asks torch: all of the contract over one torch device module.
+"""The contract of an accelerator, implemented with one torch device module.
 
-A device is a subclass with a few class attributes (the declaration) and overrides for what truly
-differs. Nothing is remembered here that the device module knows.
+A device is a subclass with a few class attributes and overrides for what differs. The device module keeps all state.
 """
 
 # The device modules of torch are untyped; the types below are the contract's.
@@ -11,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property, partial, wraps
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import torch
 
@@ -34,6 +33,21 @@ if TYPE_CHECKING:
     from op_builder.builder import OpBuilder
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _forwarded(method: F) -> F:
+    """Calls the device module's function of that name; the type and the docstring are the contract's."""
+
+    @wraps(method)
+    def call(self: TorchAccelerator, *arguments: Any, **keywords: Any) -> Any:
+        # By position: the modules name their parameters differently.
+        return getattr(self._module, method.__name__)(*arguments, *keywords.values())
+
+    call.__isabstractmethod__ = False  # type: ignore[attr-defined]
+    return cast(F, call)
+
+
 def _maker(dtype: torch.dtype) -> cached_property[Callable[..., torch.Tensor]]:
     return cached_property(lambda self: partial(torch.tensor, dtype=dtype, device=torch.device(self.device_type)))
 
@@ -41,20 +55,19 @@ def _maker(dtype: torch.dtype) -> cached_property[Callable[..., torch.Tensor]]:
 class TorchAccelerator(DeepSpeedAccelerator):
     """A device that torch has a module for (``torch.cuda``, ``torch.npu`` ...).
 
-    The class attributes are the declaration. Detection calls the class methods :meth:`probe` and
-    :meth:`device_module` before there is an object.
+    The class attributes declare the device. Detection calls the class methods :meth:`probe` and :meth:`device_module`
+    before it creates an object.
 
     Raises:
-        AcceleratorUnavailableError: (constructor) the package that brings the module is missing
-            or broken.
+        AcceleratorUnavailableError: (constructor) the package with the module is missing or broken.
     """
 
     device_type: ClassVar[str]
-    """Torch's name of the device type; also the name of the module in ``torch``."""
+    """Torch's device type, which is also the module's name in ``torch``."""
     vendor_package: ClassVar[str | None] = None
     """Package imported first because it registers the device with torch."""
     requirement: ClassVar[str | None] = None
-    """Completes the error '<class> requires ...'; by default the vendor's package."""
+    """End of the error '<class> requires ...'; by default the vendor's package."""
     has_index: ClassVar[bool] = True
     """Whether device strings carry an index (``cuda:1``)."""
     communication_backend: ClassVar[str | None]
@@ -62,15 +75,15 @@ class TorchAccelerator(DeepSpeedAccelerator):
     exported_variables: ClassVar[tuple[str, ...]] = ()
     compile_backend: ClassVar[str] = "inductor"
     builder_package: ClassVar[str] = "op_builder.host"
-    """Package of the builder classes; by default those that need only the host."""
+    """Package of the builder classes; by default the ops that run on the host."""
     synchronized: ClassVar[bool] = False
-    """Whether a call returns only when its work is done."""
+    """Whether an operation is complete when its call returns."""
     bf16_supported: ClassVar[bool | None] = None
-    """None asks the device module."""
+    """None: the device module decides."""
     fp16_supported: ClassVar[bool] = True
     triton_supported: ClassVar[bool] = False
     graph_class: ClassVar[str | None] = None
-    """Name of the graph class in the device module, where it has one."""
+    """Name of the device module's graph class, if it has one."""
 
     def __init__(self) -> None:
         self._module = self._required_module()
@@ -87,7 +100,7 @@ class TorchAccelerator(DeepSpeedAccelerator):
                 "Install it, or choose another accelerator with ACCEL_ACCELERATOR.",
             ) from error
 
-    # Modules cannot be copied or pickled: a copy imports its own.
+    # Modules cannot be copied or pickled; a copy imports the module again.
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_module"}
@@ -102,26 +115,46 @@ class TorchAccelerator(DeepSpeedAccelerator):
         """The torch device module, imported with its vendor's package."""
         if cls.vendor_package is not None:
             import_vendor(cls.vendor_package)
-        module: ModuleType = getattr(torch, cls.device_type)  # torch.get_device_module would keep its first answer
+        module: ModuleType = getattr(torch, cls.device_type)  # torch.get_device_module caches its result
         return module
 
     @classmethod
     def probe(cls) -> str | None:
-        """Why the device cannot be used here, or None when it can. May raise what importing raises."""
-        # Not is_available(): on CUDA and MLU that starts the driver, after which no forked child can use the
-        # device; device_count() asks the management library.
+        """Why the device is unusable, or None if it is usable. May raise any exception of an import."""
+        # is_available() starts the driver on CUDA and MLU, and then forked children cannot use the device;
+        # device_count() uses the management library.
         no_device = f"no device is available: torch.{cls.device_type}.device_count() is 0"
         return None if cls.device_module().device_count() > 0 else no_device
 
     @classmethod
     def missing_message(cls, reason: str) -> str:
-        """The sentence that says what this class needs and why it is not met."""
+        """The error message: what this class requires, and why that is missing."""
         return f"{cls.__name__} requires {cls.requirement or cls.vendor_package} ({reason})."
 
     @classmethod
     def choose_communication_backend(cls) -> str | None:
-        """The ``torch.distributed`` backend; a class whose backend depends on the machine overrides this."""
+        """The ``torch.distributed`` backend; overridden if it depends on the machine."""
         return cls.communication_backend
+
+    # Functions of the device module.
+
+    current_device = _forwarded(DeepSpeedAccelerator.current_device)
+    device_count = _forwarded(DeepSpeedAccelerator.device_count)
+    synchronize = _forwarded(DeepSpeedAccelerator.synchronize)
+    manual_seed = _forwarded(DeepSpeedAccelerator.manual_seed)
+    manual_seed_all = _forwarded(DeepSpeedAccelerator.manual_seed_all)
+    initial_seed = _forwarded(DeepSpeedAccelerator.initial_seed)
+    stream = _forwarded(DeepSpeedAccelerator.stream)
+    current_stream = _forwarded(DeepSpeedAccelerator.current_stream)
+    default_stream = _forwarded(DeepSpeedAccelerator.default_stream)
+    empty_cache = _forwarded(DeepSpeedAccelerator.empty_cache)
+    memory_allocated = _forwarded(DeepSpeedAccelerator.memory_allocated)
+    max_memory_allocated = _forwarded(DeepSpeedAccelerator.max_memory_allocated)
+    memory_stats = _forwarded(DeepSpeedAccelerator.memory_stats)
+    memory_reserved = _forwarded(DeepSpeedAccelerator.memory_reserved)
+    max_memory_reserved = _forwarded(DeepSpeedAccelerator.max_memory_reserved)
+
+    # Members that are not one function of the module.
 
     def is_synchronized_device(self) -> bool:
         return self.synchronized
@@ -149,17 +182,8 @@ class TorchAccelerator(DeepSpeedAccelerator):
     def set_device(self, device_index: int) -> None:
         self._on_device("set_device", device_index)
 
-    def current_device(self) -> int:
-        return self._module.current_device()
-
     def current_device_name(self) -> str:
         return self.device_name(self.current_device())
-
-    def device_count(self) -> int:
-        return self._module.device_count()
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        self._module.synchronize(device_index)
 
     def is_available(self) -> bool:
         return self.device_count() > 0  # not the module's: see probe()
@@ -172,25 +196,25 @@ class TorchAccelerator(DeepSpeedAccelerator):
         return None if ask is None else ask(device_index)
 
     def _on_device(self, function: str, device_index: int | None) -> Any:
-        """Call a function of the device module; an index that no device has is a DeviceIndexError on every device."""
+        """Call a function of the device module; an invalid index raises DeviceIndexError on every device."""
         try:
             if isinstance(device_index, int) and device_index < 0:
-                raise IndexError(device_index)  # to torch.cuda and torch.xpu it is the current device
+                raise IndexError(device_index)  # torch.cuda and torch.xpu would use the current device
             return getattr(self._module, function)(device_index)
         except Exception as error:
             count = self.device_count()
             if (device_index or 0) in range(count):
                 raise
-            which = "" if device_index is None else f" of index {device_index!r}"
+            which = "" if device_index is None else f" {device_index!r}"
             raise DeviceIndexError(
-                f"There is no {self.device_type} device{which}; the number of devices is {count}.",
+                f"{self.device_type} device{which} does not exist; the number of devices is {count}.",
                 f"Use an index from 0 to {count - 1}." if count else "Choose another accelerator.",
             ) from error
 
     def random(self) -> ModuleType:
         return torch.random
 
-    # The device modules take None everywhere but here, where the current device is the default.
+    # These functions of the device modules do not accept None.
 
     def set_rng_state(self, new_state: torch.Tensor, device_index: int | None = None) -> None:
         self._module.set_rng_state(new_state, *() if device_index is None else (device_index,))
@@ -198,18 +222,9 @@ class TorchAccelerator(DeepSpeedAccelerator):
     def get_rng_state(self, device_index: int | None = None) -> torch.Tensor:
         return self._module.get_rng_state(*() if device_index is None else (device_index,))
 
-    def manual_seed(self, seed: int) -> Any:
-        return self._module.manual_seed(seed)
-
-    def manual_seed_all(self, seed: int) -> Any:
-        return self._module.manual_seed_all(seed)
-
-    def initial_seed(self) -> int:
-        return self._module.initial_seed()
-
     def default_generator(self, device_index: int) -> torch.Generator:
         if not self._module.default_generators:
-            self._module.init()  # the generators come into being with the device
+            self._module.init()  # initialisation creates the generators
         return self._module.default_generators[device_index]
 
     @property
@@ -219,24 +234,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
     @property
     def Event(self) -> Any:
         return self._module.Event
-
-    def stream(self, stream: Any) -> AbstractContextManager[Any]:
-        return self._module.stream(stream)
-
-    def current_stream(self, device_index: int | None = None) -> Any:
-        return self._module.current_stream(device_index)
-
-    def default_stream(self, device_index: int | None = None) -> Any:
-        return self._module.default_stream(device_index)
-
-    def empty_cache(self) -> None:
-        self._module.empty_cache()
-
-    def memory_allocated(self, device_index: int | None = None) -> int:
-        return self._module.memory_allocated(device_index)
-
-    def max_memory_allocated(self, device_index: int | None = None) -> int:
-        return self._module.max_memory_allocated(device_index)
 
     # torch has one reset for all peaks; its separate ones are deprecated names of that one.
     def reset_max_memory_allocated(self, device_index: int | None = None) -> None:
@@ -251,17 +248,8 @@ class TorchAccelerator(DeepSpeedAccelerator):
     def reset_max_memory_cached(self, device_index: int | None = None) -> None:
         self.reset_peak_memory_stats(device_index)
 
-    def memory_stats(self, device_index: int | None = None) -> dict[str, Any]:
-        return self._module.memory_stats(device_index)
-
     def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
         self._on_device("reset_peak_memory_stats", device_index)
-
-    def memory_reserved(self, device_index: int | None = None) -> int:
-        return self._module.memory_reserved(device_index)
-
-    def max_memory_reserved(self, device_index: int | None = None) -> int:
-        return self._module.max_memory_reserved(device_index)
 
     def total_memory(self, device_index: int | None = None) -> int:
         return self.get_device_properties(device_index).total_memory
@@ -300,7 +288,7 @@ class TorchAccelerator(DeepSpeedAccelerator):
         """Does nothing, like :meth:`range_push`."""
 
     def lazy_call(self, callback: Callable[[], Any]) -> Any:
-        # torch keeps this one private, yet it is the only queue that runs at initialisation.
+        # torch has no public function for this.
         defer = getattr(self._module, "_lazy_call", None)
         return callback() if defer is None else defer(callback)
 
@@ -314,7 +302,7 @@ class TorchAccelerator(DeepSpeedAccelerator):
         make = None if self.graph_class is None else getattr(self._module, self.graph_class, None)
         if make is None:
             raise UnsupportedFeatureError(
-                f"torch.{self.device_type} has no graphs.", "Run the work directly instead of capturing it."
+                f"torch.{self.device_type} does not support graphs.", "Run the work without capturing it."
             )
         return make()
 
@@ -380,5 +368,5 @@ class TorchAccelerator(DeepSpeedAccelerator):
     # Reports --------------------------------------------------------------------------------
 
     def extra_facts(self) -> dict[str, Callable[[], Any]]:
-        """Facts for ``accelerator.report`` in addition to its own, or in place of those of the same name."""
+        """Facts to add to ``accelerator.report`` or to replace there, by name."""
         return {}

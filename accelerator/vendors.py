@@ -13,9 +13,9 @@ _failures: dict[str, BaseException] = {}
 
 
 def import_vendor(name: str) -> ModuleType:
-    """The module of that name; raises what importing it raises, ``SystemExit`` included (IPEX calls ``exit()``).
+    """Import the module; raises any exception of the import, also ``SystemExit`` (IPEX calls ``exit()``).
 
-    A package that failed is not run again in this process.
+    A package whose import failed is not imported again in this process.
     """
     if name in _failures:
         raise _failures[name].with_traceback(None)
@@ -29,7 +29,7 @@ def import_vendor(name: str) -> ModuleType:
 
 
 def optional_vendor(name: str) -> ModuleType | None:
-    """The module of that name, or None where it is absent or broken."""
+    """The module, or None if it is absent or broken."""
     try:
         return import_vendor(name)
     except (Exception, SystemExit):
@@ -37,8 +37,8 @@ def optional_vendor(name: str) -> ModuleType | None:
 
 
 @contextmanager
-def standard_output_kept() -> Iterator[None]:
-    """Send what a vendor's library prints, in Python or in C, to standard error: the output belongs to the caller."""
+def redirect_output_to_stderr() -> Iterator[None]:
+    """Redirect standard output to standard error, for Python and C, while a vendor's library may print."""
     import ctypes  # not at the top: importing accelerator opens no library
 
     kept = os.dup(1)
@@ -48,6 +48,6 @@ def standard_output_kept() -> Iterator[None]:
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        ctypes.CDLL(None).fflush(None)  # what C has buffered for a pipe would come after our own
+        ctypes.CDLL(None).fflush(None)  # before ours: C buffers output to a pipe
         os.dup2(kept, 1)
         os.close(kept)

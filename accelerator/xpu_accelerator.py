@@ -1,4 +1,4 @@
-"""Intel GPUs: through torch's own XPU support, or through IPEX where it is installed."""
+"""Intel GPUs, with torch's own XPU support or with IPEX if it is installed."""
 
 # mypy: disable-error-code="no-any-return"
 
@@ -33,11 +33,11 @@ class XPU_Accelerator(TorchAccelerator):
         self._page_memory: Any = None  # async_io's handle, made by the first pin_memory(align_bytes=0)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_page_memory": None}  # a handle belongs to its process
+        return {**super().__getstate__(), "_page_memory": None}  # a handle is valid only in its process
 
     @classmethod
     def device_module(cls) -> ModuleType:
-        optional_vendor(_IPEX)  # extends torch.xpu; where it is broken, torch's own may still work
+        optional_vendor(_IPEX)  # extends torch.xpu; torch's own may work if it is broken
         if getattr(torch.version, "xpu", None) is None and not torch.xpu.is_available():
             raise ImportError(f"torch {torch.__version__} is built without XPU")
         return torch.xpu
@@ -53,7 +53,7 @@ class XPU_Accelerator(TorchAccelerator):
         return "ccl" if optional_vendor("oneccl_bindings_for_pytorch") else "xccl"
 
     def use_host_timers(self) -> bool:
-        """True for IPEX before 2.6, whose events carry no time."""
+        """True for IPEX before 2.6, whose events cannot measure time."""
         ipex: Any = optional_vendor(_IPEX)
         if ipex is None:
             return False
@@ -70,19 +70,19 @@ class XPU_Accelerator(TorchAccelerator):
         """A copy of a CPU tensor in page-locked memory.
 
         Args:
-            align_bytes: 1 leaves the alignment to torch; 0 asks for whole pages, which the op async_io allocates.
-            make_copy: with ``align_bytes=0``, False leaves the values out.
-            match_shape: with ``align_bytes=0``, False gives a tensor of one dimension.
+            align_bytes: 1 is torch's alignment; 0 requests whole pages, which the op async_io allocates.
+            make_copy: with ``align_bytes=0``, False leaves the values undefined.
+            match_shape: with ``align_bytes=0``, False returns a one-dimensional tensor.
 
         Raises:
             UnsupportedFeatureError: ``align_bytes`` is another number.
-            IncompatibleOpError: whole pages are asked for, and async_io cannot be built or loaded.
+            IncompatibleOpError: whole pages are requested, and async_io cannot be built or loaded.
         """
         if align_bytes == 1:
             return tensor.pin_memory(device=self.current_device_name())
         if align_bytes != 0:
             raise UnsupportedFeatureError(
-                f"pin_memory(align_bytes={align_bytes}) is neither 1, torch's alignment, nor 0, whole pages.",
+                f"pin_memory(align_bytes={align_bytes}): expected 1 (torch's alignment) or 0 (whole pages).",
                 "Use 0: whole pages satisfy any alignment up to theirs.",
             )
         if self._page_memory is None:

@@ -14,6 +14,7 @@ REQUIRED = ("torch", "ninja", "packaging", "psutil", "pybind11", "rich", "setupt
 
 def run_main(main: Callable[[], int]) -> NoReturn:
     """Exit with the status of ``main()``; without a traceback if its output's reader has exited (``| head``)."""
+    _open_closed_streams()
     try:
         try:
             status = main()
@@ -30,3 +31,12 @@ def run_main(main: Callable[[], int]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 128 + signal.SIGPIPE  # as shells report it
     sys.exit(status)
+
+
+def _open_closed_streams() -> None:
+    """Connect closed standard streams (``>&-``) to the null device. Otherwise, another file would get their numbers."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115 - Python closes them
+    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115

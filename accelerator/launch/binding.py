@@ -1,12 +1,12 @@
-"""Which CPUs and which memory each rank gets: functions of a topology and a number of ranks.
+"""The CPUs and the memory of each rank: functions of a topology and a number of ranks.
 
 The rules, in this order:
 
-1. No rank gets a CPU that the process may not use, and no two ranks share one.
-2. All ranks get the same number of CPUs. What does not divide evenly stays free.
-3. Whole cores are dealt out, of each its first CPU; hyper-threads only when there are more ranks than
-   cores, or when a list names them.
-4. A rank stays within one NUMA node, as long as that leaves at most an eighth of the cores idle.
+1. Ranks get only CPUs that the process may use, and do not share any.
+2. All ranks get the same number of CPUs. The remainder stays free.
+3. A rank gets whole cores, the first CPU of each. Hyper-threads are used only if there are more ranks than cores, or if
+   a list names them.
+4. A rank stays within one NUMA node, unless more than an eighth of the cores would stay idle.
 5. Memory comes from the nodes of the rank's cores; high-bandwidth memory near them is preferred.
 """
 
@@ -21,13 +21,13 @@ from accelerator.launch.topology import Node, Topology, format_list, parse_list
 
 _MOST_IDLE_FOR_ONE_NODE = 1 / 8
 
-_Home = frozenset[int]  # the CPUs of a NUMA node; nodes with equal CPUs (fake NUMA) are one home
-_Unit = tuple[_Home, tuple[int, ...]]  # what is dealt out, a core or a CPU, with its home
+_Home = frozenset[int]  # the CPUs of a NUMA node; nodes with the same CPUs (fake NUMA) are one home
+_Unit = tuple[_Home, tuple[int, ...]]  # a core or a CPU to assign, with its home
 
 
 @dataclass(frozen=True)
 class MemoryPolicy:
-    """Where a rank's memory comes from.
+    """The source of a rank's memory.
 
     Attributes:
         mode: ``bind``: from these nodes only; ``prefer``: from them first; ``any``: the kernel's default.
@@ -43,7 +43,7 @@ class MemoryPolicy:
 
 @dataclass(frozen=True)
 class RankBinding:
-    """What one rank of this host gets: CPUs, their NUMA nodes (none without NUMA), both ascending, and memory."""
+    """A rank's CPUs, their NUMA nodes (empty without NUMA), both ascending, and its memory policy."""
 
     cpus: tuple[int, ...]
     numa_nodes: tuple[int, ...]
@@ -66,34 +66,34 @@ def parse_core_list(text: str) -> frozenset[int]:
 
 
 def plan_binding(topology: Topology, ranks: int, listed: frozenset[int] | None = None) -> tuple[RankBinding, ...]:
-    """What each of ``ranks`` ranks of this host gets.
+    """The bindings of ``ranks`` ranks of this host.
 
     Args:
-        listed: deal out exactly these CPUs; by default one CPU of each core that may be used.
+        listed: use exactly these CPUs; by default, one allowed CPU of each core.
 
     Raises:
-        BindingError: there are more ranks than CPUs, or a listed CPU may not be used.
+        BindingError: there are more ranks than CPUs, or a listed CPU is not allowed.
     """
     if listed is not None and (forbidden := listed - topology.allowed_cpus):
         raise BindingError(
             f"--bind_core_list names CPUs that this process may not use: {format_list(forbidden)}; it may use "
             f"{format_list(topology.allowed_cpus)}.",
-            "Leave them out; the affinity mask, the cpuset of the container or an offline CPU decides.",
+            "Remove them: the affinity mask or the container's cpuset excludes them, or they are offline.",
         )
     cpus = topology.allowed_cpus if listed is None else listed
     if ranks > len(cpus):
         raise BindingError(
             f"{ranks} ranks cannot be bound to {len(cpus)} CPUs ({format_list(cpus)}) without sharing them.",
-            "Start fewer ranks, or do not bind them.",
+            "Start fewer ranks, or omit --bind_cores_to_rank.",
         )
     units = _units(topology, cpus, ranks, all_threads=listed is not None)
     return tuple(_binding(topology, share) for share in _shares(units, ranks))
 
 
 def threads_per_rank(topology: Topology, ranks: int, bindings: tuple[RankBinding, ...] = ()) -> int:
-    """Computing threads for each of ``ranks`` ranks, at least 1: a thread per CPU, fewer under a quota of time.
+    """The number of threads for each of ``ranks`` ranks: one per CPU, fewer under a CPU quota, at least 1.
 
-    Without bindings the ranks share the cores.
+    Without bindings, the ranks share the cores.
     """
     if bindings:
         threads: float = min(len(binding.cpus) for binding in bindings)
@@ -105,7 +105,7 @@ def threads_per_rank(topology: Topology, ranks: int, bindings: tuple[RankBinding
 
 
 def _units(topology: Topology, cpus: frozenset[int], ranks: int, *, all_threads: bool) -> list[list[_Unit]]:
-    """What is dealt out, by home in the order of sockets: whole cores, or CPUs where there are fewer cores."""
+    """The cores, or the CPUs if there are fewer cores than ranks, grouped by home in the order of sockets."""
     cores = [usable for core in topology.cores if (usable := tuple(cpu for cpu in core.cpus if cpu in cpus))]
     if ranks <= len(cores):
         units = [core if all_threads else core[:1] for core in cores]
@@ -122,15 +122,14 @@ def _units(topology: Topology, cpus: frozenset[int], ranks: int, *, all_threads:
 
 
 def _shares(units: list[list[_Unit]], ranks: int) -> list[list[_Unit]]:
-    """The units of each rank: within one home where that leaves few idle, else of all homes in turn."""
-    sizes = [len(held) for held in units]
+    """The units of each rank: from one home if few stay idle, else from all homes in order."""
+    sizes = [len(home) for home in units]
     even = sum(sizes) // ranks
     within = next((count for count in range(even, 0, -1) if sum(size // count for size in sizes) >= ranks), 0)
     if within >= even * (1 - _MOST_IDLE_FOR_ONE_NODE):
-        return [held[start : start + within] for held in units for start in range(0, len(held) - within + 1, within)][
-            :ranks
-        ]
-    everything = [unit for held in units for unit in held]
+        shares = [home[first : first + within] for home in units for first in range(0, len(home) - within + 1, within)]
+        return shares[:ranks]
+    everything = [unit for home in units for unit in home]
     return [everything[rank * even : (rank + 1) * even] for rank in range(ranks)]
 
 
@@ -151,12 +150,12 @@ def _memory_policy(topology: Topology, homes: list[Node]) -> MemoryPolicy:
         return MemoryPolicy("prefer", _nearest(homes, fast or list(usable)))
     if len(own) == len(usable):
         return MemoryPolicy()
-    # Memory without cores (CXL) was added for programs that need more than their node has: leave it reachable.
+    # Memory without cores (CXL) is for programs that need more than their node has: keep it reachable.
     return MemoryPolicy("prefer" if any(not node.cpus for node in usable) else "bind", own)
 
 
 def _nearest(homes: list[Node], others: list[Node]) -> tuple[int, ...]:
-    """Of ``others`` the nearest to each of ``homes``, all that are equally near."""
+    """The nodes of ``others`` that are nearest to any of ``homes``."""
     chosen = set()
     for home in homes:
         distances = {node.number: home.distances.get(node.number, 255) for node in others}

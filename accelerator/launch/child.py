@@ -1,7 +1,7 @@
-"""The launcher's small processes, each running this file: ``python -I -S child.py PART ARGUMENTS...``.
+"""The launcher's helper processes: ``python -I -S child.py PART ARGUMENTS...``.
 
 - ``rank JOB -- PROGRAM...``: a rank, see :mod:`accelerator.launch.rank`.
-- ``receive PROGRAM...``: become the program, see :func:`receive`.
+- ``receive PROGRAM...``: execute the program, see :func:`receive`.
 - ``guard LAUNCH GRACE_S``: see :func:`accelerator.launch.processes.guarded`.
 """
 
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).resolve().parents[2]))  # last: its directories may hide modules
+    sys.path.append(str(Path(__file__).resolve().parents[2]))  # last: its modules may hide others
 
 from accelerator.launch.processes import cannot_start, end_processes_of, log
 from op_builder import env
@@ -22,7 +22,7 @@ from op_builder import env
 def main(part: str, arguments: list[str]) -> int:
     """Returns the exit status."""
     if part == "rank":
-        from accelerator.launch import rank  # not at the top: the others start faster without it
+        from accelerator.launch import rank  # not at the top: the other parts start faster without it
 
         return rank.run(arguments[0], arguments[2:])
     if part == "receive":
@@ -33,16 +33,16 @@ def main(part: str, arguments: list[str]) -> int:
 
 
 def receive(program: list[str]) -> int:
-    """Become the program, with the variables that the first line of standard input has as a JSON object.
+    """Execute the program with the environment variables in the first line of standard input, a JSON object.
 
-    Values may be secret, and everybody on this host can read command lines. Python needs them before it starts, to find
-    its modules. Returns only where the program cannot start, or the sender is gone.
+    All users can read command lines, and values may be secret. Python needs the variables before it starts, to find its
+    modules. Returns only if the program cannot start or the sender has ended.
     """
     line = b""
     while not line.endswith(b"\n"):
-        byte = os.read(0, 1)  # one by one: the rest is the program's
+        byte = os.read(0, 1)  # byte by byte: the program reads the rest
         if not byte:
-            log("standard input ended before the variables of this host arrived; the launcher that sends them is gone")
+            log("standard input ended before the environment variables arrived; the launcher that sends them has ended")
             return 1
         line += byte
     try:

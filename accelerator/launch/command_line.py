@@ -1,4 +1,4 @@
-"""``accel-launch``: from options to a job, and to the launcher that runs it."""
+"""The command line ``accel-launch``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from accelerator.launch.binding import parse_core_list
-from accelerator.launch.environment import forwarded, read_environment_files
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.hosts import Host, choose_hosts, host_of, limit, read_hostfile
-from accelerator.launch.job import Job, program_command
+from accelerator.launch.job import Job
 from accelerator.launch.options import parse
 from accelerator.launch.output import make_log_directory
-from accelerator.launch.plan import HostPlan, plan_host
+from accelerator.launch.plan import HostPlan, forwarded, plan_host, read_environment_files
 from accelerator.launch.processes import guarded, log
 from accelerator.launch.topology import Topology, own_affinity, read_caches, read_topology
 from op_builder import env
@@ -45,17 +44,18 @@ def main(arguments: Sequence[str] | None = None, prog: str = "accel-launch") -> 
     except AccelError as error:
         print(f"accel-launch: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # before anything was started
+    except KeyboardInterrupt:  # before any process was started
         return 130
 
 
 def _launch(options: argparse.Namespace) -> int:
-    # Imports within this function and the next: each command loads only what it runs. Torch takes seconds.
+    # Imports in functions: each command loads only what it needs. Torch takes seconds.
     job = make_job(options)
     if options.dry_run:
-        from accelerator.launch.dry_run import describe_job
+        from accelerator.launch.describe import describe_job
 
-        print("\n".join(describe_job(job, partial(_plan_here, job), Path.cwd())))
+        text = "\n".join(describe_job(job, partial(_plan_here, job), Path.cwd()))
+        print(text.encode(errors="backslashreplace").decode())  # variables may have any bytes
         return 0
     _check_script(job, options)
     if job.launcher == "torchrun":
@@ -63,32 +63,32 @@ def _launch(options: argparse.Namespace) -> int:
             log(line if job.num_nodes == 1 else f"{socket.gethostname()}: {line}")
         if job.log_dir is not None:
             make_log_directory(job.log_dir)
-        with guarded(job.part, job.grace_s):  # started before the seconds that torch takes to import
+        with guarded(job.part, job.grace_s):  # before torch, whose import takes seconds
             from accelerator.launch import torchrun
 
             return torchrun.run(job)
-    from accelerator.launch import driver, remote
+    from accelerator.launch import remote
 
-    return driver.run(job, remote.commands(job, Path.cwd()))
+    return remote.run(job, remote.commands(job, Path.cwd()))
 
 
 def _check_script(job: Job, options: argparse.Namespace) -> None:
-    """Raise where a script that this host would run is missing."""
+    """Raise LaunchError if this host would run a script that does not exist."""
     script = options.program[0]
     runs_here = job.launcher != "slurm" and any(host.is_local for host in job.hosts)
     is_script = not (options.module or options.no_python or script == "-")
     if runs_here and is_script and not Path(script).exists():
         raise LaunchError(
             f"Script {script} does not exist.",
-            "Correct its path. For a module give --module, for another program --no_python.",
+            "Correct its path, or add --module for a module and --no_python for another program.",
         )
 
 
 def make_job(options: argparse.Namespace) -> Job:
-    """What the options, the hostfile, the accelerator and the ``.accel_env`` files request.
+    """The job that the options, the hostfile, the accelerator and the ``.accel_env`` files describe.
 
     Raises:
-        AccelError: that is not possible, and why.
+        AccelError: the job is not possible.
     """
     if options.host_job is not None:
         return Job.from_json(options.host_job, options.program)
@@ -96,10 +96,10 @@ def make_job(options: argparse.Namespace) -> Job:
     hosts = _hosts(options, accelerator)
     launcher = options.launcher or ("torchrun" if len(hosts) == 1 and hosts[0].is_local else "ssh")
     _check(options, launcher, hosts)
-    script, *arguments = options.program
+    python = () if options.no_python else (sys.executable, "-u", *(("-m",) if options.module else ()))
     names = accelerator.visible_devices_envs()
     return Job(
-        program=program_command(script, arguments, module=options.module, no_python=options.no_python),
+        program=(*python, *options.program),
         hosts=hosts,
         launcher=launcher,
         launcher_args=tuple(options.launcher_args),
@@ -119,23 +119,23 @@ def make_job(options: argparse.Namespace) -> Job:
 
 
 def _check(options: argparse.Namespace, launcher: str, hosts: tuple[Host, ...]) -> None:
-    """Raise where a launcher cannot do what an option requests."""
+    """Raise LaunchError if the launcher does not support an option."""
     nodes, is_torchrun, has_file = options.num_nodes or 1, launcher == "torchrun", options.hostfile is not None
     message = remedy = ""
     if is_torchrun and has_file and (len(hosts) > 1 or not hosts[0].is_local):
-        message = "--launcher torchrun starts ranks only on this host, and the hostfile names others."
+        message = "--launcher torchrun starts ranks only on this host, but the hostfile names others."
         remedy = "Use --launcher ssh, or run accel-launch on each host with --num_nodes and --node_rank."
     elif is_torchrun and nodes > 1 and options.master_addr is None:
-        message = f"--num_nodes {nodes} without a hostfile: each host must know where rank 0 runs."
-        remedy = "Give --master_addr, the same on all hosts, or --hostfile."
+        message = f"--num_nodes {nodes} without a hostfile requires the address of rank 0."
+        remedy = "Add --master_addr, the same on all hosts, or --hostfile."
     elif nodes > 1 and not has_file and launcher not in ("torchrun", "slurm"):
-        message, remedy = f"--num_nodes {nodes} --launcher {launcher}: the hosts are unknown.", "Give --hostfile."
+        message, remedy = f"--num_nodes {nodes} --launcher {launcher} requires a hostfile.", "Add --hostfile."
     elif options.max_restarts and launcher not in ("torchrun", "ssh"):
-        message = f"--max_restarts --launcher {launcher}: only torch's agent restarts ranks."
-        remedy = "Leave --max_restarts out, or use --launcher ssh."
+        message = f"--launcher {launcher} does not support --max_restarts; only torch's agent restarts ranks."
+        remedy = "Remove --max_restarts, or use --launcher ssh."
     elif options.node_rank and (has_file or not is_torchrun):
-        message = f"--node_rank is for torchrun without a hostfile; --launcher {launcher} numbers the hosts itself."
-        remedy = "Leave --node_rank out."
+        message = f"--node_rank requires torchrun without a hostfile; --launcher {launcher} numbers the hosts itself."
+        remedy = "Remove --node_rank."
     if message:
         raise LaunchError(message, remedy)
     if options.bind_core_list is not None:
@@ -143,22 +143,18 @@ def _check(options: argparse.Namespace, launcher: str, hosts: tuple[Host, ...]) 
 
 
 def find_accelerator() -> DeepSpeedAccelerator:
-    """The accelerator of this host, without the warning where it is only the CPU.
+    """The accelerator of this host, without a warning if it is the CPU.
 
     Raises:
-        AcceleratorSelectionError: the environment names one that is not available.
+        AcceleratorSelectionError: the environment names an unavailable one.
     """
-    import torch  # noqa: F401 - all accelerators need it: where it is missing, the command line names the remedy
+    import torch  # noqa: F401 - required; if it is missing, the command line reports the remedy
 
-    from accelerator.detection import Refused
     from accelerator.selection import choose
-    from accelerator.vendors import standard_output_kept
+    from accelerator.vendors import redirect_output_to_stderr
 
-    with standard_output_kept():
-        selection = choose()
-    if isinstance(selection, Refused):
-        raise selection.error
-    return selection.accelerator
+    with redirect_output_to_stderr():
+        return choose().require()
 
 
 def _hosts(options: argparse.Namespace, accelerator: DeepSpeedAccelerator) -> tuple[Host, ...]:
@@ -171,24 +167,24 @@ def _hosts(options: argparse.Namespace, accelerator: DeepSpeedAccelerator) -> tu
         if wanted > count and accelerator.device_name() != "cpu":
             raise LaunchError(
                 f"--num_accelerators {wanted}: this host has {count} ({accelerator.device_name()}).",
-                "Request fewer; ACCEL_ACCELERATOR=cpu runs on the CPU.",
+                "Request fewer, or set ACCEL_ACCELERATOR=cpu to run on the CPU.",
             )
         hosts, nodes = (host_of("localhost", max(wanted, count) if has_choice else wanted),), None
     hosts = limit(choose_hosts(hosts, options.include, options.exclude), nodes, options.num_accelerators)
-    # Ranks that were requested only by number share all cores of their host.
+    # Without --include and --exclude, the ranks share all cores of their host.
     return hosts if has_choice else tuple(host_of(host.name, len(host.chosen)) for host in hosts)
 
 
 def _default_count(accelerator: DeepSpeedAccelerator) -> int:
-    """Ranks where no number is given: a host's devices; on the CPU NUMA nodes with cores that may be used."""
+    """The default number of ranks: the host's devices; on the CPU, the NUMA nodes with allowed cores."""
     if accelerator.device_name() != "cpu":
         return max(1, accelerator.device_count())
-    topology = _topology()  # the accelerator ignores the affinity mask, which a bound rank has
+    topology = _topology()  # respects the affinity mask, unlike device_count()
     return max(1, len({node.cpus for node in topology.numa_nodes if node.cpus & topology.allowed_cpus}))
 
 
 def _plan_here(job: Job, host: Host) -> HostPlan:
-    """The plan for a host if it is like this one."""
+    """The plan for a host with the topology of this one."""
     return plan_host(job, host, _topology(), {**env.child_environment(), **job.variables})
 
 
@@ -197,7 +193,7 @@ def _topology() -> Topology:
 
 
 def _show_topology(options: argparse.Namespace) -> int:
-    from accelerator.launch import picture
+    from accelerator.launch import describe
 
     topology = _topology()
     caches = read_caches(HostFiles(), topology)
@@ -209,9 +205,9 @@ def _show_topology(options: argparse.Namespace) -> int:
     except LaunchError as error:
         plan, refusal = HostPlan(host.slots), error
     if options.json:
-        print(json.dumps(picture.as_data(topology, caches, plan), indent=2, default=sorted))
+        print(json.dumps(describe.as_data(topology, caches, plan), indent=2, default=sorted))
     else:
-        print("\n".join(picture.draw(topology, caches, plan, shutil.get_terminal_size().columns)))
+        print("\n".join(describe.draw(topology, caches, plan, shutil.get_terminal_size().columns)))
     if refusal is not None:
         raise refusal
     return 0

@@ -1,11 +1,13 @@
-"""Hosts and the slots of each: hostfiles, and what ``--include`` and ``--exclude`` leave of them.
+"""Hosts and their slots: hostfiles, ``--include`` and ``--exclude``.
 
-A hostfile has one line for each host, ``name slots=N``; ``#`` begins a comment. ``--include`` and ``--exclude`` name
+A hostfile has one line for each host, ``name slots=N`` as for DeepSpeed and Open MPI, ``name:N`` as for MPICH, or only
+``name`` for one slot; ``#`` begins a comment. ``--include`` and ``--exclude`` name
 hosts, and slots of them: ``host:0,1@host2`` is slots 0 and 1 of the first and all of the second.
 """
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import re
 from collections.abc import Sequence
@@ -24,8 +26,8 @@ class Host:
     """One host of a launch.
 
     Attributes:
-        name: what ssh and the launchers call it.
-        slots: how many ranks it has room for.
+        name: for ssh and the launchers.
+        slots: the number of ranks that it can run.
         chosen: the slots that are used, ascending.
     """
 
@@ -39,7 +41,7 @@ class Host:
 
 
 def host_of(name: str, slots: int) -> Host:
-    """A host, all of whose slots are used."""
+    """A host with all of its slots."""
     return Host(name, slots, tuple(range(slots)))
 
 
@@ -47,47 +49,59 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     """The hosts of a file, in its order.
 
     Raises:
-        LaunchError: it cannot be read, or a line is wrong; the message has the file, the line and what was expected.
+        LaunchError: it cannot be read, or a line is invalid; the message has the file, the line and the reason.
     """
     text = read_users_file(path)
     if text is None:
-        raise LaunchError(f"Hostfile {path} does not exist.", "Correct --hostfile.")
+        raise LaunchError(f"Hostfile {path} does not exist.", "Correct the path in --hostfile.")
     return parse_hostfile(text, str(path))
 
 
 def read_users_file(path: Path) -> str | None:
-    """The text of a file that the user wrote, None where it is missing.
+    """The text of a file that the user wrote, None if it does not exist.
 
     Raises:
         LaunchError: it cannot be read.
     """
     try:
-        return path.read_text()
+        data = path.read_bytes()
+        is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        # Bytes of another encoding reach the ranks unchanged, as in os.environ.
+        text = data.decode("utf-16") if is_utf16 else data.decode("utf-8-sig", "surrogateescape")
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not a text file"
-        raise LaunchError(f"{path} cannot be read: {reason}.", "Make it readable.") from None
+    except OSError as error:
+        raise LaunchError(f"{path} cannot be read: {error.strerror}.", "Make it readable.") from None
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise LaunchError(f"{path} is not a text file.", "Save it as text, in UTF-8.")
+    return text
 
 
 def parse_hostfile(text: str, source: str) -> tuple[Host, ...]:
-    """The hosts of a hostfile's text; ``source`` is its name in errors."""
+    """The hosts in a hostfile's text; ``source`` is its name in errors."""
     hosts: dict[str, Host] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if not words:
+        name, *words = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split() or [""]
+        if not name:
             continue
-        name, slots = words[0], re.fullmatch(r"slots=(\d+)", words[-1])
-        if len(words) != 2:
-            expected = _EXPECTED
-        elif set(name) & set("=,") or (":" in name and not _is_ipv6_address(name)):
+        slots = "1"
+        if not _is_ipv6_address(name) and ":" in name:
+            name, _, slots = name.partition(":")
+        settings = {key.lower().replace("-", "_"): value for key, _, value in (word.partition("=") for word in words)}
+        slots = settings.pop("slots", slots)
+        settings.pop("max_slots", None)  # Open MPI's limit for more ranks than slots, which this launcher never starts
+        if set(name) & set("=,"):
             expected = f"{_EXPECTED}, the host's name first"
-        elif not slots or int(slots[1]) < 1:
-            expected = f"'slots=' and a number of at least 1, not {words[1]!r}"
+        elif settings:
+            expected = f"{_EXPECTED}, not {' '.join(words)!r}"
+        elif not slots.isdecimal() or int(slots) < 1:
+            expected = f"a number of slots of at least 1, not {slots!r}"
         elif name in hosts:
             expected = f"each host once; {name} is already listed"
         else:
-            hosts[name] = host_of(name, int(slots[1]))
+            hosts[name] = host_of(name, int(slots))
             continue
         raise LaunchError(f"{source}:{number}: {line.strip()!r}: expected {expected}.", "Correct that line.")
     if not hosts:
@@ -96,13 +110,13 @@ def parse_hostfile(text: str, source: str) -> tuple[Host, ...]:
 
 
 def choose_hosts(hosts: Sequence[Host], include: str | None, exclude: str | None) -> tuple[Host, ...]:
-    """What ``--include`` or ``--exclude`` leave, in the order of ``hosts``.
+    """The hosts and slots that ``--include`` or ``--exclude`` select, in the order of ``hosts``.
 
     Raises:
-        LaunchError: both are given, one names an unknown host or slot, or nothing is left.
+        LaunchError: both are given, a host or slot is unknown, or no slot remains.
     """
     if include is not None and exclude is not None:
-        raise LaunchError("--include and --exclude are both given.", "Give one of them.")
+        raise LaunchError("--include and --exclude exclude each other.", "Use one of them.")
     if include is not None:
         wanted = _parse_choice(include, "--include", hosts)
         return tuple(replace(host, chosen=wanted[host.name]) for host in hosts if host.name in wanted)
@@ -113,7 +127,7 @@ def choose_hosts(hosts: Sequence[Host], include: str | None, exclude: str | None
     )
     chosen = tuple(host for host in left if host.chosen)
     if not chosen:
-        raise LaunchError(f"--exclude {exclude!r} leaves no slot of any host.", "Exclude less.")
+        raise LaunchError(f"--exclude {exclude!r} excludes all slots of all hosts.", "Exclude less.")
     return chosen
 
 
@@ -124,11 +138,11 @@ def limit(hosts: Sequence[Host], nodes: int | None, accelerators: int | None) ->
         LaunchError: there are fewer.
     """
     if nodes is not None and nodes > len(hosts):
-        raise LaunchError(f"--num_nodes {nodes}: there are {len(hosts)} hosts.", "Request fewer, or add hosts.")
+        raise LaunchError(f"--num_nodes {nodes}: the hostfile has {len(hosts)} hosts.", "Request fewer, or add hosts.")
     for host in hosts[:nodes]:
         if accelerators is not None and accelerators > len(host.chosen):
             found = f"host {host.name} has {len(host.chosen)} slots"
-            raise LaunchError(f"--num_accelerators {accelerators}: {found}.", "Request fewer, or raise its slots.")
+            raise LaunchError(f"--num_accelerators {accelerators}: {found}.", "Request fewer, or increase its slots.")
     return tuple(replace(host, chosen=host.chosen[:accelerators]) for host in hosts[:nodes])
 
 
@@ -136,7 +150,7 @@ def _parse_choice(text: str, option: str, hosts: Sequence[Host]) -> dict[str, tu
     known = {host.name: host for host in hosts}
     choice: dict[str, tuple[int, ...]] = {}
     for part in text.split("@"):
-        # The name may contain colons itself (an IPv6 address), slots never do.
+        # The name may contain colons (an IPv6 address); slots do not.
         name, colon, slots_text = (part, "", "") if part in known else part.rpartition(":")
         name = name.strip() or part
         slots = parse_list(slots_text) if colon or name not in known else known[name].chosen

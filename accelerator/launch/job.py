@@ -1,9 +1,8 @@
-"""What is launched: the program, the hosts, and how."""
+"""The description of a launch."""
 
 from __future__ import annotations
 
 import json
-import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,19 +22,18 @@ class Job:
         program: the command of each rank.
         hosts: by node rank; for ``torchrun`` only this host.
         launcher: of :data:`LAUNCHERS`.
-        launcher_args: for ssh, mpirun or srun itself.
-        num_nodes, node_rank: of ``torchrun``: how many hosts run this same command, and which this one is.
-        master_addr, master_port: where rank 0 listens; None where the engine chooses.
-        address: other hosts' name for this one, None where torch finds it.
-        bind, core_list: whether ranks are bound to cores, and to which CPUs (None: any).
-        variables: what all ranks get in addition to this process's own.
-        device_variables: those that choose the accelerator's visible devices; their values are each host's own.
-        forwarded: of this process's own variables, those that other hosts get.
+        launcher_args: options for ssh, mpirun or srun.
+        num_nodes, node_rank: for ``torchrun``, the number of hosts that run this command, and this host's index.
+        master_addr, master_port: the address of rank 0; None for the launcher's choice.
+        address: this host's address for the others; None for torch's choice.
+        bind, core_list: whether to bind ranks to cores, and the CPUs to use (None: all).
+        variables: environment variables for all ranks, in addition to this process's.
+        device_variables: names of the variables that select visible devices; each host uses its own values.
+        forwarded: this process's variables that other hosts get.
         log_dir: an absolute path.
-        max_restarts: how often the ranks are started again after a failure.
-        grace_s: how long ranks may take to end after a signal.
-        has_driver: a driver on another host gets failures as lines of standard error, and sends signals to standard
-            input.
+        max_restarts: the number of restarts after failures.
+        grace_s: seconds that ranks have to end after a signal.
+        has_driver: whether a driver reads failures from standard error and writes signals to standard input.
         launch: identifies this launch.
     """
 
@@ -61,14 +59,11 @@ class Job:
 
     @property
     def part(self) -> str:
-        """Identifies this host's part of the launch: another host's part may run on the same machine."""
+        """Identifies this host's part of the launch; several parts may run on one machine."""
         return f"{self.launch}.{self.node_rank}" if self.num_nodes > 1 or self.has_driver else self.launch
 
     def to_json(self) -> str:
-        """This job for another process of the launcher, which gets program and variables in another way.
-
-        Everybody can read command lines, and values of variables may be secret.
-        """
+        """This job for a command line, without the program and the variables, which may be secret."""
         data = asdict(self)
         for name in ("program", "launcher_args", "variables", "forwarded"):
             del data[name]
@@ -79,10 +74,3 @@ class Job:
         data: dict[str, Any] = json.loads(text)
         hosts = tuple(Host(host["name"], host["slots"], tuple(host["chosen"])) for host in data.pop("hosts"))
         return cls(program=tuple(program), hosts=hosts, **data)
-
-
-def program_command(script: str, arguments: list[str], *, module: bool, no_python: bool) -> tuple[str, ...]:
-    """The command of a rank: a script, a module (``-m``), or any program."""
-    if no_python:
-        return (script, *arguments)
-    return (sys.executable, "-u", *(("-m",) if module else ()), script, *arguments)

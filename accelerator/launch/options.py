@@ -14,18 +14,18 @@ from typing import Any, NoReturn
 from accelerator.launch.job import DEFAULT_PORT, LAUNCHERS
 
 _EXAMPLES = """examples:
-  accel-launch --bind_cores_to_rank train.py          one rank for each NUMA node, each on its own cores
+  accel-launch --bind_cores_to_rank train.py          one rank per NUMA node, each on its own cores
   accel-launch --num_accelerators 2 --module my.train --steps 10
   accel-launch --hostfile hosts --include a:0,1@b train.py
   accel-launch --hostfile hosts --launcher openmpi --dry_run train.py
   accel-launch --show_topology
 
-Exit status: that of the first rank that fails (128 and the signal's number where a signal ended it),
-130 after Ctrl-C, 2 where nothing was started. See also docs/launcher.md."""
+Exit status: that of the first failing rank (128 plus the signal number if a signal ended it),
+130 after Ctrl-C, 2 if nothing was started. See also docs/launcher.md."""
 
 
 def _number(expected: str, least: float, most: float, kind: type = int) -> Callable[[str], Any]:
-    """A type for an option whose value is a number."""
+    """A converter for the value of a numeric option."""
 
     def convert(text: str) -> Any:
         with contextlib.suppress(ValueError):
@@ -44,7 +44,7 @@ _SECONDS = _number("a number of seconds", 1e-3, 1e6, float)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Knows several spellings of options, near matches, and where the program's own arguments begin."""
+    """Adds spellings of options, suggestions, and the split between options and the program."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -52,18 +52,18 @@ class _Parser(argparse.ArgumentParser):
         self._names = {"-h": ("-h", False), "--help": ("--help", False)}
 
     def group(self, title: str) -> Callable[..., None]:
-        """A section of the help; the function adds an option and its aliases to it."""
+        """Add a section of the help; returns a function that adds an option and its aliases to it."""
         section = self.add_argument_group(title)
 
         def add(name: str, *aliases: str, **settings: Any) -> None:
-            section.add_argument(name, **settings)
+            section.add_argument(*(alias for alias in aliases if alias[1] != "-"), name, **settings)
             for spelling in (name, *aliases):
                 self._names[spelling] = (name, settings.get("action") != "store_true")
 
         return add
 
     def split(self, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-        """This launcher's own arguments, spelled as in the help, and the program with its arguments."""
+        """The launcher's options, spelled as in the help, and the program with its arguments."""
         own: list[str] = []
         rest = list(arguments)
         while rest and rest[0].startswith("-") and rest[0] != "-":
@@ -71,7 +71,8 @@ class _Parser(argparse.ArgumentParser):
             if argument == "--":
                 break
             name, equals, value = argument.partition("=")
-            canonical, takes_value = self._names.get(f"--{name[2:].replace('-', '_')}", (name, False))
+            spelling = f"--{name[2:].replace('-', '_')}" if name.startswith("--") else name
+            canonical, takes_value = self._names.get(spelling, (name, False))
             own.append(f"{canonical}{equals}{value}")
             if takes_value and not equals and rest:
                 own[-1] += f"={rest.pop(0)}"  # a value may begin with "-": --launcher_args "-p 2222"
@@ -91,46 +92,45 @@ def make_parser(prog: str = "accel-launch") -> _Parser:
     parser = _Parser(
         prog=prog,
         usage=f"{prog} [options] script.py [its own arguments]",
-        description="Start a program once for each accelerator or NUMA node, on one machine or many, bound to cores.\n"
+        description="Start one process per accelerator or NUMA node, on one or several hosts, bound to cores.\n"
         "All options may be written with '-' instead of '_'.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add = parser.group("how many ranks, and where")
+    add = parser.group("ranks and hosts")
     add("--num_accelerators", "--num_gpus", "--nproc_per_node", type=_COUNT, metavar="N",
-        help="ranks on each host; default: its accelerators, on CPUs its NUMA nodes with cores")  # fmt: skip
-    add("--hostfile", type=Path, metavar="FILE", help="hosts, a line 'name slots=N' for each")
+        help="ranks per host (default: its accelerators, or its NUMA nodes on CPUs)")  # fmt: skip
+    add("--hostfile", type=Path, metavar="FILE", help="file with a line 'name slots=N' per host")
     add("--include", metavar="HOSTS", help="use only these hosts and slots: a:0,1@b")
     add("--exclude", metavar="HOSTS", help="use all but these")
     add("--num_nodes", "--nnodes", type=_COUNT, metavar="N",
-        help="the first N hosts of the hostfile; without one: N hosts run this same command")  # fmt: skip
-    add("--node_rank", type=_INDEX, default=0, metavar="I", help="which of these this host is")
-    add("--master_addr", metavar="NAME", help="where rank 0 runs; default: the first host")
+        help="use the first N hosts of the hostfile; without a hostfile, N hosts run this command")  # fmt: skip
+    add("--node_rank", type=_INDEX, default=0, metavar="I", help="index of this host")
+    add("--master_addr", metavar="NAME", help="address of the host with rank 0 (default: the first host)")
     add("--master_port", type=_PORT, metavar="PORT",
-        help=f"where rank 0 listens; default: {DEFAULT_PORT}; with torchrun on one host any free port")  # fmt: skip
+        help=f"port of rank 0 (default: {DEFAULT_PORT}; with torchrun on one host, any free port)")  # fmt: skip
 
     add = parser.group("binding")
-    add("--bind_cores_to_rank", action="store_true", help="give each rank cores of its own")
+    add("--bind_cores_to_rank", action="store_true", help="bind each rank to cores of its own")
     add("--bind_core_list", metavar="CPUS",
-        help="deal out these CPUs, such as 0-51,56-107, and leave the others to daemons; "
-        "implies --bind_cores_to_rank")  # fmt: skip
+        help="use only these CPUs, such as 0-51,56-107; implies --bind_cores_to_rank")  # fmt: skip
 
-    add = parser.group("how")
-    add("--launcher", choices=LAUNCHERS, help="default: torchrun for one host, ssh for many")
+    add = parser.group("launch")
+    add("--launcher", choices=LAUNCHERS, help="default: torchrun for one host, ssh for several")
     add("--launcher_args", type=shlex.split, default=(), metavar="ARGS",
-        help="for ssh, mpirun or srun itself, such as '-p 2222'")  # fmt: skip
-    add("--module", action="store_true", help="the program is a module, as for python -m")
+        help="options for ssh, mpirun or srun, such as '-p 2222'")  # fmt: skip
+    add("--module", "-m", action="store_true", help="the program is a module, as for python -m")
     add("--no_python", action="store_true", help="the program is not a Python script")
-    add("--log_dir", type=Path, metavar="DIR", help="also keep what each rank writes in files here")
+    add("--log_dir", type=Path, metavar="DIR", help="also write the output of each rank to files in DIR")
     add("--max_restarts", type=_INDEX, default=0, metavar="N", help="restart all ranks up to N times after a failure")
     add("--grace_period", type=_SECONDS, default=10.0, metavar="S",
-        help="seconds between SIGTERM and SIGKILL when ranks are ended (default 10)")  # fmt: skip
+        help="seconds between SIGTERM and SIGKILL (default: 10)")  # fmt: skip
 
-    add = parser.group("only look")
-    add("--dry_run", action="store_true", help="print every command and binding; run nothing")
-    add("--show_topology", action="store_true", help="draw this machine, and what ranks would get")
-    add("--json", action="store_true", help="with --show_topology: as data")
+    add = parser.group("information")
+    add("--dry_run", action="store_true", help="print the commands and bindings without running them")
+    add("--show_topology", action="store_true", help="draw this machine with the ranks on it")
+    add("--json", action="store_true", help="print the topology as JSON")
     add("--host_job", help=argparse.SUPPRESS)  # a driver passes the job of one host
     return parser
 
@@ -146,9 +146,9 @@ def parse(arguments: Sequence[str], prog: str = "accel-launch") -> argparse.Name
     if options.json and not options.show_topology:
         parser.error("--json requires --show_topology")
     if not program and not options.show_topology:
-        parser.error("no script is given")
+        parser.error("no script was given")
     nodes = options.num_nodes or 1
     if options.node_rank >= nodes and options.node_rank > 0:
-        parser.error(f"--node_rank {options.node_rank}: with --num_nodes {nodes} the last is {nodes - 1}")
+        parser.error(f"--node_rank {options.node_rank}: expected at most {nodes - 1} with --num_nodes {nodes}")
     options.bind_cores_to_rank |= options.bind_core_list is not None
     return options

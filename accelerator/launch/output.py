@@ -1,4 +1,4 @@
-"""What ranks write: passed on in whole lines, its end remembered; and the failures that are reported with it."""
+"""Relaying the output of ranks in whole lines, and reporting their failures."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ from dataclasses import asdict, dataclass, replace
 
 from accelerator.launch.errors import LaunchError
 
-# Processes of the launcher on other hosts, and ranks below an MPI's launcher, report a failure as one line of standard
-# error that begins so. A pipe takes a line of this length in one piece, whoever else writes.
+# Other hosts' launchers, and ranks that an MPI starts, report a failure as one line of standard error with this mark.
+# Writing up to this many bytes to a pipe is atomic.
 _MARK = "\x1eaccel-launch failure "
 _MOST_LINE_BYTES = 4096
 _MOST_TAIL_BYTES = 2500
 _TAIL_LINES = 20
 
 _PIECE_BYTES = 1 << 16
-_HOLD_S = 0.5  # how long the beginning of a line waits for the rest, so that lines of ranks do not mix
 
 
 def make_log_directory(directory: str) -> None:
-    """Make the directory and its parents, or raise a LaunchError."""
+    """Create the directory and its parents, or raise LaunchError."""
     try:
         os.makedirs(directory, exist_ok=True)
     except OSError as error:
-        message = f"--log_dir {directory} cannot be made on {socket.gethostname()}: {error.strerror}."
-        raise LaunchError(message, "Choose a directory that can be written.") from None
+        message = f"--log_dir {directory} cannot be created on {socket.gethostname()}: {error.strerror}."
+        raise LaunchError(message, "Choose a writable directory.") from None
 
 
 def exit_status(exit_code: int) -> int:
-    """Of a process that ended with this status, or minus a signal's number: as shells report it."""
+    """The exit status as shells report it; ``exit_code`` is minus the signal number if a signal ended the process."""
     return exit_code if exit_code >= 0 else 128 - exit_code
 
 
@@ -44,10 +43,10 @@ class Failure:
     """A rank that ended with an error.
 
     Attributes:
-        exit_code: its exit status, or minus the signal's number.
-        time_s: when it ended, by its host's clock, in seconds since the epoch.
-        tail: what it wrote last to standard error.
-        message: of its error file, if it left one.
+        exit_code: its exit status, or minus the signal number.
+        time_s: its end, by its host's clock, in seconds since the epoch.
+        tail: the last lines that it wrote to standard error.
+        message: from its error file, if it wrote one.
     """
 
     rank: int
@@ -60,7 +59,7 @@ class Failure:
     message: str = ""
 
     def when(self) -> float:
-        """For ``min()``: the rank that ended first; the others most often failed because of it."""
+        """Sort key: the first failure usually caused the others."""
         return self.time_s
 
     def __str__(self) -> str:
@@ -77,9 +76,9 @@ class Failure:
         return "\n".join(parts)
 
     def to_line(self) -> str:
-        """One line of ASCII for another process of the launcher, newline included.
+        """One line of ASCII for another process of the launcher, with the newline.
 
-        If it would be too long, the message's beginning and the tail's end are kept.
+        If it is too long, the message's end and the tail's beginning are cut off.
         """
         short = self
         while len(line := f"{_MARK}{json.dumps(asdict(short))}\n") > _MOST_LINE_BYTES:
@@ -89,45 +88,52 @@ class Failure:
 
     @classmethod
     def from_line(cls, line: str) -> Failure | None:
-        """The failure of a line, None for any other line.
+        """The failure in a line, None if it has none.
 
-        The mark may follow other text: a rank's last line need not have an end.
+        Other text may precede the mark: a rank's last line may lack a newline.
         """
         _, mark, text = line.partition(_MARK)
         try:
             return cls(**json.loads(text)) if mark else None
-        except (ValueError, TypeError):  # another writer has torn it
+        except (ValueError, TypeError):  # mixed with another writer's output
             return None
 
 
 class Relay:
-    """A thread that passes on what comes through a pipe, whole lines at once and a progress bar as it comes.
+    """A thread that copies a pipe to a descriptor in whole lines, progress bars immediately.
 
     Args:
         reader: the pipe; it stays open.
-        target: the descriptor that gets it.
-        log_path: a file that gets it, too.
-        failures: gets the failures that are reported in it; None: they are passed on.
+        target: the descriptor.
+        log_path: a file for another copy.
+        failures: failures in the output are appended to this list instead of copied; None: they are copied.
+        line_timeout_s: time to wait for the rest of a line, so that lines of ranks do not mix.
     """
 
     def __init__(
-        self, reader: int, target: int, log_path: str | None = None, failures: list[Failure] | None = None
+        self,
+        reader: int,
+        target: int,
+        log_path: str | None = None,
+        failures: list[Failure] | None = None,
+        line_timeout_s: float = 0.5,
     ) -> None:
         self._reader, self._target, self._failures = reader, target, failures
+        self._line_timeout_s = line_timeout_s
         self._log = open(log_path, "ab", buffering=0) if log_path is not None else None  # noqa: SIM115
         self._tail = b""
-        self._held = b""  # the beginning of a line
+        self._partial_line = b""
         self._due_s = 0.0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="accel-launch relay", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
-        """Pass on what is in the pipe; what other processes still write is not waited for."""
+        """Copy the rest of the pipe's content, without waiting for processes that still write."""
         while self._thread.is_alive() and _wait_readable(self._reader, 0):
             self._thread.join(0.02)
         with self._lock:
-            self._pass_on(len(self._held))
+            self._write(len(self._partial_line))
 
     @property
     def tail(self) -> str:
@@ -137,14 +143,16 @@ class Relay:
 
     def _run(self) -> None:
         while True:
-            must_wait = not self._held or (self._failures is not None and _MARK[:1].encode() in self._held)
+            must_wait = not self._partial_line or (
+                self._failures is not None and _MARK[:1].encode() in self._partial_line
+            )
             is_readable = _wait_readable(self._reader, None if must_wait else self._due_s - time.monotonic())
             with self._lock:
                 piece = os.read(self._reader, _PIECE_BYTES) if is_readable else b""
                 if piece:
                     self._take(piece)
                 else:
-                    self._pass_on(len(self._held))
+                    self._write(len(self._partial_line))
             if is_readable and not piece:
                 return
 
@@ -152,24 +160,24 @@ class Relay:
         self._tail = (self._tail + piece)[-_MOST_TAIL_BYTES:]
         if self._log is not None:
             self._log.write(piece)
-        if not self._held:
-            self._due_s = time.monotonic() + _HOLD_S
-        self._held += piece
-        end = self._held.rfind(b"\n") + 1
-        if b"\r" in self._held[end:] or len(self._held) - end >= _PIECE_BYTES:
-            end = len(self._held)
+        if not self._partial_line:
+            self._due_s = time.monotonic() + self._line_timeout_s
+        self._partial_line += piece
+        end = self._partial_line.rfind(b"\n") + 1
+        if b"\r" in self._partial_line[end:] or len(self._partial_line) - end >= _PIECE_BYTES:
+            end = len(self._partial_line)
         if end:
-            self._pass_on(end)
-            self._due_s = time.monotonic() + _HOLD_S
+            self._write(end)
+            self._due_s = time.monotonic() + self._line_timeout_s
 
-    def _pass_on(self, end: int) -> None:
-        text, self._held = self._held[:end], self._held[end:]
-        for line in text.splitlines(keepends=True):  # one by one: longer pieces could mix with other ranks' lines
+    def _write(self, end: int) -> None:
+        text, self._partial_line = self._partial_line[:end], self._partial_line[end:]
+        for line in text.splitlines(keepends=True):  # one by one: longer writes could mix with other ranks' lines
             rest = line
             if self._failures is not None and (failure := Failure.from_line(line.decode(errors="replace"))):
                 self._failures.append(failure)
                 rest = line.partition(_MARK.encode())[0]
-            with contextlib.suppress(OSError):  # nobody reads it any more: the ranks continue
+            with contextlib.suppress(OSError):  # the reader has ended; the ranks continue
                 while rest:
                     rest = rest[os.write(self._target, rest) :]
 

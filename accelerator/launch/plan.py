@@ -1,29 +1,43 @@
-"""The plan for the ranks of one host: bindings, variables, and their description."""
+"""The plan for the ranks of one host: bindings and environment variables."""
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from accelerator.launch.binding import RankBinding, parse_core_list, plan_binding, threads_per_rank
-from accelerator.launch.environment import THREAD_VARIABLES, check_against_binding, check_threads, visible_devices
-from accelerator.launch.hosts import Host
+from accelerator.launch.errors import LaunchError
+from accelerator.launch.hosts import Host, read_users_file
 from accelerator.launch.job import Job
 from accelerator.launch.topology import Topology, format_list
 
 _MOST_LINES = 16
+FILE_NAME = ".accel_env"
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+# In addition to the accelerator's prefixes: settings of Python, of this project, of OpenMP, and of the communication
+# libraries for CPUs (gloo, oneCCL and its libfabric).
+_ALWAYS_FORWARDED = (
+    *("PYTHON", "ACCEL_", "DS_ACCELERATOR"),
+    *("OMP_", "MKL_", "KMP_", "GOMP_"),
+    *("GLOO_", "CCL_", "FI_"),
+)
+# Settings of an MPI; Open MPI forwards its own.
+_FORWARDED_BY_LAUNCHER = {"mpich": ("MPICH_", "MPIR_"), "impi": ("I_MPI_",)}
 
 
 @dataclass(frozen=True)
 class HostPlan:
-    """What the ranks of one host get.
+    """The plan for the ranks of one host.
 
     Attributes:
-        bindings: of each rank; empty where nothing is bound.
-        threads: that each of them should compute with.
-        variables: of all of them.
-        notes: sentences for the user.
+        bindings: one for each rank; empty for unbound ranks.
+        threads: the number of threads for each rank.
+        variables: environment variables for all ranks.
+        notes: messages for the user.
     """
 
     ranks: int
@@ -40,11 +54,11 @@ class HostPlan:
         """A rank's binding and threads in one line."""
         binding = self.bindings[rank]
         nodes = f" of NUMA node {format_list(binding.numa_nodes)}" if binding.numa_nodes else ""
-        threads = assignments(self.thread_variables) or "threads as you set them"
+        threads = assignments(self.thread_variables) or "threads set by the user"
         return f"CPU {format_list(binding.cpus)}{nodes}, memory {binding.memory}, {threads}"
 
     def lines(self) -> list[str]:
-        """What is bound and set, a line for each rank, and the notes."""
+        """The bindings, a line for each rank, and the notes."""
         lines = [f"local rank {rank}: {self.describe(rank)}" for rank in range(len(self.bindings))]
         if len(lines) > _MOST_LINES:
             lines[_MOST_LINES:] = [f"... and {len(lines) - _MOST_LINES} more ranks; --dry_run shows all"]
@@ -56,13 +70,13 @@ class HostPlan:
 def plan_host(job: Job, host: Host, topology: Topology, given: Mapping[str, str]) -> HostPlan:
     """The plan for the chosen slots of a host.
 
-    Slots that are not chosen keep their share of the cores, so that two launches on different slots do not overlap.
+    Slots that are not chosen keep their cores, so that two launches on different slots do not overlap.
 
     Args:
-        given: the variables that the ranks would have otherwise.
+        given: the ranks' environment without this plan.
 
     Raises:
-        LaunchError: it is not possible as requested.
+        LaunchError: the request is not possible.
     """
     ranks = len(host.chosen)
     bindings: tuple[RankBinding, ...] = ()
@@ -82,5 +96,103 @@ def plural(count: int, what: str) -> str:
 
 
 def assignments(variables: Mapping[str, str]) -> str:
-    """Variables as a shell reads them."""
+    """The variables in shell syntax."""
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+
+
+def read_environment_files(directories: Iterable[Path]) -> dict[str, str]:
+    """The variables of the ``.accel_env`` files in these directories; a later file overrides an earlier.
+
+    Lines are ``NAME=VALUE``. As in a shell, ``export`` may precede the name and quotes may enclose the value; blanks
+    around ``=``, empty lines and lines that begin with ``#`` are ignored.
+
+    Raises:
+        LaunchError: a line is invalid; the message has the file and the line number.
+    """
+    variables: dict[str, str] = {}
+    for path in (directory / FILE_NAME for directory in directories):
+        for number, line in enumerate(map(str.strip, (read_users_file(path) or "").split("\n")), 1):
+            if not line or line.startswith("#"):
+                continue
+            assignment = re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(.*)", line, re.ASCII | re.DOTALL)
+            if assignment is None:
+                # Without the line, which may be part of a secret.
+                raise LaunchError(f"{path}:{number}: expected NAME=VALUE.", "Correct that line; comments begin with #.")
+            name, value = assignment.groups()
+            is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+            variables[name] = value[1:-1] if is_quoted else value
+    return variables
+
+
+def forwarded(
+    variables: Mapping[str, str], prefixes: Sequence[str], own: Iterable[str] = (), launcher: str = "ssh"
+) -> dict[str, str]:
+    """The variables of this process that other hosts get: those with a prefix of ours or of ``export_envs()``.
+
+    Args:
+        own: names that each host sets itself, which select its visible devices.
+    """
+    wanted, kept = (*_ALWAYS_FORWARDED, *_FORWARDED_BY_LAUNCHER.get(launcher, ()), *prefixes), set(own)
+    return {name: value for name, value in sorted(variables.items()) if name.startswith(wanted) and name not in kept}
+
+
+def visible_devices(names: Sequence[str], given: Mapping[str, str], slots: Sequence[int]) -> dict[str, str]:
+    """The variables that make only the devices of these slots visible.
+
+    A slot is an index into the devices that are visible now: with ``CUDA_VISIBLE_DEVICES=4,5``, slot 1 is 5.
+
+    Args:
+        names: the accelerator's ``visible_devices_envs()``.
+        given: the host's variables.
+    """
+    variables = {}
+    for name in names:
+        visible = [entry.strip() for entry in given.get(name, "").split(",") if entry.strip()]
+        is_enough = max(slots) < len(visible)
+        variables[name] = ",".join(visible[slot] if is_enough else str(slot) for slot in slots)
+    return variables
+
+
+def check_threads(threads: int, given: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The variables for the number of threads, and a note for each value of the user that is too large.
+
+    The user's values are kept.
+    """
+    variables = {name: str(threads) for name in THREAD_VARIABLES if not given.get(name)}
+    notes = tuple(
+        f"{name}={given[name]} is more than the {threads} cores of a rank, so its threads will compete for them. "
+        f"Unset {name} to use {threads}."
+        for name in THREAD_VARIABLES
+        if given.get(name, "").isdecimal() and int(given[name]) > threads
+    )
+    return variables, notes
+
+
+def check_against_binding(given: Mapping[str, str]) -> None:
+    """Refuse OpenMP settings that bind the threads of all ranks to the same CPUs or outside the rank's own.
+
+    Raises:
+        LaunchError: a variable is incompatible with ``--bind_cores_to_rank``.
+    """
+    for name, (clashes, why) in _CLASHES.items():
+        value = given.get(name, "")
+        if value and clashes(value):
+            raise LaunchError(
+                f"{name}={value!r} is incompatible with --bind_cores_to_rank: {why}.",
+                f"Unset {name}, or omit --bind_cores_to_rank.",
+            )
+
+
+_CLASHES: dict[str, tuple[Callable[[str], object], str]] = {
+    "KMP_AFFINITY": (
+        lambda value: re.search("explicit|proclist|norespect", value.lower()),
+        "it lists processors or ignores the affinity mask of the process, so the threads of all ranks would run on the "
+        "same CPUs. Types such as 'compact' and 'scatter' respect the mask",
+    ),
+    "KMP_HW_SUBSET": (bool, "it selects the same cores for every rank"),
+    "GOMP_CPU_AFFINITY": (bool, "it lists the same CPUs for every rank"),
+    "OMP_PLACES": (
+        lambda value: re.search(r"[{\d]", value.partition("(")[0]),
+        "it lists the same CPUs for every rank. 'cores' and 'threads' select those of the rank",
+    ),
+}

@@ -1,4 +1,4 @@
-"""Processes of a launch: commands of the launcher's own small ones, those that outlive it, the signals that end it."""
+"""Helper processes of the launcher, finding and ending the processes of a launch, and signals."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from pathlib import Path
 
 from op_builder import env
 
-VARIABLE = env.ACCEL_LAUNCH_ID.name  # all processes of a launch inherit it
+VARIABLE = env.ACCEL_LAUNCH_ID.name  # inherited by all processes of a launch
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _CHILD = Path(__file__).resolve().with_name("child.py")
 _POLL_S = 0.05
 
 
-def small_process(part: str, *arguments: str) -> list[str]:
-    """The command of one, see :mod:`accelerator.launch.child`.
+def helper_process(part: str, *arguments: str) -> list[str]:
+    """The command of a helper process, see :mod:`accelerator.launch.child`.
 
-    Isolated, so that neither the user's directory nor installed packages change it, and it starts fast.
+    It is isolated from the current directory and from installed packages, and starts fast.
     """
     return [sys.executable, "-I", "-S", str(_CHILD), part, *arguments]
 
 
 def log(text: str) -> None:
-    """A message of the launcher to standard error, in one piece."""
+    """Write a message to standard error in one call."""
     os.write(2, f"accel-launch: {text}\n".encode(errors="backslashreplace"))
 
 
 def cannot_start(program: str, error: OSError) -> int:
-    """The exit status, as shells report it."""
+    """Log that a program cannot start; returns the exit status that shells use."""
     log(f"{program}: {error.strerror}")
     return 127 if isinstance(error, FileNotFoundError) else 126
 
 
 @contextlib.contextmanager
 def guarded(launch: str, grace_s: float) -> Iterator[None]:
-    """While this lasts, the launch's other processes on this host end with this process, even after SIGKILL.
+    """End the launch's other processes on this host if this process ends in the block, even by SIGKILL.
 
-    A small process waits for that. Otherwise mpirun, and what ranks started in sessions of their own, would continue.
+    A helper process waits for that. Otherwise, mpirun and processes in sessions of their own would continue.
     """
-    command = small_process("guard", launch, str(grace_s))
-    variables = env.child_environment(**{VARIABLE: None})  # it must not end itself
+    command = helper_process("guard", launch, str(grace_s))
+    variables = env.child_environment(**{VARIABLE: None})  # the guard must not end itself
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=variables, bufsize=0, start_new_session=True) as guard:
         assert guard.stdin is not None
         try:
@@ -55,27 +55,27 @@ def guarded(launch: str, grace_s: float) -> Iterator[None]:
                 guard.stdin.write(b".")
 
 
-def heeded_signals() -> tuple[signal.Signals, ...]:
-    """The signals that end a launch, without those that this process ignored from the start, as below ``nohup``."""
+def handled_signals() -> tuple[signal.Signals, ...]:
+    """The signals that end a launch, except those that are ignored, for example by ``nohup``."""
     return tuple(number for number in END_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN)
 
 
 def processes_of(launch: str, rank: int | None = None) -> list[int]:
-    """Ids of this host's processes, except this one, that a launch (or only one rank of it) started."""
+    """Ids of the other processes on this host that a launch, or one rank of it, started."""
     wanted = {f"{VARIABLE}={launch}".encode()}
     if rank is not None:
         wanted.add(f"RANK={rank}".encode())
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has just ended, or is another user's
-            # A zombie has no environment: it has ended.
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+            # A zombie has no environment.
             if wanted.issubset((entry / "environ").read_bytes().split(b"\0")):
                 found.append(int(entry.name))
     return [process_id for process_id in found if process_id != os.getpid()]
 
 
 def end_processes_of(launch: str, grace_s: float, rank: int | None = None) -> None:
-    """End what is left of a launch on this host: SIGTERM, and ``grace_s`` seconds later SIGKILL."""
+    """End the remaining processes of a launch on this host: SIGTERM, and SIGKILL ``grace_s`` seconds later."""
     began = time.monotonic()
     left = processes_of(launch, rank)
     _send(left, signal.SIGTERM)

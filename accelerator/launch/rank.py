@@ -1,20 +1,23 @@
-"""One rank: it finds out which rank it is, binds itself, runs the program as its child, and reports how it ended.
+"""A rank: it binds itself, runs the program as its child, and reports a failure.
 
-Torch's agent, an MPI's launcher or Slurm's start it. All ranks of a host make the same plan.
+Torch's agent, mpirun or srun starts it. All ranks of a host compute the same plan.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import json
 import os
+import platform
 import re
 import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
@@ -22,14 +25,21 @@ from types import FrameType
 from accelerator.launch.binding import RankBinding
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.job import DEFAULT_PORT, Job
-from accelerator.launch.kernel import bind_to_cpus, end_with_parent, set_memory_policy
 from accelerator.launch.output import Failure, Relay, exit_status, make_log_directory
 from accelerator.launch.plan import plan_host
-from accelerator.launch.processes import VARIABLE, cannot_start, end_processes_of, heeded_signals, log
+from accelerator.launch.processes import VARIABLE, cannot_start, end_processes_of, handled_signals, log
 from accelerator.launch.topology import own_affinity, read_topology
 from op_builder import env
 from op_builder.errors import AccelError
 from op_builder.system.cgroups import HostFiles
+
+# include/uapi/linux/mempolicy.h and prctl.h
+_MODES = {"any": 0, "prefer": 1, "bind": 2}
+_PREFER_MANY = 5  # since Linux 5.15; "prefer" takes only one node
+_PR_SET_PDEATHSIG = 1
+
+# set_mempolicy(2) has no function in the C library; asm/unistd.h of each architecture, "generic" for newer ones.
+_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "loongarch64": 237, "ppc64le": 261, "s390x": 270}
 
 # Each launcher's variables for rank, number of ranks, local rank, and number of ranks on this host.
 _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -44,17 +54,17 @@ _NAMES = {
 
 
 def read_place(launcher: str, variables: Mapping[str, str]) -> dict[str, int]:
-    """Which rank this process is, under torch's names, by the variables of the launcher that started it.
+    """The rank of this process, under torch's names, from the launcher's variables.
 
     Raises:
-        LaunchError: they are not set.
+        LaunchError: the variables are not set.
     """
     names = _NAMES[launcher]
     missing = [name for name in names if not variables.get(name, "").isdecimal()]
     if missing:
         raise LaunchError(
-            f"--launcher {launcher} sets {', '.join(missing)} in each rank; in this process they are not set.",
-            "Name the launcher that really runs in --launcher; 'mpirun --version' prints it.",
+            f"--launcher {launcher} should set {', '.join(missing)}, but they are not set in this process.",
+            "Set --launcher to the one that runs here; 'mpirun --version' prints its name.",
         )
     return {name: int(variables[own]) for name, own in zip(_TORCH, names, strict=True)}
 
@@ -66,7 +76,7 @@ def first_of_nodelist(text: str) -> str:
 
 
 def run(job_json: str, program: Sequence[str]) -> int:
-    """Run the program to its end; the exit status is its own, 128 and the signal's number if one killed it."""
+    """Run the program; returns its exit status, or 128 plus the signal number if a signal ended it."""
     end_with_parent(os.getppid())
     job = Job.from_json(job_json, program)
     host, given = job.hosts[0], env.child_environment()
@@ -74,7 +84,7 @@ def run(job_json: str, program: Sequence[str]) -> int:
         place = read_place(job.launcher, given)
         if place["LOCAL_WORLD_SIZE"] != len(host.chosen):
             raise LaunchError(
-                f"{place['LOCAL_WORLD_SIZE']} ranks were placed on {socket.gethostname()}, not {len(host.chosen)}.",
+                f"{socket.gethostname()} runs {place['LOCAL_WORLD_SIZE']} ranks, expected {len(host.chosen)}.",
                 "Check the placement of ranks in --launcher_args.",
             )
         plan = plan_host(job, host, read_topology(HostFiles(), own_affinity()), given)
@@ -98,12 +108,12 @@ def run(job_json: str, program: Sequence[str]) -> int:
 
 
 def bind(binding: RankBinding, local_rank: int) -> None:
-    """Bind this process; what the kernel refuses is logged, and the rank runs without it."""
+    """Bind this process; log what the kernel refuses and continue."""
     refusals = [bind_to_cpus(binding.cpus)]
     if binding.memory.mode != "any":
         refusals.append(set_memory_policy(binding.memory.mode, binding.memory.nodes))
     for reason in filter(None, refusals):
-        log(f"local rank {local_rank} runs unbound: {reason}. Containers may forbid that call (seccomp).")
+        log(f"local rank {local_rank} runs unbound: {reason}. A container may forbid that system call (seccomp).")
 
 
 def _run_program(job: Job, place: dict[str, int], variables: dict[str, str], log_dir: str | None) -> int:
@@ -114,7 +124,7 @@ def _run_program(job: Job, place: dict[str, int], variables: dict[str, str], log
             env=variables,
             stdout=None if log_dir is None else subprocess.PIPE,
             stderr=subprocess.PIPE,
-            close_fds=False,  # MPI's launchers pass descriptors to MPI in the program
+            close_fds=False,  # MPI launchers pass descriptors to the program
             start_new_session=True,  # signals come only through this process
             preexec_fn=lambda: end_with_parent(own_id),
         )
@@ -132,7 +142,7 @@ def _run_program(job: Job, place: dict[str, int], variables: dict[str, str], log
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, number)
 
-    for number in set(heeded_signals()) - {signal.SIGQUIT}:
+    for number in set(handled_signals()) - {signal.SIGQUIT}:
         signal.signal(number, forward)
     relays = [
         Relay(stream.fileno(), target, None if log_dir is None else f"{log_dir}/{name}.log")
@@ -158,16 +168,59 @@ def _run_program(job: Job, place: dict[str, int], variables: dict[str, str], log
         else:
             os.write(2, failure.to_line().encode())
     if job.launcher != "torchrun" and (exit_code != 0 or was_ended):
-        # These launchers wait for all processes that hold the streams, also for what the program left behind.
+        # These launchers wait for every process with the streams open, also for children of the program.
         end_processes_of(job.launch, job.grace_s, place["RANK"])
     return exit_status(exit_code)
 
 
 def _write_error_file(path: Path, failure: Failure) -> None:
-    """Report to this host's agent in torch's error file, with the message that torch's ``@record`` wrote there."""
+    """Report to torch's agent in its error file, with the message that torch's ``@record`` wrote there."""
     message = ""
     with contextlib.suppress(OSError, ValueError, KeyError):
         recorded = json.loads(path.read_text())["message"]
         message = recorded["message"] if isinstance(recorded, dict) else str(recorded)
     details = {"timestamp": str(int(failure.time_s)), "failure": asdict(replace(failure, message=message))}
     path.write_text(json.dumps({"message": {"message": message, "extraInfo": details}}))
+
+
+# System calls, whose effects the program inherits. Containers may forbid them, and an unbound rank is better than none:
+# these functions return the reason for a refusal, or None.
+
+
+def bind_to_cpus(cpus: Collection[int]) -> str | None:
+    """Restrict this process and its children to these CPUs."""
+    if not hasattr(os, "sched_setaffinity"):
+        return "this system has no affinity masks"
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        return f"sched_setaffinity: {error.strerror}"
+    return None
+
+
+def set_memory_policy(mode: str, nodes: Collection[int]) -> str | None:
+    """Set the memory policy of this process and its children; see ``binding.MemoryPolicy``."""
+    number = _SET_MEMPOLICY.get(platform.machine())
+    if number is None or platform.system() != "Linux":
+        return f"memory policies are not supported on {platform.system()} {platform.machine()}"
+    word_bits = 8 * ctypes.sizeof(ctypes.c_ulong)
+    words = (ctypes.c_ulong * (max(nodes, default=0) // word_bits + 1))()
+    for node in nodes:
+        words[node // word_bits] |= 1 << node % word_bits
+    code = _PREFER_MANY if mode == "prefer" and len(nodes) > 1 else _MODES[mode]
+    libc = ctypes.CDLL(None, use_errno=True)
+    # One more bit than the words have: the kernel subtracts one.
+    if libc.syscall(number, code, words if nodes else None, len(words) * word_bits + 1) >= 0:
+        return None
+    refused = ctypes.get_errno()
+    if refused == errno.EINVAL and code == _PREFER_MANY:
+        return set_memory_policy(mode, [min(nodes)])
+    return f"set_mempolicy: {os.strerror(refused)}"
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent, with this process id, ends."""
+    if platform.system() == "Linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it has already ended
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""What of this machine the ranks can be bound to: cores, hyper-threads, NUMA nodes, memory, caches.
+"""The topology of this machine: cores, hyper-threads, NUMA nodes, memory and caches.
 
-All files are read below :class:`.HostFiles`, so a test passes a tree of its own. A "CPU" is what the
-kernel numbers (a hardware thread), a "core" is one or more CPUs that share a core's execution units.
+All files are read below :class:`.HostFiles`, so tests can pass their own. A "CPU" is a hardware thread, as the kernel
+numbers them; a "core" is one or more CPUs that share execution units.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from op_builder.system.cgroups import HostFiles, allowed_cores, cpu_quota_cores,
 from op_builder.system.cpu_isa import cpu_model
 from op_builder.system.numa import numa_directory, numa_nodes
 
-# Processors whose high-bandwidth memory can be nodes of its own ("flat mode"), for firmware that does not report the
-# bandwidth of a node's memory.
+# Processors with high-bandwidth memory that can form its own nodes ("flat mode"), for firmware that does not report
+# memory bandwidth.
 _HBM_MODELS = re.compile(r"xeon\(r\) cpu max|xeon phi", re.IGNORECASE)
 _SIZE_SHIFTS = {"": 0, "K": 10, "M": 20, "G": 30}
 
@@ -35,10 +35,10 @@ class Node:
     """One online NUMA node.
 
     Attributes:
-        cpus: its online CPUs; none where it is only memory.
-        memory_bytes: its memory, None where it is unknown.
+        cpus: its online CPUs; empty if it is only memory.
+        memory_bytes: its memory, None if unknown.
         distances: to each node, by number; 10 is local.
-        is_hbm: it has no cores, and its memory is faster than that of nodes with cores.
+        is_hbm: whether it has no cores and faster memory than nodes with cores.
     """
 
     number: int
@@ -50,14 +50,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Topology:
-    """A machine, and what of it this process may use.
+    """A machine, and the part of it that this process may use.
 
     Attributes:
         cores: all online cores, by socket, NUMA node and number.
         numa_nodes: all online NUMA nodes by number; empty without NUMA.
-        allowed_cpus: online CPUs that affinity mask and cpuset leave to this process.
-        allowed_memory: nodes whose memory the cpuset leaves to it, None where that is unknown.
-        quota_cores: cores' worth of time that control groups grant it, None without a quota.
+        allowed_cpus: online CPUs in the affinity mask and the cpuset.
+        allowed_memory: nodes whose memory the cpuset allows, None if unknown.
+        quota_cores: the CPU quota of the control groups in cores, None without a quota.
         model: the CPU's name.
     """
 
@@ -88,7 +88,7 @@ class Cache:
 
 
 def own_affinity() -> set[int] | None:
-    """This process's affinity mask, None where the system has none."""
+    """This process's affinity mask, None on systems without one."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
 
@@ -137,13 +137,13 @@ def read_caches(files: HostFiles, topology: Topology) -> tuple[Cache, ...]:
 
 
 def parse_list(text: str) -> tuple[int, ...]:
-    """A user's list in the kernel's format, ``0-2,8``, sorted; empty where the text has another format."""
+    """The numbers of a list in the kernel's format, ``0-2,8``, sorted; empty if the format is invalid."""
     is_list = re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text.strip())
     return tuple(sorted(parse_index_list(text))) if is_list else ()
 
 
 def format_list(numbers: Iterable[int]) -> str:
-    """The numbers in that format, sorted."""
+    """The numbers as a list in that format, sorted."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and number == ranges[-1][1] + 1:
@@ -159,16 +159,18 @@ def _cpu_directory(files: HostFiles, cpu: int) -> Path:
 
 def _read_core(files: HostFiles, cpu: int, online: frozenset[int]) -> Core:
     directory = _cpu_directory(files, cpu) / "topology"
-    # Core numbers repeat from socket to socket, and on ARM from cluster to cluster: only siblings identify a core.
+    # Core numbers repeat in each socket, on ARM in each cluster: only siblings identify a core.
     siblings = read_text(directory / "thread_siblings_list") or read_text(directory / "core_cpus_list") or ""
     package = int(read_text(directory / "physical_package_id") or "0")
-    return Core(tuple(sorted(parse_index_list(siblings) & online | {cpu})), max(0, package))  # -1: firmware has none
+    return Core(
+        tuple(sorted(parse_index_list(siblings) & online | {cpu})), max(0, package)
+    )  # -1: unknown to the firmware
 
 
 def _read_nodes(files: HostFiles) -> tuple[Node, ...]:
     cpus_by_node = numa_nodes(files)
     nodes = []
-    bandwidths = {}  # MB/s that the memory gives the nearest cores (ACPI's HMAT)
+    bandwidths = {}  # MB/s from the nearest cores (ACPI's HMAT)
     for number, cpus in cpus_by_node.items():
         directory = numa_directory(files) / f"node{number}"
         memory = re.search(r"MemTotal:\s*(\d+) kB", read_text(directory / "meminfo") or "")

@@ -1,4 +1,4 @@
-"""The conformance kit: does an object keep the whole contract of an accelerator?
+"""The conformance kit: does an object implement the whole contract of an accelerator?
 
 A vendor checks a device in one test::
 
@@ -14,9 +14,9 @@ or in one test per check::
     def test_acme(check: Check) -> None:
         check.require(AcmeAccelerator())  # raises ConformanceError; its status may be "not applicable"
 
-``python -m accelerator.conformance NAME`` is its command line. Each check is a method with one
-sentence of what it proves. A check that hangs, hangs; the command line runs the checks in a child
-process and stops it after a time.
+``python -m accelerator.conformance NAME`` is its command line. Each check is a method, and its docstring states in
+one sentence what it proves. There is no timeout here; the command line runs the checks in a child process and stops it
+after a time.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from accelerator.testing.devices import DeviceChecks, IdentityChecks, RandomNumberChecks
+from accelerator.testing.devices import DeviceChecks, GraphChecks, IdentityChecks, RandomNumberChecks, StreamChecks
 from accelerator.testing.environment import BuilderChecks, EnvironmentChecks
-from accelerator.testing.memory import MemoryChecks
 from accelerator.testing.model import Ability, Check, CheckResult, ConformanceError, ConformanceReport, require_device
-from accelerator.testing.streams import GraphChecks, StreamChecks
-from accelerator.testing.tensors import NumberTypeChecks, TensorChecks
+from accelerator.testing.tensors import MemoryChecks, NumberTypeChecks, TensorChecks
 
 __all__ = ["CHECKS", "Ability", "Check", "CheckResult", "ConformanceError", "ConformanceReport", "check_conformance"]
 
@@ -46,11 +44,11 @@ def check_conformance(accelerator: Any, lacks: Mapping[Ability, str] | None = No
 
     Args:
         accelerator: the object under test.
-        lacks: what this set-up lacks, with the reason; checks that need it do not apply. A device
-            should lack nothing; a fake one may.
+        lacks: abilities that this set-up lacks, with the reason; checks that need them do not apply. Only a fake
+            device should lack any.
 
     Raises:
-        AcceleratorUnavailableError: there is no device.
+        AcceleratorUnavailableError: no device is available.
     """
     require_device(accelerator)
     name = f"{type(accelerator).__module__}.{type(accelerator).__qualname__}"

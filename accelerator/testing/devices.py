@@ -1,16 +1,17 @@
-"""What the accelerator says about itself and its devices, and random numbers."""
+"""Identity, devices, random numbers, streams, events and graphs."""
 
 from __future__ import annotations
 
+import time
+
 import torch
 
-from accelerator.abstract_accelerator import DeepSpeedAccelerator
+from accelerator.abstract_accelerator import DeepSpeedAccelerator, structural_faults
 from accelerator.errors import describe
-from accelerator.structure import structural_faults
 from accelerator.testing.model import Ability, Checks, does_not_apply, expect, expect_equal, expect_type, fail, needs
 
 _SEED = 20_240_611
-_BOUND = "set_device() takes any number and changes nothing: the process is bound elsewhere"
+_BOUND = "set_device() accepts any number and changes nothing: something else binds the process"
 
 
 class IdentityChecks(Checks):
@@ -24,7 +25,7 @@ class IdentityChecks(Checks):
     def sets_its_names_when_constructed(self) -> None:
         """The constructor sets _name, _communication_backend_name and _compile_backend, which the methods return."""
         if not isinstance(self.accelerator, DeepSpeedAccelerator):
-            does_not_apply("the class does not descend from DeepSpeedAccelerator")
+            does_not_apply("the class is not a subclass of DeepSpeedAccelerator")
         methods = {
             "_name": lambda: self.accelerator._name,
             "_communication_backend_name": self.accelerator.communication_backend_name,
@@ -36,24 +37,16 @@ class IdentityChecks(Checks):
         expect_type("_name", self.accelerator._name, str)
 
     def answers_yes_or_no(self) -> None:
-        """Every method that answers yes or no returns a bool, never None."""
-        timing = (
-            "is_synchronized_device",
-            "use_host_timers",
-            "resolves_data_dependency",
-            "handles_memory_backpressure",
+        """Every predicate returns a bool, never None."""
+        names = (
+            "is_synchronized_device use_host_timers resolves_data_dependency handles_memory_backpressure "
+            "supports_nvtx_domain is_triton_supported prefer_triton_grouped_mm is_available"
         )
-        for name in (
-            *timing,
-            "supports_nvtx_domain",
-            "is_triton_supported",
-            "prefer_triton_grouped_mm",
-            "is_available",
-        ):
+        for name in names.split():
             expect_type(f"{name}()", getattr(self.accelerator, name)(), bool)
 
     def synchronized_device_is_consistent(self) -> None:
-        """A synchronized device is timed by the host and needs no ordering and no back-pressure from outside."""
+        """A synchronized device uses host timers, resolves data dependencies and handles memory back-pressure."""
         if not self.accelerator.is_synchronized_device():
             does_not_apply("the device works asynchronously")
         for name in ("use_host_timers", "resolves_data_dependency", "handles_memory_backpressure"):
@@ -66,7 +59,7 @@ class IdentityChecks(Checks):
             return "the device has none"
         expect_type("communication_backend_name()", name, str)
         if not torch.distributed.is_available():
-            return f"{name}; this torch has no torch.distributed to ask"
+            return f"{name}; this torch lacks torch.distributed, so the name is unchecked"
         known = torch.distributed.Backend.backend_list
         expect(name in known, f"one of {', '.join(known)}", name)
         return str(name)
@@ -178,7 +171,7 @@ class RandomNumberChecks(Checks):
 
     @needs(Ability.TENSORS)
     def rng_state_round_trips(self) -> None:
-        """Restoring a generator's state brings the same numbers again, on every device."""
+        """Restoring a generator's state repeats its numbers, on every device."""
         for index in self._each_device():
             for argument in (None, index):
                 state = self.accelerator.get_rng_state(argument)
@@ -189,7 +182,7 @@ class RandomNumberChecks(Checks):
 
     @needs(Ability.TENSORS)
     def manual_seed_is_reproducible(self) -> None:
-        """One seed brings the same numbers each time, another seed brings others."""
+        """One seed gives the same numbers each time; another seed gives others."""
         draws = []
         for seed in (_SEED, _SEED, _SEED + 1):
             self.accelerator.manual_seed(seed)
@@ -208,7 +201,7 @@ class RandomNumberChecks(Checks):
             expect(draws[0] == draws[1], f"the same numbers on device {index}", "others")
 
     def initial_seed_is_the_seed(self) -> None:
-        """initial_seed() is what manual_seed() was given."""
+        """initial_seed() returns the seed that was passed to manual_seed()."""
         for seed in (_SEED, _SEED + 1):  # one of them is not what an earlier check left
             self.accelerator.manual_seed(seed)
             found = self.accelerator.initial_seed()
@@ -223,3 +216,123 @@ class RandomNumberChecks(Checks):
                 generator = self.accelerator.default_generator(index)
                 expect_type(f"default_generator({index})", generator, torch.Generator)
                 expect_equal(f"seed of default_generator({index})", generator.initial_seed(), seed)
+
+
+class StreamChecks(Checks):
+    group = "streams and events"
+
+    @needs(Ability.STREAMS)
+    def streams_are_usable(self) -> None:
+        """Streams can be created, synchronized and queried; query() is True after synchronize()."""
+        for stream in (self.accelerator.Stream(), self.accelerator.current_stream(), self.accelerator.default_stream()):
+            stream.synchronize()
+            expect_equal("query() after synchronize()", stream.query(), True)
+
+    @needs(Ability.STREAMS)
+    def current_stream_is_the_default_one(self) -> None:
+        """Unless a stream was chosen, current_stream() is default_stream(), on every device."""
+        for index in (None, *self._indices()):
+            is_default = self.accelerator.current_stream(index) == self.accelerator.default_stream(index)
+            expect(is_default, f"current_stream({index}) equal to default_stream({index})", "another")
+
+    @needs(Ability.STREAMS)
+    def stream_context_switches(self) -> None:
+        """Inside stream(s), current_stream() is s."""
+        former, stream = self.accelerator.current_stream(), self.accelerator.Stream()
+        if stream == former:
+            does_not_apply("a new stream is the current one: the device has one queue")
+        with self.accelerator.stream(stream):
+            inside = self.accelerator.current_stream()
+        expect(
+            inside == stream, "the chosen stream inside the context", "the former" if inside == former else "another"
+        )
+
+    @needs(Ability.STREAMS)
+    def stream_context_restores(self) -> None:
+        """After stream(s), the previous stream is current again, also if contexts nest or the body raises."""
+        former = self.accelerator.current_stream()
+        outer, inner = self.accelerator.Stream(), self.accelerator.Stream()
+        with self.accelerator.stream(outer):
+            within = self.accelerator.current_stream()
+            with self.accelerator.stream(inner):
+                pass
+            expect(self.accelerator.current_stream() == within, "the outer stream after the inner context", "another")
+        expect(self.accelerator.current_stream() == former, "the former stream after the context", "another")
+        try:
+            with self.accelerator.stream(outer):
+                raise LookupError
+        except LookupError:
+            pass
+        expect(self.accelerator.current_stream() == former, "the former stream after an error in the body", "another")
+
+    @needs(Ability.STREAMS, Ability.EVENTS, Ability.TENSORS)
+    def streams_wait_for_each_other(self) -> None:
+        """After wait_stream() or wait_event(), a stream sees the finished work of the other one."""
+        main, side = self.accelerator.current_stream(), self.accelerator.Stream()
+        data = self._tensor([1.0, 2.0])
+        side.wait_stream(main)
+        with self.accelerator.stream(side):
+            doubled = data * 2
+            event = side.record_event()
+        main.wait_event(event)
+        result = doubled + 1
+        self.accelerator.synchronize()
+        expect_equal("values", result.cpu().tolist(), [3.0, 5.0])
+
+    @needs(Ability.EVENTS)
+    def events_are_usable(self) -> None:
+        """An event can be recorded, waited on and queried; query() is True after synchronize()."""
+        event = self.accelerator.Event()
+        event.record()
+        event.wait()
+        event.synchronize()
+        expect_equal("query() after synchronize()", event.query(), True)
+
+    @needs(Ability.EVENTS)
+    def events_measure_time(self) -> str:
+        """elapsed_time() is a time in milliseconds, unless the device uses host timers."""
+        try:
+            start, end = (self.accelerator.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            time.sleep(0.002)
+            end.record()
+            end.synchronize()
+            elapsed = start.elapsed_time(end)
+        except Exception as error:
+            if self.accelerator.use_host_timers():
+                does_not_apply(f"this device uses host timers; its events raise: {error}")
+            raise
+        expect_type("elapsed_time()", elapsed, float)
+        expect(0 <= elapsed < 60_000, "0 <= elapsed_time() < 60000", elapsed)
+        return f"{elapsed:.2f} ms"
+
+
+class GraphChecks(Checks):
+    group = "graphs"
+
+    @needs(Ability.GRAPHS, Ability.TENSORS)
+    def graphs_replay(self) -> str | None:
+        """A captured graph computes the right values when it is replayed, also from changed inputs."""
+        graph = self._unless_unsupported(self.accelerator.create_graph)
+        data = self._tensor([1.0, 2.0])
+        warm = data * 2 + 1  # initialises libraries, which a capture may not do
+        self.accelerator.synchronize()
+        with self.accelerator.capture_to_graph(graph):
+            result = data * 2 + 1
+        self.accelerator.replay_graph(graph)
+        self.accelerator.synchronize()
+        expect_equal("values after a replay", result.cpu().tolist(), warm.cpu().tolist())
+        data.fill_(3.0)
+        self.accelerator.replay_graph(graph)
+        self.accelerator.synchronize()
+        if self.accelerator.is_synchronized_device() and result.cpu().tolist() == warm.cpu().tolist():
+            return "captured work runs at once; the graph records nothing"
+        expect_equal("values after a replay with other inputs", result.cpu().tolist(), [7.0, 7.0])
+        return None
+
+    @needs(Ability.GRAPHS)
+    def graphs_take_pool_and_stream(self) -> None:
+        """capture_to_graph() takes the keywords pool and stream."""
+        graph = self._unless_unsupported(self.accelerator.create_graph)
+        with self.accelerator.capture_to_graph(graph, pool=None, stream=None):
+            pass

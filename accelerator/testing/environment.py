@@ -14,10 +14,10 @@ from op_builder.catalog.registry import device_package
 from op_builder.catalog.table import OPS
 from op_builder.catalog.unavailable import UnavailableOpBuilder
 
-_KNOWN, _MISSPELT = "CPUAdamBuilder", "CPUAdmBuilder"
+_KNOWN, _MISSPELLED = "CPUAdamBuilder", "CPUAdmBuilder"
 _CHILD_TIMEOUT_S = 300
 
-# The constructor may refuse where no device is left: that is no device, too.
+# Without a visible device, the constructor may raise, which counts as no device.
 _COUNT_DEVICES = """
 import functools, importlib
 from accelerator.errors import AcceleratorUnavailableError
@@ -45,7 +45,7 @@ class BuilderChecks(Checks):
         return f"{name}, {len(package.classes)} builders"
 
     def builders_are_found_by_name(self) -> None:
-        """get_op_builder() gives a class and create_op_builder() an object of it, for every op of the interface."""
+        """get_op_builder() returns a class and create_op_builder() an instance of it, for every op of the interface."""
         for op in OPS:
             cls = self.accelerator.get_op_builder(op.builder)
             expect(isinstance(cls, type) and issubclass(cls, OpBuilder), f"a builder class for {op.builder}", cls)
@@ -54,17 +54,17 @@ class BuilderChecks(Checks):
             expect_equal("name of the builder", builder.name, op.name)
 
     def unknown_builder_is_an_error(self) -> None:
-        """A misspelt builder name raises an error that suggests the right one."""
+        """A misspelled builder name raises an error that suggests the right one."""
         for method in ("create_op_builder", "get_op_builder"):
             try:
-                found = getattr(self.accelerator, method)(_MISSPELT)
+                found = getattr(self.accelerator, method)(_MISSPELLED)
             except Exception as error:
-                expect(_KNOWN in str(error), f"{method}({_MISSPELT!r}) to suggest {_KNOWN}", str(error))
+                expect(_KNOWN in str(error), f"{method}({_MISSPELLED!r}) to suggest {_KNOWN}", str(error))
             else:
-                fail(f"an error from {method}({_MISSPELT!r})", repr(found))
+                fail(f"an error from {method}({_MISSPELLED!r})", repr(found))
 
     def missing_op_has_a_builder_that_says_so(self) -> str:
-        """A known op that the device lacks has a builder that is not compatible and refuses to load with the reason."""
+        """A known op that the device lacks has a builder whose is_compatible() is False and whose load() raises."""
         names = [op.builder for op in OPS]
         missing = [name for name in names if issubclass(self.accelerator.get_op_builder(name), UnavailableOpBuilder)]
         if not missing:
@@ -94,18 +94,18 @@ class EnvironmentChecks(Checks):
     group = "environment"
 
     def variable_names_are_lists(self) -> str:
-        """export_envs() and visible_devices_envs() are lists of names that belong to the caller."""
+        """export_envs() and visible_devices_envs() return new lists of names."""
         for name in ("export_envs", "visible_devices_envs"):
             method = getattr(self.accelerator, name)
             names = method()
             expect_type(f"{name}()", names, list)
             expect(all(isinstance(each, str) and each for each in names), f"{name}() of strings", names)
             names.append("CONFORMANCE")
-            expect("CONFORMANCE" not in method(), f"a list of its own from each {name}()", "the same list")
+            expect("CONFORMANCE" not in method(), f"a new list from each {name}()", "the same list")
         return ", ".join(self.accelerator.visible_devices_envs())
 
     def visible_devices_are_written(self) -> None:
-        """set_visible_devices_envs() writes the ids into all its variables of the given mapping, and nothing else."""
+        """set_visible_devices_envs() writes the ids into its variables of the mapping and changes nothing else."""
         before = env.child_environment()
         given = {"HOME": "/home/someone"}
         self.accelerator.set_visible_devices_envs(given, [1, 0])
@@ -115,16 +115,16 @@ class EnvironmentChecks(Checks):
 
     @needs(Ability.CHILD_PROCESSES)
     def visible_devices_are_honoured(self) -> str:
-        """A child process sees only the devices that set_visible_devices_envs() left to it."""
+        """A child process sees only the devices that set_visible_devices_envs() wrote."""
         if self._ignores_indices():
-            does_not_apply("set_device() takes any number and changes nothing: there is nothing to hide")
+            does_not_apply("set_device() accepts any number and changes nothing: no device can be hidden")
         count = self.accelerator.device_count()
         seen = self._devices_of_child([count - 1])
-        expect_equal("device_count() of a child that was left one device", seen, 1)
+        expect_equal("device_count() of a child that may use one device", seen, 1)
         if count > 1:
             return f"1 of {count}"
         if self._devices_of_child([]) != 0:
-            does_not_apply("there is one device, and an empty variable does not hide it")
+            does_not_apply("the only device stays visible if the variable is empty")
         return "0 of 1"
 
     def _devices_of_child(self, ids: list[int]) -> int:
@@ -140,7 +140,7 @@ class EnvironmentChecks(Checks):
         return int(counts[0])
 
     def compile_backend_is_known(self) -> str:
-        """get_compile_backend() is a torch.compile backend, and set_compile_backend() takes another one."""
+        """get_compile_backend() is a torch.compile backend, and set_compile_backend() accepts another one."""
         former, known = self.accelerator.get_compile_backend(), torch.compiler.list_backends(exclude_tags=())
         expect(former in known, f"one of {', '.join(known)}", former)
         try:
@@ -151,7 +151,7 @@ class EnvironmentChecks(Checks):
         return str(former)
 
     def wrong_compile_backend_is_refused(self) -> None:
-        """set_compile_backend() of an unknown name is a ValueError that names the supported ones; nothing changes."""
+        """For an unknown name, set_compile_backend() raises ValueError with the supported names and changes nothing."""
         former = self.accelerator.get_compile_backend()
         try:
             self.accelerator.set_compile_backend("no_such_backend")

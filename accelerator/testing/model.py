@@ -1,4 +1,4 @@
-"""What a check is, what its result is, and what checks share."""
+"""Checks, their results, and helpers for writing checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PASSED, FAILED, NOT_APPLICABLE = "passed", "failed", "not applicable"
 
 
 class Ability(str, Enum):
-    """What a set-up may lack, so that checks which need it say so instead of failing."""
+    """What a set-up may lack; checks that need it do not apply."""
 
     TENSORS = "tensors"
     STREAMS = "streams"
@@ -30,7 +30,7 @@ class Ability(str, Enum):
 
 
 class ConformanceError(AccelError, AssertionError):
-    """A check failed: what was expected against what was found."""
+    """A check failed; the message has the expected and the found value."""
 
 
 class DoesNotApplyError(Exception):
@@ -46,7 +46,7 @@ class Check:
         name: the method's name; unique.
         group: the theme it belongs to.
         proves: one sentence.
-        needs: what the set-up must have.
+        needs: the abilities that the set-up must have.
     """
 
     cls: type[Checks]
@@ -62,12 +62,12 @@ class Check:
         """The result on ``accelerator``; whatever the check raises is a failure.
 
         Args:
-            lacks: what the set-up lacks, with the reason; a check that needs it does not apply.
+            lacks: abilities that the set-up lacks, with the reason; a check that needs one does not apply.
         """
         for ability in sorted(self.needs & set(lacks or ())):
             return CheckResult(self, NOT_APPLICABLE, (lacks or {})[ability])
         try:
-            with _kept_state(accelerator):
+            with _restored_state(accelerator):
                 return CheckResult(self, PASSED, getattr(self.cls(accelerator), self.name)() or "")
         except DoesNotApplyError as reason:
             return CheckResult(self, NOT_APPLICABLE, str(reason))
@@ -77,7 +77,7 @@ class Check:
             return CheckResult(self, FAILED, f"it raised {describe(error)}")
 
     def require(self, accelerator: Any, lacks: Mapping[Ability, str] | None = None) -> CheckResult:
-        """As :meth:`run`; raises :class:`ConformanceError` where the check failed."""
+        """Like :meth:`run`, but raises :class:`ConformanceError` if the check failed."""
         result = self.run(accelerator, lacks)
         if result.status == FAILED:
             raise ConformanceError(f"{self.name}: {self.proves} {result.note}.")
@@ -90,7 +90,7 @@ class CheckResult:
 
     Attributes:
         status: ``passed``, ``failed`` or ``not applicable``.
-        note: the reason, or what a check that passed has seen.
+        note: the reason, or what a passed check has found.
     """
 
     check: Check
@@ -127,9 +127,9 @@ class ConformanceReport:
 
 
 class Checks:
-    """The checks of one theme: each public method of a subclass is one, and its docstring says what it proves.
+    """A group of checks: each public method of a subclass is one, and its docstring states what it proves.
 
-    A check returns a detail or None, and raises where it fails or does not apply.
+    A check returns a note or None, and raises if it fails or does not apply.
     """
 
     group: str
@@ -156,7 +156,7 @@ class Checks:
             yield index
 
     def _ignores_indices(self) -> bool:
-        """Whether set_device() takes any number and changes nothing: the process is bound elsewhere, as on the host."""
+        """Whether set_device() accepts any number and changes nothing, as on the host."""
         former = self.accelerator.current_device()
         if self.accelerator.device_name(former) != self.accelerator.device_name():
             return False  # device strings carry an index, so it must count
@@ -169,7 +169,7 @@ class Checks:
             self.accelerator.set_device(former)
 
     def _unless_unsupported(self, make: Callable[[], Any]) -> Any:
-        """``make()``; where the device refuses it in the contract's way, the check does not apply."""
+        """``make()``; if it raises UnsupportedFeatureError, the check does not apply."""
         try:
             return make()
         except UnsupportedFeatureError as refusal:
@@ -186,7 +186,7 @@ class Checks:
 
 
 def needs(*abilities: Ability) -> Callable[[F], F]:
-    """Declare what the set-up of a check must have."""
+    """Declare the abilities that a check needs."""
 
     def declare(method: F) -> F:
         method.needs = frozenset(abilities)  # type: ignore[attr-defined]
@@ -196,8 +196,8 @@ def needs(*abilities: Ability) -> Callable[[F], F]:
 
 
 @contextmanager
-def _kept_state(accelerator: Any) -> Iterator[None]:
-    """Leave the current device and the generators as they were, as far as a broken accelerator allows."""
+def _restored_state(accelerator: Any) -> Iterator[None]:
+    """Restore the current device and the generators, as far as a broken accelerator allows."""
     states: dict[int, Any] = {}
     device = None
     with suppress(Exception):
@@ -213,7 +213,7 @@ def _kept_state(accelerator: Any) -> Iterator[None]:
 
 
 def require_device(accelerator: Any) -> None:
-    """Raise unless there is a device to check.
+    """Raise unless a device is available.
 
     Raises:
         AcceleratorUnavailableError: ``is_available()`` is False.
@@ -221,8 +221,8 @@ def require_device(accelerator: Any) -> None:
     is_available = getattr(accelerator, "is_available", None)
     if is_available is not None and not is_available():  # has_every_member fails without the method
         raise AcceleratorUnavailableError(
-            f"{type(accelerator).__name__} says that no device is available; the kit needs a device to check.",
-            "Run it on a machine that has one, with its driver.",
+            f"No device of {type(accelerator).__name__} is available; the kit needs one.",
+            "Run it on a machine with the device and its driver.",
         )
 
 

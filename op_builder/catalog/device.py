@@ -40,6 +40,6 @@ def is_accelerator_named() -> bool:
 
 def accelerator_facts(accelerator: DeepSpeedAccelerator) -> dict[str, Any]:
     """What the report shows of an accelerator."""
-    from accelerator import facts
+    from accelerator import report
 
-    return facts.accelerator_facts(accelerator)
+    return report.accelerator_facts(accelerator)

@@ -1,4 +1,4 @@
-"""Running the launcher as a user does, and finding what it leaves behind."""
+"""Running the launcher, and finding processes that it leaves behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MARK = "ACCEL_TEST_MARK"
 TWO = ["--num_accelerators", "2"]
 CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 
-# Writes what a rank got: variables, CPUs as the kernel has them, the memory policy of its own pages.
+# Writes a rank's variables, its CPUs and the memory policies of its pages.
 SHOW = """
 import json, os, re, sys
 status = open("/proc/self/status").read()
@@ -45,7 +45,7 @@ with open(f"rank{found['RANK']}.json", "w") as file:
 print("rank", found["RANK"])
 """
 
-# Starts a child that leaves its session, reports that it runs, and waits; some ranks end in a way of their own.
+# Starts a child in a session of its own, reports that it runs, and waits; some ranks end differently.
 WAIT = """
 import os, signal, subprocess, sys, time
 how, rank = sys.argv[1], int(os.environ["RANK"])
@@ -105,7 +105,7 @@ def environment(**variables: str | None) -> dict[str, str]:
 def launch(
     arguments: Sequence[str], directory: Path, prefix: Sequence[str] = (), **variables: str | None
 ) -> subprocess.CompletedProcess[str]:
-    """Run to the end; nothing of it may be left."""
+    """Run the launcher; no process may be left."""
     mark = uuid.uuid4().hex
     done = subprocess.run(
         [*prefix, *command(*arguments)],
@@ -135,7 +135,7 @@ def wait_until(condition: Callable[[], object], message: Callable[[], str] = str
 
 
 class Watch:
-    """Reads the command lines of all processes again and again, as anybody can, for a text."""
+    """Searches the command lines of all processes for a text, repeatedly."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -163,15 +163,15 @@ class Watch:
 
 
 class Started:
-    """A launch that is running."""
+    """A running launch."""
 
     def __init__(self, arguments: Sequence[str], directory: Path, prefix: Sequence[str] = ()) -> None:
         self.mark = uuid.uuid4().hex
         self.directory = directory
         self._errors = directory / "errors"
 
-        def heed_all() -> None:
-            """A shell that runs the tests in the background may have them ignore signals."""
+        def reset_signals() -> None:
+            """Tests in a shell's background may have inherited ignored signals."""
             for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
                 signal.signal(number, signal.SIG_DFL)
 
@@ -183,7 +183,7 @@ class Started:
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 start_new_session=True,
-                preexec_fn=heed_all,
+                preexec_fn=reset_signals,
             )
 
     def __enter__(self) -> Started:
@@ -200,39 +200,39 @@ class Started:
         return self._errors.read_text()
 
     def wait_for(self, *names: str) -> None:
-        def is_there() -> bool:
+        def exist() -> bool:
             assert self.process.poll() is None, self.errors
             return all((self.directory / name).exists() for name in names)
 
-        wait_until(is_there, lambda: self.errors)
+        wait_until(exist, lambda: self.errors)
 
     def end(self) -> int:
         return self.process.wait(timeout=TIMEOUT_S)
 
 
 def left_of(mark: str, patience_s: float = 30.0) -> list[int]:
-    """Processes that inherited the mark: a killed one takes a moment to end."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-        if not found or time.monotonic() > deadline:
-            return found
-        time.sleep(0.05)
+    """Ids of processes that inherited the mark; waits for them to end."""
+
+    def has_mark(entry: Path) -> bool:
+        return f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0")
+
+    return [int(entry.name) for entry in _left(has_mark, patience_s)]
 
 
 def left_in(directory: Path, patience_s: float = 60.0) -> list[str]:
-    """Command lines of processes that run in the directory: no mark of a test travels through ssh."""
+    """Command lines of processes in that working directory; waits for them to end. Marks do not pass through ssh."""
+    entries = _left(lambda entry: (entry / "cwd").readlink() == directory, patience_s)
+    return [(entry / "cmdline").read_text().replace("\0", " ") for entry in entries]
+
+
+def _left(belongs: Callable[[Path], bool], patience_s: float) -> list[Path]:
     deadline = time.monotonic() + patience_s
     while True:
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if (entry / "cwd").readlink() == directory:
-                    found.append((entry / "cmdline").read_text().replace("\0", " "))
+                if belongs(entry):
+                    found.append(entry)
         if not found or time.monotonic() > deadline:
             return found
-        time.sleep(0.1)
+        time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Simulated machines: fakes at the vendors' boundary, that is modules, torch's answers and kernel files."""
+"""Simulated machines: fake vendor modules, fake results of torch, and kernel files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from accelerator import real_accelerator, vendors
-from accelerator.detection import Chosen, Refused
+from accelerator.detection import Selection
 from op_builder import env
 from op_builder.system.cgroups import HostFiles
 
@@ -44,7 +44,7 @@ def run_python(*arguments: str, **variables: str | None) -> subprocess.Completed
 
 
 class Machine:
-    """A machine with torch and no device; the methods install devices as vendors do."""
+    """A machine with torch and without devices; the methods install devices as vendors do."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._patch = monkeypatch
@@ -67,7 +67,7 @@ class Machine:
     def cuda(self, count: int) -> None:
         self._patch.setattr(torch.cuda, "device_count", lambda: count)
 
-    def furnish(self, devices: str) -> None:
+    def install(self, devices: str) -> None:
         """Install several devices, by the names of these methods."""
         for device in devices.split():
             self.cuda(2) if device == "cuda" else getattr(self, device)()
@@ -115,7 +115,7 @@ class Machine:
         self._patch.setitem(sys.modules, "habana_frameworks.torch.hpu", hpu)
 
     def broken(self, package: str, error: BaseException, where: Path) -> None:
-        """Put a package on the path whose import raises ``error``."""
+        """Install a package whose import raises ``error``."""
         self._patch.delitem(sys.modules, package, raising=False)
         self._patch.syspath_prepend(str(where))
         counted = f"open({str(where / 'imports')!r}, 'a').write('{package}\\n')"
@@ -123,7 +123,7 @@ class Machine:
 
 
 class PluginSite:
-    """A directory on the path with installed distributions that bring accelerators."""
+    """A directory on the path with installed plug-ins."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._root, self._patch = root, monkeypatch
@@ -155,12 +155,12 @@ def numa_tree(nodes: dict[int, str], online: str | None = None) -> dict[str, str
     return tree
 
 
-def reasons(selection: Chosen | Refused) -> dict[str, str]:
-    """Why each rejected candidate was, by its label."""
+def reasons(selection: Selection) -> dict[str, str]:
+    """The reasons of the rejected candidates, by label."""
     return {verdict.label: verdict.reason for verdict in selection.trace if verdict.reason is not None}
 
 
-def accepted_label(selection: Chosen | Refused) -> str | None:
+def accepted_label(selection: Selection) -> str | None:
     return next((verdict.label for verdict in selection.trace if verdict.reason is None), None)
 
 
@@ -169,7 +169,7 @@ def accepted_label(selection: Chosen | Refused) -> str | None:
 
 @pytest.fixture(autouse=True)
 def plain_environment() -> Iterator[None]:
-    """No variable of the developer's machine decides a test."""
+    """Unset the variables that select a device."""
     unset = ("ACCEL_ACCELERATOR", "DS_ACCELERATOR", "LOCAL_SIZE", "LOCAL_RANK")
     with env.scope(**dict.fromkeys((*unset, "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"))):
         yield
@@ -177,13 +177,13 @@ def plain_environment() -> Iterator[None]:
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state of a process that has not asked for its accelerator yet."""
+    """The state of a process before its first get_accelerator()."""
     monkeypatch.setattr(real_accelerator, "_current", None)
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    monkeypatch.setattr(vendors, "_failures", {})  # a machine on which no import has failed yet
+    monkeypatch.setattr(vendors, "_failures", {})  # no import has failed yet
     return Machine(monkeypatch)
 
 
@@ -198,7 +198,7 @@ def plugin_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plu
 
 @pytest.fixture
 def host_files(tmp_path: Path) -> WriteFiles:
-    """Write a made-up tree, ``sys/...`` and ``proc/...``, and return where it is."""
+    """A function that writes files below ``sys/`` and ``proc/`` and returns their location."""
 
     def write(files: dict[str, str]) -> HostFiles:
         for name, text in files.items():

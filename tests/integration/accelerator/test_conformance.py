@@ -27,7 +27,7 @@ def test_the_command_line_runs_the_cpu_and_prints_json(capsys: pytest.CaptureFix
     ("name", "message"),
     [
         ("quantum", "Unknown accelerator 'quantum'; allowed are"),
-        ("cuda", "CUDA_Accelerator says that no device is available"),
+        ("cuda", "No device of CUDA_Accelerator is available"),
     ],
 )
 def test_an_unknown_name_and_a_missing_device_are_status_2(name: str, message: str) -> None:
@@ -76,6 +76,6 @@ def test_a_check_that_hangs_or_kills_its_process_fails_and_the_others_run(
     assert [check.name for check in CHECKS if f" {check.name} " not in table] == [], "names are whole in any window"
     text = " ".join(table.split())
     assert "ranges_open_and_close failed. It proves: range_push() and range_pop() take" in text
-    assert "Seen: it ended its process, signal SIGSEGV." in text
-    assert "Seen: it did not finish within 20 s." in text
+    assert "Found: it ended its process, signal SIGSEGV." in text
+    assert "Found: it did not finish within 20 s." in text
     assert " passed, 2 failed, " in text

@@ -1,7 +1,7 @@
-"""The conformance kit on fakes at the vendors' boundary: packages that give torch a device made of host memory.
+"""The conformance kit on fake vendor packages, whose devices are host memory.
 
-The kit sees the real accelerator classes, real tensors and torch's own dispatcher. One device per
-process, so each runs in one of its own.
+The accelerator classes, the tensors and torch's dispatcher are real. A process can have one such device, so each runs
+in its own process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def conformance(*arguments: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-# What does not apply on the sound fake of each device, beside what no device but the host or the newest has.
+# The checks that do not apply to each fake device.
 EVERYWHERE = {"synchronized_device_is_consistent", "resident_set_is_bytes"}
 FLOAT8 = {"float8_converts"}
 PINNING = {
@@ -70,14 +70,14 @@ def test_a_device_conforms(name: str) -> None:
     assert left_out == EVERYWHERE | LEFT_OUT[name]
 
 
-def test_the_command_line_takes_a_vendors_package() -> None:
+def test_the_command_line_accepts_a_vendor_package() -> None:
     done = run("-m", "accelerator.conformance", "npu")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"npu: {len(CHECKS)} checks: {len(CHECKS) - 3} passed, 0 failed, 3 not applicable." in done.stdout
 
 
 def test_every_check_fails_for_some_mutation() -> None:
-    assert {name for mutation in MUTATIONS for name in mutation.fitting.split()} == {check.name for check in CHECKS}
+    assert {name for mutation in MUTATIONS for name in mutation.failing.split()} == {check.name for check in CHECKS}
 
 
 @functools.cache
@@ -86,7 +86,7 @@ def mutated() -> list[dict[str, str]]:
     return conformance("npu", "mutated")  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("number", range(len(MUTATIONS)), ids=lambda number: MUTATIONS[number].fitting)
-def test_one_broken_thing_fails_the_fitting_checks_alone(number: int) -> None:
+@pytest.mark.parametrize("number", range(len(MUTATIONS)), ids=lambda number: MUTATIONS[number].failing)
+def test_a_fault_fails_exactly_its_checks(number: int) -> None:
     failed = mutated()[number]
-    assert set(failed) == set(MUTATIONS[number].fitting.split()), failed
+    assert set(failed) == set(MUTATIONS[number].failing.split()), failed

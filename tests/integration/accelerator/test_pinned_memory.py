@@ -13,7 +13,7 @@ from accelerator.xpu_accelerator import XPU_Accelerator
 from tests.support.machines import Machine
 
 
-def test_xpu_pins_whole_pages_through_async_io(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_xpu_pins_whole_pages_with_async_io(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.native_xpu()
     torch.xpu.current_device = lambda: 0  # type: ignore[assignment] # the fake's
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda *_, **__: False)  # torch has no hooks of XPU here

@@ -1,18 +1,17 @@
-"""Device modules as vendors bring them, over the device made of host memory in device.cpp.
+"""Device modules like those of vendors, over the device in host memory of device.cpp.
 
-It has what ``torch.cuda`` has, as far as vendors follow it: two devices, generators that come into being
-with the device, streams that a context switches, events, an allocator that counts and keeps freed memory,
-graphs that record operators. Where a vendor's module differs, his package beside this file says so.
+They have the parts of ``torch.cuda`` that vendors copy: two devices, generators that the first use creates, streams,
+events, an allocator that counts and caches memory, and graphs that record operators. The packages in this directory
+add what differs by vendor.
 """
 
-# ruff: noqa: ARG001, ARG002, ARG005 - fakes take the arguments of what they stand for
+# ruff: noqa: ARG001, ARG005 - fakes take the arguments of what they stand for
 
 from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -21,27 +20,29 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from accelerator.host_streams import HostEvent, HostStream
+
 TOTAL_BYTES = 1 << 30
 
-# Page-locked memory of torch's own device types goes through hooks that are compiled into torch.
+NO_HOOKS = "this torch is built without the device's hooks for page-locked memory"
 LACKS = {
-    "xpu": {"pinned-memory": "this torch is built without the hooks of XPU"},
+    "xpu": {"pinned-memory": NO_HOOKS},
     "xpu.native": {
-        "pinned-memory": "this torch is built without the hooks of XPU",
-        "child-processes": "the fake torch is made in this process alone",
+        "pinned-memory": NO_HOOKS,
+        "child-processes": "only this process has the fake torch",
     },
     "mps": {
-        "pinned-memory": "this torch is built without the hooks of MPS",
-        "child-processes": "the fake torch.mps is made in this process alone",
+        "pinned-memory": NO_HOOKS,
+        "child-processes": "only this process has the fake torch.mps",
     },
 }
-"""What a fake cannot do, by device and ability, with the reason."""
+"""The abilities that a fake lacks, by device, with the reason."""
 
 MOST_DEVICES = 2
 
 
 def visible_devices(variable: str, most: int) -> int:
-    """How many devices that variable leaves; all where it is unset."""
+    """The number of devices that the variable makes visible; all if it is unset."""
     setting = None if "FAKE_DEVICE_IGNORES_VISIBILITY" in os.environ else os.environ.get(variable)
     return most if setting is None else min(most, len([part for part in setting.split(",") if part]))
 
@@ -54,48 +55,24 @@ def native() -> Any:
     return load_inline("accelerator_fake_device", text)
 
 
-class Stream:
+class Stream(HostStream):
     """A queue whose work is done at once; equal only to itself."""
 
-    def __init__(self, device: object = None, priority: int = 0) -> None:
-        self.device, self.priority = device, priority
-
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def record_event(self, event: Any = None) -> Any:
-        event = Event() if event is None else event
-        event.record(self)
-        return event
-
-    def wait_event(self, event: Any) -> None: ...
-
-    def wait_stream(self, stream: Any) -> None: ...
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
 
-class Event:
-    """A point in time; one that was made without timing has no time to tell."""
+class Event(HostEvent):
+    """A point in time; without ``enable_timing``, elapsed_time() fails."""
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
-        self.enable_timing, self.blocking = enable_timing, blocking
-        self.recorded_s: float | None = None
+    def __init__(self, enable_timing: bool = False, **options: bool) -> None:
+        super().__init__(enable_timing, **options)
+        self.enable_timing = enable_timing
 
-    def record(self, stream: Any = None) -> None:
-        self.recorded_s = time.perf_counter()
-
-    def synchronize(self) -> None: ...
-
-    def wait(self, stream: Any = None) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end: Event) -> float:
-        if not (self.enable_timing and end.enable_timing and self.recorded_s and end.recorded_s):
-            raise RuntimeError("Both events must be recorded with timing enabled")
-        return (end.recorded_s - self.recorded_s) * 1e3
+    def elapsed_time(self, end_event: Any) -> float:
+        if not (self.enable_timing and end_event.enable_timing):
+            raise RuntimeError("Both events must be created with timing enabled")
+        return super().elapsed_time(end_event)
 
 
 class Graph:
@@ -133,7 +110,7 @@ def device_module(name: str, count: int, graph_class: str) -> ModuleType:
     device = native()
     device.install(name, count)
     generators = tuple(torch.Generator() for _ in range(count))
-    held = [0] * count  # bytes, freed ones included
+    reserved_bytes = [0] * count  # bytes, freed ones included
     for index, generator in enumerate(generators):
         device.set_generator(index, generator)
     defaults = [Stream(index) for index in range(count)]
@@ -145,9 +122,6 @@ def device_module(name: str, count: int, graph_class: str) -> ModuleType:
         return index if isinstance(index, int) else (torch.device(index).index or 0)
 
     module = ModuleType(f"torch.{name}")
-
-    def define(**members: Any) -> None:
-        vars(module).update(members)
 
     @contextmanager
     def stream(chosen: Any) -> Iterator[None]:
@@ -167,26 +141,22 @@ def device_module(name: str, count: int, graph_class: str) -> ModuleType:
 
     def memory_stats(index: Any = None) -> dict[str, int]:
         return {
-            "allocated_bytes.all.current": module.memory_allocated(index),
-            "allocated_bytes.all.peak": module.max_memory_allocated(index),
-            "reserved_bytes.all.current": module.memory_reserved(index),
-            "reserved_bytes.all.peak": module.max_memory_reserved(index),
+            f"{kind}_bytes.all.{value}": getattr(module, f"{prefix}memory_{kind}")(index)
+            for kind in ("allocated", "reserved")
+            for value, prefix in (("current", ""), ("peak", "max_"))
         }
 
     def reserved(index: Any = None) -> int:
-        held[number(index)] = max(held[number(index)], module.memory_allocated(index))
-        return held[number(index)]
+        reserved_bytes[number(index)] = max(reserved_bytes[number(index)], module.memory_allocated(index))
+        return reserved_bytes[number(index)]
 
     def empty_cache() -> None:
-        held[:] = [int(device.memory(index, False)) for index in range(count)]
+        reserved_bytes[:] = [int(device.memory(index, False)) for index in range(count)]
 
     def lazy_init() -> None:
         module.default_generators = generators
 
-    def lazy_call(callback: Callable[[], Any]) -> None:
-        callback()
-
-    define(
+    vars(module).update(
         is_available=lambda: count > 0,
         device_count=lambda: count,
         current_device=number,
@@ -195,7 +165,7 @@ def device_module(name: str, count: int, graph_class: str) -> ModuleType:
         is_initialized=lambda: True,
         init=lazy_init,
         _lazy_init=lazy_init,
-        _lazy_call=lazy_call,
+        _lazy_call=lambda callback: callback(),
         _is_in_bad_fork=lambda: False,
         get_device_properties=lambda index=None: SimpleNamespace(name=f"Fake {name}", total_memory=TOTAL_BYTES),
         get_device_capability=lambda index=None: (1, 0),
@@ -229,7 +199,7 @@ def device_module(name: str, count: int, graph_class: str) -> ModuleType:
 
 
 def install_vendor(name: str, *, visible: str, backend: str, graph_class: str, most: int = MOST_DEVICES) -> ModuleType:
-    """What importing a vendor's package does: torch gets the device, torch.distributed its backend."""
+    """Register the device with torch and its backend with torch.distributed, as a vendor's package does."""
     torch.utils.rename_privateuse1_backend(name)
     module = device_module(name, visible_devices(visible, most), graph_class)
     torch._register_device_module(name, module)
@@ -239,7 +209,7 @@ def install_vendor(name: str, *, visible: str, backend: str, graph_class: str, m
 
 
 def install_xpu() -> None:
-    """What IPEX makes of torch.xpu: a device with kernels. Torch has a dispatch key for it, so nothing is renamed."""
+    """Give torch.xpu kernels, as IPEX does. Torch has a dispatch key for it, so nothing is renamed."""
     module = device_module("xpu", visible_devices("ZE_AFFINITY_MASK", MOST_DEVICES), "XPUGraph")
     module.init()
     del module.default_stream  # torch.xpu has none
@@ -247,14 +217,14 @@ def install_xpu() -> None:
 
 
 def install_xpu_without_ipex() -> None:
-    """A torch built with XPU, where IPEX is not installed."""
+    """A torch built with XPU, without IPEX."""
     install_xpu()
     torch.version.xpu = "20250302"
     sys.modules["intel_extension_for_pytorch"] = None  # type: ignore[assignment]
 
 
 def install_mps() -> None:
-    """A torch with torch.mps: one device, one queue, no peaks, memory under names of its own."""
+    """Make torch.mps work: one device, one queue, no peaks, other names for memory."""
     whole = device_module("mps", 1, "Graph")
     vars(torch.mps).update(
         is_available=whole.is_available,
@@ -274,10 +244,10 @@ def install_mps() -> None:
 
 
 def register_backend(backend: str, device: str) -> None:
-    """A communication backend that nobody ever starts."""
+    """Register a communication backend that no test starts."""
 
     def start(*arguments: Any) -> Any:
-        raise RuntimeError(f"the fake {backend} communicates with nobody")
+        raise RuntimeError(f"the fake {backend} cannot communicate")
 
     if not hasattr(torch.distributed.Backend, backend.upper()):
         torch.distributed.Backend.register_backend(backend, start, devices=[device])

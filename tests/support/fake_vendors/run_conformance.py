@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from accelerator.testing import Ability, check_conformance
-from accelerator.testing.memory import MemoryChecks
+from accelerator.testing.tensors import MemoryChecks
 from tests.support.fake_vendors import fake_device, mutations
 
 CHILD = "visible_devices_are_honoured"
@@ -35,7 +35,7 @@ def main(name: str, what: list[str]) -> Any:
     answers = []
     for mutation in mutations.MUTATIONS:
         # The check that starts a process takes longer than all others, and only some mutations reach a child.
-        childless = {} if CHILD in mutation.fitting else {Ability.CHILD_PROCESSES: "nothing is broken there"}
+        childless = {} if CHILD in mutation.failing else {Ability.CHILD_PROCESSES: "nothing is broken there"}
         accelerator.reset_peak_memory_stats()  # as in a process of its own
         with mutation.apply(name):
             failures = check_conformance(accelerator, {**lacks, **childless}).failures

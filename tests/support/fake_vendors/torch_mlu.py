@@ -1,7 +1,7 @@
 """What importing torch_mlu does, on a device made of host memory.
 
 Its own, after github.com/Cambricon/torch_mlu, torch_mlu/mlu/__init__.py and memory.py: the device of a record must
-be given, float8 is told, a snapshot takes no argument, and is_available() starts the driver.
+be given, float8 support is reported, a snapshot takes no argument, and is_available() starts the driver.
 """
 
 from tests.support.fake_vendors import fake_device

@@ -23,7 +23,7 @@ def cpu() -> CPU_Accelerator:
     return CPU_Accelerator()
 
 
-def test_what_it_is(cpu: CPU_Accelerator) -> None:
+def test_cpu_properties(cpu: CPU_Accelerator) -> None:
     for name in ("is_synchronized_device", "use_host_timers", "resolves_data_dependency", "is_available"):
         assert getattr(cpu, name)() is True
     for name in ("supports_nvtx_domain", "is_triton_supported", "is_fp8_supported", "prefer_triton_grouped_mm"):
@@ -36,7 +36,7 @@ def test_what_it_is(cpu: CPU_Accelerator) -> None:
     assert cpu.visible_devices_envs() == ["CUDA_VISIBLE_DEVICES"]
 
 
-def test_the_index_is_ignored(cpu: CPU_Accelerator) -> None:
+def test_the_device_index_is_ignored(cpu: CPU_Accelerator) -> None:
     cpu.set_device(7)
     assert cpu.device_name() == cpu.device_name(3) == cpu.current_device_name() == "cpu"
     assert cpu.device(3) == torch.device("cpu")
@@ -60,12 +60,12 @@ def test_current_device_is_local_rank(cpu: CPU_Accelerator, local_rank: str | No
 
 
 @pytest.mark.parametrize("variable", ["LOCAL_RANK", "LOCAL_SIZE"])
-def test_a_local_variable_that_is_no_number_is_a_clear_error(cpu: CPU_Accelerator, variable: str) -> None:
+def test_an_invalid_local_variable_is_an_error(cpu: CPU_Accelerator, variable: str) -> None:
     with env.scope(**{variable: "1.5"}), pytest.raises(AccelError, match=f"{variable}='1.5' is not valid"):
         cpu.current_device() if variable == "LOCAL_RANK" else cpu.device_count()
 
 
-def test_streams_events_and_graphs_are_no_ops_that_nest(cpu: CPU_Accelerator) -> None:
+def test_streams_events_and_graphs_are_nestable_no_ops(cpu: CPU_Accelerator) -> None:
     stream = cpu.Stream(priority=-1)
     start, end = cpu.Event(enable_timing=True), cpu.Event(enable_timing=True)
     start.record()
@@ -90,7 +90,7 @@ def test_streams_events_and_graphs_are_no_ops_that_nest(cpu: CPU_Accelerator) ->
     assert ran == [1, 2]
 
 
-def test_a_copy_keeps_what_was_set(cpu: CPU_Accelerator) -> None:
+def test_a_copy_keeps_its_settings(cpu: CPU_Accelerator) -> None:
     cpu.set_compile_backend("eager")
     for copied in (copy.deepcopy(cpu), pickle.loads(pickle.dumps(cpu))):
         assert (copied.get_compile_backend(), copied.device_name()) == ("eager", "cpu")
@@ -98,7 +98,7 @@ def test_a_copy_keeps_what_was_set(cpu: CPU_Accelerator) -> None:
 
 
 @pytest.mark.usefixtures("fake_memory")
-def test_memory_totals_are_the_control_groups_where_it_has_less(host_files: WriteFiles) -> None:
+def test_memory_totals_respect_the_control_group(host_files: WriteFiles) -> None:
     limits = {"proc/self/cgroup": "0::/job\n", "sys/fs/cgroup/job/memory.max": str(8 << 30)}
     cpu = CPU_Accelerator(host_files({**limits, "sys/fs/cgroup/job/memory.current": str(2 << 30)}))
     assert (cpu.total_memory(), cpu.available_memory()) == (8 << 30, 6 << 30)
@@ -111,7 +111,9 @@ def test_all_peaks_are_the_kernels_high_water_mark(host_files: WriteFiles) -> No
 
 
 @pytest.mark.parametrize("answer", [True, False, None, AttributeError("no such op"), RuntimeError("without oneDNN")])
-def test_fp16_is_what_onednn_says_as_a_bool(cpu: CPU_Accelerator, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+def test_fp16_support_is_that_of_onednn_as_a_bool(
+    cpu: CPU_Accelerator, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
     def ask() -> Any:
         if isinstance(answer, Exception):
             raise answer
@@ -122,7 +124,7 @@ def test_fp16_is_what_onednn_says_as_a_bool(cpu: CPU_Accelerator, monkeypatch: p
     assert cpu.supported_dtypes() == [torch.float32, *[torch.float16] * (answer is True), torch.bfloat16]
 
 
-def test_pinning_is_the_identity(cpu: CPU_Accelerator) -> None:
+def test_pin_memory_returns_the_tensor(cpu: CPU_Accelerator) -> None:
     tensor = torch.zeros(3)
     assert cpu.pin_memory(tensor, align_bytes=0, make_copy=False, match_shape=False) is tensor
     assert cpu.unpin_memory(cpu.pin_memory(tensor)) is tensor

@@ -1,6 +1,6 @@
-"""CUDA: what can be told without a device, NVML's mapping over a fake, and the rest on a real one."""
+"""CUDA without a device, NVML with a fake package, and tests that need a device."""
 
-# ruff: noqa: ARG001, ARG005 - fixtures that are there for what they do, fakes with torch's signatures
+# ruff: noqa: ARG001, ARG005 - fixtures without a value, fakes with torch's signatures
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UUIDS = ["GPU-aaaa1111-0", "GPU-bbbb2222-1", "GPU-bbbb3333-2"]
 FREE = [10, 20, 30]
 
 
-def test_it_declares_what_the_table_says(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_declares_its_properties(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     accelerator = CUDA_Accelerator()
     assert accelerator.communication_backend_name() == "nccl"
     assert accelerator.visible_devices_envs() == ["CUDA_VISIBLE_DEVICES"]
@@ -39,7 +39,7 @@ def test_it_declares_what_the_table_says(machine: Machine, monkeypatch: pytest.M
     assert CUDA_Accelerator().communication_backend_name() == "gloo"
 
 
-def test_without_a_device_it_answers_no_and_starts_nothing(machine: Machine) -> None:
+def test_without_a_device_predicates_are_false_and_nothing_starts(machine: Machine) -> None:
     accelerator = CUDA_Accelerator()
     assert accelerator.is_available() is False
     assert accelerator.device_count() == 0
@@ -73,7 +73,7 @@ def test_types_by_compute_capability(
 
 
 @pytest.mark.parametrize(("architecture", "fp8"), [("gfx942:sramecc+", True), ("gfx90a", False), ("gfx1201", True)])
-def test_fp8_on_rocm_goes_by_architecture(
+def test_fp8_on_rocm_depends_on_the_architecture(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, architecture: str, fp8: bool
 ) -> None:
     machine.cuda(1)
@@ -87,8 +87,8 @@ def test_fp8_on_rocm_goes_by_architecture(
 
 
 @pytest.mark.parametrize("visible", [None, "2,0"])
-def test_a_negative_index_is_no_device(machine: Machine, monkeypatch: pytest.MonkeyPatch, visible: str | None) -> None:
-    """torch.cuda takes it for the current one, Python for the last one."""
+def test_a_negative_index_is_an_error(machine: Machine, monkeypatch: pytest.MonkeyPatch, visible: str | None) -> None:
+    """torch.cuda would use the current device, Python the last one."""
     machine.cuda(2)
     install_nvml(machine)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
@@ -96,7 +96,7 @@ def test_a_negative_index_is_no_device(machine: Machine, monkeypatch: pytest.Mon
     accelerator = CUDA_Accelerator()
     with env.scope(CUDA_VISIBLE_DEVICES=visible):
         for ask in (accelerator.set_device, accelerator.available_memory):
-            with pytest.raises(DeviceIndexError, match="no cuda device of index -1; the number of devices is 2"):
+            with pytest.raises(DeviceIndexError, match="cuda device -1 does not exist; the number of devices is 2"):
                 ask(-1)
 
 
@@ -144,12 +144,12 @@ def install_nvml(
         ("0,,1", 1, None),
     ],
 )
-@pytest.mark.parametrize("uuid_type", [str, bytes])
 def test_free_memory_is_that_of_the_visible_device(
-    machine: Machine, visible: str | None, index: int, free: int | None, uuid_type: type
+    machine: Machine, visible: str | None, index: int, free: int | None
 ) -> None:
-    install_nvml(machine, uuid_type=uuid_type)
-    assert nvml.free_memory_bytes(visible, None, index) == free
+    for uuid_type in (str, bytes):
+        install_nvml(machine, uuid_type=uuid_type)
+        assert nvml.free_memory_bytes(visible, None, index) == free
 
 
 @pytest.mark.parametrize(
@@ -158,26 +158,25 @@ def test_free_memory_is_that_of_the_visible_device(
         ("ABA", None, None, None),
         ("ABA", "1", "FASTEST_FIRST", None),
         ("ABA", "1", "PCI_BUS_ID", 20),
-        ("ABA", None, "PCI_BUS_ID", 10),
         ("ABA", "GPU-bbbb2222-1", None, 20),
         ("ABA", "MIG-c0ffee", None, 5),
         ("AAA", "1", None, 20),
     ],
 )
-def test_numbers_mean_the_same_device_only_in_one_order(
+def test_different_models_are_numbered_alike_only_in_the_order_of_the_bus(
     machine: Machine, models: str, visible: str | None, order: str | None, free: int | None
 ) -> None:
     install_nvml(machine, models=models)
     assert nvml.free_memory_bytes(visible, order, 0) == free
 
 
-def test_nvml_cannot_tell_which_slice_cuda_takes_in_mig_mode(machine: Machine) -> None:
+def test_in_mig_mode_nvml_does_not_know_the_slice_that_cuda_uses(machine: Machine) -> None:
     install_nvml(machine, mig=frozenset({1}))
     assert nvml.free_memory_bytes(None, None, 1) is None
     assert nvml.free_memory_bytes(None, None, 2) == 30
 
 
-def test_available_memory_asks_nvml_first_and_then_torch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_memory_uses_nvml_before_torch(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (100 + (1 if device is None else device), 1000))
     accelerator = CUDA_Accelerator()
@@ -192,7 +191,7 @@ def test_available_memory_asks_nvml_first_and_then_torch(machine: Machine, monke
     assert accelerator.available_memory() == 101
 
 
-def test_a_domain_goes_to_the_nvtx_package(machine: Machine, tmp_path: Path) -> None:
+def test_a_domain_is_passed_to_the_nvtx_package(machine: Machine, tmp_path: Path) -> None:
     calls: list[tuple[Any, ...]] = []
     machine.package(
         "nvtx",
@@ -213,11 +212,11 @@ def test_a_domain_goes_to_the_nvtx_package(machine: Machine, tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this torch's functions answer")
-def test_without_a_device_errors_name_it_and_snapshots_are_empty() -> None:
+def test_without_a_device_an_index_is_an_error_and_snapshots_are_empty() -> None:
     accelerator = CUDA_Accelerator()
-    with pytest.raises(DeviceIndexError, match="no cuda device of index 0; the number of devices is 0"):
+    with pytest.raises(DeviceIndexError, match="cuda device 0 does not exist; the number of devices is 0"):
         accelerator.set_device(0)
-    with pytest.raises(DeviceIndexError, match="no cuda device; the number of devices is 0"):
+    with pytest.raises(DeviceIndexError, match="cuda device does not exist; the number of devices is 0"):
         accelerator.reset_peak_memory_stats()
     assert accelerator.memory_snapshot() == []
 
@@ -246,6 +245,6 @@ def test_detection_starts_no_context_so_a_forked_child_can_use_the_device() -> N
 
 @pytest.mark.cuda
 @on_device
-def test_it_keeps_the_contract() -> None:
+def test_cuda_conforms() -> None:
     report = check_conformance(CUDA_Accelerator())
     assert report.passed, str(report)

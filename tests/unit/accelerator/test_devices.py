@@ -43,8 +43,8 @@ TABLE = [
 ]
 
 
-def furnish(machine: Machine, name: str) -> Any:
-    machine.furnish("native_xpu" if name == "xpu" else name)
+def install(machine: Machine, name: str) -> Any:
+    machine.install("native_xpu" if name == "xpu" else name)
     return device_class(name)()
 
 
@@ -53,8 +53,8 @@ def device_class(name: str) -> Any:
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-def test_a_device_declares_what_the_table_says(machine: Machine, row: Row) -> None:
-    accelerator = furnish(machine, row.name)
+def test_devices_declare_their_properties(machine: Machine, row: Row) -> None:
+    accelerator = install(machine, row.name)
     assert accelerator.communication_backend_name() == row.communication
     assert accelerator.visible_devices_envs() == row.visible.split()
     assert accelerator.export_envs() == row.exported.split()
@@ -86,7 +86,7 @@ def test_a_device_declares_what_the_table_says(machine: Machine, row: Row) -> No
 
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-def test_importing_needs_no_vendor_package_and_constructing_says_so(row: Row) -> None:
+def test_a_device_class_requires_its_package_only_in_the_constructor(row: Row) -> None:
     sys.modules.pop(f"accelerator.{row.name}_accelerator", None)
     with pytest.raises(AcceleratorUnavailableError, match=f"{row.name.upper()}_Accelerator requires "):
         device_class(row.name)()
@@ -94,7 +94,7 @@ def test_importing_needs_no_vendor_package_and_constructing_says_so(row: Row) ->
 
 def test_graphs_without_a_graph_class_are_refused(machine: Machine) -> None:
     machine.npu()
-    with pytest.raises(UnsupportedFeatureError, match=r"torch\.npu has no graphs"):
+    with pytest.raises(UnsupportedFeatureError, match=r"torch\.npu does not support graphs"):
         device_class("npu")().create_graph()
 
 
@@ -105,7 +105,7 @@ def test_graphs_without_a_graph_class_are_refused(machine: Machine) -> None:
     ("version", "host_timers"),
     [("2.1.40+xpu", True), ("2.5.10+xpu", True), ("2.6.10+xpu", False), ("2.10.0", False), (None, False)],
 )
-def test_xpu_times_on_the_host_before_ipex_2_6(machine: Machine, version: str | None, host_timers: bool) -> None:
+def test_xpu_uses_host_timers_before_ipex_2_6(machine: Machine, version: str | None, host_timers: bool) -> None:
     if version is None:
         machine.native_xpu()
     else:
@@ -113,15 +113,15 @@ def test_xpu_times_on_the_host_before_ipex_2_6(machine: Machine, version: str | 
     assert device_class("xpu")().use_host_timers() is host_timers
 
 
-def test_xpu_has_oneccl_when_it_imports_and_one_name_for_its_streams(machine: Machine) -> None:
-    accelerator = furnish(machine, "xpu")
+def test_xpu_uses_oneccl_if_it_imports_and_has_one_stream(machine: Machine) -> None:
+    accelerator = install(machine, "xpu")
     torch.xpu.current_stream = lambda index: ("stream", index)  # type: ignore[assignment] # the fake's
     assert accelerator.default_stream(1) == ("stream", 1)
     machine.package("oneccl_bindings_for_pytorch")
     assert device_class("xpu")().communication_backend_name() == "ccl"
 
 
-def test_xpu_builds_with_ipex_when_it_is_installed(machine: Machine) -> None:
+def test_xpu_builds_with_ipex_if_it_is_installed(machine: Machine) -> None:
     machine.native_xpu()
     assert device_class("xpu")().build_extension() is BuildExtension
     machine.ipex()
@@ -130,7 +130,7 @@ def test_xpu_builds_with_ipex_when_it_is_installed(machine: Machine) -> None:
     assert device_class("xpu")().build_extension() == "theirs"
 
 
-def test_xpu_pinning_goes_to_torch(machine: Machine) -> None:
+def test_xpu_pins_memory_with_torch(machine: Machine) -> None:
     machine.native_xpu()
     torch.xpu.current_device = lambda: 1  # type: ignore[assignment] # the fake's
     accelerator = device_class("xpu")()
@@ -159,7 +159,7 @@ def test_mps_is_one_device_with_one_queue(machine: Machine, monkeypatch: pytest.
         accelerator.current_stream().synchronize()  # must wait: the device works on while the host goes on
     assert waits == ["synchronized"]
     assert accelerator.Event is torch.mps.Event
-    with pytest.raises(DeviceIndexError, match="There is one mps device, index 0, found index 1"):
+    with pytest.raises(DeviceIndexError, match="mps device 1 does not exist; the only device is 0"):
         accelerator.set_device(1)
 
 
@@ -178,7 +178,7 @@ def test_cann_version_is_read_from_the_installation_record(tmp_path: Any, direct
 
 @pytest.mark.parametrize(("index", "named"), [(2, "2"), (-1, "-1"), ("mlu:0", "'mlu:0'")])
 def test_an_index_out_of_range_is_named_with_the_count(machine: Machine, index: Any, named: str) -> None:
-    accelerator = furnish(machine, "mlu")
+    accelerator = install(machine, "mlu")
 
     def set_device(_device: int) -> None:
         raise RuntimeError("out of memory")
@@ -186,19 +186,19 @@ def test_an_index_out_of_range_is_named_with_the_count(machine: Machine, index: 
     torch.mlu.set_device = set_device  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="out of memory"):  # the driver's own, for a device that exists
         accelerator.set_device(0)
-    with pytest.raises(DeviceIndexError, match=f"no mlu device of index {named}; the number of devices is 1"):
+    with pytest.raises(DeviceIndexError, match=f"mlu device {named} does not exist; the number of devices is 1"):
         accelerator.set_device(index)
 
 
-def test_fp8_is_asked_of_the_device_module(machine: Machine) -> None:
+def test_fp8_support_is_that_of_the_device_module(machine: Machine) -> None:
     machine.mlu()
     assert device_class("mlu")().is_fp8_supported() is False
     torch.mlu.is_fp8_supported = lambda including_emulation=True: including_emulation  # type: ignore[attr-defined]
     assert device_class("mlu")().is_fp8_supported() is True
 
 
-def test_a_copy_where_the_package_is_missing_says_so(machine: Machine) -> None:
-    sent = pickle.dumps(furnish(machine, "npu"))
+def test_unpickling_without_the_package_is_an_error(machine: Machine) -> None:
+    sent = pickle.dumps(install(machine, "npu"))
     sys.modules["torch_npu"] = None  # type: ignore[assignment] # the receiving process has no such package
     with pytest.raises(AcceleratorUnavailableError, match="NPU_Accelerator requires torch_npu"):
         pickle.loads(sent)

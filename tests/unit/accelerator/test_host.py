@@ -141,14 +141,16 @@ needs_dev_full = pytest.mark.skipif(
 )
 
 
-def test_a_reset_restarts_the_kernels_mark(host_files: WriteFiles) -> None:
+def test_a_reset_resets_the_kernels_high_water_mark(host_files: WriteFiles) -> None:
     files = host_files({"proc/self/status": "VmHWM:\t 7 kB\n", "proc/self/clear_refs": ""})
     Host(files).reset_peak_rss()
     assert (files.procfs / "self" / "clear_refs").read_text() == "5"
 
 
 @pytest.mark.parametrize("refusing", [False, pytest.param(True, marks=needs_dev_full)])
-def test_where_the_mark_cannot_be_restarted_the_peak_is_what_was_seen(host_files: WriteFiles, refusing: bool) -> None:
+def test_without_a_reset_of_the_kernels_mark_the_peak_is_the_largest_value_read(
+    host_files: WriteFiles, refusing: bool
+) -> None:
     files = host_files({"proc/self/status": f"VmHWM:\t {1 << 30} kB\n"})
     if refusing:
         (files.procfs / "self" / "clear_refs").symlink_to("/dev/full")
@@ -157,13 +159,13 @@ def test_where_the_mark_cannot_be_restarted_the_peak_is_what_was_seen(host_files
     assert 0 < memory.peak_rss() < 1 << 40
 
 
-def test_without_any_kernel_files_the_peak_still_holds(tmp_path: Path) -> None:
+def test_without_kernel_files_a_peak_is_reported(tmp_path: Path) -> None:
     memory = Host(HostFiles(tmp_path, tmp_path))
     assert memory.peak_rss() >= memory.rss() * 0.5 > 0
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the kernel lets no process reset its peak")
-def test_the_real_peak_sees_what_happened_between_two_questions() -> None:
+def test_the_peak_includes_memory_freed_between_two_calls() -> None:
     memory = Host(HostFiles())
     memory.reset_peak_rss()
     base = memory.peak_rss()

@@ -1,10 +1,9 @@
-"""Accelerators of other distributions, installed for real on a path of their own."""
+"""Accelerators from other installed distributions."""
 
 from __future__ import annotations
 
 import pytest
 
-from accelerator.detection import Chosen, Refused
 from accelerator.errors import AcceleratorSelectionError
 from accelerator.plugins import is_registered
 from accelerator.selection import builder_package, choose
@@ -19,14 +18,13 @@ def source(members: str = "pass") -> str:
 
 
 @pytest.mark.parametrize(("priority", "taken"), [(None, "cuda"), (250, "acme"), (2000, "acme"), (-1, "cuda")])
-def test_a_plugin_has_a_priority_of_its_own_and_comes_before_the_cpu(
+def test_a_plugin_has_its_own_priority_and_precedes_the_cpu(
     plugin_site: PluginSite, machine: Machine, priority: int | None, taken: str
 ) -> None:
     plugin_site.install("acme", "plugin_acme", source(f"detection_priority = {priority}" if priority else "pass"))
     assert accepted_label(choose()) == ("cpu" if priority == -1 else "acme (plugin_acme:Plugin)")
     machine.cuda(1)
     selection = choose()
-    assert isinstance(selection, Chosen)
     assert selection.name == taken
 
 
@@ -34,12 +32,11 @@ def test_a_plugin_has_a_priority_of_its_own_and_comes_before_the_cpu(
     ("attribute", "spelled"),
     [("Outer.Plugin", "{}:{}"), ("Plugin", "{}:{} [fast]"), ("Plugin", "{} : {}")],
 )
-def test_an_entry_point_may_be_spelled_in_all_ways(plugin_site: PluginSite, attribute: str, spelled: str) -> None:
+def test_every_syntax_of_an_entry_point_is_accepted(plugin_site: PluginSite, attribute: str, spelled: str) -> None:
     text = source("def device_name(self, device_index=None): return 'acme'") + "class Outer:\n    Plugin = Plugin\n"
     plugin_site.install("acme", "plugin_acme", text, spelled.format("plugin_acme", attribute))
     plugin_site.install("aaa", "plugin_aaa", "", "plugin_aaa:Absent")
     selection = choose()
-    assert isinstance(selection, Chosen)
     assert selection.name == "acme"
     assert is_registered(type(selection.accelerator))
     assert not is_registered(type("Mine", (type(selection.accelerator),), {}))
@@ -48,18 +45,17 @@ def test_an_entry_point_may_be_spelled_in_all_ways(plugin_site: PluginSite, attr
 def test_an_override_loads_the_named_plugin_alone(plugin_site: PluginSite) -> None:
     plugin_site.install("acme", "plugin_acme", source("detection_priority = -5"))
     plugin_site.install("other", "plugin_other", "raise AssertionError('loaded')")
-    for name, label in (("acme", "acme (plugin_acme:Plugin)"), ("cpu", "cpu")):
+    for name, label in (("acme", "acme (plugin_acme:Plugin)"), ("ACME", "acme (plugin_acme:Plugin)"), ("cpu", "cpu")):
         with env.scope(ACCEL_ACCELERATOR=name):
             assert accepted_label(choose()) == label
     with env.scope(ACCEL_ACCELERATOR="acmee"):
         selection = choose()
-    assert isinstance(selection, Refused)
     assert "cpu, acme, other." in str(selection.error)
 
 
 NO_REASON = "probe() must return None or a reason (str), found "
 CLASH = "the name 'cuda' belongs to a built-in accelerator"
-# Told whatever device is chosen, since it is known before one is asked.
+# In the trace whatever device is chosen.
 FAULTY = [
     ("acme", "raise OSError('no driver')", "OSError: no driver"),
     ("acme", "import sys; sys.exit('bye')", "SystemExit: bye"),
@@ -92,7 +88,7 @@ def test_a_plugin_that_cannot_be_used_is_a_rejection(
         assert reasons(selection)[f"{name} (plugin_acme:Plugin)"].startswith(reason)
 
 
-def test_of_two_plugins_with_one_name_the_first_has_it(plugin_site: PluginSite) -> None:
+def test_the_first_of_two_plugins_with_the_same_name_wins(plugin_site: PluginSite) -> None:
     plugin_site.install("acme", "plugin_a", source())
     plugin_site.install("acme", "plugin_b", source())
     plugin_site.install("cuda", "plugin_cuda", source())
@@ -107,10 +103,10 @@ def test_of_two_plugins_with_one_name_the_first_has_it(plugin_site: PluginSite) 
 UNPLUGGED = "probe = staticmethod(lambda: 'card unplugged')"
 
 
-def test_a_prebuild_asks_the_class_of_a_named_plugin_and_not_its_device(plugin_site: PluginSite) -> None:
+def test_a_prebuild_uses_the_class_of_a_named_plugin_without_a_device(plugin_site: PluginSite) -> None:
     plugin_site.install("acme", "plugin_acme", source(f"{UNPLUGGED}; builder_package = 'acme.ops'"))
     with env.scope(ACCEL_ACCELERATOR="acme"):
-        assert isinstance(choose(), Refused)
+        assert choose().error is not None
         assert builder_package() == ("acme", "acme.ops")
     assert builder_package() == ("cpu", "op_builder.cpu"), "not named, it is detected like any other"
     for name in ("cuda", "npu"):  # nor the package or the device of a built-in one
@@ -118,7 +114,7 @@ def test_a_prebuild_asks_the_class_of_a_named_plugin_and_not_its_device(plugin_s
             assert builder_package() == (name, f"op_builder.{'host' if name == 'npu' else name}")
 
 
-def test_a_plugin_without_a_declared_package_is_asked_for_it(plugin_site: PluginSite) -> None:
+def test_without_a_declared_package_the_accelerator_provides_it(plugin_site: PluginSite) -> None:
     plugin_site.install(
         "acme", "plugin_acme", source("builder_package = None; op_builder_dir = lambda self: 'late.ops'")
     )
@@ -130,9 +126,7 @@ def test_a_plugin_without_a_declared_package_is_asked_for_it(plugin_site: Plugin
     ("text", "reason"),
     [("raise OSError('no driver')", "OSError: no driver"), ("import sys; sys.exit('bye')", "SystemExit: bye")],
 )
-def test_a_broken_plugin_asked_for_by_name_is_an_error_with_its_reason(
-    plugin_site: PluginSite, text: str, reason: str
-) -> None:
+def test_naming_a_broken_plugin_is_an_error_with_the_reason(plugin_site: PluginSite, text: str, reason: str) -> None:
     plugin_site.install("acme", "plugin_acme", text)
     message = rf"Accelerator 'acme' of plugin_acme:Plugin cannot be used \({reason}\)"
     with env.scope(ACCEL_ACCELERATOR="acme"), pytest.raises(AcceleratorSelectionError, match=message):

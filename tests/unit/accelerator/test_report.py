@@ -24,7 +24,7 @@ def as_json(capsys: pytest.CaptureFixture[str], status: int = 0) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_table_shows_the_choice_its_facts_and_each_candidate(
+def test_the_tables_show_the_accelerator_and_every_candidate(
     plugin_site: PluginSite, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plugin_site.install("acme", "plugin_acme", "raise OSError('[bold]card[/bold] [Errno 5]')")
@@ -54,13 +54,13 @@ def test_json_has_the_facts_and_the_trace(capsys: pytest.CaptureFixture[str]) ->
     assert all(bool(entry["reason"]) is not entry["accepted"] for entry in data["trace"])
 
 
-def test_a_missing_device_and_one_that_fails_still_give_a_report(
+def test_a_missing_or_failing_device_does_not_prevent_the_report(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with env.scope(ACCEL_ACCELERATOR="cuda"):
         facts = as_json(capsys)["accelerator"]
     assert (facts["requested"], facts["device_count"]) == ("cuda", 0)
-    assert facts["unavailable"]["total_memory_bytes"] == "there is no device"
+    assert facts["unavailable"]["total_memory_bytes"] == "no device is available"
     machine.npu()  # its fake module answers nothing but is_available and device_count
     facts = as_json(capsys)["accelerator"]
     assert facts["name"] == "npu"
@@ -73,7 +73,7 @@ def test_a_missing_device_and_one_that_fails_still_give_a_report(
     [
         ({"ACCEL_ACCELERATOR": "tpu"}, "Unknown accelerator 'tpu'; allowed are"),
         ({"ACCEL_ACCELERATOR": "mlu"}, "MLU_Accelerator requires torch_mlu"),
-        ({"ACCEL_ACCELERATOR": "cpu", "DS_ACCELERATOR": "cuda"}, "mean the same thing and differ"),
+        ({"ACCEL_ACCELERATOR": "cpu", "DS_ACCELERATOR": "cuda"}, "name different accelerators"),
     ],
 )
 def test_a_wrong_override_is_an_error_with_status_2(

@@ -21,7 +21,7 @@ from op_builder import env
 
 
 class Recording:
-    """A proxy of an accelerator that notes which members were asked for."""
+    """A proxy of an accelerator that records the members used."""
 
     def __init__(self, target: object) -> None:
         self._target = target
@@ -32,7 +32,7 @@ class Recording:
         return getattr(self._target, name)
 
 
-def test_the_cpu_conforms_every_member_is_asked_and_the_generators_are_left_alone() -> None:
+def test_the_cpu_conforms_and_every_member_is_checked_and_the_generators_are_restored() -> None:
     torch.manual_seed(7)
     expected = torch.rand(4)
     torch.manual_seed(7)
@@ -77,10 +77,10 @@ BROKEN: list[tuple[type, set[str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("broken", "fitting", "reason"), BROKEN, ids=lambda value: getattr(value, "__name__", None))
-def test_a_broken_accelerator_fails_the_fitting_checks_alone(broken: type, fitting: set[str], reason: str) -> None:
+@pytest.mark.parametrize(("broken", "failing", "reason"), BROKEN, ids=lambda value: getattr(value, "__name__", None))
+def test_a_fault_fails_exactly_its_checks(broken: type, failing: set[str], reason: str) -> None:
     report = check_conformance(broken())
-    assert {result.check.name for result in report.failures} == fitting
+    assert {result.check.name for result in report.failures} == failing
     assert reason in str(report)
     for result in report.failures:
         with pytest.raises(ConformanceError, match=f"{result.check.name}: {result.check.proves[:10]}"):
@@ -108,13 +108,12 @@ class OneCard(CPU_Accelerator):
 @pytest.mark.parametrize(
     ("broken", "count", "status", "note"),
     [
-        ("", "return 1", "not applicable", "there is one device, and an empty variable does not hide it"),
+        ("", "return 1", "not applicable", "the only device stays visible if the variable is empty"),
         ("", "if visible != '': return 1\n        raise AcceleratorUnavailableError('none')", "passed", "0 of 1"),
-        # Formerly that passed: any failure of the child without a device counted as no device.
         ("if visible == '': raise OSError('no driver')", "return 1", "failed", "OSError: no driver"),
     ],
 )
-def test_a_child_that_fails_is_no_hidden_device(
+def test_a_failing_child_process_does_not_count_as_a_hidden_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, count: str, status: str, note: str
 ) -> None:
     (tmp_path / "one_card.py").write_text(ONE_CARD.format(broken=broken, count=count))
@@ -128,23 +127,23 @@ def test_a_child_that_fails_is_no_hidden_device(
     assert note in result.note
 
 
-def test_an_object_that_is_no_accelerator_fails_and_never_crashes() -> None:
+def test_an_object_that_is_no_accelerator_fails_without_a_crash() -> None:
     report = check_conformance(object())
     assert not report.passed
     assert "has_every_member: expected no structural fault, found missing: is_synchronized_device" in str(report)
 
 
-def test_what_a_set_up_lacks_is_not_applicable_with_the_reason() -> None:
+def test_checks_of_a_missing_ability_do_not_apply() -> None:
     report = check_conformance(CPU_Accelerator(), lacks={Ability.TENSORS: "no kernels today"})
     assert report.passed
     skipped = {result.check.name for result in report.results if result.note == "no kernels today"}
     assert skipped == {check.name for check in CHECKS if Ability.TENSORS in check.needs}
 
 
-def test_without_a_device_there_is_nothing_to_check() -> None:
+def test_a_missing_device_is_an_error() -> None:
     class Absent(CPU_Accelerator):
         def is_available(self) -> bool:
             return False
 
-    with pytest.raises(AcceleratorUnavailableError, match="Absent says that no device is available"):
+    with pytest.raises(AcceleratorUnavailableError, match="No device of Absent is available"):
         check_conformance(Absent())

@@ -18,7 +18,7 @@ from tests.support.mpis import MPIS, available
 
 @pytest.mark.skipif(CPUS < 2, reason="needs two CPUs to bind two ranks to")
 @pytest.mark.parametrize("launcher", MPIS)
-def test_ranks_below_mpi_are_bound_and_numbered(launcher: str, tmp_path: Path) -> None:
+def test_ranks_of_mpi_are_bound_and_numbered(launcher: str, tmp_path: Path) -> None:
     variables = {**available(launcher), "CUDA_VISIBLE_DEVICES": "5,7"}
     write_scripts(tmp_path)
     secret = "a \\\"';,$x=\\n secret of the file"
@@ -54,7 +54,7 @@ sys.exit(max([task.wait() for task in tasks]))
 """
 
 
-def test_ranks_below_slurm_read_its_variables(tmp_path: Path) -> None:
+def test_ranks_of_slurm_read_its_variables(tmp_path: Path) -> None:
     srun = tmp_path / "bin" / "srun"
     srun.parent.mkdir()
     srun.write_text(SRUN.format(python=sys.executable))

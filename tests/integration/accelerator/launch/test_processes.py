@@ -13,8 +13,8 @@ import pytest
 
 from accelerator.launch.hosts import host_of
 from accelerator.launch.job import Job
-from accelerator.launch.kernel import bind_to_cpus, set_memory_policy
-from accelerator.launch.processes import end_processes_of, log, processes_of, small_process
+from accelerator.launch.processes import end_processes_of, helper_process, log, processes_of
+from accelerator.launch.rank import bind_to_cpus, set_memory_policy
 from tests.support.launching import environment
 
 pytestmark = pytest.mark.skipif(platform.system() != "Linux", reason="needs Linux")
@@ -25,12 +25,12 @@ SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "SLURM_
 
 
 def python(code: str) -> str:
-    command = [sys.executable, "-c", f"from accelerator.launch.kernel import *\n{code}"]
+    command = [sys.executable, "-c", f"from accelerator.launch.rank import *\n{code}"]
     return subprocess.run(command, env=environment(), capture_output=True, text=True, check=True).stdout.strip()
 
 
 def rank(*program: str) -> list[str]:
-    return small_process("rank", Job(program, (host_of("a", 1),), launcher="slurm").to_json(), "--", *program)
+    return helper_process("rank", Job(program, (host_of("a", 1),), launcher="slurm").to_json(), "--", *program)
 
 
 @needs_policies
@@ -54,7 +54,7 @@ def test_several_nodes_may_be_preferred() -> None:
     assert " prefer" in written
 
 
-def test_refusals_are_reasons_and_a_rank_runs_without() -> None:
+def test_a_rank_runs_unbound_if_the_kernel_refuses() -> None:
     assert (set_memory_policy("bind", [1000]) or "").startswith("set_mempolicy: ")
     assert (bind_to_cpus([100_000]) or "").startswith("sched_setaffinity: ")
     code = (
@@ -66,7 +66,7 @@ def test_refusals_are_reasons_and_a_rank_runs_without() -> None:
     assert done.stderr.count("local rank 0 runs unbound: ") == 2
 
 
-def test_a_rank_is_not_misled_by_the_users_modules(tmp_path: Path) -> None:
+def test_a_rank_does_not_import_modules_of_the_current_directory(tmp_path: Path) -> None:
     """It runs in the user's directory."""
     for name in ("json.py", "accelerator.py", "sitecustomize.py"):
         (tmp_path / name).write_text("raise SystemExit('the user has a module of that name')")
@@ -77,7 +77,7 @@ def test_a_rank_is_not_misled_by_the_users_modules(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("program", "status"), [("missing-program", 127), ("./no_program", 126)])
-def test_a_program_that_cannot_be_started_is_reported_as_shells_do(program: str, status: int, tmp_path: Path) -> None:
+def test_a_program_that_cannot_start_has_the_status_of_shells(program: str, status: int, tmp_path: Path) -> None:
     (tmp_path / "no_program").write_text("no program")
     variables = environment(**SLURM)
     done = subprocess.run(rank(program), env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -85,7 +85,7 @@ def test_a_program_that_cannot_be_started_is_reported_as_shells_do(program: str,
     assert f"accel-launch: {program}: " in done.stderr
 
 
-def test_a_rank_that_is_killed_takes_its_program_with_it() -> None:
+def test_a_killed_rank_ends_its_program() -> None:
     code = "import time; print('up', flush=True); time.sleep(600)"
     command = rank(sys.executable, "-S", "-c", code)
     with subprocess.Popen(command, env=environment(**SLURM), stdout=subprocess.PIPE) as process:
@@ -95,10 +95,10 @@ def test_a_rank_that_is_killed_takes_its_program_with_it() -> None:
         assert process.stdout.read() == b""  # the program has ended, too
 
 
-def test_variables_are_received_before_the_command_starts_and_the_rest_is_left_to_it(tmp_path: Path) -> None:
+def test_variables_are_received_from_the_first_line_of_standard_input(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('the user has a module of that name')")
     code = "import os, sys; print([os.fsencode(os.environ[n]) for n in ('TOKEN', 'ODD')], sys.path, sys.stdin.read())"
-    command = small_process("receive", sys.executable, "-S", "-c", code)
+    command = helper_process("receive", sys.executable, "-S", "-c", code)
     given = b'{"TOKEN": "a \'b\\n$c", "PYTHONPATH": "/first", "ODD": "\\udcff"}\nSIGINT\n'
     done = subprocess.run(command, input=given, env=environment(), cwd=tmp_path, capture_output=True, check=False)
     written = done.stdout.decode()
@@ -107,15 +107,15 @@ def test_variables_are_received_before_the_command_starts_and_the_rest_is_left_t
     assert written.endswith(" SIGINT\n\n")
 
 
-def test_a_command_whose_sender_is_gone_does_not_start(tmp_path: Path) -> None:
-    command = small_process("receive", "touch", "started")
+def test_a_command_does_not_start_if_its_sender_has_ended(tmp_path: Path) -> None:
+    command = helper_process("receive", "touch", "started")
     done = subprocess.run(command, input=b'{"A": "b"', cwd=tmp_path, capture_output=True, check=False)
     assert done.returncode == 1
-    assert b"accel-launch: standard input ended before the variables of this host arrived" in done.stderr
+    assert b"accel-launch: standard input ended before the environment variables arrived" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_messages_need_not_be_text(capfd: pytest.CaptureFixture[str]) -> None:
+def test_messages_may_contain_any_bytes(capfd: pytest.CaptureFixture[str]) -> None:
     log(b"\xff\xfe\x80".decode(errors="surrogateescape"))
     assert capfd.readouterr().err == "accel-launch: \\udcff\\udcfe\\udc80\n"
 
@@ -131,7 +131,7 @@ def sleeper(**variables: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_what_a_launch_left_behind_is_found_by_its_variable_and_ended() -> None:
+def test_left_processes_of_a_launch_are_ended() -> None:
     launch = uuid.uuid4().hex
     processes = [sleeper(ACCEL_LAUNCH_ID=launch, RANK=str(number)) for number in (0, 1)] + [sleeper(RANK="0")]
     try:

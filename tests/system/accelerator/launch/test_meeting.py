@@ -23,7 +23,7 @@ def hosts(*options: str) -> list[str]:
     return ["--num_nodes", "2", "--master_addr", "127.0.0.1", "--master_port", str(free_port()), *options]
 
 
-def test_failed_ranks_are_restarted_and_what_they_left_behind_is_ended_before(tmp_path: Path) -> None:
+def test_failed_ranks_are_restarted_after_their_left_processes_have_ended(tmp_path: Path) -> None:
     (tmp_path / "leaves.py").write_text(
         "import os, subprocess, sys\n"
         "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
@@ -41,7 +41,7 @@ def test_failed_ranks_are_restarted_and_what_they_left_behind_is_ended_before(tm
     assert launch(["--num_accelerators", "1", "leaves.py"], tmp_path).returncode == 3
 
 
-def test_a_launcher_that_waits_for_other_hosts_ends_after_a_signal(tmp_path: Path) -> None:
+def test_a_launcher_that_waits_for_other_hosts_ends_at_a_signal(tmp_path: Path) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     with env.scope(TMPDIR=str(temporary)), Started([*TWO, *hosts(), "show.py"], tmp_path) as started:
@@ -59,7 +59,7 @@ def test_an_address_that_cannot_be_resolved_is_reported(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_host_that_has_given_up_is_not_waited_for(tmp_path: Path) -> None:
+def test_hosts_do_not_wait_for_a_host_that_has_ended(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text(
         "import os, sys, time\n"
         "if sys.argv[1] == 'later':\n"
@@ -72,10 +72,10 @@ def test_a_host_that_has_given_up_is_not_waited_for(tmp_path: Path) -> None:
         (tmp_path / "given_up").touch()
         assert other.returncode == 3, other.stderr
         assert first.end() == 1, first.errors
-        assert "Another host has given up" in first.errors
+        assert "Another host has ended the launch" in first.errors
 
 
-def test_hosts_that_run_the_same_command_meet(tmp_path: Path) -> None:
+def test_hosts_with_the_same_command_connect(tmp_path: Path) -> None:
     options = [*TWO, *hosts()]
     with Started([*options, "--node_rank", "1", "show.py"], tmp_path) as other:
         done = launch([*options, "--node_rank", "0", "show.py"], tmp_path)

@@ -69,7 +69,7 @@ def test_ranks_are_numbered_across_hosts(hosts: TwoHosts, options: list[str], tm
 
 
 @pytest.mark.parametrize("launcher", ["ssh", *MPIS])
-def test_the_other_host_gets_its_variables_and_nobody_sees_them(
+def test_variables_reach_another_host_unseen(
     launcher: str, hosts: TwoHosts, options: list[str], tmp_path: Path
 ) -> None:
     """Not the first host's own: its PATH, and which devices it shows."""
@@ -115,7 +115,7 @@ def test_all_hosts_restart_when_one_restarts_its_ranks(hosts: TwoHosts, options:
 
 
 @pytest.mark.parametrize("launcher", ["ssh", *MPIS])
-def test_a_failing_rank_of_another_host_is_reported_and_nothing_is_left(
+def test_a_failing_rank_of_another_host_is_reported_and_all_processes_end(
     launcher: str, hosts: TwoHosts, options: list[str], tmp_path: Path
 ) -> None:
     arguments, variables = below(launcher, hosts, options)
@@ -146,7 +146,7 @@ def test_signals_reach_the_ranks_of_all_hosts(
 
 
 @pytest.mark.parametrize("launcher", ["ssh", *MPIS])
-def test_ranks_of_all_hosts_end_with_a_driver_that_is_killed(
+def test_a_killed_driver_ends_the_ranks_of_all_hosts(
     launcher: str, hosts: TwoHosts, options: list[str], tmp_path: Path
 ) -> None:
     arguments, variables = below(launcher, hosts, options)

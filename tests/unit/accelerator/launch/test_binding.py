@@ -101,7 +101,7 @@ def test_cores_are_identified_by_siblings_not_by_number(tmp_path: Path) -> None:
     assert topology.cores == (Core((0, 4), 0), Core((1, 5), 0), Core((2, 6), 1), Core((3, 7), 1))
 
 
-def test_a_machine_without_any_kernel_files_has_the_cpus_of_the_mask(tmp_path: Path) -> None:
+def test_without_kernel_files_the_cpus_are_those_of_the_mask(tmp_path: Path) -> None:
     assert deal(read_topology(HostFiles(tmp_path, tmp_path), affinity={3, 5}), 2) == "3 @ any; 5 @ any x1"
 
 
@@ -111,7 +111,7 @@ def test_an_invalid_core_list_is_refused_with_an_example(text: str) -> None:
         parse_core_list(text)
 
 
-def test_listed_cpus_that_may_not_be_used_are_named(tmp_path: Path) -> None:
+def test_listed_cpus_that_are_not_allowed_are_reported(tmp_path: Path) -> None:
     with pytest.raises(BindingError, match=r"may not use: 0-1,3,6; it may use 2,4-5"):
         deal(read_made(tmp_path, Made(cores=8, cpuset="2-5", offline=(3,))), 2, "0-6")
 
@@ -130,7 +130,7 @@ def test_unbound_ranks_share_the_cores_by_number(tmp_path: Path, made: Made, ran
 
 
 @pytest.mark.parametrize("numbers", [(), (0,), (0, 1, 2), (0, 2), (1, 2, 3, 7, 9, 10)])
-def test_lists_are_written_as_the_kernel_does(numbers: tuple[int, ...]) -> None:
+def test_lists_have_the_kernels_format(numbers: tuple[int, ...]) -> None:
     text = format_list(numbers)
     assert (sorted(parse_core_list(text)) if text else []) == list(numbers)
 
@@ -171,7 +171,7 @@ def machines(draw: st.DrawFn) -> tuple[Topology, int]:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(machines(), st.data())
-def test_ranks_never_share_a_cpu_nor_leave_what_is_allowed(case: tuple[Topology, int], data: st.DataObject) -> None:
+def test_ranks_share_no_cpu_and_stay_on_allowed_cpus(case: tuple[Topology, int], data: st.DataObject) -> None:
     topology, ranks = case
     listed = frozenset(data.draw(st.sets(st.sampled_from(sorted(topology.allowed_cpus)), min_size=ranks)))
     used = [cpu for binding in plan_binding(topology, ranks, listed) for cpu in binding.cpus]

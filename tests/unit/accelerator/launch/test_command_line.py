@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerator.launch import command_line, picture
+from accelerator.launch import command_line, describe
 from accelerator.launch.command_line import main
 from accelerator.launch.hosts import host_of
 from accelerator.launch.job import Job
@@ -60,7 +60,7 @@ def refused(capsys: Capture, *arguments: str) -> str:
 
 @pytest.mark.parametrize("dash", ["_", "-"])
 @pytest.mark.parametrize("equals", [True, False])
-def test_options_have_both_spellings_and_the_programs_own_are_left_alone(dash: str, equals: bool) -> None:
+def test_options_have_two_spellings_and_those_of_the_program_are_kept(dash: str, equals: bool) -> None:
     def given(name: str, value: str) -> list[str]:
         return [f"--{name.replace('_', dash)}={value}"] if equals else [f"--{name.replace('_', dash)}", value]
 
@@ -87,39 +87,39 @@ def test_the_console_script_exists() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "no script is given"),
+        ("", "no script was given"),
         ("--bind_core_to_rank x.py", "unknown option --bind_core_to_rank; did you mean --bind_cores_to_rank?"),
         ("--num-accelerator=2 x.py", "unknown option --num-accelerator; did you mean --num_accelerators?"),
         ("--num_accelerators 0 x.py", "expected a whole number of at least 1, not '0'"),
         ("--num_nodes two x.py", "argument --num_nodes: expected a whole number of at least 1, not 'two'"),
         ("--master_port 70000 x.py", "expected a port, 1 to 65535, not '70000'"),
         ("--grace_period nan x.py", "expected a number of seconds, not 'nan'"),
-        ("y.py", "Script y.py does not exist. Remedy: Correct its path. For a module give --module"),
-        ("--log_dir hosts/logs x.py", "hosts/logs cannot be made on "),
+        ("y.py", "Script y.py does not exist. Remedy: Correct its path, or add --module for a module"),
+        ("--log_dir hosts/logs x.py", "hosts/logs cannot be created on "),
         ("--launcher pdsh x.py", "invalid choice: 'pdsh'"),
         ("--module --no_python x", "exclude each other"),
         ("--json x.py", "--json requires --show_topology"),
-        ("--node_rank 2 --num_nodes 2 x.py", "the last is 1"),
+        ("--node_rank 2 --num_nodes 2 x.py", "expected at most 1"),
         ("--launcher_args ' x.py", "argument --launcher_args: invalid"),
         ("--hostfile missing x.py", "Hostfile missing does not exist"),
         ("--hostfile hosts --launcher torchrun x.py", "the hostfile names others"),
-        ("--num_nodes 2 x.py", "Give --master_addr"),
+        ("--num_nodes 2 x.py", "Add --master_addr"),
         ("--include other x.py", "unknown host 'other'"),
         ("--bind_core_list 0-9 x.py", "may not use: 8-9"),
         ("--bind_core_list 0- --launcher ssh x.py", "expected numbers and ranges of CPUs"),
-        ("--num_nodes 2 --launcher ssh x.py", "--launcher ssh: the hosts are unknown"),
-        ("--num_nodes 2 --launcher impi x.py", "--launcher impi: the hosts are unknown"),
+        ("--num_nodes 2 --launcher ssh x.py", "--launcher ssh requires a hostfile"),
+        ("--num_nodes 2 --launcher impi x.py", "--launcher impi requires a hostfile"),
         ("--max_restarts 1 --launcher openmpi x.py", "only torch's agent restarts ranks"),
         ("--max_restarts 1 --launcher slurm x.py", "only torch's agent restarts ranks"),
-        ("--num_nodes 2 --node_rank 1 --hostfile hosts x.py", "numbers the hosts itself. Remedy: Leave --node_rank"),
-        ("--num_nodes 2 --node_rank 1 --launcher slurm x.py", "numbers the hosts itself. Remedy: Leave --node_rank"),
+        ("--num_nodes 2 --node_rank 1 --hostfile hosts x.py", "numbers the hosts itself. Remedy: Remove --node_rank"),
+        ("--num_nodes 2 --node_rank 1 --launcher slurm x.py", "numbers the hosts itself. Remedy: Remove --node_rank"),
         ("--num_accelerators 9 --bind_cores_to_rank x.py", "9 ranks cannot be bound to 8 CPUs"),
         ("--dry_run --num_accelerators 9 --bind_cores_to_rank x.py", "9 ranks cannot be bound to 8 CPUs"),
-        ("--dry_run --hostfile local x.py", "give --master_addr"),
+        ("--dry_run --hostfile local x.py", "or add --master_addr"),
         ("--dry_run --hostfile unequal --launcher mpich x.py", "use --launcher ssh"),
     ],
 )
-def test_what_is_not_possible_is_refused_and_nothing_starts(
+def test_impossible_requests_are_refused_before_anything_starts(
     arguments: str, message: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("subprocess.Popen", lambda *_a, **_k: pytest.fail("something was started"))
@@ -135,7 +135,7 @@ def test_more_accelerators_than_a_device_has_are_refused(capsys: Capture, monkey
     assert "--num_accelerators 3: this host has 2 (acme)" in refused(capsys, "--num_accelerators", "3", "x.py")
 
 
-def test_a_script_may_come_by_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_may_be_read_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     run: list[tuple[str, ...]] = []
     monkeypatch.setattr("accelerator.launch.torchrun.run", lambda job: run.append(job.program) or 0)
     assert main(["-"]) == 0
@@ -152,7 +152,7 @@ def test_a_dry_run_prints_bindings_variables_and_the_command(capsys: Capture) ->
     assert "environment of all ranks: GLOO_SOCKET_IFNAME=eth0 CUDA_VISIBLE_DEVICES=0,1 LOCAL_SIZE=2" in written
 
 
-def test_the_default_is_a_rank_for_each_numa_node_with_cores_that_may_be_used(
+def test_the_default_is_one_rank_per_numa_node_with_allowed_cores(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "for 2 of 2 ranks" in dry_run(capsys, "train.py")
@@ -168,9 +168,14 @@ def test_the_default_is_a_rank_for_each_numa_node_with_cores_that_may_be_used(
 
 @pytest.mark.parametrize(
     ("option", "command"),
-    [("--dry_run", "-u train.py a"), ("--module", "-u -m train.py a"), ("--no_python", "rank: train.py a")],
+    [
+        ("--dry_run", "-u train.py a"),
+        ("--module", "-u -m train.py a"),
+        ("-m", "-u -m train.py a"),
+        ("--no_python", "rank: train.py a"),
+    ],
 )
-def test_the_program_is_a_script_a_module_or_anything(option: str, command: str, capsys: Capture) -> None:
+def test_the_program_is_a_script_a_module_or_any_command(option: str, command: str, capsys: Capture) -> None:
     assert command in dry_run(capsys, option, "train.py", "a")
 
 
@@ -191,7 +196,7 @@ def test_each_host_gets_a_command_by_ssh(capsys: Capture, tmp_path: Path) -> Non
     assert "by ssh's standard input" not in dry_run(capsys, "--launcher", "ssh", "--num_accelerators", "1", "t.py")
 
 
-def test_the_job_of_one_host_is_passed_on_to_it(tmp_path: Path) -> None:
+def test_each_host_gets_its_job(tmp_path: Path) -> None:
     Path("hosts").write_text("localhost slots=4\nb slots=2\n")
     options = ["--hostfile", "hosts", "--exclude", "localhost:1", "--master_addr", "10.0.0.1", "--log_dir", "logs"]
     job = command_line.make_job(parse([*options, "--bind_core_list", "0-5", "--max_restarts", "2", "t.py", "x"]))
@@ -207,7 +212,7 @@ def test_the_job_of_one_host_is_passed_on_to_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["ssh", "openmpi", "mpich", "impi", "slurm"])
-def test_no_command_line_has_values_of_variables(launcher: str) -> None:
+def test_command_lines_contain_no_values_of_variables(launcher: str) -> None:
     """Everybody on a host can read those."""
     Path(".accel_env").write_text("TOKEN='of the file'\n")
     with env.scope(PYTHONPATH="/of the shell", OTHER="of no concern"):
@@ -226,14 +231,14 @@ def test_no_command_line_has_values_of_variables(launcher: str) -> None:
 
 
 @pytest.mark.parametrize("own", ["-genvall", "-genvlist A,B", "-genvnone"])
-def test_the_users_own_option_for_hydras_variables_replaces_ours(own: str, capsys: Capture) -> None:
+def test_the_users_option_for_hydras_variables_replaces_ours(own: str, capsys: Capture) -> None:
     for launcher in ("mpich", "impi"):
         written = dry_run(capsys, "--launcher", launcher, f"--launcher_args={own}", "t.py")
         assert written.count("-genv") == 1
         assert f" {own} " in written
 
 
-def test_each_host_chooses_its_devices_from_its_own_variable() -> None:
+def test_each_host_selects_devices_from_its_own_variable() -> None:
     """This host's own variable names other devices."""
     with env.scope(CUDA_VISIBLE_DEVICES="6,7"):
         for launcher in ("ssh", "openmpi"):
@@ -247,7 +252,7 @@ def test_each_host_chooses_its_devices_from_its_own_variable() -> None:
     assert plan.variables["CUDA_VISIBLE_DEVICES"] == "5"
 
 
-def test_a_dry_run_reports_where_this_host_is_smaller_than_the_others(capsys: Capture) -> None:
+def test_a_dry_run_reports_that_this_host_is_too_small(capsys: Capture) -> None:
     Path("hosts").write_text("a slots=16\nb slots=16\n")
     for launcher in ("ssh", "slurm"):
         written = dry_run(capsys, "--hostfile", "hosts", "--launcher", launcher, "--bind_cores_to_rank", "t.py")
@@ -264,7 +269,7 @@ def test_a_dry_run_reports_where_this_host_is_smaller_than_the_others(capsys: Ca
         ("slurm", ["srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpu-bind=none --nodelist=a,b --export=ALL"]),
     ],
 )
-def test_mpi_launchers_get_one_command_with_their_own_binding_switched_off(
+def test_mpi_launchers_get_one_command_with_their_binding_disabled(
     launcher: str, parts: list[str], capsys: Capture
 ) -> None:
     written = dry_run(capsys, "--hostfile", "hosts", "--launcher", launcher, "--launcher_args=--own 1", "t.py", "x")
@@ -291,10 +296,10 @@ def test_the_first_host_of_slurms_list(text: str, first: str) -> None:
     assert first_of_nodelist(text) == first
 
 
-def test_a_place_is_read_from_the_launchers_variables() -> None:
+def test_the_rank_is_read_from_the_launchers_variables() -> None:
     hydra = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
     assert read_place("impi", hydra) == {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
-    with pytest.raises(ValueError, match=r"openmpi sets OMPI_COMM_WORLD_RANK, [\s\S]*mpirun --version"):
+    with pytest.raises(ValueError, match=r"openmpi should set OMPI_COMM_WORLD_RANK, [\s\S]*mpirun --version"):
         read_place("openmpi", hydra)
 
 
@@ -308,20 +313,20 @@ def test_the_topology_as_data(capsys: Capture) -> None:
     assert [rank["cpus"] for rank in data["ranks"]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_the_topology_is_still_shown_where_the_ranks_do_not_fit(capsys: Capture) -> None:
+def test_the_topology_is_shown_even_if_the_ranks_do_not_fit(capsys: Capture) -> None:
     assert main(["--show-topology", "--num_accelerators", "9"]) == 2
     written = capsys.readouterr()
     assert "socket 1" in written.out
     assert "9 ranks cannot be bound to 8 CPUs" in written.err
 
 
-def test_the_picture_of_a_machine(tmp_path: Path) -> None:
+def test_the_drawing_of_a_machine(tmp_path: Path) -> None:
     made = Made(sockets=2, cores=4, threads=2, memory_only=1, model="Intel(R) Xeon(R) CPU Max 9480", cpuset="1-15")
     files = write_files(tmp_path / "pictured", made.files())
     topology = read_topology(files, None)
     host = host_of("localhost", 2)
     plan = plan_host(Job((), (host,), bind=True), host, topology, {})
-    lines = picture.draw(topology, read_caches(files, topology), plan, columns=30)
+    lines = describe.draw(topology, read_caches(files, topology), plan, columns=30)
     assert lines == [
         "Intel(R) Xeon(R) CPU Max 9480, 2 sockets, 2 NUMA nodes with cores, 8 cores, 16 CPUs",
         "socket 0, caches: unknown",

@@ -22,38 +22,51 @@ def short(hosts: tuple[Host, ...]) -> str:
         ("# all of them\n\n a   slots=1  # the first\nuser@b slots=2\n", "a:0/1 user@b:0,1/2"),
         ("10.0.0.1 slots=1\r\nfe80::1%eth0 slots=1\r\n", "10.0.0.1:0/1 fe80::1%eth0:0/1"),
         ("b slots=1\na slots=1", "b:0/1 a:0/1"),
+        ("a slots = 2\nb\tslots= 1\nc Slots =2", "a:0,1/2 b:0/1 c:0,1/2"),
+        ("a\n10.0.0.1", "a:0/1 10.0.0.1:0/1"),
+        ("a:2\nme@b:1\n", "a:0,1/2 me@b:0/1"),
+        ("a slots=2 max-slots=4\nb slots=1 max_slots = 2", "a:0,1/2 b:0/1"),
     ],
 )
-def test_a_hostfile_is_read_in_its_order(text: str, expected: str) -> None:
+def test_hosts_are_read_in_order(text: str, expected: str) -> None:
     assert short(parse_hostfile(text, "hosts")) == expected
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a", r"hosts:1: 'a': expected a line such as 'name slots=4'"),
-        ("a slots=2\nb 2", r"hosts:2: 'b 2': expected 'slots=' and a number of at least 1, not '2'"),
-        ("a slots=0", r"hosts:1: .* at least 1, not 'slots=0'"),
-        ("a slots=-1", r"not 'slots=-1'"),
+        ("a slots=2\nb 2", r"hosts:2: 'b 2': expected a line such as 'name slots=4', not '2'"),
+        ("a slots=0", r"hosts:1: .* a number of slots of at least 1, not '0'"),
+        ("a slots=-1", r"not '-1'"),
+        ("a slots=", r"not ''"),
         ("a slot=2", r"not 'slot=2'"),
         ("a slots=2 b slots=2", r"hosts:1: .* expected a line such as"),
         ("slots=2 a", r"hosts:1: .* the host's name first"),
-        ("a:0 slots=2", r"the host's name first"),
+        ("a:x", r"not 'x'"),
         ("a slots=1\n\n#\na slots=1", r"hosts:4: 'a slots=1': expected each host once; a is already listed"),
         ("# nobody\n", r"Hostfile hosts names no host: expected a line such as"),
     ],
 )
-def test_a_wrong_line_is_reported_with_file_line_and_what_was_expected(text: str, message: str) -> None:
+def test_an_invalid_line_is_reported_with_file_and_line(text: str, message: str) -> None:
     with pytest.raises(LaunchError, match=message):
         parse_hostfile(text, "hosts")
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"missing does not exist"):
         read_hostfile(tmp_path / "missing")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(LaunchError, match=r"binary cannot be read: it is not a text file"):
-        read_hostfile(tmp_path / "binary")
+    for content in (b"\xff\xfe\x00", b"\x7fELF\x00"):
+        (tmp_path / "binary").write_bytes(content)
+        with pytest.raises(LaunchError, match=r"binary is not a text file"):
+            read_hostfile(tmp_path / "binary")
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xef\xbb\xbfa slots=2\n", "a slots=2\r\n".encode("utf-16"), b"a slots=2  # Zo\xeb's\n"]
+)
+def test_a_hostfile_may_have_any_encoding_that_editors_write(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_bytes(content)
+    assert short(read_hostfile(tmp_path / "hosts")) == "a:0,1/2"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +81,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         (None, "b:0,1", "a:0,1,2,3/4 c:0/1"),
     ],
 )
-def test_hosts_and_slots_are_chosen(include: str | None, exclude: str | None, expected: str) -> None:
+def test_hosts_and_slots_are_selected(include: str | None, exclude: str | None, expected: str) -> None:
     assert short(choose_hosts(HOSTS, include, exclude)) == expected
 
 
@@ -81,7 +94,7 @@ def test_an_address_with_colons_is_a_host() -> None:
 @pytest.mark.parametrize(
     ("include", "exclude", "message"),
     [
-        ("a", "b", "both given"),
+        ("a", "b", "exclude each other"),
         ("worker", None, r"--include 'worker': unknown host 'worker'; the hosts are a, b, c"),
         ("aa:0", None, r"unknown host 'aa' \(did you mean a\?\); the hosts are a, "),
         ("a:4", None, r"host a has slots 0 to 3, not 4"),
@@ -89,10 +102,10 @@ def test_an_address_with_colons_is_a_host() -> None:
         ("a:x", None, r"'x' is not a list of slots"),
         ("a:0@a:1", None, r"a is named twice"),
         ("", None, r"unknown host ''"),
-        (None, "a@b@c", r"leaves no slot of any host"),
+        (None, "a@b@c", r"excludes all slots of all hosts"),
     ],
 )
-def test_a_wrong_choice_is_refused(include: str | None, exclude: str | None, message: str) -> None:
+def test_an_invalid_selection_is_refused(include: str | None, exclude: str | None, message: str) -> None:
     with pytest.raises(LaunchError, match=message):
         choose_hosts(HOSTS, include, exclude)
 
@@ -100,7 +113,7 @@ def test_a_wrong_choice_is_refused(include: str | None, exclude: str | None, mes
 def test_hosts_and_slots_are_limited_by_number() -> None:
     assert short(limit(HOSTS, 2, 1)) == "a:0/4 b:0/2"
     assert short(limit(HOSTS, None, None)) == short(HOSTS)
-    with pytest.raises(LaunchError, match="there are 3 hosts"):
+    with pytest.raises(LaunchError, match="the hostfile has 3 hosts"):
         limit(HOSTS, 4, None)
     with pytest.raises(LaunchError, match="host c has 1 slots"):
         limit(HOSTS, None, 2)

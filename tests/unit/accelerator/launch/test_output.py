@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from accelerator.launch import output
 from accelerator.launch.output import Failure, Relay, exit_status
 from tests.support.launching import wait_until
 
 FAILURE = Failure(rank=3, local_rank=1, host="b", pid=99, exit_code=-9, time_s=10.5, tail="one\ntwo", message="why")
-LONG_HOLD_S = 600.0
 
 
 class Pipe:
     """A relay between two pipes."""
 
-    def __init__(self, log_path: str | None = None, failures: list[Failure] | None = None) -> None:
+    def __init__(
+        self, log_path: str | None = None, failures: list[Failure] | None = None, line_timeout_s: float = 0.5
+    ) -> None:
         reader, self._writer = os.pipe()
         self.target, target = os.pipe()
         os.set_blocking(self.target, False)
-        self.relay = Relay(reader, target, log_path, failures)
+        self.relay = Relay(reader, target, log_path, failures, line_timeout_s)
         self.received = ""
 
     def write(self, text: str) -> None:
@@ -43,17 +43,13 @@ class Pipe:
         wait_until(lambda: self.has_received(expected), lambda: self.received)
 
 
-@pytest.fixture
-def pipe() -> Iterator[Pipe]:
-    made = Pipe()
+@pytest.fixture(params=[600.0])
+def pipe(request: pytest.FixtureRequest) -> Iterator[Pipe]:
+    """A pipe that waits long for the rest of a line, unless a test sets another timeout."""
+    made = Pipe(line_timeout_s=request.param)
     yield made
     with contextlib.suppress(OSError):
         made.close()
-
-
-@pytest.fixture
-def hold_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_HOLD_S", LONG_HOLD_S)
 
 
 def test_a_failure_is_described_with_rank_host_cause_and_tail() -> None:
@@ -87,7 +83,7 @@ LONG = {"ascii": "x" * 20_000, "wide": "错" * 2000, "no text": b"\xff\xfe".deco
 
 @pytest.mark.parametrize("tail", LONG.values(), ids=LONG)
 @pytest.mark.parametrize("message", ["", "short", *LONG.values()], ids=["none", "short", *LONG])
-def test_a_failure_is_short_enough_for_a_pipe_to_take_it_in_one_piece(tail: str, message: str) -> None:
+def test_the_line_of_a_failure_is_short_enough_for_an_atomic_write(tail: str, message: str) -> None:
     line = replace(FAILURE, tail=tail, message=message).to_line()
     assert len(line.encode()) <= 4096
     received = Failure.from_line(line)
@@ -97,7 +93,7 @@ def test_a_failure_is_short_enough_for_a_pipe_to_take_it_in_one_piece(tail: str,
     assert message.startswith(received.message)
 
 
-def test_all_is_passed_on_and_its_end_and_a_log_are_kept(tmp_path: Path) -> None:
+def test_output_is_copied_to_the_target_and_the_log(tmp_path: Path) -> None:
     pipe = Pipe(str(tmp_path / "log"))
     text = "".join(f"{number}\n" for number in range(100)) + "without an end"
     pipe.write(text)
@@ -107,8 +103,7 @@ def test_all_is_passed_on_and_its_end_and_a_log_are_kept(tmp_path: Path) -> None
     assert pipe.relay.tail.splitlines() == [*map(str, range(81, 100)), "without an end"]
 
 
-@pytest.mark.usefixtures("hold_long")
-def test_a_line_that_is_written_in_pieces_is_passed_on_whole(pipe: Pipe) -> None:
+def test_a_line_written_in_pieces_is_copied_whole(pipe: Pipe) -> None:
     for text, expected in (("loss ", ""), ("0.1\nend", "loss 0.1\n"), (" of it\nhalf", "loss 0.1\nend of it\n")):
         pipe.write(text)
         pipe.wait_for(expected)
@@ -116,7 +111,8 @@ def test_a_line_that_is_written_in_pieces_is_passed_on_whole(pipe: Pipe) -> None
     pipe.wait_for("loss 0.1\nend of it\nhalf")
 
 
-def test_the_beginning_of_a_line_comes_although_more_and_more_of_it_follows(pipe: Pipe) -> None:
+@pytest.mark.parametrize("pipe", [0.5], indirect=True)
+def test_an_endless_line_is_copied_after_the_timeout(pipe: Pipe) -> None:
     def more_was_written_and_some_came() -> bool:
         pipe.write(".")
         pipe.has_received("")
@@ -125,22 +121,19 @@ def test_the_beginning_of_a_line_comes_although_more_and_more_of_it_follows(pipe
     wait_until(more_was_written_and_some_came)
 
 
-@pytest.mark.usefixtures("hold_long")
 @pytest.mark.parametrize("text", ["\r 10%", "10%\r", "a line\n 20%\r 30%"])
-def test_progress_bars_are_not_held(pipe: Pipe, text: str) -> None:
+def test_progress_bars_are_copied_immediately(pipe: Pipe, text: str) -> None:
     pipe.write(text)
     pipe.wait_for(text)
 
 
-@pytest.mark.usefixtures("hold_long")
-def test_of_an_endless_line_no_more_is_held_than_a_piece(pipe: Pipe) -> None:
+def test_a_long_line_is_copied_in_pieces(pipe: Pipe) -> None:
     for _ in range(3):
         pipe.write("x" * 30_000)
     wait_until(lambda: pipe.has_received("") or len(pipe.received) >= 1 << 16)
 
 
-@pytest.mark.usefixtures("hold_long")
-def test_what_was_written_before_the_end_is_not_lost(pipe: Pipe) -> None:
+def test_finish_copies_the_rest(pipe: Pipe) -> None:
     """Although another process holds the pipe."""
     for number in range(100):
         pipe.write(f"{number}\nand")
@@ -148,7 +141,7 @@ def test_what_was_written_before_the_end_is_not_lost(pipe: Pipe) -> None:
         assert pipe.has_received("") or pipe.received.endswith(f"{number}\nand")
 
 
-def test_a_failure_is_taken_out_of_what_is_passed_on() -> None:
+def test_a_failure_is_removed_from_the_output() -> None:
     failures: list[Failure] = []
     pipe = Pipe(failures=failures)
     line = FAILURE.to_line()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,11 +10,10 @@ import pytest
 
 from accelerator.cpu_accelerator import CPU_Accelerator
 from accelerator.hpu_accelerator import HPU_Accelerator
-from accelerator.launch import environment
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.hosts import Host, host_of
 from accelerator.launch.job import Job
-from accelerator.launch.plan import HostPlan, plan_host
+from accelerator.launch.plan import HostPlan, forwarded, plan_host, read_environment_files, visible_devices
 from accelerator.launch.topology import Core, Node, Topology
 
 TWO_NODES = Topology(
@@ -33,53 +33,64 @@ def plan(
     return plan_host(Job((), (host,), bind=bind), host, topology, given)
 
 
-def test_a_later_file_overrides_an_earlier_and_a_missing_one_is_skipped(tmp_path: Path) -> None:
-    for name, text in (("home", "A=1\nB=1\n"), ("here", "# ours\n\nB=2\n C='x y' \nD=a=b\nE=\n")):
+def test_later_files_override_earlier_ones_and_missing_ones_are_skipped(tmp_path: Path) -> None:
+    texts = (("home", "A=1\nB=1\n"), ("here", "# ours\n\nB=2\n C='x y' \nD=a=b\nE=\nexport F = \"g\"\nH\t=  i\r\n"))
+    for name, text in texts:
         (tmp_path / name).mkdir()
         (tmp_path / name / ".accel_env").write_text(text)
-    found = environment.read_environment_files([tmp_path / "home", tmp_path / "nowhere", tmp_path / "here"])
-    assert found == {"A": "1", "B": "2", "C": "x y", "D": "a=b", "E": ""}
+    found = read_environment_files([tmp_path / "home", tmp_path / "nowhere", tmp_path / "here"])
+    assert found == {"A": "1", "B": "2", "C": "x y", "D": "a=b", "E": "", "F": "g", "H": "i"}
 
 
-@pytest.mark.parametrize("line", ["export A=s3cret", "s3cret", "A = s3cret", "1A=s3cret", "=s3cret", "s3/cret=="])
-def test_a_wrong_line_of_a_file_is_reported_only_by_its_number(line: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_file_may_have_any_encoding_that_editors_write(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / ".accel_env").write_text("NAME=Zoë\n", encoding=encoding)
+    assert read_environment_files([tmp_path]) == {"NAME": "Zoë"}
+
+
+def test_only_newlines_end_a_line_and_bytes_reach_the_ranks_unchanged(tmp_path: Path) -> None:
+    (tmp_path / ".accel_env").write_bytes(b"# Zo\xeb's\nNAME=Zo\xeb\nSEPARATOR=a\x1cb\xe2\x80\xa8c\n")
+    found = {name: os.fsencode(value) for name, value in read_environment_files([tmp_path]).items()}
+    assert found == {"NAME": b"Zo\xeb", "SEPARATOR": b"a\x1cb\xe2\x80\xa8c"}
+
+
+@pytest.mark.parametrize("line", ["export s3cret", "s3cret", "A B = s3cret", "1A=s3cret", "=s3cret", "s3/cret=="])
+def test_an_invalid_line_is_reported_without_its_text(line: str, tmp_path: Path) -> None:
     (tmp_path / ".accel_env").write_text(f"OK=1\n{line}\n")
     with pytest.raises(LaunchError, match=r"\.accel_env:2: expected NAME=VALUE") as refused:
-        environment.read_environment_files([tmp_path])
+        read_environment_files([tmp_path])
     assert "s3" not in str(refused.value).partition(".accel_env")[2]
 
 
-def test_variables_are_forwarded_by_prefix_but_not_those_that_choose_a_hosts_devices() -> None:
+def test_variables_are_forwarded_by_prefix_except_visible_devices() -> None:
     variables = {"NCCL_DEBUG": "INFO", "PYTHONPATH": "/x", "HOME": "/root", "ACCEL_CACHE_DIR": "/c", "ASCEND": "1"}
-    assert list(environment.forwarded(variables, ["NCCL"])) == ["ACCEL_CACHE_DIR", "NCCL_DEBUG", "PYTHONPATH"]
-    assert list(environment.forwarded(variables, [])) == ["ACCEL_CACHE_DIR", "PYTHONPATH"]
+    assert list(forwarded(variables, ["NCCL"])) == ["ACCEL_CACHE_DIR", "NCCL_DEBUG", "PYTHONPATH"]
+    assert list(forwarded(variables, [])) == ["ACCEL_CACHE_DIR", "PYTHONPATH"]
     variables = {"CUDA_VISIBLE_DEVICES": "3", "CUDA_LAUNCH_BLOCKING": "1"}
-    kept = environment.forwarded(variables, ["CUDA_"], CPU_Accelerator().visible_devices_envs())
+    kept = forwarded(variables, ["CUDA_"], CPU_Accelerator().visible_devices_envs())
     assert kept == {"CUDA_LAUNCH_BLOCKING": "1"}
 
 
-def test_settings_of_a_launcher_are_forwarded_below_it() -> None:
+def test_settings_of_an_mpi_are_forwarded_with_it() -> None:
     variables = {"I_MPI_FABRICS": "ofi", "MPICH_X": "1", "FI_PROVIDER": "tcp", "I_MPI": "1"}
     for launcher, own in (("ssh", []), ("mpich", ["MPICH_X"]), ("impi", ["I_MPI_FABRICS"])):
-        assert list(environment.forwarded(variables, [], (), launcher)) == ["FI_PROVIDER", *own]
+        assert list(forwarded(variables, [], (), launcher)) == ["FI_PROVIDER", *own]
 
 
 @pytest.mark.parametrize(
     ("given", "slots", "expected"),
     [({}, (0, 1), "0,1"), ({}, (2,), "2"), ({"CUDA_VISIBLE_DEVICES": "4, 5,GPU-ab"}, (1, 2), "5,GPU-ab")],
 )
-def test_visible_devices_are_slots_of_what_is_visible_now(
-    given: dict[str, str], slots: tuple[int, ...], expected: str
-) -> None:
+def test_slots_index_the_visible_devices(given: dict[str, str], slots: tuple[int, ...], expected: str) -> None:
     names = CPU_Accelerator().visible_devices_envs()
-    assert environment.visible_devices(names, given, slots) == {"CUDA_VISIBLE_DEVICES": expected}
+    assert visible_devices(names, given, slots) == {"CUDA_VISIBLE_DEVICES": expected}
 
 
 def test_all_variables_of_an_accelerator_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HPU_Accelerator, "__init__", lambda _self: None)
     names = HPU_Accelerator().visible_devices_envs()
     expected = {"HABANA_VISIBLE_MODULES": "0,3", "CUDA_VISIBLE_DEVICES": "0,3"}
-    assert environment.visible_devices(names, {}, (0, 3)) == expected
+    assert visible_devices(names, {}, (0, 3)) == expected
 
 
 def test_bound_ranks_have_a_thread_for_each_core() -> None:
@@ -108,7 +119,7 @@ def test_unbound_ranks_share_the_cores() -> None:
 def test_the_users_own_threads_are_kept_with_a_note_if_too_many(bind: bool) -> None:
     kept = plan({"OMP_NUM_THREADS": "8"}, bind=bind)
     assert "OMP_NUM_THREADS" not in kept.variables
-    assert kept.notes[0].startswith("OMP_NUM_THREADS=8 is kept, though a rank has 4 cores")
+    assert kept.notes[0].startswith("OMP_NUM_THREADS=8 is more than the 4 cores of a rank")
     assert plan({"OMP_NUM_THREADS": "2"}, bind=bind).notes == ()
 
 
@@ -123,7 +134,7 @@ def test_the_users_own_threads_are_kept_with_a_note_if_too_many(bind: bool) -> N
         ("OMP_PLACES", "0:4"),
     ],
 )
-def test_settings_that_bind_all_ranks_alike_are_refused_and_explained(name: str, value: str) -> None:
+def test_settings_that_bind_all_ranks_to_the_same_cpus_are_refused(name: str, value: str) -> None:
     with pytest.raises(LaunchError, match=rf"{name}=.* incompatible with --bind_cores_to_rank: it [\s\S]*Unset {name}"):
         plan({name: value})
     plan({name: value}, bind=False)
@@ -133,11 +144,11 @@ def test_settings_that_bind_all_ranks_alike_are_refused_and_explained(name: str,
     ("name", "value"),
     [("KMP_AFFINITY", "granularity=fine,compact,1,0"), ("OMP_PLACES", "cores(4)"), ("OMP_PLACES", "")],
 )
-def test_settings_within_a_ranks_own_cores_are_accepted(name: str, value: str) -> None:
+def test_settings_that_respect_the_mask_are_accepted(name: str, value: str) -> None:
     assert plan({name: value}).notes == ()
 
 
-def test_many_ranks_are_described_in_few_lines() -> None:
+def test_the_description_of_many_ranks_is_shortened() -> None:
     topology = Topology(tuple(Core((c,), 0) for c in range(64)), (), frozenset(range(64)), None, None, "")
     lines = plan({}, host=host_of("localhost", 64), topology=topology).lines()
     assert len(lines) == 17

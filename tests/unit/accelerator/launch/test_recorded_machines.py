@@ -69,7 +69,7 @@ def write_recorded(directory: Path, name: str, **changes: str) -> HostFiles:
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_counts_are_hwlocs_and_ranks_get_cores_of_their_own(tmp_path: Path, name: str) -> None:
+def test_counts_match_hwloc_and_ranks_share_no_cores(tmp_path: Path, name: str) -> None:
     affinity = parse_core_list(AFFINITY[name]) if name in AFFINITY else None
     topology = read_topology(write_recorded(tmp_path, name), affinity)
     usable = [set(core.cpus) & topology.allowed_cpus for core in topology.cores]
