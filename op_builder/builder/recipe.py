@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from op_builder import paths
+from op_builder.builder.standard import without_older_standards
 from op_builder.errors import AccelError
 from op_builder.plan import Binding, BuildPlan, Language, Source
 
@@ -50,11 +51,17 @@ def make_plan(builder: OpBuilder) -> BuildPlan:
     if any(source.language is Language.CUDA for source in sources):
         host = tuple(f"-Xcompiler={flag}" for flag in warnings)
         archs = tuple(builder.cuda_archs())
-        nvcc_flags = (standard, "-O3", *host, *defines, *_clean(builder.nvcc_args()))
+        own = without_older_standards(builder.name, standard, _clean(builder.nvcc_args()))
+        nvcc_flags = (standard, "-O3", *host, *defines, *own)
         if builder.enable_bf16 and not stable:
             # What extension sources ask for, and torch's own flags for nvcc would forbid.
             defines = (*defines, "-DBF16_AVAILABLE")
             nvcc_flags = (*nvcc_flags, "-DBF16_AVAILABLE", *_NVCC_BF16_FLAGS)
+    own = without_older_standards(builder.name, standard, _clean(builder.cxx_args()))
+    sources = tuple(
+        source._replace(flags=tuple(without_older_standards(builder.name, standard, source.flags)))
+        for source in sources
+    )
     include_dirs = [path for name in _clean(builder.include_paths()) for path in paths.resolve_all(name, owner)]
     plan = BuildPlan(
         op=builder.name,
@@ -62,7 +69,7 @@ def make_plan(builder: OpBuilder) -> BuildPlan:
         binding=builder.BINDING,
         sources=sources,
         include_dirs=tuple(dict.fromkeys(include_dirs)),
-        cxx_flags=(standard, _HOST_OPTIMIZATION, *warnings, *defines, *_clean(builder.cxx_args())),
+        cxx_flags=(standard, _HOST_OPTIMIZATION, *warnings, *defines, *own),
         nvcc_flags=nvcc_flags,
         link_flags=(*_clean(builder.extra_ldflags()), *map(_library_flag, _clean(builder.libraries_args()))),
         cuda_archs=archs,
@@ -128,7 +135,7 @@ def _stable_recipe() -> tuple[str, tuple[str, ...]]:
 
 def _torch_recipe(module_name: str, builder: OpBuilder) -> tuple[str, tuple[str, ...]]:
     # The standard that torch's own headers want follows torch's release; it is part of the
-    # flags, so it is part of the key. A builder's own -std comes later and wins.
+    # flags, so it is part of the key. A builder's own -std wins where it is newer.
     standard = "-std=c++20" if builder.torch_version() >= (2, 12) else "-std=c++17"
     return standard, (f"-DTORCH_EXTENSION_NAME={module_name}", "-DTORCH_API_INCLUDE_EXTENSION_H")
 
