@@ -2,21 +2,27 @@
 # suite. Both need only Python >= 3.10 and a C++ compiler; everything else goes into .venv.
 
 PYTHON ?= python3
-VENV := .venv
+# TORCH=2.15.0 works with that torch, in a virtual environment of its own: .venv-torch-2.15.0
+TORCH ?=
+VENV := .venv$(if $(TORCH),-torch-$(TORCH))
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,build_tools/constraints.txt)
 # SLOW=1 adds the tests that take minutes; ARGS goes to the program that a target runs.
 SLOW ?= 0
 # What is installed; tests of ccl_comm need its 1.2 GB, too: EXTRAS=demo,test,ccl
 EXTRAS ?= demo,test
 ARGS ?=
+# A constraint file in pip's own configuration may exclude the chosen torch, so ours replaces it.
+PIP_INSTALL := $(if $(TORCH),PIP_CONSTRAINT=$(CONSTRAINTS) )$(BIN)/python -m pip install --quiet \
+  --disable-pip-version-check -c $(CONSTRAINTS)
 MARKERS := $(if $(filter 1,$(SLOW)),,-m "not slow")
 
 .PHONY: help demo test lint format bench docs clean
 
 help:
 	@echo "make demo    train a small character model with CPU Adam, beside torch's AdamW"
-	@echo "make test    lint, type checks and tests (SLOW=1 adds the slow ones)"
+	@echo "make test    lint, type checks and tests (SLOW=1 adds the slow ones; TORCH=2.15.0 uses that torch)"
 	@echo "make lint    ruff, mypy and import-linter"
 	@echo "make format  let ruff format the code"
 	@echo "make bench   short benchmarks; benchmarks/RESULTS.md has complete runs"
@@ -29,18 +35,20 @@ $(READY): pyproject.toml setup.py build_tools/constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python >= 3.10 is needed, this is " + sys.version.split()[0] + "; set PYTHON=" if sys.version_info < (3, 10) else 0)'
 	@echo "Setting up $(VENV): torch and the test tools, a minute or two ..."
 	@$(PYTHON) -m venv $(VENV) || (echo "Creating $(VENV) failed; on Debian and Ubuntu: apt-get install python3-venv" && false)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c build_tools/constraints.txt setuptools wheel
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c build_tools/constraints.txt -e '.[$(EXTRAS)]'
+	@$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' build_tools/constraints.txt > $(CONSTRAINTS))
+	@$(PIP_INSTALL) setuptools wheel
+	@$(PIP_INSTALL) -e '.[$(EXTRAS)]'
 	@touch $@
 
 $(DOCS_READY): $(READY)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c build_tools/constraints.txt -e '.[docs]'
+	@$(PIP_INSTALL) -e '.[docs]'
 	@touch $@
 
 demo: $(READY)
 	$(BIN)/python -m examples.train_characters $(ARGS)
 
-test: lint
+# Only with the pinned torch: mypy reads the types of torch, which differ between releases.
+test: $(if $(TORCH),$(READY),lint)
 	$(BIN)/python -m pytest -n 2 $(MARKERS) $(ARGS)
 
 lint: $(READY)
@@ -62,4 +70,4 @@ docs: $(DOCS_READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist out site op_builder/_prebuilt *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-torch-* build dist out site op_builder/_prebuilt *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,7 +37,7 @@ class MPSStream(HostStream):
 
 
 class MPS_Accelerator(HostStreams, TorchAccelerator):
-    """``torch.mps``: one device with one queue; its allocator keeps no peaks, so peaks are the current values."""
+    """``torch.mps``: one device; its allocator keeps no peaks, so current values stand for them."""
 
     device_type = "mps"
     requirement = "torch.mps"
@@ -54,6 +55,19 @@ class MPS_Accelerator(HostStreams, TorchAccelerator):
     @property
     def Event(self) -> Any:
         return torch.mps.Event
+
+    @property
+    def Stream(self) -> Any:
+        return self._module.Stream if hasattr(torch.mps, "Stream") else MPSStream
+
+    def stream(self, stream: Any) -> AbstractContextManager[Any]:
+        return self._module.stream(stream) if hasattr(torch.mps, "Stream") else super().stream(stream)
+
+    def current_stream(self, device_index: int | None = None) -> Any:
+        return self._module.current_stream() if hasattr(torch.mps, "Stream") else self.only_stream
+
+    def default_stream(self, device_index: int | None = None) -> Any:
+        return self._module.default_stream() if hasattr(torch.mps, "Stream") else self.only_stream
 
     def use_host_timers(self) -> bool:
         return True

@@ -11,7 +11,7 @@
 
 namespace accel {
 
-// Reports a bad argument: Python sees a ValueError with the two texts on a line each.
+// Reports a bad argument: Python sees a ValueError (torch_c/errors.h) with the two texts on a line each.
 [[noreturn]] inline void refuse(const std::string& found, const std::string& remedy) {
   throw std::invalid_argument(found + '\n' + remedy);
 }

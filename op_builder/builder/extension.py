@@ -60,9 +60,8 @@ def setuptools_extension(name: str, plan: BuildPlan) -> Any:
         arguments["py_limited_api"] = True
     if not plan.uses_cuda:
         return cpp_extension.CppExtension(**arguments)  # type: ignore[no-untyped-call]
-    if cpp_extension.CUDA_HOME is None:
-        # A CPU build of torch does not look for the toolkit.
-        cpp_extension.CUDA_HOME = str(find_cuda(Memo(Path(os.devnull))).home)
+    # A CPU build of torch does not look for the toolkit, and others guess from nvcc on PATH, which may be a wrapper.
+    cpp_extension.CUDA_HOME = str(find_cuda(Memo(Path(os.devnull))).home)
     return cpp_extension.CUDAExtension(**arguments)  # type: ignore[no-untyped-call]
 
 

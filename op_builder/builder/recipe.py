@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from op_builder import paths
+from op_builder.builder.standard import without_older_standards
 from op_builder.errors import AccelError
 from op_builder.plan import Binding, BuildPlan, Language, Source
 
@@ -56,14 +57,19 @@ def make_plan(builder: OpBuilder) -> BuildPlan:
     if any(source.language is Language.CUDA for source in sources):
         host = tuple(f"-Xcompiler={flag}" for flag in warnings)
         archs = tuple(builder.cuda_archs())
-        nvcc_flags = (standard, "-O3", *host, *defines, *flag_list(builder.nvcc_args(), f"{where}nvcc_args()"))
+        own = without_older_standards(builder.name, standard, flag_list(builder.nvcc_args(), f"{where}nvcc_args()"))
+        nvcc_flags = (standard, "-O3", *host, *defines, *own)
         if builder.enable_bf16 and not stable:
             # Existing sources test these defines; torch's flags for nvcc disable bfloat16 operators.
             defines = (*defines, "-DBF16_AVAILABLE")
             nvcc_flags = (*nvcc_flags, "-DBF16_AVAILABLE", *_NVCC_BF16_FLAGS)
+    cxx_args = without_older_standards(builder.name, standard, flag_list(builder.cxx_args(), f"{where}cxx_args()"))
+    sources = tuple(
+        source._replace(flags=tuple(without_older_standards(builder.name, standard, source.flags)))
+        for source in sources
+    )
     names = text_list(builder.include_paths(), f"{where}include_paths()")
     include_dirs = [path for name in names for path in paths.resolve_all(name, owner)]
-    cxx_args = flag_list(builder.cxx_args(), f"{where}cxx_args()")
     link_args = flag_list(builder.extra_ldflags(), f"{where}extra_ldflags()")
     libraries = flag_list(builder.libraries_args(), f"{where}libraries_args()")
     plan = BuildPlan(
@@ -139,7 +145,7 @@ def _stable_recipe() -> tuple[str, tuple[str, ...]]:
 
 
 def _torch_recipe(module_name: str, builder: OpBuilder) -> tuple[str, tuple[str, ...]]:
-    # The C++ standard that torch's headers require depends on its release. A builder's own -std comes later and wins.
+    # The C++ standard that torch's headers require depends on its release. A builder's own -std wins where it is newer.
     standard = "-std=c++20" if builder.torch_version() >= (2, 12) else "-std=c++17"
     return standard, (f"-DTORCH_EXTENSION_NAME={module_name}", "-DTORCH_API_INCLUDE_EXTENSION_H")
 

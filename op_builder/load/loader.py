@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from op_builder.cache.store import Entry
 from op_builder.errors import LoadError
+from op_builder.load.operators import LoadedOps
 from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ def _open_accel(entry: Entry) -> Any:
         failure = f"{entry.artifact} cannot register its ops with torch {torch.__version__}: {reason}"
         _half_registered[namespace] = failure
         raise LoadError(failure)
+    setattr(torch.ops, namespace, LoadedOps(getattr(torch.ops, namespace)))
     return getattr(torch.ops, namespace)
 
 

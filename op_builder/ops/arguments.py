@@ -17,6 +17,7 @@ import torch
 from torch._compile import _disable_dynamo
 
 from op_builder.errors import OpArgumentError
+from op_builder.load.operators import named_error
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -146,9 +147,14 @@ def explained() -> Iterator[None]:
     """Turn what a binding refuses (csrc/bindings/tensor_checks.h) into an OpArgumentError."""
     try:
         yield
-    except ValueError as error:  # what was found, newline, remedy
-        found, _, remedy = str(error).partition("\n")
-        raise OpArgumentError(found, remedy) from None
+    except (ValueError, RuntimeError, MemoryError) as raised:
+        error = named_error(raised)
+        if isinstance(error, ValueError):  # what was found, newline, remedy
+            found, _, remedy = str(error).partition("\n")
+            raise OpArgumentError(found, remedy) from None
+        if error is raised:
+            raise
+        raise error from None
 
 
 def is_dense(tensor: object) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from op_builder.errors import OpArgumentError, SharedMemoryCommError
+from op_builder.load.operators import named_error
 from op_builder.ops.arguments import untraced
 from op_builder.ops.comm.shared_memory_meeting import Meeting, RankFacts, shared_segments, space_error
 from op_builder.system import cpu_isa
@@ -239,7 +240,7 @@ class SharedMemoryGroup:
                 raise _unfit(tensor)
         try:
             return op(*tensors, self._number, *numbers)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, MemoryError) as error:
             for tensor in tensors:
                 if tensor.layout is not torch.strided:
                     raise _unfit(tensor) from None
@@ -247,6 +248,7 @@ class SharedMemoryGroup:
 
     def _explained(self, operation: str, error: Exception) -> Exception:
         """What an op's error means to the user."""
+        error = named_error(error)
         message = str(error)
         if isinstance(error, ValueError):
             found, _, remedy = message.partition("\n")

@@ -149,6 +149,7 @@ def test_xpu_pins_memory_with_torch(machine: Machine) -> None:
 
 def test_mps_is_one_device_with_one_queue(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.mps()
+    monkeypatch.delattr(torch.mps, "Stream", raising=False)  # which torch has since 2.15
     waits: list[str] = []
     monkeypatch.setattr(torch.mps, "synchronize", lambda: waits.append("synchronized"))
     accelerator = device_class("mps")()
@@ -161,6 +162,20 @@ def test_mps_is_one_device_with_one_queue(machine: Machine, monkeypatch: pytest.
     assert accelerator.Event is torch.mps.Event
     with pytest.raises(DeviceIndexError, match="mps device 1 does not exist; the only device is 0"):
         accelerator.set_device(1)
+
+
+def test_mps_uses_the_streams_of_torch_where_it_has_them(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.mps()
+    entered: list[object] = []
+    monkeypatch.setattr(torch.mps, "Stream", object, raising=False)
+    monkeypatch.setattr(torch.mps, "stream", entered.append, raising=False)
+    monkeypatch.setattr(torch.mps, "current_stream", lambda: "current", raising=False)
+    monkeypatch.setattr(torch.mps, "default_stream", lambda: "default", raising=False)
+    accelerator = device_class("mps")()
+    assert accelerator.Stream is object
+    assert (accelerator.current_stream(0), accelerator.default_stream()) == ("current", "default")
+    accelerator.stream("chosen")
+    assert entered == ["chosen"]
 
 
 @pytest.mark.parametrize("directory", ["", "x86_64-linux", "aarch64-linux"])

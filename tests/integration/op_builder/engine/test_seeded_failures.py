@@ -58,12 +58,6 @@ SOURCES = {
     "Python.h in an op without it": Seed(
         {"small.cpp": "#include <Python.h>\n"}, ("small.cpp:1:10: fatal error: Python.h",), "BINDING = Binding.TORCH"
     ),
-    "torch's headers under a standard too old": Seed(
-        {"small.cpp": "#include <torch/csrc/stable/tensor.h>\n"},
-        ("torch/include/", "error: ", "included from", "small.cpp:1"),
-        "-std=c++11 of the op's own flags overrides -std=c++17",
-        flags=("-std=c++11",),
-    ),
     "a library that nobody has": Seed(
         {"small.cpp": ENTRY}, ("cannot find -lacme_nowhere",), "libacme_nowhere's development", link=("-lacme_nowhere",)
     ),

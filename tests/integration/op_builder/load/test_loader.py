@@ -279,3 +279,41 @@ def test_a_warm_load_imports_nothing_that_only_a_build_needs(small: SmallBuilder
     """
     done = run_python(textwrap.dedent(code), ACCEL_JIT="0")
     assert done.returncode == 0, done.stderr
+
+
+# Errors of ops ------------------------------------------------------------------------------
+
+THROWING = """
+#include <new>
+#include <stdexcept>
+#include "bindings/stable_library.h"
+
+static void fail(int64_t kind) {
+  if (kind == 0) throw std::invalid_argument("x: too short");
+  if (kind == 1) throw std::bad_alloc();
+  if (kind == 2) throw std::out_of_range("no such row");
+  if (kind == 3) throw std::overflow_error("too large");
+  throw std::runtime_error("the device failed");
+}
+static void define(accel::Library& m) { m.def("fail(int kind) -> ()"); }
+static void implement(accel::Library& m) { m.impl("fail", TORCH_BOX(&fail)); }
+ACCEL_OP_LIBRARY({nullptr, define}, {"CompositeExplicitAutograd", implement})
+"""
+
+
+def test_the_class_of_an_ops_error_does_not_depend_on_torch(tmp_path: Path, small: SmallBuilder) -> None:
+    op = make_small(tmp_path / "throwing", small.cache, source=THROWING).load()
+    expected = [
+        (ValueError, "x: too short"),
+        (MemoryError, "std::bad_alloc"),
+        (IndexError, "no such row"),
+        (OverflowError, "too large"),
+        (RuntimeError, "the device failed"),
+    ]
+    for kind, (expected_class, message) in enumerate(expected):
+        with pytest.raises(expected_class) as caught:
+            op.fail(kind)
+        assert (type(caught.value), str(caught.value)) == (expected_class, message)
+    # An overload is torch's own: its class depends on torch, the text names the class.
+    with pytest.raises((ValueError, RuntimeError), match=r"^ValueError: x: too short$"):
+        op.fail.default(0)

@@ -158,9 +158,9 @@ def test_numbers_that_do_not_fit_are_told_from_a_compiled_function_too(cpu_adam)
     for step, lr, text in [(0, 1e-3, "step is 0"), (3, -1.0, "lr is -1.0"), (3, float("nan"), "lr is nan")]:
         with pytest.raises(OpArgumentError, match=text):
             train_step(step, lr)
-    # Read when the graph runs.
+    # Read when the graph runs, which calls torch's own op: its class depends on torch.
     for step, text in [(0, "step is 0; steps count from 1"), (2.5, "step is 2.5.*no whole number")]:
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises((ValueError, RuntimeError), match=f"^ValueError: .*{text}"):
             train_step(torch.tensor(step), 1e-3)
     assert_equal(tensors, before)
 
@@ -181,7 +181,7 @@ def test_opcheck_of_the_update_by_numbers(kind: Kind):
 def test_the_raw_op_refuses_other_numbers(cpu_adam, numbers):
     given = as_lists([make_tensors(ADAM, 17)])
     before = given.params[0].clone()
-    with pytest.raises(ValueError, match="no tensor of 9 float64"):
+    with pytest.raises((ValueError, RuntimeError), match=r"^ValueError: .*no tensor of 9 float64"):
         cpu_adam.ops.update.numbers(*given.positional(), numbers, *Pass().settings(), cpu_adam.isa)
     assert torch.equal(given.params[0], before)
 
