@@ -114,7 +114,7 @@ def _other_recipe(entry: Entry, package: Path, op: Op) -> str | None:
         flags = [name for name in _FLAGS if _of_cpu(built.get(name, "[]")) != _of_cpu(recipe[name])]
     except ValueError:
         return "its manifest cannot be read"
-    names = {name for name in (*built, *recipe) if name.startswith(("source ", "linked "))}
+    names = {name for name in (*built, *recipe) if name.startswith(("source ", "linked ", "named "))}
     if entry.manifest.accel_ops == __version__:
         names.update(recipe)
     other = [name for name in sorted(names) if built.get(name) != recipe.get(name)]
@@ -158,7 +158,7 @@ def _changed_headers(entry: Entry, package: Path, roots: Roots, since_ns: int) -
     """
     places = _places(package)
     own = (header for header in entry.manifest.headers if roots.locate(header.root, header.path).startswith(places))
-    return [f"header {header.path}" for header in own if not header.has_same_content(roots, since_ns)]
+    return [f"header {header.path}" for header in own if not header.is_unchanged(roots, since_ns)]
 
 
 def _misfit(entry: Entry) -> str | None:

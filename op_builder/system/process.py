@@ -63,7 +63,11 @@ def run(
             raise ToolchainError(
                 f"{line} did not end within {timeout_s:g} s.", "Run it by hand to see where it waits."
             ) from error
-        return Finished(tuple(command), process.returncode, _text(output), _text(errors))
+        # The output may hold paths, which the caller opens; the errors are for people.
+        output.seek(0)
+        errors.seek(0)
+        text = errors.read().decode(errors="replace")
+        return Finished(tuple(command), process.returncode, os.fsdecode(output.read()), text)
 
 
 def _scratch() -> IO[bytes]:
@@ -71,11 +75,6 @@ def _scratch() -> IO[bytes]:
     if hasattr(os, "memfd_create"):  # needs no place on a disk, which may be full
         return os.fdopen(os.memfd_create("output"), "w+b")
     return tempfile.TemporaryFile()
-
-
-def _text(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> None:
