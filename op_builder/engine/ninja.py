@@ -17,6 +17,7 @@ from op_builder.engine.commands import DEVICE_OBJECT, BuildCommands
 from op_builder.engine.session import watched
 from op_builder.errors import BuildCancelled, ToolchainError
 from op_builder.plan import BuildPlan
+from op_builder.system.process import require_exit_codes
 from op_builder.toolchains.flags import check_words
 
 Progress = Callable[[int, int, str], None]
@@ -70,6 +71,7 @@ def run_ninja(
         ToolchainError: it did not end in time.
         BuildCancelled: ``cancel`` was set.
     """
+    require_exit_codes()
     # The locale decides the language of diagnostics, which are searched for 'error:'.
     environment = env.child_environment(NINJA_STATUS="[%f/%t] ", LC_ALL="C", TMPDIR=str(directory))
     timeout_s = env.ACCEL_COMPILE_TIMEOUT_S.get()

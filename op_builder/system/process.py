@@ -42,6 +42,7 @@ def run(
         ToolchainError: it cannot be started, or runs longer than ``timeout_s`` seconds.
     """
     line = shlex.join(command)
+    require_exit_codes()
     with _scratch() as output, _scratch() as errors:
         try:
             process = subprocess.Popen(
@@ -68,6 +69,19 @@ def run(
         errors.seek(0)
         text = errors.read().decode(errors="replace")
         return Finished(tuple(command), process.returncode, os.fsdecode(output.read()), text)
+
+
+def require_exit_codes() -> None:
+    """Check that this process learns how its children end.
+
+    Raises:
+        ToolchainError: it ignores SIGCHLD, so that the system drops exit codes and a failed compiler looks successful.
+    """
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        raise ToolchainError(
+            "This process ignores SIGCHLD, so it cannot learn whether a compiler failed.",
+            "Call signal.signal(signal.SIGCHLD, signal.SIG_DFL) before the op is built.",
+        )
 
 
 def _scratch() -> IO[bytes]:
