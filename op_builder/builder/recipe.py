@@ -10,6 +10,7 @@ from op_builder import paths
 from op_builder.builder.standard import without_older_standards
 from op_builder.errors import AccelError
 from op_builder.plan import Binding, BuildPlan, Language, Source
+from op_builder.toolchains.flags import check_words, expand_response_files
 
 if TYPE_CHECKING:
     from op_builder.builder.base import OpBuilder
@@ -83,7 +84,23 @@ def make_plan(builder: OpBuilder) -> BuildPlan:
         link_flags=(*link_args, *map(_library_flag, libraries)),
         cuda_archs=archs,
     )
-    return builder.finish_plan(plan)
+    return _settled(builder.finish_plan(plan))
+
+
+def _settled(plan: BuildPlan) -> BuildPlan:
+    """The plan with response files replaced by their words, so that all of the flags count in the key.
+
+    Raises:
+        AccelError: ninja or the compilers cannot express a flag or a path.
+    """
+    sources = tuple(
+        source._replace(flags=tuple(expand_response_files(source.flags))) if source.flags else source
+        for source in plan.sources
+    )
+    cxx, nvcc, link = map(expand_response_files, (plan.cxx_flags, plan.nvcc_flags, plan.link_flags))
+    flags = [*cxx, *nvcc, *link, *(flag for source in sources for flag in source.flags)]
+    check_words([*flags, *map(str, plan.include_dirs), *(str(source.path) for source in sources)])
+    return plan._replace(sources=sources, cxx_flags=tuple(cxx), nvcc_flags=tuple(nvcc), link_flags=tuple(link))
 
 
 def _source(name: str, builder: OpBuilder) -> Source:

@@ -123,7 +123,7 @@ def misfits(manifest: Manifest, memo: Memo) -> list[str]:
     lines = [f"{name}: built for {parts.get(name, 'none')}, here {here.get(name, 'none')}" for name in differing]
     # Torch's headers that an op on the Stable ABI has read; for others they are a part of the key.
     torch = Roots({"torch": str(torch_install().include_dir)})
-    other = [header for header in manifest.headers if header.root == "torch" and not header.has_same_content(torch)]
+    other = [header for header in manifest.headers if header.root == "torch" and not header.is_unchanged(torch)]
     return [*lines, *(f"{header.path} of torch differs here" for header in other)]
 
 

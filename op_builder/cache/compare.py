@@ -46,6 +46,7 @@ def _differences(entry: Entry, key: PlanKey, roots: Roots, memo: Memo) -> list[s
         else:
             lines.append(f"{name}: {before or 'none'} -> {now or 'none'}")
     lines += [_header_line(header, roots) for header in entry.manifest.headers if not header.is_unchanged(roots)]
+    lines += [f"{_name(place, roots)} is new" for place in entry.manifest.absent if _exists(place, roots)]
     if not system.is_unchanged(memo):
         lines.append(f"one of {len(system.paths)} system headers changed")
     return lines
@@ -83,10 +84,15 @@ def _list_changes(before: Sequence[str], after: Sequence[str]) -> str:
 
 
 def _header_line(header: Header, roots: Roots) -> str:
-    located = roots.locate(header.root, header.path)
-    # Headers of this project are named from its top, wherever among the op's directories they were found.
-    name = paths.label(Path(located)) if paths.is_native(Path(located)) else header.path
-    if not os.path.exists(located):
-        return f"{name} was removed"
-    shadow = next(filter(os.path.exists, map(roots.locate_place, header.shadows)), None)
-    return f"{shadow} now comes before {name}" if shadow else f"{name} changed"
+    place = f"{header.root}/{header.path}"
+    return f"{_name(place, roots)} {'changed' if _exists(place, roots) else 'was removed'}"
+
+
+def _exists(place: str, roots: Roots) -> bool:
+    return os.path.exists(roots.locate_place(place))
+
+
+def _name(place: str, roots: Roots) -> str:
+    """A file's path below its root; from the top of this project if it is one of its own."""
+    located = Path(roots.locate_place(place))
+    return paths.label(located) if paths.is_native(located) else place.partition("/")[2]

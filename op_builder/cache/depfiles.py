@@ -1,68 +1,84 @@
-"""What a finished build read: the headers and archives that the depfiles of compilers and linker list.
+"""What a finished build read: the files that the depfiles of compilers, assembler and linker list.
 
-A module of its own because only a build needs it; a warm load only compares what was recorded.
+A module of its own because only a build needs it; a warm load only compares what was recorded. Depfiles and paths are
+bytes: they are split as make splits them, and decoded as the file system's names are, whatever the locale.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from op_builder.cache.headers import Header, Roots, SystemHeaders
+from op_builder.errors import ToolchainError
 from op_builder.plan import BuildPlan
 from op_builder.system.file_contents import file_sha256, settled_status
 
 
 class HeaderGoneError(Exception):
-    """A header of the op's own that a build read was removed before its content could be hashed."""
+    """A file that a build read was removed before its content could be hashed."""
 
 
 def read_headers(
-    plan: BuildPlan, depfiles: Iterable[Path], stamped: Iterable[str], linked: Path | None = None
-) -> tuple[tuple[Header, ...], SystemHeaders]:
-    """The headers that the depfiles of a finished build name, and the archives among what was linked.
+    plan: BuildPlan,
+    depfiles: Iterable[Path],
+    stamped: Iterable[str],
+    system_dirs: Callable[[], list[str]],
+    *,
+    assembled: Iterable[Path] | None = None,
+    linked: Path | None = None,
+) -> tuple[tuple[Header, ...], tuple[str, ...], SystemHeaders]:
+    """The headers of the op that a build read, the places that it found empty, and the system's headers.
 
     Args:
-        linked: the linker's own depfile; some linkers write none.
+        depfiles: of the compilers, in the build's directory.
         stamped: directories whose files are not listed: they count through an identity in the plan key.
+        system_dirs: finds the directories that the compiler searches after the op's own.
+        assembled: depfiles of the assembler, None where it writes none.
+        linked: the linker's depfile; some linkers write none.
 
     Raises:
-        HeaderGoneError: one of the op's own was removed since.
+        HeaderGoneError: a file was removed since.
+        ToolchainError: a source takes in a file that no tool lists.
     """
     roots = Roots.of(plan)
-    skipped = tuple(os.path.realpath(directory) + os.sep for directory in stamped)
+    depfiles = list(depfiles)
+    skipped = tuple(os.path.realpath(directory) + os.sep for directory in (*stamped, str(depfiles[0].parent)))
     sources = {os.path.realpath(source.path) for source in plan.sources if source.text is None}
-    # Relative names are the build's own files, which the plan key knows by their text.
-    listed = (
-        name
-        for depfile in depfiles
-        for name in parse_depfile(depfile.read_text(encoding="utf-8", errors="surrogateescape"))
-    )
-    names = {_without_dots(name) for name in listed if os.path.isabs(name)}
-    not_beside = _not_beside(sources | names, roots)
-    places = {name: roots.name(name) for name in names}
+    listed = {_without_dots(os.path.join(path.parent, name)) for path in depfiles for name in _listed(path)}
+    texts = dict(_own_texts(plan, {*sources, *listed}, roots))
+    if assembled is None:
+        _refuse_hidden_files(texts)
+    else:
+        # It also lists the names in #line directives, which need not exist.
+        found = {_without_dots(name) for path in assembled for name in _listed(path) if os.path.isabs(name)}
+        listed |= set(filter(os.path.isfile, found))
+    looked_up, empty = _lookups(texts, roots, system_dirs)
+    places = {name: roots.name(name) for name in listed | looked_up}
     if linked is not None and linked.exists():
-        found = parse_linked(linked.read_text(encoding="utf-8", errors="surrogateescape"))
-        places |= {name: roots.holding(name) for name in map(_without_dots, found) if _is_linked_in(name)}
+        found = {_without_dots(name) for name in parse_linked(linked.read_bytes()) if _is_linked_in(name)}
+        places |= {name: roots.holding(name) for name in found}
     headers: dict[tuple[str, str], Header] = {}
     system = []
     for name, (root, path) in sorted(places.items()):
         resolved = os.path.realpath(name)
-        if resolved in sources or resolved.startswith(skipped):
+        if resolved in sources or resolved.startswith(skipped) or name.startswith(skipped):
             continue
         if not os.path.exists(name):
-            if roots.holding(name)[0]:
-                raise HeaderGoneError(name)
-            continue  # what a compiler made for itself
+            raise HeaderGoneError(name)
         if root:
-            asked = [place for text, place in not_beside if name.endswith(os.sep + text)]
-            shadows = tuple(dict.fromkeys([*roots.earlier(root, path), *asked]))
-            headers[root, path] = Header(root, path, file_sha256(name), settled_status(name), shadows)
+            empty += roots.earlier(root, path)
+            headers[root, path] = Header(root, path, file_sha256(name), settled_status(name))
         else:
             system.append(name)
-    return tuple(headers.values()), SystemHeaders.of(system)
+    absent = sorted({"/".join(roots.name(place)) for place in empty if not place.startswith(skipped)})
+    return tuple(headers.values()), tuple(absent), SystemHeaders.of(system)
+
+
+def _listed(depfile: Path) -> list[str]:
+    return parse_depfile(depfile.read_bytes())
 
 
 def _without_dots(name: str) -> str:
@@ -71,40 +87,85 @@ def _without_dots(name: str) -> str:
     return os.path.normpath(os.path.join(os.path.realpath(before + "/.."), rest) if dots else name)
 
 
-_QUOTED = re.compile(rb'^[ \t]*#[ \t]*(?:include|import)[ \t]*"([^"\n]+)"', re.MULTILINE)
+# A directive or operator that looks for a file, and the name in quotes or in angle brackets.
+_LOOKUP = re.compile(
+    rb"(?:^[ \t]*#[ \t]*(include|import|embed)|\b(__has_include|__has_embed)[ \t]*\()"
+    rb'[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)',
+    re.MULTILINE,
+)
+_INCBIN = re.compile(rb"\.incbin[\s\"\\]")
 
 
-def _not_beside(names: Iterable[str], roots: Roots) -> list[tuple[str, str]]:
-    """(text, place) of each ``#include "text"`` in the op's own files that was not found beside the file.
+def _own_texts(plan: BuildPlan, names: Iterable[str], roots: Roots) -> Iterator[tuple[str, bytes]]:
+    """(path, content) of the op's own sources and headers; a source given as text has a path without a directory."""
+    for source in plan.sources:
+        if source.text is not None:
+            yield str(source.path), source.text.encode(errors="surrogateescape")
+    for name in names:
+        if roots.name(name)[0] not in ("", "torch") and os.path.isfile(name):
+            yield name, Path(name).read_bytes()
 
-    A file that is put at that place is read instead of the one that was found.
+
+def _refuse_hidden_files(texts: dict[str, bytes]) -> None:
+    for name, text in texts.items():
+        if _INCBIN.search(text):
+            raise ToolchainError(
+                f"{name} takes in a file with .incbin, and this compiler does not list it, so that a change of the "
+                "file would go unnoticed.",
+                "Compile C++ sources with GCC and without -flto, or make the file a header.",
+            )
+
+
+def _lookups(texts: dict[str, bytes], roots: Roots, system_dirs: Callable[[], list[str]]) -> tuple[set[str], list[str]]:
+    """Files that own files look for and no depfile lists (``__has_include``, ``#embed``), and the places found empty.
+
+    A file that is put at such a place is found instead. So is one that is put beside a file with ``#include "..."``.
     """
-    found = []
-    for name in sorted(names):
-        if not roots.name(name)[0] or not os.path.isfile(name):
-            continue
-        for text in map(os.fsdecode, _QUOTED.findall(Path(name).read_bytes())):
-            beside = os.path.normpath(os.path.join(os.path.dirname(name), text))
-            if not os.path.exists(beside):
-                found.append((text, "/".join(roots.name(beside))))
-    return found
+    found: set[str] = set()
+    empty: list[str] = []
+    after: list[str] | None = None
+    for file, text in texts.items():
+        for directive, operator, quoted, bracketed in _LOOKUP.findall(text):
+            name = os.fsdecode(quoted or bracketed)
+            beside = [os.path.dirname(file)] if quoted and os.path.isabs(file) else []
+            if directive in (b"include", b"import"):
+                directories = beside
+            else:
+                after = system_dirs() if after is None else after
+                directories = [*beside, *roots.searched(), *after]
+            for directory in directories:
+                place = os.path.normpath(os.path.join(directory, name))
+                if os.path.isfile(place):
+                    if operator or directive == b"embed":
+                        found.add(place)
+                    break
+                empty.append(place)
+    return found, empty
 
 
-def parse_depfile(text: str) -> list[str]:
+# make separates names by blanks alone. An odd number of backslashes before a blank escapes it.
+_NAME = re.compile(rb"(?:(?<!\\)(?:\\\\)*\\[ \t]|\\[#:]|\$\$|[^ \t])+")
+_ESCAPED = re.compile(rb"(\\+)([ \t])|\\([#:])|\$(\$)")
+
+
+def parse_depfile(content: bytes) -> list[str]:
     """The prerequisites in a make-style depfile as compilers write it.
 
-    >>> parse_depfile("a.o: a.cpp /x/b.h \\\\\\n my\\\\ dir/c.h\\n")
+    >>> parse_depfile(b"a.o: a.cpp /x/b.h \\\\\\n my\\\\ dir/c.h\\n")
     ['a.cpp', '/x/b.h', 'my dir/c.h']
     """
-    joined = text.replace("\\\n", " ")
     names: list[str] = []
-    for line in joined.splitlines():
-        _, colon, prerequisites = line.partition(": ")
-        if not colon:
-            continue
-        names_text = prerequisites.replace("\\ ", "\0").replace("\\#", "#").replace("$$", "$")
-        names += [name.replace("\0", " ") for name in names_text.split()]
+    for line in content.replace(b"\\\n", b" ").split(b"\n"):
+        _, colon, prerequisites = line.partition(b": ")
+        if colon:
+            names += [os.fsdecode(_ESCAPED.sub(_unescaped, name)) for name in _NAME.findall(prerequisites)]
     return names
+
+
+def _unescaped(found: re.Match[bytes]) -> bytes:
+    slashes, blank, sign, dollar = found.groups()
+    # Before a blank, and there alone, compilers double a name's own backslashes.
+    return b"\\" * (len(slashes) // 2) + blank if slashes else sign or dollar
 
 
 # Of the C library, as its headers are, but in every binary, and alike to all of them.
@@ -127,12 +188,14 @@ def _is_linked_in(name: str) -> bool:
     return not (start.startswith(b"\x7fELF") and start[_ELF_TYPE] in (b"\3\0", b"\0\3"))
 
 
-def parse_linked(text: str) -> list[str]:
-    """The files in a linker's depfile, where each has a line; some linkers escape blanks, others do not.
+def parse_linked(content: bytes) -> list[str]:
+    """The files in a linker's depfile, where each has a line; some linkers escape, others do not: both are returned.
 
-    >>> parse_linked("op.so: \\\n  0_op.o \\\n  /my libs/libx.a\n\n0_op.o:\n\n/my libs/libx.a:\n")
+    >>> parse_linked(b"op.so: \\\n  0_op.o \\\n  /my libs/libx.a\n\n0_op.o:\n\n/my libs/libx.a:\n")
     ['0_op.o', '/my libs/libx.a']
     """
-    rule = text.partition("\n\n")[0]
-    lines = [line.strip().removesuffix("\\").strip() for line in rule.splitlines()[1:]]
-    return [line.replace("\\ ", " ").replace("\\#", "#").replace("$$", "$") for line in lines]
+    lines = content.partition(b"\n\n")[0].split(b"\n")[1:]
+    names = [line.lstrip(b" \t").removesuffix(b"\\").rstrip(b" \t") for line in lines]
+    return [
+        os.fsdecode(text) for name in names for text in dict.fromkeys([name, _ESCAPED.sub(_unescaped, name)]) if text
+    ]

@@ -228,8 +228,8 @@ def _mapped_files() -> set[str]:
     mapped: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
-            lines = maps.read_text(errors="replace").splitlines()
-            mapped.update(line[line.index("/") :] for line in lines if line.endswith((".so", ".gch")))
+            lines = maps.read_bytes().split(b"\n")
+            mapped.update(os.fsdecode(line[line.index(b"/") :]) for line in lines if line.endswith((b".so", b".gch")))
     return mapped
 
 

@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -26,10 +25,11 @@ from op_builder.plan import Binding, BuildPlan
 from op_builder.system.file_contents import file_sha256, file_status, last_touched_ns, text_sha256
 from op_builder.system.memo import Memo
 from op_builder.system.torch_install import header_stamp, torch_install
+from op_builder.toolchains.flags import contents_of, linked_files, named_files
 from op_builder.toolchains.toolset import Toolset
 
 # Counts in every key: raise it when the meaning of a plan, or of what is made of it, changes.
-FORMAT = "3"
+FORMAT = "4"
 _DIGEST_LENGTH = 32
 
 
@@ -50,18 +50,26 @@ class PlanKey(NamedTuple):
 
 
 class BuildKey(NamedTuple):
-    """The second stage: the plan key and the headers that were read."""
+    """The second stage: the plan key and what the build found.
+
+    Attributes:
+        headers: the op's own that were read.
+        absent: places, as ``root/path``, where a file was looked for and none existed.
+        system: the system's headers that were read.
+    """
 
     plan: PlanKey
     headers: tuple[Header, ...]
+    absent: tuple[str, ...]
     system: SystemHeaders
 
     @property
     def digest(self) -> str:
-        # Places and shadows count too: a build that differs from an entry only in them must not be given that
-        # entry, which would not fit at the next look either.
-        read = {f"{header.root}:{header.path}": [header.sha256, header.shadows] for header in self.headers}
-        return _digest({"plan": self.plan.digest, "system": [self.system.sha256, self.system.paths], **read})
+        # Places count too: a build that differs from an entry only in them must not be given that entry, which would
+        # not fit at the next look either.
+        read = {f"{header.root}:{header.path}": header.sha256 for header in self.headers}
+        system = [self.system.sha256, self.system.paths]
+        return _digest({"plan": self.plan.digest, "system": system, "absent": self.absent, **read})
 
     def headers_unchanged(self, roots: Roots, memo: Memo, *, any_system: bool = False) -> bool:
         """Whether the compilers would read the same headers again.
@@ -70,15 +78,15 @@ class BuildKey(NamedTuple):
             any_system: whatever the system's headers are; for machines that have none, and no compiler.
         """
         system_unchanged = any_system or self.system.is_unchanged(memo)
-        return system_unchanged and all(header.is_unchanged(roots) for header in self.headers)
+        return (
+            system_unchanged
+            and all(header.is_unchanged(roots) for header in self.headers)
+            and not any(os.path.exists(roots.locate_place(place)) for place in self.absent)
+        )
 
 
-def recipe_parts(plan: BuildPlan, recorded: Mapping[str, str] | None = None, since_ns: int = 0) -> dict[str, str]:
-    """The parts of a key that come from the plan alone: contents of the sources, and flags.
-
-    Args:
-        recorded: parts of an earlier build. A source that was last touched before ``since_ns`` has the content it had.
-    """
+def recipe_parts(plan: BuildPlan) -> dict[str, str]:
+    """The parts of a key that come from the plan alone: contents of the sources, and flags."""
     parts = {
         "format": FORMAT,
         "op": plan.op,
@@ -90,16 +98,13 @@ def recipe_parts(plan: BuildPlan, recorded: Mapping[str, str] | None = None, sin
     }
     if plan.sycl is not None:
         parts["sycl"] = " ".join([plan.sycl.toolchain, *plan.sycl.devices, *plan.sycl.flags])
-    for index, name in enumerate(linked_files(plan.link_flags)):
-        parts[f"linked {index} {os.path.basename(name)}"] = file_sha256(name)
+    parts.update((f"linked {index}", text) for index, text in enumerate(contents_of(linked_files(plan.link_flags))))
+    compiled = [*plan.cxx_flags, *plan.nvcc_flags, *(plan.sycl.flags if plan.sycl is not None else ())]
+    compiled += [flag for source in plan.sources for flag in source.flags]
+    parts.update((f"named {index}", text) for index, text in enumerate(contents_of(named_files(compiled))))
     for index, source in enumerate(plan.sources):
         name = f"source {index} {source.label}"
-        if source.text is not None:
-            content = text_sha256(source.text)
-        elif recorded and name in recorded and last_touched_ns(file_status(str(source.path))) < since_ns:
-            content = recorded[name].partition(" ")[0]
-        else:
-            content = file_sha256(str(source.path))
+        content = file_sha256(str(source.path)) if source.text is None else text_sha256(source.text)
         parts[name] = " ".join([content, *source.flags])
     return parts
 
@@ -144,24 +149,6 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
 
 
 COMPILER_PARTS = ("c++ compiler", "cuda compiler", "sycl compiler", "compiler variables")
-
-
-def linked_files(flags: Iterable[str]) -> list[str]:
-    """Files that flags name and that end up in the binary or steer the link: archives, objects, version scripts.
-
-    A shared library is only named in the binary, whatever it holds. What else the linker finds, it lists.
-    """
-    flags = list(flags)
-    words = [word for flag in flags for word in re.split("[,=]", flag.removeprefix("@"))]
-    names = [name.removeprefix(":") if name.startswith(":") else f"lib{name}.a" for name in _values("-l", flags)]
-    words += [f"{directory}/{name}" for directory in _values("-L", flags) for name in names]
-    return [word for word in dict.fromkeys(words) if os.path.isabs(word) and ".so" not in word and os.path.isfile(word)]
-
-
-def _values(flag: str, words: Iterable[str]) -> list[str]:
-    """What a flag is given, in one word with it or in the next."""
-    rest = iter(words)
-    return [word.removeprefix(flag) or next(rest, "") for word in rest if word.startswith(flag)]
 
 
 def saved_since(started_ns: int, plan: BuildPlan, key: BuildKey) -> bool:

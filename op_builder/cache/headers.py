@@ -16,7 +16,6 @@ from op_builder.system.file_contents import (
     contents_digest,
     file_sha256,
     file_status,
-    last_touched_ns,
     settled_status,
     statuses_digest,
 )
@@ -33,32 +32,20 @@ class Header(NamedTuple):
         path: relative to that place.
         sha256: of its content when it was read.
         status: size, times and inode then: unchanged status saves reading the file.
-        shadows: places, as ``root/path``, that come earlier in the search order and held no such file.
     """
 
     root: str
     path: str
     sha256: str
     status: tuple[int, ...]
-    shadows: tuple[str, ...] = ()
 
     def is_unchanged(self, roots: "Roots") -> bool:
-        """Whether the file is there with the same content, and nothing has come before it."""
-        return self.has_same_content(roots) and not any(
-            os.path.exists(roots.locate_place(place)) for place in self.shadows
-        )
-
-    def has_same_content(self, roots: "Roots", since_ns: int = 0) -> bool:
-        """Whether the file is there with the same content.
-
-        Args:
-            since_ns: a file that was last touched before this time has the content it had.
-        """
+        """Whether the file exists with the same content."""
         path = roots.locate(self.root, self.path)
         status = file_status(path)
         if status is None:
             return False
-        return status == self.status or last_touched_ns(status) < since_ns or file_sha256(path) == self.sha256
+        return status == self.status or file_sha256(path) == self.sha256
 
 
 class SystemHeaders(NamedTuple):
@@ -88,7 +75,7 @@ class SystemHeaders(NamedTuple):
             # On another machine, or after an upgrade that changed nothing here, all statuses are new.
             settled = all(settled_status(path) for path in self.paths)
             fact = memo.get(f"system headers {self.sha256} {now}", work_out) if settled else work_out()[0]
-        except OSError:
+        except (OSError, UnicodeEncodeError):  # recorded under another locale
             return False
         return bool(fact["sha256"] == self.sha256)
 
@@ -126,6 +113,8 @@ class Roots(NamedTuple):
 
     def locate(self, root: str, path: str) -> str:
         """The absolute path; empty, which no file has, when this plan has no such place."""
+        if not root:
+            return path
         directory = self.directories.get(root)
         return f"{directory}/{path}" if directory is not None else ""
 
@@ -161,18 +150,21 @@ class Roots(NamedTuple):
         root, _, path = place.partition("/")
         return self.locate(root, path)
 
-    def earlier(self, root: str, path: str) -> tuple[str, ...]:
-        """Places that come before the file in the search order, and hold no such file now."""
+    def searched(self) -> list[str]:
+        """The directories in which compilers look for headers, in their order."""
+        return [directory for name, directory in self.directories.items() if name.startswith(_SEARCHED)]
+
+    def earlier(self, root: str, path: str) -> list[str]:
+        """The absolute paths that come before the file in the search order, where no file exists now."""
         found = self.locate(root, path)
-        searched = [name for name in self.directories if name.startswith(_SEARCHED)]
-        sources = [name for name in self.directories if name.startswith("source")]
+        searched = self.searched()
+        sources = [directory for name, directory in self.directories.items() if name.startswith("source")]
         places: list[str] = []
-        for position, name in enumerate(searched):
-            directory = self.directories[name] + os.sep
-            if found.startswith(directory):  # it may be found through any of the directories that hold it
+        for position, directory in enumerate(searched):
+            if found.startswith(directory + os.sep):  # it may be found through any of the directories that hold it
                 shorter = found.removeprefix(directory)
-                places += [f"{earlier}/{shorter}" for earlier in (*searched[:position], *sources)]
-        return tuple(place for place in dict.fromkeys(places) if not os.path.exists(self.locate_place(place)))
+                places += [earlier + shorter for earlier in (*searched[:position], *sources)]
+        return [place for place in dict.fromkeys(places) if not os.path.exists(place)]
 
 
 _SEARCHED = ("before", "include", "after", "torch")

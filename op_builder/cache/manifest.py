@@ -8,9 +8,9 @@ from op_builder.cache.headers import Header, SystemHeaders
 from op_builder.system.torch_install import MINIMUM_TORCH
 
 MANIFEST = "manifest.json"
-_FORMAT = 5
+_FORMAT = 6
 _TEXTS = ("op", "artifact", "sha256", "kind", "check", "built_at", "torch", "accel_ops")
-_TUPLES = ("namespaces", "defined_namespaces", "operators")
+_TUPLES = ("namespaces", "defined_namespaces", "operators", "absent")
 
 
 class OtherFormatError(ValueError):
@@ -28,7 +28,7 @@ class Manifest(NamedTuple):
         namespaces: torch namespaces of the ops that loading it brings; of an ``accel`` binary none.
         defined_namespaces, operators: what of torch it defines, which nothing else in a process may.
         key_parts: the plan key's parts.
-        headers, system_headers: what the compiler read in addition to the sources.
+        headers, absent, system_headers: what the compiler read in addition to the sources, and where it found nothing.
         check: how the binary was tried before it was published.
         built_at: UTC, ISO 8601. ``build_s``: seconds the build took.
         torch: version it was built against. ``accel_ops``: version of this project that built it.
@@ -45,6 +45,7 @@ class Manifest(NamedTuple):
     operators: tuple[str, ...]
     key_parts: dict[str, str]
     headers: tuple[Header, ...]
+    absent: tuple[str, ...]
     system_headers: SystemHeaders
     check: str
     built_at: str
@@ -55,7 +56,7 @@ class Manifest(NamedTuple):
 
     @property
     def key(self) -> BuildKey:
-        return BuildKey(PlanKey(self.key_parts), self.headers, self.system_headers)
+        return BuildKey(PlanKey(self.key_parts), self.headers, self.absent, self.system_headers)
 
     @property
     def cuda_archs(self) -> list[str]:
@@ -105,8 +106,7 @@ class Manifest(NamedTuple):
         texts = (*map(data.__getitem__, _TEXTS), *data["key_parts"].values(), *data["needs"].values())
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("something in the manifest is not text")
-        headers = [{**header, "status": tuple(header["status"])} for header in data["headers"]]
-        data["headers"] = tuple(Header(**{**header, "shadows": tuple(header["shadows"])}) for header in headers)
+        data["headers"] = tuple(Header(**{**header, "status": tuple(header["status"])}) for header in data["headers"])
         system = data["system_headers"]
         data["system_headers"] = SystemHeaders(tuple(system["paths"]), system["sha256"], system["status"])
         return Manifest(**data)

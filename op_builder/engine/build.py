@@ -21,7 +21,14 @@ from op_builder.cache.fingerprint import BuildKey, PlanKey, plan_key, saved_sinc
 from op_builder.cache.headers import Roots
 from op_builder.cache.store import Cache, Entry, disk_full
 from op_builder.engine import precompiled
-from op_builder.engine.commands import LINKED_LIST, BuildCommands, build_commands, stamped_directories
+from op_builder.engine.commands import (
+    LINKED_LIST,
+    BuildCommands,
+    build_commands,
+    lists_assembled,
+    stamped_directories,
+    system_directories,
+)
 from op_builder.engine.kernels import try_kernels
 from op_builder.engine.ninja import Progress, run_ninja, write_file
 from op_builder.engine.publish import publish
@@ -126,7 +133,7 @@ class _Build:
     def _compile(self, staging: Path) -> BuildCommands:
         for source in self.plan.sources:
             if source.text is not None:
-                (staging / source.path).write_text(source.text, encoding="utf-8")
+                (staging / source.path).write_text(source.text, encoding="utf-8", errors="surrogateescape")
         has_header = precompiled.offer(self.plan, self.toolset, self.cache, staging)
         commands = build_commands(self.plan, self.toolset, staging, precompiled=has_header)
         write_file(self.plan, commands, staging)
@@ -176,8 +183,17 @@ class _Build:
                 "Use a compiler that knows -MD and -MF.",
             )
         key = plan_key(self.plan, self.toolset, self.cache.memo)
-        stamped = stamped_directories(self.plan, self.toolset)
-        return BuildKey(key, *read_headers(self.plan, depfiles, stamped, staging / LINKED_LIST))
+        assembled = [staging / step.assembled for step in commands.compile_steps]
+        is_listed = lists_assembled(self.plan, self.toolset) and all(path.exists() for path in assembled)
+        read = read_headers(
+            self.plan,
+            depfiles,
+            stamped_directories(self.plan, self.toolset),
+            lambda: system_directories(self.plan, self.toolset),
+            assembled=assembled if is_listed else None,
+            linked=staging / LINKED_LIST,
+        )
+        return BuildKey(key, *read)
 
     def _kept_log(self, staging: Path) -> str:
         """A copy of the log that stays when the staging directory is removed."""

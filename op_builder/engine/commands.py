@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from op_builder.cache.headers import Roots
 from op_builder.plan import Binding, BuildPlan, Language, Source
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import Compiler
-from op_builder.toolchains.compiler_probe import LINKED_FLAG, lists_linked
+from op_builder.toolchains.compiler_probe import LINKED_FLAG, lists_linked, searched_directories
 from op_builder.toolchains.cuda import CudaToolkit
 from op_builder.toolchains.cuda_archs import gencode_flags
 from op_builder.toolchains.toolset import Toolset
@@ -39,6 +40,11 @@ class CompileStep:
     @property
     def depfile(self) -> str:
         return f"{self.object_name}.d"
+
+    @property
+    def assembled(self) -> str:
+        """The depfile of the assembler, which lists what ``.incbin`` takes in."""
+        return f"{self.object_name}.as.d"
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,8 @@ def build_commands(
     # -I comes before torch's -isystem. A precompiled header stands for many: the key counts those.
     header = [f"-I{PRECOMPILED_DIRECTORY}", "-fpch-deps"] if precompiled else []
     for index, source in enumerate(plan.sources):
-        object_name = f"{index}_{source.path.stem}.o"
+        stem = re.sub(r"[^\w.+-]", "_", source.path.stem, flags=re.ASCII)
+        object_name = f"{index}_{stem}.o"
         output = ["-MD", "-MF", f"{object_name}.d", "-c", str(source.path), "-o", object_name]
         if source.language is Language.CUDA:
             command = _compile_cuda(plan, source, toolset, maps)
@@ -79,6 +86,8 @@ def build_commands(
             command = _compile_sycl(plan, source, toolset, maps)
         else:
             command = [*_compile_cxx(plan, [*plan.cxx_flags, *source.flags], toolset, maps), *header]
+            if toolset.cxx.is_gcc:
+                output.append(f"-Wa,--MD,{object_name}.as.d")
         # -MD, not -MMD: a system's header (libaio.h, say) may change the binary as one of the op's own may.
         steps.append(CompileStep(source, object_name, (*command, *output)))
     objects = [step.object_name for step in steps]
@@ -98,6 +107,13 @@ def precompile_command(plan: BuildPlan, toolset: Toolset, directory: Path, outpu
     """The command, run in ``directory``, that makes GCC's precompiled header of ``plan``'s only source."""
     command = _compile_cxx(plan, list(plan.cxx_flags), toolset, _prefix_maps(plan, directory))
     return [*command, "-MD", "-MF", f"{output}.d", "-x", "c++-header", plan.sources[0].label, "-o", output]
+
+
+def lists_assembled(plan: BuildPlan, toolset: Toolset) -> bool:
+    """Whether every step has its assembler list what it reads; link-time optimization assembles later."""
+    flags = [*toolset.cxx.command, *plan.cxx_flags, *(flag for source in plan.sources for flag in source.flags)]
+    languages = {source.language for source in plan.sources}
+    return toolset.cxx.is_gcc and languages == {Language.CXX} and not any(flag.startswith("-flto") for flag in flags)
 
 
 def stamped_directories(plan: BuildPlan, toolset: Toolset) -> list[str]:
@@ -154,9 +170,6 @@ def _compile_cuda(plan: BuildPlan, source: Source, toolset: Toolset, maps: list[
 
 
 def _compile_cxx(plan: BuildPlan, flags: list[str], toolset: Toolset, maps: list[str]) -> list[str]:
-    cuda_system = [str(toolset.cuda.home / "include")] if toolset.cuda is not None else []
-    sycl_system = [str(toolset.sycl.include_dir)] if toolset.sycl is not None else []
-    foreign = [str(library.include_dir) for library in plan.libraries]
     return [
         *toolset.cxx.command,
         *_quick_flags(plan, toolset.cxx),
@@ -164,8 +177,19 @@ def _compile_cxx(plan: BuildPlan, flags: list[str], toolset: Toolset, maps: list
         "-fPIC",
         *maps,
         *(f"-I{path}" for path in plan.include_dirs),
-        *_flagged("-isystem", [*_system_includes(plan), *cuda_system, *sycl_system, *foreign]),
+        *_flagged("-isystem", _all_system_includes(plan, toolset)),
     ]
+
+
+def _all_system_includes(plan: BuildPlan, toolset: Toolset) -> list[str]:
+    cuda = [str(toolset.cuda.home / "include")] if toolset.cuda is not None else []
+    sycl = [str(toolset.sycl.include_dir)] if toolset.sycl is not None else []
+    return [*_system_includes(plan), *cuda, *sycl, *(str(library.include_dir) for library in plan.libraries)]
+
+
+def system_directories(plan: BuildPlan, toolset: Toolset) -> list[str]:
+    """The directories in which the host compiler looks for headers after the op's own; runs the compiler."""
+    return [*_all_system_includes(plan, toolset), *searched_directories(toolset.cxx.command)]
 
 
 def _compile_sycl(plan: BuildPlan, source: Source, toolset: Toolset, maps: list[str]) -> list[str]:

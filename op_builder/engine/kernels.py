@@ -102,7 +102,7 @@ def _compile(artifact: Path, plan: BuildPlan, toolset: Toolset, cache: Cache, li
     code, message = json.loads(answer)
     if code == _REFUSED:
         if log_path is not None:
-            with log_path.open("a") as log:
+            with log_path.open("a", encoding="utf-8", errors="replace") as log:
                 log.write(message)
         first = _ERROR.search(message)
         cause = first[0] if first else message.strip()

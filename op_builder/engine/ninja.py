@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shlex
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from op_builder import env
@@ -16,6 +17,8 @@ from op_builder.engine.commands import DEVICE_OBJECT, BuildCommands
 from op_builder.engine.session import watched
 from op_builder.errors import BuildCancelled, ToolchainError
 from op_builder.plan import BuildPlan
+from op_builder.system.process import require_exit_codes
+from op_builder.toolchains.flags import check_words
 
 Progress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, what was just done)."""
@@ -30,29 +33,27 @@ def write_file(plan: BuildPlan, commands: BuildCommands, directory: Path) -> Non
         "rule run",
         "  command = $command",
         "  description = $label",
-        "rule compile",
-        "  command = $command",
-        "  depfile = $out.d",
-        "  description = $label",
     ]
 
-    def add(output: str, rule: str, inputs: str, command: Sequence[str], label: str) -> None:
-        lines.append(f"build {_path(output)}: {rule} {inputs}")
-        lines.append(f"  command = {_value(shlex.join(command))}")
-        lines.append(f"  label = {_value(label)}")
+    def add(output: str, inputs: Iterable[str], command: Sequence[str], label: str) -> None:
+        check_words(command)
+        lines.append(f"build {_path(output)}: run {' '.join(inputs)}")
+        # ninja cannot read a carriage return; the quotes around it are those of shlex.
+        line = shlex.join(command).replace("\r", "'\"$(printf '\\r')\"'")
+        lines.append(f"  command = {_value(line)}")
+        lines.append(f"  label = {_value(label.replace(chr(13), ' '))}")
 
+    # The directory is new, so that every step runs once: ninja needs neither the sources nor the headers.
     for step in commands.compile_steps:
-        source = step.source
-        add(step.object_name, "compile", _path(str(source.path)), step.command, f"compile {source.label}")
+        add(step.object_name, (), step.command, f"compile {step.source.label}")
     for name, command in commands.stand_ins.items():
-        add(name, "run", "", command, f"stand in for {name}")
-    objects = [_path(step.object_name) for step in commands.compile_steps]
+        add(name, (), command, f"stand in for {name}")
+    objects = [step.object_name for step in commands.compile_steps]
     if commands.device_link:
-        add(DEVICE_OBJECT, "run", " ".join(objects), commands.device_link, f"link {DEVICE_OBJECT}")
+        add(DEVICE_OBJECT, objects, commands.device_link, f"link {DEVICE_OBJECT}")
         objects.append(DEVICE_OBJECT)
-    needed = " ".join([*objects, "|", *commands.stand_ins])
-    add(plan.artifact_name, "run", needed, commands.link, f"link {plan.artifact_name}")
-    (directory / "build.ninja").write_text("\n".join(lines) + "\n")
+    add(plan.artifact_name, [*objects, *commands.stand_ins], commands.link, f"link {plan.artifact_name}")
+    (directory / "build.ninja").write_bytes(os.fsencode("\n".join(lines) + "\n"))
 
 
 def run_ninja(
@@ -70,6 +71,7 @@ def run_ninja(
         ToolchainError: it did not end in time.
         BuildCancelled: ``cancel`` was set.
     """
+    require_exit_codes()
     # The locale decides the language of diagnostics, which are searched for 'error:'.
     environment = env.child_environment(NINJA_STATUS="[%f/%t] ", LC_ALL="C", TMPDIR=str(directory))
     timeout_s = env.ACCEL_COMPILE_TIMEOUT_S.get()
@@ -104,4 +106,4 @@ def _path(text: str) -> str:
 
 
 def _value(text: str) -> str:
-    return text.replace("$", "$$").replace("\n", " ")
+    return text.replace("$", "$$")

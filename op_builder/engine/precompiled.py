@@ -88,7 +88,8 @@ def precompile(plan: BuildPlan, toolset: Toolset, cache: Cache) -> Entry:
         if not done.ok:
             diagnosis = diagnose(done.errors)
             raise ToolchainError(f"torch/extension.h cannot be precompiled: {diagnosis.diagnostic}", diagnosis.remedy)
-        read = read_headers(header, [staging / f"{_ARTIFACT}.d"], stamped_directories(header, toolset))
+        stamped = stamped_directories(header, toolset)
+        read = read_headers(header, [staging / f"{_ARTIFACT}.d"], stamped, list)
         built = BuildKey(key, *read)
         if saved_since(started_ns, header, built):
             raise ToolchainError("A header was saved while torch/extension.h was precompiled.", "Run it again.")

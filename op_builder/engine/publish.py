@@ -46,6 +46,7 @@ def publish(
         operators=inspection.operators,
         key_parts=dict(key.plan.parts),
         headers=key.headers,
+        absent=key.absent,
         system_headers=key.system,
         check=inspection.check,
         built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -291,10 +291,10 @@ def _symbols(artifact: Path, compiler: Compiler) -> tuple[set[str], set[str]]:
 def _load_failed(artifact: Path, child: Finished, compiler: Compiler) -> LoadError:
     # Not the directory: it is removed after the build.
     lines = [line for line in child.errors.replace(f"{artifact.parent}/", "").splitlines() if line.strip()]
-    causes = ([at for at, line in enumerate(lines) if pattern.search(line)] for pattern in _CAUSES)
-    at = next((found[-1] for found in causes if found), len(lines) - 1)
+    causes = ((pattern, [at for at, line in enumerate(lines) if pattern.search(line)]) for pattern in _CAUSES)
+    pattern, at = next(((pattern, found[-1]) for pattern, found in causes if found), (None, len(lines) - 1))
     # Python's error may continue in the next lines; the loader's and a C++ exception's have one.
-    length = _MESSAGE_LINES if lines and _CAUSES[-1].search(lines[at]) else 1
+    length = _MESSAGE_LINES if pattern is _CAUSES[-1] else 1
     cause = "\n    ".join(line.strip() for line in lines[at : at + length])
     if child.code < 0:
         name = signal.Signals(-child.code).name if -child.code in set(signal.Signals) else f"signal {-child.code}"

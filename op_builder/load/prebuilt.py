@@ -104,7 +104,7 @@ def _other_recipe(entry: Entry, package: Path, op: Op) -> str | None:
         flags = [name for name in _FLAGS if _of_cpu(built.get(name, "[]")) != _of_cpu(recipe[name])]
     except ValueError:
         return "its manifest cannot be read"
-    names = {name for name in (*built, *recipe) if name.startswith(("source ", "linked "))}
+    names = {name for name in (*built, *recipe) if name.startswith(("source ", "linked ", "named "))}
     if entry.manifest.accel_ops == __version__:
         names.update(recipe)
     other = [name for name in sorted(names) if built.get(name) != recipe.get(name)]
@@ -126,7 +126,7 @@ def _changed_headers(entry: Entry, package: Path, roots: Roots) -> list[str]:
     native = [native_root() / name for name in NATIVE_DIRECTORIES] if package == _OUR_PACKAGE else []
     places = tuple(f"{place}{os.sep}" for place in (package, *native))
     own = (header for header in entry.manifest.headers if roots.locate(header.root, header.path).startswith(places))
-    return [f"header {header.path}" for header in own if not header.has_same_content(roots)]
+    return [f"header {header.path}" for header in own if not header.is_unchanged(roots)]
 
 
 def _misfit(entry: Entry) -> str | None:

@@ -22,7 +22,7 @@ def file_status(path: str, *, of_link: bool = False) -> tuple[int, ...] | None:
     """
     try:
         status = os.lstat(path) if of_link else os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # a name that this locale cannot encode is no file's
         return None
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
@@ -68,7 +68,7 @@ def content_sha256(path: str) -> str:
 
 def text_sha256(text: str) -> str:
     """SHA-256 of a source given as text."""
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
 def contents_digest(paths: Iterable[str]) -> str:

@@ -35,7 +35,7 @@ class Memo:
             subject: names the fact and everything it depends on in addition to files.
             work_out: finds it; returns the fact (JSON values) and the files it depends on.
         """
-        name = hashlib.sha256(subject.encode()).hexdigest()[:32] + ".json"
+        name = hashlib.sha256(subject.encode(errors="surrogatepass")).hexdigest()[:32] + ".json"
         entry = self._valid(subject, name)
         if entry is None:
             fact, files = work_out()
@@ -67,7 +67,7 @@ def _status(path: str) -> list[int] | None:
     """``[size, mtime_ns]`` of a file, None where it is missing."""
     try:
         status = os.stat(path)
-    except OSError:
+    except (OSError, UnicodeEncodeError):
         return None
     return [status.st_size, status.st_mtime_ns]
 

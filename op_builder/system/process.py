@@ -42,6 +42,7 @@ def run(
         ToolchainError: it cannot be started, or runs longer than ``timeout_s`` seconds.
     """
     line = shlex.join(command)
+    require_exit_codes()
     with _scratch() as output, _scratch() as errors:
         try:
             process = subprocess.Popen(
@@ -63,7 +64,24 @@ def run(
             raise ToolchainError(
                 f"{line} did not end within {timeout_s:g} s.", "Run it by hand to see where it waits."
             ) from error
-        return Finished(tuple(command), process.returncode, _text(output), _text(errors))
+        # The output may hold paths, which the caller opens; the errors are for people.
+        output.seek(0)
+        errors.seek(0)
+        text = errors.read().decode(errors="replace")
+        return Finished(tuple(command), process.returncode, os.fsdecode(output.read()), text)
+
+
+def require_exit_codes() -> None:
+    """Check that this process learns how its children end.
+
+    Raises:
+        ToolchainError: it ignores SIGCHLD, so that the system drops exit codes and a failed compiler looks successful.
+    """
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        raise ToolchainError(
+            "This process ignores SIGCHLD, so it cannot learn whether a compiler failed.",
+            "Call signal.signal(signal.SIGCHLD, signal.SIG_DFL) before the op is built.",
+        )
 
 
 def _scratch() -> IO[bytes]:
@@ -71,11 +89,6 @@ def _scratch() -> IO[bytes]:
     if hasattr(os, "memfd_create"):  # needs no place on a disk, which may be full
         return os.fdopen(os.memfd_create("output"), "w+b")
     return tempfile.TemporaryFile()
-
-
-def _text(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from op_builder import env
 from op_builder.errors import ToolchainError
 from op_builder.system.memo import Memo
+from op_builder.toolchains.flags import expand_response_files
 
 _DEFAULT_CXX = ("g++", "c++", "clang++")
 
@@ -88,7 +89,7 @@ def find_cxx(memo: Memo) -> Compiler:
 def _words(command: str) -> list[str]:
     import shlex  # 0.2 ms, and CXX is rarely set
 
-    return shlex.split(command)
+    return expand_response_files(shlex.split(command))
 
 
 def identify(command: tuple[str, ...], memo: Memo) -> Compiler:

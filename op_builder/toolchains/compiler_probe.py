@@ -10,6 +10,7 @@ import re
 import shlex
 from typing import Any
 
+from op_builder import env
 from op_builder.errors import ToolchainError
 from op_builder.system.process import run
 
@@ -60,6 +61,13 @@ def run_by_script(path: str) -> list[str]:
         return []
     named = [os.fsdecode(name) for name in _ABSOLUTE_PATH.findall(text)]
     return [name for name in dict.fromkeys(named) if os.path.isfile(name)]
+
+
+def searched_directories(command: tuple[str, ...]) -> list[str]:
+    """The directories in which a compiler looks for ``<...>`` by itself, in their order."""
+    said = run([*command, "-E", "-Wp,-v", "-x", "c++", os.devnull], environment=env.child_environment(LC_ALL="C"))
+    listed = said.errors.partition("#include <...> search starts here:\n")[2].partition("End of search list")[0]
+    return [line.strip() for line in listed.split("\n") if line.strip()]
 
 
 def lists_linked(command: tuple[str, ...]) -> bool:

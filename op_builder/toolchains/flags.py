@@ -1,13 +1,19 @@
-"""Compiler flags of one word and of two."""
+"""Compiler flags: words and their values, response files, and the files that flags name."""
 
-from __future__ import annotations
-
+import os
+import re
+import sys
 from collections.abc import Iterable, Iterator
+
+from op_builder.errors import AccelError
+from op_builder.system.file_contents import file_sha256
 
 DIRECTORY_FLAGS = ("-I", "-isystem", "-iquote", "-idirafter")
 _VALUED_FLAGS = (*DIRECTORY_FLAGS, "-D", "-U", "-include", "-imacros", "-x")
 # Their value is always a word of its own.
 _TWO_WORDS = ("-Xclang", "-Xpreprocessor", "-Xassembler", "-Xlinker", "-mllvm", "--param")
+_NVCC_FILES = ("-optf", "--options-file")
+_MOST_WORDS = 100_000
 
 
 def grouped_flags(flags: Iterable[str]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
@@ -22,3 +28,131 @@ def grouped_flags(flags: Iterable[str]) -> Iterator[tuple[str, str, tuple[str, .
         takes_next = word in (*_VALUED_FLAGS, *_TWO_WORDS)
         rest = [next(words, "")] if takes_next else []
         yield flag, "".join(rest) or word.removeprefix(flag), (word, *rest)
+
+
+def check_words(words: Iterable[str]) -> None:
+    """Check that ninja, compilers and their lists of headers can express every word.
+
+    Raises:
+        AccelError: a word contains a line break or a null, or has no form in the file system's encoding.
+    """
+    for word in words:
+        if "\n" in word or "\0" in word:
+            raise AccelError(
+                f"The path or flag {word!r} contains a line break or a null character, which ninja and the lists of "
+                "headers that compilers write cannot express.",
+                "Rename the file or directory, or correct the flag.",
+            )
+        try:
+            os.fsencode(word)
+        except UnicodeEncodeError:
+            raise AccelError(
+                f"The path or flag {word!a} cannot be encoded in the file system's encoding, "
+                f"{sys.getfilesystemencoding()}.",
+                "Start Python with -X utf8, or choose a locale with the right encoding.",
+            ) from None
+
+
+def expand_response_files(flags: Iterable[str]) -> list[str]:
+    """``flags`` with each response file (``@file``, nvcc's ``--options-file file``) replaced by its words.
+
+    Raises:
+        AccelError: a response file is named by a relative path, or includes itself.
+    """
+    flags = list(flags)
+    if not any(flag.startswith(("@", *_NVCC_FILES)) for flag in flags):
+        return flags
+    waiting, found, count = flags[::-1], [], 0
+    while waiting:
+        word = waiting.pop()
+        flag, _, names = word.partition("=")
+        if word.startswith("@"):
+            paths = [word[1:]]
+        elif flag in _NVCC_FILES:
+            paths = (names or (waiting.pop() if waiting else "")).split(",")
+        else:
+            found.append(word)
+            continue
+        for path in reversed(paths):
+            if not os.path.isabs(path):
+                raise AccelError(
+                    f"The flag {word!r} names the response file {path!r} by a relative path, but compilers run in a "
+                    "directory of their own.",
+                    "Name it by its absolute path.",
+                )
+            if not os.path.isfile(path):
+                found.append(word)  # the compiler reports it
+                continue
+            words = _words_in(path)
+            count += len(words) + 1
+            if count > _MOST_WORDS:
+                raise AccelError(f"The response file {path} includes itself.", "Remove the inclusion.")
+            waiting += reversed(words)
+    return found
+
+
+def named_files(flags: Iterable[str]) -> list[str]:
+    """The existing files that flags name by absolute paths, and what a nested response file names.
+
+    No depfile lists them: plugins, specs, profiles, ``-Wl,@file``. Values of ``-D`` and directories do not count.
+    """
+    found: dict[str, None] = {}
+    skipped = (*DIRECTORY_FLAGS, "-D", "-U")
+    words = [word for flag, _, words in grouped_flags(flags) if flag not in skipped for word in words]
+    for word in words:  # which grows
+        if "/" not in word:
+            continue
+        for piece in re.split("[,=]", word):
+            path = piece[piece.find("/") :] if "/" in piece else ""
+            if path and path not in found and os.path.isfile(path):
+                found[path] = None
+                if piece.startswith("@"):
+                    words += _words_in(path)
+    return list(found)
+
+
+def linked_files(flags: Iterable[str]) -> list[str]:
+    """The files that link flags name and that end up in the binary or steer the link: archives, objects, scripts.
+
+    A shared library is only named in the binary, whatever it contains. What else the linker finds, it lists.
+    """
+    flags = list(flags)
+    names = [name.removeprefix(":") if name.startswith(":") else f"lib{name}.a" for name in _values("-l", flags)]
+    words = [f"{directory}/{name}" for directory in _values("-L", flags) for name in names]
+    files = dict.fromkeys([*named_files(flags), *words])
+    return [name for name in files if os.path.isabs(name) and ".so" not in name and os.path.isfile(name)]
+
+
+def contents_of(files: Iterable[str]) -> list[str]:
+    """``name:sha256`` of each file, whatever its place."""
+    return [f"{os.path.basename(name)}:{file_sha256(name)}" for name in files]
+
+
+def _values(flag: str, words: Iterable[str]) -> list[str]:
+    """What a flag is given, in one word with it or in the next."""
+    rest = iter(words)
+    return [word.removeprefix(flag) or next(rest, "") for word in rest if word.startswith(flag)]
+
+
+def _words_in(path: str) -> list[str]:
+    """The words of a response file, split as GCC and clang split them: a backslash escapes also inside quotes."""
+    with open(path, "rb") as file:
+        text = os.fsdecode(file.read())
+    words: list[str] = []
+    word: str | None = None
+    quote = ""
+    characters = iter(text)
+    for character in characters:
+        if character == "\\":
+            word = (word or "") + next(characters, "")
+        elif quote and character != quote:
+            word = (word or "") + character
+        elif character in "'\"":
+            quote = "" if quote else character
+            word = word or ""
+        elif character not in " \t\n\v\f\r":
+            word = (word or "") + character
+        elif word is not None:
+            words.append(word)
+            word = None
+    return words if word is None else [*words, word]

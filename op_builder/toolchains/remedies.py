@@ -85,6 +85,12 @@ def _missing_library(found: re.Match[str], _command: str) -> str:
     return f"Install lib{name}'s development package{hint}, or name its directory with -L in extra_ldflags()."
 
 
+def _missing_linker(_found: re.Match[str], command: str) -> str:
+    if "-fuse-ld" in command:
+        return "The linker that -fuse-ld names is not installed: install it, or drop the flag from extra_ldflags()."
+    return "The compiler finds no linker: install it (Debian and Ubuntu: apt-get install binutils), or correct PATH."
+
+
 def _overridden_standard(_found: re.Match[str], command: str) -> str:
     """For a header of torch or of the C++ library that fails under a -std older than the plan's own."""
     standards = re.findall(r"-std=(?:c|gnu)\+\+(\w+)", command)
@@ -103,7 +109,10 @@ _RAISE_STANDARD = (
 
 # The first that fits is taken.
 _COMPILE: tuple[tuple[str, _Remedy], ...] = (
-    (r"No space left on device", "Free some space, or set ACCEL_CACHE_DIR to a directory on another disk."),
+    (
+        r"No space left on device",
+        "Free some space, or set ACCEL_CACHE_DIR (for builds) and TMPDIR (for checks) to directories on another disk.",
+    ),
     (
         r"Cannot allocate memory|memory exhausted|[Oo]ut of memory|std::bad_alloc|failed to map segment",
         "The compiler ran out of memory: set ACCEL_MAX_JOBS=1, or give the machine more memory.",
@@ -157,10 +166,7 @@ _COMPILE: tuple[tuple[str, _Remedy], ...] = (
     (r"(?:cannot|could not) open source file \"(.+?)\"", _missing_file),
     (r"^ninja: error: '(.+?)', needed by .* missing", _missing_file),
     (r"(?:cannot find|unable to find library) -l:?([^\s:]+)", _missing_library),
-    (
-        r"cannot find '(?:\S*ld\S*)'|invalid linker name",
-        "The linker that -fuse-ld names is not installed: install it, or drop the flag from extra_ldflags().",
-    ),
+    (r"cannot find '(?:\S*ld\S*)'|invalid linker name", _missing_linker),
     (
         r"ld\S*: (?:error: )?cannot (?:find|open) ([^\s:]+)",
         r"\1 does not exist: correct its name in extra_ldflags() or libraries_args().",

@@ -12,6 +12,7 @@ from op_builder.errors import ToolchainError
 from op_builder.plan import BuildPlan
 from op_builder.system.memo import Memo
 from op_builder.toolchains.compiler import Compiler, find_cxx
+from op_builder.toolchains.flags import contents_of, expand_response_files, named_files
 
 if TYPE_CHECKING:
     from op_builder.toolchains.cuda import CudaToolkit
@@ -42,14 +43,15 @@ class Toolset(NamedTuple):
         """What of the tools counts in the key, by its name there."""
         known = {"c++ compiler": self.cxx.itself}
         if self.cxx.flags:
-            known["flags in CXX"] = self.cxx.flags_text
+            known["flags in CXX"] = " ".join([self.cxx.flags_text, *contents_of(named_files(self.cxx.flags))])
         if self.cuda is not None:
             known["cuda compiler"] = self.cuda.identity
         if self.icpx is not None:
             known["sycl compiler"] = self.icpx.identity
         variables = env.read_by_compilers(cuda=self.cuda is not None)
         if variables:
-            known["compiler variables"] = json.dumps(variables)
+            words = expand_response_files(word for value in variables.values() for word in value.split())
+            known["compiler variables"] = json.dumps([variables, *words, *contents_of(named_files(words))])
         return known
 
 

@@ -27,6 +27,7 @@ def manifest(content: bytes = b"binary", **changes: str) -> Manifest:
         operators=(),
         key_parts={**_PARTS, **changes},
         headers=(),
+        absent=(),
         system_headers=SystemHeaders.of([]),
         check="none",
         built_at="2026-01-01T00:00:00+00:00",

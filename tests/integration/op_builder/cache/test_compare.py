@@ -66,7 +66,7 @@ def test_a_hit_needs_no_explanation(copy: SmallBuilder) -> None:
         (add_flag, "c++ flags: +'-DMORE=1'"),
         (add_source_flag, "flags of small.cpp: +'-O1'"),
         (remove_header, "nested.h was removed"),
-        (shadow_header, "nested.h now comes before nested.h"),
+        (shadow_header, "nested.h is new"),
     ],
 )
 def test_the_difference_is_named(copy: SmallBuilder, change: Callable[[SmallBuilder], None], line: str) -> None:

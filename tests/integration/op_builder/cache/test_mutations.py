@@ -35,6 +35,16 @@ MAIN = """
 #else
 #define PLATFORM 0
 #endif
+#ifdef TAKES_IN
+asm(".pushsection .rodata\\nnumber: .incbin \\"" TAKES_IN "\\"\\n.popsection");
+extern "C" const char number[];
+#define DEFINED (number[0] - '0')
+#endif
+#ifdef LOOKS_FOR
+#if __has_include(LOOKS_FOR) || __has_include("optional.h") || __has_include(<detail/optional.h>)
+#define DEFINED 2
+#endif
+#endif
 #ifndef DEFINED
 #define DEFINED 1
 #endif
@@ -333,6 +343,20 @@ def two_versions_of_outer(bench: Bench) -> None:
     link("op/include/outer.h", "outer-1.h")(bench)
 
 
+def response_file(value: int, *flags: str, name: str = "flags.rsp", text: str = "-DDEFINED={value}") -> Change:
+    """Write a response file; ``flags`` are C++ flags that name it."""
+
+    def write(bench: Bench) -> None:
+        replace_content(bench.path(name), text.format(value=value, root=bench.root).encode())
+        flag("cxx_flags", *flags)(bench)
+
+    return write
+
+
+def both(*changes: Change) -> Change:
+    return lambda bench: [change(bench) for change in changes]
+
+
 def linked(*flags: str, **variables: str) -> Row:
     """The row of a static library that the linker finds by ``flags``."""
     return Row(archive(2, *flags, **variables), prepare=archive(1, *flags, **variables), shows=("part",))
@@ -528,6 +552,61 @@ QUICK = {
         shows=("platform",),
     ),
     flag_in_NVCC_APPEND_FLAGS=Row(environment(NVCC_APPEND_FLAGS="-lineinfo"), builder=KernelBuilder),
+    # inputs that no depfile of a compiler lists
+    response_file=Row(response_file(2), prepare=response_file(1, "@{root}/flags.rsp"), shows=("defined",)),
+    response_file_that_another_names=Row(
+        response_file(2),
+        prepare=both(
+            response_file(1), response_file(0, "@{root}/outer.rsp", name="outer.rsp", text="@{root}/flags.rsp")
+        ),
+        shows=("defined",),
+    ),
+    response_file_of_the_preprocessor=Row(
+        response_file(2, text="--defsym x={value}"),
+        prepare=response_file(1, "-Wa,@{root}/flags.rsp", text="--defsym x={value}"),
+    ),
+    response_file_of_one_source=Row(
+        response_file(2), prepare=both(response_file(1), flag("main_flags", "@{root}/flags.rsp")), shows=("defined",)
+    ),
+    response_file_of_nvcc=Row(
+        response_file(2),
+        prepare=both(response_file(1), flag("nvcc_flags", "--options-file", "{root}/flags.rsp")),
+        builder=KernelBuilder,
+    ),
+    response_file_in_CXX=Row(
+        response_file(2),
+        prepare=both(response_file(1), environment(CXX="{root}/tools/g++ @{root}/flags.rsp")),
+        shows=("defined",),
+    ),
+    response_file_in_NVCC_APPEND_FLAGS=Row(
+        response_file(2),
+        prepare=both(response_file(1), environment(NVCC_APPEND_FLAGS="-optf {root}/flags.rsp")),
+        builder=KernelBuilder,
+    ),
+    response_file_of_the_linker=Row(
+        response_file(2, text="--defsym x={value}"),
+        prepare=both(response_file(1, text="--defsym x={value}"), flag("link_flags", "-Wl,@{root}/flags.rsp")),
+    ),
+    file_that_the_assembler_takes_in=Row(
+        lambda bench: replace_content(bench.path("number"), b"2"),
+        prepare=both(written("number", "1"), flag("cxx_flags", '-DTAKES_IN="{root}/number"')),
+        shows=("defined",),
+    ),
+    specs_of_gcc=Row(
+        lambda bench: replace_content(bench.path("specs"), b"%rename lib old_lib\n\n"),
+        prepare=both(written("specs", ""), flag("cxx_flags", "-specs={root}/specs")),
+    ),
+    header_that_was_missing=Row(
+        written("op/first/optional.h", ""), prepare=flag("cxx_flags", '-DLOOKS_FOR="none.h"'), shows=("defined",)
+    ),
+    header_that_was_missing_beside_the_source=Row(
+        written("op/optional.h", ""), prepare=flag("cxx_flags", '-DLOOKS_FOR="none.h"'), shows=("defined",)
+    ),
+    header_that_was_missing_in_CPATH=Row(
+        written("empty/detail/optional.h", ""),
+        prepare=both(flag("cxx_flags", '-DLOOKS_FOR="none.h"'), environment(CPATH="{root}/empty")),
+        shows=("defined",),
+    ),
     # compilers
     upgrade_behind_an_unchanged_wrapper=Row(upgrade_behind_the_wrapper, prepare=cxx_behind_a_wrapper),
     link_switched_behind_an_unchanged_wrapper=Row(switch_the_link, prepare=cxx_behind_a_link),

@@ -67,7 +67,7 @@ NOT_TEXT = manifest()._replace(key_parts=3).to_json()  # type: ignore[arg-type]
 DAMAGED = {"empty": "", "torn": "{", "list": "[]", "bare": "{}", "null": "null", "number": "3", "no utf-8": "{\xff"}
 
 
-@pytest.mark.parametrize("text", [*DAMAGED.values(), '{"format": 5}', NOT_TEXT], ids=[*DAMAGED, "format", "no parts"])
+@pytest.mark.parametrize("text", [*DAMAGED.values(), '{"format": 6}', NOT_TEXT], ids=[*DAMAGED, "format", "no parts"])
 def test_a_damaged_manifest_is_set_aside(cache: Cache, text: str) -> None:
     entry = publish(cache)
     (entry.directory / MANIFEST).write_text(text, encoding="latin-1")

@@ -177,7 +177,7 @@ STABLE = "/usr/bin/g++ -std=c++17 -DTORCH_TARGET_VERSION=0x020a -c a.cpp"
         ),
         ("/usr/bin/ld: cannot find -lcudart: No such file or directory", "-lcudart", "CUDA toolkit"),
         ("/usr/bin/ld: cannot find ./libx.a: No such file or directory", "libx.a", "./libx.a does not exist"),
-        ("collect2: fatal error: cannot find 'ld'\ncompilation terminated.", "collect2", "-fuse-ld"),
+        ("collect2: fatal error: cannot find 'ld'\ncompilation terminated.", "collect2", "apt-get install binutils"),
         ("/usr/bin/ld:libj.a: file format not recognized; treating as linker script", "libj.a", "no library"),
         # symbols
         (
@@ -244,6 +244,11 @@ def test_well_known_causes_have_their_remedy(output: str, diagnostic: str, remed
 )
 def test_a_cause_of_the_authors_own_has_no_remedy(output: str) -> None:
     assert diagnose(log(output)).remedy == ""
+
+
+def test_only_a_flag_that_was_given_is_blamed_for_a_missing_linker() -> None:
+    found = diagnose(log("collect2: fatal error: cannot find 'ld'", "g++ -shared -fuse-ld=mold a.o"))
+    assert "-fuse-ld names" in found.remedy
 
 
 def test_headers_that_the_binding_style_withholds_are_not_called_missing() -> None:

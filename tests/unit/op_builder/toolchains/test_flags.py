@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from op_builder.toolchains.flags import grouped_flags
+from op_builder.errors import AccelError
+from op_builder.toolchains.flags import check_words, expand_response_files, grouped_flags, named_files
 
 
 @pytest.mark.parametrize(
@@ -22,3 +25,41 @@ def test_flags_are_cut_from_their_values(words: list[str], groups: list[tuple[st
     found = list(grouped_flags(words))
     assert [(flag, value) for flag, value, _ in found] == groups
     assert [word for *_, written in found for word in written if word] == words
+
+
+def test_response_files_are_replaced_by_their_words_also_nested(tmp_path: Path) -> None:
+    (tmp_path / "inner").write_text("-DINNER")
+    (tmp_path / "outer").write_text(f'-O1 \'-DA=b c\' "-DQ=\\"x\\""\n@{tmp_path}/inner\t-DB\\ C')
+    words = ["-O1", "-DA=b c", '-DQ="x"', "-DINNER", "-DB C"]
+    assert expand_response_files(["-g", f"@{tmp_path}/outer", "-last"]) == ["-g", *words, "-last"]
+    assert expand_response_files(["--options-file", f"{tmp_path}/inner", f"-optf={tmp_path}/inner"]) == ["-DINNER"] * 2
+    assert expand_response_files(["@/missing"]) == ["@/missing"]
+
+
+def test_a_response_file_that_cannot_be_followed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "again").write_text(f"-O2 @{tmp_path}/again")
+    with pytest.raises(AccelError, match="includes itself"):
+        expand_response_files([f"@{tmp_path}/again"])
+    with pytest.raises(AccelError, match="relative path"):
+        expand_response_files(["@flags.rsp"])
+
+
+@pytest.mark.parametrize("form", ["-specs={}", "-fplugin={}", "-T{}", "-Wl,--script,{}", "-Wl,@{}", "-Wa,@{}", "{}"])
+def test_a_file_that_a_flag_names_is_found(tmp_path: Path, form: str) -> None:
+    file = tmp_path / "named.so"
+    file.touch()
+    assert named_files([form.format(file)]) == [str(file)]
+    assert named_files(["-D", f"X={file}", f"-DY={file}", f"-I{tmp_path}"]) == []
+
+
+def test_a_file_that_a_nested_response_file_names_is_found(tmp_path: Path) -> None:
+    script, outer = tmp_path / "script", tmp_path / "outer"
+    script.touch()
+    outer.write_text(f"--version-script={script}")
+    assert named_files([f"-Wl,@{outer}"]) == [str(outer), str(script)]
+
+
+@pytest.mark.parametrize("word", ["/a\nb", "-DX=\0"])
+def test_a_word_that_ninja_cannot_express_is_refused(word: str) -> None:
+    with pytest.raises(AccelError, match="line break or a null"):
+        check_words(["-O2", word])
