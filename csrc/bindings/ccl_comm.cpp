@@ -88,6 +88,7 @@ bool wait(std::int64_t collective, std::int64_t timeout_ms) { return oneccl::wai
 void inference_all_reduce(Tensor tensor, std::int64_t communicator, std::int64_t reduction, std::int64_t timeout_ms) {
   const std::int64_t collective = all_reduce(tensor, communicator, reduction, "");
   if (!oneccl::wait(collective, timeout_ms)) {
+    tensor.release();  // never freed: oneCCL may still write to its memory
     throw std::runtime_error("oneCCL's all-reduce did not finish within " + std::to_string(timeout_ms) + " ms.");
   }
 }

@@ -203,7 +203,7 @@ void all_gather(Tensor output, Tensor input, std::int64_t group) {
   const accel::HostMemory out = bytes_of(output, kOutput);
   const accel::HostMemory in = bytes_of(input, kInput);
   require_parts(*groups().find(group), output, out, input, in);
-  run(group, [&](comm::Collectives& all) { return all.all_gather(in.data, out.data, in.bytes); });
+  run(group, [&](comm::Collectives& all) { return all.all_gather(in.data, out.data, in.bytes, input.dtype()); });
 }
 
 void broadcast(Tensor tensor, std::int64_t group, std::int64_t source) {
@@ -213,11 +213,15 @@ void broadcast(Tensor tensor, std::int64_t group, std::int64_t source) {
     accel::refuse("There is no rank " + std::to_string(source) + " in a group of " + std::to_string(found->size()) + ".",
                   "Pass a rank of the group as src, counted from 0.");
   }
-  run(group, [&](comm::Collectives& all) { return all.broadcast(memory.data, memory.bytes, static_cast<int>(source)); });
+  run(group, [&](comm::Collectives& all) { return all.broadcast(memory.data, memory.bytes, static_cast<int>(source), tensor.dtype()); });
 }
 
 void barrier(std::int64_t group) {
   run(group, [](comm::Collectives& all) { return all.barrier(); });
+}
+
+void agree(std::int64_t group, std::string text) {
+  run(group, [&](comm::Collectives& all) { return all.agree(text); });
 }
 
 // Without memory: what the results look like.
@@ -236,6 +240,7 @@ void define(accel::Library& library) {
   library.def("release_symmetric(int group, int address) -> ()");
   library.def("last_failure(int group) -> int[]");
   library.def("barrier(int group) -> ()");
+  library.def("agree(int group, str text) -> ()");
   library.def("all_reduce(Tensor x, int group, int reduction) -> Tensor");
   library.def("all_reduce_(Tensor(a!) x, int group, int reduction) -> ()");
   library.def("reduce_scatter(Tensor(a!) output, Tensor input, int group, int reduction) -> ()");
@@ -252,6 +257,7 @@ void implement(accel::Library& library) {
   library.impl("release_symmetric", ACCEL_BOX(&release_symmetric));
   library.impl("last_failure", ACCEL_BOX(&last_failure));
   library.impl("barrier", ACCEL_BOX(&barrier));
+  library.impl("agree", ACCEL_BOX(&agree));
 }
 
 void implement_on_cpu(accel::Library& library) {

@@ -63,17 +63,22 @@ inline ShmGroups& shm_groups() {
   return *all;
 }
 
-inline std::string in_words(const comm::Call& call) {
+inline std::string call_in_words(const comm::Group& group, int rank) {
+  const comm::Call call = group.call_of(rank);
   static const char* const kinds[] = {"nothing", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"};
   static const char* const elements[] = {"float32", "bfloat16", "float16", "int32"};
   static const char* const reductions[] = {"sum", "max", "min", "avg"};
   const auto kind = call.what & 0xff;
+  if (kind == 6) {
+    return group.text_of(rank);
+  }
   std::string text = kinds[kind < 6 ? kind : 0];
   if (kind == 1 || kind == 2) {
     text += std::string(" (") + reductions[call.what >> 16 & 3] + ") of " + std::to_string(call.count) + " " +
             elements[call.what >> 8 & 3];
   } else if (kind != 5) {
-    text += " of " + std::to_string(call.count) + " bytes";
+    const auto* const type = torch_c::find_type(static_cast<std::int32_t>(call.what >> 8 & 0xff));
+    text += " of " + std::to_string(call.count) + " bytes" + (type == nullptr ? "" : std::string(" of ") + type->name);
   }
   if (kind == 4) {
     text += " from rank " + std::to_string(call.what >> 32 & 0xffff);
@@ -107,8 +112,8 @@ inline std::string in_words(comm::Group& group, const comm::Failure& failure) {
     case Kind::busy:
       return "the group was used inside one of its own collectives";
     case Kind::mismatch:
-      return "rank " + std::to_string(group.rank()) + " called " + in_words(group.call_of(group.rank())) + ", " + who +
-             " called " + in_words(group.call_of(failure.rank));
+      return "rank " + std::to_string(group.rank()) + " called " + call_in_words(group, group.rank()) + ", " + who +
+             " called " + call_in_words(group, failure.rank);
     case Kind::none:
       break;
   }

@@ -379,7 +379,7 @@ def ends_meanwhile(rank: int, size: int, directory: str, destroys: bool) -> str:
 
 
 def ends_with_gloo_at_work(rank: int, size: int, directory: str, destroys: bool) -> None:
-    """Rank 0 begins a collective and ends; rank 1 takes part just before the interpreter of rank 0 is finalized.
+    """gloo runs everything. Rank 0 starts a collective and ends; rank 1 joins just before rank 0's interpreter ends.
 
     Rank 0 keeps Python's lock from then on. A thread of gloo that waits for the lock, to free a tensor, aborts.
     """

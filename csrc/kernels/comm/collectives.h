@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "kernels/comm/phases.h"
@@ -68,10 +69,15 @@ class Collectives {
   bool all_reduce(const void* input, void* output, const Numbers& numbers);
   // `output` of numbers.count elements becomes this rank's part of `input`, which has size() parts. It may be that part.
   bool reduce_scatter(const void* input, void* output, const Numbers& numbers);
-  // `output` has size() parts of `bytes`; `input` may be this rank's part of it.
-  bool all_gather(const void* input, void* output, std::int64_t bytes);
-  bool broadcast(void* data, std::int64_t bytes, int source);
+  // `output` has size() parts of `bytes`; `input` may be this rank's part of it. `type`, below 256, is only compared.
+  bool all_gather(const void* input, void* output, std::int64_t bytes, int type);
+  bool broadcast(void* data, std::int64_t bytes, int source, int type);
   bool barrier();
+  // Compares `text`, of at most kTextBytes, with that of the other ranks: for what they are about to do by other means.
+  bool agree(const std::string& text);
+  static constexpr std::size_t kTextBytes = 512;
+  // What a rank passed to agree(); only right after that failed with a mismatch.
+  std::string text_of(int rank) const;
 
   // In-place collectives of more than one_shot_bytes on memory in it move no byte twice. All ranks add the same, in the
   // same order.
@@ -98,10 +104,10 @@ class Collectives {
     std::int64_t count_of(std::int64_t chunk) const { return std::min(length, numbers.count - chunk * length); }
   };
   static constexpr int kNoRank = 0xffff;
-  enum class Kind : std::uint8_t { all_reduce, reduce_scatter, all_gather, broadcast, barrier };
+  enum class Kind : std::uint8_t { all_reduce, reduce_scatter, all_gather, broadcast, barrier, other };
 
   static Slice slice_of(std::int64_t count, int size, int rank, std::int64_t element_bytes);
-  Call call(Kind kind, const Numbers* numbers, std::int64_t count, int source = kNoRank) const;
+  Call call(Kind kind, const Numbers* numbers, std::int64_t count, int source = kNoRank, int type = 0) const;
   const Symmetric* symmetric_of(const void* data, std::int64_t bytes) const;
   template <class Give, class Take>
   bool in_chunks(const Call& call, std::int64_t chunks, const Give& give, const Take& take);

@@ -57,6 +57,7 @@ class Group final : private Surroundings {
   Failure last_failure();
   // What a rank was about to do when the calls did not match.
   Call call_of(int rank) const { return phases_.call_of(rank); }
+  std::string text_of(int rank) const { return collectives_.text_of(rank); }
 
   // Tells the others that this rank comes no more. Waits for nothing; a wait of another thread ends when it next looks
   // around.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
+import struct
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,15 +17,16 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from op_builder.cpu import CCLCommBuilder
 from op_builder.errors import CommunicationError, EnvironmentValueError
+from op_builder.ops.comm.gloo import has_ended
 from op_builder.ops.comm.hosts import Layout
 
 ACROSS = ("gloo", "ccl")
 _KVS_KEY = "accel/kvs"
 _NOTE_KEY = "accel/gave_up"
 _GLOO_OPS: dict[str, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-_LOOK = timedelta(seconds=0.5)  # how long gloo is waited for until the note is looked at
 _NOTE_COMES_S = 1.0  # after a death: ranks of that host look around every half a second
 _PAUSE_S = 0.05
+_CALL_BYTES = 512  # of a call in words
 
 
 class Across(Protocol):
@@ -130,7 +133,7 @@ class GlooAcross:
         try:
             _require_open(gloo is not None)
             work = start(gloo)
-            while not _has_ended(work):
+            while not has_ended(work):
                 _require_open(self._gloo is not None)
                 self._note.require_none()
         except BaseException as error:
@@ -199,15 +202,29 @@ def connect_hosts(name: str, store: Store, layout: Layout, timeout: timedelta, n
     return make(store, layout, timeout, note)
 
 
-def _has_ended(work: Any) -> bool:
-    """Whether a work of gloo's ends within a while; raises what it raised."""
-    try:
-        work.wait(_LOOK)
-    except RuntimeError:  # also where the time is over
-        if not work.is_completed():
-            return False
-        work.wait()
-    return True
+def compare_calls(across: Across, layout: Layout, text: str) -> None:
+    """Compare what the hosts are about to do.
+
+    Raises:
+        CommunicationError: it is not the same; the message has both calls.
+    """
+    numbers = struct.unpack("<2I", hashlib.sha256(text.encode()).digest()[:8])
+    words = torch.tensor([number >> 1 for number in numbers], dtype=torch.int32, device="cpu")  # 31 bits each
+    extremes = torch.cat([words, -words])
+    across.all_reduce(extremes, "max")
+    if torch.equal(extremes[:2], -extremes[2:]):
+        return
+    calls = []
+    for host in range(len(layout.hosts)):
+        encoded = text.encode()[:_CALL_BYTES].ljust(_CALL_BYTES) if host == layout.host else bytes(_CALL_BYTES)
+        message = torch.tensor(list(encoded), dtype=torch.uint8, device="cpu")
+        across.broadcast(message, host)
+        calls.append(bytes(message.tolist()).decode(errors="replace").rstrip())
+    other = next((host for host, call in enumerate(calls) if call != text), layout.host)
+    raise CommunicationError(
+        f"Rank {layout.rank} called {text}, rank {layout.hosts[other][0]} called {calls[other]}.",
+        "Make all ranks of a group call the same, in the same order. The ranks need a new group.",
+    )
 
 
 def _require_open(is_open: bool) -> None:

@@ -8,7 +8,8 @@ from typing import Protocol
 import torch
 
 from op_builder.errors import CommunicationError, OpArgumentError, SharedMemoryCommError
-from op_builder.ops.comm.across import Across, GiveUpNote
+from op_builder.ops.comm.across import Across, GiveUpNote, compare_calls
+from op_builder.ops.comm.arguments import bytes_of
 from op_builder.ops.comm.hosts import Layout
 
 _NARROW = (torch.bfloat16, torch.float16)
@@ -35,8 +36,11 @@ class Collectives(Protocol):
     def barrier(self) -> None:
         """Return when all ranks have called it."""
 
+    def agree(self, text: str) -> None:
+        """Compare ``text``, which describes a call, with that of the other ranks; a difference is an error on all."""
+
     def close(self) -> None:
-        """Give back what it holds; what other ranks do then is theirs."""
+        """Release the resources of this rank."""
 
 
 class HierarchicalCollectives:
@@ -62,6 +66,8 @@ class HierarchicalCollectives:
         self._is_closed = False
 
     def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
+        if self._is_empty(f"all_reduce ({op}) of {_elements(tensor)}", tensor):
+            return
         step = "sum" if op == "avg" else op
         # Between the hosts, too, so that no sum is too large for the type of its mean.
         wide = tensor.float() if step == "sum" and tensor.dtype in _NARROW else tensor
@@ -76,19 +82,23 @@ class HierarchicalCollectives:
 
     def reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, op: str) -> None:
         """Sends all of it to all hosts: twice what is needed."""
+        if self._is_empty(f"reduce_scatter ({op}) of {_elements(input)}", input):
+            return
         whole = input.detach().clone()
         self.all_reduce(whole, op)
         parts = whole.view(self._layout.size, -1)
         output.view(-1).copy_(parts[self._layout.rank])
 
     def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> None:
+        if self._is_empty(f"all_gather of {_elements(input)}", input):
+            return
         layout = self._layout
-        rows = _bytes_of(output).view(layout.size, -1)
+        rows = bytes_of(output).view(layout.size, -1)
         # The hosts' ranks may be anywhere among each other; in this order they are one after another.
         block = rows if layout.are_in_order else torch.empty_like(rows)
         ends = [sum(map(len, layout.hosts[: number + 1])) for number in range(len(layout.hosts))]
         parts = [block[end - len(ranks) : end] for end, ranks in zip(ends, layout.hosts, strict=True)]
-        self._inside(lambda inside: inside.all_gather(parts[layout.host], _bytes_of(input)))
+        self._inside(lambda inside: inside.all_gather(parts[layout.host], bytes_of(input)))
 
         def exchange(across: Across) -> None:
             for number, part in enumerate(parts):
@@ -100,17 +110,23 @@ class HierarchicalCollectives:
             rows[[rank for ranks in layout.hosts for rank in ranks]] = block
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
+        if self._is_empty(f"broadcast of {_elements(tensor)} from rank {src}", tensor):
+            return
         layout = self._layout
         host = layout.host_of(src)
         if host == layout.host:
             self._inside(lambda inside: inside.broadcast(tensor, layout.hosts[host].index(src)))
-        self._between(lambda across: across.broadcast(_bytes_of(tensor), host))
+        self._between(lambda across: across.broadcast(bytes_of(tensor), host))
         if host != layout.host:
             self._from_leader(lambda inside: inside.broadcast(tensor, 0))
 
     def barrier(self) -> None:
-        self._inside(lambda inside: inside.barrier())
+        self._compare("barrier")
         self._between(lambda across: across.barrier())
+        self._from_leader(lambda inside: inside.barrier())
+
+    def agree(self, text: str) -> None:
+        self._compare(text)
         self._from_leader(lambda inside: inside.barrier())
 
     def close(self) -> None:
@@ -118,6 +134,19 @@ class HierarchicalCollectives:
         self._own.close()
         if self._across is not None:
             self._across.close()
+
+    def _is_empty(self, text: str, tensor: torch.Tensor) -> bool:
+        """Compare the calls; then whether ``tensor``, and so that of each rank, is empty and the collective is done."""
+        if tensor.numel() == 0:
+            self.agree(text)
+            return True
+        self._compare(text)
+        return False
+
+    def _compare(self, text: str) -> None:
+        """:meth:`agree`, after which ranks that are no leaders know only that those of their host agree."""
+        self._inside(lambda inside: inside.agree(text))
+        self._between(lambda across: compare_calls(across, self._layout, text))
 
     def _inside(self, step: Callable[[Collectives], None]) -> None:
         """A step between the ranks of this host."""
@@ -135,8 +164,8 @@ class HierarchicalCollectives:
                 self._give_up(error)
                 raise
             # On this host it is, but the ranks of other hosts were about to continue.
-            ended = _with_remedy(
-                error, "Have all ranks of a group call the same, in the same order. The ranks need a new group."
+            ended = changed(
+                error, remedy="Make all ranks of a group call the same, in the same order. The ranks need a new group."
             )
             self._give_up(ended)
             raise ended from error
@@ -171,11 +200,12 @@ class HierarchicalCollectives:
         except SharedMemoryCommError as error:
             if self._layout.is_leader or error.rank != 0:
                 raise
-            raise _with_remedy(
+            note = self._note.read_after_failure()
+            raise changed(
                 error,
-                "See that rank's error, and which rank of another host is missing. The ranks need a new group.",
                 f" It is the first rank of its host and gave up between the {len(self._layout.hosts)} hosts of the "
-                "group, or is still there.",
+                f"group, or is still waiting there. {note}".rstrip(),
+                remedy="See that rank's error, and which rank of another host is missing. The ranks need a new group.",
             ) from error
 
     def _require_whole(self) -> None:
@@ -199,13 +229,19 @@ class HierarchicalCollectives:
         return f" That is rank {rank} of the group." if rank != error.rank else ""
 
 
-def _with_remedy(error: SharedMemoryCommError, remedy: str, more: str = "") -> SharedMemoryCommError:
-    """The same with another remedy, and more in its message."""
+def changed(
+    error: SharedMemoryCommError, more: str = "", *, remedy: str | None = None, rank: int | None = None
+) -> SharedMemoryCommError:
+    """The same error with more in its message, or with another remedy or rank. A new remedy means a new group."""
     return SharedMemoryCommError(
-        f"{error.message}{more}", remedy, rank=error.rank, operation=error.operation, waited_s=error.waited_s
+        f"{error.message}{more}",
+        error.remedy if remedy is None else remedy,
+        rank=error.rank if rank is None else rank,
+        operation=error.operation,
+        waited_s=error.waited_s,
+        is_group_usable=error.is_group_usable and remedy is None,
     )
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor: of whatever type it is, gloo and oneCCL have that one."""
-    return tensor.view(-1).view(torch.uint8)
+def _elements(tensor: torch.Tensor) -> str:
+    return f"{tensor.numel()} {tensor.dtype}".replace("torch.", "")

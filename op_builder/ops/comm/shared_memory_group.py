@@ -28,7 +28,7 @@ _REMEDIES = {
     "gave_up": "See that rank's error. This group is broken; make a new one.",
     "late": "See what it does instead, or allow more time: timeout_s= or ACCEL_COMM_TIMEOUT_S. This group is broken.",
     "interrupted": "This group is broken; make a new one.",
-    "mismatch": "Have all ranks of a group call the same, in the same order. Nothing was changed; the group is usable.",
+    "mismatch": "Make all ranks of a group call the same, in the same order. Nothing was changed; the group is usable.",
     "busy": "Do not use the group from the handler of a signal.",
 }
 
@@ -167,6 +167,15 @@ class SharedMemoryGroup:
         self._call("barrier", ())
 
     @untraced
+    def agree(self, text: str) -> None:
+        """Compare ``text`` with that of the other ranks. It describes what they are about to do without this group.
+
+        Raises:
+            SharedMemoryCommError: a rank passed another text, called something else, or did not come.
+        """
+        self._call("agree", (), text)
+
+    @untraced
     def empty_symmetric(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor in memory that all ranks see, so that collectives on it, or on views of it, move no byte twice.
 
@@ -229,16 +238,16 @@ class SharedMemoryGroup:
         """
         self._closer()
 
-    def _call(self, name: str, tensors: tuple[torch.Tensor, ...], *numbers: int, operation: str = "") -> Any:
+    def _call(self, name: str, tensors: tuple[torch.Tensor, ...], *arguments: int | str, operation: str = "") -> Any:
         op = getattr(self._ops, name).default
         if torch.compiler.is_compiling():
-            return op(*tensors, self._number, *numbers)
+            return op(*tensors, self._number, *arguments)
         for tensor in tensors:
             # torch's kernel for meta tensors does nothing; torch 2.10 resolves lazy views, later releases raise.
             if not isinstance(tensor, torch.Tensor) or not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
                 raise _unfit(tensor)
         try:
-            return op(*tensors, self._number, *numbers)
+            return op(*tensors, self._number, *arguments)
         except (RuntimeError, ValueError) as error:
             for tensor in tensors:
                 if tensor.layout is not torch.strided:

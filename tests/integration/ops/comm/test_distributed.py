@@ -44,6 +44,13 @@ def counted_by_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, A
     return ranks("several", 2, tmp_path_factory.mktemp("two"), arguments=[names])
 
 
+def without_op(directory: Path) -> list[dict[str, str]]:
+    """Environments of two ranks, the second of which cannot load the op."""
+    if isinstance(find_prebuilt(ShareMemCommBuilder()), Entry):
+        pytest.skip("the op is prebuilt, so that every rank can load it")
+    return [{}, {"ACCEL_JIT": "0", "ACCEL_CACHE_DIR": str(directory / "empty")}]
+
+
 def require_all_ours(told: dict[str, Any]) -> None:
     assert told["gloo"] == {}
     assert set(told["ours"]) >= {"allreduce", "allgather", "broadcast", "reduce_scatter", "barrier"}
@@ -156,7 +163,7 @@ def test_a_failure_inside_one_host_is_told_to_the_others(across: str, how: str, 
         first, second = result.value
         if rank < 2 and how == "mismatch":
             assert said in first
-            assert "call the same, in the same order. The ranks need a new group." in first
+            assert "Make all ranks of a group call the same, in the same order. The ranks need a new group." in first
             assert "usable" not in first
             assert first == second
         if rank == 2:  # the leader of the other host
@@ -198,14 +205,11 @@ def test_a_process_that_ends_in_the_middle_of_a_collective_ends_well(
 @pytest.mark.parametrize("destroys", [False, True])
 def test_a_process_that_ends_while_gloo_works_ends_well(destroys: bool, tmp_path: Path) -> None:
     """A thread of gloo that then had the last reference to a tensor would abort the process."""
-    ranks("ends_with_gloo_at_work", 2, tmp_path, arguments=[destroys])
+    ranks("ends_with_gloo_at_work", 2, tmp_path / "ranks", arguments=[destroys], environments=without_op(tmp_path))
 
 
 def test_where_one_rank_cannot_load_the_op_gloo_does_all_and_a_warning_says_why(tmp_path: Path) -> None:
-    if isinstance(find_prebuilt(ShareMemCommBuilder()), Entry):
-        pytest.skip("the op is prebuilt, so that every rank can load it")
-    environments = [{}, {"ACCEL_JIT": "0", "ACCEL_CACHE_DIR": str(tmp_path / "empty")}]
-    results = run_ranks(PROGRAM, "without_the_op", 2, tmp_path / "ranks", environments=environments)
+    results = run_ranks(PROGRAM, "without_the_op", 2, tmp_path / "ranks", environments=without_op(tmp_path))
     for result in results:
         assert result.status == 0, result.output
         assert result.value == {"ours": {}, "gloo": {"allreduce": 1, "barrier": 1}}

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from op_builder.errors import CommunicationError, EnvironmentValueError, OpArgumentError
@@ -91,7 +92,7 @@ def test_a_store_that_is_written_in_python_serves_all_threads_itself() -> None:
 
 
 class FakeParts:
-    """The collectives inside a host and between hosts, and the note: each does what it is told, and notes are kept."""
+    """The collectives inside a host and between hosts, and the note."""
 
     def __init__(self) -> None:
         self.act: Callable[[], None] = lambda: None
@@ -99,6 +100,12 @@ class FakeParts:
         self.waits = 0
 
     def barrier(self) -> None:
+        self.act()
+
+    def agree(self, _text: str) -> None:
+        self.act()
+
+    def all_reduce(self, _tensor: torch.Tensor, _op: str) -> None:
         self.act()
 
     def close(self) -> None:
