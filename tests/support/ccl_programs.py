@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -224,6 +225,28 @@ def a_rank_ends_first(rank: int, size: int, directory: str) -> str:
     except CommunicationError as error:
         return str(error)
     return "nothing"
+
+
+def a_compiled_all_reduce_times_out(rank: int, size: int, directory: str) -> bool:
+    """oneCCL may write to the tensor of rank 0 after the timeout, when nothing else refers to it."""
+    write_pid(directory, rank)
+    ccl = module(rank, size, directory, timeout_s=2)
+    late = Path(directory, "late")
+    ccl.barrier()
+    if rank == 1:
+        wait_until(late.exists)
+        ccl.all_reduce(torch.ones(1 << 20), dist.ReduceOp.SUM, 0, True).wait(60)
+        return True
+    tensor = torch.ones(1 << 20)
+    address = tensor.data_ptr()
+    compiled = torch.compile(lambda x: ccl.inference_all_reduce(x, dist.ReduceOp.SUM), backend="aot_eager")
+    with pytest.raises(RuntimeError, match="did not finish within 2000 ms"):
+        compiled(tensor)
+    del tensor, compiled
+    fresh = [torch.zeros(1 << 20) for _ in range(8)]
+    late.touch()
+    wait_until(lambda: has_ended(pid_of(directory, 1)))
+    return all(x.data_ptr() != address and not x.any() for x in fresh)
 
 
 def a_rank_does_not_come(rank: int, size: int, directory: str) -> str:

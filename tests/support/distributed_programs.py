@@ -393,6 +393,10 @@ def ends_with_gloo_at_work(rank: int, size: int, directory: str, destroys: bool)
         return
     dist.all_reduce(tensor, async_op=True)
     del tensor
+    (thread,) = (each for each in threading.enumerate() if "process group" in each.name)
+    for _ in range(10):  # until gloo has begun
+        time.sleep(0.1)
+        wait_until_asleep(os.getpid(), thread.native_id)
     if destroys:
         dist.destroy_process_group()
     atexit._run_exitfuncs()

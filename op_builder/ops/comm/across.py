@@ -42,9 +42,6 @@ class Across(Protocol):
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
         """Give all hosts the tensor of host ``src``."""
 
-    def barrier(self) -> None:
-        """Return when all hosts have called it."""
-
     def close(self) -> None:
         """Give back what it holds."""
 
@@ -122,9 +119,6 @@ class GlooAcross:
         options.rootRank = src
         self._do(lambda gloo: gloo.broadcast([tensor], options))
 
-    def barrier(self) -> None:
-        self._do(lambda gloo: gloo.barrier())
-
     def close(self) -> None:
         self._gloo = None  # gloo's shutdown() does nothing; its connections are closed with the last reference
 
@@ -170,9 +164,6 @@ class CCLAcross:
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
         self._comm.broadcast(tensor, src).wait()
-
-    def barrier(self) -> None:
-        self._comm.barrier().wait()
 
     def close(self) -> None:
         self._is_open = False

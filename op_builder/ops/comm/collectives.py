@@ -44,7 +44,9 @@ class Collectives(Protocol):
 
 
 class HierarchicalCollectives:
-    """Collectives of ranks on several hosts: inside, across by each host's first rank, inside.
+    """Collectives of ranks on several hosts: inside each host, between the hosts' first ranks, inside each host.
+
+    Before each, the ranks of a host compare their calls, and then the first ranks of the hosts.
 
     The result is the same on all ranks, bit for bit: the leaders have one result, which the others are given. 16-bit
     floats are added up in float32 and rounded once. A rank whose part fails gives up for good: it leaves the ranks of
@@ -68,10 +70,13 @@ class HierarchicalCollectives:
     def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
         if self._is_empty(f"all_reduce ({op}) of {_elements(tensor)}", tensor):
             return
+        self._reduce(tensor, op)
+
+    def _reduce(self, tensor: torch.Tensor, op: str) -> None:
         step = "sum" if op == "avg" else op
         # Between the hosts, too, so that no sum is too large for the type of its mean.
         wide = tensor.float() if step == "sum" and tensor.dtype in _NARROW else tensor
-        self._inside(lambda inside: inside.all_reduce(wide, step))
+        self._from_leader(lambda inside: inside.all_reduce(wide, step))
         self._between(lambda across: across.all_reduce(wide, step))
         if self._across is not None:
             if op == "avg":
@@ -85,7 +90,7 @@ class HierarchicalCollectives:
         if self._is_empty(f"reduce_scatter ({op}) of {_elements(input)}", input):
             return
         whole = input.detach().clone()
-        self.all_reduce(whole, op)
+        self._reduce(whole, op)
         parts = whole.view(self._layout.size, -1)
         output.view(-1).copy_(parts[self._layout.rank])
 
@@ -98,7 +103,7 @@ class HierarchicalCollectives:
         block = rows if layout.are_in_order else torch.empty_like(rows)
         ends = [sum(map(len, layout.hosts[: number + 1])) for number in range(len(layout.hosts))]
         parts = [block[end - len(ranks) : end] for end, ranks in zip(ends, layout.hosts, strict=True)]
-        self._inside(lambda inside: inside.all_gather(parts[layout.host], bytes_of(input)))
+        self._from_leader(lambda inside: inside.all_gather(parts[layout.host], bytes_of(input)))
 
         def exchange(across: Across) -> None:
             for number, part in enumerate(parts):
@@ -115,15 +120,13 @@ class HierarchicalCollectives:
         layout = self._layout
         host = layout.host_of(src)
         if host == layout.host:
-            self._inside(lambda inside: inside.broadcast(tensor, layout.hosts[host].index(src)))
+            self._from_leader(lambda inside: inside.broadcast(tensor, layout.hosts[host].index(src)))
         self._between(lambda across: across.broadcast(bytes_of(tensor), host))
         if host != layout.host:
             self._from_leader(lambda inside: inside.broadcast(tensor, 0))
 
     def barrier(self) -> None:
-        self._compare("barrier")
-        self._between(lambda across: across.barrier())
-        self._from_leader(lambda inside: inside.barrier())
+        self.agree("barrier")
 
     def agree(self, text: str) -> None:
         self._compare(text)

@@ -43,6 +43,7 @@ class CollectiveWork(Work):
         self._queue = queue
         self._function = function
         self._state = CallerState() if function is not None else None
+        self._callback_state: CallerState | None = None
         self._is_done = function is None
         self._error: Exception | None = None
         self._future: Future[list[torch.Tensor]] | None = None
@@ -88,10 +89,14 @@ class CollectiveWork(Work):
         return self._result
 
     def get_future(self) -> Future[list[torch.Tensor]]:
-        """A future of the tensors, or of the collective's error. Its callbacks may use collectives."""
+        """A future of the tensors, or of the collective's error.
+
+        Its callbacks may use collectives. They run with the thread-local state of the first caller of this method.
+        """
         with self._lock:
             if self._future is None:
                 self._future = Future()
+                self._callback_state = CallerState()
                 if self._is_done:
                     self._set_future(self._future)
             return self._future
@@ -130,8 +135,8 @@ class CollectiveWork(Work):
 
     def complete_future(self) -> None:
         """Complete the future, which runs its callbacks in this thread."""
-        if self._future is not None and self._state is not None:
-            with self._state.restored():
+        if self._future is not None and self._callback_state is not None:
+            with self._callback_state.restored():
                 self._set_future(self._future)
 
     def _set_future(self, future: Future[list[torch.Tensor]]) -> None:

@@ -57,6 +57,10 @@ def test_a_process_ends_while_a_call_cannot_return_and_loses_no_output(tmp_path:
     assert "kept by the C library until the end" in survivor.output
 
 
+def test_oneccl_never_writes_to_the_freed_memory_of_a_compiled_all_reduce(tmp_path: Path) -> None:
+    assert ranks("a_compiled_all_reduce_times_out", 2, tmp_path) == [True, True]
+
+
 def test_a_rank_that_never_comes_is_an_error_within_the_timeout(tmp_path: Path) -> None:
     told = ranks("a_rank_does_not_come", 2, tmp_path)[0]
     assert "meeting on rank 0 of 2 did not finish within 3 s" in told
