@@ -28,7 +28,7 @@ class Handles {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = handles_.find(number);
     if (found == handles_.end()) {
-      accel::refuse("There is no handle " + std::to_string(number) + ".", "Make one with aio_handle().");
+      accel::refuse("Handle " + std::to_string(number) + " is closed.", "Make one with aio_handle().");
     }
     return found->second;
   }
@@ -59,7 +59,7 @@ aio::Engine engine_of(const std::string& name) {
   if (name == "threads") {
     return aio::Engine::threads;
   }
-  accel::refuse("There is no engine " + name + ".", "Use io_uring, libaio or threads.");
+  accel::refuse("Unknown engine " + name + ".", "Use io_uring, libaio or threads.");
 }
 
 // The handle's number, or -errno where no thread gets a queue of that depth.

@@ -1,5 +1,5 @@
-// The ccl_comm op library: collectives of oneCCL on CPU tensors. What is started goes on after the op returns; the
-// Python side keeps the tensor until it has finished. torch's dispatcher lets go of Python's lock while an op runs.
+// The ccl_comm op library: collectives of oneCCL on CPU tensors. A collective continues after its op has returned; the
+// Python side keeps the tensor until it has finished. torch's dispatcher releases Python's lock while an op runs.
 
 #include <algorithm>
 #include <cstdint>

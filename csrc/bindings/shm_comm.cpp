@@ -1,5 +1,5 @@
-// The shm_comm op library: groups by number, shared memory by descriptor. The Python side brings the ranks together and
-// turns failures into its errors. torch's dispatcher releases Python's lock while an op runs.
+// The shm_comm op library: groups by number, shared memory by descriptor. The Python side connects the ranks and turns
+// failures into its errors. torch's dispatcher releases Python's lock while an op runs.
 
 #include <cstdint>
 #include <map>
@@ -127,8 +127,8 @@ struct ReducedTensor : accel::HostMemory {
   comm::Collectives::Numbers numbers(std::int64_t reduction) const {
     const auto chosen = static_cast<comm::Reduction>(reduction);
     if (chosen == comm::Reduction::avg && element == comm::Element::int32) {
-      accel::refuse("There is no mean of int32 tensors.",
-                    "Sum them and divide, or convert them, for example x.float().");
+      accel::refuse("avg does not support int32 tensors.",
+                    "Reduce with sum and divide, or convert them, for example x.float().");
     }
     return {numel, element, chosen};
   }
@@ -145,9 +145,9 @@ comm::Element element_of(const Tensor& tensor, const accel::Argument& argument) 
     case ScalarType::Int:
       return comm::Element::int32;
     default:
-      accel::host_memory(tensor, argument, 0);  // where a tensor lies is checked first
+      accel::host_memory(tensor, argument, 0);  // the device is checked first
       accel::refuse(argument.text() + " is of type " + tensor.type_name() +
-                        "; float32, bfloat16, float16 or int32 is needed.",
+                        "; only float32, bfloat16, float16 and int32 are supported.",
                     "Convert it, for example x.float().");
   }
 }
@@ -210,8 +210,8 @@ void broadcast(Tensor tensor, std::int64_t group, std::int64_t source) {
   const accel::HostMemory memory = bytes_of(tensor, kTensor);
   const auto found = groups().find(group);
   if (source < 0 || source >= found->size()) {
-    accel::refuse("There is no rank " + std::to_string(source) + " in a group of " + std::to_string(found->size()) + ".",
-                  "Pass a rank of the group as src, counted from 0.");
+    accel::refuse("src is " + std::to_string(source) + " in a group of " + std::to_string(found->size()) + ".",
+                  "Pass a rank from 0 to size - 1.");
   }
   run(group, [&](comm::Collectives& all) { return all.broadcast(memory.data, memory.bytes, static_cast<int>(source), tensor.dtype()); });
 }

@@ -35,11 +35,11 @@ class ShmGroups {
     const Lock lock(mutex_);
     const auto found = groups_.find(number);
     if (found == groups_.end()) {
-      refuse("The group " + std::to_string(number) + " is closed.", "Make a new one with new_group().");
+      refuse("Group " + std::to_string(number) + " is closed.", "Make a new one with new_group().");
     }
     if (found->second.forks != forks()) {
-      refuse("This process is a fork of the rank that made the group, and not a rank itself.",
-                    "Make a group in the child, or start ranks by spawn.");
+      refuse("This process is a fork of the rank that made the group, not a rank itself.",
+             "Make a group in the child, or start the ranks with spawn.");
     }
     return found->second.group;
   }
@@ -94,7 +94,7 @@ inline std::string in_words(comm::Group& group, const comm::Failure& failure) {
   using Kind = comm::Failure::Kind;
   const std::string who = "rank " + std::to_string(failure.rank);
   char waited[64];
-  std::snprintf(waited, sizeof(waited), ", after %.1f s of waiting for it", static_cast<double>(failure.waited_ns) / 1e9);
+  std::snprintf(waited, sizeof(waited), ", after waiting %.1f s for it", static_cast<double>(failure.waited_ns) / 1e9);
   switch (failure.kind) {
     case Kind::died:
       return who + " died" + waited;
@@ -103,10 +103,10 @@ inline std::string in_words(comm::Group& group, const comm::Failure& failure) {
     case Kind::gave_up:
       return who + " gave up" +
              (failure.culprit == failure.rank ? std::string(" when it was interrupted")
-                                              : " for rank " + std::to_string(failure.culprit)) +
+                                              : " because of rank " + std::to_string(failure.culprit)) +
              waited;
     case Kind::late:
-      return who + " lives, but did not come" + waited;
+      return who + " is alive but did not take part" + waited;
     case Kind::interrupted:
       return "a signal ended the wait for " + who;
     case Kind::busy:

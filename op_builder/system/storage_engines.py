@@ -62,7 +62,7 @@ def checked_engine(name: str | None) -> str | None:
         OpArgumentError: the engine is unknown.
     """
     if name is not None and name not in ENGINES:
-        raise OpArgumentError(f"There is no engine {name!r}.", f"Choose one of {', '.join(ENGINES)}.")
+        raise OpArgumentError(f"Unknown engine {name!r}.", f"Choose one of {', '.join(ENGINES)}.")
     return name
 
 

@@ -35,11 +35,13 @@ class Reduction(enum.Enum):
 def module(rank: int, size: int, directory: str, timeout_s: float = FOREVER_S) -> CCLCommModule:
     torch.set_num_threads(1)
     loaded: CCLCommModule = CCLCommBuilder().load()
-    loaded.initialize(size, rank, told(directory, "world", loaded.get_kvs_addr(rank), size), timeout_s=timeout_s)
+    loaded.initialize(
+        size, rank, shared_address(directory, "world", loaded.get_kvs_addr(rank), size), timeout_s=timeout_s
+    )
     return loaded
 
 
-def told(directory: str, name: str, address: list[int], size: int) -> list[int]:
+def shared_address(directory: str, name: str, address: list[int], size: int) -> list[int]:
     """The address that one rank has, on all of them."""
     store = dist.FileStore(str(Path(directory) / f"store_{name}"), size)
     if any(address):
@@ -116,7 +118,7 @@ def _asynchronous(ccl: CCLCommModule, rank: int, size: int, directory: str) -> N
         assert work.is_completed()
     for number, tensor in enumerate(tensors):
         assert torch.equal(tensor, expected(size, 50, torch.float32, operations.SUM) + number * size)
-    # Only one rank has begun, so it cannot have finished; the other begins when it is told to.
+    # Only one rank has begun, so it cannot have finished; the other begins later.
     late = torch.ones(5)
     if rank == 0:
         work = ccl.all_reduce(late, operations.AVG, 0, True)
@@ -135,7 +137,7 @@ def _groups(ccl: CCLCommModule, rank: int, size: int, directory: str) -> None:
     ranks = [size - 1, 0]  # in another order than the world has them
     if rank in ranks:
         place = ranks.index(rank)
-        address = told(directory, "group", ccl.get_sub_kvs_addr(place == 0), 2)
+        address = shared_address(directory, "group", ccl.get_sub_kvs_addr(place == 0), 2)
         ccl.initialize_sub_comm(2, place, torch.tensor(address, dtype=torch.uint8), ranks)
         assert (ccl.get_rank(ranks), ccl.get_world_size(ranks)) == (place, 2)
         tensor = torch.full((4,), float(rank))

@@ -260,7 +260,7 @@ void Pump::collect() {
       return;
     }
     if (taken < 0) {
-      // The kernel may still access the memory, so there is no way but to ask again.
+      // The kernel may still access the memory, so try again.
       if (-taken != EINTR) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }

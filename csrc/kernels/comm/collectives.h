@@ -28,7 +28,7 @@ struct Symmetric {
   int rank;
   std::int64_t bytes;
   std::vector<char*> bases;
-  std::vector<Mapping> mappings;  // what keeps it there
+  std::vector<Mapping> mappings;  // keep it mapped
 
   char* base(int of) const { return bases[static_cast<std::size_t>(of)]; }
   bool holds(const void* data, std::int64_t size) const {
@@ -52,8 +52,8 @@ struct Tuning {
   std::int64_t one_shot_bytes;  // up to here each rank reads all others' data
 };
 
-// Functions return false when a rank did not come or did something else: phases.failure() says why. What they were to
-// write is undefined then. Elements are `Numbers::count` of `Numbers::element`.
+// Functions return false if a rank is missing or calls something else: phases.failure() has the reason. The output is
+// undefined then. Elements are `Numbers::count` of `Numbers::element`.
 class Collectives {
  public:
   struct Numbers {
@@ -62,7 +62,7 @@ class Collectives {
     Reduction reduction;
   };
 
-  // `segments` of all ranks, borrowed, laid out as SlotLayout says.
+  // `segments` of all ranks, borrowed, in the layout of SlotLayout.
   Collectives(Phases& phases, std::vector<char*> segments, const Tuning& tuning, cpu::Isa isa);
 
   // Both of numbers.count elements; the same, or apart.

@@ -1,4 +1,4 @@
-"""Collectives over the hosts of a group: inside each host by shared memory, between them by gloo or oneCCL."""
+"""Collectives of a group on several hosts: shared memory inside each host, gloo or oneCCL between them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 
 class Collectives(Protocol):
-    """What a group's ranks do together. Tensors are contiguous and in host memory; ``op`` is sum, max, min or avg.
+    """Collectives of a group. Tensors are contiguous and in host memory; ``op`` is sum, max, min or avg.
 
-    Each raises a CommunicationError, or what its transport raises, where a rank does not take part.
+    Each raises a CommunicationError if a rank does not take part.
     """
 
     def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
         """Reduce ``tensor`` over all ranks, in place."""
 
     def reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, op: str) -> None:
-        """Reduce ``input``, of one part for each rank, and give each rank its part."""
+        """Reduce ``input``, which has one part per rank, and give each rank its part."""
 
     def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> None:
         """Fill ``output`` with the inputs of all ranks, one after another."""
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
-        """Give all ranks the tensor of rank ``src`` of the group."""
+        """Send the tensor of rank ``src`` of the group to all ranks."""
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
@@ -48,15 +48,15 @@ class HierarchicalCollectives:
 
     Before each, the ranks of a host compare their calls, and then the first ranks of the hosts.
 
-    The result is the same on all ranks, bit for bit: the leaders have one result, which the others are given. 16-bit
-    floats are added up in float32 and rounded once. A rank whose part fails gives up for good: it leaves the ranks of
-    its host, and leaves a note for those of other hosts, so that no rank waits for it.
+    All ranks get the same result, bit for bit. 16-bit floats are summed in float32 and rounded once. A rank whose part
+    fails leaves the ranks of its host, and leaves a note for those of other hosts, so that no rank waits for it. The
+    group is broken then.
 
     Args:
-        layout: which rank is where.
+        layout: which rank is on which host.
         inside: the collectives of this host's ranks.
-        across: those of the leaders; None on other ranks.
-        note: where ranks that give up write why.
+        across: the collectives of the leaders; None on other ranks.
+        note: where a rank that gives up writes the reason.
     """
 
     def __init__(self, layout: Layout, inside: Collectives, across: Across | None, note: GiveUpNote) -> None:
@@ -74,7 +74,7 @@ class HierarchicalCollectives:
 
     def _reduce(self, tensor: torch.Tensor, op: str) -> None:
         step = "sum" if op == "avg" else op
-        # Between the hosts, too, so that no sum is too large for the type of its mean.
+        # Also between the hosts, so that no sum overflows the type of its mean.
         wide = tensor.float() if step == "sum" and tensor.dtype in _NARROW else tensor
         self._from_leader(lambda inside: inside.all_reduce(wide, step))
         self._between(lambda across: across.all_reduce(wide, step))
@@ -86,7 +86,7 @@ class HierarchicalCollectives:
         self._from_leader(lambda inside: inside.broadcast(tensor, 0))
 
     def reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, op: str) -> None:
-        """Sends all of it to all hosts: twice what is needed."""
+        """Sends everything to all hosts, twice what is needed."""
         if self._is_empty(f"reduce_scatter ({op}) of {_elements(input)}", input):
             return
         whole = input.detach().clone()
@@ -99,7 +99,7 @@ class HierarchicalCollectives:
             return
         layout = self._layout
         rows = bytes_of(output).view(layout.size, -1)
-        # The hosts' ranks may be anywhere among each other; in this order they are one after another.
+        # The ranks of the hosts may alternate; in a block they are ordered by host.
         block = rows if layout.are_in_order else torch.empty_like(rows)
         ends = [sum(map(len, layout.hosts[: number + 1])) for number in range(len(layout.hosts))]
         parts = [block[end - len(ranks) : end] for end, ranks in zip(ends, layout.hosts, strict=True)]
@@ -166,7 +166,7 @@ class HierarchicalCollectives:
             if not error.is_group_usable:
                 self._give_up(error)
                 raise
-            # On this host it is, but the ranks of other hosts were about to continue.
+            # It is on this host, but the ranks of other hosts were about to continue.
             ended = changed(
                 error, remedy="Make all ranks of a group call the same, in the same order. The ranks need a new group."
             )
@@ -177,14 +177,14 @@ class HierarchicalCollectives:
             raise
 
     def _between(self, step: Callable[[Across], None]) -> None:
-        """On a leader, its part between hosts."""
+        """A step between the hosts, on a leader."""
         self._require_whole()
         if self._across is None:
             return
         try:
             step(self._across)
         except CommunicationError as error:
-            # Where this rank itself closed the group no other rank is about to leave a note.
+            # If this rank itself closed the group, no other rank leaves a note.
             note = "" if self._is_closed else self._note.read_after_failure()
             if not note or note in error.message:
                 self._give_up(error)
@@ -197,7 +197,7 @@ class HierarchicalCollectives:
             raise
 
     def _from_leader(self, step: Callable[[Collectives], None]) -> None:
-        """A step inside that waits for the leader, who comes from between the hosts."""
+        """A step inside the host that waits for the leader, which may have failed between the hosts."""
         try:
             self._inside(step)
         except SharedMemoryCommError as error:
@@ -216,16 +216,16 @@ class HierarchicalCollectives:
             raise self._failure
 
     def _give_up(self, error: BaseException) -> None:
-        """Take part in nothing more, and let all others know."""
+        """Leave the group, and let all other ranks know."""
         failure = error if isinstance(error, CommunicationError) else None
         self._failure = failure or CommunicationError(
-            f"A collective was ended by {type(error).__name__}.", "The ranks need a new group."
+            f"{type(error).__name__} ended a collective.", "The ranks need a new group."
         )
         self._note.leave(self._failure.message + self._whom(error))
         self.close()
 
     def _whom(self, error: BaseException) -> str:
-        """The rank in the group of whom shared memory knows only the place on this host."""
+        """The rank in the group, where the error has another one: shared memory counts only the ranks of this host."""
         if not isinstance(error, SharedMemoryCommError) or error.rank is None:
             return ""
         rank = self._layout.local_ranks[error.rank]
