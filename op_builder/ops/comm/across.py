@@ -140,7 +140,7 @@ class GlooAcross:
                 raise
             raise CommunicationError(
                 f"gloo failed between the {self._hosts} hosts of the group: {str(error).splitlines()[0]}",
-                "Check that the ranks of all hosts are running and that GLOO_SOCKET_IFNAME names the network interface.",
+                "Check that all ranks are running and that GLOO_SOCKET_IFNAME names the network interface.",
             ) from error
 
 

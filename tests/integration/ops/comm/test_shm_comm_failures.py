@@ -96,7 +96,7 @@ def test_closing_the_group_ends_the_wait_of_another_thread(ranks: Ranks) -> None
         ("collective", "rank 0 called all_gather of 24 bytes of Float, rank 1 called barrier"),
         (
             "source",
-            "rank 0 called broadcast of 24 bytes of Float from rank 1, rank 1 called broadcast of 24 bytes of Float from",
+            "rank 0 called broadcast of 24 bytes of Float from rank 1, rank 1 called broadcast of 24 bytes of Float",
         ),
         ("symmetric", "in symmetric memory 0 at byte 0, rank 1 called all_reduce (sum) of 300000 float32."),
         ("offset", "float32 in symmetric memory 0 at byte 4, rank 1 called all_reduce (sum) of 200000 float32 in symm"),
