@@ -70,8 +70,8 @@ class Collectives {
   // `output` of numbers.count elements becomes this rank's part of `input`, which has size() parts. It may be that part.
   bool reduce_scatter(const void* input, void* output, const Numbers& numbers);
   // `output` has size() parts of `bytes`; `input` may be this rank's part of it. `type`, below 256, is only compared.
-  bool all_gather(const void* input, void* output, std::int64_t bytes, int type);
-  bool broadcast(void* data, std::int64_t bytes, int source, int type);
+  bool all_gather(const void* input, void* output, std::int64_t bytes, int type = 0);
+  bool broadcast(void* data, std::int64_t bytes, int source, int type = 0);
   bool barrier();
   // Compares `text`, of at most kTextBytes, with that of the other ranks: for what they are about to do by other means.
   bool agree(const std::string& text);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -135,6 +135,13 @@ def write_back(tensor: torch.Tensor, result: torch.Tensor) -> None:
             "Elements of the output share memory, as those of an expanded tensor do, and their results differ.",
             "Pass a tensor whose elements do not share memory, for example x.clone().",
         )
+
+
+def fill(tensor: torch.Tensor, collective: Callable[[torch.Tensor], object]) -> None:
+    """Run ``collective`` with contiguous memory for ``tensor``; raises as :func:`write_back`."""
+    memory = dense(tensor)
+    collective(memory)
+    write_back(tensor, memory)
 
 
 def without_class(tensor: torch.Tensor) -> torch.Tensor:

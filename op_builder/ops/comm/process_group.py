@@ -29,6 +29,7 @@ from op_builder.ops.comm.arguments import (
     as_list,
     dense,
     describe,
+    fill,
     flat_tensors,
     is_async,
     reduction,
@@ -153,13 +154,8 @@ class AccelProcessGroup(dist.ProcessGroup):
         op, is_async = reduction(rest, keywords)
         if op is None or not self._serves(tensors, REDUCIBLE[op]):
             return self._by_gloo(name, arguments, keywords)
-
-        def reduce(tensor: torch.Tensor) -> None:
-            memory = dense(tensor)
-            self._native.all_reduce(memory, op)
-            write_back(tensor, memory)
-
-        return self._run(name, [functools.partial(reduce, tensor) for tensor in tensors], tensors, is_async)
+        reduce = functools.partial(self._native.all_reduce, op=op)
+        return self._run(name, [functools.partial(fill, tensor, reduce) for tensor in tensors], tensors, is_async)
 
     def _broadcast(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
         """Send one rank's tensors to all ranks: ``(tensors, opts)`` or ``(tensor, root)``."""
@@ -168,15 +164,9 @@ class AccelProcessGroup(dist.ProcessGroup):
         src = given if isinstance(given, int) else int(given.rootRank)
         if not self._serves(tensors):
             return self._by_gloo(name, arguments, keywords)
-
-        def send(tensor: torch.Tensor) -> None:
-            memory = dense(tensor)
-            self._native.broadcast(memory, src)
-            write_back(tensor, memory)
-
-        return self._run(
-            name, [functools.partial(send, tensor) for tensor in tensors], tensors, is_async(rest, keywords)
-        )
+        send = functools.partial(self._native.broadcast, src=src)
+        steps = [functools.partial(fill, tensor, send) for tensor in tensors]
+        return self._run(name, steps, tensors, is_async(rest, keywords))
 
     def _reduce_scatter(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
         """Reduce inputs, which have one part per rank, and give each rank its part."""
@@ -209,9 +199,7 @@ class AccelProcessGroup(dist.ProcessGroup):
         return self._run(name, steps, outputs, is_async)
 
     def _scatter(self, output: torch.Tensor, whole: torch.Tensor, op: str) -> None:
-        memory = dense(output)
-        self._native.reduce_scatter(memory, dense(whole), op)
-        write_back(output, memory)
+        fill(output, lambda memory: self._native.reduce_scatter(memory, dense(whole), op))
 
     def _all_gather(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
         """Give all ranks the inputs of all, one after another in one output."""
@@ -221,9 +209,7 @@ class AccelProcessGroup(dist.ProcessGroup):
         self._require_sizes(name, outputs, inputs)
 
         def gather(output: torch.Tensor, part: torch.Tensor) -> None:
-            memory = dense(output)
-            self._native.all_gather(memory, dense(part))
-            write_back(output, memory)
+            fill(output, lambda memory: self._native.all_gather(memory, dense(part)))
 
         steps = [functools.partial(gather, output, part) for output, part in zip(outputs, inputs, strict=True)]
         return self._run(name, steps, outputs, is_async(rest, keywords))
