@@ -37,8 +37,8 @@ def group(comm: ShareMemCommModule) -> Iterator[SharedMemoryGroup]:
 Call = Callable[[SharedMemoryGroup], Any]
 
 
-def refused(said: str, *calls: Call) -> list[Any]:
-    return [pytest.param(call, said, id=f"{said} {number}") for number, call in enumerate(calls)]
+def refused(message: str, *calls: Call) -> list[Any]:
+    return [pytest.param(call, message, id=f"{message} {number}") for number, call in enumerate(calls)]
 
 
 def with_tensor(tensor: Any) -> list[Call]:
@@ -62,7 +62,7 @@ X = torch.zeros(10)
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         *refused("is on device meta", *with_tensor(torch.zeros(4, device="meta"))),
         *refused("not contiguous", *with_tensor(torch.zeros(4, 4)[:, ::2])),
@@ -114,9 +114,9 @@ X = torch.zeros(10)
     ],
 )
 def test_what_does_not_fit_is_refused_and_the_group_stays_usable(
-    group: SharedMemoryGroup, call: Call, said: str
+    group: SharedMemoryGroup, call: Call, message: str
 ) -> None:
-    with pytest.raises(OpArgumentError, match=said):
+    with pytest.raises(OpArgumentError, match=message):
         call(group)
     assert group.all_reduce(torch.ones(2)).tolist() == [1.0, 1.0]
 

@@ -69,7 +69,7 @@ def test_a_rank_that_never_comes(ranks: Ranks) -> None:
 def test_a_rank_that_lives_but_does_not_come(ranks: Ranks) -> None:
     first, late = ranks.run("one_is_late", 2)
     assert (first.facts["rank"], first.facts["operation"]) == (1, "all_reduce")
-    assert "rank 1 is alive but did not take part, after 0." in first.error
+    assert "rank 1 is alive but did not take part, after waiting 0." in first.error
     assert late.error == ""  # all that it needs was there
 
 
@@ -82,13 +82,13 @@ def test_a_rank_that_has_closed_the_group_or_ended(ranks: Ranks, ends: bool) -> 
 
 
 def test_closing_the_group_ends_the_wait_of_another_thread(ranks: Ranks) -> None:
-    said, _ = ranks.values("closed_meanwhile", 2)
-    assert said.startswith("SharedMemoryCommError: ")
-    assert "another thread of this rank closed the group" in said
+    message, _ = ranks.values("closed_meanwhile", 2)
+    assert message.startswith("SharedMemoryCommError: ")
+    assert "another thread of this rank closed the group" in message
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("what", "message"),
     [
         ("count", "rank 0 called all_reduce (sum) of 5 float32, rank 1 called all_reduce (sum) of 500000 float32"),
         ("type", "rank 0 called all_reduce (sum) of 6 float32, rank 1 called all_reduce (sum) of 6 bfloat16"),
@@ -102,11 +102,11 @@ def test_closing_the_group_ends_the_wait_of_another_thread(ranks: Ranks) -> None
         ("offset", "float32 in symmetric memory 0 at byte 4, rank 1 called all_reduce (sum) of 200000 float32 in symm"),
     ],
 )
-def test_different_calls_are_an_error_on_all_ranks(ranks: Ranks, what: str, said: str) -> None:
+def test_different_calls_are_an_error_on_all_ranks(ranks: Ranks, what: str, message: str) -> None:
     first, second = ranks.values("different_calls", 2, what=what)
     assert first.startswith("SharedMemoryCommError: ")
     assert second.startswith("SharedMemoryCommError: ")
-    assert said in first
+    assert message in first
     assert "rank 1 called" in second
 
 
@@ -127,8 +127,8 @@ def test_a_handler_that_returns_changes_nothing(ranks: Ranks) -> None:
 
 
 def test_a_handler_that_uses_the_group_gets_an_error_and_leaves_it_usable(ranks: Ranks) -> None:
-    (said,), _ = ranks.values("handled", 2, what="uses")
-    assert "Do not use the group in a signal handler" in said
+    (message,), _ = ranks.values("handled", 2, what="uses")
+    assert "Do not use the group in a signal handler" in message
 
 
 def test_a_handler_that_closes_the_group_and_exits_ends_the_process_as_it_says(ranks: Ranks) -> None:
