@@ -28,7 +28,7 @@ class Handles {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = handles_.find(number);
     if (found == handles_.end()) {
-      accel::refuse("There is no handle " + std::to_string(number) + ".", "Make one with aio_handle().");
+      accel::refuse("Handle " + std::to_string(number) + " is closed.", "Make one with aio_handle().");
     }
     return found->second;
   }
@@ -59,7 +59,7 @@ aio::Engine engine_of(const std::string& name) {
   if (name == "threads") {
     return aio::Engine::threads;
   }
-  accel::refuse("There is no engine " + name + ".", "Use io_uring, libaio or threads.");
+  accel::refuse("Unknown engine " + name + ".", "Use io_uring, libaio or threads.");
 }
 
 // The handle's number, or -errno where no thread gets a queue of that depth.
@@ -104,6 +104,9 @@ std::vector<std::int64_t> counters(std::int64_t handle) {
           c.bounced_bytes};
 }
 
+// The errno with which the engine refused to work, so that threads do; 0 where it works.
+std::int64_t refusal(std::int64_t handle) { return handles().find(handle)->counters().refusal; }
+
 void define(accel::Library& library) {
   library.def(
       "create(str engine, int block_bytes, int depth, bool single_submit, bool overlap_events, int parallelism) "
@@ -115,6 +118,7 @@ void define(accel::Library& library) {
   library.def("wait(int handle, int[] operations, int timeout_ms) -> bool");
   library.def("take(int handle, int[] operations) -> int[]");
   library.def("counters(int handle) -> int[]");
+  library.def("refusal(int handle) -> int");
   accel::locked_pages::define(library);
 }
 
@@ -125,6 +129,7 @@ void implement(accel::Library& library) {
   library.impl("wait", ACCEL_BOX(&wait));
   library.impl("take", ACCEL_BOX(&take));
   library.impl("counters", ACCEL_BOX(&counters));
+  library.impl("refusal", ACCEL_BOX(&refusal));
   accel::locked_pages::implement(library);
 }
 

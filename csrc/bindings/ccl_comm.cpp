@@ -1,5 +1,5 @@
-// The ccl_comm op library: collectives of oneCCL on CPU tensors. What is started goes on after the op returns; the
-// Python side keeps the tensor until it has finished. torch's dispatcher lets go of Python's lock while an op runs.
+// The ccl_comm op library: collectives of oneCCL on CPU tensors. A collective continues after its op has returned; the
+// Python side keeps the tensor until it has finished. torch's dispatcher releases Python's lock while an op runs.
 
 #include <algorithm>
 #include <cstdint>
@@ -88,6 +88,7 @@ bool wait(std::int64_t collective, std::int64_t timeout_ms) { return oneccl::wai
 void inference_all_reduce(Tensor tensor, std::int64_t communicator, std::int64_t reduction, std::int64_t timeout_ms) {
   const std::int64_t collective = all_reduce(tensor, communicator, reduction, "");
   if (!oneccl::wait(collective, timeout_ms)) {
+    tensor.release();  // never freed: oneCCL may still write to its memory
     throw std::runtime_error("oneCCL's all-reduce did not finish within " + std::to_string(timeout_ms) + " ms.");
   }
 }

@@ -1,5 +1,5 @@
-// The shm_comm op library: groups by number, shared memory by descriptor. The Python side brings the ranks together and
-// turns failures into its errors. torch's dispatcher releases Python's lock while an op runs.
+// The shm_comm op library: groups by number, shared memory by descriptor. The Python side connects the ranks and turns
+// failures into its errors. torch's dispatcher releases Python's lock while an op runs.
 
 #include <cstdint>
 #include <map>
@@ -127,8 +127,8 @@ struct ReducedTensor : accel::HostMemory {
   comm::Collectives::Numbers numbers(std::int64_t reduction) const {
     const auto chosen = static_cast<comm::Reduction>(reduction);
     if (chosen == comm::Reduction::avg && element == comm::Element::int32) {
-      accel::refuse("There is no mean of int32 tensors.",
-                    "Sum them and divide, or convert them, for example x.float().");
+      accel::refuse("avg does not support int32 tensors.",
+                    "Reduce with sum and divide, or convert them, for example x.float().");
     }
     return {numel, element, chosen};
   }
@@ -145,9 +145,9 @@ comm::Element element_of(const Tensor& tensor, const accel::Argument& argument) 
     case ScalarType::Int:
       return comm::Element::int32;
     default:
-      accel::host_memory(tensor, argument, 0);  // where a tensor lies is checked first
+      accel::host_memory(tensor, argument, 0);  // the device is checked first
       accel::refuse(argument.text() + " is of type " + tensor.type_name() +
-                        "; float32, bfloat16, float16 or int32 is needed.",
+                        "; only float32, bfloat16, float16 and int32 are supported.",
                     "Convert it, for example x.float().");
   }
 }
@@ -203,21 +203,25 @@ void all_gather(Tensor output, Tensor input, std::int64_t group) {
   const accel::HostMemory out = bytes_of(output, kOutput);
   const accel::HostMemory in = bytes_of(input, kInput);
   require_parts(*groups().find(group), output, out, input, in);
-  run(group, [&](comm::Collectives& all) { return all.all_gather(in.data, out.data, in.bytes); });
+  run(group, [&](comm::Collectives& all) { return all.all_gather(in.data, out.data, in.bytes, input.dtype()); });
 }
 
 void broadcast(Tensor tensor, std::int64_t group, std::int64_t source) {
   const accel::HostMemory memory = bytes_of(tensor, kTensor);
   const auto found = groups().find(group);
   if (source < 0 || source >= found->size()) {
-    accel::refuse("There is no rank " + std::to_string(source) + " in a group of " + std::to_string(found->size()) + ".",
-                  "Pass a rank of the group as src, counted from 0.");
+    accel::refuse("src is " + std::to_string(source) + " in a group of " + std::to_string(found->size()) + ".",
+                  "Pass a rank from 0 to size - 1.");
   }
-  run(group, [&](comm::Collectives& all) { return all.broadcast(memory.data, memory.bytes, static_cast<int>(source)); });
+  run(group, [&](comm::Collectives& all) { return all.broadcast(memory.data, memory.bytes, static_cast<int>(source), tensor.dtype()); });
 }
 
 void barrier(std::int64_t group) {
   run(group, [](comm::Collectives& all) { return all.barrier(); });
+}
+
+void agree(std::int64_t group, std::string text) {
+  run(group, [&](comm::Collectives& all) { return all.agree(text); });
 }
 
 // Without memory: what the results look like.
@@ -236,6 +240,7 @@ void define(accel::Library& library) {
   library.def("release_symmetric(int group, int address) -> ()");
   library.def("last_failure(int group) -> int[]");
   library.def("barrier(int group) -> ()");
+  library.def("agree(int group, str text) -> ()");
   library.def("all_reduce(Tensor x, int group, int reduction) -> Tensor");
   library.def("all_reduce_(Tensor(a!) x, int group, int reduction) -> ()");
   library.def("reduce_scatter(Tensor(a!) output, Tensor input, int group, int reduction) -> ()");
@@ -252,6 +257,7 @@ void implement(accel::Library& library) {
   library.impl("release_symmetric", ACCEL_BOX(&release_symmetric));
   library.impl("last_failure", ACCEL_BOX(&last_failure));
   library.impl("barrier", ACCEL_BOX(&barrier));
+  library.impl("agree", ACCEL_BOX(&agree));
 }
 
 void implement_on_cpu(accel::Library& library) {

@@ -35,11 +35,11 @@ class ShmGroups {
     const Lock lock(mutex_);
     const auto found = groups_.find(number);
     if (found == groups_.end()) {
-      refuse("The group " + std::to_string(number) + " is closed.", "Make a new one with new_group().");
+      refuse("Group " + std::to_string(number) + " is closed.", "Make a new one with new_group().");
     }
     if (found->second.forks != forks()) {
-      refuse("This process is a fork of the rank that made the group, and not a rank itself.",
-                    "Make a group in the child, or start ranks by spawn.");
+      refuse("This process is a fork of the rank that made the group, not a rank itself.",
+             "Make a group in the child, or start the ranks with spawn.");
     }
     return found->second.group;
   }
@@ -63,17 +63,22 @@ inline ShmGroups& shm_groups() {
   return *all;
 }
 
-inline std::string in_words(const comm::Call& call) {
+inline std::string call_in_words(const comm::Group& group, int rank) {
+  const comm::Call call = group.call_of(rank);
   static const char* const kinds[] = {"nothing", "all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"};
   static const char* const elements[] = {"float32", "bfloat16", "float16", "int32"};
   static const char* const reductions[] = {"sum", "max", "min", "avg"};
   const auto kind = call.what & 0xff;
+  if (kind == 6) {
+    return group.text_of(rank);
+  }
   std::string text = kinds[kind < 6 ? kind : 0];
   if (kind == 1 || kind == 2) {
     text += std::string(" (") + reductions[call.what >> 16 & 3] + ") of " + std::to_string(call.count) + " " +
             elements[call.what >> 8 & 3];
   } else if (kind != 5) {
-    text += " of " + std::to_string(call.count) + " bytes";
+    const auto* const type = torch_c::find_type(static_cast<std::int32_t>(call.what >> 8 & 0xff));
+    text += " of " + std::to_string(call.count) + " bytes" + (type == nullptr ? "" : std::string(" of ") + type->name);
   }
   if (kind == 4) {
     text += " from rank " + std::to_string(call.what >> 32 & 0xffff);
@@ -89,7 +94,7 @@ inline std::string in_words(comm::Group& group, const comm::Failure& failure) {
   using Kind = comm::Failure::Kind;
   const std::string who = "rank " + std::to_string(failure.rank);
   char waited[64];
-  std::snprintf(waited, sizeof(waited), ", after %.1f s of waiting for it", static_cast<double>(failure.waited_ns) / 1e9);
+  std::snprintf(waited, sizeof(waited), ", after waiting %.1f s for it", static_cast<double>(failure.waited_ns) / 1e9);
   switch (failure.kind) {
     case Kind::died:
       return who + " died" + waited;
@@ -98,17 +103,17 @@ inline std::string in_words(comm::Group& group, const comm::Failure& failure) {
     case Kind::gave_up:
       return who + " gave up" +
              (failure.culprit == failure.rank ? std::string(" when it was interrupted")
-                                              : " for rank " + std::to_string(failure.culprit)) +
+                                              : " because of rank " + std::to_string(failure.culprit)) +
              waited;
     case Kind::late:
-      return who + " lives, but did not come" + waited;
+      return who + " is alive but did not take part" + waited;
     case Kind::interrupted:
       return "a signal ended the wait for " + who;
     case Kind::busy:
       return "the group was used inside one of its own collectives";
     case Kind::mismatch:
-      return "rank " + std::to_string(group.rank()) + " called " + in_words(group.call_of(group.rank())) + ", " + who +
-             " called " + in_words(group.call_of(failure.rank));
+      return "rank " + std::to_string(group.rank()) + " called " + call_in_words(group, group.rank()) + ", " + who +
+             " called " + call_in_words(group, failure.rank);
     case Kind::none:
       break;
   }

@@ -105,10 +105,10 @@ class Tensor {
     return named == nullptr ? "number " + std::to_string(number) : named->name;
   }
   std::int64_t element_size() const { return static_cast<std::int64_t>(aoti_torch_dtype_element_size(dtype())); }
-
- private:
+  // torch's number of the type.
   std::int32_t dtype() const { return ACCEL_TORCH_GET(std::int32_t, aoti_torch_get_dtype, handle_); }
 
+ private:
   AtenTensorHandle handle_;
 };
 

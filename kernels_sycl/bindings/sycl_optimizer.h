@@ -73,7 +73,7 @@ class FusedRunner {
 
   struct Checked {
     DeviceLists lists;
-    std::optional<Tensor> first;  // says which stream
+    std::optional<Tensor> first;  // selects the stream
   };
 
   static Checked check(const TensorLists& lists, const Tensors& steps, const std::string&) {

@@ -91,7 +91,7 @@ class Stream {
   StreamState* state_;
 };
 
-// A stream of the SYCL CPU device, on host memory as it lies there. Not shared: threads run side by side.
+// A stream of the SYCL CPU device, on host memory. Not shared: threads run side by side.
 // Throws std::runtime_error: there is no such device, or this process was forked from one that used SYCL.
 Stream host_stream();
 

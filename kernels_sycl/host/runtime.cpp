@@ -66,7 +66,7 @@ std::vector<const Kernel*>& kernels() {
   return *all;
 }
 
-// The runtime's threads do not live on in a forked child, which would wait for them for ever.
+// A forked child lacks the runtime's threads, and would wait for them forever.
 void require_unforked() {
   pid_t first = 0;
   const pid_t here = ::getpid();
@@ -215,7 +215,7 @@ bool can_build(const ::sycl::device&) { return true; }
 
 #endif
 
-// A kernel of a program, compiled now if it was not; kept for ever.
+// A kernel of a program, compiled at the first call and kept forever.
 const BuiltKernel& built(Program& program, const Kernel& kernel) {
   Slot& slot = program.slots[kernel.index()];
   if (const BuiltKernel* const ready = slot.built.load(std::memory_order_acquire)) {
@@ -419,7 +419,7 @@ std::vector<::sycl::device> distinct_devices() {
     }
   }
   if (found.empty()) {
-    find_host_device();  // says what there is instead
+    find_host_device();  // throws an error that lists the available devices
   }
   return found;
 }
@@ -446,7 +446,7 @@ extern "C" __attribute__((visibility("default"))) int accel_sycl_prepare(std::si
   using namespace accel::xpu;
   int code = 0;
   std::mutex mutex;
-  const auto tell = [&](const std::exception& exception, int what) {
+  const auto report = [&](const std::exception& exception, int what) {
     const std::lock_guard<std::mutex> lock(mutex);
     if (code == 0 && size > 0) {
       std::strncpy(error, exception.what(), size - 1);
@@ -458,9 +458,9 @@ extern "C" __attribute__((visibility("default"))) int accel_sycl_prepare(std::si
     try {
       action();
     } catch (const KernelCompileFailed& exception) {
-      tell(exception, 1);
+      report(exception, 1);
     } catch (const std::exception& exception) {
-      tell(exception, 2);
+      report(exception, 2);
     }
   };
   explained([&] {

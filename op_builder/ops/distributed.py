@@ -3,8 +3,8 @@
     import op_builder.ops.distributed
     torch.distributed.init_process_group("accel")
 
-Collectives of CPU tensors go through shared memory inside a host, and through gloo or oneCCL between hosts; gloo does
-what these do not. See :class:`AccelProcessGroup` and docs/distributed.md.
+Collectives of CPU tensors go through shared memory inside a host, and through gloo or oneCCL between hosts; gloo runs
+everything else. See :class:`AccelProcessGroup` and docs/distributed.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch.distributed as dist
 
 # Its functions have the default group as a default argument. torch's compiler imports it, and so does an optimizer's
-# first step: a group of that time would be kept, with gloo's threads, until the interpreter ends. It takes 3 ms.
+# first step: then a group would be kept, with gloo's threads, until the interpreter ends. The import takes 3 ms.
 import torch.distributed.nn.functional  # noqa: F401
 from torch._C._distributed_c10d import PrefixStore, Store
 
@@ -36,24 +36,24 @@ BACKEND = "accel"
 
 
 def register() -> None:
-    """Make the backend known to ``torch.distributed``; once more does nothing."""
+    """Register the backend with ``torch.distributed``. A second call does nothing."""
     if BACKEND not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
 
 
 def collective_counts(group: dist.ProcessGroup | None = None) -> CollectiveCounts:
-    """How often a group of this backend did what itself, and what gloo did for it.
+    """How often a group of this backend ran which collectives itself, and which gloo ran for it.
 
     Args:
         group: None for the default group.
 
     Raises:
-        OpArgumentError: it is a group of another backend.
+        OpArgumentError: the group belongs to another backend.
     """
     asked = group if group is not None else dist.group.WORLD
     if not isinstance(asked, AccelProcessGroup):
         raise OpArgumentError(
-            f"The group is a {type(asked).__name__}, which counts nothing.", 'Make it with the backend "accel".'
+            f"The group is a {type(asked).__name__}, which has no counts.", 'Make it with the backend "accel".'
         )
     return asked.counts()
 
@@ -76,13 +76,13 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
         collectives = _host_group(module, store, found, name, timeout.total_seconds())
         if len(found.hosts) > 1:
             note = GiveUpNote(store, rank)
-            bridge = connect_hosts(_one_way_across(facts), store, found, timeout, note)
+            bridge = connect_hosts(_common_across(facts), store, found, timeout, note)
             collectives = HierarchicalCollectives(found, collectives, bridge, note)
     return AccelProcessGroup(store, rank, size, Parts(gloo, collectives, found, name, members))
 
 
 def _load() -> tuple[Any, str]:
-    """The module of shm_comm; or None, and why it cannot be loaded."""
+    """The module of shm_comm; or None and the reason why it cannot be loaded."""
     try:
         return ShareMemCommBuilder().load(), ""
     except AccelError as error:
@@ -90,11 +90,11 @@ def _load() -> tuple[Any, str]:
 
 
 def _shared_memory_serves(name: str, facts: list[RankFacts]) -> bool:
-    """Whether all ranks can use it; if one cannot, all take gloo, for a collective needs all."""
+    """Whether all ranks can use it; otherwise all use gloo."""
     refusing = [(rank, fact.obstacle) for rank, fact in enumerate(facts) if fact.obstacle]
     if refusing:
         rank, obstacle = refusing[0]
-        logger.warning("The group %s is left to gloo: rank %d cannot use shared memory. %s", name, rank, obstacle)
+        logger.warning("Group %s uses gloo: rank %d cannot use shared memory. %s", name, rank, obstacle)
     return not refusing
 
 
@@ -106,11 +106,12 @@ def _host_group(module: Any, store: Store, found: Layout, name: str, timeout_s: 
     return cast(Collectives, group)
 
 
-def _one_way_across(facts: list[RankFacts]) -> str:
+def _common_across(facts: list[RankFacts]) -> str:
     ways = sorted({fact.across for fact in facts})
     if len(ways) > 1:
         raise CommunicationError(
-            f"The ranks are to use {' and '.join(ways)} between hosts.", "Set ACCEL_DISTRIBUTED_ACROSS alike on all."
+            f"The ranks use different transports between hosts: {' and '.join(ways)}.",
+            "Set ACCEL_DISTRIBUTED_ACROSS to the same value on all ranks.",
         )
     return ways[0]
 

@@ -1,7 +1,7 @@
 """Which engines of ``async_io`` the system grants to this process.
 
-Each is probed by its first system call, as sandboxes and system settings refuse some of them. The op need not
-be built for that.
+Each is probed by its system calls, as sandboxes and system settings refuse some of them. The op need not be built for
+that.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def checked_engine(name: str | None) -> str | None:
         OpArgumentError: the engine is unknown.
     """
     if name is not None and name not in ENGINES:
-        raise OpArgumentError(f"There is no engine {name!r}.", f"Choose one of {', '.join(ENGINES)}.")
+        raise OpArgumentError(f"Unknown engine {name!r}.", f"Choose one of {', '.join(ENGINES)}.")
     return name
 
 
@@ -100,16 +100,16 @@ def explain(name: str, number: int) -> str:
     return f"{reason}; {cause}" if (cause := causes.get(number)) else reason
 
 
-_IO_URING_SETUP = 425  # the same on every architecture but alpha
+_IO_URING_SETUP, _IO_URING_ENTER = 425, 426  # the same on every architecture but alpha
 _CURRENT_POSITION = 1 << 3  # the feature that came with the commands in use, in Linux 5.6
-# io_setup and io_destroy, by platform.machine().
+# io_setup, io_destroy, io_submit and io_getevents, by platform.machine().
 _NATIVE_AIO = {
-    "x86_64": (206, 207),
-    "aarch64": (0, 1),
-    "riscv64": (0, 1),
-    "loongarch64": (0, 1),
-    "ppc64le": (227, 228),
-    "s390x": (243, 244),
+    "x86_64": (206, 207, 209, 208),
+    "aarch64": (0, 1, 2, 4),
+    "riscv64": (0, 1, 2, 4),
+    "loongarch64": (0, 1, 2, 4),
+    "ppc64le": (227, 228, 230, 229),
+    "s390x": (243, 244, 246, 245),
 }
 
 
@@ -118,7 +118,10 @@ def _io_uring_errno() -> int:
     ring, number = _system_call(_IO_URING_SETUP, 4, ctypes.byref(parameters))
     if ring < 0:
         return number
+    entered, number = _system_call(_IO_URING_ENTER, ring, 0, 0, 0, None, 0)
     os.close(ring)
+    if entered < 0:
+        return number
     return 0 if parameters[5] & _CURRENT_POSITION else errno.ENOSYS
 
 
@@ -130,8 +133,10 @@ def _native_aio_errno() -> int:
     made, number = _system_call(numbers[0], 4, ctypes.byref(context))
     if made < 0:
         return number
+    submitted, submit_number = _system_call(numbers[2], context, 0, None)
+    collected, collect_number = _system_call(numbers[3], context, 0, 0, None, None)
     _system_call(numbers[1], context)
-    return 0
+    return submit_number if submitted < 0 else collect_number if collected < 0 else 0
 
 
 def _system_call(number: int, *arguments: object) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -34,11 +35,13 @@ class Reduction(enum.Enum):
 def module(rank: int, size: int, directory: str, timeout_s: float = FOREVER_S) -> CCLCommModule:
     torch.set_num_threads(1)
     loaded: CCLCommModule = CCLCommBuilder().load()
-    loaded.initialize(size, rank, told(directory, "world", loaded.get_kvs_addr(rank), size), timeout_s=timeout_s)
+    loaded.initialize(
+        size, rank, shared_address(directory, "world", loaded.get_kvs_addr(rank), size), timeout_s=timeout_s
+    )
     return loaded
 
 
-def told(directory: str, name: str, address: list[int], size: int) -> list[int]:
+def shared_address(directory: str, name: str, address: list[int], size: int) -> list[int]:
     """The address that one rank has, on all of them."""
     store = dist.FileStore(str(Path(directory) / f"store_{name}"), size)
     if any(address):
@@ -115,7 +118,7 @@ def _asynchronous(ccl: CCLCommModule, rank: int, size: int, directory: str) -> N
         assert work.is_completed()
     for number, tensor in enumerate(tensors):
         assert torch.equal(tensor, expected(size, 50, torch.float32, operations.SUM) + number * size)
-    # Only one rank has begun, so it cannot have finished; the other begins when it is told to.
+    # Only one rank has begun, so it cannot have finished; the other begins later.
     late = torch.ones(5)
     if rank == 0:
         work = ccl.all_reduce(late, operations.AVG, 0, True)
@@ -134,7 +137,7 @@ def _groups(ccl: CCLCommModule, rank: int, size: int, directory: str) -> None:
     ranks = [size - 1, 0]  # in another order than the world has them
     if rank in ranks:
         place = ranks.index(rank)
-        address = told(directory, "group", ccl.get_sub_kvs_addr(place == 0), 2)
+        address = shared_address(directory, "group", ccl.get_sub_kvs_addr(place == 0), 2)
         ccl.initialize_sub_comm(2, place, torch.tensor(address, dtype=torch.uint8), ranks)
         assert (ccl.get_rank(ranks), ccl.get_world_size(ranks)) == (place, 2)
         tensor = torch.full((4,), float(rank))
@@ -224,6 +227,28 @@ def a_rank_ends_first(rank: int, size: int, directory: str) -> str:
     except CommunicationError as error:
         return str(error)
     return "nothing"
+
+
+def a_compiled_all_reduce_times_out(rank: int, size: int, directory: str) -> bool:
+    """oneCCL may write to the tensor of rank 0 after the timeout, when nothing else refers to it."""
+    write_pid(directory, rank)
+    ccl = module(rank, size, directory, timeout_s=2)
+    late = Path(directory, "late")
+    ccl.barrier()
+    if rank == 1:
+        wait_until(late.exists)
+        ccl.all_reduce(torch.ones(1 << 20), dist.ReduceOp.SUM, 0, True).wait(60)
+        return True
+    tensor = torch.ones(1 << 20)
+    address = tensor.data_ptr()
+    compiled = torch.compile(lambda x: ccl.inference_all_reduce(x, dist.ReduceOp.SUM), backend="aot_eager")
+    with pytest.raises(RuntimeError, match="did not finish within 2000 ms"):
+        compiled(tensor)
+    del tensor, compiled
+    fresh = [torch.zeros(1 << 20) for _ in range(8)]
+    late.touch()
+    wait_until(lambda: has_ended(pid_of(directory, 1)))
+    return all(x.data_ptr() != address and not x.any() for x in fresh)
 
 
 def a_rank_does_not_come(rank: int, size: int, directory: str) -> str:

@@ -108,22 +108,22 @@ def all_collectives(rank: int, size: int, directory: str, backend: str = "accel"
     objects: list[Any] = [None] * size
     dist.all_gather_object(objects, {"rank": rank})
     assert [item["rank"] for item in objects] == list(range(size))
-    told = _counts(backend)
+    result = _counts(backend)
     group = dist.group.WORLD
     if isinstance(group, accel.AccelProcessGroup):
-        told["hosts"] = [list(ranks) for ranks in group.layout.hosts]
+        result["hosts"] = [list(ranks) for ranks in group.layout.hosts]
     stop()
-    return told
+    return result
 
 
 def several(rank: int, size: int, directory: str, names: list[str]) -> dict[str, Any]:
     """Functions of this file, one after another, each with a default group of its own."""
-    told = {}
+    result = {}
     for name in names:
         place = Path(directory, name)
         place.mkdir(exist_ok=True)
-        told[name] = globals()[name](rank, size, str(place))
-    return told
+        result[name] = globals()[name](rank, size, str(place))
+    return result
 
 
 def _counts(backend: str) -> dict[str, Any]:
@@ -162,9 +162,9 @@ def what_gloo_does(rank: int, size: int, directory: str) -> dict[str, Any]:
         received = torch.empty(1)
         dist.recv(received, 0)
         assert received.item() == 3
-    told = _counts("accel")
+    result = _counts("accel")
     stop()
-    return told
+    return result
 
 
 def method_names(rank: int, size: int, directory: str) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def asynchronous(rank: int, size: int, directory: str) -> bool:
 
 def groups(rank: int, size: int, directory: str) -> list[Any]:
     """Subsets of ranks, several groups of the same ranks, a device mesh, and everything once more."""
-    told = []
+    result = []
     for attempt in range(2):
         place = Path(directory, str(attempt))
         place.mkdir(exist_ok=True)
@@ -260,7 +260,7 @@ def groups(rank: int, size: int, directory: str) -> list[Any]:
             dist.all_reduce(tensor, group=subset)
             assert torch.equal(tensor, torch.full((5,), 2.0))
             assert dist.get_backend(subset) == "accel"
-            told.append(sum(accel.collective_counts(subset).ours.values()))
+            result.append(sum(accel.collective_counts(subset).ours.values()))
         twin = dist.new_group(list(range(size)))
         first, second = torch.ones(4), torch.full((4,), 2.0)
         works = [dist.all_reduce(first, group=twin, async_op=True), dist.all_reduce(second, async_op=True)]
@@ -276,14 +276,14 @@ def groups(rank: int, size: int, directory: str) -> list[Any]:
         inner = size // 2
         assert tensor[0].item() == sum(range(rank // inner * inner, (rank // inner + 1) * inner))
         stop()
-    return told
+    return result
 
 
 def made_again(rank: int, size: int, directory: str) -> list[list[float]]:
     """The default group is made, destroyed and made again, on one store; the last rank is late."""
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(directory) / "store"), size)
-    told = []
+    result = []
     again = Path(directory, "again")
     for _ in range(2):
         dist.init_process_group("accel", store=store, rank=rank, world_size=size, timeout=FOR_EVER)
@@ -291,10 +291,10 @@ def made_again(rank: int, size: int, directory: str) -> list[list[float]]:
         dist.all_reduce(tensor)
         doubles = torch.ones(1, dtype=torch.float64)
         dist.all_reduce(doubles)  # by gloo
-        told.append([*tensor.tolist(), *doubles.tolist()])
+        result.append([*tensor.tolist(), *doubles.tolist()])
         stop()
         again.touch() if rank == 0 else wait_until(again.exists)
-    return told
+    return result
 
 
 def failure_of(function: Callable[[], object]) -> str:
@@ -308,18 +308,18 @@ def failure_of(function: Callable[[], object]) -> str:
 
 def failures(rank: int, size: int, directory: str, function: Callable[[], object]) -> list[str]:
     """What a function raises, twice. No rank ends before all have come that far: nobody shall learn of it by that."""
-    told = [failure_of(function) for _ in range(2)]
+    result = [failure_of(function) for _ in range(2)]
     Path(directory, f"failed{rank}").touch()
     for other in range(size):
         wait_until(
             lambda other=other: Path(directory, f"failed{other}").exists() or has_ended(pid_of(directory, other))
         )  # type: ignore[misc]
     dist.destroy_process_group()
-    return told
+    return result
 
 
 def a_rank_dies(rank: int, size: int, directory: str) -> list[str]:
-    """Rank 1 is killed; the others, who wait for it each in another way, say so."""
+    """Rank 1 is killed; the others, who wait for it in different ways, raise."""
     start("accel", rank, size, directory)
     dist.all_reduce(torch.ones(10))
     if rank == 1:
@@ -357,7 +357,7 @@ def one_host_fails(rank: int, size: int, directory: str, how: str) -> list[str]:
 
 
 def ends_meanwhile(rank: int, size: int, directory: str, destroys: bool) -> str:
-    """Rank 0 begins a collective and ends; rank 1 would take part later, and says what it raises then."""
+    """Rank 0 begins a collective and ends; rank 1 would take part later; returns what it raises."""
     start("accel", rank, size, directory)
     dist.all_reduce(torch.ones(10), async_op=True).wait()
     over = Path(directory, "over")
@@ -375,11 +375,11 @@ def ends_meanwhile(rank: int, size: int, directory: str, destroys: bool) -> str:
         assert isinstance(kept.exception(), CommunicationError)
         return ""
     wait_until(over.exists)
-    return failure_of(dist.barrier) or failure_of(dist.barrier)  # rank 0 has said once that it is there
+    return failure_of(dist.barrier) or failure_of(dist.barrier)  # rank 0 has published one phase
 
 
 def ends_with_gloo_at_work(rank: int, size: int, directory: str, destroys: bool) -> None:
-    """Rank 0 begins a collective and ends; rank 1 takes part just before the interpreter of rank 0 is finalized.
+    """gloo runs everything. Rank 0 starts a collective and ends; rank 1 joins just before rank 0's interpreter ends.
 
     Rank 0 keeps Python's lock from then on. A thread of gloo that waits for the lock, to free a tensor, aborts.
     """
@@ -393,6 +393,10 @@ def ends_with_gloo_at_work(rank: int, size: int, directory: str, destroys: bool)
         return
     dist.all_reduce(tensor, async_op=True)
     del tensor
+    (thread,) = (each for each in threading.enumerate() if "process group" in each.name)
+    for _ in range(10):  # until gloo has begun
+        time.sleep(0.1)
+        wait_until_asleep(os.getpid(), thread.native_id)
     if destroys:
         dist.destroy_process_group()
     atexit._run_exitfuncs()
@@ -422,7 +426,7 @@ def makes_a_group_meanwhile(rank: int, size: int, _directory: str) -> bool:
 
 
 def a_rank_of_a_subset_dies(rank: int, size: int, directory: str) -> str:
-    """The last rank is killed; the other of its group says so by the rank that the program knows."""
+    """The last rank is killed; the error of the other one has its rank in the default group."""
     start("accel", rank, size, directory)
     ranks = [size - 2, size - 1]
     pair = dist.new_group(ranks, timeout=FOR_EVER)
@@ -442,6 +446,6 @@ def without_the_op(rank: int, size: int, directory: str) -> dict[str, Any]:
     dist.all_reduce(tensor)
     dist.barrier()
     assert torch.equal(tensor, torch.full((3,), float(size)))
-    told = _counts("accel")
+    result = _counts("accel")
     stop()
-    return told
+    return result

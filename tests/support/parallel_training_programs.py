@@ -52,15 +52,15 @@ def train(model: nn.Module, seed: int) -> list[float]:
 def run(rank: int, size: int, directory: str, backend: str) -> dict[str, Any]:
     """The losses of each way, and how often the group did what."""
     start(backend, rank, size, directory)
-    told: dict[str, Any] = {"losses": {}, "ours": {}, "gloo": {}}
+    result: dict[str, Any] = {"losses": {}, "ours": {}, "gloo": {}}
     before: dict[str, dict[str, int]] = {"ours": {}, "gloo": {}}
 
     def note(name: str, losses: list[float]) -> None:
-        told["losses"][name] = losses
+        result["losses"][name] = losses
         if backend == "accel":
             counts = accel.collective_counts()
             for kind, now in (("ours", dict(counts.ours)), ("gloo", dict(counts.gloo))):
-                told[kind][name] = {key: now[key] - before[kind].get(key, 0) for key in now}
+                result[kind][name] = {key: now[key] - before[kind].get(key, 0) for key in now}
                 before[kind] = now
 
     # Each rank has its own data: the losses agree only if the gradients were averaged.
@@ -81,7 +81,7 @@ def run(rank: int, size: int, directory: str, backend: str) -> dict[str, Any]:
     # Tensor-parallel ranks share their data.
     note("tensor parallel", train(split, seed=0))
     stop()
-    return told
+    return result
 
 
 def compiled(rank: int, size: int, directory: str) -> dict[str, Any]:

@@ -74,14 +74,14 @@ class Place:
         return Path("/proc/self/maps").read_text().count("accel_shm")
 
 
-class Overheard:
-    """A store that calls ``hear(text)`` before a rank tells the others where it is."""
+class WatchedStore:
+    """A store that calls ``on_publish(text)`` before a rank publishes its address."""
 
-    def __init__(self, store: dist.Store, hear: Callable[[str], object]) -> None:
-        self._store, self._hear = store, hear
+    def __init__(self, store: dist.Store, on_publish: Callable[[str], object]) -> None:
+        self._store, self._on_publish = store, on_publish
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        self._hear(desired)
+        self._on_publish(desired)
         return bytes(self._store.compare_set(key, expected, desired))
 
     def __getattr__(self, name: str) -> Any:
@@ -97,7 +97,7 @@ def failure_of(function: Callable[[], object]) -> str:
     return ""
 
 
-# Right results ------------------------------------------------------------------------------------------------------
+# Results ------------------------------------------------------------------------------------------------------------
 
 
 def random_input(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -267,11 +267,11 @@ def several_groups(place: Place) -> list[float]:
         place.comm.new_group(2, place.rank % 2, store=place.store(), name=name, timeout_s=FOREVER_S) for _ in range(2)
     )
     alone = place.comm.new_group(1, 0)
-    told = []
+    result = []
     for count in (1, 10_000, 500_000):
         for group in (everybody, pair, alone, again, everybody):
             x = torch.full((count,), float(place.rank))
-            told.append(float(group.all_reduce(x)[-1]))
+            result.append(float(group.all_reduce(x)[-1]))
     own, shared = alone.empty_symmetric(3), pair.empty_symmetric(3)
     groups = [everybody, pair, again, alone]
     everybody.barrier()
@@ -282,7 +282,7 @@ def several_groups(place: Place) -> list[float]:
     own += 1
     shared += place.rank
     assert own.tolist() == [1.0] * 3
-    return [*told, *shared.tolist()]
+    return [*result, *shared.tolist()]
 
 
 def ranks_as_threads(place: Place) -> bool:
@@ -329,14 +329,14 @@ def one_is_killed(place: Place, collective: str, count: int, symmetric: bool = F
     call(group, collective, count, x)
     if place.rank == place.size - 1:
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    told = []
+    result = []
     for _ in range(2):
         try:
             while True:
                 call(group, collective, count, x)
         except SharedMemoryCommError as error:
-            told += [str(error), error.rank, error.operation]
-    return told
+            result += [str(error), error.rank, error.operation]
+    return result
 
 
 def all_are_killed(place: Place) -> None:
@@ -347,7 +347,7 @@ def all_are_killed(place: Place) -> None:
 
 
 def killed_while_meeting(place: Place) -> None:
-    """The last rank ends when it has told where it is, before it hands out its memory."""
+    """The last rank ends after it has published its address, before it sends its memory."""
     store: Any = place.store()
     if place.rank == place.size - 1:
         key = f"accel_shm_comm//{place.size}/0/ranks/{place.rank}"
@@ -357,7 +357,7 @@ def killed_while_meeting(place: Place) -> None:
             real.compare_set(key, "", text)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        store = Overheard(real, die)
+        store = WatchedStore(real, die)
     place.group(store=store)
 
 
@@ -407,10 +407,10 @@ def different_calls(place: Place, what: str) -> str:
         "offset": (lambda: group.all_reduce(y[1:200_001]), lambda: group.all_reduce(y[:200_000])),
         "memory": (lambda: group.empty_symmetric(4), group.barrier),
     }
-    said = failure_of(calls[what][place.rank])
+    message = failure_of(calls[what][place.rank])
     assert gathered.unique().tolist() == [7.0]
     assert group.all_reduce(torch.ones(3)).tolist() == [place.size] * 3
-    return said
+    return message
 
 
 def interrupted(place: Place, number: int) -> list[str]:
@@ -467,7 +467,7 @@ def one_cannot_map(place: Place) -> list[Any]:
     """Rank 0 has no room for the others' memory, but for its own."""
     group = place.group()
     size_bytes = 64 << 20
-    told: list[Any] = []
+    result: list[Any] = []
     before = resource.getrlimit(resource.RLIMIT_AS)
     if place.rank == 0:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -475,13 +475,13 @@ def one_cannot_map(place: Place) -> list[Any]:
     try:
         group.empty_symmetric(size_bytes, torch.uint8)
     except Exception as error:
-        told = [type(error).__name__, str(error), error.__dict__.get("rank")]
+        result = [type(error).__name__, str(error), error.__dict__.get("rank")]
     resource.setrlimit(resource.RLIMIT_AS, before)
     group.barrier()  # what nobody has any more goes with the next collective
-    told.append(place.mappings())
+    result.append(place.mappings())
     symmetric = group.empty_symmetric(5000)  # the same one on all ranks
     assert group.all_reduce(symmetric.fill_(1.0)).unique().tolist() == [float(place.size)]
-    return told
+    return result
 
 
 def closed_meanwhile(place: Place) -> str:
@@ -491,14 +491,14 @@ def closed_meanwhile(place: Place) -> str:
     if place.rank == 1:
         place.wait("over")
         return ""
-    said: list[str] = []
-    thread = threading.Thread(target=lambda: said.append(failure_of(group.barrier)))
+    message: list[str] = []
+    thread = threading.Thread(target=lambda: message.append(failure_of(group.barrier)))
     thread.start()
     wait_until_asleep(os.getpid(), thread.native_id)
     group.close()
     thread.join()
     place.signal("over")
-    return said[0]
+    return message[0]
 
 
 def other_threads_run(place: Place) -> bool:
@@ -539,9 +539,9 @@ def child_of_a_rank(place: Place) -> str:
         group.barrier()
         os.kill(os.getpid(), signal.SIGKILL)
     group.barrier()
-    said = failure_of(group.barrier)
+    message = failure_of(group.barrier)
     place.signal("over")
-    return said + "\n" + (place.directory / "child").read_text()
+    return message + "\n" + (place.directory / "child").read_text()
 
 
 def no_space(place: Place, for_a_group: bool) -> list[Any]:
@@ -549,31 +549,31 @@ def no_space(place: Place, for_a_group: bool) -> list[Any]:
     group = place.comm.new_group(1, 0) if for_a_group else place.group()
     if place.rank == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
-    told = []
+    result = []
     try:
         place.group() if for_a_group else group.empty_symmetric(4 << 18)
     except Exception as error:
-        told = [type(error).__name__, str(error), getattr(error, "needed_bytes", None)]
+        result = [type(error).__name__, str(error), getattr(error, "needed_bytes", None)]
     group.barrier()  # as usable as before
-    return told
+    return result
 
 
 def too_much(place: Place) -> None:
     place.group().empty_symmetric(1 << 50, torch.uint8)
 
 
-def tell_a_stranger(place: Place, size: int, timeout_s: float) -> SharedMemoryGroup:
+def publish_to_a_stranger(place: Place, size: int, timeout_s: float) -> SharedMemoryGroup:
     """On rank 0, a group whose facts a process of another user reads before the other ranks, and tries to use."""
 
-    def tell(text: str) -> None:
-        (place.directory / "told.new").write_text(text)
-        os.chmod(place.directory / "told.new", 0o644)
-        os.replace(place.directory / "told.new", place.directory / "told")
+    def publish(text: str) -> None:
+        (place.directory / "facts.new").write_text(text)
+        os.chmod(place.directory / "facts.new", 0o644)
+        os.replace(place.directory / "facts.new", place.directory / "facts")
         place.wait("tried")
 
     os.chmod(place.directory, 0o777)
     place.signal("ready")
-    store: Any = Overheard(place.store(size), tell)
+    store: Any = WatchedStore(place.store(size), publish)
     return place.comm.new_group(size, 0, store=store, timeout_s=timeout_s)
 
 
@@ -587,13 +587,13 @@ def become_a_stranger(place: Place) -> dict[str, Any]:
     """Be a process of another user; the facts of rank 0."""
     place.wait("ready")
     become_another_user()
-    place.wait("told")
-    facts: dict[str, Any] = json.loads((place.directory / "told").read_text())
+    place.wait("facts")
+    facts: dict[str, Any] = json.loads((place.directory / "facts").read_text())
     return facts
 
 
 def silent_strangers(place: Place) -> float:
-    """Rank 2 is a process of another user that calls rank 0 again and again, first of all, and says nothing."""
+    """Rank 2 is a process of another user that connects to rank 0 first, several times, and sends nothing."""
     if place.rank == 2:
         facts = become_a_stranger(place)
         calls = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(8)]
@@ -603,7 +603,7 @@ def silent_strangers(place: Place) -> float:
         place.wait("made")
         return 2.0
     if place.rank == 0:
-        group = tell_a_stranger(place, 2, FOREVER_S)
+        group = publish_to_a_stranger(place, 2, FOREVER_S)
     else:
         group = place.comm.new_group(2, 1, store=place.store(2), timeout_s=FOREVER_S)
     total = float(group.all_reduce(torch.ones(1)))
@@ -614,7 +614,7 @@ def silent_strangers(place: Place) -> float:
 def another_user(place: Place) -> list[Any]:
     """Rank 1 is a process of another user that has read all that the store holds; what it got."""
     if place.rank == 0:
-        tell_a_stranger(place, 2, timeout_s=3)
+        publish_to_a_stranger(place, 2, timeout_s=3)
     facts = become_a_stranger(place)
     caught: list[Any] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:

@@ -57,7 +57,7 @@ class SlowDirectory(mfusepy.Operations):
         read_at, found = self._lists.get(path, (0.0, []))
         if time.monotonic() - read_at > STALE_LIST_S:
             with os.scandir(self._path(path)) as items:
-                # Of the mode only the file's kind is told; the number 0 would hide the name.
+                # Only the kind of the file is reported; the number 0 would hide the name.
                 kinds = [(item.name, stat.S_IFDIR if item.is_dir() else stat.S_IFREG, item.inode()) for item in items]
             found = [(name, {"st_mode": kind, "st_ino": number}, 0) for name, kind, number in kinds]
             self._lists[path] = (time.monotonic(), found)

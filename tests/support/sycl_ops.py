@@ -110,7 +110,7 @@ PLAIN_BINDING = "".join(
 )
 
 
-# A kernel on torch's stream of an XPU device, by stand-ins for the two functions of torch that tell of it, behind work
+# A kernel on torch's stream of an XPU device, by stand-ins for the two functions of torch that return it, behind work
 # that waits until the call has returned.
 XPU_BINDING = """
 #include <atomic>

@@ -13,7 +13,7 @@ std::int64_t page_bytes();
 //
 // The whole pages of a transfer (its body) bypass the page cache, the edges go through it. The kernel keeps both ways
 // coherent per folio, which is a page or more, so no page may go both ways. A folio of several pages may hold a page of
-// the body and one of the edge; docs/async_io.md says what a concurrent reader may see then.
+// the body and one of the edge; see docs/async_io.md for what a concurrent reader may see.
 class File {
  public:
   File() = default;

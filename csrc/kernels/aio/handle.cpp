@@ -6,12 +6,52 @@
 #include <csignal>
 #include <functional>
 #include <system_error>
+#include <thread>
+#include <utility>
+
+#include <sys/syscall.h>
+#include <unistd.h>
 
 namespace accel::aio {
 namespace {
 
 // A smaller share is not worth waking a thread for.
 constexpr std::int64_t kMinShareBytes = 64 << 10;
+
+// Runs one command to its end; returns 0 or an errno.
+int run_through(Queue& queue, const Command& command) {
+  Completion completion{0, -EAGAIN};
+  for (int attempt = 0; attempt < kMaxAttempts && (completion.result == -EAGAIN || completion.result == -EINTR); ++attempt) {
+    std::this_thread::sleep_for(retry_delay(attempt));
+    completion.result = queue.submit(&command, 1);
+    if (completion.result == 1) {
+      int taken = 0;
+      while (taken == 0 || taken == -EINTR || taken == -EAGAIN) {
+        taken = queue.collect(&completion, 1, 1, std::nullopt);
+      }
+      completion.result = taken < 0 ? taken : completion.result;
+    }
+  }
+  return completion.result == 1 ? 0 : completion.result == 0 ? EIO : static_cast<int>(-completion.result);
+}
+
+// Writes and reads one byte of memory that acts as a file: sandboxes may grant a queue but not its use.
+int probe(Queue& queue) {
+#if defined(__linux__) && defined(SYS_memfd_create)
+  static char byte = 0;  // outlives a command that cannot be collected
+  const int descriptor = static_cast<int>(syscall(SYS_memfd_create, "accel-probe", 1U));
+  if (descriptor < 0) {
+    return 0;  // the first transfer will show it
+  }
+  int error = run_through(queue, {descriptor, true, &byte, 1, 0, 0});
+  error = error != 0 ? error : run_through(queue, {descriptor, false, &byte, 1, 0, 0});
+  close(descriptor);
+  return error;
+#else
+  static_cast<void>(queue);
+  return 0;
+#endif
+}
 
 }  // namespace
 
@@ -63,10 +103,14 @@ int Handle::start() {
 // Reports through `result` 0, or the errno with which the thread got no queue.
 void Handle::work(Worker& worker, std::promise<int> result) {
   int error = 0;
-  const std::unique_ptr<Queue> queue = make_queue(settings_.engine, settings_.depth, error);
-  result.set_value(queue == nullptr ? error : 0);
-  if (queue != nullptr) {
-    Pump(*queue, settings_, worker.inbox, [this](Operation& operation) { finish(operation); }, counters_).run();
+  std::unique_ptr<Queue> queue = make_queue(settings_.engine, settings_.depth, error);
+  if (queue != nullptr && settings_.engine != Engine::threads) {
+    error = probe(*queue);
+  }
+  const bool is_usable = queue != nullptr && error == 0;
+  result.set_value(is_usable ? 0 : error);
+  if (is_usable) {
+    Pump(std::move(queue), settings_, worker.inbox, [this](Operation& operation) { finish(operation); }, counters_).run();
   }
 }
 

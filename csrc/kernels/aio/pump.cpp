@@ -72,8 +72,8 @@ bool Inbox::pop(Share& share) {
   return true;
 }
 
-Pump::Pump(Queue& queue, const Settings& settings, Inbox& inbox, Finish finish, Counters& counters)
-    : queue_(queue), settings_(settings), inbox_(inbox), finish_(std::move(finish)), counters_(counters),
+Pump::Pump(std::unique_ptr<Queue> queue, const Settings& settings, Inbox& inbox, Finish finish, Counters& counters)
+    : queue_(std::move(queue)), settings_(settings), inbox_(inbox), finish_(std::move(finish)), counters_(counters),
       slots_(static_cast<std::size_t>(settings.depth)), completions_(static_cast<std::size_t>(settings.depth)),
       bounce_bytes_(bounce_size(settings)),
       bounces_(static_cast<std::size_t>(std::min<std::int64_t>(kAllBounceBytes / bounce_bytes_, settings.depth) *
@@ -210,7 +210,7 @@ void Pump::submit() {
   };
   while (first < staged_.size()) {
     const int count = settings_.single_submit ? 1 : static_cast<int>(staged_.size() - first);
-    const int taken = queue_.submit(staged_.data() + first, count);
+    const int taken = queue_->submit(staged_.data() + first, count);
     add(counters_.submissions, 1);
     if (taken > 0) {
       first += static_cast<std::size_t>(taken);
@@ -221,8 +221,11 @@ void Pump::submit() {
       continue;
     }
     const int error = taken == 0 ? EAGAIN : -taken;
-    if ((error == EAGAIN || error == EBUSY) && in_flight_ > 0) {
-      break;  // there will be room when a command completes
+    if (fall_back(error)) {
+      continue;
+    }
+    if (in_flight_ > 0 && (error == EAGAIN || error == EBUSY || error == EPERM || error == EACCES || error == ENOSYS)) {
+      break;  // there will be room, or another queue, when the commands in flight have completed
     }
     const Completion refused{staged_[first].tag, -error};
     ++first;
@@ -230,6 +233,18 @@ void Pump::submit() {
     complete(refused);
   }
   drop_taken();
+}
+
+// True where the system refuses the engine itself, as a sandbox may at any time, and threads now do its work.
+bool Pump::fall_back(int error) {
+  const bool is_refusal = error == EPERM || error == EACCES || error == ENOSYS;
+  if (!is_refusal || settings_.engine == Engine::threads || in_flight_ > 0) {
+    return false;
+  }
+  int unused = 0;
+  queue_ = make_thread_queue(settings_.depth, unused);
+  counters_.refusal.store(error, std::memory_order_relaxed);
+  return true;
 }
 
 // Waits for one command, or until one is to be restarted; without `overlap_events`, for all commands in flight.
@@ -240,12 +255,12 @@ void Pump::collect() {
     timeout = std::max<Clock::duration>(next_due() - Clock::now(), Clock::duration::zero());
   }
   while (missing > 0) {
-    const int taken = queue_.collect(completions_.data(), missing, static_cast<int>(completions_.size()), timeout);
+    const int taken = queue_->collect(completions_.data(), missing, static_cast<int>(completions_.size()), timeout);
     if (taken == 0 && timeout) {
       return;
     }
     if (taken < 0) {
-      // The kernel may still access the memory, so there is no way but to ask again.
+      // The kernel may still access the memory, so try again.
       if (-taken != EINTR) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -38,6 +39,7 @@ struct Counters {
   std::atomic<std::int64_t> direct_bytes{0};    // that bypassed the page cache
   std::atomic<std::int64_t> cached_bytes{0};    // that went through it
   std::atomic<std::int64_t> bounced_bytes{0};   // of the direct ones, copied through an aligned buffer
+  std::atomic<int> refusal{0};                  // errno with which the engine refused to work, so that threads do
 };
 
 // Shares that wait for a thread.
@@ -65,7 +67,7 @@ class Pump {
   // The thread that settles an operation's last byte calls `finish`.
   using Finish = std::function<void(Operation&)>;
 
-  Pump(Queue& queue, const Settings& settings, Inbox& inbox, Finish finish, Counters& counters);
+  Pump(std::unique_ptr<Queue> queue, const Settings& settings, Inbox& inbox, Finish finish, Counters& counters);
 
   // Works until the inbox is closed and empty.
   void run();
@@ -93,13 +95,14 @@ class Pump {
   void fill();
   bool stage_next();
   void submit();
+  bool fall_back(int error);
   void collect();
   void complete(const Completion& completion);
   bool retry(std::uint64_t tag, int error);
   void release(Slot& slot);
   void settle(Operation& operation, std::int64_t bytes);
 
-  Queue& queue_;
+  std::unique_ptr<Queue> queue_;
   const Settings settings_;
   Inbox& inbox_;
   const Finish finish_;

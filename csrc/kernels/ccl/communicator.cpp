@@ -123,8 +123,8 @@ Value find(const std::map<std::int64_t, Value>& all, std::int64_t number, const 
   const std::lock_guard<std::mutex> lock(state().mutex);
   const auto found = all.find(number);
   if (found == all.end()) {
-    throw std::invalid_argument(std::string("There is no ") + what + " " + std::to_string(number) +
-                                ".\nIt was closed, or it was already waited for.");
+    throw std::invalid_argument(std::string("Unknown ") + what + " " + std::to_string(number) +
+                                ".\nIt was closed or has finished.");
   }
   return found->second;
 }

@@ -52,9 +52,9 @@ Collectives::Slice Collectives::slice_of(std::int64_t count, int size, int rank,
   return {std::min(each * rank, count), std::min(each * (rank + 1), count)};
 }
 
-Call Collectives::call(Kind kind, const Numbers* numbers, std::int64_t count, int source) const {
+Call Collectives::call(Kind kind, const Numbers* numbers, std::int64_t count, int source, int type) const {
   Call call;
-  call.what = 1 + static_cast<std::uint64_t>(kind);
+  call.what = 1 + static_cast<std::uint64_t>(kind) + (static_cast<std::uint64_t>(type & 0xff) << 8);
   if (numbers != nullptr) {
     call.what |= static_cast<std::uint64_t>(numbers->element) << 8 | static_cast<std::uint64_t>(numbers->reduction) << 16;
   }
@@ -125,6 +125,22 @@ bool Collectives::barrier() {
   phases_.publish();
   return phases_.meet_and_compare();
 }
+
+bool Collectives::agree(const std::string& text) {
+  char* const slot = given(rank_, phases_.next_parity());
+  const std::size_t length = std::min(text.size(), kTextBytes - 1);
+  copy(slot, text.data(), static_cast<std::int64_t>(length));
+  slot[length] = 0;
+  std::uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (const char letter : text) {
+    hash = (hash ^ static_cast<unsigned char>(letter)) * 0x100000001b3;
+  }
+  phases_.announce(call(Kind::other, nullptr, static_cast<std::int64_t>(hash)));
+  phases_.publish();
+  return phases_.meet_and_compare();
+}
+
+std::string Collectives::text_of(int rank) const { return given(rank, phases_.parity()); }
 
 bool Collectives::all_reduce(const void* input, void* output, const Numbers& numbers) {
   const std::int64_t bytes = numbers.count * size_bytes(numbers.element);
@@ -295,8 +311,8 @@ bool Collectives::reduce_scatter(const void* input, void* output, const Numbers&
   return in_chunks(announced, chunks.size(), give, take);
 }
 
-bool Collectives::all_gather(const void* input, void* output, std::int64_t bytes) {
-  const Call announced = call(Kind::all_gather, nullptr, bytes);
+bool Collectives::all_gather(const void* input, void* output, std::int64_t bytes, int type) {
+  const Call announced = call(Kind::all_gather, nullptr, bytes, kNoRank, type);
   if (const Symmetric* const memory = symmetric_of(output, bytes * size_)) {
     return in_place(announced, *memory, output, [&](std::int64_t offset) {
       for (int turn = 0; turn < size_; ++turn) {
@@ -321,8 +337,8 @@ bool Collectives::all_gather(const void* input, void* output, std::int64_t bytes
   return in_chunks(announced, chunks.size(), give, take);
 }
 
-bool Collectives::broadcast(void* data, std::int64_t bytes, int source) {
-  const Call announced = call(Kind::broadcast, nullptr, bytes, source);
+bool Collectives::broadcast(void* data, std::int64_t bytes, int source, int type) {
+  const Call announced = call(Kind::broadcast, nullptr, bytes, source, type);
   if (const Symmetric* const memory = symmetric_of(data, bytes)) {
     return in_place(announced, *memory, data, [&](std::int64_t offset) {
       if (rank_ != source) {

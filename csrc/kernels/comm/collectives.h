@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "kernels/comm/phases.h"
@@ -27,7 +28,7 @@ struct Symmetric {
   int rank;
   std::int64_t bytes;
   std::vector<char*> bases;
-  std::vector<Mapping> mappings;  // what keeps it there
+  std::vector<Mapping> mappings;  // keep it mapped
 
   char* base(int of) const { return bases[static_cast<std::size_t>(of)]; }
   bool holds(const void* data, std::int64_t size) const {
@@ -51,8 +52,8 @@ struct Tuning {
   std::int64_t one_shot_bytes;  // up to here each rank reads all others' data
 };
 
-// Functions return false when a rank did not come or did something else: phases.failure() says why. What they were to
-// write is undefined then. Elements are `Numbers::count` of `Numbers::element`.
+// Functions return false if a rank is missing or calls something else: phases.failure() has the reason. The output is
+// undefined then. Elements are `Numbers::count` of `Numbers::element`.
 class Collectives {
  public:
   struct Numbers {
@@ -61,17 +62,22 @@ class Collectives {
     Reduction reduction;
   };
 
-  // `segments` of all ranks, borrowed, laid out as SlotLayout says.
+  // `segments` of all ranks, borrowed, in the layout of SlotLayout.
   Collectives(Phases& phases, std::vector<char*> segments, const Tuning& tuning, cpu::Isa isa);
 
   // Both of numbers.count elements; the same, or apart.
   bool all_reduce(const void* input, void* output, const Numbers& numbers);
   // `output` of numbers.count elements becomes this rank's part of `input`, which has size() parts. It may be that part.
   bool reduce_scatter(const void* input, void* output, const Numbers& numbers);
-  // `output` has size() parts of `bytes`; `input` may be this rank's part of it.
-  bool all_gather(const void* input, void* output, std::int64_t bytes);
-  bool broadcast(void* data, std::int64_t bytes, int source);
+  // `output` has size() parts of `bytes`; `input` may be this rank's part of it. `type`, below 256, is only compared.
+  bool all_gather(const void* input, void* output, std::int64_t bytes, int type = 0);
+  bool broadcast(void* data, std::int64_t bytes, int source, int type = 0);
   bool barrier();
+  // Compares `text`, of at most kTextBytes, with that of the other ranks: for what they are about to do by other means.
+  bool agree(const std::string& text);
+  static constexpr std::size_t kTextBytes = 512;
+  // What a rank passed to agree(); only right after that failed with a mismatch.
+  std::string text_of(int rank) const;
 
   // In-place collectives of more than one_shot_bytes on memory in it move no byte twice. All ranks add the same, in the
   // same order.
@@ -98,10 +104,10 @@ class Collectives {
     std::int64_t count_of(std::int64_t chunk) const { return std::min(length, numbers.count - chunk * length); }
   };
   static constexpr int kNoRank = 0xffff;
-  enum class Kind : std::uint8_t { all_reduce, reduce_scatter, all_gather, broadcast, barrier };
+  enum class Kind : std::uint8_t { all_reduce, reduce_scatter, all_gather, broadcast, barrier, other };
 
   static Slice slice_of(std::int64_t count, int size, int rank, std::int64_t element_bytes);
-  Call call(Kind kind, const Numbers* numbers, std::int64_t count, int source = kNoRank) const;
+  Call call(Kind kind, const Numbers* numbers, std::int64_t count, int source = kNoRank, int type = 0) const;
   const Symmetric* symmetric_of(const void* data, std::int64_t bytes) const;
   template <class Give, class Take>
   bool in_chunks(const Call& call, std::int64_t chunks, const Give& give, const Take& take);

@@ -11,7 +11,7 @@
 
 namespace accel::comm {
 
-// How the language runtime above is asked whether a signal's handler wants this thread back; null where there is none.
+// Asks the language runtime whether a signal handler wants this thread back; null without a runtime.
 using IsInterrupted = bool (*)();
 
 struct GroupSettings {
@@ -22,12 +22,12 @@ struct GroupSettings {
   IsInterrupted is_interrupted;
 };
 
-// Who holds a segment's first byte locked (fcntl(2), F_SETLK) lives: the kernel takes that lock away from a process that
-// ends, however it ends, and a child made by fork() does not have it.
+// A rank that has locked its segment's first byte (fcntl(2), F_SETLK) is alive: the kernel releases the lock when the
+// process ends, however it ends, and a child made by fork() does not have it.
 class Group final : private Surroundings {
  public:
-  // `descriptors`: the segments of all ranks, by rank; they become the group's. `is_here`: of ranks that are threads of
-  // this very process, whose locks it would not see. On failure `error` is an errno, and the group is not to be used.
+  // `descriptors`: the segments of all ranks, by rank; the group owns them. `is_here`: which ranks are threads of this
+  // process, which cannot see their locks. On failure `error` is an errno, and the group must not be used.
   Group(const GroupSettings& settings, std::vector<int> descriptors, std::vector<bool> is_here, int& error);
   ~Group() override;
   Group(const Group&) = delete;
@@ -37,7 +37,7 @@ class Group final : private Surroundings {
   int size() const { return static_cast<int>(descriptors_.size()); }
 
   // Runs `collective(collectives)`. Returns why it failed; after any failure but a mismatch the group is broken, and
-  // says so again at once.
+  // later calls return the same failure at once.
   template <class Collective>
   Failure run(const Collective& collective) {
     const Lock lock(mutex_);
@@ -55,14 +55,14 @@ class Group final : private Surroundings {
   }
 
   Failure last_failure();
-  // What a rank was about to do when the calls did not match.
+  // The call of a rank when the calls did not match.
   Call call_of(int rank) const { return phases_.call_of(rank); }
+  std::string text_of(int rank) const { return collectives_.text_of(rank); }
 
-  // Tells the others that this rank comes no more. Waits for nothing; a wait of another thread ends when it next looks
-  // around.
+  // Lets the other ranks know that this one leaves. Does not wait; another thread's wait ends at its next check.
   void leave();
 
-  // Maps a segment of each rank, by rank; `id` is the same on all. Null with an errno in `error` where that cannot be.
+  // Maps a segment of each rank, by rank; `id` is the same on all ranks. Returns null and sets `error` on failure.
   std::shared_ptr<const Symmetric> add_symmetric(std::uint64_t id, const std::vector<int>& descriptors,
                                                  std::int64_t bytes, int& error);
   void remove_symmetric(const void* base);
@@ -82,7 +82,7 @@ class Group final : private Surroundings {
   const std::vector<int> descriptors_;
   const std::vector<bool> is_here_;
   std::vector<Mapping> mappings_;
-  Mutex mutex_{Mutex::Kind::recursive};  // a signal's handler may run in the middle of a wait, and call anything
+  Mutex mutex_{Mutex::Kind::recursive};  // a signal handler may run during a wait, and call anything
   Phases phases_;
   Collectives collectives_;
   Failure last_failure_;

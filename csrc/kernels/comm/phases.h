@@ -23,7 +23,7 @@
 
 namespace accel::comm {
 
-// What a rank is about to do. It must be the same on all ranks; a difference is an error instead of garbage.
+// A rank's call. It must be the same on all ranks; a difference is an error instead of garbage.
 struct Call {
   std::uint64_t what = 0;   // which collective, with its element type and options
   std::uint64_t count = 0;  // elements or bytes
@@ -43,7 +43,7 @@ struct alignas(64) Board {
   std::atomic<std::uint32_t> phase;
   std::atomic<std::uint32_t> state;
   Call calls[2];             // of the phase's parity, as are the remarks
-  std::uint32_t remarks[2];  // a number besides, which may differ from rank to rank
+  std::uint32_t remarks[2];  // another number, which may differ from rank to rank
 };
 static_assert(sizeof(Board) == 64);
 
@@ -58,26 +58,26 @@ struct Control {
   Bell bell;
 };
 
-// Why a wait ended without the others.
+// Why a wait failed.
 struct Failure {
   enum class Kind : std::uint8_t { none, died, left, gave_up, late, interrupted, mismatch, busy };
   Kind kind = Kind::none;
-  int rank = -1;          // of whom
+  int rank = -1;          // the rank it waited for
   int culprit = -1;       // gave_up: for whom that rank gave up
   std::int64_t waited_ns = 0;
 };
 
-// What a waiting rank asks from time to time, away from the fast path.
+// What a waiting rank checks from time to time, away from the fast path.
 class Surroundings {
  public:
   virtual ~Surroundings() = default;
   virtual bool is_alive(int rank) = 0;
-  virtual bool is_interrupted() = 0;  // and its thread should go back to where it came from
+  virtual bool is_interrupted() = 0;  // the thread should return to its caller
 };
 
 struct Patience {
   std::int64_t timeout_ns;  // of one wait
-  std::int64_t spin_ns;     // 0 where the ranks have not a core each
+  std::int64_t spin_ns;     // 0 if there are fewer cores than ranks
 };
 
 class Phases {
@@ -94,7 +94,7 @@ class Phases {
   int next_parity() const { return static_cast<int>((phase_ + 1) & 1); }
   int parity() const { return static_cast<int>(phase_ & 1); }
 
-  // To be said before the first publish() of a collective.
+  // Call this before the first publish() of a collective.
   void announce(const Call& call, std::uint32_t remark = 0) {
     Board& own = controls_[rank_]->board;
     own.calls[next_parity()] = call;
@@ -111,7 +111,7 @@ class Phases {
     }
   }
 
-  // False when a rank did not come: failure() says why, and nothing may be read.
+  // False if a rank is missing: failure() has the reason, and nothing may be read.
   bool meet() {
     for (int other = 0; other < size(); ++other) {
       if (!has_reached(other) && !wait_for(other)) {
@@ -148,7 +148,7 @@ class Phases {
 
   const Call& call_of(int rank) const { return controls_[rank]->board.calls[parity()]; }
 
-  // Tells the others that this rank will not come any more. The first reason stays.
+  // Lets the other ranks know that this one leaves. The first reason stays.
   void leave(std::uint32_t state) {
     Control& own = *controls_[rank_];
     std::uint32_t before = kOpen;
@@ -213,7 +213,7 @@ class Phases {
     return has_come;
   }
 
-  // Looks at all who have not come yet: the one waited for may itself wait for a dead one.
+  // Checks all missing ranks: the one waited for may itself wait for a dead one.
   bool is_worth_waiting(int awaited, std::int64_t started_ns) {
     const std::int64_t waited_ns = now_ns() - started_ns;
     for (int other = 0; other < size(); ++other) {

@@ -86,7 +86,7 @@ Mapping::Mapping(int descriptor, std::int64_t bytes, int& error) {
   }
   // Now instead of in the first collective; older kernels do not know it, and do it then.
   if (madvise(memory, static_cast<std::size_t>(bytes), MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
-    error = errno == EFAULT ? ENOSPC : errno;  // a page that there is no room for
+    error = errno == EFAULT ? ENOSPC : errno;  // no memory for a page
   }
 }
 

@@ -7,7 +7,7 @@
 
 namespace accel::comm {
 
-// The descriptor of `bytes` zeros that are there for good: reserved, so that no access can fail later, and sealed, so
+// The descriptor of `bytes` zeros: reserved, so that no access can fail later, and sealed, so
 // that nobody can take them away again. Large pages are asked for from 2 MiB on. On failure -1, with the reason in
 // `error`.
 int create_segment(std::int64_t bytes, int& error);

@@ -1,33 +1,49 @@
-"""The arguments of a process group's methods: which of them are covered, and in which form they came."""
+"""The arguments of a process group's methods: which calls shared memory serves, and dense memory for their tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from op_builder.errors import OpArgumentError
+from op_builder.ops.strides import is_overlapping
+
 Tensors = Sequence[torch.Tensor]
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 REDUCIBLE = dict.fromkeys(("sum", "max", "min"), (*_FLOATS, torch.int32)) | {"avg": _FLOATS}
-"""By operation, the types that are reduced."""
+"""The types that are reduced, by operation."""
 
 _SUM = dist.ReduceOp.SUM
 _OPS: dict[Any, str] = {_SUM: "sum", dist.ReduceOp.AVG: "avg", dist.ReduceOp.MAX: "max", dist.ReduceOp.MIN: "min"}
+_DEFAULT_DISPATCH = torch.Tensor.__torch_dispatch__
+
+# The argument that has the same size on all ranks, where that is not the first one; None where there is none.
+_COMPARED: dict[str, int | None] = {
+    "gather": 1,
+    "reduce_scatter": 1,
+    "reduce_scatter_single": 1,
+    "_reduce_scatter_base": 1,
+    "reduce_scatter_single_coalesced": 1,
+    "reduce_scatter_tensor_coalesced": 1,
+    "alltoall": None,
+    "alltoall_base": None,
+    "all_to_all_single": None,
+}
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it is a dense tensor in host memory. Subclasses are plain, unless they replace torch's operations."""
+    return tensor.is_cpu and tensor.layout is torch.strided and type(tensor).__torch_dispatch__ is _DEFAULT_DISPATCH
 
 
 def are_plain(tensors: Tensors, dtypes: tuple[torch.dtype, ...] | None = None) -> bool:
-    """Whether all are plain dense tensors in host memory, of one of the types."""
-    for tensor in tensors:
-        if type(tensor) not in _PLAIN or not tensor.is_cpu or tensor.layout is not torch.strided:
-            return False
-        if dtypes is not None and tensor.dtype not in dtypes:
-            return False
-    return True
+    """Whether all are plain, and of one of the types."""
+    return all(is_plain(tensor) and (dtypes is None or tensor.dtype in dtypes) for tensor in tensors)
 
 
 def as_list(tensors: Any) -> list[torch.Tensor]:
@@ -35,21 +51,30 @@ def as_list(tensors: Any) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
+def flat_tensors(arguments: Any) -> list[torch.Tensor]:
+    """All tensors of an argument, which may be a list of lists."""
+    if isinstance(arguments, torch.Tensor):
+        return [arguments]
+    if isinstance(arguments, (list, tuple)):
+        return [tensor for argument in arguments for tensor in flat_tensors(argument)]
+    return []
+
+
 def reduction(rest: tuple[Any, ...], keywords: Mapping[str, Any]) -> tuple[str | None, bool]:
-    """The operation, None for one that is not covered; and whether the caller goes on meanwhile."""
+    """The operation, None for one that shared memory does not serve; and whether the call is asynchronous."""
     given = rest[0] if rest else keywords.get("opts", keywords.get("op", _SUM))
     op = getattr(given, "reduceOp", given)
     return _OPS.get(getattr(op, "op", op)), is_async(rest, keywords)
 
 
 def is_async(rest: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
-    """Whether the caller goes on meanwhile: so it does unless it said otherwise, as torch's options have it."""
-    given = rest[0] if rest else keywords.get("opts")
-    return bool(getattr(given, "asyncOp", True))
+    """Whether the call is asynchronous: the default of torch's options."""
+    given = [argument for argument in (*rest, *keywords.values()) if hasattr(argument, "asyncOp")]
+    return bool(given[0].asyncOp) if given else True
 
 
 def are_alike(singles: Tensors, nested: Sequence[Tensors], size: int) -> bool:
-    """Whether each list has one tensor for each rank, all as large and of the type as the single one it belongs to."""
+    """Whether each list has one tensor per rank, all with the size and type of the single tensor that belongs to it."""
     return len(singles) == len(nested) and all(
         len(listed) == size and all(one.numel() == single.numel() and one.dtype == single.dtype for one in listed)
         for single, listed in zip(singles, nested, strict=True)
@@ -59,3 +84,81 @@ def are_alike(singles: Tensors, nested: Sequence[Tensors], size: int) -> bool:
 def make_timeout(timeout: timedelta | None) -> timedelta:
     """``timeout``, or torch's default."""
     return timeout if timeout is not None else dist.distributed_c10d.default_pg_timeout
+
+
+def describe(name: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:
+    """A call in words, the same on all ranks that make the same call."""
+    options = [*arguments, *keywords.values()]
+    text = name.lstrip("_").replace("allreduce", "all_reduce").replace("allgather", "all_gather")
+    for option in options:
+        op = getattr(option, "reduceOp", option)
+        op = getattr(op, "op", op)
+        if isinstance(op, dist.ReduceOp.RedOpType):
+            text += f" ({op.name.lower()})"
+    compared = _COMPARED.get(name, 0)
+    tensors = flat_tensors(arguments[compared or 0]) if arguments else []
+    if tensors and compared is not None:
+        text += f" of {sum(tensor.numel() for tensor in tensors)}"
+    text += "".join(f" {dtype}".replace("torch.", "") for dtype in dict.fromkeys(tensor.dtype for tensor in tensors))
+    text += "".join(f" {layout}" for layout in {str(tensor.layout) for tensor in tensors} - {"torch.strided"})
+    roots = [option.rootRank for option in options if hasattr(option, "rootRank")]
+    return f"{text}, root {roots[0]}" if roots else text
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain tensor as contiguous memory: itself, or a copy. Other tensors are returned as they are."""
+    if not is_plain(tensor):
+        return tensor
+    if type(tensor) is torch.Tensor and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor
+    return without_class(tensor).resolve_conj().resolve_neg().contiguous()
+
+
+def write_back(tensor: torch.Tensor, result: torch.Tensor) -> None:
+    """Copy ``result`` into ``tensor``, unless they are the same memory.
+
+    Raises:
+        OpArgumentError: elements of ``tensor`` share memory, as in an expanded tensor, and their results differ.
+    """
+    if result is tensor or not is_plain(tensor):
+        return
+    target = without_class(tensor)
+    if target.data_ptr() == result.data_ptr() and target.is_contiguous():
+        return
+    once, values = target, result.view(target.shape)
+    for dimension, stride in enumerate(target.stride()):
+        if stride == 0 and target.shape[dimension] > 1:  # copy_() refuses these
+            once, values = once.narrow(dimension, 0, 1), values.narrow(dimension, 0, 1)
+    once.copy_(values)
+    if is_overlapping(target) and not torch.equal(bytes_of(dense(target)), bytes_of(result)):
+        raise OpArgumentError(
+            "Elements of the output share memory, as those of an expanded tensor do, and their results differ.",
+            "Pass a tensor whose elements do not share memory, for example x.clone().",
+        )
+
+
+def fill(tensor: torch.Tensor, collective: Callable[[torch.Tensor], object]) -> None:
+    """Run ``collective`` with contiguous memory for ``tensor``; raises as :func:`write_back`."""
+    memory = dense(tensor)
+    collective(memory)
+    write_back(tensor, memory)
+
+
+def without_class(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain tensor as one of class ``torch.Tensor``, with the same memory and strides."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach().as_subclass(torch.Tensor)
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+def replace_tensors(arguments: Any, replacements: Iterable[torch.Tensor]) -> Any:
+    """The same argument with the replacements in the order of :func:`flat_tensors`."""
+    if isinstance(arguments, torch.Tensor):
+        return next(iter(replacements))
+    if isinstance(arguments, (list, tuple)):
+        return type(arguments)(replace_tensors(argument, replacements) for argument in arguments)
+    return arguments

@@ -1,4 +1,4 @@
-"""Collectives over the hosts of a group: inside each host by shared memory, between them by gloo or oneCCL."""
+"""Collectives of a group on several hosts: shared memory inside each host, gloo or oneCCL between them."""
 
 from __future__ import annotations
 
@@ -8,49 +8,55 @@ from typing import Protocol
 import torch
 
 from op_builder.errors import CommunicationError, OpArgumentError, SharedMemoryCommError
-from op_builder.ops.comm.across import Across, GiveUpNote
+from op_builder.ops.comm.across import Across, GiveUpNote, compare_calls
+from op_builder.ops.comm.arguments import bytes_of
 from op_builder.ops.comm.hosts import Layout
 
 _NARROW = (torch.bfloat16, torch.float16)
 
 
 class Collectives(Protocol):
-    """What a group's ranks do together. Tensors are contiguous and in host memory; ``op`` is sum, max, min or avg.
+    """Collectives of a group. Tensors are contiguous and in host memory; ``op`` is sum, max, min or avg.
 
-    Each raises a CommunicationError, or what its transport raises, where a rank does not take part.
+    Each raises a CommunicationError if a rank does not take part.
     """
 
     def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
         """Reduce ``tensor`` over all ranks, in place."""
 
     def reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, op: str) -> None:
-        """Reduce ``input``, of one part for each rank, and give each rank its part."""
+        """Reduce ``input``, which has one part per rank, and give each rank its part."""
 
     def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> None:
         """Fill ``output`` with the inputs of all ranks, one after another."""
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
-        """Give all ranks the tensor of rank ``src`` of the group."""
+        """Send the tensor of rank ``src`` of the group to all ranks."""
 
     def barrier(self) -> None:
         """Return when all ranks have called it."""
 
+    def agree(self, text: str) -> None:
+        """Compare ``text``, which describes a call, with that of the other ranks; a difference is an error on all."""
+
     def close(self) -> None:
-        """Give back what it holds; what other ranks do then is theirs."""
+        """Release the resources of this rank."""
 
 
 class HierarchicalCollectives:
-    """Collectives of ranks on several hosts: inside, across by each host's first rank, inside.
+    """Collectives of ranks on several hosts: inside each host, between the hosts' first ranks, inside each host.
 
-    The result is the same on all ranks, bit for bit: the leaders have one result, which the others are given. 16-bit
-    floats are added up in float32 and rounded once. A rank whose part fails gives up for good: it leaves the ranks of
-    its host, and leaves a note for those of other hosts, so that no rank waits for it.
+    Before each, the ranks of a host compare their calls, and then the first ranks of the hosts.
+
+    All ranks get the same result, bit for bit. 16-bit floats are summed in float32 and rounded once. A rank whose part
+    fails leaves the ranks of its host, and leaves a note for those of other hosts, so that no rank waits for it. The
+    group is broken then.
 
     Args:
-        layout: which rank is where.
+        layout: which rank is on which host.
         inside: the collectives of this host's ranks.
-        across: those of the leaders; None on other ranks.
-        note: where ranks that give up write why.
+        across: the collectives of the leaders; None on other ranks.
+        note: where a rank that gives up writes the reason.
     """
 
     def __init__(self, layout: Layout, inside: Collectives, across: Across | None, note: GiveUpNote) -> None:
@@ -62,10 +68,15 @@ class HierarchicalCollectives:
         self._is_closed = False
 
     def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
+        if self._is_empty(f"all_reduce ({op}) of {_elements(tensor)}", tensor):
+            return
+        self._reduce(tensor, op)
+
+    def _reduce(self, tensor: torch.Tensor, op: str) -> None:
         step = "sum" if op == "avg" else op
-        # Between the hosts, too, so that no sum is too large for the type of its mean.
+        # Also between the hosts, so that no sum overflows the type of its mean.
         wide = tensor.float() if step == "sum" and tensor.dtype in _NARROW else tensor
-        self._inside(lambda inside: inside.all_reduce(wide, step))
+        self._from_leader(lambda inside: inside.all_reduce(wide, step))
         self._between(lambda across: across.all_reduce(wide, step))
         if self._across is not None:
             if op == "avg":
@@ -75,20 +86,24 @@ class HierarchicalCollectives:
         self._from_leader(lambda inside: inside.broadcast(tensor, 0))
 
     def reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, op: str) -> None:
-        """Sends all of it to all hosts: twice what is needed."""
+        """Sends everything to all hosts, twice what is needed."""
+        if self._is_empty(f"reduce_scatter ({op}) of {_elements(input)}", input):
+            return
         whole = input.detach().clone()
-        self.all_reduce(whole, op)
+        self._reduce(whole, op)
         parts = whole.view(self._layout.size, -1)
         output.view(-1).copy_(parts[self._layout.rank])
 
     def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> None:
+        if self._is_empty(f"all_gather of {_elements(input)}", input):
+            return
         layout = self._layout
-        rows = _bytes_of(output).view(layout.size, -1)
-        # The hosts' ranks may be anywhere among each other; in this order they are one after another.
+        rows = bytes_of(output).view(layout.size, -1)
+        # The ranks of the hosts may alternate; in a block they are ordered by host.
         block = rows if layout.are_in_order else torch.empty_like(rows)
         ends = [sum(map(len, layout.hosts[: number + 1])) for number in range(len(layout.hosts))]
         parts = [block[end - len(ranks) : end] for end, ranks in zip(ends, layout.hosts, strict=True)]
-        self._inside(lambda inside: inside.all_gather(parts[layout.host], _bytes_of(input)))
+        self._from_leader(lambda inside: inside.all_gather(parts[layout.host], bytes_of(input)))
 
         def exchange(across: Across) -> None:
             for number, part in enumerate(parts):
@@ -100,17 +115,21 @@ class HierarchicalCollectives:
             rows[[rank for ranks in layout.hosts for rank in ranks]] = block
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
+        if self._is_empty(f"broadcast of {_elements(tensor)} from rank {src}", tensor):
+            return
         layout = self._layout
         host = layout.host_of(src)
         if host == layout.host:
-            self._inside(lambda inside: inside.broadcast(tensor, layout.hosts[host].index(src)))
-        self._between(lambda across: across.broadcast(_bytes_of(tensor), host))
+            self._from_leader(lambda inside: inside.broadcast(tensor, layout.hosts[host].index(src)))
+        self._between(lambda across: across.broadcast(bytes_of(tensor), host))
         if host != layout.host:
             self._from_leader(lambda inside: inside.broadcast(tensor, 0))
 
     def barrier(self) -> None:
-        self._inside(lambda inside: inside.barrier())
-        self._between(lambda across: across.barrier())
+        self.agree("barrier")
+
+    def agree(self, text: str) -> None:
+        self._compare(text)
         self._from_leader(lambda inside: inside.barrier())
 
     def close(self) -> None:
@@ -118,6 +137,19 @@ class HierarchicalCollectives:
         self._own.close()
         if self._across is not None:
             self._across.close()
+
+    def _is_empty(self, text: str, tensor: torch.Tensor) -> bool:
+        """Compare the calls; then whether ``tensor``, and so that of each rank, is empty and the collective is done."""
+        if tensor.numel() == 0:
+            self.agree(text)
+            return True
+        self._compare(text)
+        return False
+
+    def _compare(self, text: str) -> None:
+        """:meth:`agree`, after which ranks that are no leaders know only that those of their host agree."""
+        self._inside(lambda inside: inside.agree(text))
+        self._between(lambda across: compare_calls(across, self._layout, text))
 
     def _inside(self, step: Callable[[Collectives], None]) -> None:
         """A step between the ranks of this host."""
@@ -134,9 +166,9 @@ class HierarchicalCollectives:
             if not error.is_group_usable:
                 self._give_up(error)
                 raise
-            # On this host it is, but the ranks of other hosts were about to continue.
-            ended = _with_remedy(
-                error, "Have all ranks of a group call the same, in the same order. The ranks need a new group."
+            # It is on this host, but the ranks of other hosts were about to continue.
+            ended = changed(
+                error, remedy="Make all ranks of a group call the same, in the same order. The ranks need a new group."
             )
             self._give_up(ended)
             raise ended from error
@@ -145,14 +177,14 @@ class HierarchicalCollectives:
             raise
 
     def _between(self, step: Callable[[Across], None]) -> None:
-        """On a leader, its part between hosts."""
+        """A step between the hosts, on a leader."""
         self._require_whole()
         if self._across is None:
             return
         try:
             step(self._across)
         except CommunicationError as error:
-            # Where this rank itself closed the group no other rank is about to leave a note.
+            # If this rank itself closed the group, no other rank leaves a note.
             note = "" if self._is_closed else self._note.read_after_failure()
             if not note or note in error.message:
                 self._give_up(error)
@@ -165,17 +197,18 @@ class HierarchicalCollectives:
             raise
 
     def _from_leader(self, step: Callable[[Collectives], None]) -> None:
-        """A step inside that waits for the leader, who comes from between the hosts."""
+        """A step inside the host that waits for the leader, which may have failed between the hosts."""
         try:
             self._inside(step)
         except SharedMemoryCommError as error:
             if self._layout.is_leader or error.rank != 0:
                 raise
-            raise _with_remedy(
+            note = self._note.read_after_failure()
+            raise changed(
                 error,
-                "See that rank's error, and which rank of another host is missing. The ranks need a new group.",
                 f" It is the first rank of its host and gave up between the {len(self._layout.hosts)} hosts of the "
-                "group, or is still there.",
+                f"group, or is still waiting there. {note}".rstrip(),
+                remedy="See that rank's error, and which rank of another host is missing. The ranks need a new group.",
             ) from error
 
     def _require_whole(self) -> None:
@@ -183,29 +216,35 @@ class HierarchicalCollectives:
             raise self._failure
 
     def _give_up(self, error: BaseException) -> None:
-        """Take part in nothing more, and let all others know."""
+        """Leave the group, and let all other ranks know."""
         failure = error if isinstance(error, CommunicationError) else None
         self._failure = failure or CommunicationError(
-            f"A collective was ended by {type(error).__name__}.", "The ranks need a new group."
+            f"{type(error).__name__} ended a collective.", "The ranks need a new group."
         )
         self._note.leave(self._failure.message + self._whom(error))
         self.close()
 
     def _whom(self, error: BaseException) -> str:
-        """The rank in the group of whom shared memory knows only the place on this host."""
+        """The rank in the group, where the error has another one: shared memory counts only the ranks of this host."""
         if not isinstance(error, SharedMemoryCommError) or error.rank is None:
             return ""
         rank = self._layout.local_ranks[error.rank]
         return f" That is rank {rank} of the group." if rank != error.rank else ""
 
 
-def _with_remedy(error: SharedMemoryCommError, remedy: str, more: str = "") -> SharedMemoryCommError:
-    """The same with another remedy, and more in its message."""
+def changed(
+    error: SharedMemoryCommError, more: str = "", *, remedy: str | None = None, rank: int | None = None
+) -> SharedMemoryCommError:
+    """The same error with more in its message, or with another remedy or rank. A new remedy means a new group."""
     return SharedMemoryCommError(
-        f"{error.message}{more}", remedy, rank=error.rank, operation=error.operation, waited_s=error.waited_s
+        f"{error.message}{more}",
+        error.remedy if remedy is None else remedy,
+        rank=error.rank if rank is None else rank,
+        operation=error.operation,
+        waited_s=error.waited_s,
+        is_group_usable=error.is_group_usable and remedy is None,
     )
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor: of whatever type it is, gloo and oneCCL have that one."""
-    return tensor.view(-1).view(torch.uint8)
+def _elements(tensor: torch.Tensor) -> str:
+    return f"{tensor.numel()} {tensor.dtype}".replace("torch.", "")

@@ -57,12 +57,12 @@ class MadeGroups:
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What a rank makes known to the others of a group.
+    """What a rank publishes to the others of a group.
 
     Attributes:
         host: its host; ranks with the same one can share memory.
-        obstacle: why it cannot use shared memory, empty when it can.
-        across: what it is to use between hosts.
+        obstacle: why it cannot use shared memory; empty if it can.
+        across: its setting for the transport between hosts.
     """
 
     host: str
@@ -72,11 +72,11 @@ class RankFacts:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a group's ranks lie on hosts.
+    """Which ranks of a group are on which host.
 
     Attributes:
-        rank: this process's.
-        hosts: the ranks of each host, in order; the hosts in the order of their first ranks.
+        rank: the rank of this process.
+        hosts: the ranks of each host; the hosts are ordered by their first ranks.
     """
 
     rank: int
@@ -98,17 +98,17 @@ class Layout:
 
     @property
     def local_rank(self) -> int:
-        """The place of this rank among those of its host."""
+        """The index of this rank on its host."""
         return self.local_ranks.index(self.rank)
 
     @property
     def is_leader(self) -> bool:
-        """Whether it speaks for its host."""
+        """Whether this rank is the first of its host."""
         return self.local_rank == 0
 
     @property
     def are_in_order(self) -> bool:
-        """Whether the hosts one after another have the ranks one after another."""
+        """Whether the hosts, one after another, have consecutive ranks."""
         return [rank for ranks in self.hosts for rank in ranks] == list(range(self.size))
 
     def host_of(self, rank: int) -> int:
@@ -117,9 +117,9 @@ class Layout:
 
 
 def host_identity() -> str:
-    """A text that processes have in common exactly when they can share memory.
+    """A text that is the same for processes that can share memory.
 
-    That is: one boot of one kernel, one network namespace (memory is handed over by sockets of it), one user.
+    They have the same boot of the kernel, the same network namespace (sockets pass the memory) and the same user.
     """
     named = env.ACCEL_HOST_ID.get()
     if named is not None:
@@ -132,17 +132,17 @@ def host_identity() -> str:
 
 
 def exchange(made: MadeGroups, size: int, mine: RankFacts) -> list[RankFacts]:
-    """The facts of all ranks, in order; every rank calls it, before it does anything else with the others.
+    """The facts of all ranks, in order. Every rank calls this first.
 
     Raises:
-        CommunicationError: a rank wrote nothing within the store's timeout, or has moved on to another group.
+        CommunicationError: a rank published nothing within the store's timeout, or has created another group since.
     """
     made.store.set(_key(made.rank), json.dumps(asdict(mine)))
     facts = [mine if other == made.rank else _read(made, other) for other in range(size)]
     for other in range(size):
         # A rank that takes part now has made as many groups. Facts of another one are old.
         if other != made.rank and (difference := made.difference(other)):
-            raise CommunicationError(f"Rank {other} of the group has gone on to another one.{difference}", _NEW_STORE)
+            raise CommunicationError(f"Rank {other} of the group has joined another group.{difference}", _NEW_STORE)
     return facts
 
 
@@ -159,8 +159,8 @@ def _read(made: MadeGroups, rank: int) -> RankFacts:
         return RankFacts(**json.loads(made.store.get(_key(rank))))
     except RuntimeError as error:
         raise CommunicationError(
-            f"Rank {rank} of the group did not come: {str(error).splitlines()[0]}.{made.difference(rank)}",
-            "See why it ended, or give init_process_group() or new_group() a longer timeout.",
+            f"Rank {rank} did not join the group: {str(error).splitlines()[0]}.{made.difference(rank)}",
+            "Check why it ended, or pass a longer timeout to init_process_group() or new_group().",
         ) from error
 
 

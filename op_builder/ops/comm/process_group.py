@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import collections
-import contextlib
 import ctypes
 import functools
 import logging
@@ -12,9 +11,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -29,10 +27,16 @@ from op_builder.ops.comm.arguments import (
     are_alike,
     are_plain,
     as_list,
+    dense,
+    describe,
+    fill,
+    flat_tensors,
     is_async,
     reduction,
+    write_back,
 )
-from op_builder.ops.comm.collectives import Collectives
+from op_builder.ops.comm.collectives import Collectives, changed
+from op_builder.ops.comm.gloo import GlooCollectives, register_backend
 from op_builder.ops.comm.hosts import Layout
 from op_builder.ops.comm.work import CollectiveWork, WorkQueue
 
@@ -41,17 +45,16 @@ logger = logging.getLogger(__name__)
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
 
-_WITHOUT_THREAD = ("send", "recv", "recv_anysource")  # the caller's own wait ends them
-_PATIENCE_S = 5.0  # how long the end of a group or of the process waits for what gloo has not finished
+_GLOO_PATIENCE_S = 5.0  # how long the end of a group or of the process waits for gloo
 
 
 @dataclass(frozen=True)
 class CollectiveCounts:
-    """How often a group did what, by the names of :class:`torch.distributed.ProcessGroup`'s methods.
+    """How often a group ran which method of :class:`torch.distributed.ProcessGroup`.
 
     Attributes:
-        ours: collectives through shared memory, and between hosts through what was chosen for that.
-        gloo: what was given to gloo, because it is not covered.
+        ours: collectives through shared memory, and between hosts through gloo or oneCCL.
+        gloo: calls left to gloo, because shared memory does not serve them.
     """
 
     ours: Mapping[str, int]
@@ -63,11 +66,11 @@ class Parts:
     """What a group is made of.
 
     Attributes:
-        gloo: does what is not covered.
-        collectives: do what is; None where shared memory cannot be used, so that gloo does all.
+        gloo: runs what shared memory does not serve.
+        collectives: run everything else; None where shared memory cannot be used, so that gloo runs everything.
         layout: which rank is on which host.
         name: of the group, for messages.
-        global_ranks: of its ranks, those they have in the default group; empty for that one.
+        global_ranks: the ranks of its members in the default group; empty for that group.
     """
 
     gloo: dist.ProcessGroupGloo
@@ -81,14 +84,15 @@ _living: weakref.WeakSet[AccelProcessGroup] = weakref.WeakSet()
 
 
 class AccelProcessGroup(dist.ProcessGroup):
-    """Collectives of CPU tensors through shared memory, and through gloo what that does not do.
+    """Collectives of CPU tensors through shared memory, and everything else through gloo.
 
-    Covered are all-reduce and reduce-scatter with sum, avg, max and min of float32, bfloat16, float16 and int32 (but
-    no avg of that), and all-gather, broadcast and barrier of any type; with their coalesced forms, under the names of
-    torch 2.13 and the older ones. Tensors that are sparse, elsewhere than in host memory or of a subclass go to gloo.
+    Shared memory serves all-reduce and reduce-scatter with sum, avg, max and min of float32, bfloat16, float16 and
+    int32 (but not avg of int32), and all-gather, broadcast and barrier of any type, in all their forms. Tensors that
+    are sparse, not in host memory, or of a subclass with its own ``__torch_dispatch__`` go to gloo.
 
-    Synchronous collectives are done by the caller. Asynchronous ones are done by a thread of the group, or by whoever
-    waits for them first; all in the order in which they were called.
+    The caller runs a synchronous collective. A thread of the group, or the first caller who waits, runs an
+    asynchronous one. All run in the order of the calls, also those of gloo. Before gloo runs a collective, the ranks
+    compare their calls, so different calls are an error on all ranks. Tensors need not be contiguous.
     """
 
     def __init__(self, store: Store, rank: int, size: int, parts: Parts) -> None:
@@ -101,28 +105,17 @@ class AccelProcessGroup(dist.ProcessGroup):
         self._queue = WorkQueue(f"the process group {parts.name} (accel)")
         self._ours: collections.Counter[str] = collections.Counter()
         self._others: collections.Counter[str] = collections.Counter()
-        self._counting = threading.RLock()  # a signal's handler may come in between
-        self._owner = os.getpid()
-        # A thread of gloo drops a collective's tensors shortly after the collective is done. A thread that drops the
-        # last reference needs Python to free the tensor; while the interpreter ends, that aborts the process. So the
-        # group keeps the works that are not done, and the last one: during it gloo's threads drop the one before.
-        self._with_gloo: list[Work] = []
-        # A plain group around gloo has every method of this torch, whatever they are called. This group has gloo as
-        # its backend too: torch asks it for names, devices and sequence numbers, and for what only C++ calls.
-        self._gloo = dist.ProcessGroup(store, rank, size)
-        kinds = dist.ProcessGroup.BackendType
-        devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-        self._closer = weakref.finalize(self, _close, self._queue, parts.collectives, self._owner)
+        self._counting = threading.RLock()  # reentrant for signal handlers
+        self._gloo = GlooCollectives(store, rank, size, parts.gloo)
+        self._closer = weakref.finalize(self, _close, self._queue, self._gloo, parts.collectives, os.getpid())
         _living.add(self)
-        for group in (self, self._gloo):
-            group._set_default_backend(kinds.GLOO)
-            for device in devices:
-                group._register_backend(torch.device(device), kinds.GLOO, parts.gloo)
+        # torch asks this group's backend for names, devices and sequence numbers, and for what only C++ calls.
+        register_backend(self, parts.gloo)
 
-    # What it is ----------------------------------------------------------------------------------
+    # Properties ------------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:
-        """``accel``. torch calls it by this name."""
+        """``accel``. torch requires this method name."""
         return "accel"
 
     @property
@@ -131,176 +124,169 @@ class AccelProcessGroup(dist.ProcessGroup):
         return self._layout
 
     def get_group_store(self) -> Store:
-        """The store at which the group's ranks met."""
+        """The store through which the ranks found each other."""
         return self._store
 
     def counts(self) -> CollectiveCounts:
-        """How often it did what, so far."""
+        """How often the group has run which method."""
         with self._counting:
             return CollectiveCounts(dict(self._ours), dict(self._others))
 
     def shutdown(self) -> None:
-        """Give back what the group holds; ``destroy_process_group()`` calls it, or the process's end.
+        """Release the group's resources; ``destroy_process_group()`` calls it, or the end of the process.
 
-        What waits to be done fails, and what waits for other ranks ends. What gloo does is waited for, some seconds.
+        Queued collectives fail, and waits for other ranks end. gloo gets a few seconds to finish.
         """
         self._closer()
-        if not self._wait_for_gloo(time.monotonic() + _PATIENCE_S):
-            _never_free(self)  # to free gloo would be to wait for what it does
+        if not self._gloo.settles_by(time.monotonic() + _GLOO_PATIENCE_S):
+            _never_free(self)  # freeing gloo would wait for its collectives
         super().shutdown()
 
     def abort(self) -> None:
-        """As :meth:`shutdown`."""
+        """The same as :meth:`shutdown`."""
         self.shutdown()
 
-    def _wait_for_gloo(self, deadline: float) -> bool:
-        """Whether gloo finishes, well or not, until then all that it was given."""
-        if os.getpid() != self._owner:  # a fork's copy has none of gloo's threads
-            return True
-        for work in self._with_gloo:
-            left_s = max(deadline - time.monotonic(), 0.001)  # zero would be without end
-            with contextlib.suppress(RuntimeError):  # it failed, or the time is over
-                work.wait(timedelta(seconds=left_s))
-            if not work.is_completed():
-                return False
-        return True
-
-    # Collectives: each takes the name that was called, as torch has several for one, and the call's arguments. ------
+    # Collectives: each takes the called method's name, as torch has several for one, and its arguments. -------------
 
     def _all_reduce(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
         """Reduce tensors in place: ``(tensors, opts)``, ``(tensors, op)`` or ``(tensor, op)``."""
         tensors, rest = as_list(arguments[0]), arguments[1:]
         op, is_async = reduction(rest, keywords)
-        if op is None or not self._covers(tensors, REDUCIBLE[op]):
+        if op is None or not self._serves(tensors, REDUCIBLE[op]):
             return self._by_gloo(name, arguments, keywords)
-
-        def reduce() -> None:
-            for tensor in tensors:
-                _fill(tensor, lambda dense: self._native.all_reduce(dense, op))
-
-        return self._do(name, reduce, tensors, is_async)
+        reduce = functools.partial(self._native.all_reduce, op=op)
+        return self._run(name, [functools.partial(fill, tensor, reduce) for tensor in tensors], tensors, is_async)
 
     def _broadcast(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
-        """Give all ranks one rank's tensors: ``(tensors, opts)`` or ``(tensor, root)``."""
+        """Send one rank's tensors to all ranks: ``(tensors, opts)`` or ``(tensor, root)``."""
         tensors, rest = as_list(arguments[0]), arguments[1:]
         given: Any = rest[0] if rest else keywords.get("opts", keywords.get("root", 0))
         src = given if isinstance(given, int) else int(given.rootRank)
-        if not self._covers(tensors):
+        if not self._serves(tensors):
             return self._by_gloo(name, arguments, keywords)
-
-        def send() -> None:
-            for tensor in tensors:
-                _fill(tensor, lambda dense: self._native.broadcast(dense, src))
-
-        return self._do(name, send, tensors, is_async(rest, keywords))
+        send = functools.partial(self._native.broadcast, src=src)
+        steps = [functools.partial(fill, tensor, send) for tensor in tensors]
+        return self._run(name, steps, tensors, is_async(rest, keywords))
 
     def _reduce_scatter(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
-        """Reduce inputs, of one part for each rank, and give each rank its part."""
+        """Reduce inputs, which have one part per rank, and give each rank its part."""
         outputs, inputs, rest = as_list(arguments[0]), as_list(arguments[1]), arguments[2:]
         op, is_async = reduction(rest, keywords)
-        if op is None or not self._covers([*outputs, *inputs], REDUCIBLE[op]):
+        if op is None or not self._serves([*outputs, *inputs], REDUCIBLE[op]):
             return self._by_gloo(name, arguments, keywords)
         self._require_sizes(name, inputs, outputs)
-
-        def scatter() -> None:
-            for output, whole in zip(outputs, inputs, strict=True):
-                self._scatter(output, whole, op)
-
-        return self._do(name, scatter, outputs, is_async)
+        steps = [
+            functools.partial(self._scatter, output, whole, op) for output, whole in zip(outputs, inputs, strict=True)
+        ]
+        return self._run(name, steps, outputs, is_async)
 
     def _reduce_scatter_lists(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
-        """The same, where each input is a list of one tensor for each rank."""
+        """The same, where each input is a list with one tensor per rank."""
         outputs, rest = as_list(arguments[0]), arguments[2:]
         lists = arguments[1] if isinstance(arguments[0], (list, tuple)) else [arguments[1]]
         op, is_async = reduction(rest, keywords)
-        flat = [tensor for parts in lists for tensor in parts]
         if (
             op is None
-            or not self._covers([*outputs, *flat], REDUCIBLE[op])
+            or not self._serves([*outputs, *flat_tensors(lists)], REDUCIBLE[op])
             or not are_alike(outputs, lists, self._size)
         ):
             return self._by_gloo(name, arguments, keywords)
 
-        def scatter() -> None:
-            for output, parts in zip(outputs, lists, strict=True):
-                self._scatter(output, torch.cat([part.reshape(-1) for part in parts]), op)
+        def scatter(output: torch.Tensor, parts: Tensors) -> None:
+            self._scatter(output, torch.cat([dense(part).view(-1) for part in parts]), op)
 
-        return self._do(name, scatter, outputs, is_async)
+        steps = [functools.partial(scatter, output, parts) for output, parts in zip(outputs, lists, strict=True)]
+        return self._run(name, steps, outputs, is_async)
 
     def _scatter(self, output: torch.Tensor, whole: torch.Tensor, op: str) -> None:
-        _fill(output, lambda dense: self._native.reduce_scatter(dense, whole.contiguous(), op))
+        fill(output, lambda memory: self._native.reduce_scatter(memory, dense(whole), op))
 
     def _all_gather(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
         """Give all ranks the inputs of all, one after another in one output."""
         outputs, inputs, rest = as_list(arguments[0]), as_list(arguments[1]), arguments[2:]
-        if not self._covers([*outputs, *inputs]):
+        if not self._serves([*outputs, *inputs]):
             return self._by_gloo(name, arguments, keywords)
         self._require_sizes(name, outputs, inputs)
 
-        def gather() -> None:
-            for output, part in zip(outputs, inputs, strict=True):
-                self._gather(output, part)
+        def gather(output: torch.Tensor, part: torch.Tensor) -> None:
+            fill(output, lambda memory: self._native.all_gather(memory, dense(part)))
 
-        return self._do(name, gather, outputs, is_async(rest, keywords))
+        steps = [functools.partial(gather, output, part) for output, part in zip(outputs, inputs, strict=True)]
+        return self._run(name, steps, outputs, is_async(rest, keywords))
 
     def _all_gather_lists(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
-        """The same, where each output is a list of one tensor for each rank."""
+        """The same, where each output is a list with one tensor per rank."""
         inputs, rest = as_list(arguments[1]), arguments[2:]
         lists = arguments[0] if isinstance(arguments[1], (list, tuple)) else [arguments[0]]
-        flat = [tensor for parts in lists for tensor in parts]
-        if not self._covers([*inputs, *flat]) or not are_alike(inputs, lists, self._size):
+        flat = flat_tensors(lists)
+        if not self._serves([*inputs, *flat]) or not are_alike(inputs, lists, self._size):
             return self._by_gloo(name, arguments, keywords)
 
-        def gather() -> None:
-            for parts, source in zip(lists, inputs, strict=True):
-                whole = torch.empty((self._size, source.numel()), dtype=source.dtype)
-                self._gather(whole, source)
-                for part, row in zip(parts, whole, strict=True):
-                    part.copy_(row.view(part.shape))
+        def gather(parts: Tensors, source: torch.Tensor) -> None:
+            whole = torch.empty((self._size, source.numel()), dtype=source.dtype, device="cpu")
+            self._native.all_gather(whole, dense(source))
+            for part, row in zip(parts, whole, strict=True):
+                write_back(part, row)
 
-        return self._do(name, gather, flat, is_async(rest, keywords))
-
-    def _gather(self, output: torch.Tensor, part: torch.Tensor) -> None:
-        _fill(output, lambda dense: self._native.all_gather(dense, part.contiguous()))
+        steps = [functools.partial(gather, parts, source) for parts, source in zip(lists, inputs, strict=True)]
+        return self._run(name, steps, flat, is_async(rest, keywords))
 
     def _barrier(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
         """Return when all ranks have called it."""
         if self._collectives is None:
             return self._by_gloo(name, arguments, keywords)
-        return self._do(name, self._native.barrier, [], is_async(arguments, keywords))
+        return self._run(name, [self._native.barrier], [], is_async(arguments, keywords))
 
     def _by_gloo(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
-        """Done by gloo, not through shared memory."""
+        """Run by gloo, not through shared memory."""
         with self._counting:
             self._others[name] += 1
-        work: Work = getattr(self._gloo, name)(*arguments, **keywords)
-        if name not in _WITHOUT_THREAD:
-            with self._counting:
-                self._with_gloo = [*(earlier for earlier in self._with_gloo if not earlier.is_completed()), work]
-        return work
 
-    # How -----------------------------------------------------------------------------------------
+        def delegate() -> None:
+            if self._collectives is not None:  # gloo itself would wait for its timeout, or mix different calls
+                self._collectives.agree(f"{describe(name, arguments, keywords)} by gloo")
+            self._gloo.run(name, arguments, keywords)
+
+        return self._submit(delegate, flat_tensors(arguments[:1]), is_async(arguments, keywords))
+
+    def _transfer(self, name: str, arguments: Arguments, keywords: Keywords) -> Work:
+        """Run by gloo between two ranks."""
+        with self._counting:
+            self._others[name] += 1
+        return self._gloo.send_or_receive(name, arguments, keywords)
+
+    # Helpers ---------------------------------------------------------------------------------------
 
     @property
     def _native(self) -> Collectives:
         assert self._collectives is not None
         return self._collectives
 
-    def _covers(self, tensors: Tensors, dtypes: tuple[torch.dtype, ...] | None = None) -> bool:
-        """Whether shared memory does it. What it depends on is the same on all ranks."""
+    def _serves(self, tensors: Tensors, dtypes: tuple[torch.dtype, ...] | None = None) -> bool:
+        """Whether shared memory serves tensors like these. Where ranks disagree, their calls do not match."""
         return self._collectives is not None and are_plain(tensors, dtypes)
 
     def _require_sizes(self, name: str, wholes: Tensors, parts: Tensors) -> None:
         for whole, part in zip(wholes, parts, strict=True):
             if whole.numel() != part.numel() * self._size or whole.dtype != part.dtype:
                 raise ValueError(
-                    f"{name}: a tensor of {tuple(whole.shape)} {whole.dtype} does not hold {self._size} of "
-                    f"{tuple(part.shape)} {part.dtype}, one for each rank."
+                    f"{name}: a tensor of {tuple(whole.shape)} {whole.dtype} does not have {self._size} parts of "
+                    f"{tuple(part.shape)} {part.dtype}, one per rank."
                 )
 
-    def _do(self, name: str, function: Callable[[], None], result: Tensors, is_async: bool) -> Work:
+    def _run(self, name: str, steps: Sequence[Callable[[], Any]], result: Tensors, is_async: bool) -> Work:
         with self._counting:
             self._ours[name] += 1
+
+        def run() -> None:
+            if len(steps) != 1:  # each step matches one of the other ranks, but there may be fewer
+                self._native.agree(f"{name} of {len(steps)} tensors")
+            for step in steps:
+                step()
+
+        return self._submit(run, result, is_async)
+
+    def _submit(self, function: Callable[[], None], result: Tensors, is_async: bool) -> Work:
         call = functools.partial(self._call, function)
         if is_async:
             return self._queue.submit(call, result)
@@ -309,32 +295,19 @@ class AccelProcessGroup(dist.ProcessGroup):
 
     def _call(self, function: Callable[[], None]) -> None:
         try:
-            with torch.no_grad():  # here, because the mode belongs to a thread
+            with torch.no_grad():
                 function()
         except SharedMemoryCommError as error:
             raise self._with_global_rank(error) from error
 
     def _with_global_rank(self, error: SharedMemoryCommError) -> SharedMemoryCommError:
-        """The same, naming the rank as the program does; ``shm_comm`` knows only the ranks of a host of the group."""
+        """The same error with the rank in the default group; ``shm_comm`` knows only the ranks of a host."""
         if error.rank is None:
             return error
         rank = self._global_ranks[self._layout.local_ranks[error.rank]]
         if rank == error.rank:
             return error
-        message = f"{error.message} That is rank {rank} of the default group."
-        return SharedMemoryCommError(
-            message, error.remedy, rank=rank, operation=error.operation, waited_s=error.waited_s
-        )
-
-
-def _fill(tensor: torch.Tensor, collective: Callable[[torch.Tensor], object]) -> None:
-    """Give ``collective`` contiguous memory for ``tensor``."""
-    if tensor.numel() == 0:
-        return
-    dense = tensor.contiguous()
-    collective(dense)
-    if dense is not tensor:
-        tensor.copy_(dense)
+        return changed(error, f" That is rank {rank} of the default group.", rank=rank)
 
 
 def _method(name: str, implementation: Callable[..., Work]) -> Callable[..., Work]:
@@ -345,7 +318,7 @@ def _method(name: str, implementation: Callable[..., Work]) -> Callable[..., Wor
     return method
 
 
-# By torch's names, those of 2.13 and the older ones.
+# torch's names: those of 2.13 and the older ones.
 _METHODS: dict[Callable[..., Work], tuple[str, ...]] = {
     AccelProcessGroup._all_reduce: ("allreduce", "allreduce_coalesced"),
     AccelProcessGroup._broadcast: ("broadcast",),
@@ -362,18 +335,19 @@ _METHODS: dict[Callable[..., Work], tuple[str, ...]] = {
     AccelProcessGroup._barrier: ("barrier",),
     AccelProcessGroup._by_gloo: (
         *("reduce", "gather", "scatter", "allgather_coalesced", "alltoall", "all_to_all_single", "alltoall_base"),
-        *_WITHOUT_THREAD,
     ),
+    AccelProcessGroup._transfer: ("send", "recv", "recv_anysource"),
 }
 for _implementation, _names in _METHODS.items():
     for _name in _names:
         setattr(AccelProcessGroup, _name, _method(_name, _implementation))
 
 
-def _close(queue: WorkQueue, collectives: Collectives | None, owner: int) -> None:
+def _close(queue: WorkQueue, gloo: GlooCollectives, collectives: Collectives | None, owner: int) -> None:
     if os.getpid() != owner:  # a fork's copy is no rank, and has no threads to wait for
         return
-    queue.close(CommunicationError("The process group was destroyed before this collective was done."))
+    gloo.close()
+    queue.close(CommunicationError("The process group was destroyed before this collective was finished."))
     if collectives is not None:
         collectives.close()
     queue.join()
@@ -386,13 +360,13 @@ def _never_free(group: AccelProcessGroup) -> None:
 
 @atexit.register
 def _end_with_the_process() -> None:
-    """Settle the groups that are left, before the interpreter ends.
+    """Let gloo finish before the interpreter ends.
 
-    They are not freed any more, as the threads of gloo may still use what the groups keep.
+    The groups are never freed, as gloo's threads may still use what they keep.
     """
     groups = list(_living)
     for group in groups:
         _never_free(group)
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _GLOO_PATIENCE_S
     for group in groups:
-        group._wait_for_gloo(deadline)
+        group._gloo.settles_by(deadline)

@@ -1,4 +1,4 @@
-"""A group of ranks on one host that share memory: what ``shm_comm``'s ``new_group()`` returns."""
+"""The group of ranks on one host that ``shm_comm``'s ``new_group()`` returns."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _FAILED = "shm_comm: "  # how an op's error for a failed collective begins
 
 _KINDS = ("none", "died", "left", "gave_up", "late", "interrupted", "mismatch", "busy")
 _REMEDIES = {
-    "died": "See why it ended. This group is broken; make a new one of the ranks that live.",
-    "left": "Close groups, and end ranks, when all have done their last collective.",
+    "died": "Check why it ended. This group is broken; make a new one of the surviving ranks.",
+    "left": "Close the group on all ranks only after the last collective.",
     "gave_up": "See that rank's error. This group is broken; make a new one.",
-    "late": "See what it does instead, or allow more time: timeout_s= or ACCEL_COMM_TIMEOUT_S. This group is broken.",
+    "late": "Check what it does instead, or raise timeout_s or ACCEL_COMM_TIMEOUT_S. This group is broken.",
     "interrupted": "This group is broken; make a new one.",
-    "mismatch": "Have all ranks of a group call the same, in the same order. Nothing was changed; the group is usable.",
-    "busy": "Do not use the group from the handler of a signal.",
+    "mismatch": "Make all ranks of a group call the same, in the same order. Nothing was changed; the group is usable.",
+    "busy": "Do not use the group in a signal handler.",
 }
 
 
 class GroupPlace(NamedTuple):
-    """Where in a group this process is, and where the group meets.
+    """The place of this process in a group, and how the ranks find each other.
 
     Attributes:
-        size, rank: of the group.
+        size, rank: the size of the group, and the rank of this process.
         name: for messages.
         store: a ``torch.distributed`` store.
-        key: the group's own prefix in it.
-        timeout_s: of each wait for another rank.
+        key: the group's prefix in the store.
+        timeout_s: the limit of each wait for another rank.
     """
 
     size: int
@@ -57,16 +57,16 @@ class GroupPlace(NamedTuple):
 
 
 class SharedMemoryGroup:
-    """Collectives between processes of one host, of CPU tensors that are contiguous.
+    """Collectives of contiguous CPU tensors between processes of one host.
 
-    All ranks call the same collectives in the same order, with as many elements of the same type; where they do not,
-    all raise. The results are the same on all ranks, bit for bit, and in every run. A rank that dies makes the others
-    raise; the group is broken then, as it is after a timeout and after a signal's handler has raised (Ctrl-C).
+    All ranks call the same collectives in the same order, with the same number of elements of the same type; otherwise
+    all raise. The results are the same on all ranks, bit for bit, and in every run. If a rank dies the others raise.
+    The group is broken then, and also after a timeout and after a signal handler has raised (Ctrl-C).
 
     Attributes:
-        size: number of ranks.
-        rank: this one's, from 0.
-        timeout_s: how long one wait for another rank may take.
+        size: the number of ranks.
+        rank: the rank of this process, from 0.
+        timeout_s: the limit of a wait for another rank.
     """
 
     def __init__(self, ops: Any, place: GroupPlace) -> None:
@@ -79,7 +79,7 @@ class SharedMemoryGroup:
         self._number = _open(ops, place)
         self._closer = weakref.finalize(self, _close, ops, self._number, os.getpid())
         try:
-            self.barrier()  # after it all have mapped all
+            self.barrier()  # after it all ranks have mapped all memory
         except BaseException:
             self.close()
             raise
@@ -93,15 +93,15 @@ class SharedMemoryGroup:
         """Reduce the tensors of all ranks, element by element, into each of them.
 
         Args:
-            tensor: float32, bfloat16, float16 or int32. 16-bit floats are added up in float32 and rounded once.
+            tensor: float32, bfloat16, float16 or int32. 16-bit floats are summed in float32 and rounded once.
             op: ``sum``, ``max``, ``min`` or ``avg`` (floats only). NaN wins in ``max`` and ``min``; int32 wraps around.
 
         Returns:
             ``tensor``.
 
         Raises:
-            OpArgumentError: an argument does not fit; nothing was sent.
-            SharedMemoryCommError: a rank did not come; what the tensor holds is undefined then.
+            OpArgumentError: an argument is invalid; nothing was sent.
+            SharedMemoryCommError: a rank did not take part; the content of the tensor is undefined.
         """
         self._call("all_reduce_", (tensor,), _reduction(op))
         return tensor
@@ -112,11 +112,11 @@ class SharedMemoryGroup:
         return result
 
     def reduce_scatter(self, out: torch.Tensor, input: torch.Tensor, op: str = "sum") -> torch.Tensor:
-        """Reduce the inputs of all ranks; each gets the part of its rank.
+        """Reduce the inputs of all ranks, and give each rank its part.
 
         Args:
-            out: filled in; of ``input.numel() / size`` elements, also this rank's part of ``input`` itself.
-            input: of the types of :meth:`all_reduce`, left as it is.
+            out: filled with ``input.numel() / size`` elements; it may be this rank's part of ``input``.
+            input: one of the types of :meth:`all_reduce`; not changed otherwise.
             op: as for :meth:`all_reduce`.
 
         Returns:
@@ -129,11 +129,11 @@ class SharedMemoryGroup:
         return out
 
     def all_gather(self, out: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-        """The inputs of all ranks one after another, in the order of the ranks, on each of them.
+        """Concatenate the inputs of all ranks, in the order of the ranks, on each of them.
 
         Args:
-            out: filled in; of ``size * input.numel()`` elements of input's type.
-            input: of any type; also this rank's part of ``out``.
+            out: filled with ``size * input.numel()`` elements of the input's type.
+            input: any type; it may be this rank's part of ``out``.
 
         Returns:
             ``out``.
@@ -145,7 +145,7 @@ class SharedMemoryGroup:
         return out
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
-        """The tensor of rank ``src``, of any type, on all ranks, in place.
+        """Send the tensor of rank ``src``, of any type, to all ranks, in place.
 
         Returns:
             ``tensor``.
@@ -160,30 +160,39 @@ class SharedMemoryGroup:
 
     @untraced
     def barrier(self) -> None:
-        """Wait until all ranks are here.
+        """Wait until all ranks have called this.
 
         Raises:
-            SharedMemoryCommError: one did not come.
+            SharedMemoryCommError: a rank did not take part.
         """
         self._call("barrier", ())
 
     @untraced
-    def empty_symmetric(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """A tensor in memory that all ranks see, so that collectives on it, or on views of it, move no byte twice.
+    def agree(self, text: str) -> None:
+        """Compare ``text`` with that of the other ranks. It describes what they are about to do without this group.
 
-        So it is with an all-reduce in place of more than 4 KiB, a reduce-scatter from it, an all-gather into it, and a
-        broadcast; smaller ones are copied, as that is faster.
+        Raises:
+            SharedMemoryCommError: a rank passed another text, called something else, or did not come.
+        """
+        self._call("agree", (), text)
+
+    @untraced
+    def empty_symmetric(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """A tensor in memory that all ranks see, so that collectives on it, or on views of it, copy no byte twice.
+
+        This holds for an in-place all-reduce of more than 4 KiB, a reduce-scatter from it, an all-gather into it, and a
+        broadcast. Smaller ones are copied, which is faster.
 
         All ranks call this together, with the same arguments, and use the same parts of it in a collective. The memory
-        goes with the last view, and after :meth:`close` it is memory like any other.
+        is freed with the last view. After :meth:`close` it is ordinary memory.
 
         Returns:
             zeros of that shape.
 
         Raises:
             OpArgumentError: ``shape`` is not a valid shape, or ``dtype`` not a ``torch.dtype``.
-            SharedMemorySpaceError: there is not as much memory.
-            SharedMemoryCommError: a rank did not come.
+            SharedMemorySpaceError: there is not enough memory.
+            SharedMemoryCommError: a rank did not take part.
         """
         sizes = _checked_shape(shape)
         if not isinstance(dtype, torch.dtype):
@@ -192,7 +201,9 @@ class SharedMemoryGroup:
         if count == 0:
             return torch.zeros(sizes, dtype=dtype)
         size_bytes = count * dtype.itemsize
-        self._call("barrier", (), operation="empty_symmetric")  # the group must be in order before ranks meet elsewhere
+        self._call(
+            "barrier", (), operation="empty_symmetric"
+        )  # fails before the ranks exchange anything if the group is broken
         memory = self._symmetric_count
         meeting = self._place.meeting(f"symmetric_{memory}")
         self._symmetric_count += 1
@@ -206,7 +217,7 @@ class SharedMemoryGroup:
             buffer = (ctypes.c_char * size_bytes).from_address(address)
             finalizer = weakref.finalize(buffer, self._ops.release_symmetric, self._number, address)
             finalizer.atexit = False  # tensors that live until the process ends may be read until then
-        # All have it, or none: a rank without it would do other collectives than the others.
+        # All ranks have it or none: one without it would run other collectives.
         lacking = torch.tensor([self.size if address > 0 else self.rank], dtype=torch.int32, device="cpu")
         lacking_rank = int(self.all_reduce(lacking, "min"))
         meeting.forget()
@@ -223,23 +234,23 @@ class SharedMemoryGroup:
         return torch.frombuffer(buffer, dtype=dtype, count=count).view(sizes)
 
     def close(self) -> None:
-        """Leave the group. The others raise if they still wait for this rank; all ranks do this after their last call.
-        A collective of another thread that waits for other ranks raises, too, within about half a second.
+        """Leave the group. Every rank calls this after its last collective; ranks that still wait for this one raise.
 
-        Symmetric tensors stay usable as tensors. A second call does nothing.
+        A collective in another thread that waits for other ranks raises within about half a second. Symmetric tensors
+        stay usable as tensors. A second call does nothing.
         """
         self._closer()
 
-    def _call(self, name: str, tensors: tuple[torch.Tensor, ...], *numbers: int, operation: str = "") -> Any:
+    def _call(self, name: str, tensors: tuple[torch.Tensor, ...], *arguments: int | str, operation: str = "") -> Any:
         op = getattr(self._ops, name).default
         if torch.compiler.is_compiling():
-            return op(*tensors, self._number, *numbers)
+            return op(*tensors, self._number, *arguments)
         for tensor in tensors:
             # torch's kernel for meta tensors does nothing; torch 2.10 resolves lazy views, later releases raise.
             if not isinstance(tensor, torch.Tensor) or not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
                 raise _unfit(tensor)
         try:
-            return op(*tensors, self._number, *numbers)
+            return op(*tensors, self._number, *arguments)
         except (RuntimeError, ValueError, MemoryError) as error:
             for tensor in tensors:
                 if tensor.layout is not torch.strided:
@@ -271,7 +282,7 @@ class SharedMemoryGroup:
 
 
 def _open(ops: Any, place: GroupPlace) -> int:
-    """Make this rank's memory, get that of the others, and map all: the number of the native group."""
+    """Create this rank's memory, get that of the others, and map all; returns the number of the native group."""
     isa = cpu_isa.chosen_isa()  # before there are descriptors to close
     size_bytes = ops.segment_bytes()
     facts, descriptors = shared_segments(ops, place.meeting("ranks"), size_bytes, is_locked=True)
@@ -290,7 +301,7 @@ def _open(ops: Any, place: GroupPlace) -> int:
 
 
 def usable_cores(ranks: Sequence[RankFacts]) -> float:
-    """How many ranks can run at once: on the cores that they may use, for as much time as each one's groups may."""
+    """How many ranks can run at once, by the cores and the CPU quotas that they have."""
     cores = len({core for facts in ranks for core in facts.cpus})
     return min([cores, *(facts.quota_cores for facts in ranks if facts.quota_cores is not None)])
 
@@ -309,7 +320,7 @@ def _reduction(op: str) -> int:
 
 def _unfit(tensor: Any) -> OpArgumentError:
     if not isinstance(tensor, torch.Tensor):
-        return OpArgumentError(f"{tensor!r} is of type {type(tensor).__name__}.", "Pass a torch.Tensor.")
+        return OpArgumentError(f"{tensor!r} is a {type(tensor).__name__}, not a tensor.", "Pass a torch.Tensor.")
     if not tensor.is_cpu:
         return OpArgumentError(f"A tensor is on device {tensor.device}.", "Pass CPU tensors, for example x.cpu().")
     if tensor.layout is not torch.strided:

@@ -1,8 +1,8 @@
-"""How the ranks of a group find each other and hand out their shared memory.
+"""How the ranks of a group find each other and exchange their shared memory.
 
-Who and where they are goes through a ``torch.distributed`` store. The memory itself has no name: its descriptor is sent
-through a Unix socket in the abstract namespace (unix(7)), to processes of the same user that know what is in the store.
-So there is nothing in any file system that a killed process could leave behind, or another user open.
+The ranks publish their addresses in a ``torch.distributed`` store. The memory itself has no name: a rank sends its
+descriptor through a Unix socket in the abstract namespace (unix(7)), to processes of the same user that know a secret
+from the store. So a killed process leaves no file behind, and no other user can open the memory.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _PEER_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _HELLO_TIMEOUT_S = 5.0
 _LOOK_AROUND_S = 0.2
 _LONGEST_PAUSE_S = 0.02
-_CHECKED_BYTES = 16 << 20  # from here on, whether there is as much memory is asked before it is taken
+_CHECKED_BYTES = 16 << 20  # from this size on, free memory is checked first
 
-_process_secret = os.urandom(8).hex()  # two ranks with the same one are threads of one process
+_process_secret = os.urandom(8).hex()  # the same for ranks that are threads of one process
 
 
 def _forget_secret() -> None:
@@ -48,16 +48,16 @@ os.register_at_fork(after_in_child=_forget_secret)
 
 
 class RankFacts(NamedTuple):
-    """What a rank makes known to the others.
+    """What a rank publishes to the others.
 
     Attributes:
-        address: of its socket.
-        secret: what callers of the socket must know.
-        process: which process it is a thread of.
-        host: the running kernel and its network namespace, within which the socket can be reached.
-        cpus: cores that it may run on.
-        quota_cores: the cores' worth of time that its control groups may use; None without a quota.
-        error: why it cannot take part; empty when it can.
+        address: the address of its socket.
+        secret: what clients of the socket must send.
+        process: the process that it is a thread of.
+        host: the running kernel and its network namespace, in which the socket can be reached.
+        cpus: the cores that it may run on.
+        quota_cores: its CPU quota, in cores; None without one.
+        error: why it cannot take part; empty if it can.
     """
 
     address: str
@@ -77,10 +77,10 @@ class Meeting:
     """One exchange between all ranks of a group.
 
     Args:
-        store: through which they find each other.
+        store: where they publish their facts.
         key: the same on all ranks, and never used before in this store.
-        size, rank: of the group.
-        timeout_s: how long the others may take.
+        size, rank: the size of the group, and the rank of this process.
+        timeout_s: the limit of the exchange.
     """
 
     def __init__(self, store: Store, key: str, size: int, rank: int, timeout_s: float) -> None:
@@ -92,18 +92,18 @@ class Meeting:
         self._deadline = time.monotonic() + timeout_s
 
     def exchange(self, descriptor: int, error: str = "") -> tuple[list[RankFacts], list[int]]:
-        """Hand out a descriptor of shared memory, and get those of all others.
+        """Send a descriptor of shared memory to all other ranks, and receive theirs.
 
         Args:
-            descriptor: borrowed; -1 where there is none.
-            error: why there is none. Then all ranks raise.
+            descriptor: borrowed; -1 if creating the memory failed.
+            error: why it failed. Then all ranks raise.
 
         Returns:
-            the facts of the ranks, and their descriptors, both by rank. The descriptors of others are the caller's
-            to close; the own one is the given one.
+            the facts of the ranks, and their descriptors, both by rank. The caller closes the descriptors of the other
+            ranks; its own is ``descriptor``.
 
         Raises:
-            SharedMemoryCommError: a rank did not come, is on another host, or has an error; or the store failed.
+            SharedMemoryCommError: a rank is missing, is on another host, or has an error; or the store failed.
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             address = f"accel-shm-comm-{os.urandom(_SECRET_BYTES).hex()}"
@@ -128,12 +128,15 @@ class Meeting:
             return facts, self._exchange_descriptors(listener, facts, descriptor)
 
     def forget(self) -> None:
-        """Remove this rank's facts from the store, when all have read them."""
+        """Remove this rank's facts from the store, after all ranks have read them."""
         if self.size == 1:
             return
         try:
             self.store.delete_key(self._key_of(self.rank))
-        except (RuntimeError, NotImplementedError):  # the store may be gone before its last user, or forget nothing
+        except (
+            RuntimeError,
+            NotImplementedError,
+        ):  # the server of the store may have ended, or the store cannot delete
             return
 
     def _key_of(self, rank: int) -> str:
@@ -141,10 +144,10 @@ class Meeting:
 
     def _exchange_facts(self, own: RankFacts) -> list[RankFacts]:
         text = json.dumps(own._asdict())
-        # A key that exists already is no accident: two groups of one name would get each other's memory.
+        # If the key exists, two groups have one name, and would get each other's memory.
         if self.store.compare_set(self._key_of(self.rank), "", text).decode() != text:
             raise SharedMemoryCommError(
-                f"There is a rank {self.rank} of a group {self.key!r} on this store already.",
+                f"The store already has a rank {self.rank} of group {self.key!r}.",
                 "Give groups of different ranks different names: new_group(..., name=...).",
             )
         facts: dict[int, RankFacts] = {self.rank: own}
@@ -162,9 +165,9 @@ class Meeting:
         if time.monotonic() > self._deadline:
             who = ", ".join(map(str, missing))
             raise SharedMemoryCommError(
-                f"Rank {self.rank} of {self.size} waited {self.timeout_s:g} s for rank {who} to make group "
+                f"Rank {self.rank} of {self.size} waited {self.timeout_s:g} s for rank {who} to join group "
                 f"{self.key!r}.",
-                "See why it did not come, or allow more time: timeout_s= or ACCEL_COMM_TIMEOUT_S.",
+                "Check why it did not, or raise timeout_s or ACCEL_COMM_TIMEOUT_S.",
                 rank=missing[0],
                 operation="new_group",
                 waited_s=self.timeout_s,
@@ -176,14 +179,14 @@ class Meeting:
                 raise SharedMemoryCommError(f"Rank {rank} cannot take part: {other.error}", rank=rank)
             if other.host != facts[self.rank].host:
                 raise SharedMemoryCommError(
-                    f"Ranks {self.rank} and {rank} share no memory: they run on different hosts, or in different "
+                    f"Ranks {self.rank} and {rank} cannot share memory: they run on different hosts or in different "
                     "network namespaces.",
-                    "Make a group of the ranks of one host, in one network namespace.",
+                    "Make groups of ranks on one host and in one network namespace.",
                     rank=rank,
                 )
 
     def _exchange_descriptors(self, listener: socket.socket, facts: Sequence[RankFacts], descriptor: int) -> list[int]:
-        """Call all others, whose queues have a place for that; then answer them; then read their answers."""
+        """Connect to all other ranks, whose sockets queue the connections; answer theirs; read the answers."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         received: dict[int, int] = {}
         with contextlib.ExitStack() as stack:
@@ -214,7 +217,7 @@ class Meeting:
     def _answer(
         self, listener: socket.socket, own: RankFacts, calls: Mapping[int, socket.socket], descriptor: int
     ) -> None:
-        """Send the descriptor to each rank that calls, until all have."""
+        """Send the descriptor to each rank that connects, until all have it."""
         waiting = set(calls)
         listener.settimeout(_LOOK_AROUND_S)
         while waiting:
@@ -252,21 +255,24 @@ class Meeting:
 
     def _ended(self, rank: int) -> SharedMemoryCommError:
         return SharedMemoryCommError(
-            f"Rank {rank} ended while group {self.key!r} was made.", "See why it did.", rank=rank, operation="new_group"
+            f"Rank {rank} ended while it joined group {self.key!r}.",
+            "Check why it ended.",
+            rank=rank,
+            operation="new_group",
         )
 
 
 def shared_segments(
     ops: Any, meeting: Meeting, size_bytes: int, *, is_locked: bool = False
 ) -> tuple[list[RankFacts], list[int]]:
-    """Make a segment and exchange it: the facts of all ranks, and their descriptors, which the caller closes.
+    """Create a segment and exchange it; returns the facts of all ranks, and their descriptors, which the caller closes.
 
-    Where one rank has no room all raise.
+    If the memory of one rank does not suffice all raise.
     """
     descriptor, failure = -1, None
     try:
         descriptor = _segment(ops, size_bytes, meeting.size)
-        if is_locked:  # as long as this process lives: the others look at it
+        if is_locked:  # until this process ends: the others check it
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except SharedMemorySpaceError as error:
         failure = error
@@ -284,14 +290,14 @@ def _segment(ops: Any, size_bytes: int, ranks: int) -> int:
     """The descriptor of new shared memory.
 
     Raises:
-        SharedMemorySpaceError: there is no room for it, on each of the host's ranks.
+        SharedMemorySpaceError: memory does not suffice for all ranks.
     """
     if size_bytes >= _CHECKED_BYTES:
-        # Taking more than is free would make the kernel end a process, perhaps another one.
+        # Using more than is free would make the kernel kill a process, perhaps another one.
         available = available_memory_bytes(HostFiles())
         if size_bytes * ranks > available:
             raise SharedMemorySpaceError(
-                f"{size_bytes * ranks} bytes of shared memory are needed ({size_bytes} for each of {ranks} ranks); "
+                f"{ranks} ranks need {size_bytes * ranks} bytes of shared memory ({size_bytes} each), but only "
                 f"{available} are available.",
                 "Ask for less, or free some memory.",
                 needed_bytes=size_bytes * ranks,
@@ -304,20 +310,20 @@ def _segment(ops: Any, size_bytes: int, ranks: int) -> int:
 
 def space_error(size_bytes: int, number: int) -> SharedMemorySpaceError:
     remedies = {
-        errno.EFBIG: "Raise the limit of file sizes (ulimit -f).",
+        errno.EFBIG: "Raise the file size limit (ulimit -f).",
         errno.EMFILE: "Raise the limit of open files (ulimit -n).",
         errno.ENOSYS: "The system has no memfd_create(2); use a newer kernel, or allow it in the sandbox.",
         errno.EPERM: "The sandbox forbids memfd_create(2) or sealing; allow them.",
     }
     return SharedMemorySpaceError(
-        f"{size_bytes} bytes of shared memory cannot be had: {os.strerror(number)}.",
+        f"Allocating {size_bytes} bytes of shared memory failed: {os.strerror(number)}.",
         remedies.get(number, "Free some memory, or raise the limit of this control group."),
         needed_bytes=size_bytes,
     )
 
 
 def _caller(connection: socket.socket, own: RankFacts) -> int:
-    """The rank that calls; -1 for a process of another user, or that does not know the secret."""
+    """The rank that connected; -1 for another user's process, or one that does not know the secret."""
     if not _is_same_user(connection):
         return -1
     connection.settimeout(_HELLO_TIMEOUT_S)
@@ -329,7 +335,7 @@ def _caller(connection: socket.socket, own: RankFacts) -> int:
 
 
 def _has_hung_up(call: socket.socket) -> bool:
-    """Whether a rank that was called has ended without an answer."""
+    """Whether the peer has ended without an answer."""
     try:
         return not call.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -351,9 +357,9 @@ def _host() -> str:
 
 def _store_error(when: str, error: RuntimeError, timeout_s: float) -> SharedMemoryCommError:
     return SharedMemoryCommError(
-        f"The ranks' store failed when {when}, with {timeout_s:g} s to do so: {str(error).splitlines()[0]}",
-        "See that the rank 0 that serves it runs, that MASTER_ADDR and MASTER_PORT are its, and that the port is free "
-        "there; or allow more time: timeout_s= or ACCEL_COMM_TIMEOUT_S.",
+        f"The ranks' store failed when {when}, within {timeout_s:g} s: {str(error).splitlines()[0]}",
+        "Check that rank 0, which serves the store, runs at MASTER_ADDR, and that MASTER_PORT is free "
+        "there; or raise timeout_s or ACCEL_COMM_TIMEOUT_S.",
         operation="new_group",
     )
 
@@ -362,20 +368,20 @@ def default_store(rank: int, timeout_s: float) -> Any:
     """The store of ``torch.distributed``'s default process group, else one at MASTER_ADDR:MASTER_PORT.
 
     Args:
-        rank: who serves that one where RANK is unset: 0.
+        rank: the rank of this process if RANK is unset; rank 0 serves the store.
 
     Raises:
-        OpArgumentError: there is neither.
-        SharedMemoryCommError: nobody served it in that time.
+        OpArgumentError: both are missing.
+        SharedMemoryCommError: the store cannot be reached in that time.
     """
     if dist.is_available() and dist.is_initialized():
         return dist.distributed_c10d._get_default_store()
     host, port = env.MASTER_ADDR.get(), env.MASTER_PORT.get()
     if host is None or port is None:
         raise OpArgumentError(
-            "The ranks have no store to meet at: torch.distributed is not initialised, and MASTER_ADDR or MASTER_PORT "
-            "is unset.",
-            "Start them by a launcher, set the two variables, or pass new_group(..., store=...).",
+            "The ranks have no common store: torch.distributed is not initialized, and MASTER_ADDR or MASTER_PORT is "
+            "unset.",
+            "Start them with a launcher, set the two variables, or pass new_group(..., store=...).",
         )
     own_rank = env.RANK.get()
     is_server = (rank if own_rank is None else own_rank) == 0 and not env.TORCHELASTIC_USE_AGENT_STORE.get()
@@ -384,5 +390,5 @@ def default_store(rank: int, timeout_s: float) -> Any:
         store = TCPStore(host, port, None, is_server, patience, wait_for_workers=False, multi_tenant=True)
     except RuntimeError as error:
         raise _store_error(f"a rank {'served' if is_server else 'called'} {host}:{port}", error, timeout_s) from error
-    # An agent's store outlives ranks that are started again.
+    # An agent's store outlives restarted ranks.
     return PrefixStore(f"attempt_{env.TORCHELASTIC_RESTART_COUNT.get()}", store)

@@ -29,13 +29,13 @@ class ShareMemCommModule:
 
     @untraced
     def initialize(self, size: int, rank: int) -> None:
-        """Make the group that :meth:`inference_all_reduce` uses. All ranks call it; it returns when all have.
+        """Make the group that :meth:`inference_all_reduce` uses. It returns when all ranks have called it.
 
-        Again with the same values it does nothing.
+        A second call with the same values does nothing.
 
         Raises:
-            OpArgumentError: the values are out of range, or others than before.
-            SharedMemoryCommError: a rank did not come; as :meth:`new_group`.
+            OpArgumentError: the values are out of range, or differ from those of an earlier call.
+            SharedMemoryCommError: as for :meth:`new_group`.
         """
         if self._default is not None:
             if (size, rank) != (self._default.size, self._default.rank):
@@ -52,9 +52,9 @@ class ShareMemCommModule:
         A torch op, also inside ``torch.compile``. It has no backward.
 
         Raises:
-            OpArgumentError: ``t`` is no contiguous CPU tensor of float32, bfloat16, float16 or int32, or
+            OpArgumentError: ``t`` is not a contiguous CPU tensor of float32, bfloat16, float16 or int32, or
                 :meth:`initialize` was not called.
-            SharedMemoryCommError: a rank did not come.
+            SharedMemoryCommError: a rank did not take part.
         """
         if self._default is None:
             raise _uninitialized()
@@ -76,19 +76,19 @@ class ShareMemCommModule:
         name: str = "",
         timeout_s: float | None = None,
     ) -> SharedMemoryGroup:
-        """A group of ``size`` processes of this host, of which this is number ``rank``. All call it together.
+        """Make a group of ``size`` processes of this host, of which this is ``rank``. All call it together.
 
         Args:
-            store: where they meet; by default the store of ``torch.distributed``'s default process group, else one at
-                MASTER_ADDR:MASTER_PORT.
-            name: the same on all ranks of the group. Groups of different ranks that meet on one store must have
-                different ones; the same ranks may make several of one name, in the same order.
-            timeout_s: how long a wait for another rank may take; by default ``ACCEL_COMM_TIMEOUT_S``.
+            store: where the ranks find each other; by default the store of ``torch.distributed``'s default process
+                group, else one at MASTER_ADDR:MASTER_PORT.
+            name: the same on all ranks. Groups of different ranks on one store need different names; the same ranks may
+                make several groups of one name, in the same order.
+            timeout_s: the limit of a wait for another rank; by default ``ACCEL_COMM_TIMEOUT_S``.
 
         Raises:
-            OpArgumentError: the numbers are out of range, or there is no store.
-            SharedMemoryCommError: a rank did not come in that time, or is on another host.
-            SharedMemorySpaceError: there is no memory for it.
+            OpArgumentError: a number is out of range, or a store is missing.
+            SharedMemoryCommError: a rank did not join in time, or is on another host.
+            SharedMemorySpaceError: there is not enough memory.
         """
         _require_place(size, rank)
         patience_s = env.ACCEL_COMM_TIMEOUT_S.get() if timeout_s is None else timeout_s
@@ -96,7 +96,7 @@ class ShareMemCommModule:
             raise OpArgumentError(f"timeout_s is {timeout_s!r}.", "Pass seconds above 0.")
         if store is None and size > 1:
             store = self._common_store(rank, patience_s)
-        # Groups of one name have different keys, by how many there were.
+        # Groups of one name have different keys: they are counted.
         key = f"accel_shm_comm/{name}/{size}"
         number = self._used_keys.get((key, rank), 0)  # by rank, too: ranks may be threads
         self._used_keys[key, rank] = number + 1
@@ -119,4 +119,4 @@ def _require_place(size: int, rank: int) -> None:
 
 
 def _uninitialized() -> OpArgumentError:
-    return OpArgumentError("The op was not initialised.", "Call initialize(size, rank) on all ranks first.")
+    return OpArgumentError("shm_comm is not initialized.", "Call initialize(size, rank) on all ranks first.")

@@ -1,13 +1,14 @@
-"""What a collective of the backend "accel" returns, and the order in which collectives are done."""
+"""The work that a collective of the backend "accel" returns, and the queue that runs collectives in order."""
 
 from __future__ import annotations
 
 import itertools
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
@@ -15,20 +16,20 @@ from torch.distributed.distributed_c10d import Work
 from torch.futures import Future
 
 from op_builder.errors import AccelError, CommunicationError
+from op_builder.ops.caller_state import CallerState
 
 _NO_TIMEOUT = timedelta()
-_FOR_EVER = -1.0  # as threading's locks call it
-_PARTING_S = 5.0  # a wait for another rank notices within half a second that its group was closed, if it gets a core
+_FOREVER = -1.0  # as threading's locks spell it
+_JOIN_S = 5.0  # a collective notices within half a second that its group was closed, if it gets a core
 
 
 class CollectiveWork(Work):
-    """A collective: done when the call returned, or later by a :class:`WorkQueue`, on its thread or on that of whoever
-    waits for it first.
+    """A collective: completed when the call returned, or run later by a :class:`WorkQueue`.
 
     Args:
         result: the tensors that it fills.
-        queue: None for one that is done.
-        function: what fills them.
+        queue: None for a completed collective.
+        function: fills the tensors. It runs with the thread-local state of the thread that makes this object.
     """
 
     def __init__(
@@ -41,41 +42,46 @@ class CollectiveWork(Work):
         self._result = list(result)
         self._queue = queue
         self._function = function
+        self._state = CallerState() if function is not None else None
+        self._callback_state: CallerState | None = None
         self._is_done = function is None
         self._error: Exception | None = None
         self._future: Future[list[torch.Tensor]] | None = None
-        self._lock = threading.RLock()  # a signal's handler may come in between
+        self._lock = threading.RLock()  # reentrant for signal handlers
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Return True when the tensors are filled.
 
         Args:
-            timeout: how long at most; none by default, as the collective itself has one.
+            timeout: none by default, as the collective itself has one.
 
         Raises:
-            CommunicationError: it did not end within ``timeout``.
-            AccelError, RuntimeError: what the collective raised.
+            CommunicationError: the collective did not finish within ``timeout``.
+            AccelError, RuntimeError: the collective failed.
         """
         if not self._is_done and self._queue is not None:
-            self._queue.finish(self, timeout.total_seconds() or _FOR_EVER)
+            self._queue.finish(self, timeout.total_seconds() or _FOREVER)
+            if self._future is not None:  # a thread is about to complete it
+                with suppress(Exception):  # the same error as below
+                    self._future.wait()
         if self._error is not None:
             raise self._error
         return True
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has finished, successfully or not."""
         return self._is_done
 
     def is_success(self) -> bool:
-        """Whether it has ended well."""
+        """Whether it has finished successfully."""
         return self._is_done and self._error is None
 
     def exception(self) -> BaseException | None:
-        """What it raised, if it did."""
+        """The error of a failed collective."""
         return self._error
 
     def synchronize(self) -> None:
-        """As :meth:`wait`."""
+        """The same as :meth:`wait`."""
         self.wait()
 
     def result(self) -> list[torch.Tensor]:
@@ -83,23 +89,30 @@ class CollectiveWork(Work):
         return self._result
 
     def get_future(self) -> Future[list[torch.Tensor]]:
-        """A future of the tensors, or of what the collective raises."""
+        """A future of the tensors, or of the collective's error.
+
+        Its callbacks may use collectives. They run with the thread-local state of the first caller of this method.
+        """
         with self._lock:
             if self._future is None:
                 self._future = Future()
+                self._callback_state = CallerState()
                 if self._is_done:
-                    self._settle(self._future)
+                    self._set_future(self._future)
             return self._future
 
     def run(self) -> None:
-        """Do it, and keep what it raises. Called once, by the queue.
+        """Run the collective and keep its error. The queue calls this once.
 
         Raises:
-            BaseException: what is no Exception, as KeyboardInterrupt, once; who waits again gets a CommunicationError.
+            BaseException: an exception that is no Exception, such as KeyboardInterrupt. Later waits raise a
+                CommunicationError.
         """
         assert self._function is not None
+        assert self._state is not None
         try:
-            self._function()
+            with self._state.restored():
+                self._function()
         except Exception as error:
             self.end(error)
         except BaseException as error:
@@ -109,18 +122,24 @@ class CollectiveWork(Work):
             self.end(None)
 
     def end(self, error: Exception | None) -> None:
-        """Note that it has ended, well or with an error, where it has not ended before."""
+        """Mark it as finished, unless it already is. A future is completed later, by one of the queue's threads."""
         self._function = None
         with self._lock:
             if self._is_done:
                 return
             self._error = error
             self._is_done = True
-            future = self._future
-        if future is not None:  # outside the lock: what was hung on it runs here, and may ask for the future again
-            self._settle(future)
+            has_future = self._future is not None
+        if has_future and self._queue is not None:
+            self._queue.complete_future(self)
 
-    def _settle(self, future: Future[list[torch.Tensor]]) -> None:
+    def complete_future(self) -> None:
+        """Complete the future, which runs its callbacks in this thread."""
+        if self._future is not None and self._callback_state is not None:
+            with self._callback_state.restored():
+                self._set_future(self._future)
+
+    def _set_future(self, future: Future[list[torch.Tensor]]) -> None:
         if self._error is not None:
             future.set_exception(self._error)  # type: ignore[arg-type]
         else:
@@ -128,66 +147,75 @@ class CollectiveWork(Work):
 
 
 class WorkQueue:
-    """Does functions one at a time, in the order in which they came.
+    """Runs functions one at a time, in the order of the calls.
 
-    A synchronous one is done by its caller, behind those that wait. An asynchronous one is done by a thread, which
-    the first of them starts, or by the first caller who waits for it: so who waits at once need not wait for the
-    thread, and who does not wait is not waited for by the other ranks.
+    The caller of a synchronous function runs it, after everything that is queued. An asynchronous function is run by a
+    thread of the queue, or by the first caller who waits for it, so a wait right after the call wakes no thread.
+
+    Callbacks of futures may issue collectives and wait for them. They run in the queue's threads, and a thread that is
+    about to run callbacks makes sure that another one serves the queue.
     """
 
     _numbers = itertools.count(1)
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # Whoever has it takes the next. A thread that has it may come again, from the handler of a signal or from what
-        # hangs on a future: then _is_doing is set.
+        # Whoever holds the lock runs the next function. The thread that holds it can come back from a signal handler:
+        # then _is_running is set.
         self._turn = threading.RLock()
-        self._is_doing = False
+        self._is_running = False
         self._waiting: deque[CollectiveWork] = deque()
+        self._finished: deque[CollectiveWork] = deque()  # their futures are not completed yet
         self._filled = threading.Semaphore(0)
-        self._thread: threading.Thread | None = None
-        self._thread_lock = threading.RLock()  # a signal's handler may submit, too
+        self._threads: list[threading.Thread] = []
+        self._idle_count = 0
+        self._is_served = False  # a thread of the queue waits for its turn, or runs a function
+        self._threads_lock = threading.RLock()  # reentrant for signal handlers
         self._is_closed = False
         self._reason: AccelError | None = None
 
     def run(self, function: Callable[[], None]) -> None:
-        """Do ``function`` here, when what came before it is done.
+        """Run ``function`` in this thread, after everything that is queued.
 
         Raises:
-            CommunicationError: this thread is in the middle of another one.
+            CommunicationError: this thread is inside another collective of the queue.
         """
-        with self._my_turn(_FOR_EVER):
+        with self._my_turn(_FOREVER):
             while (work := self._take()) is not None:
                 work.run()
             self._require_open()
             function()
 
     def submit(self, function: Callable[[], None], result: Sequence[torch.Tensor]) -> CollectiveWork:
-        """Have ``function`` done later."""
+        """Queue ``function``."""
         self._require_open()
         work = CollectiveWork(result, self, function)
         self._waiting.append(work)
-        with self._thread_lock:
-            if self._thread is None:
-                # It knows the queue weakly, so that the thread of a group that is garbage ends.
-                arguments = (weakref.ref(self), self._filled)
-                name = f"{self._name}-{next(self._numbers)}"
-                self._thread = threading.Thread(target=_serve, args=arguments, name=name, daemon=True)
-                self._thread.start()
-                weakref.finalize(self, self._filled.release)
+        with self._threads_lock:
+            if not self._threads:
+                self._start_thread()
         self._filled.release()
         return work
 
+    def complete_future(self, work: CollectiveWork) -> None:
+        """Have a thread of the queue complete the future of ``work``; this thread, if the queue is closed."""
+        if self._is_closed:
+            work.complete_future()
+            return
+        self._finished.append(work)
+        self._keep_one_thread_idle()
+        self._filled.release()
+
     def finish(self, work: CollectiveWork, timeout_s: float) -> None:
-        """Return when ``work`` is done; -1 waits as long as it takes.
+        """Return when ``work`` is finished; a timeout of -1 means none.
 
         Raises:
-            CommunicationError: another thread did what comes before it, or itself, for longer than ``timeout_s``; or
-                this thread is in the middle of another one.
+            CommunicationError: another thread ran ``work``, or what precedes it, for longer than ``timeout_s``; or
+                this thread is inside another collective of the queue.
         """
         with self._my_turn(timeout_s):
-            # Whoever takes one from the queue ends it before the turn is given up. One that neither waits nor has ended
-            # was taken by close(), which is about to fail it, or by a thread that a signal's handler then ended.
+            # Whoever takes a work from the queue ends it before the turn is over. A work that is neither queued nor
+            # finished was taken by close(), which is about to fail it, or by a thread that a signal handler then ended.
             while not work.is_completed():
                 following = self._take()
                 if following is not None:
@@ -196,7 +224,7 @@ class WorkQueue:
                     work.end(self._reason or _interrupted("an exception"))
 
     def close(self, reason: AccelError) -> None:
-        """Fail what waits, and let the thread end when it has done what it is doing."""
+        """Fail everything that is queued, and let the threads end after what they are doing."""
         self._reason = reason
         self._is_closed = True
         while (work := self._take()) is not None:
@@ -204,34 +232,80 @@ class WorkQueue:
         self._filled.release()
 
     def join(self) -> None:
-        """Wait a little for the thread of a closed queue.
+        """Wait a few seconds for the threads of a closed queue.
 
-        A thread that comes back into Python after the interpreter has ended is ended there, in the middle of C++ that
-        allows no such thing, and that aborts the process.
+        A thread that returns into Python after the interpreter has ended aborts the process.
         """
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread() and not self._is_my_turn():
-            thread.join(_PARTING_S)
+        if self._is_my_turn():
+            return
+        deadline = time.monotonic() + _JOIN_S
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
 
-    def serve_one(self) -> bool:
-        """Do one of those that wait, if there is one; False when the queue is closed."""
-        with self._my_turn(_FOR_EVER):
-            work = self._take()
-            if work is not None:
-                work.run()
+    def serve(self) -> bool:
+        """Complete the futures and run the functions that are queued; False when the queue is closed.
+
+        One thread runs functions; the others only complete futures.
+        """
+        with self._threads_lock:
+            self._idle_count -= 1
+        while self._finished:
+            self._complete_one_future()
+        while self._begins_serving():
+            try:
+                with self._my_turn(_FOREVER):
+                    work = self._take()
+                    if work is not None:
+                        work.run()
+            finally:
+                self._is_served = False
+        with self._threads_lock:
+            self._idle_count += 1
         return not self._is_closed
 
+    def _begins_serving(self) -> bool:
+        with self._threads_lock:
+            if self._is_served or not self._waiting:
+                return False
+            self._is_served = True
+            return True
+
+    def _complete_one_future(self) -> None:
+        try:
+            finished = self._finished.popleft()
+        except IndexError:  # another thread was faster
+            return
+        self._keep_one_thread_idle()  # a callback may wait for a collective
+        finished.complete_future()
+
+    def _keep_one_thread_idle(self) -> None:
+        with self._threads_lock:
+            if self._idle_count == 0:
+                self._start_thread()
+
+    def _start_thread(self) -> None:
+        if not self._threads:
+            weakref.finalize(self, self._filled.release)
+        # The threads know the queue weakly, so that those of a discarded group end.
+        arguments = (weakref.ref(self), self._filled)
+        name = f"{self._name}-{next(self._numbers)}"
+        thread = threading.Thread(target=_serve, args=arguments, name=name, daemon=True)
+        self._idle_count += 1
+        self._threads.append(thread)
+        thread.start()
+
     def _is_my_turn(self) -> bool:
-        """Whether this is the handler of a signal in the middle of a collective, for whose end the thread waits."""
+        """Whether this is a signal handler inside a collective, for whose end the threads wait."""
         if not self._turn.acquire(blocking=False):
             return False
         try:
-            return self._is_doing
+            return self._is_running
         finally:
             self._turn.release()
 
     def _take(self) -> CollectiveWork | None:
-        """The first that waits; None where there is none, as close() may have been faster."""
+        """The next work; None where there is none, as close() may have been faster."""
         try:
             return self._waiting.popleft()
         except IndexError:
@@ -241,20 +315,20 @@ class WorkQueue:
     def _my_turn(self, timeout_s: float) -> Iterator[None]:
         if not self._turn.acquire(timeout=timeout_s):
             raise CommunicationError(
-                f"A collective of {self._name} did not end within {timeout_s:g} s.",
-                "Wait longer, or look for the rank that does not take part.",
+                f"A collective of {self._name} did not finish within {timeout_s:g} s.",
+                "Wait longer, or find the rank that does not take part.",
             )
         try:
-            if self._is_doing:
+            if self._is_running:
                 raise CommunicationError(
-                    f"This thread is in the middle of a collective of {self._name}, and was to do another.",
-                    "Do none, and wait for none, in the handler of a signal or a callback of a future.",
+                    f"This thread is already inside a collective of {self._name}.",
+                    "Do not use the group in a signal handler.",
                 )
-            self._is_doing = True
+            self._is_running = True
             try:
                 yield
             finally:
-                self._is_doing = False
+                self._is_running = False
         finally:
             self._turn.release()
 
@@ -267,12 +341,13 @@ def _serve(queue: weakref.ref[WorkQueue], filled: threading.Semaphore) -> None:
     while True:
         filled.acquire()
         alive = queue()
-        if alive is None or not alive.serve_one():
+        if alive is None or not alive.serve():
+            filled.release()  # for the next thread
             return
         del alive
 
 
 def _interrupted(by: str) -> CommunicationError:
     return CommunicationError(
-        f"{by} ended the collective before it was done.", "See what raised it. The ranks need a new group."
+        f"{by} ended the collective before it was finished.", "See what raised it. The ranks need a new group."
     )

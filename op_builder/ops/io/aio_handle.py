@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import operator
 import os
 import weakref
@@ -23,6 +24,8 @@ from op_builder.ops.io.aio_operation import (
 )
 from op_builder.ops.io.locked_memory import LockedTensors
 from op_builder.system import storage_engines
+
+logger = logging.getLogger(__name__)
 
 _SIGNAL_LATENCY_MS = 200  # a wait returns to Python this often, which then handles signals
 
@@ -121,7 +124,7 @@ class Handle(LockedTensors):
 
     @property
     def engine(self) -> str:
-        """The engine in use: ``io_uring``, ``libaio`` or ``threads``."""
+        """The engine in use: ``io_uring``, ``libaio`` or ``threads``. ``threads`` replaces one that stops working."""
         return self._engine
 
     def get_block_size(self) -> int:
@@ -282,6 +285,13 @@ class Handle(LockedTensors):
         while not self._ops.wait(self._number, numbers, _SIGNAL_LATENCY_MS):
             pass
         outcomes = self._ops.take(self._number, numbers)
+        if self._engine != "threads" and (number := self._ops.refusal(self._number)) != 0:
+            logger.warning(
+                "Storage engine %s stopped working: %s. Threads now do the transfers.",
+                self._engine,
+                storage_engines.explain(self._engine, number),
+            )
+            self._engine = "threads"
         for number in numbers:
             self._operations.pop(number, None)
         failures = []

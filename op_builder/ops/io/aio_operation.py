@@ -163,9 +163,8 @@ def check_memory(tensor: torch.Tensor, role: str) -> None:
                 f"{role} reaches to byte {end} of its storage, which has {stored}: it was freed or shrunk.",
                 f"Allocate it again, for example by x.untyped_storage().resize_({end}).",
             )
-        # torch warns where the address of a FakeTensor is read; its storage is on the meta device.
-        storage = tensor.untyped_storage()
-        has_memory = tensor.nbytes == 0 or (storage.device.type != "meta" and storage.data_ptr() != 0)
+        storage = tensor.untyped_storage()  # on the meta device for a FakeTensor, which has no address
+        has_memory = storage.device.type == "cpu" and (tensor.nbytes == 0 or storage.data_ptr() != 0)
     except RuntimeError:  # a wrapper of another tensor has neither storage nor address
         has_memory = False
     if not has_memory:

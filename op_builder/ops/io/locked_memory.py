@@ -83,7 +83,7 @@ class LockedTensors:
             raise OpArgumentError(f"num_elem is {num_elem!r}.", "Pass the number of elements, an int of at least 0.")
         count, dtype = operator.index(num_elem), example_tensor.dtype
         if count == 0:
-            return torch.empty(0, dtype=dtype)
+            return torch.empty(0, dtype=dtype, device="cpu")
         size_bytes = count * dtype.itemsize
         address, mapped_bytes, lock_error = 0, 0, 0
         if size_bytes < _ADDRESSABLE_BYTES:

@@ -11,6 +11,7 @@ import torch
 from op_builder.errors import OpArgumentError
 from op_builder.ops.io.aio_operation import check_memory
 from op_builder.ops.io.tensor_store_format import DTYPES, TensorInfo
+from op_builder.ops.strides import is_overlapping
 
 _MAPPED_FROM_BYTES = 1 << 20
 
@@ -60,18 +61,6 @@ def check_out(name: str, out: torch.Tensor, info: TensorInfo) -> None:
         check_memory(out, "out")
 
 
-def is_overlapping(tensor: torch.Tensor) -> bool:
-    """Whether elements may share memory: some stride is within the reach of the dimensions of smaller strides."""
-    if tensor.numel() == 0:
-        return False
-    end = 0  # offset of the last element along the smaller strides
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride <= end:
-            return True
-        end += stride * (size - 1)
-    return False
-
-
 def is_filled_in_place(out: torch.Tensor) -> bool:
     """Whether files can be read into the tensor's own memory."""
     return out.device.type == "cpu" and out.is_contiguous() and not out.is_conj() and not out.is_neg()
@@ -80,7 +69,7 @@ def is_filled_in_place(out: torch.Tensor) -> bool:
 def new_tensor(info: TensorInfo) -> torch.Tensor:
     """An uninitialised tensor for a stored one."""
     if info.size_bytes < _MAPPED_FROM_BYTES:
-        return torch.empty(info.shape, dtype=info.dtype)
+        return torch.empty(info.shape, dtype=info.dtype, device="cpu")
     # Page-aligned, which torch's allocator is not: so the device's data needs no copy.
     mapping = mmap.mmap(-1, info.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

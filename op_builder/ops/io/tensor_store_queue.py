@@ -11,6 +11,7 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from op_builder.errors import OpArgumentError
+from op_builder.ops.caller_state import CallerState
 
 T = TypeVar("T")
 
@@ -19,6 +20,7 @@ class _Task(Future[T]):
     """One piece of work, as a future that knows whether its failure was reported. It cannot be cancelled.
 
     Attributes:
+        state: the thread-local state of the caller, for the work and for callbacks.
         work: done by a worker when the task's turn comes; None for a thread that waits for ``turn`` and works itself.
         has_callbacks: somebody wants to be called when it is done.
         is_taken: a worker does it, or has done it.
@@ -36,6 +38,7 @@ class _Task(Future[T]):
         self.name = name
         self.work = work
         self.is_background = work is not None
+        self.state = CallerState()
         self.turn = threading.Event()
         self.set_running_or_notify_cancel()
         super().add_done_callback(queue._leave)  # before all callbacks of others
@@ -252,12 +255,14 @@ class StoreQueue:
         while (task := self._take(has_place)) is not None:
             work, task.work = task.work, None  # it may hold a tensor, and the caller may keep the future
             try:
-                with self._working():
+                with self._working(), task.state.restored():
                     result = work()
             except BaseException as error:
-                task.set_exception(error)
+                with task.state.restored():
+                    task.set_exception(error)
             else:
-                task.set_result(result)
+                with task.state.restored():
+                    task.set_result(result)
             has_place = task.keeps_place
 
     def _take(self, has_place: bool) -> Any:

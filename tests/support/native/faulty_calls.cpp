@@ -2,8 +2,8 @@
 //
 // FAULTY_PERIOD=n     every n-th call fails, in turn with EINTR, EAGAIN, or by doing a part; fallocate only with EINTR
 // FAULTY_QUEUES=n     of io_uring and libaio only the first n queues are granted
-// FAULTY_REFUSED=...  of io_uring, libaio, mlock, fallocate, direct (pread and pwrite past the page cache): refused with
-//                     EPERM, ENOSYS, ENOMEM, EINTR, EINVAL
+// FAULTY_REFUSED=...  of io_uring, libaio, mlock, fallocate, direct (pread and pwrite past the page cache), transfers (of
+//                     io_uring and libaio): refused with EPERM, ENOSYS, ENOMEM, EINTR, EINVAL, EPERM
 
 #include <atomic>
 #include <cerrno>
@@ -109,6 +109,10 @@ long syscall(long number, long a, long b, long c, long d, long e, long f) {
     }
   }
   if (number == io_uring_enter || number == SYS_io_submit || number == SYS_io_getevents) {
+    if (is_refused("transfers")) {
+      errno = EPERM;
+      return -1;
+    }
     const unsigned what = fault();
     if (what == 1 || what == 2) {
       errno = what == 1 ? EINTR : EAGAIN;

@@ -20,8 +20,8 @@ SOURCES = [
 @each_watch
 def test_no_race_no_stray_access_and_every_element(tmp_path: Path, compiler: str, sanitizer: str) -> None:
     program = tmp_path / "shm_comm_check"
-    told = run_watched(program, compiler, sanitizer, SOURCES, 400, flags=["-ffp-contract=off"])
-    assert told.count("ranks: done") == 4
+    result = run_watched(program, compiler, sanitizer, SOURCES, 400, flags=["-ffp-contract=off"])
+    assert result.count("ranks: done") == 4
 
 
 @needs_sources

@@ -37,8 +37,8 @@ def group(comm: ShareMemCommModule) -> Iterator[SharedMemoryGroup]:
 Call = Callable[[SharedMemoryGroup], Any]
 
 
-def refused(said: str, *calls: Call) -> list[Any]:
-    return [pytest.param(call, said, id=f"{said} {number}") for number, call in enumerate(calls)]
+def refused(message: str, *calls: Call) -> list[Any]:
+    return [pytest.param(call, message, id=f"{message} {number}") for number, call in enumerate(calls)]
 
 
 def with_tensor(tensor: Any) -> list[Call]:
@@ -62,16 +62,16 @@ X = torch.zeros(10)
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         *refused("is on device meta", *with_tensor(torch.zeros(4, device="meta"))),
         *refused("not contiguous", *with_tensor(torch.zeros(4, 4)[:, ::2])),
         *refused("layout torch.sparse_coo", *with_tensor(torch.sparse_coo_tensor(size=(3,), check_invariants=False))),
-        *refused("of type list", *with_tensor([1.0, 2.0])),
+        *refused("is a list, not a tensor", *with_tensor([1.0, 2.0])),
         *refused("reaches to byte 400 of its storage, which has 0", lambda group: group.all_reduce(freed())),
         *refused("lazy view", lambda group: group.broadcast(torch.zeros(3, dtype=torch.complex64).conj(), 0)),
         *refused(
-            "float32, bfloat16, float16 or int32 is needed",
+            "only float32, bfloat16, float16 and int32 are supported",
             *(
                 lambda group, dtype=dtype: group.all_reduce(torch.zeros(4, dtype=dtype))  # type: ignore[misc]
                 for dtype in (torch.float64, torch.int64, torch.bool, torch.complex64)
@@ -84,7 +84,9 @@ X = torch.zeros(10)
                 for op in ("product", None, ["sum"])
             ),
         ),
-        *refused("no mean of int32", lambda group: group.all_reduce(torch.zeros(3, dtype=torch.int32), "avg")),
+        *refused(
+            "avg does not support int32", lambda group: group.all_reduce(torch.zeros(3, dtype=torch.int32), "avg")
+        ),
         *refused(
             "for 1 ranks",
             lambda group: group.reduce_scatter(torch.zeros(3), torch.zeros(4)),
@@ -97,8 +99,10 @@ X = torch.zeros(10)
             lambda group: group.reduce_scatter(X[1:5], X[2:6]),
             lambda group: group.all_gather(X[1:5], X[2:6]),
         ),
-        *refused("no rank", lambda group: group.broadcast(X, -1), lambda group: group.broadcast(X, 1)),
-        *refused("src is", lambda group: group.broadcast(X, True), lambda group: group.broadcast(X, 0.0)),  # type: ignore[arg-type]
+        *refused(
+            "src is",
+            *(lambda group, src=src: group.broadcast(X, src) for src in (-1, 1, True, 0.0)),  # type: ignore[misc]
+        ),
         *refused(
             "shape is",
             *(
@@ -110,9 +114,9 @@ X = torch.zeros(10)
     ],
 )
 def test_what_does_not_fit_is_refused_and_the_group_stays_usable(
-    group: SharedMemoryGroup, call: Call, said: str
+    group: SharedMemoryGroup, call: Call, message: str
 ) -> None:
-    with pytest.raises(OpArgumentError, match=said):
+    with pytest.raises(OpArgumentError, match=message):
         call(group)
     assert group.all_reduce(torch.ones(2)).tolist() == [1.0, 1.0]
 
@@ -154,7 +158,7 @@ def test_descriptors_are_closed_where_the_instruction_set_is_unknown(comm: Share
 def test_no_place_to_meet(comm: ShareMemCommModule) -> None:
     with (
         env.scope(MASTER_ADDR=None, MASTER_PORT=None),
-        pytest.raises(OpArgumentError, match="no store to meet at"),
+        pytest.raises(OpArgumentError, match="no common store"),
     ):
         comm.new_group(2, 0)
 
@@ -167,7 +171,7 @@ def test_a_store_that_cannot_be_had(comm: ShareMemCommModule, rank: int) -> None
         fresh = ShareMemCommModule(comm.ops)
         with (
             env.scope(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank)),
-            pytest.raises(SharedMemoryCommError, match=f"127.0.0.1:{port}, with 1 s to do so") as caught,
+            pytest.raises(SharedMemoryCommError, match=f"127.0.0.1:{port}, within 1 s") as caught,
         ):
             fresh.new_group(2, rank, timeout_s=1)
     assert "MASTER_PORT" in caught.value.remedy
@@ -182,7 +186,7 @@ def test_a_store_that_fails_meanwhile(comm: ShareMemCommModule) -> None:
 
 
 def test_nobody_comes(comm: ShareMemCommModule) -> None:
-    with pytest.raises(SharedMemoryCommError, match=r"waited 0.3 s for rank 1, 2 to make group") as caught:
+    with pytest.raises(SharedMemoryCommError, match=r"waited 0.3 s for rank 1, 2 to join group") as caught:
         comm.new_group(3, 0, store=dist.HashStore(), timeout_s=0.3)
     assert (caught.value.rank, caught.value.operation) == (1, "new_group")
 
@@ -199,7 +203,7 @@ def test_a_closed_group(comm: ShareMemCommModule) -> None:
 def test_the_op_before_it_is_initialised() -> None:
     comm = ShareMemCommModule(ShareMemCommBuilder().load().ops)
     for call in (comm.inference_all_reduce, comm.inference_all_reduce_):
-        with pytest.raises(OpArgumentError, match="not initialised"):
+        with pytest.raises(OpArgumentError, match="not initialized"):
             call(torch.zeros(2))
 
 

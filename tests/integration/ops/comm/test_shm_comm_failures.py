@@ -36,7 +36,7 @@ def test_a_rank_that_is_killed_is_named_and_the_group_is_broken(
         first, second = end.value[:3], end.value[3:]
         assert first == second
         # Who notices second may hear it of the first.
-        assert first[1:] == [2, collective] or "gave up for rank 2" in first[0]
+        assert first[1:] == [2, collective] or "gave up because of rank 2" in first[0]
         assert f"{collective} of" in first[0]
     assert any("rank 2 died" in end.value[0] for end in others)
 
@@ -56,20 +56,20 @@ def test_a_rank_that_dies_while_the_group_is_made(ranks: Ranks) -> None:
     *others, _ = ranks.run("killed_while_meeting", 3)
     for end in others:
         # One that comes later may find the other gone, which has given up by then.
-        assert re.search(r"Rank [012] ended while group", end.error), end
+        assert re.search(r"Rank [012] ended while it joined group", end.error), end
 
 
 def test_a_rank_that_never_comes(ranks: Ranks) -> None:
     first, _, third = ranks.run("one_never_comes", 3, timeout_s=3)
     for rank, end in ((0, first), (2, third)):
-        assert f"Rank {rank} of 3 waited 3 s for rank 1 to make group" in end.error
+        assert f"Rank {rank} of 3 waited 3 s for rank 1 to join group" in end.error
         assert end.facts["rank"] == 1
 
 
 def test_a_rank_that_lives_but_does_not_come(ranks: Ranks) -> None:
     first, late = ranks.run("one_is_late", 2)
     assert (first.facts["rank"], first.facts["operation"]) == (1, "all_reduce")
-    assert "rank 1 lives, but did not come, after 0." in first.error
+    assert "rank 1 is alive but did not take part, after waiting 0." in first.error
     assert late.error == ""  # all that it needs was there
 
 
@@ -82,28 +82,31 @@ def test_a_rank_that_has_closed_the_group_or_ended(ranks: Ranks, ends: bool) -> 
 
 
 def test_closing_the_group_ends_the_wait_of_another_thread(ranks: Ranks) -> None:
-    said, _ = ranks.values("closed_meanwhile", 2)
-    assert said.startswith("SharedMemoryCommError: ")
-    assert "another thread of this rank closed the group" in said
+    message, _ = ranks.values("closed_meanwhile", 2)
+    assert message.startswith("SharedMemoryCommError: ")
+    assert "another thread of this rank closed the group" in message
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("what", "message"),
     [
         ("count", "rank 0 called all_reduce (sum) of 5 float32, rank 1 called all_reduce (sum) of 500000 float32"),
         ("type", "rank 0 called all_reduce (sum) of 6 float32, rank 1 called all_reduce (sum) of 6 bfloat16"),
         ("reduction", "rank 0 called all_reduce (sum) of 6 float32, rank 1 called all_reduce (max) of 6 float32"),
-        ("collective", "rank 0 called all_gather of 24 bytes, rank 1 called barrier"),
-        ("source", "rank 0 called broadcast of 24 bytes from rank 1, rank 1 called broadcast of 24 bytes from rank 0"),
+        ("collective", "rank 0 called all_gather of 24 bytes of Float, rank 1 called barrier"),
+        (
+            "source",
+            "rank 0 called broadcast of 24 bytes of Float from rank 1, rank 1 called broadcast of 24 bytes of Float",
+        ),
         ("symmetric", "in symmetric memory 0 at byte 0, rank 1 called all_reduce (sum) of 300000 float32."),
         ("offset", "float32 in symmetric memory 0 at byte 4, rank 1 called all_reduce (sum) of 200000 float32 in symm"),
     ],
 )
-def test_different_calls_are_an_error_on_all_ranks(ranks: Ranks, what: str, said: str) -> None:
+def test_different_calls_are_an_error_on_all_ranks(ranks: Ranks, what: str, message: str) -> None:
     first, second = ranks.values("different_calls", 2, what=what)
     assert first.startswith("SharedMemoryCommError: ")
     assert second.startswith("SharedMemoryCommError: ")
-    assert said in first
+    assert message in first
     assert "rank 1 called" in second
 
 
@@ -124,8 +127,8 @@ def test_a_handler_that_returns_changes_nothing(ranks: Ranks) -> None:
 
 
 def test_a_handler_that_uses_the_group_gets_an_error_and_leaves_it_usable(ranks: Ranks) -> None:
-    (said,), _ = ranks.values("handled", 2, what="uses")
-    assert "Do not use the group from the handler of a signal" in said
+    (message,), _ = ranks.values("handled", 2, what="uses")
+    assert "Do not use the group in a signal handler" in message
 
 
 def test_a_handler_that_closes_the_group_and_exits_ends_the_process_as_it_says(ranks: Ranks) -> None:
@@ -198,7 +201,7 @@ def test_no_space(ranks: Ranks, for_a_group: bool) -> None:
     needed = 2101248 if for_a_group else 4 << 20
     first, second = ranks.values("no_space", 2, for_a_group=for_a_group)
     assert first[0] == "SharedMemorySpaceError"
-    assert f"{needed} bytes of shared memory cannot be had: File too large." in first[1]
+    assert f"Allocating {needed} bytes of shared memory failed: File too large." in first[1]
     assert first[2] == needed
     assert second[0] == "SharedMemoryCommError"
     assert "Rank 0 cannot take part" in second[1]
@@ -206,13 +209,13 @@ def test_no_space(ranks: Ranks, for_a_group: bool) -> None:
 
 def test_more_than_there_is_is_refused_before_it_is_taken(ranks: Ranks) -> None:
     for end in ranks.run("too_much", 2):
-        assert f"{2 << 50} bytes of shared memory are needed ({1 << 50} for each of 2 ranks)" in end.error
+        assert f"2 ranks need {2 << 50} bytes of shared memory ({1 << 50} each)" in end.error
         assert "are available" in end.error
 
 
 def test_groups_of_one_name_on_one_store_are_found_out(ranks: Ranks) -> None:
     ends = ranks.run("same_name", 4)
-    assert any("is a rank 0 of a group" in end.error for end in ends[:2])
+    assert any("already has a rank 0 of group" in end.error for end in ends[:2])
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="another user can be had by root alone")

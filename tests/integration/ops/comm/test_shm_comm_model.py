@@ -12,7 +12,7 @@ MODEL = Path(__file__).parents[3] / "support" / "models" / "shm_comm.pml"
 
 
 def checked(directory: Path, *defines: str) -> str:
-    """What the checker says of the model with these defines."""
+    """The checker's output for the model with these defines."""
     for program in ("spin", "gcc"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
@@ -22,18 +22,18 @@ def checked(directory: Path, *defines: str) -> str:
         ["gcc", "-O1", "-w", "-DSAFETY", "-DVECTORSZ=2048", "-DMEMLIM=2048", "-o", "pan", "pan.c"],
         ["./pan", "-m100000", "-c1"],
     ):
-        told = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=300, check=False)
-        assert told.returncode == 0 or command[0] == "./pan", told.stdout + told.stderr
-    return told.stdout
+        result = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=300, check=False)
+        assert result.returncode == 0 or command[0] == "./pan", result.stdout + result.stderr
+    return result.stdout
 
 
 @pytest.mark.parametrize("defines", [("PHASES=4",), ("PHASES=3", "DEATHS")], ids=" ".join)
 def test_nothing_is_read_too_early_or_overwritten_too_late_and_nobody_waits_for_ever(
     tmp_path: Path, defines: tuple[str, ...]
 ) -> None:
-    told = checked(tmp_path, *defines)
-    assert "errors: 0" in told, told
-    assert "Search not completed" not in told, told
+    result = checked(tmp_path, *defines)
+    assert "errors: 0" in result, result
+    assert "Search not completed" not in result, result
 
 
 @pytest.mark.parametrize(
@@ -45,10 +45,10 @@ def test_nothing_is_read_too_early_or_overwritten_too_late_and_nobody_waits_for_
     ],
 )
 def test_what_is_wrong_on_purpose_is_found(tmp_path: Path, wrong: str, found: str) -> None:
-    told = checked(tmp_path, "PHASES=3", wrong)
-    assert found in told, told
+    result = checked(tmp_path, "PHASES=3", wrong)
+    assert found in result, result
 
 
 def test_a_rank_that_gives_up_silently_is_found(tmp_path: Path) -> None:
-    told = checked(tmp_path, "PHASES=3", "DEATHS", "NO_NEWS")
-    assert "invalid end state" in told, told
+    result = checked(tmp_path, "PHASES=3", "DEATHS", "NO_NEWS")
+    assert "invalid end state" in result, result

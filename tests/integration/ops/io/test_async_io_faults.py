@@ -379,7 +379,7 @@ def test_a_write_that_grows_a_file_ends_however_often_it_is_interrupted(faulty_c
 
 @pytest.mark.parametrize(
     ("refused", "chosen"),
-    [("", ENGINES[0]), ("io_uring", "libaio"), ("io_uring,libaio", "threads")],
+    [("", ENGINES[0]), ("io_uring", "libaio"), ("io_uring,libaio", "threads"), ("transfers", "threads")],
 )
 def test_the_next_engine_serves_where_the_kernel_refuses_one(faulty_calls: Path, refused: str, chosen: str) -> None:
     output = run_python(
@@ -393,7 +393,7 @@ def test_the_next_engine_serves_where_the_kernel_refuses_one(faulty_calls: Path,
         FAULTY_REFUSED=refused,
     )
     assert f"engine {chosen}\n" in output
-    for name in filter(None, refused.split(",")):
+    for name in ("io_uring", "libaio") if refused == "transfers" else filter(None, refused.split(",")):
         assert f"StorageEngine(name='{name}', refusal='the system refuses it: " in output
 
 
@@ -421,6 +421,34 @@ TRANSFER = """
         handle.sync_pread(back, "{path}")
         assert torch.equal(back, data)
 """
+
+
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "threads"])
+def test_threads_replace_an_engine_that_is_refused_at_run_time_with_one_warning(
+    faulty_calls: Path, tmp_path: Path, engine: str
+) -> None:
+    output = run_python(
+        f"""
+        import logging, os, torch
+        from op_builder.cpu import AsyncIOBuilder
+        logging.basicConfig(format="%(levelname)s %(message)s")
+        aio = AsyncIOBuilder().load()
+        handle = aio.aio_handle(8192, 8, False, True, 2, engine={engine!r})
+        {TRANSFER.format(path=tmp_path / "file")}
+        print("before", handle.engine)
+        os.environ["FAULTY_REFUSED"] = "transfers"  # as a sandbox that the process enters
+        {TRANSFER.format(path=tmp_path / "file")}
+        handle.async_pwrite(data, {str(tmp_path / "other")!r})
+        assert handle.wait() == 1
+        print("after", handle.engine)
+        """,
+        LD_PRELOAD=str(faulty_calls),
+        ACCEL_AIO_ENGINE=None,
+    )
+    assert f"before {engine}\n" in output
+    assert "after threads\n" in output
+    assert output.count("WARNING") == 1
+    assert f"Storage engine {engine} stopped working: " in output
 
 
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name != "threads"])

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,42 @@ def test_autograd_notices_a_load_into_a_parameter(store: TensorStore) -> None:
     assert torch.equal(parameter, value)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [torch.inference_mode, torch.no_grad, lambda: torch.device("meta"), lambda: torch.autocast("cpu", torch.bfloat16)],
+    ids=["inference", "no_grad", "device", "autocast"],
+)
+def test_the_background_has_the_thread_local_state_of_the_caller(
+    store: TensorStore, gate: threading.Event, mode: Callable[[], AbstractContextManager[None]]
+) -> None:
+    def state(*_: object) -> None:
+        gate.wait(60)
+        seen.append(
+            (
+                torch.is_grad_enabled(),
+                torch.is_inference_mode_enabled(),
+                torch.get_default_device(),
+                torch.is_autocast_enabled("cpu"),
+            )
+        )
+
+    seen: list[object] = []
+    value = random_bytes(24, dtype=torch.float32)
+    with mode():
+        store.save_async("x", value, progress=state)
+        out = torch.zeros(48, device="cpu")[::2]
+        into = store.load_async("x", out, progress=state)
+        new = store.load_async("x", progress=state)
+        new.add_done_callback(state)
+        gate.set()
+        assert same(into.result(), value)
+        assert same(new.result(), value)
+        store.wait()
+        state()
+    assert len(set(seen)) == 1
+    assert out.is_inference() == (mode is torch.inference_mode)
 
 
 def test_a_name_holds_the_last_value_saved(store: TensorStore) -> None:

@@ -55,9 +55,9 @@ def test_the_backend_on_two_hosts_shares_memory_inside_each_and_goes_across(acro
         ]
         prefixes = [host.prefix for host in places]
         results = run_ranks(program, "all_collectives", 4, tmp_path, environments=environments, prefixes=prefixes)
-    for told in values(results):
-        assert told["gloo"] == {}
-        assert told["hosts"] == [[0, 1], [2, 3]]
+    for result in values(results):
+        assert result["gloo"] == {}
+        assert result["hosts"] == [[0, 1], [2, 3]]
 
 
 def test_ranks_that_mpirun_starts(tmp_path: Path) -> None:
@@ -70,8 +70,8 @@ def test_ranks_that_mpirun_starts(tmp_path: Path) -> None:
 import json, os
 from tests.support import ccl_programs
 rank, size = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
-told = ccl_programs.everything(rank, size, {str(tmp_path)!r})
-open({str(tmp_path)!r} + f"/value{{rank}}", "w").write(json.dumps(told))
+result = ccl_programs.everything(rank, size, {str(tmp_path)!r})
+open({str(tmp_path)!r} + f"/value{{rank}}", "w").write(json.dumps(result))
 """
     libraries = ":".join(filter(None, [str(oneccl.library.parent), os.environ.get("LD_LIBRARY_PATH")]))
     environment = env.child_environment(

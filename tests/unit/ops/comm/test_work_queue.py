@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
+import torch
 
 from op_builder.errors import CommunicationError
 from op_builder.ops.comm.work import CollectiveWork, WorkQueue
@@ -76,7 +77,7 @@ def test_an_error_is_raised_by_wait_and_the_future_and_the_next_work_is_done(que
 def test_a_wait_with_a_timeout_says_that_it_ended(queue: WorkQueue) -> None:
     with busy(queue):
         behind = queue.submit(lambda: None, [])
-        with pytest.raises(CommunicationError, match=r"did not end within 0\.05 s"):
+        with pytest.raises(CommunicationError, match=r"did not finish within 0\.05 s"):
             behind.wait(timedelta(seconds=0.05))
     assert behind.wait()
 
@@ -111,21 +112,52 @@ def test_a_work_that_was_taken_and_lost_is_an_error(queue: WorkQueue) -> None:
         work.wait()
 
 
-def test_the_handler_of_a_signal_and_a_callback_get_an_error_and_no_deadlock(queue: WorkQueue) -> None:
+def test_a_signal_handler_gets_an_error_and_no_deadlock(queue: WorkQueue) -> None:
     caught: list[CommunicationError] = []
 
     def again(*_: object) -> None:
-        with pytest.raises(CommunicationError, match="in the middle of a collective of a test") as error:
+        with pytest.raises(CommunicationError, match="already inside a collective of a test") as error:
             queue.run(lambda: None)
         caught.append(error.value)
 
     with handler(signal.SIGUSR1, again):
         queue.run(lambda: signal.raise_signal(signal.SIGUSR1))
-    work = CollectiveWork([], queue, lambda: None)
-    work.get_future().add_done_callback(again)
-    queue.run(work.run)
-    assert len(caught) == 2
+    assert len(caught) == 1
     queue.run(lambda: None)
+
+
+def test_callbacks_use_the_queue_however_deep_and_block_nobody(queue: WorkQueue) -> None:
+    release = threading.Event()
+    blocked = queue.submit(lambda: None, [])
+    blocked.get_future().add_done_callback(lambda _: release.wait())
+
+    def nested(depth: int) -> int:
+        future = queue.submit(lambda: None, []).get_future()
+        if depth == 0:
+            queue.run(lambda: None)
+            return 1
+        return 1 + future.then(lambda _: nested(depth - 1)).wait()
+
+    try:
+        assert nested(5) == 6
+        works = [queue.submit(lambda: None, []) for _ in range(50)]
+        assert all(work.get_future().then(lambda _: queue.submit(lambda: None, []).wait()).wait() for work in works)
+    finally:
+        release.set()
+
+
+def test_functions_and_callbacks_run_with_the_thread_local_state_of_the_caller(queue: WorkQueue) -> None:
+    def state(_: object = None) -> tuple[bool, bool, str]:
+        return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), str(torch.get_default_device())
+
+    seen = []
+    with busy(queue), torch.inference_mode(), torch.device("meta"):
+        expected = state()
+        work = queue.submit(lambda: seen.append(state()), [])
+        future = work.get_future().then(state)
+    assert work.wait()
+    assert seen == [expected]
+    assert future.wait() == expected != state()
 
 
 def test_a_queue_that_is_closed_meanwhile_raises_nothing_of_its_own() -> None:
@@ -165,7 +197,6 @@ def test_a_handler_that_closes_the_queue_in_the_middle_of_a_collective_does_not_
     def destroy() -> None:
         queue.close(CommunicationError("gone"))
         queue.join()
-        assert set(threading.enumerate()) - other_threads  # its thread waits for its turn, and was not waited for
 
     queue.run(destroy)
     queue.join()

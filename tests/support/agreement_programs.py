@@ -1,0 +1,286 @@
+"""Programs of two ranks for test_distributed_agreement.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from op_builder.errors import CommunicationError
+from tests.support.distributed_programs import start, stop
+
+DOUBLE = torch.float64
+
+
+class Named(torch.Tensor):
+    """A subclass over plain memory."""
+
+
+def any_layout(rank: int, size: int, directory: str) -> bool:
+    """Collectives of tensors that are not contiguous leave the memory between their elements as it was."""
+    start("accel", rank, size, directory)
+
+    def strided(dtype: torch.dtype, count: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+        base = torch.full((2 * count,), -7).to(dtype)
+        base[::2] = (torch.arange(count) + rank + 1).to(dtype)
+        return base, base[::2]
+
+    def require(base: torch.Tensor, values: list[float]) -> None:
+        assert base[::2].tolist() == values, base
+        assert base[1::2].tolist() == [-7] * (len(base) // 2), base
+
+    for dtype in (DOUBLE, torch.int64, torch.float32, torch.uint8):
+        base, view = strided(dtype)
+        base[1::2] = -7 if dtype != torch.uint8 else 9
+        dist.all_reduce(view, dist.ReduceOp.PRODUCT)
+        assert view.tolist() == [2, 6, 12, 20]
+        assert set(base[1::2].tolist()) == {9 if dtype == torch.uint8 else -7}
+    base, view = strided(DOUBLE)
+    dist.all_reduce(view, async_op=True).wait()
+    require(base, [3, 5, 7, 9])
+    base, view = strided(DOUBLE)
+    dist.all_reduce_coalesced([view[:2], view[2:]])
+    require(base, [3, 5, 7, 9])
+    base, view = strided(DOUBLE)
+    dist.reduce(view, 1)
+    if rank == 1:
+        require(base, [3, 5, 7, 9])
+    parts = [strided(torch.float32) for _ in range(size)]
+    dist.gather(torch.full((4, 2), float(rank + 1))[:, 0], [view for _, view in parts] if rank == 0 else None)
+    if rank == 0:
+        require(parts[0][0], [1] * 4)
+        require(parts[1][0], [2] * 4)
+    base, view = strided(torch.float32)
+    dist.scatter(view, [torch.full((2, 4), float(other)).t()[:, 0] for other in range(size)] if rank == 1 else None, 1)
+    require(base, [rank] * 4)
+    base, view = strided(DOUBLE)
+    dist.all_to_all_single(view, torch.arange(8, dtype=DOUBLE)[::2] + 10 * rank)
+    require(base, [0 + 4 * rank, 2 + 4 * rank, 10 + 4 * rank, 12 + 4 * rank])
+    base, view = strided(DOUBLE)
+    dist.reduce_scatter(view, [torch.ones(4, 2, dtype=DOUBLE)[:, 0] for _ in range(size)])
+    require(base, [2] * 4)
+    values = torch.zeros(4, dtype=torch.complex64)
+    dist.broadcast(values.conj().imag if rank == 1 else torch.arange(4.0), 0)  # a lazy negation
+    assert values.imag.tolist() == ([0, -1, -2, -3] if rank == 1 else [0] * 4)
+    base, view = strided(DOUBLE)
+    negative = torch._neg_view(view)  # holds the negation of what it shows
+    dist.all_reduce(negative, dist.ReduceOp.MAX)
+    assert view.tolist() == [1, 2, 3, 4]
+    # Elements that share memory are fine where the results are the same.
+    for dtype in (torch.float32, DOUBLE):
+        one = torch.ones(1, dtype=dtype) * (rank + 1)
+        dist.all_reduce(one.expand(5))
+        assert one.item() == 3
+        two = torch.zeros(2, 1, dtype=dtype)
+        given = two.expand(2, 3) if rank == 0 else torch.arange(6, dtype=dtype).view(2, 3)
+        if rank == 0:
+            with pytest.raises(ValueError, match="share memory"):
+                dist.all_reduce(given)
+        else:
+            dist.all_reduce(given)
+    # A copy is sent; gloo refuses to receive into one.
+    received = torch.zeros(4)
+    if rank == 0:
+        dist.send(torch.arange(8.0)[::2], 1)
+    else:
+        dist.recv(received, 0)
+        assert received.tolist() == [0, 2, 4, 6]
+    stop()
+    return True
+
+
+def subclasses(rank: int, size: int, directory: str) -> dict[str, Any]:
+    """A subclass over plain memory is plain, on one rank or on all."""
+    start("accel", rank, size, directory)
+    for everywhere in (False, True):
+        tensor = torch.full((4,), rank + 1.0)
+        given = tensor.as_subclass(Named) if rank == 0 or everywhere else tensor
+        dist.all_reduce(given)
+        assert tensor.tolist() == [3] * 4
+        rows = [torch.zeros(4) for _ in range(size)]
+        dist.all_gather(rows, given)
+        assert torch.equal(torch.stack(rows), torch.full((size, 4), 3.0))
+        base = torch.arange(8.0) * rank
+        dist.broadcast(base[::2].as_subclass(Named), 1)
+        assert base.tolist() == ([0, 0, 2, 0, 4, 0, 6, 0] if rank == 0 else list(range(8)))
+    parameter = torch.nn.Parameter(torch.ones(3))
+    with torch.no_grad():
+        dist.all_reduce(parameter)
+    assert parameter.tolist() == [2] * 3
+    gloo = dict(dist.group.WORLD.counts().gloo)  # type: ignore[union-attr]
+    stop()
+    return gloo
+
+
+MISMATCHES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    "empty": (lambda: dist.all_reduce(torch.zeros(0)), lambda: dist.all_reduce(torch.full((2,), 100.0))),
+    "empty gather": (
+        lambda: dist.all_gather([torch.zeros(0)] * 2, torch.zeros(0)),
+        lambda: dist.all_gather([torch.zeros(2), torch.zeros(2)], torch.ones(2)),
+    ),
+    "empty broadcast": (lambda: dist.broadcast(torch.zeros(0), 0), lambda: dist.broadcast(torch.zeros(3), 0)),
+    "empty scatter": (
+        lambda: dist.reduce_scatter_tensor(torch.zeros(0), torch.zeros(0)),
+        lambda: dist.reduce_scatter_tensor(torch.zeros(2), torch.ones(4)),
+    ),
+    "no tensors": (
+        lambda: dist.group.WORLD.allreduce_coalesced([]).wait(),  # type: ignore[union-attr]
+        lambda: dist.group.WORLD.allreduce_coalesced([torch.ones(2)]).wait(),  # type: ignore[union-attr]
+    ),
+    "type": (lambda: dist.all_reduce(torch.ones(3)), lambda: dist.all_reduce(torch.ones(3, dtype=DOUBLE))),
+    "type by gloo": (
+        lambda: dist.all_reduce(torch.ones(3, dtype=torch.int64)),
+        lambda: dist.all_reduce(torch.ones(3, dtype=DOUBLE)),
+    ),
+    "type of moved": (
+        lambda: dist.broadcast(torch.ones(3), 0),
+        lambda: dist.broadcast(torch.ones(3, dtype=torch.int32), 0),
+    ),
+    "operation": (
+        lambda: dist.all_reduce(torch.ones(3)),
+        lambda: dist.all_reduce(torch.ones(3), dist.ReduceOp.PRODUCT),
+    ),
+    "operation by gloo": (
+        lambda: dist.all_reduce(torch.ones(3, dtype=DOUBLE)),
+        lambda: dist.all_reduce(torch.ones(3, dtype=DOUBLE), dist.ReduceOp.MAX),
+    ),
+    "size by gloo": (
+        lambda: dist.all_reduce(torch.ones(3, dtype=DOUBLE)),
+        lambda: dist.all_reduce(torch.ones(4, dtype=DOUBLE)),
+    ),
+    "layout": (
+        lambda: dist.all_reduce(torch.ones(3).to_sparse()),
+        lambda: dist.all_reduce(torch.ones(3)),
+    ),
+    "root": (lambda: dist.reduce(torch.ones(3), 0), lambda: dist.reduce(torch.ones(3), 1)),
+    "collective": (
+        lambda: dist.all_to_all_single(torch.zeros(2), torch.ones(2)),
+        lambda: dist.all_reduce(torch.ones(2), async_op=True).wait(),
+    ),
+    "barrier": (dist.barrier, lambda: dist.all_reduce(torch.ones(2, dtype=DOUBLE), async_op=True).wait()),
+}
+
+
+def mismatches(rank: int, size: int, directory: str, name: str = "") -> dict[str, str]:
+    """What each rank raises when the calls differ. On one host the group stays usable."""
+    start("accel", rank, size, directory)
+    raised = {}
+    for each in [name] if name else MISMATCHES:
+        try:
+            MISMATCHES[each][rank]()
+            raised[each] = "nothing"
+        except CommunicationError as error:
+            raised[each] = str(error)
+        if not name:
+            tensor = torch.ones(2)
+            dist.all_reduce(tensor)
+            assert tensor.tolist() == [size] * 2, each
+    if not name:
+        dist.barrier()
+    dist.destroy_process_group()
+    return raised
+
+
+def callbacks(rank: int, size: int, directory: str, backend: str = "accel") -> bool:
+    """Callbacks of futures issue collectives and wait for them, several deep, for works of ours and of gloo's."""
+    start(backend, rank, size, directory)
+
+    def nested(depth: int, dtype: torch.dtype) -> torch.Tensor:
+        tensor = torch.ones(3, dtype=dtype)
+        future = dist.all_reduce(tensor, async_op=True).get_future()
+        if depth == 0:
+            return future.wait()[0]
+        return future.then(lambda done: done.value()[0] + nested(depth - 1, dtype)).wait()
+
+    for dtype in (torch.float32, DOUBLE):
+        for depth in range(4):
+            assert nested(depth, dtype).tolist() == [size * (depth + 1)] * 3
+        inside = torch.ones(2, dtype=dtype)
+        work = dist.all_reduce(torch.ones(2, dtype=dtype), async_op=True)
+        following = work.get_future().then(lambda _: dist.all_reduce(inside))  # noqa: B023  # synchronous
+        work.wait()
+        assert work.get_future().done()
+        following.wait()
+        assert inside.tolist() == [size] * 2
+    # Many futures, some before and some after their collective is finished.
+    works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(20)]
+    futures = [work.get_future().then(lambda done: done.value()[0].sum()) for work in works]
+    assert [future.wait().item() for future in futures] == [2 * size] * 20
+    stop()
+    return True
+
+
+def power_sgd(rank: int, size: int, directory: str, backend: str) -> list[float]:
+    """The losses of DDP with torch's PowerSGD hook, whose callbacks run collectives."""
+    start(backend, rank, size, directory)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    )
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(rank)
+    losses = []
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss = model(torch.randn(16, 32)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    stop()
+    return losses
+
+
+def thread_state(rank: int, size: int, directory: str) -> bool:
+    """What the group's threads run has the grad mode, inference mode, autocast and default device of the caller."""
+    start("accel", rank, size, directory)
+
+    def state(_: object = None) -> list[Any]:
+        return [
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            str(torch.empty(0).device),
+            torch.is_autocast_enabled("cpu"),
+            torch.get_default_dtype(),
+        ]
+
+    def run_all(dtype: torch.dtype) -> None:
+        base = torch.ones(8, dtype=dtype, device="cpu")
+        parts = list(torch.zeros(2, 8, dtype=dtype, device="cpu")[:, ::2].unbind())
+        works = [
+            dist.all_reduce(base[::2], async_op=True),
+            dist.all_gather(parts, torch.ones(4, dtype=dtype, device="cpu"), async_op=True),
+            dist.broadcast(base[1::2], 1, async_op=True),
+            dist.reduce_scatter(parts[0], [torch.ones(4, dtype=dtype, device="cpu")] * 2, async_op=True),
+        ]
+        seen = works[-1].get_future().then(state).wait()
+        assert seen == state(), (seen, state())
+        for work in works:
+            work.wait()
+        assert base.tolist() == [2, 1] * 4
+        assert parts[0].tolist() == [2] * 4
+        assert parts[1].tolist() == [1] * 4
+
+    for dtype in (torch.float32, DOUBLE):
+        for make in (
+            torch.no_grad,
+            torch.enable_grad,
+            torch.inference_mode,
+            lambda: torch.device("meta"),
+            lambda: torch.autocast("cpu", torch.bfloat16),
+        ):
+            with make():  # type: ignore[attr-defined]
+                run_all(dtype)
+    torch.set_default_device("meta")
+    torch.set_default_dtype(torch.bfloat16)
+    run_all(torch.float32)
+    torch.set_default_device("cpu")
+    torch.set_default_dtype(torch.float32)
+    stop()
+    return True
