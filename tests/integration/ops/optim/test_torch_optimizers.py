@@ -332,19 +332,6 @@ def test_torchs_grad_scaler_drives_it(optimizer: type[Any]) -> None:
 
 
 @every_adam
-def test_a_grad_scaler_that_has_unscaled_already_is_not_followed_twice(optimizer: type[Any]) -> None:
-    params, expected = make_params(), make_params()
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    scaler.scale(torch.zeros(()))
-    made = optimizer(params)
-    set_grads(params, 0, scale=256.0)
-    scaler.unscale_(made)
-    scaler.step(made)
-    run(optimizer(expected), expected, 1, first=0)
-    assert_equal(params, expected)
-
-
-@every_adam
 def test_empty_and_scalar_parameters_and_gradients_in_other_layouts_are_accepted(optimizer: type[Any]) -> None:
     params = [torch.nn.Parameter(torch.empty(0)), torch.nn.Parameter(torch.tensor(2.0))]
     params.append(torch.nn.Parameter(torch.zeros(3, 4)))
@@ -355,22 +342,6 @@ def test_empty_and_scalar_parameters_and_gradients_in_other_layouts_are_accepted
     made.step()
     assert params[1].item() == pytest.approx(2.0 - 1e-3, rel=1e-6)
     assert torch.equal(params[2].detach().sign(), -params[2].grad.sign())
-
-
-@every_adam
-def test_the_state_of_a_capturable_optimizer_is_loaded(optimizer: type[Any]) -> None:
-    params = make_params()
-    theirs = torch.optim.AdamW(params)
-    run(theirs, params, 2)
-    saved = theirs.state_dict()
-    saved["param_groups"][0]["capturable"] = True  # as it comes from one on a GPU
-    others = copy.deepcopy(params)
-    made = optimizer(others)
-    made.load_state_dict(saved)
-    run(theirs, params, 2, first=3)
-    run(made, others, 2, first=3)
-    assert_close(params, others)
-    assert made.state_dict()["param_groups"][0]["capturable"] is True
 
 
 @every_adam
