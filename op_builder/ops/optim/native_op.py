@@ -199,7 +199,7 @@ class NativeOp:
         return OpArgumentError("torch has no kernel for these tensors.", "Pass plain tensors.")
 
     def _fits(self, tensor: Any, device: torch.device | None) -> bool:
-        if not is_dense(tensor) or tensor.is_neg():
+        if not is_dense(tensor) or (not is_traced() and tensor.is_neg()):
             return False
         return tensor.device == device and tensor.device.type in self.devices
 
