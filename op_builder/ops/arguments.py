@@ -35,7 +35,7 @@ def untraced(function: Callable[Arguments, Result]) -> Callable[Arguments, Resul
     @functools.wraps(function)
     def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
         nonlocal disabled
-        # torch.compiler.disable() imports the compiler, which takes seconds: only where something compiles.
+        # torch.compiler.disable() imports the compiler, which takes seconds: only in programs that compile.
         if disabled is None and "torch._dynamo" in sys.modules:
             disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
         return (disabled or function)(*arguments, **keywords)
