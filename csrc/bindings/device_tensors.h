@@ -1,4 +1,4 @@
-// The tensors of an update on a device, checked before anything is written; nothing is read from them.
+// The tensors of an update on a device, checked before anything is written, without reading them.
 #pragma once
 
 #include <array>
@@ -39,42 +39,24 @@ struct DeviceArray {
   }
 };
 
+inline auto require_device(const DevicePlace& place) {
+  return [place](const Tensor& tensor, const Argument& argument) {
+    if (!place.has(tensor)) {
+      refuse(argument.text() + " is not on the device of the first tensor.",
+             "Pass the tensors of each device in a separate call.");
+    }
+  };
+}
+
 // The address of a dense tensor's elements, of `element_bytes` each, on the device `place`.
 inline void* device_memory(const Tensor& tensor, const Argument& argument, const DevicePlace& place,
                            std::int64_t element_bytes) {
-  if (!tensor.is_strided()) {
-    refuse(argument.text() + " is sparse; a dense (strided) tensor is needed.",
-           "Pass a dense tensor, for example x.to_dense().");
-  }
-  if (!place.has(tensor)) {
-    refuse(argument.text() + " is not on the device of the first tensor.",
-           "Pass the tensors of each device in a call of their own.");
-  }
-  if (!tensor.is_contiguous()) {
-    refuse(argument.text() + " is not contiguous; contiguous memory is needed.", "Pass x.contiguous().");
-  }
-  return memory_of(tensor, argument, tensor.numel() * element_bytes, element_bytes);
+  return dense_memory(tensor, argument, element_bytes, require_device(place)).data;
 }
 
 inline DeviceArray device_array(const Tensor& tensor, const Argument& argument, const DevicePlace& place) {
-  DeviceArray array{nullptr, tensor.numel(), DType::float32};
-  switch (tensor.scalar_type()) {
-    case ScalarType::Float:
-      break;
-    case ScalarType::BFloat16:
-      array.dtype = DType::bfloat16;
-      break;
-    case ScalarType::Half:
-      array.dtype = DType::float16;
-      break;
-    default:
-      // Report the device first: a sparse tensor may also have an unsupported dtype.
-      device_memory(tensor, argument, place, 0);
-      refuse(argument.text() + " is of type " + tensor.type_name() + "; float32, bfloat16 or float16 is needed.",
-             "Convert it, for example x.float().");
-  }
-  array.data = device_memory(tensor, argument, place, size_bytes(array.dtype));
-  return array;
+  const HostTensor checked = float_memory(tensor, argument, require_device(place));
+  return {checked.data, checked.numel, checked.dtype};
 }
 
 inline DType state_type(const multi_tensor::StoredTypes& types) {
@@ -94,7 +76,7 @@ void require_apart(const multi_tensor::DeviceTensor& tensor, std::size_t index,
   }
 }
 
-// Makes a gradient that of a tensor, whose parameter is known.
+// Sets the gradient of a tensor that has its parameter.
 inline void take_grad(const TensorLists& lists, std::size_t index, const DevicePlace& place,
                       multi_tensor::DeviceTensor& tensor) {
   const DeviceArray grad = device_array(lists.grads[index], {"grad", index}, place);
@@ -120,14 +102,10 @@ multi_tensor::DeviceTensor checked_device_tensor(const TensorLists& lists, std::
     const DeviceArray state = device_array(lists.states[k * lists.params.size() + index], argument, place);
     require_elements(state.numel, argument, param.numel, param.numel);
     if (state.dtype != DType::float32 && state.dtype != param.dtype) {
-      refuse(argument.text() + " is of type " + dtype_name(state.dtype) + ", its parameter of type " +
-                 dtype_name(param.dtype) + "; a state is of float32 or of its parameter's type.",
-             "Convert it, for example x.float().");
+      refuse_state_type(argument, state.dtype, param.dtype);
     }
     if (k > 0 && state.dtype != first_type) {
-      refuse(std::string("The states ") + state_roles[0] + " and " + state_roles[k] + " of tensor " +
-                 std::to_string(index) + " are of different types; they must be of one.",
-             "Convert one of them.");
+      refuse_mixed_states(state_roles[0], argument);
     }
     first_type = state.dtype;
     tensor.states[k] = state.data;
@@ -137,7 +115,7 @@ multi_tensor::DeviceTensor checked_device_tensor(const TensorLists& lists, std::
   return tensor;
 }
 
-// What an update of tensors on a device is made from.
+// The arguments of an update on a device.
 struct DeviceLists {
   std::vector<multi_tensor::DeviceTensor> tensors;
   std::vector<float*> steps;  // counters, each once
@@ -156,7 +134,7 @@ DeviceLists checked_device_lists(const TensorLists& lists, const Tensors& steps,
   for (std::size_t i = 0; i < steps.size(); ++i) {
     const Tensor& step = steps[i];
     if (step.numel() != 1 || step.scalar_type() != ScalarType::Float || !place.has(step)) {
-      refuse(Argument{"step", i}.text() + " is no tensor of one float32 on the device of its parameter.",
+      refuse(Argument{"step", i}.text() + " is not a tensor of one float32 on the device of its parameter.",
              "Pass, for example, torch.zeros((), device=param.device).");
     }
     constexpr std::int64_t kBytes = sizeof(float);
@@ -182,7 +160,7 @@ DeviceLists checked_device_lists(const TensorLists& lists, const Tensors& steps,
   return checked;
 }
 
-// Checks the gradients anew, of a list whose other tensors are as they were.
+// Checks the gradients of a list whose other tensors have not changed.
 template <std::size_t kStates>
 void check_device_grads(const TensorLists& lists, const std::array<const char*, kStates>& state_roles,
                         DeviceLists& checked) {

@@ -1,9 +1,9 @@
-// The ops of an optimizer that runs where its tensors are: schemas, what is kept from call to call. Made of a Runner,
-// which knows the devices; a class with
+// The ops of an optimizer that runs on the device of its tensors: schemas and prepared lists. A Runner implements them
+// for its devices; a class with
 //   using Declaration = ...;                           // as in kernels/formulas/
-//   struct Checked;                                    // what it makes of a list of tensors
+//   struct Checked;                                    // a checked list of tensors
 //   static Checked check(const TensorLists&, const Tensors& steps, const std::string& isa);
-//   static void check_grads(const TensorLists&, const std::string& isa, Checked&);  // all else is as it was
+//   static void check_grads(const TensorLists&, const std::string& isa, Checked&);  // nothing else changed
 //   static void run(const Checked&, const ControlTensors&, std::int32_t device, const FusedArguments&);
 //   static std::string supported_isas();               // of the CPU's kernels, best last, with commas between
 //   static std::string devices();                      // types of devices, with commas between
@@ -31,7 +31,7 @@
 
 namespace accel {
 
-// What decides about a call when it runs; each may be missing. On the device of the parameters.
+// Settings that are read when a call runs, on the device of the parameters; each may be missing.
 struct ControlTensors {
   std::optional<Tensor> lr;          // float32, in place of the first option
   std::optional<Tensor> noop_flag;   // int32: not 0 means change nothing
@@ -41,13 +41,13 @@ struct ControlTensors {
 
 struct FusedArguments {
   std::vector<double> options;
-  std::int64_t step;  // counted from 1; of no effect where tensors have counters of their own
+  std::int64_t step;  // counted from 1; ignored for tensors with step counters
   bool maximize;
   std::int64_t chunk_size;
   std::string isa;
 };
 
-// Refuses arguments that no optimizer of `options` numbers takes.
+// Refuses arguments that do not fit an optimizer of `options` numbers.
 inline void require_arguments(const FusedArguments& arguments, std::size_t options, bool needs_step) {
   if (arguments.options.size() != options) {
     refuse(std::to_string(arguments.options.size()) + " options were given.",
@@ -73,7 +73,7 @@ inline void require_steps(const TensorLists& lists, const Tensors& steps) {
 // -1 for the CPU.
 inline std::int32_t device_of(const Tensor& tensor) { return tensor.is_cpu() ? -1 : tensor.device_index(); }
 
-// The address of the only element of a control tensor; null when there is none.
+// The address of the only element of a control tensor; null if it is missing.
 template <class T>
 const T* control_data(const std::optional<Tensor>& tensor, const char* role, std::int32_t device) {
   if (!tensor.has_value()) {
@@ -82,7 +82,7 @@ const T* control_data(const std::optional<Tensor>& tensor, const char* role, std
   constexpr bool is_float = std::is_same_v<T, float>;
   if (!tensor->is_strided() || tensor->numel() != 1 ||
       tensor->scalar_type() != (is_float ? ScalarType::Float : ScalarType::Int)) {
-    refuse(std::string(role) + " is no tensor of one " + (is_float ? "float32." : "int32."),
+    refuse(std::string(role) + " is not a tensor of one " + (is_float ? "float32." : "int32."),
            is_float ? "Pass, for example, torch.ones(1)." : "Pass, for example, torch.zeros(1, dtype=torch.int32).");
   }
   if (device_of(*tensor) != device) {
@@ -172,7 +172,7 @@ class FusedOps {
 
   static std::int64_t prepare(Tensors params, Tensors grads, Tensors states, Tensors steps) {
     if (params.empty()) {
-      refuse("There are no parameters.", "Prepare a list that has some.");
+      refuse("The list has no parameters.", "Prepare a list with parameters.");
     }
     auto prepared = std::make_shared<Prepared>();
     prepared->lists = {std::move(params), std::move(grads), std::move(states), {}, {}};

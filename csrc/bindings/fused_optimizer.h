@@ -1,7 +1,7 @@
-// The ops of an optimizer that runs where its tensors are: on the CPU, or on a CUDA device where the binary is built
-// with ACCEL_WITH_CUDA. Made from its declaration in kernels/formulas/, whose first option is lr.
+// The ops of an optimizer that runs on the device of its tensors: the CPU, or a CUDA device in a binary built with
+// ACCEL_WITH_CUDA. Made from its declaration in kernels/formulas/, whose first option is lr.
 //
-// The ops are those of fused_ops.h. On a device nothing is read back and nothing is waited for.
+// The ops are those of fused_ops.h. On a device nothing is read back, and the host does not wait.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@
 #include "kernels/cuda/multi_tensor.h"
 #include "torch_c/ops.h"
 
-// The symbol is there with every CUDA build of torch.
+// Every CUDA build of torch has this symbol.
 extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_get_current_cuda_stream(
     int32_t device_index, void** ret_stream);
 #endif
@@ -34,7 +34,7 @@ class FusedOptimizer {
   using Declaration = Optimizer;
   using Host = HostOptimizer<Optimizer>;
 
-  // A list of tensors and what was made of it.
+  // A checked list of tensors.
   struct Checked {
     CheckedList<typename Host::Kernel> host;
     std::vector<StepCounter> counters;
@@ -113,7 +113,7 @@ class FusedOptimizer {
 #if defined(ACCEL_WITH_CUDA)
   static void check_on_device(const TensorLists& lists, const Tensors& steps, Checked& checked) {
     if (!lists.params[0].is_cuda()) {
-      refuse("The tensors are on no CUDA device.", "Use the builder of their device.");
+      refuse("The tensors are not on a CUDA device.", "Use the builder of their device.");
     }
     checked.device = checked_device_lists(lists, steps, Optimizer::kStates);
   }
@@ -144,8 +144,8 @@ class FusedOptimizer {
     const auto options = Optimizer::options(arguments.options.data());
     const auto step = static_cast<double>(arguments.step);
     if constexpr (Optimizer::kIsTwoPass) {
-      // From torch's allocator, on the current stream: while a graph is captured, from the graph's own pool. It goes
-      // back when this returns, and is used again only by what is queued behind the kernels.
+      // From torch's allocator, on the current stream: during a graph capture, from the graph's own pool. It is freed
+      // when this returns, and only work that is queued after the kernels can reuse it.
       const std::size_t bytes = cuda::lamb_workspace_bytes(tensors.data(), tensors.size(), arguments.chunk_size);
       const Tensor workspace = empty_cuda_bytes(static_cast<std::int64_t>(bytes), device);
       require_success(cuda::fused_lamb(tensors.data(), tensors.size(), options, step, controls, arguments.chunk_size,
@@ -157,7 +157,7 @@ class FusedOptimizer {
   }
 #else
   [[noreturn]] static void refuse_device() {
-    refuse("The tensors are not in host memory, and this build of the op has kernels for the CPU alone.",
+    refuse("The tensors are not in host memory; this build of the op has kernels for the CPU only.",
            "Use the builder of their device, for example op_builder.cuda.FusedAdamBuilder.");
   }
   static void check_on_device(const TensorLists&, const Tensors&, Checked&) { refuse_device(); }
@@ -170,8 +170,7 @@ class FusedOptimizer {
 
 }  // namespace accel
 
-// At namespace scope of a binding: all ops of one optimizer. One function serves both devices; which keys it is
-// registered for follows what the binary is built for.
+// At namespace scope of a binding: all ops of one optimizer, registered for the devices that the binary is built for.
 #define ACCEL_FUSED_PART(Optimizer, key) \
   { key, ::accel::FusedOps<::accel::FusedOptimizer<Optimizer>>::implement }
 #if defined(ACCEL_WITH_CUDA)

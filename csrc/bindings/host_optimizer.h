@@ -2,10 +2,9 @@
 //
 // All tensors of a call are checked before the first is written, so a refused call changes nothing.
 //
-// Two forms do the same: `update` takes all tensors with every call, as torch's tracing wants it.
+// There are two equivalent forms: `update` takes all tensors with every call, as torch's tracing needs.
 // `prepare` keeps them: passing a tensor through torch's dispatcher costs half a microsecond, more than
-// updating a small one. A prepared list holds the tensors, not their addresses; each call looks at
-// them anew.
+// updating a small one. A prepared list keeps the tensors, not their addresses; each call checks them again.
 #pragma once
 
 #include <array>
@@ -27,7 +26,7 @@
 
 namespace accel {
 
-// Gradients are added up in pieces of this length, whatever the threads.
+// The squares of gradients are added up in pieces of this length, whatever the number of threads.
 constexpr std::int64_t kNormElements = 1 << 16;
 
 // The sum of the squares of all elements; the same for any number of threads.
@@ -59,7 +58,7 @@ inline double sum_of_squares(const Tensors& tensors, const char* role, cpu::Isa 
   return total;
 }
 
-// What a call does in addition to the formula, as the ops take it.
+// What an update does in addition to the formula, as the ops take it.
 struct PassArguments {
   double grad_scale;
   bool zero_grads;
@@ -132,7 +131,7 @@ class HostOptimizer {
     }
     if (is_missing) {
       refuse(std::string(Optimizer::kName) +
-                 "'s states are given in bytes or with stochastic rounding; it takes plain states only.",
+                 " does not support states in bytes or with stochastic rounding.",
              "Pass states of float32 or of the parameter's type, no scales, and stochastic=False.");
     }
     return kernel;
@@ -161,7 +160,7 @@ class HostOptimizer {
     return checked;
   }
 
-  // Checks the gradients anew, of a list whose other tensors are as they were.
+  // Checks the gradients of a list whose other tensors have not changed.
   static void check_grads(const TensorLists& lists, const PassArguments& arguments, CheckedList<Kernel>& checked) {
     lists.require_length(lists.grads, 1, "grad");
     check_each(checked.items.size(), [&](std::size_t i) {
@@ -216,7 +215,7 @@ class HostOptimizer {
 
  private:
   struct Prepared : PreparedList {
-    // What was found when the tensors were last checked, and for which settings.
+    // The results of the last check, and its settings.
     CheckedList<Kernel> checked;
     std::vector<StepCounter> counters;
     cpu::Isa isa = cpu::Isa::baseline;
@@ -256,15 +255,15 @@ class HostOptimizer {
     run(check(lists, arguments, find), options, {static_cast<double>(step)}, arguments);
   }
 
-  // The same for a traced graph, which would be compiled anew for each other step or learning rate: step, gradients'
-  // scale and options come in a tensor of float64.
+  // The same for a traced graph, which would be compiled again for each new step or learning rate: step, grad_scale and
+  // options come in a tensor of float64.
   static void update_by_numbers(Tensors params, Tensors grads, Tensors states, Tensors scales, Tensors copies,
                                 Tensor numbers, bool zero_grads, bool stochastic, std::int64_t seed, std::string isa,
                                 std::vector<std::int64_t> places) {
     constexpr std::size_t kBefore = 2;
     constexpr std::size_t kCount = kBefore + Optimizer::kOptions.size();
     if (numbers.scalar_type() != ScalarType::Double || numbers.numel() != static_cast<std::int64_t>(kCount)) {
-      refuse("numbers is no tensor of " + std::to_string(kCount) + " float64.",
+      refuse("numbers is not a tensor of " + std::to_string(kCount) + " float64.",
              "Pass step, grad_scale and the options, in this order.");
     }
     const HostMemory memory = host_memory(numbers, {"numbers", Argument::kNoList}, sizeof(double));
@@ -272,7 +271,7 @@ class HostOptimizer {
     const double step = values[0];
     constexpr double kLastStep = 9007199254740992.0;  // 2^53: a double holds every whole number up to here
     if (!(std::fabs(step) <= kLastStep && std::floor(step) == step)) {
-      refuse("step is " + std::to_string(step) + ", which is no whole number.", "Pass the number of this update.");
+      refuse("step is " + std::to_string(step) + ", which is not a whole number.", "Pass the number of this update.");
     }
     update(std::move(params), std::move(grads), std::move(states), std::move(scales), std::move(copies),
            static_cast<std::int64_t>(step), {values + kBefore, values + kCount}, values[1], zero_grads, stochastic,
@@ -281,7 +280,7 @@ class HostOptimizer {
 
   static void sum_of_squares_op(Tensors tensors, Tensor sum, std::string isa) {
     if (sum.scalar_type() != ScalarType::Double || sum.numel() != 1) {
-      refuse("sum is no tensor of one float64.", "Pass torch.zeros(1, dtype=torch.float64).");
+      refuse("sum is not a tensor of one float64.", "Pass torch.zeros(1, dtype=torch.float64).");
     }
     *reinterpret_cast<double*>(host_memory(sum, {"sum", 0}, 8).data) = sum_of_squares(tensors, "tensor", checked_isa(isa));
   }

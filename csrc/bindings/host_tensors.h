@@ -1,4 +1,4 @@
-// The tensors of an update on the host: lists of them, checked before anything is written.
+// The tensors of an update on the host, checked before anything is written.
 #pragma once
 
 #include <array>
@@ -61,11 +61,11 @@ std::string declaration_of() {
          (Optimizer::kHasStep ? "step" : "");
 }
 
-// Checking a parameter's tensors takes most of a microsecond: a thread is worth waking for some hundred.
+// Checking a parameter's tensors takes most of a microsecond: a thread is worth waking for some hundred parameters.
 constexpr std::int64_t kGrainChecks = 256;
 
-// Calls check(i) for all i below `count`, on torch's threads. What it throws for the lowest i is thrown, as a loop
-// would; for others it may have been called or not.
+// Calls check(i) for all i below `count`, on torch's threads. Throws what it throws for the lowest i, as a loop would;
+// it may or may not have been called for others.
 template <class Check>
 void check_each(std::size_t count, const Check& check) {
   Mutex mutex;
@@ -78,7 +78,7 @@ void check_each(std::size_t count, const Check& check) {
           for (; i < last; ++i) {
             check(static_cast<std::size_t>(i));
           }
-        } catch (...) {  // not through torch, which would put it into other words
+        } catch (...) {  // not through torch, which would change the message
           const Lock lock(mutex);
           if (!refusal || i < refused) {
             refusal = std::current_exception();
@@ -92,8 +92,8 @@ void check_each(std::size_t count, const Check& check) {
 }
 
 // The tensors of one update. `states` and `scales` hold all of the first state, then all of the second;
-// `scales` and `copies` may be empty. `places` are those of the parameters' random bits: numbers that stay when other
-// parameters come and go; where it is empty, the indices.
+// `scales` and `copies` may be empty. A parameter's random bits depend on its number in `places`, or on its index if that
+// is empty.
 struct TensorLists {
   Tensors params;
   Tensors grads;
@@ -160,12 +160,24 @@ inline void require_elements(std::int64_t numel, const Argument& argument, std::
                              std::int64_t param_numel) {
   if (numel != needed) {
     refuse(argument.text() + " has " + std::to_string(numel) + " elements; " + std::to_string(needed) +
-               " are needed for a parameter of " + std::to_string(param_numel) + ".",
+               " are required for a parameter of " + std::to_string(param_numel) + ".",
            "Pass tensors of equal length.");
   }
 }
 
-// Makes a gradient that of an item, whose parameter is known.
+[[noreturn]] inline void refuse_state_type(const Argument& argument, DType state, DType param) {
+  refuse(argument.text() + " is of type " + dtype_name(state) + ", its parameter of type " + dtype_name(param) +
+             "; a state is of float32 or of its parameter's type.",
+         "Convert it, for example x.float().");
+}
+
+[[noreturn]] inline void refuse_mixed_states(const char* first_role, const Argument& other) {
+  refuse(std::string("The states ") + first_role + " and " + other.role + " of tensor " + std::to_string(other.index) +
+             " are of different types; they must be of one.",
+         "Convert one of them.");
+}
+
+// Sets the gradient of an item that has its parameter.
 inline void take_grad(const TensorLists& lists, std::size_t index, UpdateItem& item) {
   const HostTensor grad = host_tensor(lists.grads[index], {"grad", index});
   require_elements(grad.numel, {"grad", index}, item.numel, item.numel);
@@ -210,15 +222,11 @@ UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::
       } else if (values.dtype == param.dtype) {
         storage = cpu::StateStorage::as_param;
       } else if (values.dtype != DType::float32) {
-        refuse(argument.text() + " is of type " + dtype_name(values.dtype) + ", its parameter of type " +
-                   dtype_name(param.dtype) + "; a state is of float32 or of its parameter's type.",
-               "Convert it, for example x.float().");
+        refuse_state_type(argument, values.dtype, param.dtype);
       }
     }
     if (k > 0 && storage != item.types.state) {
-      refuse(std::string("The states ") + roles[0] + " and " + roles[k] + " of tensor " + std::to_string(index) +
-                 " are of different types; they must be of one.",
-             "Convert one of them.");
+      refuse_mixed_states(roles[0], argument);
     }
     require_elements(state.numel, argument, param.numel, param.numel);
     item.types.state = storage;
@@ -226,7 +234,7 @@ UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::
     if (!lists.scales.empty()) {
       const HostTensor scale = host_tensor(lists.scales[k * count + index], {"scale", index});
       if (scale.dtype != DType::float32) {
-        refuse(Argument{"scale", index}.text() + " is of type " + dtype_name(scale.dtype) + "; float32 is needed.",
+        refuse(Argument{"scale", index}.text() + " is of type " + dtype_name(scale.dtype) + "; float32 is required.",
                "Convert it, for example x.float().");
       }
       require_elements(scale.numel, {"scale", index}, scale_count(param.numel), param.numel);
@@ -243,7 +251,7 @@ UpdateItem checked_item(const TensorLists& lists, std::size_t index, const std::
   return item;
 }
 
-// Refuses memory that is written for two parameters, gradients only where they are zeroed. `items` have each passed
+// Refuses memory that is written for two parameters; of gradients only if they are zeroed. Each item has passed
 // checked_item.
 template <class Items, std::size_t kStates>
 void require_disjoint(const Items& items, const std::array<const char*, kStates>& state_roles, bool zero_grads) {
@@ -258,14 +266,14 @@ void require_disjoint(const Items& items, const std::array<const char*, kStates>
   written.require_disjoint();
 }
 
-// A step counter in a tensor of one element, as torch's optimizers keep it.
+// A step counter in a tensor of one element, as in torch's optimizers.
 class StepCounter {
  public:
   StepCounter() = default;
   StepCounter(const Tensor& tensor, std::size_t index) : type_(tensor.scalar_type()) {
     const bool is_known = type_ == ScalarType::Float || type_ == ScalarType::Double || type_ == ScalarType::Long;
     if (!is_known || tensor.numel() != 1 || !tensor.is_cpu()) {
-      refuse(Argument{"step", index}.text() + " is no CPU tensor of one float32, float64 or int64.",
+      refuse(Argument{"step", index}.text() + " is not a CPU tensor of one float32, float64 or int64.",
              "Pass, for example, torch.tensor(0.0).");
     }
     data_ = memory_of(tensor, {"step", index}, bytes(), bytes());
@@ -301,7 +309,7 @@ class StepCounter {
   void* data_ = nullptr;
 };
 
-// The steps that come next, one for each counter.
+// The next step of each counter.
 inline std::vector<double> next_steps(const std::vector<StepCounter>& counters) {
   constexpr double kLastStep = 9007199254740992.0;  // 2^53: a double holds every whole number up to here
   std::vector<double> steps;
@@ -309,7 +317,7 @@ inline std::vector<double> next_steps(const std::vector<StepCounter>& counters) 
   for (std::size_t i = 0; i < counters.size(); ++i) {
     const double done = counters[i].read();
     if (!(done >= 0 && done <= kLastStep && std::floor(done) == done)) {
-      refuse(Argument{"step", i}.text() + " is " + std::to_string(done) + "; steps are whole numbers from 0 on.",
+      refuse(Argument{"step", i}.text() + " is " + std::to_string(done) + "; steps are whole numbers of at least 0.",
              "Load an intact state.");
     }
     steps.push_back(done + 1);

@@ -11,16 +11,16 @@
 
 namespace accel {
 
-// Threads take whole blocks, so that their borders fall on cache lines; a thread is worth waking for
-// some ten thousand elements.
+// Threads take whole blocks, so that their borders are cache lines; a thread is worth waking for some ten thousand
+// elements.
 constexpr std::int64_t kBlockElements = 1024;
 constexpr std::int64_t kGrainBlocks = 16;
-static_assert(kBlockElements % cpu::kQuantBlock == 0, "kernels want ranges of whole quantisation blocks");
+static_assert(kBlockElements % cpu::kQuantBlock == 0, "kernels need ranges of whole quantisation blocks");
 
-// Norms over a tensor are added up in pieces of this length, whatever the threads. A piece with its states
-// stays in the second cache from the first pass to the second.
+// Norms over a tensor are added up in pieces of this length, whatever the number of threads. A piece with its states
+// stays in the second-level cache from the first pass to the second.
 constexpr std::int64_t kPieceElements = 1 << 15;
-static_assert(kPieceElements % cpu::kQuantBlock == 0, "kernels want ranges of whole quantisation blocks");
+static_assert(kPieceElements % cpu::kQuantBlock == 0, "kernels need ranges of whole quantisation blocks");
 
 // One parameter, all checks done.
 struct UpdateItem {
@@ -30,7 +30,7 @@ struct UpdateItem {
   std::uint64_t place;  // of its random bits
 };
 
-// All parameters of an update, and where each begins in their concatenation.
+// All parameters of an update, and the start of each in their concatenation.
 template <class Kernel>
 struct CheckedList {
   struct Item : UpdateItem {
@@ -39,7 +39,7 @@ struct CheckedList {
   std::vector<Item> items;
   std::vector<std::int64_t> starts = {0};
 
-  // Once all items are there.
+  // Call after the items are complete.
   void make_starts() {
     starts.assign(1, 0);
     starts.reserve(items.size() + 1);
@@ -51,14 +51,13 @@ struct CheckedList {
   }
 };
 
-// What kernels are given beside a tensor.
+// The arguments of a kernel in addition to a tensor.
 struct KernelArguments {
   const void* coefficients;
   cpu::Pass pass;
 };
 
-// Calls visit(i, begin, end) on torch's threads, for ranges that together are all tensors; `end` may lie in the
-// padding.
+// Calls visit(i, begin, end) on torch's threads for ranges that together cover all tensors; `end` may be in the padding.
 template <class Visit>
 void for_each_share(const std::vector<std::int64_t>& starts, const Visit& visit) {
   const std::int64_t total = starts.back();
@@ -89,8 +88,8 @@ void for_each_norm_piece(std::int64_t numel, std::int64_t from, std::int64_t to,
   }
 }
 
-// The same in two passes; `factor(param, direction)` makes of a tensor's sums what the second is given. A tensor of one
-// piece is done with in the first. Results do not depend on the threads: pieces are fixed, and added in order.
+// The same in two passes; `factor(param, direction)` computes the second pass's factor from a tensor's sums. A tensor of
+// one piece gets both passes at once. Results do not depend on the threads: pieces are fixed, and added in order.
 template <class ArgumentsOf, class Factor>
 void run_kernels(const CheckedList<cpu::TwoPassKernels>& list, const ArgumentsOf& arguments_of,
                  const Factor& factor) {

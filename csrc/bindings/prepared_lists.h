@@ -1,4 +1,4 @@
-// Lists of tensors that an optimizer's op keeps from call to call, behind numbers that Python holds.
+// Lists of tensors that an optimizer's op keeps from call to call; Python refers to them by numbers.
 #pragma once
 
 #include <atomic>
@@ -19,15 +19,15 @@
 
 namespace accel {
 
-// A thread is worth waking for looking at some hundred tensors.
+// A thread is worth waking to compare some hundred tensors.
 constexpr std::int64_t kGrainTensors = 512;
 
-// What kernels' arguments were made from: the memory, length, type and density of tensors, which the owner keeps alive.
-// The size of their storage belongs to it: one that was freed and allocated again, but smaller, often lies where it was
-// before.
+// The properties of tensors that kernels' arguments depend on: memory, length, type and density. The owner keeps the
+// tensors alive. The size of the storage is one of them: a storage that was freed and allocated again smaller often has
+// the same address.
 class WatchedTensors {
  public:
-  // From now on these, and no others.
+  // Replaces the watched tensors.
   void watch(std::initializer_list<const Tensors*> lists) {
     std::vector<AtenTensorHandle> handles;
     for (const Tensors* const tensors : lists) {
@@ -46,7 +46,7 @@ class WatchedTensors {
 
   void clear() { watched_.clear(); }
 
-  // False where nothing is watched.
+  // False if nothing is watched.
   bool are_unchanged() const {
     constexpr std::int64_t kBlock = 32;
     std::atomic<bool> unchanged{!watched_.empty()};
@@ -72,7 +72,7 @@ class WatchedTensors {
     bool is_contiguous = false;
 
     Watched() = default;
-    // What cannot be asked of it, such as the memory of a sparse tensor, differs from everything.
+    // A property that cannot be read, such as the memory of a sparse tensor, differs from everything.
     explicit Watched(AtenTensorHandle of) : tensor(of) {
       const bool is_known = aoti_torch_get_data_ptr(tensor, &data) == 0 &&
                             aoti_torch_get_storage_size(tensor, &stored_bytes) == 0 &&
@@ -87,8 +87,8 @@ class WatchedTensors {
     }
   };
 
-  // Property by property, not tensor by tensor: the tensors are in no cache, since an update goes through more memory
-  // than caches hold, and so a processor waits for many of them at once.
+  // Property by property, not tensor by tensor: the tensors are not in the caches, since an update goes through more
+  // memory than caches hold, and this way a processor waits for many of them at once.
   static bool is_unchanged(const Watched* watched, std::int64_t count) {
     const auto all = [&](auto member, const auto& get) {
       bool are_same = true;
@@ -105,16 +105,16 @@ class WatchedTensors {
   std::vector<Watched> watched_;
 };
 
-// The tensors of a list, looked at anew before every update. Gradients are watched apart from everything else: most
-// training loops make them anew for each step.
+// The tensors of a list, checked before every update. Gradients are watched separately: most training loops make new
+// ones for each step.
 struct PreparedList {
   TensorLists lists;
   Tensors steps;  // counters
   WatchedTensors watched;
   WatchedTensors watched_grads;
 
-  // Calls check_all() where it must or where anything but gradients changed, else check_grads() where those did. What
-  // they throw leaves nothing half checked: the next call checks again.
+  // Calls check_all() if `must_check_all` or anything except gradients changed, else check_grads() if those did. If they
+  // throw, the next call checks again.
   template <class CheckAll, class CheckGrads>
   void check(bool must_check_all, const CheckAll& check_all, const CheckGrads& check_grads) {
     if (must_check_all || !watched.are_unchanged()) {
@@ -160,7 +160,7 @@ class PreparedLists {
     const Lock lock(all.mutex_);
     const auto found = all.lists_.find(number);
     if (found == all.lists_.end()) {
-      refuse("There is no prepared list " + std::to_string(number) + ".", "Call prepare first.");
+      refuse("Prepared list " + std::to_string(number) + " does not exist.", "Call prepare first.");
     }
     return found->second;
   }
@@ -183,8 +183,8 @@ class PreparedLists {
     }
   }
 
-  // Returns how many gradients the list took, all or none where one is elsewhere than its parameter; then the places of
-  // those that are not contiguous, which an update would refuse.
+  // Returns the number of gradients that the list took, 0 if one is not on the device of its parameter; then the indices
+  // of those that are not contiguous, which an update would refuse.
   static std::vector<std::int64_t> replace_grads(std::int64_t number, Tensors grads) {
     const auto prepared = find(number);
     const Tensors& params = prepared->lists.params;

@@ -1,4 +1,4 @@
-// What every op on host tensors asks of them, checked before anything is written.
+// Checks of tensors, made before anything is written.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,7 @@ inline const char* dtype_name(DType dtype) {
   return "";
 }
 
-// Which tensor of which list, for messages; put into words only when one is needed.
+// Which tensor of which list, for messages.
 struct Argument {
   static constexpr std::size_t kNoList = static_cast<std::size_t>(-1);  // for an argument that is one tensor
 
@@ -52,9 +52,8 @@ struct Argument {
   }
 };
 
-// The address of the first of `bytes` bytes of a dense tensor, whose elements are of `element_bytes`. A storage can be
-// freed or shrunk in place, as x.untyped_storage().resize_(0) does to save memory; the sizes of its tensors stay, so
-// nothing else would tell that the elements are gone.
+// The address of the first of `bytes` bytes of a dense tensor, whose elements have `element_bytes`. A storage can be
+// freed or shrunk in place, as by x.untyped_storage().resize_(0), without changing the sizes of its tensors.
 inline void* memory_of(const Tensor& tensor, const Argument& argument, std::int64_t bytes,
                        std::int64_t element_bytes) {
   void* const data = tensor.data_ptr();
@@ -68,23 +67,27 @@ inline void* memory_of(const Tensor& tensor, const Argument& argument, std::int6
   return data;
 }
 
-// The memory of `tensor`, whose elements are of `element_bytes`.
-inline HostMemory host_memory(const Tensor& tensor, const Argument& argument, std::int64_t element_bytes) {
+// Refuses a tensor that is not dense and contiguous, then one that `require_place(tensor, argument)` refuses. Returns its
+// memory; elements have `element_bytes`.
+template <class RequirePlace>
+HostMemory dense_memory(const Tensor& tensor, const Argument& argument, std::int64_t element_bytes,
+                        const RequirePlace& require_place) {
   if (!tensor.is_strided()) {
-    refuse(argument.text() + " is sparse; a dense (strided) tensor is needed.", "Pass a dense tensor, for example x.to_dense().");
+    refuse(argument.text() + " is sparse; a dense (strided) tensor is required.",
+           "Pass a dense tensor, for example x.to_dense().");
   }
-  if (!tensor.is_cpu()) {
-    refuse(argument.text() + " is not in host memory; this op works on CPU tensors.", "Pass a CPU tensor, for example x.cpu().");
-  }
+  require_place(tensor, argument);
   if (!tensor.is_contiguous()) {
-    refuse(argument.text() + " is not contiguous; contiguous memory is needed.", "Pass x.contiguous().");
+    refuse(argument.text() + " is not contiguous; contiguous memory is required.", "Pass x.contiguous().");
   }
   const std::int64_t numel = tensor.numel();
   const std::int64_t bytes = numel * element_bytes;
   return {static_cast<char*>(memory_of(tensor, argument, bytes, element_bytes)), numel, bytes};
 }
 
-inline HostTensor host_tensor(const Tensor& tensor, const Argument& argument) {
+// The same for a tensor of float32, bfloat16 or float16.
+template <class RequirePlace>
+HostTensor float_memory(const Tensor& tensor, const Argument& argument, const RequirePlace& require_place) {
   DType dtype = DType::float32;
   switch (tensor.scalar_type()) {
     case ScalarType::Float:
@@ -97,11 +100,26 @@ inline HostTensor host_tensor(const Tensor& tensor, const Argument& argument) {
       break;
     default:
       // Report the device first: a sparse tensor may also have an unsupported dtype.
-      host_memory(tensor, argument, 0);
-      refuse(argument.text() + " is of type " + tensor.type_name() + "; float32, bfloat16 or float16 is needed.",
+      dense_memory(tensor, argument, 0, require_place);
+      refuse(argument.text() + " is of type " + tensor.type_name() + "; float32, bfloat16 or float16 is required.",
              "Convert it, for example x.float().");
   }
-  return {host_memory(tensor, argument, size_bytes(dtype)), dtype};
+  return {dense_memory(tensor, argument, size_bytes(dtype), require_place), dtype};
+}
+
+inline void require_host(const Tensor& tensor, const Argument& argument) {
+  if (!tensor.is_cpu()) {
+    refuse(argument.text() + " is not in host memory; this op supports CPU tensors.",
+           "Pass a CPU tensor, for example x.cpu().");
+  }
+}
+
+inline HostMemory host_memory(const Tensor& tensor, const Argument& argument, std::int64_t element_bytes) {
+  return dense_memory(tensor, argument, element_bytes, require_host);
+}
+
+inline HostTensor host_tensor(const Tensor& tensor, const Argument& argument) {
+  return float_memory(tensor, argument, require_host);
 }
 
 inline bool overlap(const HostMemory& a, const HostMemory& b) {

@@ -1,4 +1,4 @@
-// Refusing tensors that would be read or written through another's memory as well.
+// Checks that tensors share no memory that an update writes.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ class OwnRanges {
  public:
   explicit OwnRanges(std::size_t index) : index_(index) {}
 
-  // Refuses memory that is also another's. Null is none; `role` outlives this object.
+  // Refuses memory that another tensor of the parameter has. Null is ignored; `role` outlives this object.
   void add(const void* data, std::int64_t bytes, const char* role) {
     if (data == nullptr) {
       return;
@@ -28,7 +28,7 @@ class OwnRanges {
     for (std::size_t i = 0; i < count_; ++i) {
       if (one.begin < ranges_[i].end && ranges_[i].begin < one.end) {
         refuse(Argument{role, index_}.text() + " shares memory with its " + ranges_[i].role + ".",
-               "Pass tensors with memory of their own.");
+               "Pass tensors that share no memory.");
       }
     }
     ranges_[count_++] = one;
@@ -45,8 +45,7 @@ class OwnRanges {
   std::size_t index_;
 };
 
-// The memory that an update writes, of all its tensors. What two of them share would be left to chance: threads
-// write it at once.
+// The memory of all tensors that an update writes. Threads would write shared memory at the same time.
 class WrittenRanges {
  public:
   explicit WrittenRanges(std::size_t expected) { ranges_.reserve(expected); }
@@ -73,7 +72,7 @@ class WrittenRanges {
           std::swap(one, other);
         }
         refuse(other.text() + " shares memory with " + one.text() + "; both are written.",
-               "Pass each tensor once, and tensors with memory of their own.");
+               "Pass each tensor once, and tensors that share no memory.");
       }
     }
   }

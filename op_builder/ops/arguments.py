@@ -1,12 +1,13 @@
-"""Checks of arguments, and one way for all ops to say what is wrong with them.
+"""Checks of arguments that all ops share.
 
-The bindings check tensors (they must: wrong ones would write outside memory); this module checks
-numbers, and puts what a binding or torch's dispatcher refuses into an :class:`OpArgumentError`.
+The bindings check tensors, because a wrong one would write outside memory. This module checks numbers, and turns what
+a binding or torch's dispatcher rejects into an :class:`OpArgumentError`.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, SupportsFloat, TypeVar, cast
 
 import torch
-from torch._compile import _disable_dynamo
 
 from op_builder.errors import OpArgumentError
 from op_builder.load.operators import named_error
@@ -22,36 +22,38 @@ from op_builder.load.operators import named_error
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-LAST_STEP = 2**53  #: floats hold every whole number up to here
+LAST_STEP = 2**53  #: the largest step: a float64 holds every whole number up to here
 
 
 def untraced(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """``function``, called by torch.compile outside its graph, as it calls torch's own optimizers.
+    """Make ``torch.compile`` call ``function`` outside its graph, as it does with torch's own optimizers.
 
-    For what changes things that only the native side knows, as prepared lists and files: tracing would run an op
-    for real, and the graph would drop it as one that does nothing.
+    Use it where a call changes what only the native side knows, such as prepared lists and files: tracing would run the
+    op for real, and the graph would drop it because it returns nothing.
     """
-    disabled = _disable_dynamo(function)
+    disabled: Callable[Arguments, Result] | None = None
 
     @functools.wraps(function)
     def call(*arguments: Arguments.args, **keywords: Arguments.kwargs) -> Result:
-        # Where nobody compiles, nobody pays the seconds that importing the compiler takes.
-        chosen = disabled if "torch._dynamo" in sys.modules else function
-        return chosen(*arguments, **keywords)
+        nonlocal disabled
+        # torch.compiler.disable() imports the compiler, which takes seconds: only in programs that compile.
+        if disabled is None and "torch._dynamo" in sys.modules:
+            disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+        return (disabled or function)(*arguments, **keywords)
 
     return call
 
 
 def is_traced() -> bool:
-    """Whether torch.compile reads the caller's code now.
+    """Whether torch.compile is tracing the caller.
 
-    Numbers stay what they are then, so that the graph takes them as inputs: float() and the like would make them
-    constants, and another learning rate would compile the graph anew, until torch gives up.
+    Numbers are then passed on unchanged and become inputs of the graph. float() and the like would make them constants,
+    so that each new learning rate would compile another graph.
     """
     return torch.compiler.is_compiling()
 
 
-def _is_read_later(value: object) -> bool:
+def _is_traced_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor) and is_traced()
 
 
@@ -59,9 +61,9 @@ def finite_number(name: str, value: SupportsFloat) -> float:
     """``value`` as a float: a Python or NumPy number or a tensor of one element.
 
     Raises:
-        OpArgumentError: not a number, NaN, infinite or negative.
+        OpArgumentError: it is not a number, or NaN, infinite or negative.
     """
-    if _is_read_later(value):
+    if _is_traced_tensor(value):
         return cast(float, value)
     try:
         number = cast(float, value) if is_traced() else float(value)
@@ -79,31 +81,62 @@ def fraction(name: str, value: SupportsFloat) -> float:
         OpArgumentError: it is not one.
     """
     number = finite_number(name, value)
-    if not _is_read_later(value) and number >= 1:
+    if not _is_traced_tensor(value) and number >= 1:
         raise OpArgumentError(f"{name} is {number}; it must be at least 0 and below 1.", f"Correct {name}.")
     return number
 
 
 def checked_numbers(**numbers: SupportsFloat) -> dict[str, float]:
-    """An optimizer's numbers, by the names they came with: betas in [0, 1), all others finite and at least 0.
+    """An optimizer's numbers by name: betas in [0, 1), the others finite and at least 0.
 
     Raises:
-        OpArgumentError: one is not.
+        OpArgumentError: one is out of range.
     """
     return {
         name: (fraction if name.startswith("beta") else finite_number)(name, value) for name, value in numbers.items()
     }
 
 
-def check_nesterov(options: Mapping[str, Any]) -> None:
-    """Nesterov's momentum, where an optimizer has that option, needs a momentum and no dampening.
+def check_betas(betas: Any) -> None:
+    """Check that this is a pair of numbers in [0, 1).
 
     Raises:
-        OpArgumentError: it came without, or with dampening.
+        OpArgumentError: it is not.
+    """
+    try:
+        beta1, beta2 = betas
+    except (TypeError, ValueError):
+        raise OpArgumentError(f"betas is {betas!r}; it must be two numbers.", "Correct betas.") from None
+    fraction("betas[0]", beta1)
+    fraction("betas[1]", beta2)
+
+
+def step_count(what: str, step: Any) -> float:
+    """``step``, a number or a tensor of one element, as a float.
+
+    Raises:
+        OpArgumentError: it is not a whole number of at least 0.
+    """
+    try:
+        number = float(step)
+    except (TypeError, ValueError, RuntimeError):  # not a number, or a tensor of several
+        number = math.nan
+    if not (number.is_integer() and 0 <= number <= LAST_STEP):
+        raise OpArgumentError(
+            f"{what} has step {step!r}; it must be a whole number of at least 0.", "Load an intact state."
+        )
+    return number
+
+
+def check_nesterov(options: Mapping[str, Any]) -> None:
+    """Check that Nesterov's momentum, where an optimizer has it, comes with a momentum and without dampening.
+
+    Raises:
+        OpArgumentError: it does not.
     """
     if options.get("nesterov") and (options["momentum"] == 0 or options["dampening"] != 0):
         raise OpArgumentError(
-            f"nesterov came with momentum={options['momentum']} and dampening={options['dampening']}.",
+            f"nesterov=True was given with momentum={options['momentum']} and dampening={options['dampening']}.",
             "Pass a momentum above 0 and no dampening, or nesterov=False.",
         )
 
@@ -114,7 +147,7 @@ def step_number(step: object) -> int:
     Raises:
         OpArgumentError: it is not one.
     """
-    if _is_read_later(step):
+    if _is_traced_tensor(step):
         return cast(int, step)
     remedy = "Pass the number of this update, counted from 1."
     try:
@@ -127,10 +160,10 @@ def step_number(step: object) -> int:
 
 
 def whole_number(name: str, value: object, remedy: str = "") -> int:
-    """``value`` as an int of 64 bits, which is what an op takes: Python's, NumPy's or torch's.
+    """``value`` as an int of 64 bits: Python's, NumPy's or torch's.
 
     Raises:
-        OpArgumentError: it is not one, or a bool.
+        OpArgumentError: it is not an int, is a bool, or does not fit into 64 bits.
     """
     remedy = remedy or f"Pass {name} as an int of 64 bits."
     try:
@@ -138,13 +171,13 @@ def whole_number(name: str, value: object, remedy: str = "") -> int:
     except TypeError:
         raise OpArgumentError(f"{name} is {value!r}, which is not an int.", remedy) from None
     if isinstance(value, bool) or not -(2**63) <= number < 2**63:
-        raise OpArgumentError(f"{name} is {value!r}, which is no int of 64 bits.", remedy)
+        raise OpArgumentError(f"{name} is {value!r}, which is not an int of 64 bits.", remedy)
     return number
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turn what a binding refuses (csrc/bindings/tensor_checks.h) into an OpArgumentError."""
+    """Turn an argument error of a binding (csrc/bindings/tensor_checks.h) into an OpArgumentError."""
     try:
         yield
     except (ValueError, RuntimeError, MemoryError) as raised:
@@ -158,15 +191,15 @@ def explained() -> Iterator[None]:
 
 
 def is_dense(tensor: object) -> bool:
-    """Whether it is a tensor, and not a sparse one."""
+    """Whether this is a dense (strided) tensor."""
     return isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
 
 
 def not_dense(what: str, tensor: Any) -> OpArgumentError:
-    """The error for an argument that :func:`is_dense` refuses."""
+    """The error for an argument that :func:`is_dense` rejects."""
     if not isinstance(tensor, torch.Tensor):
         return OpArgumentError(f"{what} is of type {type(tensor).__name__}.", "Pass a torch.Tensor.")
     return OpArgumentError(
-        f"{what} has layout {tensor.layout}; a dense (strided) tensor is needed.",
+        f"{what} has layout {tensor.layout}; a dense (strided) tensor is required.",
         "Pass a dense tensor, for example x.to_dense().",
     )

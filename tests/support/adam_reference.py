@@ -1,4 +1,4 @@
-"""Adam in float64, with a bound of what the float32 kernels may differ from it.
+"""Tensors and options of Adam, and the bound of its rollback.
 
 The bound follows the kernel operation by operation, to first order in u = 2**-24, the relative
 error of one float32 operation. It holds with and without fused multiply-add (which rounds less).
@@ -101,41 +101,6 @@ def unit_roundoff(dtype: torch.dtype) -> tuple[float, float]:
     """Relative error of storing to ``dtype``, and absolute error where the result is subnormal."""
     info = torch.finfo(dtype)
     return info.eps / 2, info.smallest_normal * info.eps / 2
-
-
-def expect_update(tensors: Tensors, options: Options) -> tuple[Tensors, Tensors]:
-    """The float64 result for ``tensors``, and the bound of the kernels' difference from it."""
-    p, grad, m, v = tensors.double()
-    c1, c2 = 1 - options.beta1, 1 - options.beta2
-    correction1 = 1 - options.beta1**options.step if options.bias_correction else 1.0
-    correction2 = 1 - options.beta2**options.step if options.bias_correction else 1.0
-    step_size, inverse = options.lr / correction1, correction2**-0.5
-
-    g = grad + options.l2 * p if options.l2 else grad  # 0 * infinity is NaN
-    g_error = U * (2 * (options.l2 * p).abs() + g.abs()) if options.l2 else torch.zeros_like(g)
-    new_m = options.beta1 * m + c1 * g
-    m_error = U * (2 * (options.beta1 * m).abs() + 2 * (c1 * g).abs() + new_m.abs()) + c1 * g_error + SUBNORMAL
-    new_v = options.beta2 * v + c2 * g * g
-    v_error = U * (2 * options.beta2 * v + 3 * c2 * g * g + new_v) + 2 * c2 * g.abs() * g_error + SUBNORMAL
-    root = new_v.sqrt()
-    root_error = torch.minimum(v_error / (2 * root), v_error.sqrt()) + U * root
-    denominator = root * inverse + options.eps
-    denominator_error = inverse * root_error + U * (2 * inverse * root + options.eps + denominator)
-    direction = new_m / denominator
-    direction_error = m_error / denominator + direction.abs() * (denominator_error / denominator + U)
-    change = step_size * direction
-    change_error = step_size * direction_error + 2 * U * change.abs()
-    new_p = options.decay * p - change
-    p_error = 2 * U * (options.decay * p).abs() + change_error + U * new_p.abs() + SUBNORMAL
-
-    result = Tensors(new_p, grad, new_m, new_v)
-    computing = Tensors(p_error, torch.zeros_like(grad), m_error, v_error)
-    bounds = []
-    for value, error, stored in zip(result, computing, tensors, strict=True):
-        relative, absolute = unit_roundoff(stored.dtype)
-        storing = 0.0 if stored.dtype == torch.float32 else relative * value.abs() + absolute
-        bounds.append(SECOND_ORDER * (error + storing))
-    return result, Tensors(*bounds)
 
 
 def rollback_bound(before: Tensors, after: Tensors, options: Options) -> Tensors:

@@ -8,8 +8,10 @@ by operation, over any number of steps; a fused multiply-add rounds less and sta
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -22,6 +24,12 @@ from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 from tests.support.adam_reference import SUBNORMAL, U, random_tensors, unit_roundoff
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+#: Every supported combination of a parameter's, a gradient's and a state's type.
+DTYPES = [
+    (param, grad, state)
+    for param, grad in itertools.product(FLOATS, FLOATS)
+    for state in dict.fromkeys((torch.float32, param))
+]
 # What first-order error analysis leaves out: products of two errors within one operation on constants.
 SECOND_ORDER = 1.01
 
@@ -362,3 +370,14 @@ class Reference:
 def assert_same_bits(actual: Tensors, expected: Tensors) -> None:
     for one, other in zip(actual, expected, strict=True):
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Set the number of torch's threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

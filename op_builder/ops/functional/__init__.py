@@ -1,1 +1,1 @@
-"""Functions of tensors."""
+"""Functions on tensors."""

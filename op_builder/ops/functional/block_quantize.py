@@ -1,4 +1,4 @@
-"""The module that ``BlockQuantizeBuilder().load()`` returns."""
+"""The object that ``BlockQuantizeBuilder().load()`` returns."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 class BlockQuantizeModule:
     """Symmetric quantisation of a tensor by blocks, to codes of eight or four bits and a scale for each block.
 
-    A tensor's elements, in their order in memory, are cut into blocks of ``block_size``; the last may be shorter. A
+    A tensor's elements, in memory order, are divided into blocks of ``block_size``; the last may be shorter. A
     block's scale is its largest magnitude divided by the largest code, 127 or 7; its codes are its elements divided
-    by the scale, to nearest even. So an element comes back within half a scale, but for rounding. A block whose
-    scale would be below the smallest normal float32 becomes zeros; one with a NaN or an infinity comes back as NaN.
+    by the scale, rounded to nearest even. The error of an element is at most half a scale, plus rounding. A block whose
+    scale would be below the smallest normal float32 becomes zeros; one with a NaN or an infinity becomes NaN.
 
     Args:
         ops: the namespace of torch ops that the binding registered.
@@ -65,13 +65,13 @@ class BlockQuantizeModule:
         dtype: torch.dtype = torch.float32,
         block_size: int = 256,
     ) -> torch.Tensor:
-        """The tensor that the codes stand for: each times its block's scale, rounded once to ``dtype``.
+        """The tensor that the codes represent: each times its block's scale, rounded once to ``dtype``.
 
         Args:
-            codes, scales: as :meth:`quantize_blocks` made them; the codes' type says their bits.
-            shape: of the tensor that was quantised.
+            codes, scales: the results of :meth:`quantize_blocks`; the codes' type determines the number of bits.
+            shape: the shape of the quantised tensor.
             dtype: float32, bfloat16 or float16.
-            block_size: as it was quantised.
+            block_size: the block size of the quantisation.
 
         Raises:
             OpArgumentError: an argument does not fit.
@@ -83,9 +83,9 @@ class BlockQuantizeModule:
             raise OpArgumentError(f"dtype is {dtype}.", "Pass torch.float32, torch.bfloat16 or torch.float16.")
         lengths = _lengths(shape)
         numel = math.prod(lengths)
-        if codes.numel() != (numel if bits == 8 else (numel + 1) // 2):  # before memory is taken for a wrong shape
+        if codes.numel() != (numel if bits == 8 else (numel + 1) // 2):  # before allocating a wrong shape
             raise OpArgumentError(
-                f"codes has {codes.numel()} elements, which are not {bits} bits for each of shape {lengths}.",
+                f"codes has {codes.numel()} elements, which does not match {bits} bits per element of shape {lengths}.",
                 "Pass the shape of the tensor that was quantised.",
             )
         x = torch.empty(lengths, dtype=dtype, device=codes.device)

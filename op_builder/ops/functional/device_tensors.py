@@ -1,4 +1,4 @@
-"""What the ops with SYCL kernels ask of tensors before a binding sees them, which checks all else."""
+"""Checks of tensors for the ops with SYCL kernels; their bindings check everything else."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _DEVICES = ("cpu", "xpu")
 
 
 def require_plain(name: str, tensor: Any) -> None:
-    """Refuse what is no dense tensor on the CPU or an XPU device, and what autograd would have to follow.
+    """Check that this is a dense tensor on the CPU or an XPU device that needs no gradient.
 
     Raises:
-        OpArgumentError: it is one of these.
+        OpArgumentError: it is not.
     """
     if not is_dense(tensor):
         raise not_dense(name, tensor)
     if tensor.device.type not in _DEVICES:
         raise OpArgumentError(
-            f"{name} is on device {tensor.device}; this op works on the CPU and on XPU devices.",
-            "Move it there, for example x.cpu().",
+            f"{name} is on device {tensor.device}; this op supports the CPU and XPU devices.",
+            "Move it, for example by x.cpu().",
         )
     if tensor.requires_grad and torch.is_grad_enabled():
         raise OpArgumentError(
-            f"{name} requires a gradient, and this op has no backward.", "Call it under torch.no_grad(), or detach."
+            f"{name} requires a gradient, and this op has no backward.", "Call it under torch.no_grad(), or detach x."
         )
 
 
@@ -35,7 +35,7 @@ def call(op: Any, *arguments: object) -> None:
     """Call an op that writes into its arguments and returns nothing.
 
     Raises:
-        OpArgumentError: the op refused an argument; nothing was written.
+        OpArgumentError: the op rejected an argument; nothing was written.
     """
     try:
         with explained(), torch.no_grad():

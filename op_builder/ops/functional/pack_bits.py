@@ -1,4 +1,4 @@
-"""The module that ``PackBitsBuilder().load()`` returns."""
+"""The object that ``PackBitsBuilder().load()`` returns."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class PackBitsModule:
     def packbits(self, x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
         """Pack the elements of the last dimension, each to one bit: 1 where it is not 0.
 
-        It is ``numpy.packbits(x, axis=-1, bitorder=bitorder)``: eight elements a byte, a row's last byte filled
-        up with zeros.
+        Equals ``numpy.packbits(x, axis=-1, bitorder=bitorder)``: eight elements per byte, with zeros at the end of a
+        row's last byte.
 
         Args:
             x: uint8 or bool, of shape (..., n), with at least one dimension.
@@ -54,7 +54,7 @@ class PackBitsModule:
         Args:
             packed: uint8, of shape (..., m), with at least one dimension.
             count: elements of each row, in (8 * (m - 1), 8 * m]; all 8 * m when not given.
-            bitorder: as it was packed.
+            bitorder: the bit order of ``packed``.
 
         Returns:
             A uint8 tensor of zeros and ones, of shape (..., count), on packed's device.
@@ -70,7 +70,7 @@ class PackBitsModule:
         remedy = f"Pass a count of {8 * row_bytes - 7 if row_bytes else 0} to {8 * row_bytes}."
         columns = 8 * row_bytes if count is None else whole_number("count", count, remedy)
         if columns < 0 or (columns + 7) // 8 != row_bytes:
-            raise OpArgumentError(f"count is {count}, which {row_bytes} bytes a row do not hold.", remedy)
+            raise OpArgumentError(f"count is {count}, which does not fit {row_bytes} bytes per row.", remedy)
         bytes_ = torch.empty((*packed.shape[:-1], columns), dtype=torch.uint8, device=packed.device)
         call(self.ops.unpack, packed.contiguous(), bytes_, max(columns, 1), big)
         return bytes_

@@ -1,6 +1,6 @@
 """The ops that are plain functions, each loaded at its first call.
 
-They have SYCL kernels: for XPU tensors on torch's current stream, for CPU tensors on a SYCL CPU device, which
+They have SYCL kernels: XPU tensors use torch's current stream, CPU tensors a SYCL CPU device, which
 ``pip install accel-ops[sycl]`` installs. ``op_builder.xpu`` has their builders.
 """
 
@@ -60,7 +60,7 @@ def dequantize_blocks(
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension, of ``x + residual`` where there is one.
+    """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension, of ``x + residual`` if a residual is given.
 
     Arguments and errors: :meth:`op_builder.ops.functional.rms_norm.RMSNormModule.rms_norm`.
     """
@@ -68,11 +68,11 @@ def rms_norm(
     return normalised
 
 
-_loaded: dict[str, Any] = {}  # by builder: even finding an op again takes milliseconds
+_loaded: dict[str, Any] = {}  # by builder, because finding a loaded op takes milliseconds
 
 
 def _module(builder: str) -> Any:
-    """What a builder of ``op_builder.xpu`` loads."""
+    """The op that a builder of ``op_builder.xpu`` loads."""
     if builder not in _loaded:
         _load(builder)
     return _loaded[builder]

@@ -1,4 +1,4 @@
-"""The module that ``RMSNormBuilder().load()`` returns."""
+"""The object that ``RMSNormBuilder().load()`` returns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import finite_number
+from op_builder.ops.arguments import finite_number, is_traced
 from op_builder.ops.functional.device_tensors import call, require_plain
 
 
@@ -34,8 +34,8 @@ class RMSNormModule:
             x: float32, bfloat16 or float16, of shape (..., n).
             weight: of shape (n,), of x's type or float32.
             eps: added to the mean of the squares.
-            residual: contiguous, of x's shape and type. It becomes ``x + residual``, rounded to its type, in place,
-                and that is what is normalised.
+            residual: contiguous, of x's shape and type. Replaced in place by ``x + residual``, rounded to its type,
+                which is then normalised.
 
         Returns:
             A tensor like x.
@@ -47,14 +47,16 @@ class RMSNormModule:
         require_plain("weight", weight)
         if residual is not None:
             require_plain("residual", residual)
+            if not is_traced() and residual.is_neg():
+                raise OpArgumentError("residual is a lazy negation and cannot be written.", "Pass x.resolve_neg().")
         if not x.dim() or weight.shape != x.shape[-1:]:
             raise OpArgumentError(
-                f"weight is of shape {tuple(weight.shape)}, x of shape {tuple(x.shape)}.",
-                "Pass a weight as long as x's last dimension.",
+                f"weight has shape {tuple(weight.shape)}, x has shape {tuple(x.shape)}.",
+                "Pass a weight of the length of x's last dimension.",
             )
         if residual is not None and residual.shape != x.shape:
             raise OpArgumentError(
-                f"residual is of shape {tuple(residual.shape)}, x of shape {tuple(x.shape)}.",
+                f"residual has shape {tuple(residual.shape)}, x has shape {tuple(x.shape)}.",
                 "Pass a residual of x's shape.",
             )
         out = torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -17,7 +17,7 @@ class CPUAdagrad(HostOptimizer):
     """Adagrad (Duchi, Hazan & Singer, 2011) on CPU tensors, in one native pass.
 
     A drop-in for :class:`torch.optim.Adagrad`: the same formula, state (``step``, ``sum``) and group
-    options, so that either loads the other's ``state_dict``. Parameters are dense contiguous CPU
+    options, so either loads the other's ``state_dict``. Parameters are dense contiguous CPU
     tensors of float32, bfloat16 or float16, with gradients of any of the three.
 
     Args:
@@ -25,10 +25,10 @@ class CPUAdagrad(HostOptimizer):
         lr: learning rate, a number or a tensor of one element.
         lr_decay: the learning rate is divided by ``1 + (step - 1) * lr_decay``.
         weight_decay: L2 penalty.
-        initial_accumulator_value: what the sums of squares begin with.
+        initial_accumulator_value: initial value of the sums of squares.
         eps: added to the denominator.
-        settings: ``maximize``, ``states``, ``max_grad_norm``, ``zero_grads``, ``seed``: see
-            :class:`~op_builder.ops.optim.host_optimizer.HostSettings`.
+        settings: :class:`~op_builder.ops.optim.host_optimizer.HostSettings`: ``maximize``, ``states``,
+            ``max_grad_norm``, ``zero_grads``, ``seed``.
 
     Raises:
         OpArgumentError: an option is out of range or a parameter does not fit.
@@ -49,15 +49,16 @@ class CPUAdagrad(HostOptimizer):
         eps: float = 1e-10,
         **settings: Unpack[HostSettings],
     ) -> None:
-        options = {
-            "lr": lr,
-            "lr_decay": lr_decay,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "initial_accumulator_value": initial_accumulator_value,
-        }
-        super().__init__(params, options, **settings)
-        # As torch.optim.Adagrad, which expects the sums of a state that it loads.
+        super().__init__(
+            params,
+            settings,
+            lr=lr,
+            lr_decay=lr_decay,
+            eps=eps,
+            weight_decay=weight_decay,
+            initial_accumulator_value=initial_accumulator_value,
+        )
+        # torch.optim.Adagrad also makes its state here, and needs it in a state that it loads.
         for group in self.param_groups:
             for param in group["params"]:
                 self.state_of(param, group)

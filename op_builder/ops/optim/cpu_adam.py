@@ -18,10 +18,10 @@ class CPUAdam(HostOptimizer):
     """Adam (Kingma & Ba, 2015) or AdamW (Loshchilov & Hutter, 2019) on CPU tensors, in one native pass.
 
     A drop-in for :class:`torch.optim.AdamW`: the same formula, state (``step``, ``exp_avg``,
-    ``exp_avg_sq``) and group options, so that either loads the other's ``state_dict``. Parameters
+    ``exp_avg_sq``) and group options, so either loads the other's ``state_dict``. Parameters
     are dense contiguous CPU tensors of float32, bfloat16 or float16, with gradients of any of the
-    three. For a model on a GPU give it float32 copies in host memory, bring the gradients down and
-    the updated parameters up.
+    three. For a model on a GPU pass float32 copies in host memory, copy the gradients to the host and
+    the updated parameters to the GPU.
 
     Args:
         model_params: parameters, or dicts of parameters and options, as for every torch optimizer.
@@ -31,15 +31,15 @@ class CPUAdam(HostOptimizer):
         eps: added to the denominator.
         weight_decay: decoupled weight decay, or L2 penalty without ``adamw_mode``.
         amsgrad: divide by the largest second moment so far (Reddi, Kale & Kumar, 2018), kept in the state
-            ``max_exp_avg_sq``. It is a group's option; such groups are updated by an op of their own,
-            loaded when the first of them comes. Only with ``states`` of float32 or param: the largest of
-            values that are rounded at random is the largest of the roundings.
+            ``max_exp_avg_sq``. An option of a group; a separate op, loaded when the first such group is added, updates
+            it. Only with ``states`` of float32 or param: a maximum over randomly rounded values would follow the
+            roundings.
         adamw_mode: decoupled weight decay (AdamW); False gives :class:`torch.optim.Adam`. It is the
             group option ``decoupled_weight_decay``.
-        fp32_optimizer_states: keep the moments in float32 whatever the parameter's type; False
-            keeps them in the parameter's. ``states`` replaces it.
-        settings: ``maximize``, ``states``, ``max_grad_norm``, ``zero_grads``, ``seed``: see
-            :class:`~op_builder.ops.optim.host_optimizer.HostSettings`.
+        fp32_optimizer_states: keep the moments in float32 whatever the parameter's type; False keeps them in the
+            parameter's type. ``states`` overrides it.
+        settings: :class:`~op_builder.ops.optim.host_optimizer.HostSettings`: ``maximize``, ``states``,
+            ``max_grad_norm``, ``zero_grads``, ``seed``.
 
     Raises:
         OpArgumentError: an option is out of range or a parameter does not fit.
@@ -61,24 +61,25 @@ class CPUAdam(HostOptimizer):
         fp32_optimizer_states: bool = True,
         **settings: Unpack[HostSettings],
     ) -> None:
-        options = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
-            "decoupled_weight_decay": adamw_mode,
-            "bias_correction": bias_correction,
-        }
         settings["states"] = settings.get("states") or ("float32" if fp32_optimizer_states else "param")
-        super().__init__(model_params, options, **settings)
+        super().__init__(
+            model_params,
+            settings,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+            decoupled_weight_decay=adamw_mode,
+            bias_correction=bias_correction,
+        )
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
         if group["amsgrad"] and group["states"] not in ("float32", "param"):
             raise OpArgumentError(
                 f"amsgrad={group['amsgrad']!r} with states={group['states']!r} is not supported by "
-                f"{type(self).__name__}: the largest of values rounded at random is the largest of the roundings.",
-                "Keep the states in float32 or param, or leave amsgrad at False.",
+                f"{type(self).__name__}: a maximum over randomly rounded values would follow the roundings.",
+                "Use states of float32 or param, or amsgrad=False.",
             )
 
     def _builder_of(self, group: Mapping[str, Any]) -> str:

@@ -27,8 +27,8 @@ class CPULamb(HostOptimizer):
         eps: added to the denominator.
         weight_decay: decoupled weight decay, part of the step that is scaled.
         bias_correction: divide the moments by ``1 - beta**step``.
-        settings: ``maximize``, ``states``, ``max_grad_norm``, ``zero_grads``, ``seed``: see
-            :class:`~op_builder.ops.optim.host_optimizer.HostSettings`.
+        settings: :class:`~op_builder.ops.optim.host_optimizer.HostSettings`: ``maximize``, ``states``,
+            ``max_grad_norm``, ``zero_grads``, ``seed``.
 
     Raises:
         OpArgumentError: an option is out of range or a parameter does not fit.
@@ -48,11 +48,6 @@ class CPULamb(HostOptimizer):
         bias_correction: bool = True,
         **settings: Unpack[HostSettings],
     ) -> None:
-        options = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "bias_correction": bias_correction,
-        }
-        super().__init__(params, options, **settings)
+        super().__init__(
+            params, settings, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, bias_correction=bias_correction
+        )

@@ -16,18 +16,17 @@ if TYPE_CHECKING:
 class CPULion(HostOptimizer):
     """Lion (Chen et al., 2023, arXiv:2302.06675) on CPU tensors, in one native pass.
 
-    It takes the sign of an average of the gradients as its step, so it keeps one state only
-    (``exp_avg``), and wants a learning rate some 3 to 10 times smaller than Adam's and a weight decay
-    as many times larger. Parameters are dense contiguous CPU tensors of float32, bfloat16 or float16,
-    with gradients of any of the three.
+    Its step is the sign of an average of the gradients, so it keeps one state only (``exp_avg``), and needs a
+    learning rate about 3 to 10 times smaller than Adam's and a weight decay as many times larger. Parameters are dense
+    contiguous CPU tensors of float32, bfloat16 or float16, with gradients of any of the three.
 
     Args:
         params: parameters, or dicts of parameters and options.
         lr: learning rate, a number or a tensor of one element.
         betas: weight of the average in the step, and decay rate of the average; each in [0, 1).
         weight_decay: decoupled weight decay.
-        settings: ``maximize``, ``states``, ``max_grad_norm``, ``zero_grads``, ``seed``: see
-            :class:`~op_builder.ops.optim.host_optimizer.HostSettings`.
+        settings: :class:`~op_builder.ops.optim.host_optimizer.HostSettings`: ``maximize``, ``states``,
+            ``max_grad_norm``, ``zero_grads``, ``seed``.
 
     Raises:
         OpArgumentError: an option is out of range or a parameter does not fit.
@@ -44,9 +43,4 @@ class CPULion(HostOptimizer):
         weight_decay: float = 0,
         **settings: Unpack[HostSettings],
     ) -> None:
-        options = {
-            "lr": lr,
-            "betas": betas,
-            "weight_decay": weight_decay,
-        }
-        super().__init__(params, options, **settings)
+        super().__init__(params, settings, lr=lr, betas=betas, weight_decay=weight_decay)

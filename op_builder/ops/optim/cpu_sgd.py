@@ -9,7 +9,7 @@ import torch
 
 from op_builder.ops.arguments import check_nesterov
 from op_builder.ops.optim.host_optimizer import HostOptimizer, HostSettings
-from op_builder.ops.optim.prepared import Batch
+from op_builder.ops.optim.prepared_groups import Batch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -19,19 +19,19 @@ class CPUSGD(HostOptimizer):
     """SGD with momentum (Sutskever et al., 2013) on CPU tensors, in one native pass.
 
     A drop-in for :class:`torch.optim.SGD`: the same formula, state (``momentum_buffer``) and group
-    options, so that either loads the other's ``state_dict``; it also keeps a ``step``, the steps since
-    there is a momentum. Parameters are dense contiguous CPU tensors of float32, bfloat16 or float16,
-    with gradients of any of the three. The buffer is kept also without momentum.
+    options, so that either loads the other's ``state_dict``; it also keeps a ``step``, the number of
+    steps with a momentum. Parameters are dense contiguous CPU tensors of float32, bfloat16 or float16,
+    with gradients of any of the three. It keeps the buffer even without momentum.
 
     Args:
         params: parameters, or dicts of parameters and options.
         lr: learning rate, a number or a tensor of one element.
         momentum: decay rate of the buffer, 0 or more.
-        dampening: the share of each gradient that does not enter the buffer, but for the first.
+        dampening: the share of each gradient, except the first, that does not enter the buffer.
         weight_decay: L2 penalty.
-        nesterov: Nesterov's momentum; wants a momentum above 0 and no dampening.
-        settings: ``maximize``, ``states``, ``max_grad_norm``, ``zero_grads``, ``seed``: see
-            :class:`~op_builder.ops.optim.host_optimizer.HostSettings`.
+        nesterov: Nesterov's momentum; needs a momentum above 0 and no dampening.
+        settings: :class:`~op_builder.ops.optim.host_optimizer.HostSettings`: ``maximize``, ``states``,
+            ``max_grad_norm``, ``zero_grads``, ``seed``.
 
     Raises:
         OpArgumentError: an option is out of range or a parameter does not fit.
@@ -51,27 +51,28 @@ class CPUSGD(HostOptimizer):
         nesterov: bool = False,
         **settings: Unpack[HostSettings],
     ) -> None:
-        options = {
-            "lr": lr,
-            "momentum": momentum,
-            "dampening": dampening,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-        }
-        super().__init__(params, options, **settings)
+        super().__init__(
+            params,
+            settings,
+            lr=lr,
+            momentum=momentum,
+            dampening=dampening,
+            weight_decay=weight_decay,
+            nesterov=nesterov,
+        )
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
         check_nesterov(group)
 
-    def _check_saved(self, what: str, entry: Mapping[str, Any], group: Mapping[str, Any]) -> None:
-        """Nothing: torch.optim.SGD's state has a buffer at most."""
+    def _check_saved(self, what: str, entry: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> None:
+        self._check_shapes(what, entry, param, group)  # torch.optim.SGD's state has a buffer at most
 
     def _update(self, batches: Sequence[Batch], factor: float) -> None:
         super()._update(batches, factor)
         for batch in batches:
-            if batch.group["momentum"] == 0:  # a later momentum begins with a buffer of its own, as torch's
+            if batch.group["momentum"] == 0:  # a later momentum starts with a new buffer, as in torch
                 torch._foreach_zero_(batch.named["step"])
 
     def _step_without_one(self, state: Mapping[str, Any]) -> float:
-        # A buffer says that there was a first step; how many more does not matter to the formula.
+        # A buffer means that the first step is done; the formula does not depend on the number of later ones.
         return 0.0 if state.get("momentum_buffer") is None else 1.0

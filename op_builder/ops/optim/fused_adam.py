@@ -14,10 +14,10 @@ class FusedAdam(FusedOptimizer):
     """Adam (Kingma & Ba, 2015) or AdamW (Loshchilov & Hutter, 2019) on CUDA devices and the CPU.
 
     A drop-in for :class:`torch.optim.AdamW`: the same formula, state (``step``, ``exp_avg``,
-    ``exp_avg_sq``) and group options, so that either loads the other's ``state_dict``. ``step`` lies on
+    ``exp_avg_sq``) and group options, so either loads the other's ``state_dict``. ``step`` is on
     the parameter's device. Parameters are dense contiguous tensors of float32, bfloat16 or float16, with
-    gradients of any of the three; they may be on several devices. Every step can be captured into a CUDA
-    graph after one that was not.
+    gradients of any of the three; they may be on several devices. Every step except the first can be captured into
+    a CUDA graph.
 
     Args:
         params: parameters, or dicts of parameters and options, as for every torch optimizer.
@@ -30,11 +30,11 @@ class FusedAdam(FusedOptimizer):
             group option ``decoupled_weight_decay``.
         weight_decay: decoupled weight decay, or L2 penalty without ``adam_w_mode``.
         amsgrad: divide by the largest second moment so far (Reddi, Kale & Kumar, 2018), kept in the state
-            ``max_exp_avg_sq``. It is a group's option; such groups are updated by an op of their own,
-            loaded when the first of them comes.
-        maximize: climb instead of descend.
-        capturable: kept for :class:`torch.optim.AdamW`, which may load the state; of no effect here.
-        states: how the moments are kept: ``float32`` or ``param`` (the parameter's type; float16 holds
+            ``max_exp_avg_sq``. An option of a group; a separate op, loaded when the first such group is added, updates
+            it.
+        maximize: maximise the objective.
+        capturable: kept for :class:`torch.optim.AdamW`, which may load the state; has no effect here.
+        states: storage of the moments: ``float32`` or ``param`` (the parameter's type; float16 holds
             no second moment below 6e-8).
 
     Raises:
@@ -59,19 +59,19 @@ class FusedAdam(FusedOptimizer):
         capturable: bool = False,
         states: str = "float32",
     ) -> None:
-        options = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
-            "maximize": maximize,
-            "capturable": capturable,
-            "decoupled_weight_decay": adam_w_mode,
-            "bias_correction": bias_correction,
-            "states": states,
-        }
-        super().__init__(params, options)
+        super().__init__(
+            params,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+            maximize=maximize,
+            capturable=capturable,
+            decoupled_weight_decay=adam_w_mode,
+            bias_correction=bias_correction,
+            states=states,
+        )
 
     def _builder_of(self, group: Mapping[str, Any]) -> str:
         return "FusedAmsgradBuilder" if group["amsgrad"] else self.NATIVE

@@ -13,10 +13,9 @@ from op_builder.ops.optim.fused_optimizer import FusedOptimizer
 class FusedLamb(FusedOptimizer):
     """LAMB (You et al., 2020, arXiv:1904.00962) on CUDA devices and the CPU.
 
-    Each parameter's step is as long as the learning rate says, relative to the parameter's own norm.
-    Norms are summed in float64 in a fixed order: the same gradients give the same bits. Parameters are
-    as for :class:`op_builder.ops.FusedAdam`, and so is what can be captured; the state is that of
-    :class:`op_builder.ops.CPULamb`.
+    The length of each parameter's step is the learning rate times the parameter's norm.
+    Norms are summed in float64 in a fixed order: the same gradients give the same bits. Parameters and graph capture
+    are as for :class:`op_builder.ops.FusedAdam`; the state is that of :class:`op_builder.ops.CPULamb`.
 
     Args:
         params: parameters, or dicts of parameters and options.
@@ -25,8 +24,8 @@ class FusedLamb(FusedOptimizer):
         betas: decay rates of the two moments, each in [0, 1).
         eps: added to the denominator.
         weight_decay: added to the direction, times the parameter, before its norm is taken.
-        maximize: climb instead of descend.
-        states: how the moments are kept: ``float32`` or ``param`` (the parameter's type; float16 holds
+        maximize: maximise the objective.
+        states: storage of the moments: ``float32`` or ``param`` (the parameter's type; float16 holds
             no second moment below 6e-8).
 
     Raises:
@@ -35,8 +34,8 @@ class FusedLamb(FusedOptimizer):
     """
 
     NATIVE = "FusedLambBuilder"
-    # Sums of squares are taken over this many elements first. A single long tensor has a sum of those sums in
-    # one block, so they should be few; many tensors of ten thousand elements should be several each.
+    # The elements of a partial sum of squares. One block adds the partial sums of a tensor, so a long tensor should
+    # have few; a tensor of ten thousand elements should have more than one.
     CHUNK_SIZE = 8192
 
     def __init__(
@@ -51,13 +50,13 @@ class FusedLamb(FusedOptimizer):
         maximize: bool = False,
         states: str = "float32",
     ) -> None:
-        options = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "maximize": maximize,
-            "bias_correction": bias_correction,
-            "states": states,
-        }
-        super().__init__(params, options)
+        super().__init__(
+            params,
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            maximize=maximize,
+            bias_correction=bias_correction,
+            states=states,
+        )

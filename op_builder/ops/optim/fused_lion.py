@@ -13,17 +13,16 @@ from op_builder.ops.optim.fused_optimizer import FusedOptimizer
 class FusedLion(FusedOptimizer):
     """Lion (Chen et al., 2023, arXiv:2302.06675) on CUDA devices and the CPU.
 
-    It keeps one state (``exp_avg``) beside ``step``, which only counts; its state is that of
-    :class:`op_builder.ops.CPULion`. Parameters are as for :class:`op_builder.ops.FusedAdam`, and so is
-    what can be captured.
+    Its state (``exp_avg``, and ``step``, which only counts) is that of :class:`op_builder.ops.CPULion`. Parameters and
+    graph capture are as for :class:`op_builder.ops.FusedAdam`.
 
     Args:
         params: parameters, or dicts of parameters and options.
         lr: learning rate, a number or a tensor of one element; a tensor on a CUDA device is read there.
         betas: weight of the average in the step, and decay rate of the average; each in [0, 1).
         weight_decay: decoupled weight decay.
-        maximize: climb instead of descend.
-        states: how the average is kept: ``float32`` or ``param`` (the parameter's type).
+        maximize: maximise the objective.
+        states: storage of the average: ``float32`` or ``param`` (the parameter's type).
 
     Raises:
         OpArgumentError: an option is out of range or a parameter does not fit.
@@ -42,5 +41,4 @@ class FusedLion(FusedOptimizer):
         maximize: bool = False,
         states: str = "float32",
     ) -> None:
-        options = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize, "states": states}
-        super().__init__(params, options)
+        super().__init__(params, lr=lr, betas=betas, weight_decay=weight_decay, maximize=maximize, states=states)

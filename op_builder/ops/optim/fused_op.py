@@ -1,45 +1,33 @@
-"""What ``load()`` returns for the fused optimizers, which work where their tensors are."""
+"""The object that ``load()`` returns for the fused optimizers, which work on the device of their tensors."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import (
-    checked_numbers,
-    explained,
-    finite_number,
-    is_dense,
-    is_traced,
-    not_dense,
-    step_number,
-    untraced,
-)
+from op_builder.ops.arguments import checked_numbers, finite_number, is_traced, step_number
 from op_builder.ops.optim.native_op import REQUIRED, NativeOp
 from op_builder.ops.optim.tensor_lists import TensorLists, roles_of
-
-if TYPE_CHECKING:
-    from op_builder.ops.optim.prepared import PreparedList
 
 Tensors = Sequence[torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
 class Control:
-    """What an update reads where its tensors are when it runs, all optional.
+    """Settings that an update reads on the device when it runs, all optional.
 
-    Each tensor is of one element, on the device of the parameters; nobody waits for it.
+    Each tensor has one element and is on the device of the parameters; the host does not wait for it.
 
     Attributes:
         lr: float32, in place of the option.
-        noop_flag: int32; not 0 means change nothing.
+        noop_flag: int32; a value other than 0 skips the update.
         grad_scale: float32; gradients are divided by it first.
-        found_inf: float32; not 0 means change nothing.
-        maximize: follow the gradient, not its opposite.
+        found_inf: float32; a value other than 0 skips the update.
+        maximize: follow the gradient instead of its opposite.
         chunk_size: the most elements that a block of threads works on at once.
     """
 
@@ -55,29 +43,26 @@ class Control:
         return (self.lr, self.noop_flag, self.grad_scale, self.found_inf)
 
     def settings(self) -> tuple[bool, int]:
-        """Everything else, as the ops take it."""
+        """The other fields as the ops take them."""
         return (bool(self.maximize), int(self.chunk_size))
 
 
 class FusedOp(NativeOp):
-    """An optimizer over lists of tensors, on any device that the binary is for, whichever they are on.
+    """An optimizer over lists of tensors, on any device that the binary has kernels for.
 
-    It has a list form, and a function that is made from the optimizer's declaration, for Adam ``multi_tensor_adam``:
+    It updates lists, and has a function that is made from the optimizer's declaration, for Adam ``multi_tensor_adam``:
     see :meth:`_update`.
 
     Tensors are contiguous, of equal length for each parameter: a parameter of float32, bfloat16 or
     float16, a gradient of any of the three, and states, all of float32 or all of the parameter's
     type. Parameters may differ in their types. Arithmetic is in float32. Everything is checked before
-    anything is written. On a CUDA or XPU device the work is queued on torch's current stream and nothing is
-    waited for, so a call may be captured into a graph.
-
-    Attributes:
-        devices: the types of devices that the binary has kernels for.
+    anything is written. On a CUDA or XPU device the work is queued on torch's current stream and the host does not
+    wait, so a call may be captured into a graph.
     """
 
     def __init__(self, ops: Any) -> None:
         super().__init__(ops)
-        self.devices: tuple[str, ...] = tuple(ops.devices().split(","))
+        self.devices = tuple(ops.devices().split(","))
         self._make_functions()
 
     def update_list(
@@ -90,9 +75,8 @@ class FusedOp(NativeOp):
         Args:
             tensors: all on one device, without scales and copies; no tensor may appear twice.
             options: as in ``self.options``; their values are not checked.
-            step: the number of this update, from 1; or the updates done so far, tensors of one float32
-                on the same device, one for each parameter or one for all, which are counted up unless
-                the update is skipped.
+            step: the number of this update, from 1; or the number of updates done so far, tensors of one float32
+                on the same device, one for each parameter or one for all, which advance unless the update is skipped.
 
         Raises:
             OpArgumentError: a tensor or the step does not fit; no tensor was changed.
@@ -112,88 +96,38 @@ class FusedOp(NativeOp):
             if control.lr is None:
                 control = dataclasses.replace(control, lr=zero + options[0])
                 options = (0.0, *options[1:])
-        self._require_one_device(roles, control)
-        states = [tensor for state in tensors.states for tensor in state]
-        rest = ([float(value) for value in options], number, *control.settings(), self.isa)
-        with explained(), torch.no_grad():
-            self.ops.update.default(tensors.params, tensors.grads, states, steps, *control.tensors(), *rest)
-        # autograd then notices what was changed between a forward and its backward.
+        device = getattr(tensors.params[0], "device", None)
+        for role, given in zip(("lr", "noop_flag", "grad_scale", "found_inf"), control.tensors(), strict=True):
+            if device is not None and given is not None and not self._fits(given, device):
+                raise self._unfit(role, given, device)
+        params, grads, states, _, _ = tensors.positional()
+        rest = (steps, *control.tensors(), [float(value) for value in options], number, *control.settings(), self.isa)
+        self._call(self.ops.update.default, roles, params, grads, states, *rest)
+        # autograd then notices a change between a forward and its backward.
         torch.autograd.graph.increment_version(tensors.params)
 
-    @untraced
-    def prepare(self, tensors: TensorLists, steps: Tensors) -> PreparedList:
-        """Keep tensors of one device for many updates, each of which then costs less.
-
-        Args:
-            steps: the updates done so far of each parameter: tensors of one float32 on its device,
-                which every update counts up.
-
-        Raises:
-            OpArgumentError: one is not a tensor, or sparse, or on a device that this build of the op lacks. All
-                else is checked by the updates.
-        """
-        from op_builder.ops.optim.prepared import PreparedList
-
-        roles = {**self._roles(tensors), "step": steps}
-        if not len(tensors.params):
-            return PreparedList(self, 0, tensors)
-        self._require_one_device(roles, Control())
-        states = [tensor for state in tensors.states for tensor in state]
-        with explained():
-            number = self.ops.prepare.default(tensors.params, tensors.grads, states, steps)
-        return PreparedList(self, number, tensors)
+    def _prepare(self, tensors: TensorLists, steps: Tensors) -> int:
+        params, grads, states, _, _ = tensors.positional()
+        number: int = self.ops.prepare.default(params, grads, states, steps)
+        return number
 
     def prepared_arguments(self, options: Sequence[float], control: Control, device: torch.device) -> tuple[Any, ...]:
-        """What ``update_prepared`` takes after the list's number."""
-        # Moved to the list's device. Not to the CPU: the value would be read before it has come.
+        """The arguments of ``update_prepared`` after the list's number."""
+        # Moved to the list's device without waiting. To the CPU it waits: the value would be read before it arrives.
         moved = (
             None if tensor is None else tensor.to(device, non_blocking=device.type != "cpu")
             for tensor in control.tensors()
         )
         return (*moved, list(options), 1, *control.settings(), self.isa)
 
-    def unfit_tensor(self, roles: Mapping[str, Tensors], device: torch.device | None) -> OpArgumentError:
-        """Says which argument is not a tensor, or sparse, or on another device than ``device`` or the binary's."""
-        for role, members in roles.items():
-            for index, tensor in enumerate(members):
-                if not is_dense(tensor) or tensor.device != device or tensor.device.type not in self.devices:
-                    return self._unfit(f"{role} of tensor {index}", tensor, device)
-        return OpArgumentError("torch has no kernel for these tensors.", "Pass plain tensors.")
-
     def _roles(self, tensors: TensorLists) -> dict[str, Tensors]:
-        roles = dict(roles_of(tensors, self.states))
+        roles = roles_of(tensors, self.states)
         if tensors.scales or tensors.copies:
-            raise OpArgumentError("Scales or copies were given, which this op lacks.", "Use a CPU optimizer's op.")
+            raise OpArgumentError(
+                "Scales or copies were given; this op supports neither.", "Use the op of a CPU optimizer."
+            )
         del roles["copy"]
         return roles
-
-    def _require_one_device(self, roles: Mapping[str, Tensors], control: Control) -> None:
-        # Asked here, because one tensor of another device decides which kernel torch's dispatcher takes:
-        # a meta tensor would silently get the one that does nothing.
-        device = getattr(roles["param"][0], "device", None)
-        name = f"is_{device.type if device is not None and device.type in self.devices else 'cpu'}"
-        for members in roles.values():
-            for tensor in members:
-                if not (getattr(tensor, name, False) and tensor.layout == torch.strided):
-                    raise self.unfit_tensor(roles, device)
-        for role, given in zip(("lr", "noop_flag", "grad_scale", "found_inf"), control.tensors(), strict=True):
-            if given is not None and not getattr(given, name, False):
-                raise self._unfit(role, given, device)
-
-    def _unfit(self, what: str, tensor: Any, device: torch.device | None) -> OpArgumentError:
-        if not is_dense(tensor):
-            return not_dense(what, tensor)
-        if tensor.device != device:
-            return OpArgumentError(
-                f"{what} is on device {tensor.device}, the first parameter on {device}.",
-                "Pass the tensors of each device in a call of their own.",
-            )
-        others = [name.upper() for name in self.devices if name != "cpu"]
-        devices = f"the CPU and {' and '.join(others)} devices" if others else "the CPU alone"
-        return OpArgumentError(
-            f"{what} is on device {tensor.device}; this build of the op is for {devices}.",
-            "Use the builder of that device, for example op_builder.cuda.FusedAdamBuilder, or move the tensors.",
-        )
 
     # The function of many tensors -------------------------------------------------------------
 
@@ -205,15 +139,15 @@ class FusedOp(NativeOp):
         modes = ["mode"] if declared.modes else []
         names = ("chunk_size", "noop_flag", "tensor_lists", *numbers, *step, *modes, *declared.switches, "weight_decay")
         parameters = {**dict.fromkeys(names, REQUIRED), "grad_scale": None, "found_inf": None}
-        documentation = f"Update the parameters and states of all tensors by {declared.name}; FusedOp says how."
-        if kind == "adam":  # the one with a form of its own for tensors
+        documentation = f"Update the parameters and states of all tensors by {declared.name}; see FusedOp._update."
+        if kind == "adam":  # the only one with a separate form for tensors
             self._add("multi_tensor_adam", documentation, parameters, self._update_by_number)
             self._add("multi_tensor_adam_capturable", documentation, parameters, self._update)
         else:
             self._add(f"multi_tensor_{kind}", documentation, parameters, self._update)
 
     def _update_by_number(self, given: dict[str, Any]) -> None:
-        """As :meth:`_update`, but ``step`` is a number, and ``lr`` as a tensor on the CPU is read before the call."""
+        """As :meth:`_update`, but ``step`` is a number, and an ``lr`` tensor on the CPU is read before the call."""
         lr, step = given["lr"], given["step"]
         if is_traced():
             if isinstance(step, torch.Tensor):
@@ -223,7 +157,7 @@ class FusedOp(NativeOp):
         self._update({**given, "lr": lr, "step": step_number(step)})
 
     def _update(self, given: dict[str, Any]) -> None:
-        """What ``multi_tensor_*`` and ``multi_tensor_adam_capturable`` do.
+        """The body of ``multi_tensor_*`` and ``multi_tensor_adam_capturable``.
 
         Args:
             given: their arguments by name.
@@ -231,16 +165,16 @@ class FusedOp(NativeOp):
                 - ``chunk_size``: the most elements that a block of threads works on at once. For LAMB on a CUDA
                   device, the elements whose squares are summed before those sums are: another value may change the
                   last bits of the norms.
-                - ``noop_flag``: None, or an int32 tensor of one element on the device of the parameters; if it is not
-                  0 when the update runs, nothing is changed.
+                - ``noop_flag``: None, or an int32 tensor of one element on the device of the parameters; a value
+                  other than 0 when the update runs skips it.
                 - ``tensor_lists``: ``[grads, params, *states]``, lists of equal length.
                 - ``lr``: a number, or a float32 tensor of one element on that device, read when the update runs.
-                - ``step``: the number of this update, from 1; or the updates done so far: a float32 tensor of one
-                  element on that device for all parameters, or a list of one for each. They are counted up before the
+                - ``step``: the number of this update, from 1; or the number of updates done so far: a float32 tensor
+                  of one element on that device for all parameters, or a list of one for each. They advance before the
                   update, unless it is skipped. No tensor may appear twice.
                 - ``mode``: 0 is Adam with L2 penalty, 1 is AdamW with decoupled weight decay.
                 - ``grad_scale``: a float32 tensor of one element; gradients are divided by it first.
-                - ``found_inf``: a float32 tensor of one element; if it is not 0, nothing is changed.
+                - ``found_inf``: a float32 tensor of one element; a value other than 0 skips the update.
 
         Raises:
             OpArgumentError: an argument does not fit; no tensor was changed.
@@ -285,7 +219,7 @@ def _checked_chunk(chunk_size: Any) -> int:
 
 
 def _step_or_tensors(step: Any) -> int | Tensors:
-    """The number of this update, from 1, or counters of steps: one for all parameters, or one for each."""
+    """The number of this update, from 1, or step counters: one for all parameters, or one for each."""
     if isinstance(step, torch.Tensor):
         return [step]
     if not isinstance(step, (list, tuple)):

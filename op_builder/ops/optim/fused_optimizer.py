@@ -1,7 +1,7 @@
-"""What ``FusedAdam`` and its like have in common: optimizers that work where their parameters are.
+"""The base of the fused optimizers, which work on the device of their parameters.
 
 One native call updates all parameters of a group and device. Steps, skipping and unscaling stay on the
-device, so a step waits for nothing and may be captured into a graph.
+device, so a step never waits for it and may be captured into a graph.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, overload
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import finite_number, untraced
+from op_builder.ops.arguments import finite_number, step_count, untraced
 from op_builder.ops.optim.fused_op import Control, FusedOp
 from op_builder.ops.optim.optimizer import NativeOptimizer
 
@@ -27,6 +27,15 @@ class FusedOptimizer(NativeOptimizer):
     STORAGES: ClassVar[tuple[str, ...]] = ("float32", "param")
     CHUNK_SIZE: ClassVar[int] = 65536
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether torch.amp.GradScaler sets ``grad_scale`` and ``found_inf`` here instead of unscaling gradients.
+
+        On a device that saves waiting for ``found_inf``. On the CPU it saves nothing, and frameworks such as Lightning
+        refuse to clip the gradients of an optimizer that unscales them.
+        """
+        return any(not param.is_cpu for group in self.param_groups for param in group["params"])
+
     @overload
     def step(self, closure: None = None) -> None: ...
 
@@ -38,17 +47,16 @@ class FusedOptimizer(NativeOptimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update every parameter that has a gradient.
 
-        With a GradScaler, gradients are unscaled and steps skipped on the device, without waiting for
-        it; the gradients themselves stay scaled.
+        With a GradScaler, a device unscales gradients and skips steps without the host waiting for it; the gradients
+        themselves stay scaled.
 
         Args:
             closure: reevaluates the model and returns the loss.
 
         Raises:
             OpArgumentError: an option, a gradient or a state of any group does not fit; nothing was
-                changed. A tensor whose type or length was changed by hand is found only by the native
-                call for its group, which changes none of its tensors, but comes after those for
-                earlier groups.
+                changed. Only the native call for a group checks whether a tensor changed its type or length; it
+                changes none of its own tensors, but earlier groups are updated by then.
         """
         loss = self._begin_step(closure)
         try:
@@ -71,12 +79,12 @@ class FusedOptimizer(NativeOptimizer):
         return {**numbers, "lr": 0.0} if _is_on_device(group["lr"]) else numbers
 
     def state_of(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-        """A parameter's state, whatever was missing of it made."""
+        """A parameter's state; makes missing parts."""
         missing = any(self.state[param].get(name) is None for name in self._states_of(group))
         if missing and param.is_cuda and torch.cuda.is_current_stream_capturing():
             raise OpArgumentError(
-                "A parameter has no state yet, and making it would become part of the graph being captured.",
-                "Do a step before the capture.",
+                "A parameter has no state yet, and creating it would become part of the captured graph.",
+                "Call step() before the capture.",
             )
         return super().state_of(param, group)
 
@@ -86,10 +94,10 @@ class FusedOptimizer(NativeOptimizer):
     def _is_step(self, step: Any, param: torch.Tensor) -> bool:
         return isinstance(step, torch.Tensor) and step.device == param.device and step.dtype == torch.float32
 
-    def _placed_step(self, step: Any, param: torch.Tensor) -> torch.Tensor:
+    def _place_step(self, step: Any, param: torch.Tensor) -> torch.Tensor:
         if isinstance(step, torch.Tensor):
             return step.detach().to(param.device, torch.float32, copy=True).reshape(())
-        return torch.full((), float(step), dtype=torch.float32, device=param.device)
+        return torch.full((), step_count("A loaded state", step), dtype=torch.float32, device=param.device)
 
     def _check_lr(self, lr: Any) -> None:
         if not _is_on_device(lr):
@@ -107,5 +115,5 @@ class FusedOptimizer(NativeOptimizer):
 
 
 def _is_on_device(lr: Any) -> bool:
-    """Whether a learning rate is to be read on the device: asking for its value would wait for it."""
+    """Whether a learning rate is read on the device: reading it here would wait for the device."""
     return isinstance(lr, torch.Tensor) and not lr.is_cpu

@@ -1,31 +1,19 @@
-"""What ``load()`` returns for the optimizers on host tensors: updates of lists, and functions of one tensor."""
+"""The object that ``load()`` returns for optimizers on host tensors: list updates, and functions of one tensor."""
 
 from __future__ import annotations
 
 import logging
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.arguments import (
-    check_nesterov,
-    checked_numbers,
-    explained,
-    is_dense,
-    is_traced,
-    not_dense,
-    step_number,
-    untraced,
-)
+from op_builder.ops.arguments import check_nesterov, checked_numbers, is_traced, step_number
 from op_builder.ops.optim.native_op import REQUIRED, NativeOp
-
-if TYPE_CHECKING:
-    from op_builder.ops.optim.prepared import PreparedList
-    from op_builder.ops.optim.tensor_lists import Pass, TensorLists
+from op_builder.ops.optim.tensor_lists import Pass, TensorLists, roles_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,25 +21,27 @@ logger = logging.getLogger(__name__)
 class HostOp(NativeOp):
     """An optimizer on host tensors.
 
-    It has a list form, all parameters of a group in one native call, and functions of one tensor, made from the
+    It updates lists, all parameters of a group in one native call, and single tensors by functions made from the
     optimizer's declaration: for Adam ``create_adam``, ``adam_update``, ``adam_rollback`` and ``destroy_adam``. For
     those, tensors are contiguous, in host memory and of equal length: a parameter of float32, bfloat16 or float16, a
     gradient of any of the three, and states, all of float32 or all of the parameter's type.
 
-    Threads, torch's own, get even shares of all elements together. Arithmetic is in float32; results
-    do not depend on the number of threads. Everything is checked before anything is written.
+    torch's threads get even shares of all elements together. Arithmetic is in float32; results do not depend on the
+    number of threads. Everything is checked before anything is written.
     """
 
     def __init__(self, ops: Any) -> None:
         super().__init__(ops)
-        self._modes: dict[int, dict[str, bool]] = {}  # of each optimizer that was created
+        self._modes: dict[int, dict[str, bool]] = {}  # by optimizer id
         self._make_functions()
 
-    def update_list(self, tensors: TensorLists, step: int, options: Sequence[float], also: Pass | None = None) -> None:
+    def update_list(
+        self, tensors: TensorLists, step: int, options: Sequence[float], settings: Pass | None = None
+    ) -> None:
         """Update all parameters and their states in place.
 
         Under torch.compile step, options and ``grad_scale`` may change without another graph, and be tensors of one
-        element on the CPU, read when the graph runs; what does not fit is a ValueError then.
+        element on the CPU, read when the graph runs; a value out of range is a ValueError then.
 
         Args:
             tensors: no tensor may appear twice.
@@ -61,43 +51,27 @@ class HostOp(NativeOp):
         Raises:
             OpArgumentError: a tensor or the step does not fit; no tensor was changed.
         """
-        from op_builder.ops.optim.tensor_lists import Pass, roles_of
-
-        also = also or Pass()
-        roles = roles_of(tensors, self.states)
+        settings = settings or Pass()
+        roles = self._roles(tensors)
         step = step_number(step)
-        rest = (*also.settings(), self.isa, tensors.places)
+        rest = (*settings.settings(), self.isa, tensors.places)
         if is_traced():
-            numbers = _in_a_tensor((step, also.grad_scale, *options))
-            _call(self.ops.update.numbers, roles, tensors.positional(), numbers, *rest)
+            numbers = _in_a_tensor((step, settings.grad_scale, *options))
+            self._call(self.ops.update.numbers, roles, *tensors.positional(), numbers, *rest)
         else:
             values = [float(value) for value in options]
-            _call(self.ops.update.default, roles, tensors.positional(), step, values, float(also.grad_scale), *rest)
-        # autograd then notices what was changed between a forward and its backward.
-        torch.autograd.graph.increment_version(tensors.changed(also))
+            scale = float(settings.grad_scale)
+            self._call(self.ops.update.default, roles, *tensors.positional(), step, values, scale, *rest)
+        # autograd then notices a change between a forward and its backward.
+        torch.autograd.graph.increment_version(tensors.changed(settings))
 
-    @untraced
-    def prepare(self, tensors: TensorLists, steps: Sequence[torch.Tensor]) -> PreparedList:
-        """Keep tensors for many updates, each of which then costs 0.1 microseconds a tensor.
+    def _prepare(self, tensors: TensorLists, steps: Sequence[torch.Tensor]) -> int:
+        number: int = self.ops.prepare.default(*tensors.positional(), steps, tensors.places)
+        return number
 
-        Args:
-            steps: the updates done so far of each parameter: CPU tensors of one float32, float64 or
-                int64, which every update counts up.
-
-        Raises:
-            OpArgumentError: one is not a tensor, or not on the CPU, or a list is not as long as the parameters' one.
-                All else is checked by the updates.
-        """
-        from op_builder.ops.optim.prepared import PreparedList
-        from op_builder.ops.optim.tensor_lists import roles_of
-
-        roles = {**roles_of(tensors, self.states), "step": steps}
-        number = _call(self.ops.prepare.default, roles, (*tensors.positional(), steps), tensors.places)
-        return PreparedList(self, number or 0, tensors)
-
-    def prepared_arguments(self, options: Sequence[float], also: Pass, device: torch.device) -> tuple[Any, ...]:  # noqa: ARG002
-        """What ``update_prepared`` takes after the list's number."""
-        return (list(options), *also.positional(), self.isa)
+    def prepared_arguments(self, options: Sequence[float], settings: Pass, device: torch.device) -> tuple[Any, ...]:  # noqa: ARG002
+        """The arguments of ``update_prepared`` after the list's number."""
+        return (list(options), *settings.positional(), self.isa)
 
     def norm(self, tensors: Sequence[torch.Tensor]) -> float:
         """The Euclidean norm of all elements together, added up in float64; inf or NaN if one is.
@@ -105,13 +79,12 @@ class HostOp(NativeOp):
         Raises:
             OpArgumentError: a tensor is not a contiguous CPU tensor of float32, bfloat16 or float16.
         """
-        total = torch.zeros(1, dtype=torch.float64)
-        _call(self.ops.sum_of_squares.default, {"tensor": tensors}, (tensors, total), self.isa)
+        total = torch.zeros(1, dtype=torch.float64, device="cpu")
+        self._call(self.ops.sum_of_squares.default, {"tensor": tensors}, tensors, total, self.isa)
         return math.sqrt(total.item())
 
-    def unfit_tensor(self, roles: Mapping[str, Sequence[torch.Tensor]], device: torch.device | None) -> OpArgumentError:  # noqa: ARG002
-        """Says which argument is not a tensor, or sparse, or not on the CPU."""
-        return _unfit_tensor(roles)
+    def _roles(self, tensors: TensorLists) -> dict[str, Sequence[torch.Tensor]]:
+        return roles_of(tensors, self.states)
 
     # The functions of one tensor --------------------------------------------------------------
 
@@ -132,8 +105,8 @@ class HostOp(NativeOp):
         fixed = "".join(f"The id fixes ``{name}``. " for name in declared.modes)
         self._add(
             f"create_{kind}",
-            f"Register an optimizer under an id of the caller's choice, an int.\n\n{fixed}Other values are checked "
-            "here and given anew with every update. Raises OpArgumentError where the id is no int or in use, or a "
+            f"Register an optimizer under an id, an int that the caller chooses.\n\n{fixed}Other values are checked "
+            "here, and given again to every update. Raises OpArgumentError if the id is not an int or in use, or a "
             "value is out of range.",
             created,
             self._create,
@@ -141,7 +114,7 @@ class HostOp(NativeOp):
         self._add(
             f"{kind}_update",
             f"Update {changed} in place; ``step`` counts from 1.\n\n"
-            "Raises OpArgumentError where an argument does not fit; no tensor was changed then.",
+            "Raises OpArgumentError if an argument does not fit; no tensor was changed then.",
             updated,
             lambda given: self.update_list(_lists_of_one(given, self.states), given["step"], self._values(given)),
         )
@@ -150,14 +123,14 @@ class HostOp(NativeOp):
                 f"{kind}_rollback",
                 f"Undo the ``{kind}_update`` that had these arguments and left these tensors, all of float32.\n\n"
                 "``csrc/kernels/cpu/adam.h`` bounds how far the result may be from the old values. Raises "
-                "OpArgumentError where an argument does not fit, among them other dtypes, a beta of 0 and "
+                "OpArgumentError if an argument does not fit, or for other dtypes, a beta of 0 and "
                 "lr * weight_decay = 1, where the old values are lost; no tensor was changed then.",
                 updated,
                 self._roll_back,
             )
         self._add(
             f"destroy_{kind}",
-            "Forget an optimizer; its id is free again.\n\nRaises OpArgumentError where it was never created.",
+            "Forget an optimizer and free its id.\n\nRaises OpArgumentError if no optimizer has this id.",
             {"optimizer_id": REQUIRED},
             lambda given: self._modes.pop(self._created(given["optimizer_id"])),
         )
@@ -168,7 +141,7 @@ class HostOp(NativeOp):
         numbers = checked_numbers(**{key: given["alpha" if key == "lr" else key] for key in declared.numbers})
         if number in self._modes:
             destroy = f"destroy_{declared.name.lower()}"
-            raise OpArgumentError(f"Optimizer id {number} is in use.", f"Choose another, or call {destroy} first.")
+            raise OpArgumentError(f"Optimizer id {number} is in use.", f"Choose another id, or call {destroy} first.")
         modes = {key: bool(given[key]) for key in declared.modes}
         check_nesterov({**numbers, **modes})
         self._modes[number] = modes
@@ -180,9 +153,8 @@ class HostOp(NativeOp):
         number = _identity(optimizer_id)
         if number not in self._modes:
             raise OpArgumentError(
-                f"There is no {self.declaration.name} optimizer with id {optimizer_id}: "
-                "it was never created or is destroyed.",
-                "Create it with this id first.",
+                f"No {self.declaration.name} optimizer with id {optimizer_id} exists.",
+                f"Call create_{self.declaration.name.lower()} with this id first.",
             )
         return number
 
@@ -202,14 +174,12 @@ class HostOp(NativeOp):
         params, grads, states, _, _ = tensors.positional()
         grad_scale = 1.0  # the update of one tensor has none
         numbers = (step_number(given["step"]), options, grad_scale, self.isa)
-        _call(self.ops.rollback.default, tensors.by_role(self.states), (params, grads, states), *numbers)
+        self._call(self.ops.rollback.default, self._roles(tensors), params, grads, states, *numbers)
         torch.autograd.graph.increment_version(params)
 
 
 def _lists_of_one(given: Mapping[str, Any], states: Sequence[str]) -> TensorLists:
     """The lists of a single parameter."""
-    from op_builder.ops.optim.tensor_lists import TensorLists
-
     return TensorLists([given["param"]], [given["grad"]], [[given[state]] for state in states])
 
 
@@ -223,45 +193,7 @@ def _identity(optimizer_id: Any) -> int:
 
 
 def _in_a_tensor(numbers: Iterable[float | torch.Tensor]) -> torch.Tensor:
-    """``numbers``, also a traced graph's inputs and tensors of one element, as float64 on the CPU."""
+    """``numbers``, which may be a traced graph's inputs and tensors of one element, as float64 on the CPU."""
     zero = torch.zeros(1, dtype=torch.float64, device="cpu")
-    # A sum: torch.tensor() and torch.full() would make constants of them.
+    # Added, because torch.tensor() and torch.full() would make them constants of the graph.
     return torch.cat([(zero + number).reshape(1) for number in numbers])
-
-
-def _call(
-    op: Callable[..., Any], roles: Mapping[str, Sequence[torch.Tensor]], tensors: Sequence[Any], *numbers: object
-) -> Any:
-    """Call an op with tensors, then ``numbers``. Empty lists do nothing.
-
-    Args:
-        roles: the same tensors by the names that messages give them.
-
-    Raises:
-        OpArgumentError: the op refused an argument; no tensor was changed.
-    """
-    if not any(len(members) for members in roles.values()):
-        return None
-    # Asked here, because one tensor of another device decides which kernel torch's dispatcher takes:
-    # a meta tensor would silently get the one that does nothing.
-    if not all(getattr(tensor, "is_cpu", False) for members in roles.values() for tensor in members):
-        raise _unfit_tensor(roles)
-    try:
-        with explained(), torch.no_grad():
-            return op(*tensors, *numbers)
-    except NotImplementedError:  # torch has no kernel for a tensor of this layout
-        raise _unfit_tensor(roles) from None
-
-
-def _unfit_tensor(roles: Mapping[str, Sequence[torch.Tensor]]) -> OpArgumentError:
-    for role, members in roles.items():
-        for index, tensor in enumerate(members):
-            what = f"{role} of tensor {index}"
-            if not is_dense(tensor):
-                return not_dense(what, tensor)
-            if tensor.device.type != "cpu":
-                return OpArgumentError(
-                    f"{what} is on device {tensor.device}; this op works on CPU tensors.",
-                    "Pass a CPU tensor, for example x.cpu().",
-                )
-    return OpArgumentError("torch has no kernel for these tensors.", "Pass plain CPU tensors.")

@@ -1,4 +1,4 @@
-"""What all optimizers with a native step have in common: groups, checks, saving and loading."""
+"""The base of all optimizers with a native step: groups, checks, saving and loading."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import torch
 from torch.optim import Optimizer
 
 from op_builder.errors import AccelError, OpArgumentError
-from op_builder.ops.arguments import finite_number, fraction, untraced
+from op_builder.ops.arguments import check_betas, finite_number, untraced
 from op_builder.ops.optim import packed_states
 from op_builder.ops.optim.native_op import NativeOp
-from op_builder.ops.optim.prepared import Batch, PreparedGroups, with_plain_entries
+from op_builder.ops.optim.prepared_groups import Batch, PreparedGroups, with_plain_entries
+from op_builder.ops.optim.tensor_lists import QUANT_BLOCK
 
 if TYPE_CHECKING:
     from op_builder.builder.base import OpBuilder
 
 _PARAM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-# Options of torch.optim's optimizers, kept so that theirs can load our state. These choose between implementations of
-# one result and have no effect here.
+# Options of torch.optim's optimizers, kept so that those can load our state. They choose between implementations of the
+# same formula and have no effect here.
 _IGNORED: dict[str, Any] = {"foreach": None, "fused": None, "capturable": False}
-# These are in every group at the one value that is supported.
+# The only supported value of an option that every group has.
 _FIXED: dict[str, Any] = {"differentiable": False}
 
 
@@ -30,13 +31,12 @@ class NativeOptimizer(Optimizer):
     """Base of :class:`HostOptimizer` and :class:`FusedOptimizer`.
 
     Attributes:
-        NATIVE: the builder of the native op, if a group's options ask for no other.
-        NON_NEGATIVE: of the states, the ones without a sign.
-        NUMBERS: group options that are finite numbers from 0 on.
-        STORAGES: the ways in which states can be kept, values of the group option ``states``: ``float32``, in the
-            parameter's type (``param``), in bfloat16 with stochastic rounding, or in 8 bits with a scale for each 256
-            elements.
-        BUILDERS: the package of builders that the op comes from; None for the current accelerator's.
+        NATIVE: the builder of the native op, unless a group's options need another.
+        NON_NEGATIVE: the states without a sign.
+        NUMBERS: group options that are finite numbers of at least 0.
+        STORAGES: the supported values of the group option ``states``: ``float32``, ``param`` (the parameter's type),
+            ``bfloat16`` with stochastic rounding, or ``8bit`` with a scale for each 256 elements.
+        BUILDERS: the package that the op's builder is in; None for the current accelerator's.
     """
 
     NATIVE: ClassVar[str]
@@ -45,17 +45,11 @@ class NativeOptimizer(Optimizer):
     STORAGES: ClassVar[tuple[str, ...]] = ("float32", "param", "bfloat16", "8bit")
     BUILDERS: ClassVar[str | None] = None
 
-    # torch.amp.GradScaler then gives grad_scale and found_inf to the step, as attributes.
-    _step_supports_amp_scaling = True
-
-    grad_scale: torch.Tensor | None
-    found_inf: torch.Tensor | None
-
     _natives: dict[str, NativeOp]
     _groups: PreparedGroups
     _loading: Mapping[str, Any] | None = None
 
-    def __init__(self, params: Iterable[Any], options: dict[str, Any]) -> None:
+    def __init__(self, params: Iterable[Any], **options: Any) -> None:
         """
         Args:
             params: parameters, or dicts of parameters and options.
@@ -66,10 +60,10 @@ class NativeOptimizer(Optimizer):
         self._start()
         super().__init__(params, options)
 
-    # What an optimizer may decide -------------------------------------------------------------
+    # Overridden by some optimizers --------------------------------------------------------------
 
     def _start(self) -> None:
-        """Make what is not part of a saved optimizer."""
+        """Make the attributes that are not saved."""
         self._natives = {}
         self._groups = PreparedGroups()
 
@@ -91,14 +85,14 @@ class NativeOptimizer(Optimizer):
         return self.native_of(group).states
 
     def _check_options(self, group: Mapping[str, Any]) -> None:
-        """Refuse the group's own options where they do not fit together.
+        """Check that the group's options fit together.
 
         Raises:
             OpArgumentError: they do not.
         """
 
     def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The group's options by the names that the native op has for them (its ``options``)."""
+        """The group's options under the names of the native op's ``options``."""
         numbers = dict(group)
         if "betas" in group:
             numbers["beta1"], numbers["beta2"] = group["betas"]
@@ -107,47 +101,51 @@ class NativeOptimizer(Optimizer):
         return numbers
 
     def _first_value(self, _name: str, _group: Mapping[str, Any]) -> float:
-        """What a state begins with."""
+        """The initial value of a state."""
         return 0.0
 
     def _step_without_one(self, _state: Mapping[str, Any]) -> float:
-        """The updates that a state without ``step`` has seen."""
+        """The number of updates of a saved state that lacks ``step``."""
         return 0.0
 
-    # What a base of optimizers decides --------------------------------------------------------
+    # Overridden by HostOptimizer and FusedOptimizer ---------------------------------------------
 
     def _check_lr(self, lr: Any) -> None:
-        """Refuse a learning rate that does not fit.
+        """Check a learning rate.
 
         Raises:
-            OpArgumentError: it does not.
+            OpArgumentError: it is not a finite number of at least 0.
         """
         finite_number("lr", lr)
 
     def _check_device(self, param: torch.Tensor, what: str, group: Mapping[str, Any]) -> None:
-        """Refuse a parameter where the op cannot work.
+        """Check that the op supports a parameter's device.
 
         Raises:
-            OpArgumentError: it is there.
+            OpArgumentError: it does not.
         """
         raise NotImplementedError
 
     def _place(self, source: torch.Tensor, param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """A contiguous copy, in memory of its own, for a state of ``param``."""
+        """A contiguous copy for a state of ``param``."""
         raise NotImplementedError
 
-    def _placed_step(self, step: Any, param: torch.Tensor) -> torch.Tensor:
-        """A copy of a counter of steps, a number or a tensor, as the op takes it."""
+    def _place_step(self, step: Any, param: torch.Tensor) -> torch.Tensor:
+        """A copy of a step counter, a number or a tensor, as the op takes it.
+
+        Raises:
+            OpArgumentError: it is not a number.
+        """
         raise NotImplementedError
 
     def _is_step(self, step: Any, param: torch.Tensor) -> bool:
-        """Whether the op takes this counter of steps."""
+        """Whether the op takes this step counter."""
         raise NotImplementedError
 
     # torch.optim.Optimizer's interface --------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its parameters and options are checked as in the constructor."""
+        """Add a group; checks its parameters and options as the constructor does."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -161,14 +159,14 @@ class NativeOptimizer(Optimizer):
 
     @untraced
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Let go of all gradients, or fill them with zeros."""
+        """Set all gradients to None, or to zeros."""
         super().zero_grad(set_to_none)
         if set_to_none:
             self._groups.release_grads()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state and the options, as every torch optimizer has them."""
-        # The first of the hooks after, so that the others may make of it what they like.
+        """The state and the options, in the format of every torch optimizer."""
+        # The first of the post hooks, so that the others see plain dictionaries.
         first = self.register_state_dict_post_hook(lambda _, made: with_plain_entries(made), prepend=True)
         try:
             return super().state_dict()
@@ -176,17 +174,17 @@ class NativeOptimizer(Optimizer):
             first.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load this optimizer's own state or that of an optimizer of the same formula, torch.optim's among them.
+        """Load the state of this optimizer or of another with the same formula, for example torch.optim's.
 
-        As in torch, options come from ``state_dict``; those it lacks keep their present values. So does
-        ``states``: states are converted to the way this optimizer keeps them. Hooks see what they see in
-        torch's.
+        As in torch, options come from ``state_dict``, and options that it lacks keep their values. ``states`` always
+        keeps its value: the loaded states are converted to this optimizer's storage. Hooks run as in torch.
 
         Raises:
-            OpArgumentError: the state lacks a part, or uses an option that this optimizer does not have.
+            OpArgumentError: the state lacks a part, uses an option that this optimizer does not support, or has
+                another shape than its parameter.
             IncompatibleOpError: the native op for an option of the state cannot be built or loaded here.
         """
-        # The last of the hooks before, so that it sees what the others made of it.
+        # The last of the pre hooks, so that it sees the result of the others.
         last = self.register_load_state_dict_pre_hook(lambda _, given: self._check_state_dict(given))
         try:
             super().load_state_dict(state_dict)
@@ -195,7 +193,7 @@ class NativeOptimizer(Optimizer):
             self._loading = None
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """What is about to be loaded, with the options that it lacks."""
+        """The state to load, completed by the options that it lacks."""
         self._require("The state", state_dict, ("state", "param_groups"))
         groups = []
         for index, saved in enumerate(state_dict["param_groups"]):
@@ -204,15 +202,16 @@ class NativeOptimizer(Optimizer):
             groups.append({**present, **saved, "states": present["states"]})
             self._check_group(groups[-1])
             self.native_of(groups[-1])
-            for number in saved["params"]:
+            params = self.param_groups[index]["params"] if index < len(self.param_groups) else []
+            for number, param in zip(saved["params"], params, strict=False):  # torch checks the lengths
                 entry = state_dict["state"].get(number)
                 if entry:
-                    self._check_saved(f"The state of parameter {number}", entry, groups[-1])
+                    self._check_saved(f"The state of parameter {number}", entry, param, groups[-1])
         self._loading = {**state_dict, "param_groups": groups}
         return {**self._loading}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Reached from load_state_dict, before the hooks after it; and from copy and pickle.
+        # Called by load_state_dict, before its post hooks, and by copy and pickle.
         super().__setstate__(state)
         for group in self.param_groups:
             for name, value in self.defaults.items():
@@ -222,8 +221,7 @@ class NativeOptimizer(Optimizer):
             for group in self.param_groups:
                 self.native_of(group)
             return
-        # The base class has converted all state to the parameter's type. What is kept in another comes
-        # from the given state instead, which may hold more bits.
+        # The base class has converted all states to the parameter's type. The given state may have more bits.
         saved_ids = [index for group in self._loading["param_groups"] for index in group["params"]]
         pairs = [(param, group) for group in self.param_groups for param in group["params"]]
         for saved_id, (param, group) in zip(saved_ids, pairs, strict=True):
@@ -235,7 +233,13 @@ class NativeOptimizer(Optimizer):
     # The parts of a step ----------------------------------------------------------------------
 
     def _begin_step(self, closure: Callable[[], float] | None) -> float | None:
-        """Run the closure and check the options of all groups; the closure's loss."""
+        """Run the closure, check the options of all groups, and return the closure's loss."""
+        if type(torch.empty(0, dtype=torch.uint8, device="cpu")) is not torch.Tensor:
+            raise AccelError(
+                f"{type(self).__name__}.step() was called in a mode that replaces tensors, such as FakeTensorMode; the "
+                "native update needs memory to write.",
+                "Call step() outside that mode, or estimate with torch.optim's optimizer of the same formula.",
+            )
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -245,14 +249,14 @@ class NativeOptimizer(Optimizer):
         return loss
 
     def _option_values(self, batch: Batch) -> list[float]:
-        """What an update takes, in the op's order."""
+        """The options of an update, in the op's order."""
         numbers = self._numbers(batch.group)
         return [float(numbers[name]) for name in batch.op.options]
 
-    # What PreparedGroups asks, and loading ----------------------------------------------------
+    # Called by PreparedGroups -----------------------------------------------------------------
 
     def native_of(self, group: Mapping[str, Any]) -> NativeOp:
-        """The native op that updates a group; loaded when first asked for.
+        """The native op that updates a group, loaded at the first call.
 
         Raises:
             IncompatibleOpError: it cannot be built or loaded here.
@@ -271,22 +275,22 @@ class NativeOptimizer(Optimizer):
         return [codes for codes, _ in pairs], [scales for _, scales in pairs]
 
     def state_of(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-        """A parameter's state as the group keeps it; what is missing of it is made."""
+        """A parameter's state in the group's storage; makes missing parts."""
         state: dict[str, Any] = self.state[param]
         names, scales = self.names_of(group)
         if "step" not in state or any(state.get(name) is None for name in (*names, *scales)):
             state = self.state[param] = self._loaded(state, param, group)
-        elif not self._is_step(state["step"], param):  # as old checkpoints have it
-            state["step"] = self._placed_step(state["step"], param)
+        elif not self._is_step(state["step"], param):  # from an old checkpoint
+            state["step"] = self._place_step(state["step"], param)
         return state
 
     def _loaded(self, saved: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-        """A parameter's saved state as this optimizer keeps it."""
+        """A parameter's saved state in this optimizer's storage."""
         states = self._states_of(group)
         of_states = {name for state in states for name in (state, *packed_states.names(state))}
         loaded = {name: value for name, value in saved.items() if name not in of_states}
         step = saved["step"] if "step" in saved else self._step_without_one(saved)
-        loaded["step"] = self._placed_step(step, param)
+        loaded["step"] = self._place_step(step, param)
         for name in states:
             loaded.update(self._loaded_state(name, saved, param, group))
         return loaded
@@ -294,36 +298,59 @@ class NativeOptimizer(Optimizer):
     def _loaded_state(
         self, name: str, saved: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]
     ) -> dict[str, torch.Tensor]:
-        """The entries of one state, from saved values, from saved bytes, or from the beginning."""
+        """The entries of one state, from saved values, saved bytes, or its initial value."""
         non_negative = name in self.NON_NEGATIVE
         packed = packed_states.names(name)
         if group["states"] == "8bit" and packed_states.are_saved(name, saved):
             return {key: self._place(saved[key], param, saved[key].dtype) for key in packed}
         value = packed_states.saved_values(name, saved, non_negative)
         if value is None:
-            # One element in memory; what is made of it is filled as it is written.
-            value = torch.full((), self._first_value(name, group), device=param.device).expand(param.shape)
+            # A single element in memory: its copy is filled as it is written.
+            first = torch.full((), self._first_value(name, group), dtype=torch.float32, device=param.device)
+            value = first.expand(param.shape)
         if group["states"] != "8bit":
             return {name: self._place(value, param, state_dtype(param, group))}
         encoded = packed_states.encoded(value, non_negative)
         return {key: self._place(one, param, one.dtype) for key, one in zip(packed, encoded, strict=True)}
 
-    def check_state(self, state: Mapping[str, Any], index: int, group: Mapping[str, Any]) -> None:
-        """Refuse a parameter's state that does not fit."""
-        self._check_saved(f"The state of parameter {index}", state, group)
+    def check_state(self, state: Mapping[str, Any], param: torch.Tensor, index: int, group: Mapping[str, Any]) -> None:
+        """Check a parameter's state.
 
-    def _check_saved(self, what: str, entry: Mapping[str, Any], group: Mapping[str, Any]) -> None:
-        """Refuse a parameter's saved state that lacks a part."""
+        Raises:
+            OpArgumentError: it lacks a part, has another shape than the parameter, or its step is not a count.
+        """
+        self._check_saved(f"The state of parameter {index}", state, param, group)
+
+    def _check_saved(self, what: str, entry: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> None:
         self._require(what, entry, ("step",))
         for name in self._states_of(group):
             codes, scales = packed_states.names(name)
             self._require(what, entry, (scales,) if codes in entry else (name,))
+        self._check_shapes(what, entry, param, group)
+
+    def _check_shapes(self, what: str, entry: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> None:
+        shape = tuple(param.shape)
+        blocks = (-(-param.numel() // QUANT_BLOCK),)
+        for state in self._states_of(group):
+            codes, scales = packed_states.names(state)
+            for name, expected in ((state, shape), (codes, shape), (scales, blocks)):
+                value = entry.get(name)
+                if value is not None and getattr(value, "shape", None) != expected:
+                    found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"{value!r}"
+                    raise OpArgumentError(
+                        f"{what} has {name} of {found}; shape {expected} is required for a parameter of shape {shape}.",
+                        "Load the state of the same parameters in the same order.",
+                    )
 
     def check_grad(self, grad: torch.Tensor, index: int) -> None:
-        """Refuse a gradient that does not fit."""
+        """Check a gradient.
+
+        Raises:
+            OpArgumentError: it is sparse.
+        """
         if grad.layout != torch.strided:
             raise OpArgumentError(
-                f"The gradient of parameter {index} is sparse ({grad.layout}); {type(self).__name__} takes dense ones.",
+                f"The gradient of parameter {index} is sparse ({grad.layout}); {type(self).__name__} needs dense ones.",
                 "Use torch.optim.SparseAdam or SGD for these parameters, or sparse=False in the embedding.",
             )
 
@@ -351,13 +378,18 @@ class NativeOptimizer(Optimizer):
         self._check_device(param, what, group)
         if param.dtype not in _PARAM_DTYPES:
             raise OpArgumentError(
-                f"{what} is of type {param.dtype}; float32, bfloat16 or float16 is needed.",
+                f"{what} is of type {param.dtype}; float32, bfloat16 or float16 is required.",
                 "Convert the model, for example model.float().",
             )
         if param.layout != torch.strided or not param.is_contiguous():
             raise OpArgumentError(
                 f"{what} is not a contiguous dense tensor (layout {param.layout}).",
-                "Give it contiguous parameters, for example p.data = p.data.contiguous().",
+                "Make the parameter contiguous, for example by p.data = p.data.contiguous().",
+            )
+        if param.is_neg():
+            raise OpArgumentError(
+                f"{what} is a lazy negation: its memory holds the values with the opposite sign.",
+                "Resolve it, for example by p.data = p.data.resolve_neg().",
             )
 
     def _require(self, what: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
@@ -365,25 +397,10 @@ class NativeOptimizer(Optimizer):
         if missing:
             raise OpArgumentError(
                 f"{what} lacks {' and '.join(map(repr, missing))}.",
-                f"Give what the state_dict() of {type(self).__name__}, or of torch.optim's optimizer of its formula, "
-                "returned.",
+                f"Pass the state_dict() of a {type(self).__name__} or of torch.optim's optimizer of the same formula.",
             )
 
 
 def state_dtype(param: torch.Tensor, group: Mapping[str, Any]) -> torch.dtype:
-    """The type of a state; of an 8-bit one before it is packed."""
+    """The type of a state, for 8-bit states before packing."""
     return {"param": param.dtype, "bfloat16": torch.bfloat16}.get(group["states"], torch.float32)
-
-
-def check_betas(betas: Any) -> None:
-    """Refuse what is no pair of numbers in [0, 1).
-
-    Raises:
-        OpArgumentError: it is not one.
-    """
-    try:
-        beta1, beta2 = betas
-    except (TypeError, ValueError):
-        raise OpArgumentError(f"betas is {betas!r}; it must be two numbers.", "Correct betas.") from None
-    fraction("betas[0]", beta1)
-    fraction("betas[1]", beta2)

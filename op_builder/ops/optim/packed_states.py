@@ -1,8 +1,8 @@
-"""8-bit states in Python: for making, loading and looking at them. Updates work on them natively.
+"""8-bit states in Python, to create, load and inspect them; native code updates them.
 
-The format is csrc/kernels/cpu/codecs_inl.h's: one byte an element, and a float32 scale for each block of 256.
-A value's place is its magnitude over the scale, plus a small power of two; a code is the part of that
-float where places differ: 4 bits of exponent beside a sign, or 5 without one, and 3 of fraction. The scale
+csrc/kernels/cpu/codecs_inl.h defines the format: one byte per element, and a float32 scale for each block of 256.
+A value's place is its magnitude over the scale, plus a small power of two. A code is the part of that float where
+places differ: a sign and 4 bits of exponent, or 5 bits without a sign, and 3 bits of fraction. The scale
 maps the block's largest magnitude to the largest code.
 """
 
@@ -26,22 +26,22 @@ def _zero(non_negative: bool) -> float:
 
 
 def _least_scale(non_negative: bool) -> float:
-    """A block with less counts as zero."""
+    """The smallest scale; a block below it counts as zero."""
     return 2.0**-115 if non_negative else 2.0**-126
 
 
 def names(state: str) -> tuple[str, str]:
-    """The names of a state's bytes and scales; another than its values', so that who does not know them says so."""
+    """The names of a state's codes and scales; other than the state's, so that other optimizers do not accept them."""
     return f"{state}_codes", f"{state}_scale"
 
 
 def are_saved(state: str, saved: Mapping[str, Any]) -> bool:
-    """Whether a saved state has this one as bytes."""
+    """Whether this state was saved as codes."""
     return all(saved.get(name) is not None for name in names(state))
 
 
 def saved_values(state: str, saved: Mapping[str, Any], non_negative: bool) -> torch.Tensor | None:
-    """A state's values, from saved bytes or as they were saved; None where there are none."""
+    """A state's values, decoded or as they were saved; None if they are missing."""
     if are_saved(state, saved):
         codes, scales = names(state)
         return decoded(saved[codes], saved[scales], non_negative)
@@ -59,8 +59,8 @@ def decoded(codes: torch.Tensor, scales: torch.Tensor, non_negative: bool) -> to
     Returns:
         float32, of the shape of ``codes``.
     """
-    codes, scales = codes.detach().cpu(), scales.detach().cpu()  # may have been saved elsewhere
-    values = torch.empty(codes.shape, dtype=torch.float32)
+    codes, scales = codes.detach().cpu(), scales.detach().cpu()
+    values = torch.empty(codes.shape, dtype=torch.float32, device="cpu")
     for at, (code, value) in _pieces(codes.reshape(-1), values.view(-1)):
         value.copy_(_decoded_piece(code, scales[at // QUANT_BLOCK :], non_negative))
     return values
@@ -75,8 +75,8 @@ def encoded(values: torch.Tensor, non_negative: bool) -> tuple[torch.Tensor, tor
     Returns:
         uint8 codes of the same shape, and float32 scales.
     """
-    codes = torch.empty(values.shape, dtype=torch.uint8)
-    scales = torch.empty(-(-values.numel() // QUANT_BLOCK))
+    codes = torch.empty(values.shape, dtype=torch.uint8, device="cpu")
+    scales = torch.empty(-(-values.numel() // QUANT_BLOCK), dtype=torch.float32, device="cpu")
     for at, (value, code) in _pieces(values.detach().reshape(-1), codes.view(-1)):
         packed, scale = _encoded_piece(value.float(), non_negative)
         code.copy_(packed)
@@ -85,7 +85,7 @@ def encoded(values: torch.Tensor, non_negative: bool) -> tuple[torch.Tensor, tor
 
 
 def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[int, list[torch.Tensor]]]:
-    """Where each piece begins, and the piece of each tensor: what is computed on the way is as large as a piece."""
+    """The start of each piece and the piece of each tensor, so that temporaries are no larger than a piece."""
     for at in range(0, tensors[0].numel(), _PIECE):
         yield at, [tensor[at : at + _PIECE] for tensor in tensors]
 
@@ -93,7 +93,7 @@ def _pieces(*tensors: torch.Tensor) -> Iterator[tuple[int, list[torch.Tensor]]]:
 def _decoded_piece(codes: torch.Tensor, scales: torch.Tensor, non_negative: bool) -> torch.Tensor:
     code = codes.to(torch.int32)
     magnitude = code if non_negative else code & 0x7F
-    zero = torch.tensor(_zero(non_negative))
+    zero = torch.tensor(_zero(non_negative), dtype=torch.float32, device="cpu")
     place = (magnitude << _DROPPED_BITS | zero.view(torch.int32)).view(torch.float32)
     blocks = -(-codes.numel() // QUANT_BLOCK)
     values = (place - zero) * scales[:blocks].repeat_interleave(QUANT_BLOCK)[: codes.numel()]
@@ -111,6 +111,6 @@ def _encoded_piece(values: torch.Tensor, non_negative: bool) -> tuple[torch.Tens
     factor = torch.where(largest == 0, 0.0, top / largest)[:, None]
     place = (padded.abs() * factor + zero).clamp(max=_LARGEST_PLACE)
     code = (place.view(torch.int32) + (1 << (_DROPPED_BITS - 1))) >> _DROPPED_BITS
-    # A divisor is not to be lost.
+    # Never zero: the second moment is a divisor.
     code = (code & 0xFF).clamp(min=1) if non_negative else code & 0x7F | torch.where(padded < 0, 0x80, 0)
     return code.to(torch.uint8).reshape(-1)[: values.numel()], largest / top

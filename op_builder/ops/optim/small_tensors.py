@@ -1,10 +1,9 @@
-"""Memory of an optimizer's many small states, one behind the other.
+"""Contiguous memory for an optimizer's many small states.
 
-Ten thousand states with allocations of their own lie on as many pages and more, and a processor that goes
-through them waits for addresses to be translated longer than for the values. Placed in the order in which
-they are updated they are one stream. A tensor placed here still has a storage of its own, so saving,
-copying or freeing one does not drag its neighbours along; their memory is given back with the last of a
-chunk.
+Ten thousand states that are allocated separately are on at least as many pages, and reading them waits longer for the
+translation of addresses than for the values. Placed in the order in which they are updated they are one stream. Each
+tensor still has its own storage, so it is saved, copied and freed without its neighbours; the memory of a chunk is
+freed with the last of its tensors.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ import mmap
 import torch
 
 CHUNK_BYTES = 1 << 20
-#: Larger ones fill their pages themselves.
+#: Larger tensors fill their own pages.
 LARGEST_BYTES = 64 << 10
 
-_ALIGNMENT = 64  # a cache line: two threads do not write to one
+_ALIGNMENT = 64  # a cache line, so that no two threads write to the same one
 
 
 class SmallTensors:
-    """Makes contiguous CPU tensors, the small ones of them side by side."""
+    """Makes contiguous CPU tensors, and places small ones next to each other."""
 
     def __init__(self) -> None:
-        # Steps by themselves, close together: all are read before an update.
+        # Steps are apart from arrays and close together: an update reads all of them first.
         self._numbers = _Chunks(1)
         self._arrays = _Chunks(_ALIGNMENT)
 
@@ -46,16 +45,16 @@ class SmallTensors:
 class _Chunks:
     def __init__(self, alignment: int) -> None:
         self._alignment = alignment
-        self._chunk: mmap.mmap | None = None  # the last one; those before are kept by what lies in them
+        self._chunk: mmap.mmap | None = None  # the last one; earlier chunks live as long as their tensors
         self._used = 0
 
     def place(self, shape: torch.Size, dtype: torch.dtype, nbytes: int) -> torch.Tensor:
         step = max(self._alignment, dtype.itemsize)
         offset = -(-self._used // step) * step
         if self._chunk is None or offset + nbytes > CHUNK_BYTES:
-            # Private to the process, also where a child process goes on with the optimizer.
+            # Private to the process: a forked child that uses the optimizer gets its own copy.
             self._chunk, offset = mmap.mmap(-1, CHUNK_BYTES, access=mmap.ACCESS_COPY), 0
         self._used = offset + nbytes
         count = nbytes // dtype.itemsize
-        # resize_() makes no view, as view() would: the shape becomes the tensor's own.
+        # resize_() makes no view, unlike view().
         return torch.frombuffer(self._chunk, dtype=dtype, count=count, offset=offset).resize_(shape)

@@ -60,23 +60,6 @@ def test_it_is_torchs_amsgrad_and_not_adam(
 
 
 @every_pair
-@pytest.mark.parametrize("fused", [False, True], ids=["", "torch's fused"])
-def test_state_goes_both_ways_with_torch(ours: Callable[..., Any], theirs: Callable[..., Any], fused: bool) -> None:
-    theirs = functools.partial(theirs, fused=fused)
-    whole = make_params()
-    run(theirs(whole, amsgrad=True, **OPTIONS), whole, 8)
-    for source, target in ((ours, theirs), (theirs, ours), (ours, ours)):
-        params = make_params()
-        before = source(params, amsgrad=True, **OPTIONS)
-        run(before, params, 4)
-        after = target(params)  # amsgrad comes with the state
-        after.load_state_dict(pickle.loads(pickle.dumps(before.state_dict())))
-        assert after.param_groups[0]["amsgrad"] is True
-        run(after, params, 4, first=4)
-        assert_close(params, whole)
-
-
-@every_pair
 def test_groups_may_differ(ours: Callable[..., Any], theirs: Callable[..., Any]) -> None:
     def groups(params: Params) -> list[dict[str, Any]]:
         return [{"params": params[:2], "amsgrad": True}, {"params": params[2:4]}]
@@ -120,19 +103,6 @@ def test_clipping_scaling_and_copies_reach_over_groups_that_differ() -> None:
     optimizer.step(grad_scale=256.0)
     assert optimizer.skipped
     assert_equal(contents(optimizer, mine), before)
-
-
-def test_a_grad_scaler_skips_groups_that_differ_together() -> None:
-    params = make_params()
-    optimizer = FusedAdam([{"params": params[:2], "amsgrad": True}, {"params": params[2:]}])
-    run(optimizer, params, 1)
-    before = contents(optimizer, params)
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    scaler.scale(torch.zeros(()))  # makes its tensors
-    set_grads(params, 1)
-    params[4].grad[0, 0] = float("inf")
-    scaler.step(optimizer)
-    assert_equal(contents(optimizer, params), before)
 
 
 # The op of their own --------------------------------------------------------------------------------

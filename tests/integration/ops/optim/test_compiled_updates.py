@@ -40,10 +40,6 @@ def assert_equal(ones: Any, others: Any) -> None:
     assert all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))
 
 
-def test_there_are_more_steps_than_torch_compiles_for():
-    assert len(STEPS) > torch._dynamo.config.recompile_limit
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_functions_of_one_tensor(kind: Kind):
     module = type(load(kind))(load(kind).ops)
@@ -159,7 +155,7 @@ def test_numbers_that_do_not_fit_are_told_from_a_compiled_function_too(cpu_adam)
         with pytest.raises(OpArgumentError, match=text):
             train_step(step, lr)
     # Read when the graph runs, which calls torch's own op: its class depends on torch.
-    for step, text in [(0, "step is 0; steps count from 1"), (2.5, "step is 2.5.*no whole number")]:
+    for step, text in [(0, "step is 0; steps count from 1"), (2.5, "step is 2.5.*not a whole number")]:
         with pytest.raises((ValueError, RuntimeError), match=f"^ValueError: .*{text}"):
             train_step(torch.tensor(step), 1e-3)
     assert_equal(tensors, before)
@@ -181,7 +177,7 @@ def test_opcheck_of_the_update_by_numbers(kind: Kind):
 def test_the_raw_op_refuses_other_numbers(cpu_adam, numbers):
     given = as_lists([make_tensors(ADAM, 17)])
     before = given.params[0].clone()
-    with pytest.raises((ValueError, RuntimeError), match=r"^ValueError: .*no tensor of 9 float64"):
+    with pytest.raises((ValueError, RuntimeError), match=r"^ValueError: .*not a tensor of 9 float64"):
         cpu_adam.ops.update.numbers(*given.positional(), numbers, *Pass().settings(), cpu_adam.isa)
     assert torch.equal(given.params[0], before)
 

@@ -115,7 +115,7 @@ def test_the_raw_op_refuses_bad_input_as_a_value_error(cpu_adam):
         cpu_adam.ops.update(*tensors, 3, list(OPTIONS), *PLAIN, "avx9")
     with pytest.raises(ValueError, match="step is 0"):
         cpu_adam.ops.update(*tensors, 0, list(OPTIONS), *PLAIN, cpu_adam.isa)
-    with pytest.raises(ValueError, match="There is no prepared list 123456789"):
+    with pytest.raises(ValueError, match="Prepared list 123456789 does not exist"):
         cpu_adam.ops.update_prepared(123456789, list(OPTIONS), *PLAIN, cpu_adam.isa)
 
 
@@ -129,18 +129,6 @@ def test_the_raw_op_refuses_lists_of_unequal_length(cpu_adam, place):
 
 def test_binding_and_python_see_the_same_instruction_sets(cpu_adam):
     assert tuple(cpu_adam.ops.supported_isas().split(",")) == cpu_isa.supported_isas()
-
-
-def test_compiles_as_one_graph(adam):
-    def train_step(param, grad, exp_avg, exp_avg_sq):
-        adam.adam_update(0, *Options().positional(), param, grad * 2, exp_avg, exp_avg_sq)
-        return param + 1
-
-    eager, compiled = random_tensors(1000), random_tensors(1000)
-    expected = train_step(*eager)
-    result = torch.compile(train_step, fullgraph=True)(*compiled)
-    assert torch.equal(result, expected)
-    assert all(torch.equal(one, other) for one, other in zip(compiled, eager, strict=True))
 
 
 def model_state() -> dict[str, list[torch.Tensor]]:

@@ -16,7 +16,7 @@ from tests.support.fused_cases import CHUNK, amsgrad_lists_of, assert_same
 from tests.support.optimizer_reference import (
     ADAM,
     AMSGRAD,
-    FLOATS,
+    DTYPES,
     LAMB,
     LION,
     Kind,
@@ -25,14 +25,10 @@ from tests.support.optimizer_reference import (
     assert_same_bits,
     load,
     make_tensors,
+    threads,
 )
 
 KINDS = (ADAM, AMSGRAD, LION, LAMB)
-TYPES = [
-    (param, grad, state)
-    for param, grad in itertools.product(FLOATS, FLOATS)
-    for state in dict.fromkeys((torch.float32, param))
-]
 NOOP = torch.zeros(1, dtype=torch.int32)
 SKIP = torch.ones(1, dtype=torch.int32)
 
@@ -46,7 +42,7 @@ def load_fused(kind: Kind) -> FusedOp:
 def make_cases(kind: Kind, offset: int = 0) -> list[Tensors]:
     """One of each length and combination of types."""
     lengths = (0, 1, 15, 17, 1000, 4097)
-    return [make_tensors(kind, n, *types, seed=n, offset=offset) for n in lengths for types in TYPES]
+    return [make_tensors(kind, n, *types, seed=n, offset=offset) for n in lengths for types in DTYPES]
 
 
 def apply(module: FusedOp, kind: Kind, cases: Sequence[Tensors], flag: torch.Tensor | None = None, **also: Any) -> None:
@@ -97,15 +93,11 @@ def test_every_option_has_the_effect_that_it_has_on_the_cpu_optimizer(kind):
 def test_the_number_of_threads_changes_no_bit(kind):
     given = [make_tensors(kind, n, seed=n) for n in (5, 70_000, 200_001)]
     results = []
-    threads = torch.get_num_threads()
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            cases = [case.clone() for case in given]
+    for count in (1, 2, 3):
+        cases = [case.clone() for case in given]
+        with threads(count):
             apply(load_fused(kind), kind, cases)
-            results.append([tensor for case in cases for tensor in case])
-    finally:
-        torch.set_num_threads(threads)
+        results.append([tensor for case in cases for tensor in case])
     for other in results[1:]:
         assert_same(results[0], other)
 

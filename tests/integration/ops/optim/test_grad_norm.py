@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from op_builder.errors import OpArgumentError
 from op_builder.ops.optim.tensor_lists import Pass, TensorLists
 from tests.support.adam_reference import Options
+from tests.support.optimizer_reference import FLOATS, threads
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 LENGTHS = (0, 1, 3, 15, 16, 31, 32, 33, 1000, 65_535, 65_536, 65_537, 200_003)
 
 
@@ -102,14 +102,10 @@ def test_one_value_that_is_not_finite_shows(adam_of_isa, dtype, value):
 def test_the_number_of_threads_does_not_change_a_bit(adam_of_isa):
     tensors = [random_values(numel, torch.float32, numel) for numel in (300_001, 5, 0, 70_000, 65_536)]
     prepared = prepared_with_grads(adam_of_isa, tensors)
-    before = torch.get_num_threads()
-    try:
-        norms = set()
-        for threads in (1, 2, 3, 4):
-            torch.set_num_threads(threads)
+    norms = set()
+    for count in (1, 2, 3, 4):
+        with threads(count):
             norms |= {adam_of_isa.norm(tensors), prepared.grad_norm()}
-    finally:
-        torch.set_num_threads(before)
     assert len(norms) == 1
 
 
@@ -135,17 +131,14 @@ def test_what_is_no_dense_float_tensor_is_refused(cpu_adam, tensor, text):
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("total", [torch.zeros(1), torch.zeros(2, dtype=torch.float64), torch.zeros(0).double()])
-def test_the_raw_op_refuses_a_place_for_the_sum_that_does_not_fit(cpu_adam, total):
-    with pytest.raises(ValueError, match="sum is no tensor of one float64"):
-        cpu_adam.ops.sum_of_squares([torch.ones(2)], total, cpu_adam.isa)
-
-
-def test_the_raw_op_refuses_a_place_for_the_sum_that_has_no_memory(cpu_adam):
-    total = torch.zeros(1, dtype=torch.float64)
-    total.untyped_storage().resize_(0)
-    with pytest.raises(ValueError, match="sum of tensor 0 reaches to byte 8"):
-        cpu_adam.ops.sum_of_squares([torch.ones(3)], total, cpu_adam.isa)
+def test_the_raw_op_refuses_a_sum_that_does_not_fit_or_has_no_memory(cpu_adam):
+    freed = torch.zeros(1, dtype=torch.float64)
+    freed.untyped_storage().resize_(0)
+    kinds = [torch.zeros(1), torch.zeros(2, dtype=torch.float64), torch.zeros(0).double()]
+    texts = ["sum is not a tensor of one float64"] * 3 + ["sum of tensor 0 reaches to byte 8"]
+    for total, text in zip([*kinds, freed], texts, strict=True):
+        with pytest.raises(ValueError, match=text):
+            cpu_adam.ops.sum_of_squares([torch.ones(2)], total, cpu_adam.isa)
 
 
 def test_the_norm_of_a_prepared_list_is_that_of_its_gradients_now(cpu_adam):

@@ -127,8 +127,8 @@ def test_a_function_of_one_tensor_does_what_the_list_form_does(kind):
 
 @pytest.mark.parametrize("change", [{"momentum": 0.0}, {"dampening": 0.5}], ids=str)
 def test_nesterov_without_momentum_or_with_dampening_is_refused(change):
-    Single(SGD, nesterov=True).refuses("nesterov came with", **change)
-    with pytest.raises(OpArgumentError, match="nesterov came with"):
+    Single(SGD, nesterov=True).refuses("nesterov=True was given with", **change)
+    with pytest.raises(OpArgumentError, match="nesterov=True was given with"):
         Single(SGD, nesterov=True, **change)
 
 
@@ -375,19 +375,3 @@ def test_opcheck_of_the_update(kind, dtype):
     also = Pass(-0.5, zero_grads=True).positional()
     arguments = (*tensors, 3, [float(value) for value in kind.options.values()], *also, load(kind).isa)
     torch.library.opcheck(load(kind).ops.update.default, arguments)
-
-
-@every_kind
-def test_a_training_step_compiles_as_one_graph_and_equals_eager(kind):
-    module = load(kind)
-    options = list(kind.options.values())
-
-    def train_step(param, grad, *states):
-        module.update_list(as_lists([Tensors(param, grad * 2, states)]), 3, options)
-        return param + 1
-
-    eager, compiled = make_tensors(kind, 1000), make_tensors(kind, 1000)
-    expected = train_step(*eager)
-    found = torch.compile(train_step, fullgraph=True, backend="aot_eager")(*compiled)
-    assert torch.equal(found, expected)
-    assert all(map(torch.equal, compiled, eager))

@@ -40,26 +40,10 @@ every_packing = pytest.mark.parametrize("optimizer", PACKING)
 def test_what_is_no_option_of_a_group_is_refused_in_one(optimizer: type[HostOptimizer], option: str) -> None:
     with pytest.raises(OpArgumentError, match=f"A group has {option}=1") as caught:
         optimizer([{"params": make_params(), option: 1}])
-    assert caught.value.remedy == f"Give {option} to {optimizer.__name__} itself."
+    assert caught.value.remedy == f"Pass {option} to {optimizer.__name__} itself."
 
 
 # Tensors that change between steps ------------------------------------------------------------
-
-
-@pytest.mark.parametrize("keeps", [True, False])
-def test_gradients_may_be_new_tensors_or_the_same(keeps: bool) -> None:
-    params, expected = make_params(), make_params()
-    made = CPUAdam(params)
-    for seed in range(5):
-        fresh = [param.grad for param in params]
-        set_grads(params, seed)
-        if keeps and seed:
-            for param, old in zip(params, fresh, strict=True):
-                old.copy_(param.grad)
-                param.grad = old
-        made.step()
-    run(CPUAdam(expected), expected, 5, first=0)
-    assert_equal(params, expected)
 
 
 def test_gradients_that_the_loop_lets_go_are_freed() -> None:
@@ -72,27 +56,6 @@ def test_gradients_that_the_loop_lets_go_are_freed() -> None:
         made.zero_grad(set_to_none=True)
         gc.collect()
         assert [ref() for ref in held] == [None] * len(params)
-
-
-def test_new_gradients_are_freed_where_the_first_stays_the_same() -> None:
-    """The first decides whether gradients are kept; that the others are new is noticed a step later, once."""
-    params, expected = make_params(), make_params()
-    made, reference = CPUAdam(params), CPUAdam(expected)
-    first = torch.zeros_like(params[0])
-    for seed in range(5):
-        set_grads(expected, seed)
-        set_grads(params, seed)
-        first.copy_(params[0].grad)
-        params[0].grad = first
-        made.step()
-        reference.step()
-        held = [weakref.ref(param.grad) for param in params[1:]]
-        for param in params[1:]:
-            param.grad = None
-        gc.collect()
-        if seed != 1:
-            assert [ref() for ref in held] == [None] * len(held)
-    assert_equal(params, expected)
 
 
 @pytest.mark.parametrize("front_end", [CPUAdam, CPUAmsgrad, FusedAdam])
@@ -194,7 +157,7 @@ def test_a_parameter_that_appears_twice_is_refused_at_the_step() -> None:
     with pytest.warns(UserWarning, match="duplicate parameters"):
         made = CPUAdam([*params, params[0]])
     set_grads(params, 0)
-    with pytest.raises(OpArgumentError, match="Group 0 holds a parameter twice"):
+    with pytest.raises(OpArgumentError, match="Group 0 has a parameter twice"):
         made.step()
     assert_equal(params, make_params())
 
@@ -318,7 +281,7 @@ def test_copies_of_the_new_parameters_are_written_and_kept_on_loading(optimizer:
 
 def test_copies_of_foreign_tensors_are_refused() -> None:
     made = CPUAdam(make_params())
-    with pytest.raises(OpArgumentError, match=r"shape \(3,\) is no parameter"):
+    with pytest.raises(OpArgumentError, match=r"shape \(3,\) is not a parameter"):
         made.write_copies({torch.zeros(3): torch.zeros(3)})
 
 
@@ -349,7 +312,7 @@ def test_everything_at_once_is_what_each_is_alone(optimizer: type[HostOptimizer]
         ({"max_grad_norm": 0}, "max_grad_norm is 0"),
         ({"max_grad_norm": -1}, "max_grad_norm"),
         ({"max_grad_norm": float("nan")}, "max_grad_norm"),
-        ({"seed": 2**63}, "seed is 9223372036854775808, which is no int of 64 bits"),
+        ({"seed": 2**63}, "seed is 9223372036854775808, which is not an int of 64 bits"),
         ({"seed": 1.5}, "seed is 1.5, which is not an int"),
     ],
 )
@@ -527,20 +490,6 @@ def test_a_skipped_step_zeroes_gradients_where_steps_do(keeps: bool) -> None:
     set_grads(params, 1)
     made.step(grad_scale=2.0)
     assert not made.skipped
-
-
-def test_gradients_are_freed_when_the_loop_begins_to_let_them_go() -> None:
-    params = make_params()
-    made = CPUAdam(params)
-    set_grads(params, 0)
-    for _ in range(4):
-        made.step()
-        made.zero_grad(set_to_none=False)
-    held = [weakref.ref(param.grad) for param in params]
-    made.zero_grad()
-    gc.collect()
-    assert [ref() for ref in held] == [None] * len(params)
-    run(made, params, 2)
 
 
 def test_a_momentum_that_comes_later_begins_as_torchs() -> None:

@@ -22,9 +22,6 @@ from tests.support.packed_reference import (
     code_values,
     decode_8bit,
     encode_8bit,
-    random16,
-    random_key,
-    stochastic_bfloat16,
 )
 
 NAMES = ("exp_avg", "exp_avg_sq")
@@ -154,27 +151,6 @@ def test_seed_step_and_place_give_the_random_bits(cpu_adam, packing):
     assert torch.equal(bits(), bits())
     for other in (bits(step=6), bits(seed=8), bits(seed=-7), bits(step=7, seed=5)):
         assert not torch.equal(bits(), other)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8])
-def test_equal_tensors_at_two_places_of_a_list_are_rounded_differently(cpu_adam, dtype):
-    values = spread(3000)
-    lists = TensorLists(
-        [torch.zeros(3000), torch.zeros(3000)],
-        [values, values.clone()],
-        [[torch.zeros(3000, dtype=dtype) for _ in range(2)] for _ in NAMES],
-        [[torch.zeros(blocks(3000)) for _ in range(2)] for _ in NAMES] if dtype == torch.uint8 else (),
-    )
-    cpu_adam.update_list(lists, 1, KEEP_NOTHING, Pass(stochastic=dtype == torch.bfloat16))
-    assert not torch.equal(lists.states[0][0], lists.states[0][1])
-
-
-def test_every_instruction_set_has_the_same_random_bits(adam_of_isa):
-    values = spread(5000)
-    key = random_key(3, 1, 0)
-    for k, stored in enumerate(as_bfloat16(adam_of_isa, values, seed=3)):
-        expected = stochastic_bfloat16(values if k == 0 else values * values, random16(key, 5000, k))
-        assert torch.equal(stored.view(torch.int16), expected.view(torch.int16))
 
 
 # 8 bits in blocks ----------------------------------------------------------------------------------
@@ -380,15 +356,6 @@ def test_a_block_that_is_nan_stays_nan_and_its_neighbours_do_not(adam_of_isa):
     assert lists.params[0][512:].isfinite().all()
 
 
-def test_the_tail_of_the_last_block_does_not_feel_what_follows(adam_of_isa):
-    values = spread(300, decades=2)
-    short = as_8bit(adam_of_isa, values)
-    long = as_8bit(adam_of_isa, torch.cat([values, torch.zeros(212)]))
-    for k in range(2):
-        assert torch.equal(short.states[k][0], long.states[k][0][:300])
-        assert torch.equal(short.scales[k][0], long.scales[k][0])
-
-
 # Many steps ----------------------------------------------------------------------------------------
 
 
@@ -442,24 +409,6 @@ def test_second_moments_of_noise_are_right_on_average(cpu_adam):
         ratios = (values / exact.states[1][0]).double()
         assert abs(ratios.mean() - 1) <= sigmas() * ratios.std() / math.sqrt(numel)
         assert ratios.std() <= noise
-
-
-def test_first_moments_of_noise_stay_centred(cpu_adam):
-    """A mean of zero is neither pulled away nor frozen."""
-    numel, steps = 16 * QUANT_BLOCK, 100
-    generator = torch.Generator().manual_seed(0)
-    packed = TensorLists(
-        [torch.zeros(numel)], [torch.zeros(numel)], zeros(numel, torch.uint8), zeros(16, torch.float32)
-    )
-    exact = torch.zeros(numel, dtype=torch.float64)
-    for step in range(1, steps + 1):
-        packed.grads[0].normal_(generator=generator)
-        exact = 0.9 * exact + 0.1 * packed.grads[0].double()
-        cpu_adam.update_list(packed, step, DECAY)
-    errors = decoded(packed)[0].double() - exact
-    assert abs(errors.mean()) <= sigmas() * errors.std() / math.sqrt(numel) + 2.0**-16
-    # A rounding is off by at most an eighth of its value; ten of them are remembered.
-    assert errors.std() <= 0.125 * exact.std()
 
 
 # The Python side -----------------------------------------------------------------------------------

@@ -51,24 +51,6 @@ def test_gradients_that_stay_are_replaced_or_missing_are_those_of_the_step(count
             assert torch.equal(one, other)
 
 
-def test_replaced_states_and_parameters_memory_are_used() -> None:
-    optimizer, expected = make_optimizer(3), make_optimizer(3)
-    for step in range(6):
-        for each in (optimizer, expected):
-            set_grads(each, step, "same")
-        param = params_of(optimizer)[step % 3]
-        if step == 2:
-            param.data = param.data.clone()
-        if step == 3:
-            optimizer.state[params_of(optimizer)[0]]["exp_avg"] = optimizer.state[param]["exp_avg"].clone()
-        if step == 4:
-            optimizer.state[param].update(exp_avg_sq=optimizer.state[param]["exp_avg_sq"].clone())
-        optimizer.step()
-        expected.step()
-        for one, other in zip(params_of(optimizer), params_of(expected), strict=True):
-            assert torch.equal(one, other)
-
-
 def test_a_refused_step_changes_nothing_and_the_next_one_works() -> None:
     params = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
     optimizer = CPUAdam([{"params": params[:1]}, {"params": params[1:]}])

@@ -124,12 +124,9 @@ def test_a_compiled_training_step_leaves_the_graph_at_the_optimizer_alone(optimi
         compiled(models[0], made)
         train(models[1], other)
     assert counted["stats"]["calls_captured"] > 0
-    reasons = [reason for reason in counted["graph_break"] if "op_builder" in reason]
-    called = [re.search(r"the function `(\S+)`", reason) for reason in reasons]
+    called = {found for reason in counted["graph_break"] for found in re.findall(r"<function (\S+) at", reason)}
     base = HostOptimizer if isinstance(made, HostOptimizer) else FusedOptimizer
-    assert sorted(found.group(1) for found in called if found) == sorted(
-        [f"{base.__name__}.step", "NativeOptimizer.zero_grad"]
-    )
+    assert called == {f"{base.__name__}.step", "NativeOptimizer.zero_grad"}
     assert_equal([*models[0].parameters()], [*models[1].parameters()])
 
 
@@ -323,25 +320,10 @@ def test_torchs_grad_scaler_drives_it(optimizer: type[Any]) -> None:
             params[1].grad[0] = math.inf
         scaler.step(made)
         scaler.update()
-        if isinstance(made, HostOptimizer):
-            assert made.skipped == (seed == 1)
         if seed != 1:
             other.step()
     assert scaler.get_scale() == 128.0
     assert_equal(contents(made, params), contents(other, expected))
-
-
-@every_adam
-def test_a_grad_scaler_that_has_unscaled_already_is_not_followed_twice(optimizer: type[Any]) -> None:
-    params, expected = make_params(), make_params()
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    scaler.scale(torch.zeros(()))
-    made = optimizer(params)
-    set_grads(params, 0, scale=256.0)
-    scaler.unscale_(made)
-    scaler.step(made)
-    run(optimizer(expected), expected, 1, first=0)
-    assert_equal(params, expected)
 
 
 @every_adam
@@ -355,22 +337,6 @@ def test_empty_and_scalar_parameters_and_gradients_in_other_layouts_are_accepted
     made.step()
     assert params[1].item() == pytest.approx(2.0 - 1e-3, rel=1e-6)
     assert torch.equal(params[2].detach().sign(), -params[2].grad.sign())
-
-
-@every_adam
-def test_the_state_of_a_capturable_optimizer_is_loaded(optimizer: type[Any]) -> None:
-    params = make_params()
-    theirs = torch.optim.AdamW(params)
-    run(theirs, params, 2)
-    saved = theirs.state_dict()
-    saved["param_groups"][0]["capturable"] = True  # as it comes from one on a GPU
-    others = copy.deepcopy(params)
-    made = optimizer(others)
-    made.load_state_dict(saved)
-    run(theirs, params, 2, first=3)
-    run(made, others, 2, first=3)
-    assert_close(params, others)
-    assert made.state_dict()["param_groups"][0]["capturable"] is True
 
 
 @every_adam

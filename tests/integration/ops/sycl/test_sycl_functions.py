@@ -83,9 +83,9 @@ BAD_BITS = [
     (lambda: packbits(torch.ones((), dtype=torch.uint8)), "x has no dimension"),
     (lambda: packbits(torch.ones(3, dtype=torch.uint8), "middle"), "bitorder is 'middle'"),
     (lambda: packbits([1, 0]), "x is of type list"),
-    (lambda: unpackbits(torch.ones(2, dtype=torch.uint8), 17), "count is 17, which 2 bytes a row do not hold"),
+    (lambda: unpackbits(torch.ones(2, dtype=torch.uint8), 17), "count is 17, which does not fit 2 bytes per row"),
     (lambda: packbits(torch.ones(3, dtype=torch.uint8, device="meta")), "x is on device meta"),
-    (lambda: unpackbits(torch.ones(2, 0, dtype=torch.uint8), -3), "count is -3, which 0 bytes a row do not hold"),
+    (lambda: unpackbits(torch.ones(2, 0, dtype=torch.uint8), -3), "count is -3, which does not fit 0 bytes per row"),
     (lambda: unpackbits(torch.ones(2, dtype=torch.uint8), 9.5), "count is 9.5"),
 ]
 
@@ -219,7 +219,7 @@ BAD_BLOCKS = [
     (lambda: quantize_blocks(torch.ones(8), 5), "bits is 5"),
     (lambda: quantize_blocks(torch.ones(8), 8, 7), "block_size is 7"),
     (lambda: quantize_blocks(torch.ones(8, requires_grad=True)), "x requires a gradient"),
-    (lambda: dequantize_blocks(*one_block(), (65,)), r"64 elements, which are not 8 bits for each of shape \(65,\)"),
+    (lambda: dequantize_blocks(*one_block(), (65,)), r"does not match 8 bits per element of shape \(65,\)"),
     (lambda: dequantize_blocks(*one_block(), (64,), block_size=16), "scales has 1 elements of type Float; 4"),
     (lambda: dequantize_blocks(*one_block(), (64,), torch.float64), "dtype is torch.float64"),
     (lambda: dequantize_blocks(one_block()[0].float(), one_block()[1], (64,)), "codes has 64 elements of type Float"),
@@ -295,11 +295,12 @@ def test_infinities_and_nan_stay_in_their_rows():
 
 X = torch.ones(4, 8)
 BAD_NORMS = [
-    (lambda: rms_norm(X, torch.ones(7)), r"weight is of shape \(7,\), x of shape \(4, 8\)"),
-    (lambda: rms_norm(X, torch.ones(8), residual=torch.ones(4, 7)), "residual is of shape"),
+    (lambda: rms_norm(X, torch.ones(7)), r"weight has shape \(7,\), x has shape \(4, 8\)"),
+    (lambda: rms_norm(X, torch.ones(8), residual=torch.ones(4, 7)), "residual has shape"),
     (lambda: rms_norm(X, torch.ones(8), residual=torch.ones(4, 8).half()), "residual has 32 elements of type float16"),
     (lambda: rms_norm(X, torch.ones(8), residual=torch.ones(8, 4).t()), "residual is not contiguous"),
     (lambda: rms_norm(X, torch.ones(8), residual=X), "residual shares memory with x"),
+    (lambda: rms_norm(X, torch.ones(8), residual=torch._neg_view(torch.ones(4, 8))), "residual is a lazy negation"),
     (lambda: rms_norm(X, torch.ones(8).half()), "weight is of type float16, x of type float32"),
     (lambda: rms_norm(X, torch.ones(8), eps=-1.0), "eps is -1.0"),
     (lambda: rms_norm(X.double(), torch.ones(8)), "x is of type Double"),

@@ -5,8 +5,6 @@ With numbers as options they give the bits of the CPU kernels, which are compare
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
@@ -16,18 +14,14 @@ from op_builder.ops import FusedLion, SYCLFusedAdam, SYCLFusedLion
 from op_builder.ops.optim.fused_op import Control, FusedOp
 from op_builder.ops.optim.tensor_lists import TensorLists
 from op_builder.xpu import FusedAdamBuilder, FusedLionBuilder
-from tests.support.adam_reference import Options, Tensors, U, assert_within, expect_update, random_tensors
+from tests.support.adam_reference import Options, Tensors, U, random_tensors
 from tests.support.fused_cases import CHUNK, assert_same, lists_of, mixed_cases, positional
+from tests.support.optimizer_reference import ADAM, DTYPES, Reference, Rounded
+from tests.support.optimizer_reference import Tensors as KindTensors
 from tests.support.sycl_cases import needs_sycl
 
 pytestmark = needs_sycl
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-DTYPES = [
-    (param, grad, moment)
-    for param, grad in itertools.product(FLOATS, FLOATS)
-    for moment in dict.fromkeys((torch.float32, param))
-]
 SKIP = torch.ones(1, dtype=torch.int32)
 GO = torch.zeros(1, dtype=torch.int32)
 
@@ -132,11 +126,14 @@ def test_the_capturable_form_reads_learning_rate_and_steps_and_counts_them_up(ad
     lengths = (1, 17, 1000, 4097)
     cases = [random_tensors(n, seed=n) for n in lengths]
     done = [torch.tensor(float(step)) for step in (0, 1, 999, 123_456)]
-    expected = []
+    references = []
     for case, steps in zip(cases, done, strict=True):
-        result, bound = expect_update(case, Options(step=int(steps) + 1))
-        change = (result.param - Options().decay * case.param.double()).abs()
-        expected.append((result, Tensors(bound.param + 8 * U * change, bound.grad, bound.exp_avg, bound.exp_avg_sq)))
+        param, grad, *states = case
+        reference = Reference.of(ADAM, ADAM.options, KindTensors(param, grad, tuple(states)))
+        reference.step(grad, int(steps) + 1)
+        change = (reference.param.value - Options().decay * param.double()).abs()
+        reference.param = Rounded(reference.param.value, reference.param.error + 8 * U * change)
+        references.append(reference)
     lr, scale = torch.tensor(1e-2), torch.tensor(4.0)
     for case in cases:
         case.grad.mul_(4)
@@ -146,9 +143,9 @@ def test_the_capturable_form_reads_learning_rate_and_steps_and_counts_them_up(ad
             CHUNK, flag, lists_of(cases), lr, *numbers, done, 1, True, 0.01, scale, found_inf
         )
     assert [int(step) for step in done] == [1, 2, 1000, 123_457]
-    for case, (result, bound) in zip(cases, expected, strict=True):
-        case.grad.div_(4)
-        assert_within(case, result, bound)
+    for case, reference in zip(cases, references, strict=True):
+        param, grad, *states = case
+        reference.check(KindTensors(param, grad, tuple(states)))
 
 
 def test_more_steps_than_one_launch_takes_are_all_counted(adam):
@@ -206,18 +203,6 @@ def test_opcheck(adam, steps):
     torch.library.opcheck(adam.ops.update.default, flat_arguments(steps))
 
 
-def test_a_function_that_calls_the_op_compiles_as_one_graph(adam):
-    def train_step(param, grad, exp_avg, exp_avg_sq):
-        lists = [[grad * 2], [param], [exp_avg], [exp_avg_sq]]
-        adam.multi_tensor_adam(CHUNK, None, lists, 1e-2, 0.9, 0.999, 1e-8, 3, 1, True, 0.01)
-        return param + 1
-
-    eager, compiled = random_tensors(1000), random_tensors(1000)
-    expected = train_step(*eager)
-    assert torch.equal(torch.compile(train_step, fullgraph=True, backend="aot_eager")(*compiled), expected)
-    assert_same(list(compiled), list(eager))
-
-
 def change_param(**changes):
     case = random_tensors(8)
     fields = {name: getattr(case, name) for name in ("param", "grad", "exp_avg", "exp_avg_sq")}
@@ -226,7 +211,7 @@ def change_param(**changes):
 
 X = torch.ones(8)
 BAD = {
-    "length": (change_param(grad=torch.ones(7)), "grad of tensor 1 has 7 elements; 8 are needed"),
+    "length": (change_param(grad=torch.ones(7)), "grad of tensor 1 has 7 elements; 8 are required"),
     "type": (change_param(grad=torch.ones(8, dtype=torch.float64)), "grad of tensor 1 is of type Double"),
     "strides": (change_param(param=torch.ones(16)[::2]), "param of tensor 1 is not contiguous"),
     "states": (change_param(exp_avg=torch.ones(8, dtype=torch.bfloat16)), "a state is of float32 or of its parameter"),
@@ -297,5 +282,5 @@ def test_the_lion_optimizer_trains_as_the_cpus_does():
 
 
 def test_a_group_with_amsgrad_is_refused_and_says_why():
-    with pytest.raises(AccelError, match="SYCL kernels have no amsgrad"):
+    with pytest.raises(AccelError, match="does not support amsgrad"):
         SYCLFusedAdam([torch.nn.Parameter(torch.ones(3))], amsgrad=True)

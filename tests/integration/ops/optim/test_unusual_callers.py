@@ -1,0 +1,288 @@
+"""Optimizers in programs with other defaults, tensor modes, checkpoints and gradient scalers."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from op_builder.errors import AccelError, OpArgumentError
+from op_builder.ops import CPUSGD, CPUAdagrad, CPUAdam, CPULion, FusedAdam
+from op_builder.ops.optim.host_op import HostOp
+from op_builder.ops.optim.tensor_lists import Pass, TensorLists
+from tests.support.adam_reference import Options
+from tests.support.optimizer_cases import FUSED, HOST, Params, assert_equal, contents, make_params, run, set_grads
+
+#: Every optimizer in every storage that changes how its states are made.
+CASES: list[Callable[..., Any]] = [
+    *HOST,
+    *FUSED,
+    *(functools.partial(optimizer, states="param") for optimizer in (CPUAdam, FusedAdam)),
+    *(
+        functools.partial(optimizer, states=states)
+        for optimizer in (CPUAdam, CPUAdagrad, CPULion, CPUSGD)
+        for states in ("bfloat16", "8bit")
+    ),
+]
+
+
+def name_of(case: Any) -> str:
+    return f"{case.func.__name__}-{case.keywords['states']}" if isinstance(case, functools.partial) else case.__name__
+
+
+every_case = pytest.mark.parametrize("make", CASES, ids=name_of)
+every_optimizer = pytest.mark.parametrize("optimizer", [*HOST, *FUSED])
+
+
+# Global defaults ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def defaults(dtype: torch.dtype, device: str) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def train(make: Callable[..., Any], params: Params, other_params: Params) -> list[torch.Tensor]:
+    """Steps, and what allocates memory: loading with numbers as steps, conversion of states, norms."""
+    made = make(params)
+    grads = [torch.full(param.shape, 0.5, dtype=torch.float32, device="cpu") for param in params]
+    for optimizer, each in ((made, params), (make(other_params), other_params)):
+        for _ in range(3):
+            for param, grad in zip(each, grads, strict=True):
+                param.grad = grad.clone()
+            optimizer.step()
+        saved = copy.deepcopy(optimizer.state_dict())
+        for entry in saved["state"].values():
+            entry["step"] = float(entry["step"])
+        optimizer.load_state_dict(saved)
+    if hasattr(made, "max_grad_norm"):
+        made.max_grad_norm = 0.1
+        if made.param_groups[0]["states"] == "8bit":
+            made.param_groups[0]["states"] = "float32"  # decodes the states
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad.clone()
+        made.step()
+    return contents(made, params)
+
+
+@every_case
+@pytest.mark.parametrize(
+    ("dtype", "device"), [(torch.bfloat16, "cpu"), (torch.float64, "cpu"), (torch.float32, "meta")], ids=str
+)
+def test_default_type_and_device_change_nothing(make: Callable[..., Any], dtype: torch.dtype, device: str) -> None:
+    expected = train(make, make_params(), make_params())
+    params, others = make_params(), make_params()
+    with defaults(dtype, device):
+        found = train(make, params, others)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+def test_norms_do_not_depend_on_default_type_and_device(cpu_adam: HostOp) -> None:
+    values = [torch.tensor([3.0, 4.0])]
+    with defaults(torch.bfloat16, "meta"):
+        assert cpu_adam.norm(values) == 5.0
+
+
+# States of another shape --------------------------------------------------------------------------
+
+
+def two_params() -> Params:
+    """Two parameters with as many elements and other shapes."""
+    return [torch.nn.Parameter(torch.ones(4, 6)), torch.nn.Parameter(torch.ones(3, 8))]
+
+
+def swapped(saved: dict[str, Any]) -> dict[str, Any]:
+    return {**saved, "state": {0: saved["state"][1], 1: saved["state"][0]}}
+
+
+@every_case
+def test_a_state_of_another_shape_is_refused_on_loading_and_at_the_step(make: Callable[..., Any]) -> None:
+    params, others = two_params(), two_params()
+    made, other = make(params), make(others)
+    run(made, params, 2)
+    run(other, others, 2)
+    before = contents(other, others)
+    text = r"state of parameter 0 has \S+ of shape \(3, 8\); shape \(4, 6\) is required"
+    with pytest.raises(OpArgumentError, match=text) as caught:
+        other.load_state_dict(swapped(made.state_dict()))
+    assert "same order" in caught.value.remedy
+    assert_equal(contents(other, others), before)
+    entries = [other.state[param] for param in others]
+    other.state[others[0]], other.state[others[1]] = reversed(entries)
+    set_grads(others, 3)
+    with pytest.raises(OpArgumentError, match=text):
+        other.step()
+    for param, old in zip(others, before[:2], strict=True):
+        assert torch.equal(param, old)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [(torch.optim.AdamW, CPUAdam), (torch.optim.AdamW, FusedAdam), (torch.optim.SGD, CPUSGD)],
+)
+def test_torchs_state_of_other_parameters_is_refused(theirs: Any, ours: Any) -> None:
+    params = two_params()
+    peer = theirs(params, lr=0.1, **({"momentum": 0.9} if theirs is torch.optim.SGD else {}))
+    run(peer, params, 1)
+    with pytest.raises(OpArgumentError, match=r"of shape \(3, 8\)"):
+        ours(two_params()).load_state_dict(swapped(peer.state_dict()))
+
+
+def test_scales_that_do_not_belong_to_the_codes_are_refused() -> None:
+    params = [torch.nn.Parameter(torch.ones(300))]
+    made = CPUAdam(params, states="8bit")
+    run(made, params, 1)
+    saved = copy.deepcopy(made.state_dict())
+    saved["state"][0]["exp_avg_scale"] = torch.ones(1)
+    for states in ("8bit", "float32"):
+        with pytest.raises(OpArgumentError, match=r"exp_avg_scale of shape \(1,\); shape \(2,\) is required"):
+            CPUAdam(params, states=states).load_state_dict(saved)
+
+
+# Lazy negations -----------------------------------------------------------------------------------
+
+
+@every_optimizer
+def test_a_lazy_negation_is_refused_as_a_parameter(optimizer: type[Any]) -> None:
+    param = torch.nn.Parameter(torch._neg_view(torch.ones(5)))
+    with pytest.raises(OpArgumentError, match="Parameter 0 of the group is a lazy negation") as caught:
+        optimizer([param])
+    assert "resolve_neg()" in caught.value.remedy
+    resolved = torch.nn.Parameter(param.data.resolve_neg())
+    run(optimizer([resolved]), [resolved], 1)
+
+
+@every_optimizer
+def test_a_lazy_negation_is_refused_as_a_state(optimizer: type[Any]) -> None:
+    params = make_params()
+    made = optimizer(params)
+    run(made, params, 2)
+    name = next(name for name in made.state[params[0]] if name != "step")
+    made.state[params[0]][name] = torch._neg_view(made.state[params[0]][name])
+    before = [param.detach().clone() for param in params]
+    set_grads(params, 3)
+    with pytest.raises(OpArgumentError, match=f"{name} of tensor 0 is a lazy negation".replace("sum", r"\w+")):
+        made.step()
+    assert_equal(params, before)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_gradient_that_is_a_lazy_negation_is_read_and_refused_where_it_is_zeroed(steps: int) -> None:
+    params, expected = make_params(), make_params()
+    groups = [{"params": params[:2]}, {"params": params[2:]}]
+    made, other = CPUAdam(groups, zero_grads=True), CPUAdam(expected)
+    run(made, params, steps)
+    run(other, expected, steps)
+    before = [param.detach().clone() for param in params]
+    set_grads(params, 9)
+    set_grads(expected, 9)
+    params[4].grad = torch._neg_view(-params[4].grad)
+    for _ in range(2):
+        with pytest.raises(OpArgumentError, match="grad of tensor 2 is a lazy negation"):
+            made.step()
+        assert_equal(params, before)
+    made.zero_grads = False
+    made.step()
+    other.step()
+    assert_equal(params, expected)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_lists_with_a_lazy_negation_are_refused(cpu_adam: HostOp, place: int) -> None:
+    tensors = [torch.ones(8) for _ in range(4)]
+    tensors[place] = torch._neg_view(tensors[place])
+    lists = TensorLists([tensors[0]], [tensors[1]], [[tensors[2]], [tensors[3]]])
+    before = [tensor.clone() for tensor in tensors]
+    with pytest.raises(OpArgumentError, match="is a lazy negation"):
+        cpu_adam.update_list(lists, 1, Options().listed(), Pass(zero_grads=True))
+    with pytest.raises(OpArgumentError, match="is a lazy negation"):
+        cpu_adam.prepare(lists, [torch.tensor(0.0)]).update(Options().listed(), Pass(zero_grads=True))
+    assert_equal(tensors, before)
+
+
+# Fake tensors -------------------------------------------------------------------------------------
+
+
+@every_optimizer
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_step_in_fake_tensor_mode_says_what_cannot_be_done(optimizer: type[Any], steps: int) -> None:
+    params, expected = make_params(), make_params()
+    made, other = optimizer(params), optimizer(expected)
+    run(made, params, steps)
+    set_grads(params, 5)
+    with FakeTensorMode(), pytest.raises(AccelError, match="FakeTensorMode; the native update needs memory") as caught:
+        made.step()
+    assert "torch.optim" in caught.value.remedy
+    run(other, expected, steps)
+    made.step()
+    run(other, expected, 1, first=5)
+    assert_equal(contents(made, params), contents(other, expected))
+
+
+@pytest.mark.parametrize("optimizer", [CPUAdam, FusedAdam])
+def test_fake_parameters_are_refused_at_the_step(optimizer: type[Any]) -> None:
+    with FakeTensorMode():
+        param = torch.nn.Parameter(torch.ones(5))
+        param.grad = torch.ones(5)
+        made = optimizer([param])
+        with pytest.raises(AccelError, match="FakeTensorMode"):
+            made.step()
+    with pytest.raises(OpArgumentError, match="parameters are fake tensors"):
+        made.step()
+
+
+# Gradient scaling of frameworks -------------------------------------------------------------------
+
+
+@every_optimizer
+def test_on_the_cpu_gradient_scalers_unscale_the_gradients_themselves(optimizer: type[Any]) -> None:
+    """Lightning refuses to clip the gradients of an optimizer that says that it unscales them."""
+    assert getattr(optimizer(make_params()), "_step_supports_amp_scaling", False) is False
+
+
+def test_lightning_clips_gradients_in_bfloat16(tmp_path: Any) -> None:
+    lightning = pytest.importorskip("pytorch_lightning", reason="pytorch-lightning is not installed")
+
+    class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+            self.made: CPUAdam | None = None
+
+        def training_step(self, batch: torch.Tensor, _index: int) -> torch.Tensor:
+            loss: torch.Tensor = self.layer(batch).square().mean()
+            return loss
+
+        def configure_optimizers(self) -> CPUAdam:
+            self.made = CPUAdam(self.parameters(), lr=0.1)
+            return self.made
+
+    model = Model()
+    before = model.layer.weight.detach().clone()
+    trainer = lightning.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        precision="bf16-mixed",
+        gradient_clip_val=0.1,
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=4))
+    assert not torch.equal(model.layer.weight, before)
