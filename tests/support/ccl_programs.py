@@ -101,7 +101,7 @@ def everything(rank: int, size: int, directory: str) -> dict[str, Any]:
     _groups(ccl, rank, size, directory)
     _refusals(ccl)
     torch.library.opcheck(
-        ccl.ops.inference_all_reduce,
+        ccl.ops.inference_all_reduce.default,
         (torch.ones(3), ccl.ops.connect(1, 0, ccl.get_sub_kvs_addr(True))[0], 0, 60000),
         test_utils=("test_schema", "test_faketensor"),
     )
