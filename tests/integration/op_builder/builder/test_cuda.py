@@ -145,7 +145,7 @@ def test_a_kernel_and_its_binding_compile_without_a_cuda_torch(increment: Increm
     assert entry.manifest.check.startswith("undefined symbols only")
     assert entry.manifest.key_parts["cuda archs"] == "9.0"
     assert machine_code(entry) == {"sm_90"}
-    ours = {"bindings/stable_library.h", "torch_c/library.h", "torch_c/functions.h"}
+    ours = {"bindings/stable_library.h", "torch_c/errors.h", "torch_c/library.h", "torch_c/functions.h"}
     headers = {header.path for header in entry.manifest.headers if header.root != "torch"}
     assert headers == {"increment.h", *ours}
     assert resolver.Request.of(increment).find_cached() == entry
