@@ -144,7 +144,7 @@ def test_a_source_that_vanishes_before_it_is_compiled_is_named(tmp_path: Path, c
     with pytest.raises(CompileError) as caught:
         resolver.compile_now(request)
     seen = end_of_traceback(caught.value)
-    assert "small.cpp', needed by" in seen
+    assert "op/small.cpp is missing" in seen
     assert "restore it, or take it out of sources()" in seen
 
 
