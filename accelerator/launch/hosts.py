@@ -66,7 +66,7 @@ def read_users_file(path: Path) -> str | None:
     try:
         data = path.read_bytes()
         is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        # Bytes of another encoding reach the ranks unchanged, as in os.environ.
+        # Bytes of another encoding reach the ranks unchanged, as in the environment of Python.
         text = data.decode("utf-16") if is_utf16 else data.decode("utf-8-sig", "surrogateescape")
     except FileNotFoundError:
         return None
