@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from accelerator import get_accelerator, set_accelerator
+from accelerator.cuda_accelerator import CUDA_Accelerator
 from op_builder.cpu import PinMemoryBuilder
 from op_builder.errors import OpArgumentError
 from op_builder.ops.io.async_io import AsyncIOModule
@@ -133,7 +135,7 @@ def test_pin_memory_copies(pin_memory: PinMemoryModule) -> None:
 
 
 def test_on_cuda_the_memory_is_registered(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for the driver; this never ran on a device."""
+    """With a stand-in for the driver, which refuses the second tensor."""
     calls: list[tuple[str, int]] = []
 
     class Driver:
@@ -161,3 +163,27 @@ def test_on_cuda_the_memory_is_registered(owner: Any, monkeypatch: pytest.Monkey
     gc.collect()
     assert calls[0] == ("register", address)
     assert calls[2:] == [("unregister", address)]
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_cuda_device_copies_from_and_to_locked_memory(owner: Any) -> None:
+    before = get_accelerator()
+    set_accelerator(CUDA_Accelerator())
+    try:
+        for numel in (5000, 3 << 20):
+            tensor = owner.new_cpu_locked_tensor(numel, torch.zeros(1))
+            assert owner.locked_memory_facts(tensor).is_registered
+            assert tensor.is_pinned()
+            tensor.copy_(torch.arange(numel) % 1000)
+            on_device = tensor.to("cuda", non_blocking=True)
+            tensor[1:].copy_(on_device[:-1] + 1, non_blocking=True)
+            torch.cuda.synchronize()
+            assert torch.equal(tensor[1:], torch.arange(numel - 1) % 1000 + 1.0)
+            address = tensor.data_ptr()
+            del tensor
+            gc.collect()
+            code = torch.cuda.cudart().cudaHostUnregister(address)
+            assert int(code) != 0, "it was still registered"
+    finally:
+        set_accelerator(before)
