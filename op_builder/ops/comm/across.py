@@ -17,7 +17,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from op_builder.cpu import CCLCommBuilder
 from op_builder.errors import CommunicationError, EnvironmentValueError
-from op_builder.ops.comm.gloo import has_ended
+from op_builder.ops.comm.arguments import Tensors
+from op_builder.ops.comm.gloo import LentTensors, has_ended
 from op_builder.ops.comm.hosts import Layout
 
 ACROSS = ("gloo", "ccl")
@@ -108,33 +109,33 @@ class GlooAcross:
         self._note = note
         prefixed = PrefixStore("across", store_for_threads(store))  # gloo may read it during the first collective
         self._gloo: Any = dist.ProcessGroupGloo(prefixed, layout.host, self._hosts, timeout)
+        self._lent = LentTensors()
 
     def all_reduce(self, tensor: torch.Tensor, op: str) -> None:
         options = dist.AllreduceOptions()
         options.reduceOp = _GLOO_OPS[op]
-        self._do(lambda gloo: gloo.allreduce([tensor], options))
+        self._do(tensor, lambda gloo, lent: gloo.allreduce(lent, options))
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
         options = dist.BroadcastOptions()
         options.rootRank = src
-        self._do(lambda gloo: gloo.broadcast([tensor], options))
+        self._do(tensor, lambda gloo, lent: gloo.broadcast(lent, options))
 
     def close(self) -> None:
         self._gloo = None  # gloo's shutdown() does nothing; its connections are closed with the last reference
 
-    def _do(self, start: Callable[[Any], Any]) -> None:
+    def _do(self, tensor: torch.Tensor, start: Callable[[Any, Tensors], Any]) -> None:
         gloo, work = self._gloo, None
         try:
             _require_open(gloo is not None)
-            work = start(gloo)
+            work = self._lent.lend([tensor], lambda lent: start(gloo, lent))
             while not has_ended(work):
                 _require_open(self._gloo is not None)
                 self._note.require_none()
         except BaseException as error:
             if work is not None and not work.is_completed():
-                # Freeing gloo would wait for its collective, so it stays until the process ends. So does the work: it
-                # keeps the tensors, which gloo's thread cannot free while the interpreter ends.
-                for kept in (gloo, work):
+                # Freeing gloo would wait for its collective, so it stays until the process ends, as do the tensors.
+                for kept in (gloo, self._lent):
                     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
             if isinstance(error, CommunicationError) or not isinstance(error, RuntimeError):
                 raise

@@ -1,4 +1,4 @@
-"""The collectives that a process group leaves to gloo."""
+"""Collectives by gloo: those that a process group leaves to it, and those between hosts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -15,9 +16,10 @@ from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import Work
 
 from op_builder.errors import CommunicationError
-from op_builder.ops.comm.arguments import dense, flat_tensors, replace_tensors, write_back
+from op_builder.ops.comm.arguments import Tensors, dense, flat_tensors, is_plain, replace_tensors, write_back
 
 _LOOK = timedelta(seconds=0.5)  # how long a wait for gloo lasts before it checks for other reasons to end
+_PAUSE_S = 0.001
 
 
 def has_ended(work: Any) -> bool:
@@ -35,12 +37,56 @@ def has_ended(work: Any) -> bool:
     return True
 
 
-class GlooCollectives:
-    """gloo's part of a group.
+class LentTensors:
+    """The tensors that gloo works on, kept until its threads have dropped them.
 
     A thread of gloo drops a collective's tensors shortly after the collective is done. A thread that drops the last
-    reference needs Python to free the tensor, and aborts the process if the interpreter is ending. So this object keeps
-    the works that are not finished, and the last one: during it gloo's threads drop the one before.
+    reference needs Python to free the tensor. If the interpreter is ending, that aborts the process.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # reentrant for signal handlers
+        self._running: list[tuple[Work, Tensors]] = []
+        self._done: list[torch.Tensor] = []
+
+    def lend(self, tensors: Tensors, start: Callable[[Tensors], Work]) -> Work:
+        """Start a collective with the same tensors as other objects, whose references are only ours and gloo's."""
+        # A sparse tensor's memory is replaced by the result, so gloo gets the caller's own object.
+        lent = [tensor.detach() if is_plain(tensor) else tensor for tensor in tensors]
+        work = start(lent)
+        with self._lock:
+            self._prune()
+            self._running.append((work, lent))
+        return work
+
+    def are_back_by(self, deadline: float) -> bool:
+        """Whether gloo finishes everything and drops all tensors before ``deadline`` (``time.monotonic()``)."""
+        self._wait_until(deadline)
+        while True:
+            with self._lock:
+                self._prune()
+                if not self._running and not self._done:
+                    return True
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_PAUSE_S)
+
+    def _wait_until(self, deadline: float) -> None:
+        for work, _ in list(self._running):
+            left_s = max(deadline - time.monotonic(), 0.001)  # zero would mean no limit
+            with contextlib.suppress(RuntimeError):  # it failed, or the time is over
+                work.wait(timedelta(seconds=left_s))
+
+    def _prune(self) -> None:
+        for _, tensors in (call for call in self._running if call[0].is_completed()):
+            self._done += tensors
+        self._running = [call for call in self._running if not call[0].is_completed()]
+        # Python's references count as one.
+        self._done = [tensor for tensor in self._done if tensor._use_count() > 1]  # type: ignore[attr-defined]
+
+
+class GlooCollectives:
+    """gloo's part of a group.
 
     Attributes:
         group: a plain group around gloo, which has every method of the installed torch, whatever its name.
@@ -49,8 +95,7 @@ class GlooCollectives:
     def __init__(self, store: Store, rank: int, size: int, backend: dist.ProcessGroupGloo) -> None:
         self.group = dist.ProcessGroup(store, rank, size)
         self._owner = os.getpid()
-        self._lock = threading.RLock()  # reentrant for signal handlers
-        self._works: list[Work] = []
+        self._lent = LentTensors()
         self._is_closed = False
         register_backend(self.group, backend)
 
@@ -64,7 +109,8 @@ class GlooCollectives:
         """
         given = flat_tensors(arguments)
         copies = [dense(tensor) for tensor in given]
-        work = self._start(name, replace_tensors(arguments, iter(copies)), keywords)
+        start = getattr(self.group, name)
+        work = self._lent.lend(copies, lambda lent: start(*replace_tensors(arguments, iter(lent)), **keywords))
         while not has_ended(work):
             if self._is_closed:
                 raise CommunicationError("The group was destroyed during a collective.", "Make a new one.")
@@ -87,21 +133,7 @@ class GlooCollectives:
 
     def settles_by(self, deadline: float) -> bool:
         """Whether gloo finishes everything, successfully or not, before ``deadline`` (``time.monotonic()``)."""
-        if os.getpid() != self._owner:  # a fork's copy has none of gloo's threads
-            return True
-        for work in self._works:
-            left_s = max(deadline - time.monotonic(), 0.001)  # zero would mean no limit
-            with contextlib.suppress(RuntimeError):  # it failed, or the time is over
-                work.wait(timedelta(seconds=left_s))
-            if not work.is_completed():
-                return False
-        return True
-
-    def _start(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Work:
-        work: Work = getattr(self.group, name)(*arguments, **keywords)
-        with self._lock:
-            self._works = [*(earlier for earlier in self._works if not earlier.is_completed()), work]
-        return work
+        return os.getpid() != self._owner or self._lent.are_back_by(deadline)  # a fork's copy has no threads of gloo
 
 
 def register_backend(group: dist.ProcessGroup, backend: dist.ProcessGroupGloo) -> None:

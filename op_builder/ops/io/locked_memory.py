@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import operator
@@ -146,6 +147,7 @@ def _release(block: _Block, owner: int) -> None:
     if facts.is_registered:
         code = torch.cuda.cudart().cudaHostUnregister(facts.address)  # type: ignore[no-untyped-call]
         if int(code) != 0:
+            _forget_cuda_error()
             logger.warning("The CUDA driver does not unregister the memory at %#x: error %d.", facts.address, int(code))
     block.ops.release(facts.address, facts.size_bytes)
 
@@ -159,10 +161,7 @@ def _warn(size_bytes: int, number: int) -> None:
 
 
 def _register_with_cuda(address: int, size_bytes: int) -> bool:
-    """Register the memory with the CUDA driver, where the current accelerator is CUDA.
-
-    Never run on a device by this project.
-    """
+    """Register the memory with the CUDA driver, where the current accelerator is CUDA."""
     if not torch.cuda.is_available():
         return False
     from op_builder.catalog.device import current_accelerator
@@ -171,8 +170,16 @@ def _register_with_cuda(address: int, size_bytes: int) -> bool:
         return False
     code = torch.cuda.cudart().cudaHostRegister(address, size_bytes, 0)  # type: ignore[no-untyped-call]
     if int(code) != 0:
+        _forget_cuda_error()
         logger.warning("The CUDA driver does not pin %d bytes at %#x: error %d.", size_bytes, address, int(code))
     return int(code) == 0
+
+
+def _forget_cuda_error() -> None:
+    """Clear the CUDA runtime's last error, which torch would report at its next kernel."""
+    major = str(torch.version.cuda).partition(".")[0]
+    with contextlib.suppress(OSError, AttributeError):  # another runtime, such as HIP's
+        ctypes.CDLL(f"libcudart.so.{major}", mode=os.RTLD_NOLOAD).cudaGetLastError()
 
 
 def _huge_bytes(address: int) -> int | None:

@@ -167,7 +167,7 @@ def test_on_cuda_the_memory_is_registered(owner: Any, monkeypatch: pytest.Monkey
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_cuda_device_copies_from_and_to_locked_memory(owner: Any) -> None:
+def test_a_cuda_device_copies_from_and_to_locked_memory(owner: Any, caplog: pytest.LogCaptureFixture) -> None:
     before = get_accelerator()
     set_accelerator(CUDA_Accelerator())
     try:
@@ -180,10 +180,16 @@ def test_a_cuda_device_copies_from_and_to_locked_memory(owner: Any) -> None:
             tensor[1:].copy_(on_device[:-1] + 1, non_blocking=True)
             torch.cuda.synchronize()
             assert torch.equal(tensor[1:], torch.arange(numel - 1) % 1000 + 1.0)
-            address = tensor.data_ptr()
+            code = torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
+            assert int(code) == 0
             del tensor
             gc.collect()
-            code = torch.cuda.cudart().cudaHostUnregister(address)
-            assert int(code) != 0, "it was still registered"
+            assert "does not unregister the memory" in caplog.text
+            assert torch.ones(3, device="cuda").sum() == 3, "the refused call is forgotten"
+            caplog.clear()
+            tensor = owner.new_cpu_locked_tensor(numel, torch.zeros(1))
+            del tensor
+            gc.collect()
+            assert "unregister" not in caplog.text
     finally:
         set_accelerator(before)
