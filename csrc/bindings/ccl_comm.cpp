@@ -17,8 +17,8 @@ namespace oneccl = accel::oneccl;
 using accel::Tensor;
 
 oneccl::DataType type_of(const Tensor& tensor) {
-  using oneccl::DataType;
   using accel::ScalarType;
+  using oneccl::DataType;
   switch (tensor.scalar_type()) {
     case ScalarType::Char:
       return DataType::int8;
@@ -65,7 +65,8 @@ std::vector<std::int64_t> connect(std::int64_t size, std::int64_t rank, std::vec
     accel::refuse("The address has " + std::to_string(address.size()) + " bytes.",
                   "Pass the " + std::to_string(bytes.size()) + " bytes that one rank got.");
   }
-  std::transform(address.begin(), address.end(), bytes.begin(), [](std::int64_t byte) { return static_cast<char>(byte); });
+  std::transform(address.begin(), address.end(), bytes.begin(),
+                 [](std::int64_t byte) { return static_cast<char>(byte); });
   const auto begun = oneccl::connect(static_cast<int>(size), static_cast<int>(rank), bytes);
   return {begun.communicator, begun.collective};
 }

@@ -81,7 +81,7 @@ class WatchedTensors {
       numel = is_known ? numel : -1;
     }
     template <class T, class Get>
-    bool has(T Watched::*member, const Get& get) const {
+    bool has(T Watched::* member, const Get& get) const {
       T now{};
       return numel >= 0 && get(tensor, &now) == 0 && now == this->*member;
     }

@@ -53,7 +53,10 @@ std::int64_t create_segment(std::int64_t size_bytes) {
 // each rank is a thread of this process.
 std::int64_t open_group(std::int64_t rank, std::vector<std::int64_t> descriptors, std::vector<std::int64_t> is_here,
                         std::int64_t timeout_ns, std::int64_t spin_ns, std::string isa) {
-  comm::GroupSettings settings{static_cast<int>(rank), {timeout_ns, spin_ns}, kTuning, accel::cpu::Isa::baseline,
+  comm::GroupSettings settings{static_cast<int>(rank),
+                               {timeout_ns, spin_ns},
+                               kTuning,
+                               accel::cpu::Isa::baseline,
                                accel::is_interrupted_by_python};
   accel::cpu::parse_isa(isa.c_str(), &settings.isa);
   int error = 0;
@@ -213,7 +216,9 @@ void broadcast(Tensor tensor, std::int64_t group, std::int64_t source) {
     accel::refuse("src is " + std::to_string(source) + " in a group of " + std::to_string(found->size()) + ".",
                   "Pass a rank from 0 to size - 1.");
   }
-  run(group, [&](comm::Collectives& all) { return all.broadcast(memory.data, memory.bytes, static_cast<int>(source), tensor.dtype()); });
+  run(group, [&](comm::Collectives& all) {
+    return all.broadcast(memory.data, memory.bytes, static_cast<int>(source), tensor.dtype());
+  });
 }
 
 void barrier(std::int64_t group) {

@@ -99,7 +99,8 @@ inline std::string in_words(comm::Group& group, const comm::Failure& failure) {
     case Kind::died:
       return who + " died" + waited;
     case Kind::left:
-      return failure.rank == group.rank() ? "another thread of this rank closed the group" : who + " has closed the group" + waited;
+      return failure.rank == group.rank() ? "another thread of this rank closed the group"
+                                          : who + " has closed the group" + waited;
     case Kind::gave_up:
       return who + " gave up" +
              (failure.culprit == failure.rank ? std::string(" when it was interrupted")

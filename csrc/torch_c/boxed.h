@@ -114,7 +114,8 @@ void call(Result (*function)(Arguments...), StableIValue* stack, std::index_sequ
 inline void require_counts(std::uint64_t given, std::uint64_t taken, std::uint64_t asked, std::uint64_t returned) {
   if (given != taken || asked != returned) {
     throw std::logic_error("The schema has " + std::to_string(given) + " arguments and " + std::to_string(asked) +
-                           " results, its function " + std::to_string(taken) + " and " + std::to_string(returned) + ".");
+                           " results, its function " + std::to_string(taken) + " and " + std::to_string(returned) +
+                           ".");
   }
 }
 

@@ -115,17 +115,17 @@ using BoxedFunction = void (*)(StableIValue* stack, uint64_t arguments, uint64_t
 }  // namespace accel::torch_c
 
 // Calls one of the functions above that report success.
-#define ACCEL_TORCH(function, ...)           \
-  do {                                       \
-    if (function(__VA_ARGS__) != 0) {        \
-      ::accel::torch_c::fail(#function);     \
-    }                                        \
+#define ACCEL_TORCH(function, ...)       \
+  do {                                   \
+    if (function(__VA_ARGS__) != 0) {    \
+      ::accel::torch_c::fail(#function); \
+    }                                    \
   } while (false)
 
 // What such a function puts where its last argument points.
-#define ACCEL_TORCH_GET(Type, function, ...)                  \
-  [&] {                                                       \
-    Type accel_torch_got{};                                   \
-    ACCEL_TORCH(function, __VA_ARGS__, &accel_torch_got);     \
-    return accel_torch_got;                                   \
+#define ACCEL_TORCH_GET(Type, function, ...)              \
+  [&] {                                                   \
+    Type accel_torch_got{};                               \
+    ACCEL_TORCH(function, __VA_ARGS__, &accel_torch_got); \
+    return accel_torch_got;                               \
   }()

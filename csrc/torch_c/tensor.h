@@ -62,7 +62,8 @@ class Tensor {
  public:
   // Takes over the handle.
   explicit Tensor(AtenTensorHandle owned) : handle_(owned) {}
-  Tensor(const Tensor& other) : handle_(ACCEL_TORCH_GET(AtenTensorHandle, aoti_torch_new_tensor_handle, other.handle_)) {}
+  Tensor(const Tensor& other)
+      : handle_(ACCEL_TORCH_GET(AtenTensorHandle, aoti_torch_new_tensor_handle, other.handle_)) {}
   Tensor(Tensor&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
   Tensor& operator=(Tensor other) noexcept {
     std::swap(handle_, other.handle_);

@@ -16,19 +16,18 @@ using accel::Argument;
 using accel::DeviceArray;
 using accel::DevicePlace;
 using accel::refuse;
-using accel::xpu::Kernel;
 using accel::ScalarType;
 using accel::Tensor;
+using accel::xpu::Kernel;
 
 // By element type (float32, bfloat16, float16), then bits (8, 4).
-#define ACCEL_QUANTIZERS(kernel)                                                                                      \
-  {                                                                                                                   \
-    ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<float, 8>), ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<float, 4>),       \
-        ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<accel::BFloat16, 8>),                                               \
-        ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<accel::BFloat16, 4>),                                               \
-        ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<accel::Float16, 8>),                                                \
-        ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<accel::Float16, 4>)                                                 \
-  }
+#define ACCEL_QUANTIZERS(kernel)                                   \
+  {ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<float, 8>),           \
+   ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<float, 4>),           \
+   ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<accel::BFloat16, 8>), \
+   ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<accel::BFloat16, 4>), \
+   ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<accel::Float16, 8>),  \
+   ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<accel::Float16, 4>)}
 const Kernel kQuantize[] = ACCEL_QUANTIZERS(block_quantize);
 const Kernel kDequantize[] = ACCEL_QUANTIZERS(block_dequantize);
 

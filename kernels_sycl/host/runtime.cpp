@@ -109,7 +109,10 @@ struct Slot {
 // This library's kernels on one device in one context.
 struct Program {
   Program(::sycl::context context, ::sycl::device device)
-      : context(std::move(context)), device(std::move(device)), facts(facts_of(this->device)), slots(kernels().size()) {}
+      : context(std::move(context)),
+        device(std::move(device)),
+        facts(facts_of(this->device)),
+        slots(kernels().size()) {}
 
   ::sycl::context context;
   ::sycl::device device;
@@ -150,9 +153,7 @@ void drop_kept_kernels() {
 }
 
 // A driver refuses so what is not of its own making; release 2026.2 takes what it finds in its cache unseen.
-bool is_damaged(const ::sycl::exception& error) {
-  return std::strstr(error.what(), "INVALID_BINARY") != nullptr;
-}
+bool is_damaged(const ::sycl::exception& error) { return std::strstr(error.what(), "INVALID_BINARY") != nullptr; }
 
 Bundle compile_texts(const ::sycl::context& context, const ::sycl::device& device, const std::string& name) {
   const KernelTexts& texts = kernel_texts();
@@ -167,8 +168,8 @@ Bundle compile_texts(const ::sycl::context& context, const ::sycl::device& devic
   }
   const std::vector<std::string> options(texts.options, texts.options + texts.option_count);
   const auto build = [&] {
-    auto source = exp::create_kernel_bundle_from_source(context, exp::source_language::sycl, start,
-                                                        exp::properties{files});
+    auto source =
+        exp::create_kernel_bundle_from_source(context, exp::source_language::sycl, start, exp::properties{files});
     return exp::build(source, std::vector<::sycl::device>{device},
                       exp::properties{exp::build_options{options}, exp::registered_names{name}});
   };
@@ -441,8 +442,8 @@ void compile_for_later(const ::sycl::device& device, const Kernel& kernel) {
 // For the build: compiles the library's first `limit` kernels for the devices that are here, `jobs` at a time, so that
 // the runtime's cache has them. Returns 0; 1 when the kernel compiler refused one, 2 when there is no device for them;
 // why is in `error`, cut to `size` bytes.
-extern "C" __attribute__((visibility("default"))) int accel_sycl_prepare(std::size_t limit, std::size_t jobs, char* error,
-                                                                         std::size_t size) {
+extern "C" __attribute__((visibility("default"))) int accel_sycl_prepare(std::size_t limit, std::size_t jobs,
+                                                                         char* error, std::size_t size) {
   using namespace accel::xpu;
   int code = 0;
   std::mutex mutex;

@@ -8,8 +8,8 @@
 #include "torch_c/tensor.h"
 
 // Of torch's stable C ABI, in an XPU build of torch alone: elsewhere its address is null.
-extern "C" __attribute__((weak, visibility("default"))) AOTITorchError aoti_torch_get_current_xpu_stream(
-    int32_t device_index, void** ret_stream);
+extern "C" __attribute__((weak, visibility("default"))) AOTITorchError
+aoti_torch_get_current_xpu_stream(int32_t device_index, void** ret_stream);
 
 namespace accel::xpu {
 
@@ -20,8 +20,9 @@ inline Stream stream_for(AtenTensorHandle tensor) {
     return host_stream();
   }
   if (&aoti_torch_get_current_xpu_stream == nullptr) {
-    throw std::runtime_error("This op was given a tensor of another device, and torch is no XPU build.\n"
-                             "Pass a CPU tensor, or install a torch for XPU.");
+    throw std::runtime_error(
+        "This op was given a tensor of another device, and torch is no XPU build.\n"
+        "Pass a CPU tensor, or install a torch for XPU.");
   }
   const auto index = ACCEL_TORCH_GET(std::int32_t, aoti_torch_get_device_index, tensor);
   return queue_stream(ACCEL_TORCH_GET(void*, aoti_torch_get_current_xpu_stream, index));

@@ -69,16 +69,16 @@ ACCEL_INLINE void from_float(float value, Float16& to) {
 
 // Where this work-item is.
 struct Place {
-  std::size_t item;    // in its group
-  std::size_t items;   // in a group
+  std::size_t item;   // in its group
+  std::size_t items;  // in a group
   std::uint32_t group;
   std::uint32_t groups;
 };
 
 ACCEL_INLINE Place place() {
   const auto item = sycl::ext::oneapi::this_work_item::get_nd_item<1>();
-  return {item.get_local_linear_id(), item.get_local_range(0),
-          static_cast<std::uint32_t>(item.get_group_linear_id()), static_cast<std::uint32_t>(item.get_group_range(0))};
+  return {item.get_local_linear_id(), item.get_local_range(0), static_cast<std::uint32_t>(item.get_group_linear_id()),
+          static_cast<std::uint32_t>(item.get_group_range(0))};
 }
 
 // Calls work(i) for this item's share of the elements below `count`: neighbouring items get neighbours, in rounds. Whole

@@ -73,8 +73,13 @@ bool Inbox::pop(Share& share) {
 }
 
 Pump::Pump(std::unique_ptr<Queue> queue, const Settings& settings, Inbox& inbox, Finish finish, Counters& counters)
-    : queue_(std::move(queue)), settings_(settings), inbox_(inbox), finish_(std::move(finish)), counters_(counters),
-      slots_(static_cast<std::size_t>(settings.depth)), completions_(static_cast<std::size_t>(settings.depth)),
+    : queue_(std::move(queue)),
+      settings_(settings),
+      inbox_(inbox),
+      finish_(std::move(finish)),
+      counters_(counters),
+      slots_(static_cast<std::size_t>(settings.depth)),
+      completions_(static_cast<std::size_t>(settings.depth)),
       bounce_bytes_(bounce_size(settings)),
       bounces_(static_cast<std::size_t>(std::min<std::int64_t>(kAllBounceBytes / bounce_bytes_, settings.depth) *
                                         bounce_bytes_)) {

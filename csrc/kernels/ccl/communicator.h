@@ -17,7 +17,16 @@ namespace accel::oneccl {
 // Where the ranks of a communicator meet: one of them makes it and passes it to all.
 using Address = std::array<char, 256>;
 
-enum class DataType { int8 = 0, uint8 = 1, int32 = 4, int64 = 6, float16 = 8, float32 = 9, float64 = 10, bfloat16 = 11 };
+enum class DataType {
+  int8 = 0,
+  uint8 = 1,
+  int32 = 4,
+  int64 = 6,
+  float16 = 8,
+  float32 = 9,
+  float64 = 10,
+  bfloat16 = 11
+};
 enum class Reduction { sum, product, min, max };
 
 // Host memory of `count` elements, borrowed until the collective has finished.

@@ -13,7 +13,8 @@ constexpr std::int64_t kBlock = 8 << 10;
 // Chunks of equal length, as few as fit; at least one.
 class Chunks {
  public:
-  Chunks(std::int64_t total, std::int64_t most, std::int64_t granule) : total_(total), length_(std::max<std::int64_t>(total, 1)) {
+  Chunks(std::int64_t total, std::int64_t most, std::int64_t granule)
+      : total_(total), length_(std::max<std::int64_t>(total, 1)) {
     if (total > most) {
       const std::int64_t least = (total + most - 1) / most;
       const std::int64_t length = (total + least - 1) / least;
@@ -56,7 +57,8 @@ Call Collectives::call(Kind kind, const Numbers* numbers, std::int64_t count, in
   Call call;
   call.what = 1 + static_cast<std::uint64_t>(kind) + (static_cast<std::uint64_t>(type & 0xff) << 8);
   if (numbers != nullptr) {
-    call.what |= static_cast<std::uint64_t>(numbers->element) << 8 | static_cast<std::uint64_t>(numbers->reduction) << 16;
+    call.what |= static_cast<std::uint64_t>(numbers->element) << 8 | static_cast<std::uint64_t>(numbers->reduction)
+                                                                         << 16;
   }
   call.what |= static_cast<std::uint64_t>(source) << 32;
   call.count = static_cast<std::uint64_t>(count);

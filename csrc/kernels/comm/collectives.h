@@ -131,7 +131,7 @@ class Collectives {
   const Tuning tuning_;
   const SlotLayout layout_;
   Streaming streaming_;
-  Reducer reducers_[4];  // by element
+  Reducer reducers_[4];               // by element
   std::vector<const void*> sources_;  // scratch, by rank
   std::vector<void*> outs_;
   std::vector<std::shared_ptr<const Symmetric>> symmetric_;

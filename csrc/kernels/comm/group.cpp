@@ -62,7 +62,7 @@ bool Group::is_alive(int rank) {
   if (is_here_[static_cast<std::size_t>(rank)]) {
     return true;
   }
-  struct flock lock {};
+  struct flock lock{};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
   lock.l_start = 0;
@@ -129,8 +129,7 @@ std::shared_ptr<const Symmetric> Group::add_symmetric(std::uint64_t id, const st
   }
   const Lock lock(mutex_);
   auto bases = bytes_of(mappings);
-  auto memory = std::make_shared<const Symmetric>(
-      Symmetric{id, rank(), bytes, std::move(bases), std::move(mappings)});
+  auto memory = std::make_shared<const Symmetric>(Symmetric{id, rank(), bytes, std::move(bases), std::move(mappings)});
   collectives_.add_symmetric(memory);
   return memory;
 }

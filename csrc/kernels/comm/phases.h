@@ -62,8 +62,8 @@ struct Control {
 struct Failure {
   enum class Kind : std::uint8_t { none, died, left, gave_up, late, interrupted, mismatch, busy };
   Kind kind = Kind::none;
-  int rank = -1;          // the rank it waited for
-  int culprit = -1;       // gave_up: for whom that rank gave up
+  int rank = -1;     // the rank it waited for
+  int culprit = -1;  // gave_up: for whom that rank gave up
   std::int64_t waited_ns = 0;
 };
 

@@ -22,7 +22,7 @@ struct Stretch {
   int source_count;
   void* const* outs;
   int out_count;
-  std::int64_t count;  // elements
+  std::int64_t count;   // elements
   Reduction reduction;  // avg: divided by source_count; not for int32
 };
 using Reducer = void (*)(const Stretch& stretch);

@@ -63,9 +63,8 @@ void reduce_rest(const Stretch& stretch, std::int64_t begin) {
     }
   }
   for (int v = 0; v < kVectors; ++v) {
-    store(padded + v * kLanes, stretch.reduction == Reduction::avg
-                                   ? divided(sums[v], static_cast<float>(stretch.source_count))
-                                   : sums[v]);
+    store(padded + v * kLanes,
+          stretch.reduction == Reduction::avg ? divided(sums[v], static_cast<float>(stretch.source_count)) : sums[v]);
   }
   for (int o = 0; o < stretch.out_count; ++o) {
     __builtin_memcpy(static_cast<T*>(stretch.outs[o]) + begin, padded, bytes);

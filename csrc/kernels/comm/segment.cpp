@@ -41,7 +41,7 @@ int reserve(int descriptor, std::int64_t bytes) {
     }
   }
   int failure = 0;
-  do {  // a signal ends it, and it undoes what it has done
+  do {                                                // a signal ends it, and it undoes what it has done
     failure = posix_fallocate(descriptor, 0, bytes);  // nothing to do where they are there
   } while (failure == EINTR);
   return failure;
@@ -67,7 +67,7 @@ int create_segment(std::int64_t bytes, int& error) {
 }
 
 bool is_sealed_segment(int descriptor, std::int64_t bytes) {
-  struct stat status {};
+  struct stat status{};
   const int seals = fcntl(descriptor, F_GET_SEALS);
   return seals >= 0 && (seals & kSeals) == kSeals && fstat(descriptor, &status) == 0 && status.st_size >= bytes;
 }

@@ -158,8 +158,8 @@ struct Blockwise8Bit {
                                   const U32 (&random)[kGroup]) {
     U32 code[kGroup];
     for_each<kGroup>([&](auto j) ACCEL_LAMBDA {
-      const F32 place = multiply_add((F32)magnitude_of<kNonNegative>(values[j.value]), factor,
-                                     broadcast(kZero<kNonNegative>));
+      const F32 place =
+          multiply_add((F32)magnitude_of<kNonNegative>(values[j.value]), factor, broadcast(kZero<kNonNegative>));
       const U32 bits = (kState == 0 ? random[j.value] : random[j.value] >> 12) & 0xffff0u;
       // The largest's place is rounded, too; as the last four random bits are missing, it is not carried to the next code.
       code[j.value] = ((U32)place + bits) >> kDroppedBits;

@@ -63,8 +63,8 @@ struct SquareSums {
   double direction;  // of what the factor times lr is to be taken away from it
 };
 struct TwoPassKernels {
-  SquareSums (*measure)(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end,
-                        const void* coefficients, const Pass& pass);
+  SquareSums (*measure)(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end, const void* coefficients,
+                        const Pass& pass);
   void (*apply)(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end, const void* coefficients,
                 float factor);
 };

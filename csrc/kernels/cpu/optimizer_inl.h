@@ -42,7 +42,7 @@ auto with_element(DType type, const Visit& visit) {
 // same instructions.
 template <class Formula, class P, class G, class S>
 __attribute__((noinline)) void update_rows(const Formula& formula, F32 grad_scale, P* param, const G* grad,
-                                             S* const (&state)[Formula::kStates], std::int64_t count) {
+                                           S* const (&state)[Formula::kStates], std::int64_t count) {
   constexpr int kStates = Formula::kStates;
   constexpr Order order = kOrder<P, G, S>;
   const Formula in_registers = formula;
@@ -85,8 +85,8 @@ struct PaddedRest {
 
 // Updates the elements [begin, end).
 template <class Formula, class P, class G, class S>
-void update_range(const Formula& formula, F32 grad_scale, P* param, const G* grad,
-                  S* const (&state)[Formula::kStates], std::int64_t begin, std::int64_t end) {
+void update_range(const Formula& formula, F32 grad_scale, P* param, const G* grad, S* const (&state)[Formula::kStates],
+                  std::int64_t begin, std::int64_t end) {
   constexpr int kStates = Formula::kStates;
   const std::int64_t rest = (end - begin) % kRow;
   const std::int64_t middle = end - rest;
@@ -246,7 +246,8 @@ __attribute__((noinline)) void update_packed_block(const Formula& formula, F32 g
       U32 bits[kGroup];
       random.next(bits);
       for_each<kStates>([&](auto k) ACCEL_LAMBDA {
-        Codec::template encode<Formula::kNonNegative[k.value], k.value>(code[k.value] + i, states[k.value], F32{}, bits);
+        Codec::template encode<Formula::kNonNegative[k.value], k.value>(code[k.value] + i, states[k.value], F32{},
+                                                                        bits);
       });
     }
   }
@@ -261,7 +262,8 @@ __attribute__((noinline)) void update_packed_block(const Formula& formula, F32 g
       for_each<kStates>([&](auto k) ACCEL_LAMBDA {
         F32 group[kGroup];
         for_each<kGroup>([&](auto j) ACCEL_LAMBDA { group[j.value] = load(&values[k.value][i + j.value * kLanes]); });
-        Codec::template encode<Formula::kNonNegative[k.value], k.value>(code[k.value] + i, group, factor[k.value], bits);
+        Codec::template encode<Formula::kNonNegative[k.value], k.value>(code[k.value] + i, group, factor[k.value],
+                                                                        bits);
       });
     }
   }

@@ -203,12 +203,8 @@ ACCEL_INLINE Words raised_low(Bytes v) { return widened_low(v) << 8; }
 ACCEL_INLINE Words raised_high(Bytes v) { return widened_high(v) << 8; }
 ACCEL_INLINE U32 raised_low(Words v) { return (U32)vshll_n_u16(vget_low_u16((uint16x8_t)v), 16); }
 ACCEL_INLINE U32 raised_high(Words v) { return (U32)vshll_high_n_u16((uint16x8_t)v, 16); }
-ACCEL_INLINE Words packed(U32 a, U32 b) {
-  return (Words)vqmovn_high_s32(vqmovn_s32((int32x4_t)a), (int32x4_t)b);
-}
-ACCEL_INLINE Bytes packed(Words a, Words b) {
-  return (Bytes)vqmovn_high_s16(vqmovn_s16((int16x8_t)a), (int16x8_t)b);
-}
+ACCEL_INLINE Words packed(U32 a, U32 b) { return (Words)vqmovn_high_s32(vqmovn_s32((int32x4_t)a), (int32x4_t)b); }
+ACCEL_INLINE Bytes packed(Words a, Words b) { return (Bytes)vqmovn_high_s16(vqmovn_s16((int16x8_t)a), (int16x8_t)b); }
 ACCEL_INLINE Bytes packed_unsigned(Words a, Words b) {
   return (Bytes)vqmovun_high_s16(vqmovun_s16((int16x8_t)a), (int16x8_t)b);
 }

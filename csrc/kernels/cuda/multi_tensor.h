@@ -29,8 +29,8 @@ int advance_steps(float* const* steps, std::size_t count, const Controls& contro
 // or, where that is null, `step`, counted from 1. A block works on at most `chunk_size` elements of a tensor before it
 // goes on to the next; results do not depend on it. Defined in the optimizer's .cu.
 template <class Optimizer>
-int fused_update(const DeviceTensor* tensors, std::size_t count, const typename Optimizer::Options& options, double step,
-                 const Controls& controls, std::int64_t chunk_size, void* stream) noexcept;
+int fused_update(const DeviceTensor* tensors, std::size_t count, const typename Optimizer::Options& options,
+                 double step, const Controls& controls, std::int64_t chunk_size, void* stream) noexcept;
 
 // Makes `device` the CUDA runtime's current device in this thread, if it is not.
 int use_device(int device) noexcept;
