@@ -91,8 +91,8 @@ void check_each(std::size_t count, const Check& check) {
 }
 
 // The tensors of one update. `states` and `scales` hold all of the first state, then all of the second;
-// `scales` and `copies` may be empty. A parameter's random bits depend on its number in `places`, or on its index if that
-// is empty.
+// `scales` and `copies` may be empty. A parameter's random bits depend on its number in `places`, or on its index if
+// that is empty.
 struct TensorLists {
   Tensors params;
   Tensors grads;

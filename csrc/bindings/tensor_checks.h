@@ -66,8 +66,8 @@ inline void* memory_of(const Tensor& tensor, const Argument& argument, std::int6
   return data;
 }
 
-// Refuses a tensor that is not dense and contiguous, then one that `require_place(tensor, argument)` refuses. Returns its
-// memory; elements have `element_bytes`.
+// Refuses a tensor that is not dense and contiguous, then one that `require_place(tensor, argument)` refuses. Returns
+// its memory; elements have `element_bytes`.
 template <class RequirePlace>
 HostMemory dense_memory(const Tensor& tensor, const Argument& argument, std::int64_t element_bytes,
                         const RequirePlace& require_place) {

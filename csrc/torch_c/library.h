@@ -16,8 +16,8 @@
 
 namespace accel {
 
-// A boxed function, and the ABI in which it takes and gives values: ACCEL_BOX(&function) of boxed.h is one, and with
-// bindings/stable_library.h torch's TORCH_BOX(&function) becomes one.
+// A boxed function and the ABI of its values. ACCEL_BOX(&function) of boxed.h makes one; with bindings/stable_library.h
+// torch's TORCH_BOX(&function) converts to one.
 struct Boxed {
   torch_c::BoxedFunction function;
   std::uint64_t abi;
@@ -28,7 +28,7 @@ class Library {
  public:
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
-  // Of schemas where `dispatch_key` is null.
+  // A null `dispatch_key` means a library of schemas.
   Library(const char* name_space, const char* dispatch_key) {
     if (dispatch_key == nullptr) {
       ACCEL_TORCH(aoti_torch_library_init_def, name_space, __FILE__, __LINE__, &handle_);

@@ -31,9 +31,9 @@ using accel::xpu::Kernel;
 const Kernel kQuantize[] = ACCEL_QUANTIZERS(block_quantize);
 const Kernel kDequantize[] = ACCEL_QUANTIZERS(block_dequantize);
 
-// Elements that a sub-group should have before starting it is worth it.
+// The least number of elements for which starting a sub-group pays.
 constexpr std::int64_t kSubGroupElements = 4096;
-// A block is added to a tensor's elements, which memory bounds.
+// A block is added to a tensor's elements, whose number memory limits.
 constexpr std::int64_t kLargestBlock = std::int64_t{1} << 62;
 
 const Kernel& find(const Kernel* kernels, accel::DType dtype, std::int64_t bits) {
@@ -72,7 +72,7 @@ float* scales_of(const Tensor& tensor, const DevicePlace& place, const Shape& sh
   return static_cast<float*>(accel::device_memory(tensor, {"scales", Argument::kNoList}, place, sizeof(float)));
 }
 
-// Both directions have the same arguments; they differ in which of them they write.
+// Both directions have the same arguments, but write different ones.
 void run(const Kernel* kernels, const Tensor& x, const Tensor& codes, const Tensor& scales, std::int64_t block,
          std::int64_t bits) {
   const DevicePlace place = DevicePlace::of(x);

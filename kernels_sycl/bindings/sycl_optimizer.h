@@ -1,12 +1,12 @@
-// An optimizer of many tensors with SYCL kernels, as fused_ops.h asks for one: on the CPU's memory by a SYCL CPU
-// device, on XPU devices by torch's current stream. Made of a class that derives from the
-// optimizer's declaration in kernels/formulas/, with
-//   using Numbers = ...;                                      // what its kernels are given
+// The Runner of fused_ops.h with SYCL kernels: on host memory with a SYCL CPU device, on XPU devices with torch's
+// current stream. It is made from a class that derives from the optimizer's declaration in kernels/formulas/, with
+//   using Numbers = ...;                                      // the arguments of its kernels
 //   static Numbers numbers(const double* options, double step);
 //   static const xpu::Kernel& kernel(const multi_tensor::StoredTypes& types);
 //   static const xpu::Kernel& advance_steps();                // of its own library
 //
-// Both ways are one: what is decided by tensors is read by the kernels, also where the host could. Nothing is read back.
+// Both kinds of memory share one path: the kernels read control tensors, even where the host could. Nothing is read
+// back.
 #pragma once
 
 #include <algorithm>

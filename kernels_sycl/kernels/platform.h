@@ -1,5 +1,5 @@
-// What kernel texts build on: where a work-item is, memory to floats and back, and what formulas/*.h ask of a
-// platform.
+// The basis of kernel texts: a work-item's position, conversion of memory to floats and back, and what formulas/*.h
+// require of a platform.
 //
 // Nothing here needs a device with half or double: half is converted on its bits, which costs less than its memory
 // takes.
@@ -81,9 +81,9 @@ ACCEL_INLINE Place place() {
           static_cast<std::uint32_t>(item.get_group_range(0))};
 }
 
-// Calls work(i) for this item's share of the elements below `count`: neighbouring items get neighbours, in rounds. Whole
-// rounds come first and the rest after them, and all sizes are unsigned 64-bit, which cannot be taken to wrap: so a
-// compiler sees that items touch neighbours, and moves vectors where it would otherwise gather.
+// Calls work(i) for this item's share of the elements below `count`: neighbouring items get neighbours, in rounds.
+// Whole rounds come first and the rest after them, and all sizes are unsigned 64-bit, which cannot be taken to wrap: so
+// a compiler sees that items touch neighbours, and moves vectors where it would otherwise gather.
 template <class Work>
 ACCEL_INLINE void for_each_element(const Place& place, std::size_t count, const Work& work) {
   std::size_t round = 0;

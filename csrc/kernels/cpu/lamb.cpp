@@ -63,7 +63,7 @@ __attribute__((noinline)) void measure_rows(const LambFormula& formula, F32 grad
       in_registers.update_moments(grad_scale * load(grad + j), moment);
       store(exp_avg + j, moment[0]);
       store(exp_avg_sq + j, moment[1]);
-      // As they are stored: the second pass has nothing else.
+      // As they are stored, because the second pass reads only those.
       const F32 stored[] = {load(exp_avg + j), load(exp_avg_sq + j)};
       const F32 param_value = load(param + j);
       F32 direction = in_registers.direction(param_value, stored);

@@ -150,8 +150,8 @@ ACCEL_INLINE void store_bits(void* target, Vector v) {
 }
 
 // A vector of bytes has as many as four vectors of 32 bits, one of words as many as two. They become wider and narrower
-// within lanes of 128 bits, as x86 does it: what in_lanes() has arranged becomes vectors in order, and what was packed from
-// such vectors is in order again after in_order().
+// within lanes of 128 bits, as x86 does it: what in_lanes() has arranged becomes vectors in order, and what was packed
+// from such vectors is in order again after in_order().
 typedef std::uint8_t Bytes __attribute__((vector_size(kLanes * 4)));
 typedef std::uint16_t Words __attribute__((vector_size(kLanes * 4)));
 
@@ -372,8 +372,8 @@ ACCEL_INLINE Words even_odd(Words v) {
                                            0x05040100, 0x0d0c0908, 0x07060302, 0x0f0e0b0a);
   return (Words)_mm256_permute4x64_epi64(_mm256_shuffle_epi8((__m256i)v, places), 0xd8);
 }
-// upper_halves() rounded to nearest even, 16 at a time: upwards where the lower half is more than 0x8000, or 0x8000 below
-// an odd upper one. Not for NaN, of whose payload a part may be in the lower half.
+// upper_halves() rounded to nearest even, 16 at a time: upwards where the lower half is more than 0x8000, or 0x8000
+// below an odd upper one. Not for NaN, of whose payload a part may be in the lower half.
 ACCEL_INLINE Words rounded_halves(F32 first, F32 second) {
   const Words upper = upper_halves((U32)first, (U32)second);
   const Words lower = lower_halves((U32)first, (U32)second) ^ static_cast<std::uint16_t>(0x8000);  // as signed numbers
@@ -399,7 +399,8 @@ constexpr int kRowVectors = kRow / kLanes;
 // In which order a row's elements are in its vectors.
 enum class Order { memory, even_odd };
 
-// Where all arrays are of bfloat16 there need be no order: those at even places first is what AVX2 shuffles nothing for.
+// Where all arrays are of bfloat16 there need be no order: those at even places first is what AVX2 shuffles nothing
+// for.
 #if defined(ACCEL_TARGET_AVX2)
 template <class... Types>
 constexpr Order kOrder = (std::is_same_v<Types, BFloat16> && ...) ? Order::even_odd : Order::memory;

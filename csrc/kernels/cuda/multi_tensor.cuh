@@ -1,5 +1,5 @@
-// The device side that all fused optimizers share: memory to floats and back, the walk over chunks and vectors,
-// what is decided on the device, and the launch.
+// The device code that all fused optimizers share: conversion of memory to floats and back, the loop over chunks and
+// vectors, the decisions made on the device, and the launch.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -112,7 +112,7 @@ ACCEL_INLINE void for_each_chunk(const TensorTable<kPointers>& table, const Visi
   }
 }
 
-// True when nothing is to be changed; the same in all threads.
+// True when nothing may be changed; the same in all threads.
 ACCEL_INLINE bool is_skipped(const Controls& controls) {
   return (controls.noop_flag != nullptr && *controls.noop_flag != 0) ||
          (controls.found_inf != nullptr && *controls.found_inf != 0.0f);
@@ -330,7 +330,7 @@ int resident_blocks(int* blocks) {
   if (const cudaError_t error = cudaDriverGetVersion(&driver)) {
     return error;
   }
-  if (kParameterBytes > 4096 && driver < 12010) {  // it would refuse the parameters with a word less clear
+  if (kParameterBytes > 4096 && driver < 12010) {  // its own error would be less clear
     return cudaErrorInsufficientDriver;
   }
   int processors = 0;

@@ -83,7 +83,8 @@ ACCEL_HOST_DEVICE inline AdamCoefficients adam_coefficients(const AdamOptions& o
 // The declaration.
 //   kName       for messages
 //   kStates     roles of the states, for messages
-//   kOptions    the numbers that an update takes, in their order; `options` gives them their places. The functions of one
+//   kOptions    the numbers that an update takes, in their order; `options` gives them their places. The functions of
+//   one
 //               tensor take "name=default" when an optimizer is created and, but for true or false, with each update,
 //               "name" with each update; "name:default" is none of their arguments
 //   kHasStep    whether the coefficients depend on the step, which counts from 1

@@ -291,8 +291,8 @@ bool check_norm(Isa isa, DType type, std::int64_t numel) {
   return is_within(isa, "sum of squares", numel, sum, expected, 2.0 * numel * std::ldexp(expected, -53));
 }
 
-// Keys of neighbouring updates and of places in neighbouring groups differ, and so do random bits, within a block and from
-// block to block, on both sides of 2^32; the halves that two states take have nothing to do with each other.
+// Keys of neighbouring updates and of places in neighbouring groups differ, and so do random bits, within a block and
+// from block to block, on both sides of 2^32; the halves that two states take have nothing to do with each other.
 bool check_random_bits() {
   std::set<std::uint64_t> keys;
   for (std::uint64_t seed = 0; seed < 20; ++seed) {

@@ -1,4 +1,5 @@
-// The SYCL kernel: a work-group takes one row after another. A text of its own: a SYCL compiler, or the SYCL runtime, reads it.
+// The SYCL kernel: a work-group takes one row after another. A text of its own: a SYCL compiler, or the SYCL runtime,
+// reads it.
 #pragma once
 
 #include <sycl/builtins.hpp>
