@@ -1,5 +1,5 @@
-// Runs the fused CUDA kernels on the host, through cuda_on_host/, beside plain loops over the same formulas, and
-// checks the cutting of work that they use. Prints what it compared; exit status 1 on the first difference.
+// Runs the fused CUDA kernels on the host, through cuda_on_host/, compares them with plain loops over the same formulas,
+// and checks how they divide the work. Prints the comparisons; exit status 1 at the first difference.
 //
 //   g++ -std=c++17 -ffp-contract=off -Icsrc -Itests/support/native/cuda_on_host
 //       tests/support/native/fused_kernel_check.cpp -x c++ csrc/kernels/cuda/*.cu
