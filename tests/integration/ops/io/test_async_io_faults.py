@@ -175,7 +175,7 @@ def test_validation_compares(async_io: AsyncIOModule, faulty: Path, engine: str)
         with pytest.raises(StorageError, match="of the file differs from the tensor") as caught:
             call(data, path, True)
         assert caught.value.bytes_done == 50_000
-        assert caught.value.offset == int(re.search(r"byte (\d+) of the file is not", str(caught.value))[1])
+        assert caught.value.offset == int(re.search(r"byte (\d+) of the file differs", str(caught.value))[1])
         call(data, path, False)
     assert_usable(handle, faulty)
 
