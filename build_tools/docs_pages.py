@@ -55,7 +55,7 @@ def repository_link(link: re.Match[str], page: str) -> str:
 def command_help(command: str) -> str:
     """What ``accel-ops`` prints about a command."""
     words = [sys.executable, "-m", "op_builder", *command.split(), "--help"]
-    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+    environment = {**os.environ, "COLUMNS": "90", "NO_COLOR": "1"}
     done = subprocess.run(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return f"```text\n{done.stdout}```"
 
