@@ -146,7 +146,7 @@ def test_an_error_about_a_damaged_kernel_names_its_directory(place: Path, tmp_pa
         op.scale_(torch.ones(3, dtype=torch.float64), 2.0)
         for path in (directory / "cache" / "sycl_kernels").rglob("0.bin"):
             path.write_bytes(path.read_bytes()[:999] + bytes(path.stat().st_size - 999))
-        os.environ["SYCL_CACHE_DIR"] = "/nowhere"  # the runtime has read it, and goes on with that
+        os.environ["SYCL_CACHE_DIR"] = "/nowhere"  # the runtime has read it and keeps its value
         op.scale_(torch.ones(3), 2.0)
     """
     done = run_with_op(tmp_path, code)

@@ -39,7 +39,7 @@ def icpx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     stand_in = Path(stand_in_icpx.__file__)
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S {shlex.quote(str(stand_in))} "$@"\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    # What an XPU build of torch has besides, empty: nothing of it is called here.
+    # Further libraries of an XPU build of torch, empty because nothing in them is called.
     for name in ("torch_xpu", "c10_xpu"):
         done = run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(directory / f"lib{name}.so")])
         assert done.ok, done.errors
