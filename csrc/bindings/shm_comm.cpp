@@ -37,8 +37,7 @@ SymmetricMemories& memories() {
   return *all;
 }
 
-// Groups
-// ---------------------------------------------------------------------------------------------------------------
+// Groups -------------------------------------------------------------------------------------------------------------
 
 // The memory that each rank of a group contributes.
 std::int64_t segment_bytes() { return comm::SlotLayout{kTuning.slot_bytes}.segment_bytes(); }
@@ -110,8 +109,7 @@ std::vector<std::int64_t> last_failure(std::int64_t group) {
   return {static_cast<std::int64_t>(failure.kind), failure.rank, failure.waited_ns / 1'000'000};
 }
 
-// Collectives
-// ----------------------------------------------------------------------------------------------------------
+// Collectives --------------------------------------------------------------------------------------------------------
 
 template <class Collective>
 void run(std::int64_t number, const Collective& collective) {

@@ -1,6 +1,5 @@
 // States that are stored in fewer bytes than float32 and rounded at random: rounding to nearest would lose a moment's
-// small relative changes every time. Included between simd_begin.h and
-// simd_end.h.
+// small relative changes every time. Included between simd_begin.h and simd_end.h.
 //
 // A codec is a class with
 //   using Element = ...;               // of the codes

@@ -47,10 +47,9 @@ struct Pass {
   std::uint64_t random_key;  // for stochastic rounding: a key and an element's index give its random bits
 };
 
-// Works on the elements [begin, end) of all arrays only; `begin` is a multiple of
-// kQuantBlock, `end` too or the arrays' length. `coefficients` points to the formula's. Elements (for
-// blockwise_8bit: blocks) do not influence each other: a range may be cut anywhere else and its pieces
-// run in any order or thread, with the same bits as result.
+// Works on the elements [begin, end) of all arrays only; `begin` is a multiple of kQuantBlock, `end` too or the arrays'
+// length. `coefficients` points to the formula's. Elements (for blockwise_8bit: blocks) do not influence each other: a
+// range may be cut at any such border, and its pieces may run in any order or thread, with bit-identical results.
 using OptimizerKernel = void (*)(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end,
                                  const void* coefficients, const Pass& pass);
 
