@@ -21,7 +21,7 @@ MARKERS := $(if $(filter 1,$(SLOW)),,-m "not slow")
 .PHONY: help demo test lint format bench docs clean
 
 help:
-	@echo "make demo    train a small character model with CPU Adam, beside torch's AdamW"
+	@echo "make demo    train a small character model with CPU Adam and compare it with torch's AdamW"
 	@echo "make test    lint, type checks and tests (SLOW=1 adds the slow ones; TORCH=2.15.0 uses that torch)"
 	@echo "make lint    ruff, mypy and import-linter"
 	@echo "make format  let ruff format the code"

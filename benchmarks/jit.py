@@ -254,7 +254,7 @@ def load_together_s(count: int, cache: str) -> float:
 
 
 def measure_texts(peers: list[str], counts: Counts, directory: Path) -> list[Figure]:
-    """Cold and warm loads of a short text: with torch/extension.h beside torch, on a stable ABI beside tvm-ffi."""
+    """Cold and warm loads of a short text: with torch/extension.h against torch, on a stable ABI against tvm-ffi."""
     variables = {"torch": "TORCH_EXTENSIONS_DIR", "tvm-ffi": "TVM_FFI_CACHE_DIR"}
     names = ["stable", "extension", *(name for name in variables if name in peers)]
     pythons = {"tvm-ffi": _peers.peer_python(*_peers.TVM_FFI)} if "tvm-ffi" in peers else {}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(?<!!)\[([^\]\n]+)\]\(((?:\.\./)+[^)\s]+)\)")
 
+HELP = re.compile(r"<!-- generated: help ([\w -]+) -->")
 ROLE = re.compile(r":(?:class|func|meth|data|mod|attr|exc|obj):(<code>)~?")
 
 
@@ -22,9 +26,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Fill in generated tables; turn links to files of the repository into their paths."""
+    """Fill in generated text; turn links to files of the repository into their paths."""
     if page.file.src_uri == "conformance.md":
         markdown = markdown.replace("<!-- generated: conformance checks -->", conformance_checks())
+    markdown = HELP.sub(lambda command: command_help(command[1]), markdown)
     return LINK.sub(lambda link: repository_link(link, page.file.src_uri), markdown)
 
 
@@ -45,6 +50,14 @@ def repository_link(link: re.Match[str], page: str) -> str:
     if name == "benchmarks/RESULTS.md":
         return f"[{text}]({'../' * page.count('/')}benchmarks.md)"
     return f"`{name}`" if name.endswith(text) else f"{text} (`{name}`)"
+
+
+def command_help(command: str) -> str:
+    """What ``accel-ops`` prints about a command."""
+    words = [sys.executable, "-m", "op_builder", *command.split(), "--help"]
+    environment = {**os.environ, "COLUMNS": "90", "NO_COLOR": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return f"```text\n{done.stdout}```"
 
 
 def conformance_checks() -> str:

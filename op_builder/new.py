@@ -58,7 +58,7 @@ def create(name: str, directory: Path, devices: Collection[str] = ()) -> None:
     Args:
         name: an identifier that no installed module has.
         directory: must not exist.
-        devices: what the op is for besides the CPU: ``cuda``, ``sycl``.
+        devices: further devices of the op: ``cuda``, ``sycl``.
 
     Raises:
         NewPackageError: the name cannot be used, or the directory exists or cannot be written; nothing was created.

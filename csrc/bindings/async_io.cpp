@@ -100,8 +100,8 @@ std::vector<std::int64_t> take(std::int64_t handle, std::vector<std::int64_t> op
 std::vector<std::int64_t> counters(std::int64_t handle) {
   const auto found = handles().find(handle);
   const aio::Counters& c = found->counters();
-  return {c.commands, c.submissions, c.overlapped, c.most_in_flight, c.retries, c.direct_bytes, c.cached_bytes,
-          c.bounced_bytes};
+  return {c.commands, c.submissions,  c.overlapped,   c.most_in_flight,
+          c.retries,  c.direct_bytes, c.cached_bytes, c.bounced_bytes};
 }
 
 // The errno with which the engine refused to work, so that threads do; 0 where it works.

@@ -17,8 +17,8 @@ namespace oneccl = accel::oneccl;
 using accel::Tensor;
 
 oneccl::DataType type_of(const Tensor& tensor) {
-  using oneccl::DataType;
   using accel::ScalarType;
+  using oneccl::DataType;
   switch (tensor.scalar_type()) {
     case ScalarType::Char:
       return DataType::int8;
@@ -58,14 +58,15 @@ std::vector<std::int64_t> make_address() {
   return bytes;
 }
 
-// The numbers of the communicator and of the collective by which the ranks meet.
+// Returns the numbers of the communicator and of the collective in which the ranks meet.
 std::vector<std::int64_t> connect(std::int64_t size, std::int64_t rank, std::vector<std::int64_t> address) {
   oneccl::Address bytes{};
   if (address.size() != bytes.size()) {
     accel::refuse("The address has " + std::to_string(address.size()) + " bytes.",
-                  "Pass the " + std::to_string(bytes.size()) + " bytes that one rank got.");
+                  "Pass the " + std::to_string(bytes.size()) + " bytes that one rank created.");
   }
-  std::transform(address.begin(), address.end(), bytes.begin(), [](std::int64_t byte) { return static_cast<char>(byte); });
+  std::transform(address.begin(), address.end(), bytes.begin(),
+                 [](std::int64_t byte) { return static_cast<char>(byte); });
   const auto begun = oneccl::connect(static_cast<int>(size), static_cast<int>(rank), bytes);
   return {begun.communicator, begun.collective};
 }
@@ -84,7 +85,7 @@ std::int64_t barrier(std::int64_t communicator) { return oneccl::start_barrier(c
 
 bool wait(std::int64_t collective, std::int64_t timeout_ms) { return oneccl::wait(collective, timeout_ms); }
 
-// The whole of it in one op, which torch.compile can keep in its graph.
+// A whole all-reduce in one op, which torch.compile can keep in its graph.
 void inference_all_reduce(Tensor tensor, std::int64_t communicator, std::int64_t reduction, std::int64_t timeout_ms) {
   const std::int64_t collective = all_reduce(tensor, communicator, reduction, "");
   if (!oneccl::wait(collective, timeout_ms)) {

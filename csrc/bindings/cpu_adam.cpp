@@ -8,9 +8,9 @@ namespace {
 using Ops = accel::HostOptimizer<accel::Adam>;
 
 accel::cpu::OptimizerKernel find_rollback(accel::cpu::Isa isa, const accel::cpu::StoredTypes& types) {
-  const bool is_float = types.param == accel::DType::float32 && types.grad == accel::DType::float32 &&
-                        (types.state == accel::cpu::StateStorage::float32 ||
-                         types.state == accel::cpu::StateStorage::as_param);
+  const bool is_float =
+      types.param == accel::DType::float32 && types.grad == accel::DType::float32 &&
+      (types.state == accel::cpu::StateStorage::float32 || types.state == accel::cpu::StateStorage::as_param);
   if (!is_float) {
     accel::refuse("A tensor is not of float32; an update can only be undone in float32.",
                   "Keep a copy of the tensors instead.");

@@ -187,8 +187,7 @@ class FusedOps {
     const auto prepared = Lists::find(list);
     prepared->check_again(isa);
     Runner::run(prepared->checked, {std::move(lr), std::move(noop_flag), std::move(grad_scale), std::move(found_inf)},
-                prepared->device,
-                {std::move(options), step, maximize, chunk_size, std::move(isa)});
+                prepared->device, {std::move(options), step, maximize, chunk_size, std::move(isa)});
   }
 };
 
@@ -196,7 +195,7 @@ class FusedOps {
 
 // At namespace scope of a binding: all ops of one Runner; after it the parts of the devices, each
 // {"CPU", accel::FusedOps<Runner>::implement}.
-#define ACCEL_FUSED_LIBRARY(Runner, ...)                                          \
-  ACCEL_OP_LIBRARY({nullptr, ::accel::FusedOps<Runner>::define}, __VA_ARGS__,     \
-                   {"Meta", ::accel::FusedOps<Runner>::implement_meta},           \
+#define ACCEL_FUSED_LIBRARY(Runner, ...)                                      \
+  ACCEL_OP_LIBRARY({nullptr, ::accel::FusedOps<Runner>::define}, __VA_ARGS__, \
+                   {"Meta", ::accel::FusedOps<Runner>::implement_meta},       \
                    {"CompositeExplicitAutograd", ::accel::FusedOps<Runner>::implement_without_tensors})

@@ -20,8 +20,8 @@
 #include "torch_c/ops.h"
 
 // Every CUDA build of torch has this symbol.
-extern "C" __attribute__((visibility("default"))) AOTITorchError aoti_torch_get_current_cuda_stream(
-    int32_t device_index, void** ret_stream);
+extern "C" __attribute__((visibility("default"))) AOTITorchError
+aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
 #endif
 
 namespace accel {
@@ -138,8 +138,7 @@ class FusedOptimizer {
     const DeviceGuard guard(device);
     void* const stream = ACCEL_TORCH_GET(void*, aoti_torch_get_current_cuda_stream, device);
     require_success(cuda::use_device(device));
-    require_success(
-        cuda::advance_steps(checked.device.steps.data(), checked.device.steps.size(), controls, stream));
+    require_success(cuda::advance_steps(checked.device.steps.data(), checked.device.steps.size(), controls, stream));
     const auto& tensors = checked.device.tensors;
     const auto options = Optimizer::options(arguments.options.data());
     const auto step = static_cast<double>(arguments.step);
@@ -171,11 +170,10 @@ class FusedOptimizer {
 }  // namespace accel
 
 // At namespace scope of a binding: all ops of one optimizer, registered for the devices that the binary is built for.
-#define ACCEL_FUSED_PART(Optimizer, key) \
-  { key, ::accel::FusedOps<::accel::FusedOptimizer<Optimizer>>::implement }
+#define ACCEL_FUSED_PART(Optimizer, key) {key, ::accel::FusedOps<::accel::FusedOptimizer<Optimizer>>::implement}
 #if defined(ACCEL_WITH_CUDA)
-#define ACCEL_FUSED_OPTIMIZER(Optimizer)                                                               \
-  ACCEL_FUSED_LIBRARY(::accel::FusedOptimizer<Optimizer>, ACCEL_FUSED_PART(Optimizer, "CPU"),          \
+#define ACCEL_FUSED_OPTIMIZER(Optimizer)                                                      \
+  ACCEL_FUSED_LIBRARY(::accel::FusedOptimizer<Optimizer>, ACCEL_FUSED_PART(Optimizer, "CPU"), \
                       ACCEL_FUSED_PART(Optimizer, "CUDA"))
 #else
 #define ACCEL_FUSED_OPTIMIZER(Optimizer) \

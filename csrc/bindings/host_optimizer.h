@@ -8,9 +8,9 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cmath>
 #include <memory>
 #include <string>
 #include <utility>
@@ -130,8 +130,7 @@ class HostOptimizer {
       is_missing = kernel == nullptr;
     }
     if (is_missing) {
-      refuse(std::string(Optimizer::kName) +
-                 " does not support states in bytes or with stochastic rounding.",
+      refuse(std::string(Optimizer::kName) + " does not support states in bytes or with stochastic rounding.",
              "Pass states of float32 or of the parameter's type, no scales, and stochastic=False.");
     }
     return kernel;
@@ -223,8 +222,8 @@ class HostOptimizer {
     bool zero_grads = false;
 
     void check_again(const PassArguments& arguments) {
-      const bool has_other_settings = arguments.isa != isa || arguments.stochastic != stochastic ||
-                                      (arguments.zero_grads && !zero_grads);
+      const bool has_other_settings =
+          arguments.isa != isa || arguments.stochastic != stochastic || (arguments.zero_grads && !zero_grads);
       check(
           has_other_settings,
           [&] {
@@ -282,7 +281,8 @@ class HostOptimizer {
     if (sum.scalar_type() != ScalarType::Double || sum.numel() != 1) {
       refuse("sum is not a tensor of one float64.", "Pass torch.zeros(1, dtype=torch.float64).");
     }
-    *reinterpret_cast<double*>(host_memory(sum, {"sum", 0}, 8).data) = sum_of_squares(tensors, "tensor", checked_isa(isa));
+    *reinterpret_cast<double*>(host_memory(sum, {"sum", 0}, 8).data) =
+        sum_of_squares(tensors, "tensor", checked_isa(isa));
   }
 
   // For tracing: the ops return nothing and fake tensors have no memory, so there is nothing to do;
@@ -326,8 +326,8 @@ class HostOptimizer {
 }  // namespace accel
 
 // At namespace scope of a binding: all ops of one optimizer.
-#define ACCEL_HOST_OPTIMIZER(Optimizer)                                                              \
-  ACCEL_OP_LIBRARY({nullptr, ::accel::HostOptimizer<Optimizer>::define},                             \
-                   {"CPU", ::accel::HostOptimizer<Optimizer>::implement},                            \
-                   {"Meta", ::accel::HostOptimizer<Optimizer>::implement_meta},                      \
+#define ACCEL_HOST_OPTIMIZER(Optimizer)                                         \
+  ACCEL_OP_LIBRARY({nullptr, ::accel::HostOptimizer<Optimizer>::define},        \
+                   {"CPU", ::accel::HostOptimizer<Optimizer>::implement},       \
+                   {"Meta", ::accel::HostOptimizer<Optimizer>::implement_meta}, \
                    {"CompositeExplicitAutograd", ::accel::HostOptimizer<Optimizer>::implement_without_tensors})

@@ -71,29 +71,28 @@ void check_each(std::size_t count, const Check& check) {
   Mutex mutex;
   std::exception_ptr refusal;
   std::int64_t refused = 0;
-  parallel_for(
-      0, static_cast<std::int64_t>(count), kGrainChecks, [&](std::int64_t first, std::int64_t last) {
-        std::int64_t i = first;
-        try {
-          for (; i < last; ++i) {
-            check(static_cast<std::size_t>(i));
-          }
-        } catch (...) {  // not through torch, which would change the message
-          const Lock lock(mutex);
-          if (!refusal || i < refused) {
-            refusal = std::current_exception();
-            refused = i;
-          }
-        }
-      });
+  parallel_for(0, static_cast<std::int64_t>(count), kGrainChecks, [&](std::int64_t first, std::int64_t last) {
+    std::int64_t i = first;
+    try {
+      for (; i < last; ++i) {
+        check(static_cast<std::size_t>(i));
+      }
+    } catch (...) {  // not through torch, which would change the message
+      const Lock lock(mutex);
+      if (!refusal || i < refused) {
+        refusal = std::current_exception();
+        refused = i;
+      }
+    }
+  });
   if (refusal) {
     std::rethrow_exception(refusal);
   }
 }
 
 // The tensors of one update. `states` and `scales` hold all of the first state, then all of the second;
-// `scales` and `copies` may be empty. A parameter's random bits depend on its number in `places`, or on its index if that
-// is empty.
+// `scales` and `copies` may be empty. A parameter's random bits depend on its number in `places`, or on its index if
+// that is empty.
 struct TensorLists {
   Tensors params;
   Tensors grads;
@@ -151,9 +150,8 @@ void for_each_tensor(const UpdateItem& item, const std::array<const char*, kStat
 template <std::size_t kStates>
 void require_apart(const UpdateItem& item, std::size_t index, const std::array<const char*, kStates>& state_roles) {
   OwnRanges<3 + 2 * kStates> ranges(index);
-  for_each_tensor(item, state_roles, [&](const void* data, std::int64_t bytes, const char* role, bool) {
-    ranges.add(data, bytes, role);
-  });
+  for_each_tensor(item, state_roles,
+                  [&](const void* data, std::int64_t bytes, const char* role, bool) { ranges.add(data, bytes, role); });
 }
 
 inline void require_elements(std::int64_t numel, const Argument& argument, std::int64_t needed,

@@ -57,7 +57,8 @@ struct KernelArguments {
   cpu::Pass pass;
 };
 
-// Calls visit(i, begin, end) on torch's threads for ranges that together cover all tensors; `end` may be in the padding.
+// Calls visit(i, begin, end) on torch's threads for ranges that together cover all tensors; `end` may be in the
+// padding.
 template <class Visit>
 void for_each_share(const std::vector<std::int64_t>& starts, const Visit& visit) {
   const std::int64_t total = starts.back();
@@ -88,11 +89,10 @@ void for_each_norm_piece(std::int64_t numel, std::int64_t from, std::int64_t to,
   }
 }
 
-// The same in two passes; `factor(param, direction)` computes the second pass's factor from a tensor's sums. A tensor of
-// one piece gets both passes at once. Results do not depend on the threads: pieces are fixed, and added in order.
+// The same in two passes; `factor(param, direction)` computes the second pass's factor from a tensor's sums. A tensor
+// of one piece gets both passes at once. Results do not depend on the threads: pieces are fixed, and added in order.
 template <class ArgumentsOf, class Factor>
-void run_kernels(const CheckedList<cpu::TwoPassKernels>& list, const ArgumentsOf& arguments_of,
-                 const Factor& factor) {
+void run_kernels(const CheckedList<cpu::TwoPassKernels>& list, const ArgumentsOf& arguments_of, const Factor& factor) {
   struct LongTensor {
     std::int64_t item;
     std::int64_t first_sum;

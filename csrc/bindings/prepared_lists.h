@@ -81,7 +81,7 @@ class WatchedTensors {
       numel = is_known ? numel : -1;
     }
     template <class T, class Get>
-    bool has(T Watched::*member, const Get& get) const {
+    bool has(T Watched::* member, const Get& get) const {
       T now{};
       return numel >= 0 && get(tensor, &now) == 0 && now == this->*member;
     }
@@ -113,8 +113,8 @@ struct PreparedList {
   WatchedTensors watched;
   WatchedTensors watched_grads;
 
-  // Calls check_all() if `must_check_all` or anything except gradients changed, else check_grads() if those did. If they
-  // throw, the next call checks again.
+  // Calls check_all() if `must_check_all` or anything except gradients changed, else check_grads() if those did. If
+  // they throw, the next call checks again.
   template <class CheckAll, class CheckGrads>
   void check(bool must_check_all, const CheckAll& check_all, const CheckGrads& check_grads) {
     if (must_check_all || !watched.are_unchanged()) {
@@ -183,8 +183,8 @@ class PreparedLists {
     }
   }
 
-  // Returns the number of gradients that the list took, 0 if one is not on the device of its parameter; then the indices
-  // of those that are not contiguous, which an update would refuse.
+  // Returns the number of gradients that the list took, 0 if one is not on the device of its parameter; then the
+  // indices of those that are not contiguous, which an update would refuse.
   static std::vector<std::int64_t> replace_grads(std::int64_t number, Tensors grads) {
     const auto prepared = find(number);
     const Tensors& params = prepared->lists.params;

@@ -30,9 +30,9 @@ inline int raise_handler_error(void* error) {
   return -1;
 }
 
-// Runs the handlers of signals that have arrived; does nothing except on Python's main thread. True when one raised: the
-// op must then fail. torch replaces the exception by its own, so Python is asked to raise it once more when the op has
-// returned.
+// Runs the handlers of signals that have arrived; does nothing except on Python's main thread. True when one raised:
+// the op must then fail. torch replaces the exception by its own, so Python is asked to raise it once more when the op
+// has returned.
 inline bool is_interrupted_by_python() {
   if (PyErr_CheckSignals == nullptr) {
     return false;

@@ -37,9 +37,9 @@ SymmetricMemories& memories() {
   return *all;
 }
 
-// Groups ---------------------------------------------------------------------------------------------------------------
+// Groups -------------------------------------------------------------------------------------------------------------
 
-// How much memory each rank of a group gives.
+// The memory that each rank of a group contributes.
 std::int64_t segment_bytes() { return comm::SlotLayout{kTuning.slot_bytes}.segment_bytes(); }
 
 // A descriptor, or -errno.
@@ -53,7 +53,10 @@ std::int64_t create_segment(std::int64_t size_bytes) {
 // each rank is a thread of this process.
 std::int64_t open_group(std::int64_t rank, std::vector<std::int64_t> descriptors, std::vector<std::int64_t> is_here,
                         std::int64_t timeout_ns, std::int64_t spin_ns, std::string isa) {
-  comm::GroupSettings settings{static_cast<int>(rank), {timeout_ns, spin_ns}, kTuning, accel::cpu::Isa::baseline,
+  comm::GroupSettings settings{static_cast<int>(rank),
+                               {timeout_ns, spin_ns},
+                               kTuning,
+                               accel::cpu::Isa::baseline,
                                accel::is_interrupted_by_python};
   accel::cpu::parse_isa(isa.c_str(), &settings.isa);
   int error = 0;
@@ -83,7 +86,7 @@ std::int64_t attach_symmetric(std::int64_t group, std::int64_t memory, std::int6
   return address;
 }
 
-// No tensor uses that address any more. The group may be closed.
+// Call it when no tensor uses the address any more. The group may be closed.
 void release_symmetric(std::int64_t group, std::int64_t address) {
   std::shared_ptr<const comm::Symmetric> memory;  // unmapped after the lock, and after the group has dropped it
   {
@@ -100,13 +103,13 @@ void release_symmetric(std::int64_t group, std::int64_t address) {
   }
 }
 
-// Why a collective of a group failed last: kind, rank, ms waited.
+// The reason of a group's last failure: kind, rank, ms waited.
 std::vector<std::int64_t> last_failure(std::int64_t group) {
   const comm::Failure failure = groups().find(group)->last_failure();
   return {static_cast<std::int64_t>(failure.kind), failure.rank, failure.waited_ns / 1'000'000};
 }
 
-// Collectives ----------------------------------------------------------------------------------------------------------
+// Collectives --------------------------------------------------------------------------------------------------------
 
 template <class Collective>
 void run(std::int64_t number, const Collective& collective) {
@@ -213,7 +216,9 @@ void broadcast(Tensor tensor, std::int64_t group, std::int64_t source) {
     accel::refuse("src is " + std::to_string(source) + " in a group of " + std::to_string(found->size()) + ".",
                   "Pass a rank from 0 to size - 1.");
   }
-  run(group, [&](comm::Collectives& all) { return all.broadcast(memory.data, memory.bytes, static_cast<int>(source), tensor.dtype()); });
+  run(group, [&](comm::Collectives& all) {
+    return all.broadcast(memory.data, memory.bytes, static_cast<int>(source), tensor.dtype());
+  });
 }
 
 void barrier(std::int64_t group) {
@@ -224,7 +229,7 @@ void agree(std::int64_t group, std::string text) {
   run(group, [&](comm::Collectives& all) { return all.agree(text); });
 }
 
-// Without memory: what the results look like.
+// For fake tensors: the shapes of the results.
 Tensor all_reduce_meta(Tensor tensor, std::int64_t, std::int64_t) { return accel::empty_like(tensor); }
 void all_reduce_in_place_meta(Tensor, std::int64_t, std::int64_t) {}
 void reduce_scatter_meta(Tensor, Tensor, std::int64_t, std::int64_t) {}

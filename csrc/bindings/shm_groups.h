@@ -1,4 +1,4 @@
-// The groups of the shm_comm op library, by number, and what goes wrong in them in words.
+// The groups of the shm_comm op library, by number, and the messages of their failures.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 
 namespace accel {
 
-// Counts forks: a child has its parent's groups, and is no rank of them.
+// Counts forks: a child inherits its parent's groups, but is not a rank of them.
 inline std::atomic<std::int64_t>& forks() {
   static std::atomic<std::int64_t> count{0};
   return count;
@@ -99,7 +99,8 @@ inline std::string in_words(comm::Group& group, const comm::Failure& failure) {
     case Kind::died:
       return who + " died" + waited;
     case Kind::left:
-      return failure.rank == group.rank() ? "another thread of this rank closed the group" : who + " has closed the group" + waited;
+      return failure.rank == group.rank() ? "another thread of this rank closed the group"
+                                          : who + " has closed the group" + waited;
     case Kind::gave_up:
       return who + " gave up" +
              (failure.culprit == failure.rank ? std::string(" when it was interrupted")

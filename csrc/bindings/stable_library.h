@@ -1,6 +1,6 @@
-// For bindings written with torch's own classes, the LibTorch Stable ABI for target 2.10: its Tensor and TORCH_BOX beside
-// our registration. Ours do without them (torch_c/), as they take a second or two to compile. Include it before any
-// header of torch_c/.
+// For bindings that use torch's own classes, the LibTorch Stable ABI for target 2.10: its Tensor and TORCH_BOX,
+// together with our registration. Our own bindings use torch_c/ instead, because torch's classes take a second or two
+// to compile. Include it before any header of torch_c/.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

@@ -54,8 +54,7 @@ struct Argument {
 
 // The address of the first of `bytes` bytes of a dense tensor, whose elements have `element_bytes`. A storage can be
 // freed or shrunk in place, as by x.untyped_storage().resize_(0), without changing the sizes of its tensors.
-inline void* memory_of(const Tensor& tensor, const Argument& argument, std::int64_t bytes,
-                       std::int64_t element_bytes) {
+inline void* memory_of(const Tensor& tensor, const Argument& argument, std::int64_t bytes, std::int64_t element_bytes) {
   void* const data = tensor.data_ptr();
   const std::int64_t stored = tensor.storage_bytes();
   const std::int64_t end = tensor.storage_offset() * element_bytes + bytes;
@@ -67,8 +66,8 @@ inline void* memory_of(const Tensor& tensor, const Argument& argument, std::int6
   return data;
 }
 
-// Refuses a tensor that is not dense and contiguous, then one that `require_place(tensor, argument)` refuses. Returns its
-// memory; elements have `element_bytes`.
+// Refuses a tensor that is not dense and contiguous, then one that `require_place(tensor, argument)` refuses. Returns
+// its memory; elements have `element_bytes`.
 template <class RequirePlace>
 HostMemory dense_memory(const Tensor& tensor, const Argument& argument, std::int64_t element_bytes,
                         const RequirePlace& require_place) {

@@ -1,4 +1,4 @@
-// Locks. <mutex> would do as well, and its header takes the compiler up to a quarter of a second for each file.
+// Locks. The header <mutex> would cost the compiler up to a quarter of a second for each file.
 #pragma once
 
 #include <pthread.h>
@@ -7,7 +7,7 @@ namespace accel {
 
 class Mutex {
  public:
-  enum class Kind { plain, recursive };  // recursive: the thread that holds it may take it again
+  enum class Kind { plain, recursive };  // recursive: the thread that holds it may lock it again
 
   explicit Mutex(Kind kind = Kind::plain) {
     pthread_mutexattr_t attributes;
@@ -27,7 +27,7 @@ class Mutex {
   pthread_mutex_t mutex_;
 };
 
-// Holds a mutex as long as it lives.
+// Holds a mutex for its lifetime.
 class Lock {
  public:
   explicit Lock(Mutex& mutex) : mutex_(mutex) { mutex_.lock(); }

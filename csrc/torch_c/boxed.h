@@ -38,7 +38,7 @@ StableIValue bits_to(T bits) {
   return value;
 }
 
-// `take` receives an argument, which is the function's then; `give` hands a result over.
+// `take` receives an argument, which then belongs to the function; `give` passes a result to torch.
 template <class T>
 struct Passed {
   static T take(StableIValue value) { return bits_from<T>(value); }
@@ -87,7 +87,7 @@ struct Passed<std::vector<T>> {
   }
 };
 
-// A pointer to the value, which torch allocated by new, or none.
+// A pointer to the value, allocated by torch with new, or null.
 template <class T>
 struct Passed<std::optional<T>> {
   static std::optional<T> take(StableIValue value) {
@@ -110,11 +110,12 @@ void call(Result (*function)(Arguments...), StableIValue* stack, std::index_sequ
   }
 }
 
-// An op whose schema and function differ in their numbers of arguments or results would read and write beyond the stack.
+// An op whose schema and function differ in the number of arguments or results would read and write beyond the stack.
 inline void require_counts(std::uint64_t given, std::uint64_t taken, std::uint64_t asked, std::uint64_t returned) {
   if (given != taken || asked != returned) {
     throw std::logic_error("The schema has " + std::to_string(given) + " arguments and " + std::to_string(asked) +
-                           " results, its function " + std::to_string(taken) + " and " + std::to_string(returned) + ".");
+                           " results, its function " + std::to_string(taken) + " and " + std::to_string(returned) +
+                           ".");
   }
 }
 

@@ -1,11 +1,12 @@
-// The Python class of an op's error, whatever torch makes of C++ exceptions: torch raises std::invalid_argument as a
-// ValueError and std::bad_alloc as a MemoryError up to 2.14, and both as a RuntimeError from 2.15 on.
+// Gives the errors of ops the same Python class with every torch: torch raises std::invalid_argument as a ValueError
+// and std::bad_alloc as a MemoryError up to 2.14, and both as a RuntimeError from 2.15 on.
 //
-// So the text of an exception that leaves an op begins with the name of its class, "ValueError: "; the loaded op
+// The text of an exception that leaves an op therefore begins with the name of a class, "ValueError: ". The loaded op
 // (op_builder/load/operators.py) raises that class.
 #pragma once
 
 #include <cstddef>
+#include <exception>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -27,28 +28,31 @@ class Named : public Exception {
   std::string text_;
 };
 
+// Throws `error` with the name of its Python class if it is one of `Exceptions`.
+template <class... Exceptions>
+void rethrow_as(const char* python_class, const std::exception& error) {
+  const auto rethrow = [&](const auto* exception) {
+    if (exception != nullptr) {
+      throw Named(python_class, *exception);
+    }
+  };
+  (rethrow(dynamic_cast<const Exceptions*>(&error)), ...);
+}
+
 // Calls a boxed function. The classes are those that pybind11 documents.
 inline void call_naming_errors(BoxedFunction function, StableIValue* stack, uint64_t arguments, uint64_t results) {
   try {
     function(stack, arguments, results);
-  } catch (const std::invalid_argument& error) {
-    throw Named("ValueError", error);
-  } catch (const std::domain_error& error) {
-    throw Named("ValueError", error);
-  } catch (const std::length_error& error) {
-    throw Named("ValueError", error);
-  } catch (const std::range_error& error) {
-    throw Named("ValueError", error);
-  } catch (const std::bad_alloc& error) {
-    throw Named("MemoryError", error);
-  } catch (const std::out_of_range& error) {
-    throw Named("IndexError", error);
-  } catch (const std::overflow_error& error) {
-    throw Named("OverflowError", error);
+  } catch (const std::exception& error) {
+    rethrow_as<std::invalid_argument, std::domain_error, std::length_error, std::range_error>("ValueError", error);
+    rethrow_as<std::bad_alloc>("MemoryError", error);
+    rethrow_as<std::out_of_range>("IndexError", error);
+    rethrow_as<std::overflow_error>("OverflowError", error);
+    throw;
   }
 }
 
-// torch gives a boxed function no context, so each one of a library is called by a function of its own.
+// torch passes no context to a boxed function, so each function of a library has its own caller.
 constexpr std::size_t kMostFunctions = 256;
 inline BoxedFunction functions[kMostFunctions];
 inline std::size_t function_count = 0;
@@ -64,7 +68,7 @@ BoxedFunction caller(std::size_t index, std::index_sequence<i...>) {
   return callers[index];
 }
 
-// `function`, with the Python class in the text of its exceptions.
+// Returns `function` with the Python class in the text of its exceptions.
 inline BoxedFunction naming_errors(BoxedFunction function) {
   if (function_count == kMostFunctions) {
     throw std::runtime_error("A library registers at most " + std::to_string(kMostFunctions) + " functions.");

@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <string>
 
-#pragma GCC visibility push(default)  // they are torch's, whatever is hidden of ours
+#pragma GCC visibility push(default)  // torch's symbols must stay visible
 extern "C" {
 
 struct AtenTensorOpaque;
@@ -43,7 +43,7 @@ AOTITorchError aoti_torch_empty_strided(int64_t ndim, const int64_t* sizes_ptr, 
                                         int32_t dtype, int32_t device_type, int32_t device_index,
                                         AtenTensorHandle* ret_new_tensor);
 
-// What types, layouts and devices are numbered.
+// The numbers of types, layouts and devices.
 int32_t aoti_torch_dtype_uint8();
 int32_t aoti_torch_dtype_uint16();
 int32_t aoti_torch_dtype_uint32();
@@ -115,17 +115,17 @@ using BoxedFunction = void (*)(StableIValue* stack, uint64_t arguments, uint64_t
 }  // namespace accel::torch_c
 
 // Calls one of the functions above that report success.
-#define ACCEL_TORCH(function, ...)           \
-  do {                                       \
-    if (function(__VA_ARGS__) != 0) {        \
-      ::accel::torch_c::fail(#function);     \
-    }                                        \
+#define ACCEL_TORCH(function, ...)       \
+  do {                                   \
+    if (function(__VA_ARGS__) != 0) {    \
+      ::accel::torch_c::fail(#function); \
+    }                                    \
   } while (false)
 
-// What such a function puts where its last argument points.
-#define ACCEL_TORCH_GET(Type, function, ...)                  \
-  [&] {                                                       \
-    Type accel_torch_got{};                                   \
-    ACCEL_TORCH(function, __VA_ARGS__, &accel_torch_got);     \
-    return accel_torch_got;                                   \
+// The value that such a function writes through its last argument.
+#define ACCEL_TORCH_GET(Type, function, ...)              \
+  [&] {                                                   \
+    Type accel_torch_got{};                               \
+    ACCEL_TORCH(function, __VA_ARGS__, &accel_torch_got); \
+    return accel_torch_got;                               \
   }()

@@ -16,8 +16,8 @@
 
 namespace accel {
 
-// A boxed function, and the ABI in which it takes and gives values: ACCEL_BOX(&function) of boxed.h is one, and with
-// bindings/stable_library.h torch's TORCH_BOX(&function) becomes one.
+// A boxed function and the ABI of its values. ACCEL_BOX(&function) of boxed.h makes one; with bindings/stable_library.h
+// torch's TORCH_BOX(&function) converts to one.
 struct Boxed {
   torch_c::BoxedFunction function;
   std::uint64_t abi;
@@ -28,7 +28,7 @@ class Library {
  public:
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
-  // Of schemas where `dispatch_key` is null.
+  // A null `dispatch_key` means a library of schemas.
   Library(const char* name_space, const char* dispatch_key) {
     if (dispatch_key == nullptr) {
       ACCEL_TORCH(aoti_torch_library_init_def, name_space, __FILE__, __LINE__, &handle_);
@@ -65,8 +65,8 @@ struct LibraryPart {
 // Registers all parts under `name_space`. Returns 0, or 1 with the reason in `error`
 // (cut to `error_size` bytes). The libraries are never destroyed: their ops must outlive
 // static destruction in torch.
-inline int register_library(
-    const LibraryPart* parts, std::size_t count, const char* name_space, char* error, std::size_t error_size) noexcept {
+inline int register_library(const LibraryPart* parts, std::size_t count, const char* name_space, char* error,
+                            std::size_t error_size) noexcept {
   try {
     for (std::size_t i = 0; i < count; ++i) {
       parts[i].fill(*new Library(name_space, parts[i].dispatch_key));
@@ -84,9 +84,9 @@ inline int register_library(
 }  // namespace accel
 
 // At namespace scope of one binding file: ACCEL_OP_LIBRARY({nullptr, define}, {"CPU", implement})
-#define ACCEL_OP_LIBRARY(...)                                                                   \
-  extern "C" __attribute__((visibility("default"))) int accel_register_library(                 \
-      const char* name_space, char* error, std::size_t error_size) {                            \
-    static const ::accel::LibraryPart parts[] = {__VA_ARGS__};                                  \
-    return ::accel::register_library(parts, sizeof(parts) / sizeof(parts[0]), name_space, error, error_size); \
+#define ACCEL_OP_LIBRARY(...)                                                                                       \
+  extern "C" __attribute__((visibility("default"))) int accel_register_library(const char* name_space, char* error, \
+                                                                               std::size_t error_size) {            \
+    static const ::accel::LibraryPart parts[] = {__VA_ARGS__};                                                      \
+    return ::accel::register_library(parts, sizeof(parts) / sizeof(parts[0]), name_space, error, error_size);       \
   }

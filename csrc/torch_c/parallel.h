@@ -1,4 +1,4 @@
-// Work for torch's own threads.
+// Loops on torch's own threads.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace accel {
 
-// Calls visit(begin, end) for ranges that together are [begin, end), on as many of torch's threads as that is worth:
-// one for each `grain` or more. `visit` must not throw.
+// Calls visit(begin, end) for ranges that together are [begin, end), on torch's threads: one thread for each `grain` or
+// more. `visit` must not throw.
 template <class Visit>
 void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain, const Visit& visit) {
   const auto call = [](std::int64_t from, std::int64_t to, void* context) {

@@ -1,4 +1,4 @@
-// Tensors of torch, by its C ABI.
+// torch's tensors, through its C ABI.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ struct NamedType {
   std::int32_t (*number)();
   const char* name;
 };
-// As torch names them in messages; those that optimizers ask for most come first.
+// The names that torch uses in messages; the types that optimizers check most often come first.
 inline constexpr NamedType kTypes[] = {
     {ScalarType::Float, aoti_torch_dtype_float32, "Float"},
     {ScalarType::BFloat16, aoti_torch_dtype_bfloat16, "BFloat16"},
@@ -44,7 +44,7 @@ inline constexpr NamedType kTypes[] = {
     {ScalarType::kOther, aoti_torch_dtype_float8_e4m3fnuz, "Float8_e4m3fnuz"},
 };
 
-// What torch numbers a type; null where kTypes has no such number.
+// The type with this number of torch; null if kTypes lacks it.
 inline const NamedType* find_type(std::int32_t number) {
   for (const NamedType& named : kTypes) {
     if (named.number() == number) {
@@ -56,13 +56,14 @@ inline const NamedType* find_type(std::int32_t number) {
 
 }  // namespace torch_c
 
-// A reference to a tensor, as torch::Tensor is one: copies mean the same tensor. A copy allocates a handle; one that was
-// moved from means none, and can only be assigned to.
+// A reference to a tensor, like torch::Tensor: copies refer to the same tensor. A copy allocates a handle. A moved-from
+// Tensor refers to none and can only be assigned to.
 class Tensor {
  public:
   // Takes over the handle.
   explicit Tensor(AtenTensorHandle owned) : handle_(owned) {}
-  Tensor(const Tensor& other) : handle_(ACCEL_TORCH_GET(AtenTensorHandle, aoti_torch_new_tensor_handle, other.handle_)) {}
+  Tensor(const Tensor& other)
+      : handle_(ACCEL_TORCH_GET(AtenTensorHandle, aoti_torch_new_tensor_handle, other.handle_)) {}
   Tensor(Tensor&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
   Tensor& operator=(Tensor other) noexcept {
     std::swap(handle_, other.handle_);
@@ -98,7 +99,7 @@ class Tensor {
     const torch_c::NamedType* const named = torch_c::find_type(dtype());
     return named == nullptr ? ScalarType::kOther : named->type;
   }
-  // As torch writes it, for messages.
+  // The name that torch uses, for messages.
   std::string type_name() const {
     const std::int32_t number = dtype();
     const torch_c::NamedType* const named = torch_c::find_type(number);

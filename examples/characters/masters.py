@@ -40,7 +40,7 @@ class HostMasters:
     def wait_for_gradients(self) -> None:
         """Return when the gradients of the last backward pass are copied to the masters."""
         self._downward.synchronize()
-        # Not before: the memory of a gradient that is being copied must not be used again.
+        # Not earlier: the memory of a gradient must not be reused while it is copied.
         for parameter, _ in self._pairs:
             parameter.grad = None
 

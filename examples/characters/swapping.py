@@ -1,4 +1,4 @@
-"""Adam whose moments are on disk, but for those that are being used, fetched or written back."""
+"""Adam with its moments on disk, except those that are in use, being read or being written back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLOTS = 3
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some parameters, the optimizer of just these, and the memory that their moments are in when they are.
+    """Some parameters, their optimizer, and the memory for their moments.
 
     Attributes:
         moments: float32, one dimension; the states of ``optimizer`` are views of it, so that a load fills them.
@@ -81,7 +81,7 @@ class SwappedAdam(Optimizer):
             _chunk(f"moments-{index}", part, buffers[index % SLOTS][:size], options)
             for index, (part, size) in enumerate(zip(parts, sizes, strict=True))
         ]
-        # The very groups, so that schedulers set the learning rates of the parts.
+        # The same groups, so that schedulers set the learning rates of the parts.
         self.param_groups = [chunk.optimizer.param_groups[0] for chunk in self._chunks]
         for chunk in self._chunks:
             chunk.moments.zero_()

@@ -14,7 +14,7 @@ _VALIDATION_SHARE = 0.1
 
 
 class NoTextError(Exception):
-    """There is nothing to train on."""
+    """No training text was found."""
 
 
 @dataclass(frozen=True)

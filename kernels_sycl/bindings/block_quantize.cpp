@@ -16,25 +16,24 @@ using accel::Argument;
 using accel::DeviceArray;
 using accel::DevicePlace;
 using accel::refuse;
-using accel::xpu::Kernel;
 using accel::ScalarType;
 using accel::Tensor;
+using accel::xpu::Kernel;
 
 // By element type (float32, bfloat16, float16), then bits (8, 4).
-#define ACCEL_QUANTIZERS(kernel)                                                                                      \
-  {                                                                                                                   \
-    ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<float, 8>), ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<float, 4>),       \
-        ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<accel::BFloat16, 8>),                                               \
-        ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<accel::BFloat16, 4>),                                               \
-        ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<accel::Float16, 8>),                                                \
-        ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<accel::Float16, 4>)                                                 \
-  }
+#define ACCEL_QUANTIZERS(kernel)                                   \
+  {ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<float, 8>),           \
+   ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<float, 4>),           \
+   ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<accel::BFloat16, 8>), \
+   ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<accel::BFloat16, 4>), \
+   ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<accel::Float16, 8>),  \
+   ACCEL_SUB_GROUP_KERNEL(accel::xpu::kernel<accel::Float16, 4>)}
 const Kernel kQuantize[] = ACCEL_QUANTIZERS(block_quantize);
 const Kernel kDequantize[] = ACCEL_QUANTIZERS(block_dequantize);
 
-// Elements that a sub-group should have before starting it is worth it.
+// The least number of elements for which starting a sub-group pays.
 constexpr std::int64_t kSubGroupElements = 4096;
-// A block is added to a tensor's elements, which memory bounds.
+// A block is added to a tensor's elements, whose number memory limits.
 constexpr std::int64_t kLargestBlock = std::int64_t{1} << 62;
 
 const Kernel& find(const Kernel* kernels, accel::DType dtype, std::int64_t bits) {
@@ -73,7 +72,7 @@ float* scales_of(const Tensor& tensor, const DevicePlace& place, const Shape& sh
   return static_cast<float*>(accel::device_memory(tensor, {"scales", Argument::kNoList}, place, sizeof(float)));
 }
 
-// Both directions have the same arguments; they differ in which of them they write.
+// Both directions have the same arguments, but write different ones.
 void run(const Kernel* kernels, const Tensor& x, const Tensor& codes, const Tensor& scales, std::int64_t block,
          std::int64_t bits) {
   const DevicePlace place = DevicePlace::of(x);

@@ -23,8 +23,8 @@ inline std::size_t group_items(const Device& device) {
   return device.is_cpu ? kSubGroup : std::min<std::size_t>(256, device.max_group_size);
 }
 
-// As many groups, of `items` each, as there is work for, and no more than a launch can number: SYCL numbers all
-// work-items of a launch by an int.
+// The number of groups of `items` each for the work, limited to one launch: SYCL numbers all work-items of a launch
+// with an int.
 inline std::size_t group_count(std::int64_t work, std::size_t items) {
   if (work > std::numeric_limits<std::int32_t>::max() / static_cast<std::int64_t>(items)) {
     refuse("The tensor needs " + std::to_string(work) + " groups of " + std::to_string(items) +

@@ -35,7 +35,7 @@ void* bytes_of(const Tensor& tensor, const char* role, const DevicePlace& place)
   return accel::device_memory(tensor, {role, Argument::kNoList}, place, 1);
 }
 
-// `x` in rows of `columns` elements each. Both directions have the same arguments; they differ in which they write.
+// `x` in rows of `columns` elements each. Both directions have the same arguments, but write different ones.
 void run(const accel::xpu::Kernel& kernel, const Tensor& x, const Tensor& packed, std::int64_t columns) {
   const DevicePlace place = DevicePlace::of(x);
   void* const elements = bytes_of(x, "x", place);

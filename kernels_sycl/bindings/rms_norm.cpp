@@ -19,15 +19,13 @@ using accel::DeviceArray;
 using accel::DevicePlace;
 using accel::DType;
 using accel::refuse;
-using accel::xpu::Kernel;
 using accel::Tensor;
+using accel::xpu::Kernel;
 
 // By types of x and weight, then without and with a residual.
-#define ACCEL_NORMS(...)                                                \
-  {                                                                     \
-    ACCEL_SUB_GROUP_KERNEL(accel::xpu::rms_norm<__VA_ARGS__, false>),   \
-        ACCEL_SUB_GROUP_KERNEL(accel::xpu::rms_norm<__VA_ARGS__, true>) \
-  }
+#define ACCEL_NORMS(...)                                             \
+  {ACCEL_SUB_GROUP_KERNEL(accel::xpu::rms_norm<__VA_ARGS__, false>), \
+   ACCEL_SUB_GROUP_KERNEL(accel::xpu::rms_norm<__VA_ARGS__, true>)}
 const Kernel kFloat32[] = ACCEL_NORMS(float, float);
 const Kernel kBFloat16[] = ACCEL_NORMS(accel::BFloat16, accel::BFloat16);
 const Kernel kFloat16[] = ACCEL_NORMS(accel::Float16, accel::Float16);

@@ -1,12 +1,12 @@
-// An optimizer of many tensors with SYCL kernels, as fused_ops.h asks for one: on the CPU's memory by a SYCL CPU
-// device, on XPU devices by torch's current stream. Made of a class that derives from the
-// optimizer's declaration in kernels/formulas/, with
-//   using Numbers = ...;                                      // what its kernels are given
+// The Runner of fused_ops.h with SYCL kernels: on host memory with a SYCL CPU device, on XPU devices with torch's
+// current stream. It is made from a class that derives from the optimizer's declaration in kernels/formulas/, with
+//   using Numbers = ...;                                      // the arguments of its kernels
 //   static Numbers numbers(const double* options, double step);
 //   static const xpu::Kernel& kernel(const multi_tensor::StoredTypes& types);
 //   static const xpu::Kernel& advance_steps();                // of its own library
 //
-// Both ways are one: what is decided by tensors is read by the kernels, also where the host could. Nothing is read back.
+// Both kinds of memory share one path: the kernels read control tensors, even where the host could. Nothing is read
+// back.
 #pragma once
 
 #include <algorithm>
@@ -35,23 +35,23 @@ inline std::size_t kernel_index(const multi_tensor::StoredTypes& types) {
   return 3 + (static_cast<std::size_t>(types.param) - 1) * 6 + grad * 2 + (types.states_as_param ? 1 : 0);
 }
 
-#define ACCEL_SYCL_FOR_STORED_TYPES(kernel)                                           \
-  {                                                                                   \
-    ACCEL_SYCL_KERNEL(kernel<float, float, float>),                                   \
-    ACCEL_SYCL_KERNEL(kernel<float, accel::BFloat16, float>),                         \
-    ACCEL_SYCL_KERNEL(kernel<float, accel::Float16, float>),                          \
-    ACCEL_SYCL_KERNEL(kernel<accel::BFloat16, float, float>),                         \
-    ACCEL_SYCL_KERNEL(kernel<accel::BFloat16, float, accel::BFloat16>),               \
-    ACCEL_SYCL_KERNEL(kernel<accel::BFloat16, accel::BFloat16, float>),               \
-    ACCEL_SYCL_KERNEL(kernel<accel::BFloat16, accel::BFloat16, accel::BFloat16>),     \
-    ACCEL_SYCL_KERNEL(kernel<accel::BFloat16, accel::Float16, float>),                \
-    ACCEL_SYCL_KERNEL(kernel<accel::BFloat16, accel::Float16, accel::BFloat16>),      \
-    ACCEL_SYCL_KERNEL(kernel<accel::Float16, float, float>),                          \
-    ACCEL_SYCL_KERNEL(kernel<accel::Float16, float, accel::Float16>),                 \
-    ACCEL_SYCL_KERNEL(kernel<accel::Float16, accel::BFloat16, float>),                \
-    ACCEL_SYCL_KERNEL(kernel<accel::Float16, accel::BFloat16, accel::Float16>),       \
-    ACCEL_SYCL_KERNEL(kernel<accel::Float16, accel::Float16, float>),                 \
-    ACCEL_SYCL_KERNEL(kernel<accel::Float16, accel::Float16, accel::Float16>),        \
+#define ACCEL_SYCL_FOR_STORED_TYPES(kernel)                                         \
+  {                                                                                 \
+      ACCEL_SYCL_KERNEL(kernel<float, float, float>),                               \
+      ACCEL_SYCL_KERNEL(kernel<float, accel::BFloat16, float>),                     \
+      ACCEL_SYCL_KERNEL(kernel<float, accel::Float16, float>),                      \
+      ACCEL_SYCL_KERNEL(kernel<accel::BFloat16, float, float>),                     \
+      ACCEL_SYCL_KERNEL(kernel<accel::BFloat16, float, accel::BFloat16>),           \
+      ACCEL_SYCL_KERNEL(kernel<accel::BFloat16, accel::BFloat16, float>),           \
+      ACCEL_SYCL_KERNEL(kernel<accel::BFloat16, accel::BFloat16, accel::BFloat16>), \
+      ACCEL_SYCL_KERNEL(kernel<accel::BFloat16, accel::Float16, float>),            \
+      ACCEL_SYCL_KERNEL(kernel<accel::BFloat16, accel::Float16, accel::BFloat16>),  \
+      ACCEL_SYCL_KERNEL(kernel<accel::Float16, float, float>),                      \
+      ACCEL_SYCL_KERNEL(kernel<accel::Float16, float, accel::Float16>),             \
+      ACCEL_SYCL_KERNEL(kernel<accel::Float16, accel::BFloat16, float>),            \
+      ACCEL_SYCL_KERNEL(kernel<accel::Float16, accel::BFloat16, accel::Float16>),   \
+      ACCEL_SYCL_KERNEL(kernel<accel::Float16, accel::Float16, float>),             \
+      ACCEL_SYCL_KERNEL(kernel<accel::Float16, accel::Float16, accel::Float16>),    \
   }
 
 // Elements of a chunk: eight chunks for each unit, so that none works much longer than the others, but no more than
@@ -152,9 +152,8 @@ class FusedRunner {
 
 }  // namespace accel::xpu
 
-#define ACCEL_SYCL_FUSED_PART(Optimizer, key) \
-  { key, ::accel::FusedOps<::accel::xpu::FusedRunner<Optimizer>>::implement }
+#define ACCEL_SYCL_FUSED_PART(Optimizer, key) {key, ::accel::FusedOps<::accel::xpu::FusedRunner<Optimizer>>::implement}
 // At namespace scope of a binding: all ops of one optimizer.
-#define ACCEL_SYCL_FUSED_OPTIMIZER(Optimizer)                                                                \
-  ACCEL_FUSED_LIBRARY(::accel::xpu::FusedRunner<Optimizer>, ACCEL_SYCL_FUSED_PART(Optimizer, "CPU"),         \
+#define ACCEL_SYCL_FUSED_OPTIMIZER(Optimizer)                                                        \
+  ACCEL_FUSED_LIBRARY(::accel::xpu::FusedRunner<Optimizer>, ACCEL_SYCL_FUSED_PART(Optimizer, "CPU"), \
                       ACCEL_SYCL_FUSED_PART(Optimizer, "XPU"))

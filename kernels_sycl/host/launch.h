@@ -16,7 +16,7 @@
 
 namespace accel::xpu {
 
-// What a device must have for a kernel to be compiled for it; of two, the sum.
+// Features that a device must have for a kernel; combine them by addition.
 enum Needs : unsigned { kNothing = 0, kFp16 = 1, kFp64 = 2, kSubGroups16 = 4 };
 
 // Sets *kernel, a std::optional<sycl::kernel>, to the one that was compiled ahead, given a const sycl::context*.
@@ -68,7 +68,7 @@ struct KernelArgument {
 
 class StreamState;
 
-// An in-order queue. Kernels run one after another as they were launched.
+// An in-order queue: kernels run in the order of their launches.
 class Stream {
  public:
   explicit Stream(StreamState* state) : state_(state) {}
@@ -76,7 +76,7 @@ class Stream {
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
   Stream& operator=(Stream&&) = delete;
-  // Waits as finish() does when an error is under way: no kernel outlives the memory it writes.
+  // Waits like finish() while an exception is thrown, so that no kernel outlives the memory it writes.
   ~Stream();
 
   const Device& device() const;
@@ -95,13 +95,13 @@ class Stream {
 // Throws std::runtime_error: there is no such device, or this process was forked from one that used SYCL.
 Stream host_stream();
 
-// A stream over somebody's sycl::queue, borrowed, which must be in order.
+// A stream over a borrowed sycl::queue, which must be in-order.
 Stream queue_stream(void* sycl_queue);
 
 // Starts `kernel` with arguments that must be of exactly its parameters' types (std::int64_t is no int): pointers,
-// numbers, trivially copyable structs. Throws std::runtime_error: the kernel cannot be compiled (with the compiler's
-// words), the device lacks what it needs, the number of arguments is wrong or
-// their size too large for the device.
+// numbers, trivially copyable structs. Throws std::runtime_error if the kernel cannot be compiled (with the compiler's
+// message), the device lacks a feature that it needs, the number of arguments is wrong or their size is too large for
+// the device.
 template <class... Arguments>
 void launch(Stream& stream, const Kernel& kernel, Range range, const Arguments&... arguments) {
   static_assert((std::is_trivially_copyable_v<Arguments> && ...), "a kernel's arguments are copied as bytes");

@@ -1,7 +1,7 @@
 // The streams and kernels of host/launch.h, on SYCL.
 //
-// Nothing here is ever destroyed: the SYCL runtime takes itself down at the end of the process, in an order that is
-// its own, and what it holds goes with the process.
+// Nothing here is ever destroyed: the SYCL runtime shuts down at the end of the process, in its own order, and its
+// resources end with the process.
 
 #include "host/launch.h"
 
@@ -27,7 +27,7 @@
 #if defined(ACCEL_SYCL_AHEAD)
 #include <sycl/sycl.hpp>
 #else
-// By its parts: sycl/sycl.hpp takes twice as long.
+// Single headers: sycl/sycl.hpp takes twice as long.
 #include <sycl/ext/oneapi/experimental/raw_kernel_arg.hpp>
 #include <sycl/handler.hpp>
 #include <sycl/kernel_bundle.hpp>
@@ -39,7 +39,7 @@
 
 namespace accel::xpu {
 
-// The process that first used SYCL, 0 for none. One variable for all op libraries of a process (STB_GNU_UNIQUE).
+// The process that first used SYCL, or 0. All op libraries of a process share the variable (STB_GNU_UNIQUE).
 __attribute__((visibility("default"))) inline std::atomic<pid_t> sycl_process{0};
 
 namespace {
@@ -100,7 +100,7 @@ struct BuiltKernel {
   std::uint32_t arguments;
 };
 
-// A kernel's place in a program: compiled at its first launch, by one thread, while others wait.
+// A kernel of a program: one thread compiles it at its first launch, while others wait.
 struct Slot {
   std::mutex mutex;
   std::atomic<const BuiltKernel*> built{nullptr};
@@ -109,7 +109,10 @@ struct Slot {
 // This library's kernels on one device in one context.
 struct Program {
   Program(::sycl::context context, ::sycl::device device)
-      : context(std::move(context)), device(std::move(device)), facts(facts_of(this->device)), slots(kernels().size()) {}
+      : context(std::move(context)),
+        device(std::move(device)),
+        facts(facts_of(this->device)),
+        slots(kernels().size()) {}
 
   ::sycl::context context;
   ::sycl::device device;
@@ -129,7 +132,7 @@ std::string without_root(std::string text) {
 using Bundle = ::sycl::kernel_bundle<::sycl::bundle_state::executable>;
 
 int drop_if_device_code(const char* path, const struct stat*, int type, struct FTW*) {
-  // Device code is 0.bin, beside what it was made from, 0.src.
+  // Device code is 0.bin; its source is 0.src in the same directory.
   const std::string file = path;
   const std::size_t dot = std::min(file.rfind('.'), file.size());
   if (type == FTW_F && file.substr(dot) == ".bin" && ::access((file.substr(0, dot) + ".src").c_str(), F_OK) == 0) {
@@ -143,16 +146,14 @@ std::string kept_kernels() {
   return directory == nullptr ? "" : directory;
 }
 
-// Of all kernels, as only the runtime knows which file is whose: it compiles again what is not there.
+// Removes all kernels, because only the runtime knows which file belongs to which; it compiles missing ones again.
 void drop_kept_kernels() {
   constexpr int kOpenDirectories = 16;
   ::nftw(kept_kernels().c_str(), drop_if_device_code, kOpenDirectories, FTW_PHYS);
 }
 
-// A driver refuses so what is not of its own making; release 2026.2 takes what it finds in its cache unseen.
-bool is_damaged(const ::sycl::exception& error) {
-  return std::strstr(error.what(), "INVALID_BINARY") != nullptr;
-}
+// The driver's error for a file that it did not make; release 2026.2 does not check the files in its cache.
+bool is_damaged(const ::sycl::exception& error) { return std::strstr(error.what(), "INVALID_BINARY") != nullptr; }
 
 Bundle compile_texts(const ::sycl::context& context, const ::sycl::device& device, const std::string& name) {
   const KernelTexts& texts = kernel_texts();
@@ -167,8 +168,8 @@ Bundle compile_texts(const ::sycl::context& context, const ::sycl::device& devic
   }
   const std::vector<std::string> options(texts.options, texts.options + texts.option_count);
   const auto build = [&] {
-    auto source = exp::create_kernel_bundle_from_source(context, exp::source_language::sycl, start,
-                                                        exp::properties{files});
+    auto source =
+        exp::create_kernel_bundle_from_source(context, exp::source_language::sycl, start, exp::properties{files});
     return exp::build(source, std::vector<::sycl::device>{device},
                       exp::properties{exp::build_options{options}, exp::registered_names{name}});
   };
@@ -267,7 +268,7 @@ Program& program_of(const ::sycl::context& context, const ::sycl::device& device
   if (!unfit.empty()) {
     fail_to_build(unfit);
   }
-  fail("There is no SYCL CPU device; devices: " + (found.empty() ? "none" : found) + ".",
+  fail("No SYCL CPU device was found; devices: " + (found.empty() ? "none" : found) + ".",
        std::string("CPU tensors need Intel's OpenCL runtime (intel-opencl-rt).") + kRuntimeRemedy);
 }
 
@@ -301,7 +302,7 @@ class StreamState {
 
 namespace {
 
-// Queues of the host's device that no thread uses now.
+// Queues of the host's device that no thread uses at present.
 struct IdleStreams {
   std::mutex mutex;
   std::vector<StreamState*> states;
@@ -353,7 +354,7 @@ Stream::~Stream() {
     finish();
     const std::lock_guard<std::mutex> lock(idle().mutex);
     idle().states.push_back(state_);
-  } catch (...) {  // another error is under way already; this queue is used no more
+  } catch (...) {  // another error is being thrown already; this queue is not used again
   }
 }
 
@@ -371,16 +372,16 @@ void Stream::enqueue(const Kernel& kernel, Range range, const KernelArgument* ar
   if (ready.arguments != count) {
     fail("Kernel " + std::string(kernel.name()) + " takes " + std::to_string(ready.arguments) +
              " arguments and was given " + std::to_string(count) + ".",
-         "Give launch() the kernel's parameters, one for one.");
+         "Pass launch() one argument for each parameter of the kernel.");
   }
   std::size_t bytes = 0;
   for (std::size_t i = 0; i < count; ++i) {
     bytes += arguments[i].bytes;
   }
   if (bytes > device().max_argument_bytes) {
-    fail("Kernel " + std::string(kernel.name()) + " was given " + std::to_string(bytes) + " bytes of arguments; " +
+    fail("Kernel " + std::string(kernel.name()) + " got " + std::to_string(bytes) + " bytes of arguments; " +
              device().name + " takes " + std::to_string(device().max_argument_bytes) + '.',
-         "Give it large ones by a pointer.");
+         "Pass large arguments by pointer.");
   }
   if (range.groups == 0) {
     return;
@@ -406,7 +407,7 @@ void Stream::enqueue(const Kernel& kernel, Range range, const KernelArgument* ar
 namespace accel::xpu {
 namespace {
 
-// Of the devices that kernels can be compiled for, one of each name.
+// The devices that kernels can be compiled for, one of each name.
 std::vector<::sycl::device> distinct_devices() {
   std::vector<::sycl::device> found;
   std::vector<std::string> names;
@@ -424,8 +425,8 @@ std::vector<::sycl::device> distinct_devices() {
   return found;
 }
 
-// Twice: the first time stores what the compiler makes of the text, and the second, which starts from that, the
-// device's own code under the name by which later processes look for it (seen with release 2026.2).
+// Twice: the first time stores the compiled text, and the second, which starts from that, the device code under the
+// name that later processes look up (observed with release 2026.2).
 void compile_for_later(const ::sycl::device& device, const Kernel& kernel) {
   for (int pass = 0; pass < 2; ++pass) {
     Program program{::sycl::context(device), device};
@@ -439,10 +440,10 @@ void compile_for_later(const ::sycl::device& device, const Kernel& kernel) {
 }  // namespace accel::xpu
 
 // For the build: compiles the library's first `limit` kernels for the devices that are here, `jobs` at a time, so that
-// the runtime's cache has them. Returns 0; 1 when the kernel compiler refused one, 2 when there is no device for them;
-// why is in `error`, cut to `size` bytes.
-extern "C" __attribute__((visibility("default"))) int accel_sycl_prepare(std::size_t limit, std::size_t jobs, char* error,
-                                                                         std::size_t size) {
+// the runtime's cache has them. Returns 0; 1 if a kernel did not compile, 2 if no device was found. The reason is in
+// `error`, cut to `size` bytes.
+extern "C" __attribute__((visibility("default"))) int accel_sycl_prepare(std::size_t limit, std::size_t jobs,
+                                                                         char* error, std::size_t size) {
   using namespace accel::xpu;
   int code = 0;
   std::mutex mutex;

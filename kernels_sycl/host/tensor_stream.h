@@ -7,9 +7,9 @@
 #include "host/launch.h"
 #include "torch_c/tensor.h"
 
-// Of torch's stable C ABI, in an XPU build of torch alone: elsewhere its address is null.
-extern "C" __attribute__((weak, visibility("default"))) AOTITorchError aoti_torch_get_current_xpu_stream(
-    int32_t device_index, void** ret_stream);
+// Part of torch's stable C ABI, but only in XPU builds of torch: elsewhere its address is null.
+extern "C" __attribute__((weak, visibility("default"))) AOTITorchError
+aoti_torch_get_current_xpu_stream(int32_t device_index, void** ret_stream);
 
 namespace accel::xpu {
 
@@ -20,8 +20,9 @@ inline Stream stream_for(AtenTensorHandle tensor) {
     return host_stream();
   }
   if (&aoti_torch_get_current_xpu_stream == nullptr) {
-    throw std::runtime_error("This op was given a tensor of another device, and torch is no XPU build.\n"
-                             "Pass a CPU tensor, or install a torch for XPU.");
+    throw std::runtime_error(
+        "This op got a tensor of another device, and the installed torch is not an XPU build.\n"
+        "Pass a CPU tensor, or install an XPU build of torch.");
   }
   const auto index = ACCEL_TORCH_GET(std::int32_t, aoti_torch_get_device_index, tensor);
   return queue_stream(ACCEL_TORCH_GET(void*, aoti_torch_get_current_xpu_stream, index));

@@ -29,8 +29,8 @@ struct __attribute__((packed)) PairOf {
   ACCEL_INLINE T first() const { return __builtin_bit_cast(T, static_cast<Half>(word)); }
   ACCEL_INLINE T second() const { return __builtin_bit_cast(T, static_cast<Half>(word >> kHalfBits)); }
   ACCEL_INLINE void set(T first, T second) {
-    word = static_cast<Word>(__builtin_bit_cast(Half, first)) |
-           static_cast<Word>(__builtin_bit_cast(Half, second)) << kHalfBits;
+    word = static_cast<Word>(__builtin_bit_cast(Half, first)) | static_cast<Word>(__builtin_bit_cast(Half, second))
+                                                                    << kHalfBits;
   }
 };
 

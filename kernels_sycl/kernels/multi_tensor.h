@@ -1,4 +1,4 @@
-// The walk over many tensors that the fused optimizers share.
+// The loop over many tensors that the fused optimizers share.
 //
 // A group takes one chunk of one tensor.
 #pragma once

@@ -1,5 +1,5 @@
-// What the kernels of the fused optimizers are given, all by value: a launch keeps nothing alive and copies nothing.
-// Plain C++: bindings fill it in.
+// The arguments of the fused optimizers' kernels, all by value: a launch keeps nothing alive and copies nothing. Plain
+// C++, because bindings fill them in.
 //
 // Devices take 2,048 bytes of arguments at least. 32 tensors of an optimizer with two states take 1,700.
 #pragma once

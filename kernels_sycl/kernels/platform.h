@@ -1,5 +1,5 @@
-// What kernel texts build on: where a work-item is, memory to floats and back, and what formulas/*.h ask of a
-// platform.
+// The basis of kernel texts: a work-item's position, conversion of memory to floats and back, and what formulas/*.h
+// require of a platform.
 //
 // Nothing here needs a device with half or double: half is converted on its bits, which costs less than its memory
 // takes.
@@ -69,21 +69,21 @@ ACCEL_INLINE void from_float(float value, Float16& to) {
 
 // Where this work-item is.
 struct Place {
-  std::size_t item;    // in its group
-  std::size_t items;   // in a group
+  std::size_t item;   // in its group
+  std::size_t items;  // in a group
   std::uint32_t group;
   std::uint32_t groups;
 };
 
 ACCEL_INLINE Place place() {
   const auto item = sycl::ext::oneapi::this_work_item::get_nd_item<1>();
-  return {item.get_local_linear_id(), item.get_local_range(0),
-          static_cast<std::uint32_t>(item.get_group_linear_id()), static_cast<std::uint32_t>(item.get_group_range(0))};
+  return {item.get_local_linear_id(), item.get_local_range(0), static_cast<std::uint32_t>(item.get_group_linear_id()),
+          static_cast<std::uint32_t>(item.get_group_range(0))};
 }
 
-// Calls work(i) for this item's share of the elements below `count`: neighbouring items get neighbours, in rounds. Whole
-// rounds come first and the rest after them, and all sizes are unsigned 64-bit, which cannot be taken to wrap: so a
-// compiler sees that items touch neighbours, and moves vectors where it would otherwise gather.
+// Calls work(i) for this item's share of the elements below `count`: neighbouring items get neighbours, in rounds.
+// Whole rounds come first and the rest after them, and all sizes are unsigned 64-bit, which cannot be taken to wrap: so
+// a compiler sees that items touch neighbours, and moves vectors where it would otherwise gather.
 template <class Work>
 ACCEL_INLINE void for_each_element(const Place& place, std::size_t count, const Work& work) {
   std::size_t round = 0;

@@ -40,9 +40,8 @@ ACCEL_REDUCING_KERNEL void rms_norm(const T* x, T* residual, const W* weight, T*
     // where they wait for each other.
     const T* const normalised = (kHasResidual ? residual : x) + row * columns;
     T* const to = out + row * columns;
-    for_each_element(here, count, [&](std::size_t i) {
-      from_float(to_float(normalised[i]) * factor * to_float(weight[i]), to[i]);
-    });
+    for_each_element(here, count,
+                     [&](std::size_t i) { from_float(to_float(normalised[i]) * factor * to_float(weight[i]), to[i]); });
   }
 }
 

@@ -1,5 +1,5 @@
-// The one size of sub-groups that kernels ask for: all of Intel's GPUs have it, and it is the vectors of a CPU with
-// AVX-512. Plain C++: bindings cut work by it.
+// The size of sub-groups that kernels require: all of Intel's GPUs have it, and it is a vector of a CPU with AVX-512.
+// Plain C++, because bindings divide work by it.
 #pragma once
 
 namespace accel::xpu {

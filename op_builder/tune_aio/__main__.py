@@ -42,28 +42,33 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Measure with which settings async_io is fastest on a disk: engines, block sizes, queue depths, "
-        "threads, ways of submitting. Reads and writes a scratch file, bypassing the page cache, and leaves no file.",
+        description="Find the fastest async_io settings for a disk: engine, block size, queue depth, threads and ways "
+        "of submitting. Reads and writes a scratch file without the page cache, and removes it.",
         epilog="The settings are for aio_handle(**json.load(file)) and TensorStore(directory, aio=json.load(file)).",
     )
-    parser.add_argument("directory", type=Path, metavar="DIR", help="on the disk to measure")
-    parser.add_argument("--size", type=_size, metavar="SIZE", help="of the scratch file (default 1G; with --quick 64M)")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="directory on the disk to measure")
+    parser.add_argument(
+        "--size", type=_size, metavar="SIZE", help="size of the scratch file (default: 1G; with --quick: 64M)"
+    )
     parser.add_argument(
         "--seconds",
         type=_seconds,
         metavar="S",
-        help="least time of each measurement in each direction (default 0.15; with --quick 0.05)",
+        help="minimum time of each measurement in each direction (default: 0.15; with --quick: 0.05)",
     )
-    parser.add_argument("--quick", action="store_true", help="fewer settings, for a first idea in some seconds")
+    parser.add_argument("--quick", action="store_true", help="fewer settings, for an estimate within seconds")
     parser.add_argument(
-        "--engine", action="append", metavar="NAME", help="only this engine; may be repeated (default: all that work)"
+        "--engine",
+        action="append",
+        metavar="NAME",
+        help="only this engine; may be repeated (default: every engine that works)",
     )
     parser.add_argument(
         "--output",
         type=Path,
         default=Path("aio_settings.json"),
         metavar="FILE",
-        help="where to write the settings; the picture gets the same name with .png (default aio_settings.json)",
+        help="where to write the settings; the picture gets the same name with .png (default: aio_settings.json)",
     )
     parser.add_argument("--json", action="store_true", help="print all measurements as one JSON object")
     return parser

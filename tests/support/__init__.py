@@ -1,1 +1,1 @@
-"""What several test files share."""
+"""Helpers that several test files share."""

@@ -1,4 +1,4 @@
-"""What the ranks of test_ccl_comm.py run."""
+"""Programs of the ranks of test_ccl_comm.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOREVER_S = 1e6
 
 
 class Reduction(enum.Enum):
-    """Somebody's own enumeration, made after torch's."""
+    """Another enumeration, modelled on torch's."""
 
     SUM = 0
 
@@ -150,7 +150,7 @@ def _groups(ccl: CCLCommModule, rank: int, size: int, directory: str) -> None:
 
 
 def an_interrupted_wait(rank: int, size: int, directory: str) -> str:
-    """Rank 0 waits for one that does not come; a signal ends that."""
+    """Rank 0 waits for a rank that does not come; a signal interrupts the wait."""
     write_pid(directory, rank)
     ccl = module(rank, size, directory, timeout_s=FOREVER_S)
     ccl.barrier()
@@ -209,7 +209,7 @@ def a_rank_dies(rank: int, size: int, directory: str) -> list[str]:
 
 
 def a_rank_ends_first(rank: int, size: int, directory: str) -> str:
-    """Rank 1 calls a collective whose peer ends in peace meanwhile, gives up waiting for it, and ends as well."""
+    """Rank 1 calls a collective whose peer exits normally in the meantime, times out, and exits, too."""
     write_pid(directory, rank)
     ccl = module(rank, size, directory)
     called = Path(directory, "called")

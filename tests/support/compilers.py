@@ -19,7 +19,7 @@ def program(path: Path, body: str) -> Path:
 
 
 def fake_compiler(path: Path, when_compiling: str) -> str:
-    """A g++ that answers questions and passes the probe, but treats the source of ``small`` in its own way."""
+    """A g++ that answers queries and passes the probe, but treats the source of ``small`` differently."""
     return str(program(path, f'case "$*" in\n*small.cpp*) {when_compiling} ;;\nesac\nexec g++ "$@"'))
 
 
@@ -33,7 +33,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 120) -> None:
 
 @dataclass(frozen=True)
 class EndlessCompiler:
-    """A compiler that notes that it has started, itself and a child of its own, and then never ends."""
+    """A compiler that logs its own start and that of a child process, and then never ends."""
 
     path: Path
     log: Path
@@ -46,7 +46,7 @@ class EndlessCompiler:
         return EndlessCompiler(path, log)
 
     def processes(self) -> list[int]:
-        """Those that were started; empty before."""
+        """The process ids that were logged; empty before the start."""
         return [int(word) for word in self.log.read_text().split()] if self.log.exists() else []
 
     def ended(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the ranks of test_distributed*.py run."""
+"""Programs of the ranks of test_distributed*.py."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOVED = (
     *(torch.int64, torch.float64, torch.uint8, torch.bool, torch.int16, torch.complex64),
     *(torch.float8_e4m3fn, torch.float8_e5m2),
 )
-FOR_EVER = timedelta(days=1)  # what ranks notice in these programs is not the end of patience
+FOR_EVER = timedelta(days=1)  # ranks fail before this timeout in these programs
 
 
 def start(backend: str, rank: int, size: int, directory: str, timeout: timedelta = FOR_EVER) -> None:
@@ -91,7 +91,7 @@ def all_collectives(rank: int, size: int, directory: str, backend: str = "accel"
     large = torch.full((5,), 40_000.0, dtype=torch.float16)  # two of them are too many for the type
     dist.all_reduce(large, dist.ReduceOp.AVG)
     assert large.tolist() == [40_000.0] * 5
-    # Rounded once: 2048 + 1 + 1 is a number of the type, 2048 + 1 is none.
+    # Rounded once: the type can represent 2048 + 1 + 1, but not 2048 + 1.
     odd = torch.full((5,), 2048.0 if rank == 0 else 1.0, dtype=torch.float16)
     dist.all_reduce(odd)
     assert torch.equal(odd, torch.full((5,), 2048.0 + size - 1).half())
@@ -134,7 +134,7 @@ def _counts(backend: str) -> dict[str, Any]:
 
 
 def what_gloo_does(rank: int, size: int, directory: str) -> dict[str, Any]:
-    """What is not covered, and comes out right all the same."""
+    """Cases that the group does not cover; their results are right, too."""
     start("accel", rank, size, directory)
     doubles = torch.full((5,), rank + 1.0, dtype=torch.float64)
     dist.all_reduce(doubles)
@@ -233,7 +233,7 @@ def asynchronous(rank: int, size: int, directory: str) -> bool:
     assert work.is_completed()
     assert work.is_success()
     assert torch.equal(work.get_future().then(lambda done: done.value()[0] * 2).wait(), polled * 2)
-    # Rank 0 begins a collective and goes on; rank 1 takes part only when it has got what rank 0 sends after that.
+    # Rank 0 starts a collective and continues; rank 1 joins only after it has received what rank 0 sends afterwards.
     late = torch.ones(10)
     if rank == 0:
         work = dist.all_reduce(late, async_op=True)
@@ -307,7 +307,7 @@ def failure_of(function: Callable[[], object]) -> str:
 
 
 def failures(rank: int, size: int, directory: str, function: Callable[[], object]) -> list[str]:
-    """What a function raises, twice. No rank ends before all have come that far: nobody shall learn of it by that."""
+    """The errors of two calls of a function; no rank ends before all have failed."""
     result = [failure_of(function) for _ in range(2)]
     Path(directory, f"failed{rank}").touch()
     for other in range(size):

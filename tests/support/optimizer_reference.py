@@ -1,6 +1,6 @@
 """The optimizers on host tensors in float64, with a bound of what the float32 kernels may differ from them.
 
-Formulas work on :class:`Rounded` numbers, a running error analysis (Wilkinson, 1963): beside its value
+Formulas work on :class:`Rounded` numbers, a running error analysis (Wilkinson, 1963): in addition to its value
 each carries a bound of what the same operations in float32 can have made of it. An operation adds at most
 u = 2**-24 of its result, and passes on what its operands had. So the bound follows the kernel operation
 by operation, over any number of steps; a fused multiply-add rounds less and stays within it.

@@ -43,7 +43,7 @@ def run_ranks(
     Args:
         program: the module, in tests.support.
         directory: empty; the ranks meet in a file in it.
-        environments: for each rank, variables besides.
+        environments: for each rank, additional variables.
         prefixes: for each rank, the beginning of its command line: what starts Python.
     """
     directory.mkdir(parents=True, exist_ok=True)

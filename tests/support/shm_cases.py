@@ -522,7 +522,7 @@ def other_threads_run(place: Place) -> bool:
 
 
 def child_of_a_rank(place: Place) -> str:
-    """A fork of a rank is none: it cannot use the group, and does not keep the rank alive when that dies."""
+    """A fork of a rank is not a rank: it cannot use the group, and does not keep a dead rank alive."""
     group = place.group()
     group.barrier()
     if place.rank == 0:

@@ -27,7 +27,7 @@ class RankEnd:
     Attributes:
         value: what it returned, None where it did not.
         error: the name of the exception's class, and its text; empty where there was none.
-        facts: what the exception tells besides.
+        facts: further facts in the exception.
         signal: that it was killed by; 0 where it was not.
     """
 

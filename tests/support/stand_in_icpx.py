@@ -1,4 +1,4 @@
-"""A stand-in for oneAPI's ``icpx``: it checks what it is told, and has g++ compile the host side for real.
+"""A stand-in for oneAPI's ``icpx``: it checks its arguments and lets g++ compile the host side.
 
 It cannot compile device code: kernels in the objects it makes are host functions, which nothing calls. What is
 compiled is the code around them, against the SYCL runtime's real headers, with the host flags that it was given.
@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import tempfile
 
-# What the project and torch's extensions give it, besides what a Python interpreter was itself compiled with.
+# The options of the project and of torch's extensions, in addition to those that Python was compiled with.
 KNOWN = re.compile(
     r"-fsycl|-fsycl-targets=(spir64_gen,)?spir64|-sycl-std=2020|-fsycl-host-compiler=\S+|-fsycl-host-compiler-options=.*"
     r"|-fsycl-link|--offload-compress|-fp-model=precise|-no-ftz|-ffp-contract=off|-fPIC|-fvisibility=hidden|-fno-(math-errno|trapping-math)"
@@ -26,7 +26,7 @@ OF_PYTHON = shlex.split(" ".join(filter(None, map(sysconfig.get_config_var, ("CF
 REQUIRED = ("-fp-model=precise", "-no-ftz", "-ffp-contract=off")
 VALUED = ("-o", "-x", "-MF", "-include", "-isystem", "-Xs", "-I", "-D")
 
-# What icpx's device pass tells the host's pass: which functions are kernels. Here, any may be.
+# The header from icpx's device pass to its host pass lists the kernels. Here any function may be one.
 INTEGRATION = """
 #include <sycl/ext/oneapi/experimental/free_function_traits.hpp>
 template <class... Parameters, void (*Function)(Parameters...)>
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
     if "-fsycl-link" in flags:
         return subprocess.call(["g++", "-x", "c++", "-c", os.devnull, "-o", output])
     (host,) = [flag.partition("=")[2] for flag in flags if flag.startswith("-fsycl-host-compiler=")]
-    (told,) = [flag.partition("=")[2] for flag in flags if flag.startswith("-fsycl-host-compiler-options=")]
+    (for_host,) = [flag.partition("=")[2] for flag in flags if flag.startswith("-fsycl-host-compiler-options=")]
     if values["-x"] != ["c++"] or "-c" not in flags or len(files) != 1:
         print(f"icpx: error: one C++ file is expected: {files}", file=sys.stderr)
         return 1
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
         print(f"icpx: error: kernels would not be exact without {missing}", file=sys.stderr)
         return 1
     depfile = [word for name in values.get("-MF", []) for word in ("-MD", "-MF", name)]
-    if any(shlex.split(told).count(text) != 1 for text in values.get("-include", [])):
+    if any(shlex.split(for_host).count(text) != 1 for text in values.get("-include", [])):
         print("icpx: error: the host's pass does not read the same texts", file=sys.stderr)
         return 1
     places = [word for name in values.get("-isystem", []) for word in ("-isystem", name)]
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
             file.write(INTEGRATION)
         # -w: the attribute of a kernel is for the device's pass.
         first = ["-w", "-include", integration]
-        command = [host, *first, *shlex.split(told), *places, *depfile, "-c", "-x", "c++", files[0], "-o", output]
+        command = [host, *first, *shlex.split(for_host), *places, *depfile, "-c", "-x", "c++", files[0], "-o", output]
         return subprocess.call(command)
 
 

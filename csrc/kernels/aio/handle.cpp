@@ -21,7 +21,8 @@ constexpr std::int64_t kMinShareBytes = 64 << 10;
 // Runs one command to its end; returns 0 or an errno.
 int run_through(Queue& queue, const Command& command) {
   Completion completion{0, -EAGAIN};
-  for (int attempt = 0; attempt < kMaxAttempts && (completion.result == -EAGAIN || completion.result == -EINTR); ++attempt) {
+  for (int attempt = 0; attempt < kMaxAttempts && (completion.result == -EAGAIN || completion.result == -EINTR);
+       ++attempt) {
     std::this_thread::sleep_for(retry_delay(attempt));
     completion.result = queue.submit(&command, 1);
     if (completion.result == 1) {
@@ -110,7 +111,9 @@ void Handle::work(Worker& worker, std::promise<int> result) {
   const bool is_usable = queue != nullptr && error == 0;
   result.set_value(is_usable ? 0 : error);
   if (is_usable) {
-    Pump(std::move(queue), settings_, worker.inbox, [this](Operation& operation) { finish(operation); }, counters_).run();
+    Pump(
+        std::move(queue), settings_, worker.inbox, [this](Operation& operation) { finish(operation); }, counters_)
+        .run();
   }
 }
 
@@ -118,8 +121,8 @@ int Handle::submit(std::int64_t id, int descriptor, const Request& request, bool
   auto made = std::make_unique<Operation>(id, request);
   Operation& operation = *made;
   // Without the lock: allocating a file's blocks can take long.
-  if (const int error = operation.file.open(descriptor, request.offset, request.size_bytes, request.is_write,
-                                            request.validates)) {
+  if (const int error =
+          operation.file.open(descriptor, request.offset, request.size_bytes, request.is_write, request.validates)) {
     return error;
   }
   const std::int64_t file_bytes = operation.file.size_bytes();

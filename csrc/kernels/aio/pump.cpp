@@ -73,8 +73,13 @@ bool Inbox::pop(Share& share) {
 }
 
 Pump::Pump(std::unique_ptr<Queue> queue, const Settings& settings, Inbox& inbox, Finish finish, Counters& counters)
-    : queue_(std::move(queue)), settings_(settings), inbox_(inbox), finish_(std::move(finish)), counters_(counters),
-      slots_(static_cast<std::size_t>(settings.depth)), completions_(static_cast<std::size_t>(settings.depth)),
+    : queue_(std::move(queue)),
+      settings_(settings),
+      inbox_(inbox),
+      finish_(std::move(finish)),
+      counters_(counters),
+      slots_(static_cast<std::size_t>(settings.depth)),
+      completions_(static_cast<std::size_t>(settings.depth)),
       bounce_bytes_(bounce_size(settings)),
       bounces_(static_cast<std::size_t>(std::min<std::int64_t>(kAllBounceBytes / bounce_bytes_, settings.depth) *
                                         bounce_bytes_)) {
@@ -225,7 +230,7 @@ void Pump::submit() {
       continue;
     }
     if (in_flight_ > 0 && (error == EAGAIN || error == EBUSY || error == EPERM || error == EACCES || error == ENOSYS)) {
-      break;  // there will be room, or another queue, when the commands in flight have completed
+      break;  // there is room, or another queue, once the commands in flight have completed
     }
     const Completion refused{staged_[first].tag, -error};
     ++first;
@@ -235,7 +240,7 @@ void Pump::submit() {
   drop_taken();
 }
 
-// True where the system refuses the engine itself, as a sandbox may at any time, and threads now do its work.
+// True if the system refuses the engine itself, as a sandbox may at any time; threads then do the work.
 bool Pump::fall_back(int error) {
   const bool is_refusal = error == EPERM || error == EACCES || error == ENOSYS;
   if (!is_refusal || settings_.engine == Engine::threads || in_flight_ > 0) {

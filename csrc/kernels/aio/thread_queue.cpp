@@ -106,9 +106,8 @@ class ThreadQueue final : public Queue {
 }  // namespace
 
 std::int64_t run_now(const Command& command) {
-  const ssize_t done = command.is_write
-                           ? pwrite(command.descriptor, command.data, command.size_bytes, command.offset)
-                           : pread(command.descriptor, command.data, command.size_bytes, command.offset);
+  const ssize_t done = command.is_write ? pwrite(command.descriptor, command.data, command.size_bytes, command.offset)
+                                        : pread(command.descriptor, command.data, command.size_bytes, command.offset);
   return done < 0 ? -errno : done;
 }
 

@@ -84,7 +84,7 @@ constexpr std::uint32_t kSetupSingleIssuer = 1u << 12;
 constexpr std::uint32_t kSetupDeferTaskRun = 1u << 13;
 constexpr std::uint32_t kFeatureSingleMap = 1u << 0;
 constexpr std::uint32_t kFeatureReadWriteCurrentPosition = 1u << 3;  // came with kRead and kWrite
-constexpr std::uint32_t kFeatureWaitArguments = 1u << 8;  // Linux 5.11
+constexpr std::uint32_t kFeatureWaitArguments = 1u << 8;             // Linux 5.11
 constexpr off_t kOffsetOfRings = 0;
 constexpr off_t kOffsetOfEntries = 0x10000000;
 

@@ -37,9 +37,9 @@ class UnderWay {
   UnderWay& operator=(const UnderWay&) = delete;
 };
 
-// Runs when the process ends, before the destructors of oneCCL, which was initialised earlier. They wait for its own
-// threads, and one whose peer is gone never stops trying. With a call under way the process therefore ends here:
-// what was registered before oneCCL was opened does not run.
+// Runs when the process ends, before the destructors of oneCCL. Those wait for oneCCL's threads, and a thread whose
+// peer has died never stops trying. If a call is still running, the process therefore ends here, without the exit
+// handlers that were registered before oneCCL was opened.
 void end_unless_idle(int status, void*) {
   if (calls_under_way.load() > 0) {
     std::fflush(nullptr);
@@ -47,11 +47,11 @@ void end_unless_idle(int status, void*) {
   }
 }
 
-// What a communicator's thread is to call; it makes the communicator first.
+// The work of a communicator's thread; it creates the communicator first.
 using Call = std::packaged_task<void(std::optional<ccl::communicator>&)>;
 using Collective = std::shared_future<void>;
 
-// The calls of one communicator, in order, and whether there will be more.
+// The queued calls of one communicator, and whether more may follow.
 class Communicator {
  public:
   void add(Call call) {
@@ -70,7 +70,7 @@ class Communicator {
     filled_.notify_one();
   }
 
-  // What the thread does.
+  // Runs in the thread.
   void serve() {
     std::optional<ccl::communicator> native;
     while (auto next = take()) {
@@ -102,7 +102,7 @@ class Communicator {
 // Never destroyed: threads may still work when the process ends.
 struct State {
   std::mutex mutex;
-  std::map<std::string, std::shared_ptr<ccl::kvs>> places;  // that this process made
+  std::map<std::string, std::shared_ptr<ccl::kvs>> places;  // made by this process
   std::map<std::int64_t, std::shared_ptr<Communicator>> communicators;
   std::map<std::int64_t, Collective> collectives;
   std::int64_t last = 0;
@@ -230,7 +230,7 @@ std::int64_t start_barrier(std::int64_t communicator) {
 }
 
 bool wait(std::int64_t collective, std::int64_t timeout_ms) {
-  constexpr int kYields = 200;  // for what is soon done, waking up would take longest
+  constexpr int kYields = 200;  // a wake-up takes longer than a short collective
   const Collective found = find(state().collectives, collective, "collective");
   const auto is_done = [&](std::chrono::milliseconds timeout) {
     return found.wait_for(timeout) == std::future_status::ready;

@@ -10,10 +10,11 @@ namespace {
 
 constexpr std::int64_t kBlock = 8 << 10;
 
-// Chunks of equal length, as few as fit; at least one.
+// The fewest chunks of equal length that fit; at least one.
 class Chunks {
  public:
-  Chunks(std::int64_t total, std::int64_t most, std::int64_t granule) : total_(total), length_(std::max<std::int64_t>(total, 1)) {
+  Chunks(std::int64_t total, std::int64_t most, std::int64_t granule)
+      : total_(total), length_(std::max<std::int64_t>(total, 1)) {
     if (total > most) {
       const std::int64_t least = (total + most - 1) / most;
       const std::int64_t length = (total + least - 1) / least;
@@ -56,15 +57,16 @@ Call Collectives::call(Kind kind, const Numbers* numbers, std::int64_t count, in
   Call call;
   call.what = 1 + static_cast<std::uint64_t>(kind) + (static_cast<std::uint64_t>(type & 0xff) << 8);
   if (numbers != nullptr) {
-    call.what |= static_cast<std::uint64_t>(numbers->element) << 8 | static_cast<std::uint64_t>(numbers->reduction) << 16;
+    call.what |= static_cast<std::uint64_t>(numbers->element) << 8 | static_cast<std::uint64_t>(numbers->reduction)
+                                                                         << 16;
   }
   call.what |= static_cast<std::uint64_t>(source) << 32;
   call.count = static_cast<std::uint64_t>(count);
   return call;
 }
 
-// One phase for each chunk: in step i a rank takes chunk i - 1 and gives chunk i. Nothing is taken before all ranks are
-// known to do the same.
+// One phase per chunk: in step i a rank reads chunk i - 1 and writes chunk i. It reads nothing before all ranks are
+// known to make the same call.
 template <class Give, class Take>
 bool Collectives::in_chunks(const Call& call, std::int64_t chunks, const Give& give, const Take& take) {
   phases_.announce(call);
@@ -84,7 +86,7 @@ bool Collectives::in_chunks(const Call& call, std::int64_t chunks, const Give& g
   return true;
 }
 
-// What a rank does with the memory of all between two meetings. `data`: where in its own.
+// The work of a rank on all ranks' memory between two meetings. `data` is its position in the rank's own memory.
 template <class Work>
 bool Collectives::in_place(Call call, const Symmetric& memory, const void* data, const Work& work) {
   const std::int64_t offset = static_cast<const char*>(data) - memory.base(rank_);
@@ -96,7 +98,7 @@ bool Collectives::in_place(Call call, const Symmetric& memory, const void* data,
     return false;
   }
   work(offset);
-  phases_.publish();  // the others may use their memory again
+  phases_.publish();  // the others may reuse their memory
   return phases_.meet();
 }
 
@@ -168,13 +170,13 @@ bool Collectives::all_reduce_small(const void* input, void* output, const Number
   }
   sources_[rank_] = input;
   run(numbers, sources_.data(), &output, 1, numbers.count);
-  // All have read the slot that the next collective uses; while the caller does other things it can come here.
+  // All ranks have read the slot that the next collective uses, so it can be fetched while the caller does other work.
   const std::int64_t bytes = numbers.count * size_bytes(numbers.element);
   fetch_for_writing(given(rank_, phases_.next_parity()), std::min(bytes, kMostFetched));
   return true;
 }
 
-// In step i a rank gives chunk i, reduces its slice of chunk i - 1, and takes the others' slices of chunk i - 2.
+// In step i a rank writes chunk i, reduces its slice of chunk i - 1, and reads the others' slices of chunk i - 2.
 bool Collectives::all_reduce_large(const char* input, char* output, const Numbers& numbers) {
   const std::int64_t element_bytes = size_bytes(numbers.element);
   const Chunks all(numbers.count, layout_.slot_bytes / element_bytes, size_ * kLine / element_bytes);
@@ -191,7 +193,7 @@ bool Collectives::all_reduce_large(const char* input, char* output, const Number
       if (!phases_.meet_and_compare()) {
         return false;
       }
-      began_ns += now_ns() - arrived_ns;  // from here on nobody is late
+      began_ns += now_ns() - arrived_ns;  // all ranks have arrived
       streaming_.learn(phases_.largest_remark());
     } else if (step > 1 && !phases_.meet()) {
       return false;
@@ -222,7 +224,7 @@ bool Collectives::all_reduce_large(const char* input, char* output, const Number
   return true;
 }
 
-// All of the chunk but what this rank reduces itself.
+// The whole chunk except this rank's slice.
 void Collectives::give(const AllReduce& work, std::int64_t chunk) {
   const char* const from = work.input + work.begin_bytes(chunk);
   const std::int64_t count = work.count_of(chunk);
@@ -242,7 +244,7 @@ void Collectives::reduce_slice(const AllReduce& work, std::int64_t chunk) {
   sources_[rank_] = work.input + work.begin_bytes(chunk) + offset;
   char* const to = work.output + work.begin_bytes(chunk) + offset;
   char* const slot = reduced(rank_, phases_.next_parity());
-  // In blocks that are still in the first cache when they are copied.
+  // In blocks that are still in the L1 cache when they are copied.
   for (std::int64_t at = 0; at < mine.count() * work.element_bytes; at += kBlock) {
     const std::int64_t bytes = std::min(kBlock, mine.count() * work.element_bytes - at);
     void* const out = to + at;

@@ -1,12 +1,11 @@
 // The collectives of one group, over memory that all ranks map. One thread at a time.
 //
 // Small data goes through a slot of each rank, which all others read. Large data goes through the same slots in chunks
-// that stay in the caches, so that of main memory each tensor is read once and written once: while the ranks reduce one
-// chunk they fill in the next and copy out the one before, and meet once for each. Symmetric memory, which every rank
-// sees whole, needs no slots.
+// that stay in the caches, so each tensor is read from main memory once and written once: while the ranks reduce one
+// chunk, they fill the next and copy out the previous one, and meet once per chunk. Symmetric memory, which every rank
+// maps, needs no slots.
 //
-// Each element is reduced in the order of the ranks, by one rank for all or by each alike, so the results are the same
-// on all ranks and in every run.
+// Each element is reduced in the order of the ranks, so the results are the same on all ranks and in every run.
 #pragma once
 
 #include <algorithm>
@@ -22,13 +21,13 @@
 
 namespace accel::comm {
 
-// Memory of one size that each rank has in its own segment; `bases` are where this process sees them, by rank.
+// Memory of the same size in each rank's segment; `bases` are its addresses in this process, by rank.
 struct Symmetric {
   std::uint64_t id;  // the same on all ranks
   int rank;
   std::int64_t bytes;
   std::vector<char*> bases;
-  std::vector<Mapping> mappings;  // keep it mapped
+  std::vector<Mapping> mappings;  // keeps it mapped
 
   char* base(int of) const { return bases[static_cast<std::size_t>(of)]; }
   bool holds(const void* data, std::int64_t size) const {
@@ -37,7 +36,7 @@ struct Symmetric {
   }
 };
 
-// The slots of one rank, behind its Control: two for what it gives, two for what it has reduced.
+// The slots of one rank, behind its Control: two for its input, two for its reduced slices.
 struct SlotLayout {
   static constexpr std::int64_t kControlBytes = 4096;
   std::int64_t slot_bytes;  // a multiple of 4096
@@ -49,11 +48,11 @@ struct SlotLayout {
 
 struct Tuning {
   std::int64_t slot_bytes;
-  std::int64_t one_shot_bytes;  // up to here each rank reads all others' data
+  std::int64_t one_shot_bytes;  // up to this size each rank reads the others' whole data
 };
 
-// Functions return false if a rank is missing or calls something else: phases.failure() has the reason. The output is
-// undefined then. Elements are `Numbers::count` of `Numbers::element`.
+// Functions return false if a rank is missing or makes another call: phases.failure() has the reason, and the output is
+// undefined. A `Numbers` describes elements: `count` of type `element`.
 class Collectives {
  public:
   struct Numbers {
@@ -65,22 +64,24 @@ class Collectives {
   // `segments` of all ranks, borrowed, in the layout of SlotLayout.
   Collectives(Phases& phases, std::vector<char*> segments, const Tuning& tuning, cpu::Isa isa);
 
-  // Both of numbers.count elements; the same, or apart.
+  // Both have numbers.count elements; they are identical or do not overlap.
   bool all_reduce(const void* input, void* output, const Numbers& numbers);
-  // `output` of numbers.count elements becomes this rank's part of `input`, which has size() parts. It may be that part.
+  // Writes this rank's part of the reduced `input`, which has size() parts, to `output`, which has numbers.count
+  // elements and may be this rank's part of `input`.
   bool reduce_scatter(const void* input, void* output, const Numbers& numbers);
-  // `output` has size() parts of `bytes`; `input` may be this rank's part of it. `type`, below 256, is only compared.
+  // `output` has size() parts of `bytes`; `input` may be this rank's part of it. `type`, below 256, must be the same on
+  // all ranks.
   bool all_gather(const void* input, void* output, std::int64_t bytes, int type = 0);
   bool broadcast(void* data, std::int64_t bytes, int source, int type = 0);
   bool barrier();
-  // Compares `text`, of at most kTextBytes, with that of the other ranks: for what they are about to do by other means.
+  // Compares `text`, at most kTextBytes long, with that of the other ranks, for a collective that runs elsewhere.
   bool agree(const std::string& text);
   static constexpr std::size_t kTextBytes = 512;
-  // What a rank passed to agree(); only right after that failed with a mismatch.
+  // The text that a rank passed to agree(); valid only right after agree() failed with a mismatch.
   std::string text_of(int rank) const;
 
-  // In-place collectives of more than one_shot_bytes on memory in it move no byte twice. All ranks add the same, in the
-  // same order.
+  // In-place collectives of more than one_shot_bytes on memory in it move no byte twice. All ranks add the same memory
+  // in the same order.
   void add_symmetric(std::shared_ptr<const Symmetric> memory) { symmetric_.push_back(std::move(memory)); }
   void remove_symmetric(const void* base);
 
@@ -131,7 +132,7 @@ class Collectives {
   const Tuning tuning_;
   const SlotLayout layout_;
   Streaming streaming_;
-  Reducer reducers_[4];  // by element
+  Reducer reducers_[4];               // by element
   std::vector<const void*> sources_;  // scratch, by rank
   std::vector<void*> outs_;
   std::vector<std::shared_ptr<const Symmetric>> symmetric_;

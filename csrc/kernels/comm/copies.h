@@ -18,9 +18,9 @@ inline void copy(void* target, const void* source, std::int64_t bytes) {
   }
 }
 
-// Copies past the caches, to a target at the beginning of a line. Others read it next: from a cache that is far away a
-// line takes several times as long as from memory, and the writer would first have to fetch it back from theirs.
-// Ordered by fence_streams(). With `is_plain` an ordinary copy.
+// Copies past the caches (non-temporal stores); `target` is aligned to a cache line. Another rank reads it next: a line
+// from a distant cache takes several times as long as from memory, and the writer would first have to fetch it back.
+// fence_streams() orders these stores. With `is_plain` it is an ordinary copy.
 inline void stream(void* target, const void* source, std::int64_t bytes, bool is_plain = false) {
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
   if (is_plain) {
@@ -52,7 +52,7 @@ inline void fence_streams() {
 #endif
 }
 
-// Has the lines of a slot that will soon be written fetched from the caches of those that have read it.
+// Prefetches the lines of a slot that will be written soon from the caches of its readers.
 inline void fetch_for_writing(char* begin, std::int64_t bytes) {
 #if defined(__x86_64__)
   for (std::int64_t at = 0; at < bytes; at += kLine) {
@@ -64,6 +64,6 @@ inline void fetch_for_writing(char* begin, std::int64_t bytes) {
   }
 #endif
 }
-constexpr std::int64_t kMostFetched = 8 << 10;  // more would wait for each other
+constexpr std::int64_t kMostFetched = 8 << 10;  // more prefetches would wait for each other
 
 }  // namespace accel::comm

@@ -1,4 +1,4 @@
-// Waiting in the kernel on a word that several processes map: futex(2), and how long to look before that.
+// Waiting on a word that several processes map: futex(2), a clock and a pause for spinning.
 #pragma once
 
 #include <atomic>
@@ -15,8 +15,8 @@ namespace accel::comm {
 
 static_assert(sizeof(std::atomic<std::uint32_t>) == 4 && std::atomic<std::uint32_t>::is_always_lock_free);
 
-// Sleeps while `word` is `seen`, at most `timeout_ns`. Returns 0 when woken, else an errno: EAGAIN (the word was another
-// already), ETIMEDOUT or EINTR (a signal).
+// Sleeps while `word` equals `seen`, at most `timeout_ns`. Returns 0 when woken, else an errno: EAGAIN (the word
+// differs already), ETIMEDOUT or EINTR (a signal).
 inline int futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t seen, std::int64_t timeout_ns) {
   timespec timeout{};
   timeout.tv_sec = static_cast<time_t>(timeout_ns / 1'000'000'000);

@@ -19,7 +19,7 @@ std::vector<Mapping> Group::mapped(const std::vector<int>& descriptors, std::int
       mappings.emplace_back(descriptor, bytes, error);
     }
   }
-  if (error != 0) {  // of the right number, so that nothing reads beyond it
+  if (error != 0) {  // of the right length, so that nothing reads beyond it
     mappings.clear();
     mappings.resize(descriptors.size());
   }
@@ -62,12 +62,12 @@ bool Group::is_alive(int rank) {
   if (is_here_[static_cast<std::size_t>(rank)]) {
     return true;
   }
-  struct flock lock {};
+  struct flock lock{};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
   lock.l_start = 0;
   lock.l_len = 1;
-  // A failure to ask is no death.
+  // If the check itself fails, the rank counts as alive.
   return fcntl(descriptors_[static_cast<std::size_t>(rank)], F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
@@ -94,12 +94,12 @@ bool Group::is_ready() {
 void Group::note_failure() {
   last_failure_ = phases_.failure();
   if (last_failure_.kind == Failure::Kind::mismatch) {
-    return;  // everybody has noticed, and nothing was done
+    return;  // all ranks noticed it, and nothing was written
   }
   is_broken_ = true;
   if (last_failure_.kind == Failure::Kind::interrupted && has_left_) {
     last_failure_ = {Failure::Kind::left, rank(), -1, last_failure_.waited_ns};
-    return;  // the others know it from leave()
+    return;  // leave() announced it to the others
   }
   int culprit = last_failure_.rank;
   if (last_failure_.kind == Failure::Kind::gave_up) {
@@ -129,8 +129,7 @@ std::shared_ptr<const Symmetric> Group::add_symmetric(std::uint64_t id, const st
   }
   const Lock lock(mutex_);
   auto bases = bytes_of(mappings);
-  auto memory = std::make_shared<const Symmetric>(
-      Symmetric{id, rank(), bytes, std::move(bases), std::move(mappings)});
+  auto memory = std::make_shared<const Symmetric>(Symmetric{id, rank(), bytes, std::move(bases), std::move(mappings)});
   collectives_.add_symmetric(memory);
   return memory;
 }

@@ -1,4 +1,4 @@
-// A group of ranks that share memory: what one rank holds of it, and how it knows that the others live.
+// One rank's view of a group that shares memory, and its checks that the other ranks are alive.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@
 
 namespace accel::comm {
 
-// Asks the language runtime whether a signal handler wants this thread back; null without a runtime.
+// Returns whether a signal handler of the language runtime interrupts this thread; null without a runtime.
 using IsInterrupted = bool (*)();
 
 struct GroupSettings {
@@ -27,7 +27,7 @@ struct GroupSettings {
 class Group final : private Surroundings {
  public:
   // `descriptors`: the segments of all ranks, by rank; the group owns them. `is_here`: which ranks are threads of this
-  // process, which cannot see their locks. On failure `error` is an errno, and the group must not be used.
+  // process, whose locks it cannot see. On failure `error` is an errno, and the group must not be used.
   Group(const GroupSettings& settings, std::vector<int> descriptors, std::vector<bool> is_here, int& error);
   ~Group() override;
   Group(const Group&) = delete;
@@ -55,11 +55,11 @@ class Group final : private Surroundings {
   }
 
   Failure last_failure();
-  // The call of a rank when the calls did not match.
+  // The call of a rank, after a mismatch.
   Call call_of(int rank) const { return phases_.call_of(rank); }
   std::string text_of(int rank) const { return collectives_.text_of(rank); }
 
-  // Lets the other ranks know that this one leaves. Does not wait; another thread's wait ends at its next check.
+  // Announces that this rank leaves. Does not wait; another thread's wait ends at its next check.
   void leave();
 
   // Maps a segment of each rank, by rank; `id` is the same on all ranks. Returns null and sets `error` on failure.
@@ -90,7 +90,7 @@ class Group final : private Surroundings {
   bool is_running_ = false;
   std::atomic<bool> has_left_{false};
   Mutex removals_mutex_;
-  std::vector<const void*> removals_;  // symmetric memory that died, perhaps during a collective
+  std::vector<const void*> removals_;  // symmetric memory that was freed, perhaps during a collective
   std::atomic<bool> has_removals_{false};
 };
 

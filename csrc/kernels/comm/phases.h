@@ -1,15 +1,14 @@
-// How ranks keep in step: the synchronisation of all collectives, and nothing else. tests/support/models/shm_comm.pml is a
-// model of it.
+// The synchronisation of all collectives. tests/support/models/shm_comm.pml is a model of it.
 //
-// Each rank counts phases. A rank *publishes* a phase when what it wrote for that phase may be read by the others; it
-// *meets* the others when it waits until all have published the phase that it has published last. Of two buffers a
-// phase uses the one of its parity, hence the rules by which nothing is read too early or overwritten too late:
+// Each rank counts phases. A rank *publishes* a phase when the others may read the data that it wrote for the phase. It
+// *meets* the others when it waits until all of them have published the phase that it published last. There are two
+// buffers; a phase uses the one of its parity. These rules keep data from being read too early or overwritten too soon:
 //
-//   what a rank writes for phase p       it writes after meeting phase p - 1
-//   what others published with phase p   it reads after meeting phase p and before it publishes phase p + 1
+//   a rank writes its data for phase p        after meeting phase p - 1
+//   a rank reads the others' data of phase p  after meeting phase p and before it publishes phase p + 1
 //
-// So who has met phase p - 1 knows that all have finished reading what belonged to phase p - 2, and may use that buffer
-// for phase p. Every rank has one word that it alone writes; nobody ever waits for a lock.
+// A rank that has met phase p - 1 therefore knows that all ranks have finished reading the data of phase p - 2, and may
+// reuse that buffer for phase p. Every rank has one word that only it writes; no rank ever waits for a lock.
 #pragma once
 
 #include <atomic>
@@ -25,9 +24,9 @@ namespace accel::comm {
 
 // A rank's call. It must be the same on all ranks; a difference is an error instead of garbage.
 struct Call {
-  std::uint64_t what = 0;   // which collective, with its element type and options
+  std::uint64_t what = 0;   // the collective, with its element type and options
   std::uint64_t count = 0;  // elements or bytes
-  std::uint64_t place = 0;  // where in shared memory, for collectives on that; else 0
+  std::uint64_t place = 0;  // offset in symmetric memory; else 0
 
   bool operator==(const Call& other) const {
     return what == other.what && count == other.count && place == other.place;
@@ -35,24 +34,24 @@ struct Call {
   bool operator!=(const Call& other) const { return !(*this == other); }
 };
 
-// The state of a rank in a group: kOpen, kLeft, or kGaveUp + the rank that it gave up for.
+// The state of a rank in a group: kOpen, kLeft, or kGaveUp + the rank that it gave up on.
 constexpr std::uint32_t kOpen = 0, kLeft = 1, kGaveUp = 2;
 
-// What a rank shows the others: one cache line that it alone writes, so that one transfer brings all of it.
+// A rank's public state: one cache line that only it writes, so that one transfer brings all of it.
 struct alignas(64) Board {
   std::atomic<std::uint32_t> phase;
   std::atomic<std::uint32_t> state;
-  Call calls[2];             // of the phase's parity, as are the remarks
+  Call calls[2];             // by the phase's parity, like the remarks
   std::uint32_t remarks[2];  // another number, which may differ from rank to rank
 };
 static_assert(sizeof(Board) == 64);
 
-// How many sleep on a rank's phase; they write it, and the rank reads it whenever it publishes.
+// The number of ranks that sleep on a rank's phase. The sleepers write it; the rank reads it when it publishes.
 struct alignas(64) Bell {
   std::atomic<std::uint32_t> sleepers;
 };
 
-// The beginning of a rank's shared memory. All zeros is its first state.
+// The beginning of a rank's shared memory. Its initial state is all zeros.
 struct Control {
   Board board;
   Bell bell;
@@ -62,8 +61,8 @@ struct Control {
 struct Failure {
   enum class Kind : std::uint8_t { none, died, left, gave_up, late, interrupted, mismatch, busy };
   Kind kind = Kind::none;
-  int rank = -1;          // the rank it waited for
-  int culprit = -1;       // gave_up: for whom that rank gave up
+  int rank = -1;     // the rank it waited for
+  int culprit = -1;  // gave_up: the rank that it gave up on
   std::int64_t waited_ns = 0;
 };
 
@@ -90,7 +89,7 @@ class Phases {
   int size() const { return static_cast<int>(controls_.size()); }
   const Failure& failure() const { return failure_; }
 
-  // Which of two buffers what is written next belongs to, and which what was published last.
+  // The buffer of the next phase, and the buffer of the phase published last.
   int next_parity() const { return static_cast<int>((phase_ + 1) & 1); }
   int parity() const { return static_cast<int>(phase_ & 1); }
 
@@ -103,8 +102,8 @@ class Phases {
 
   void publish() {
     Control& own = *controls_[rank_];
-    // Sequentially consistent, as is what a sleeper does in the other order: either it sees the new phase, or this
-    // sees the sleeper.
+    // Sequentially consistent, like the sleeper's accesses in the opposite order: either the sleeper sees the new
+    // phase, or this rank sees the sleeper.
     own.board.phase.exchange(++phase_, std::memory_order_seq_cst);
     if (own.bell.sleepers.load(std::memory_order_seq_cst) != 0) {
       futex_wake_all(own.board.phase);
@@ -121,7 +120,7 @@ class Phases {
     return true;
   }
 
-  // meet(), for the first phase of a collective: false also when somebody does something else.
+  // meet() for the first phase of a collective: also false if another rank makes a different call.
   bool meet_and_compare() {
     if (!meet()) {
       return false;
@@ -136,7 +135,7 @@ class Phases {
     return true;
   }
 
-  // The largest of the remarks, once all ranks are met.
+  // The largest remark; call it after meet().
   std::uint32_t largest_remark() const {
     std::uint32_t largest = 0;
     for (const Control* control : controls_) {
@@ -148,7 +147,7 @@ class Phases {
 
   const Call& call_of(int rank) const { return controls_[rank]->board.calls[parity()]; }
 
-  // Lets the other ranks know that this one leaves. The first reason stays.
+  // Announces that this rank leaves. The first reason is kept.
   void leave(std::uint32_t state) {
     Control& own = *controls_[rank_];
     std::uint32_t before = kOpen;
@@ -159,11 +158,11 @@ class Phases {
  private:
   static constexpr std::int64_t kFirstSlice = 20'000'000, kLongestSlice = 500'000'000;  // ns
   static constexpr int kLooksPerTime = 64;
-  static constexpr int kYields = 4;  // where the ranks share cores: the next one may be ready to run
+  static constexpr int kYields = 4;  // if ranks share cores, another one may be ready to run
 
   bool has_reached(int other) const {
     const std::uint32_t theirs = controls_[other]->board.phase.load(std::memory_order_acquire);
-    return static_cast<std::int32_t>(theirs - phase_) >= 0;  // counts on beyond 2^32
+    return static_cast<std::int32_t>(theirs - phase_) >= 0;  // correct beyond 2^32
   }
 
   bool spin(int other, std::int64_t started_ns) {
@@ -205,7 +204,7 @@ class Phases {
       }
       slice = slice * 2 < kLongestSlice ? slice * 2 : kLongestSlice;
       if (woken != EAGAIN && !is_worth_waiting(other, started_ns)) {
-        has_come = has_reached(other);  // it may have come between the two
+        has_come = has_reached(other);  // it may have arrived in the meantime
         break;
       }
     }
@@ -213,7 +212,7 @@ class Phases {
     return has_come;
   }
 
-  // Checks all missing ranks: the one waited for may itself wait for a dead one.
+  // Checks all missing ranks: the awaited one may itself wait for a dead one.
   bool is_worth_waiting(int awaited, std::int64_t started_ns) {
     const std::int64_t waited_ns = now_ns() - started_ns;
     for (int other = 0; other < size(); ++other) {
@@ -222,7 +221,7 @@ class Phases {
       }
       const std::uint32_t state = controls_[other]->board.state.load(std::memory_order_seq_cst);
       const bool is_alive = state == kOpen && surroundings_.is_alive(other);
-      if (is_alive || has_reached(other)) {  // asked again: it may have come and then gone
+      if (is_alive || has_reached(other)) {  // checked again: it may have arrived and then ended
         continue;
       }
       if (state >= kGaveUp) {

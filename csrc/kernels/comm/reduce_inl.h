@@ -10,14 +10,14 @@ typedef std::int32_t I32 __attribute__((vector_size(kLanes * 4)));
 ACCEL_INLINE I32 load(const std::int32_t* source) { return load_bits<I32>(source); }
 ACCEL_INLINE void store(std::int32_t* target, I32 v) { store_bits(target, v); }
 
-constexpr int kVectors = 4;  // reduced together: the choice of the operation is paid once for all
+constexpr int kVectors = 4;  // reduced together, so that the operation is chosen once
 constexpr std::int64_t kBlock = kVectors * kLanes;
-// Of a stretch that comes from main memory; the CPU's own prefetching ends at each page.
+// For a range in main memory; the CPU's own prefetching stops at each page.
 constexpr std::int64_t kFetchedAheadBytes = 1 << 10, kLongBytes = 64 << 10;
 
 ACCEL_INLINE F32 sum_of(F32 a, F32 b) { return a + b; }
 ACCEL_INLINE I32 sum_of(I32 a, I32 b) { return (I32)((U32)a + (U32)b); }
-// Written so that NaN wins wherever it stands.
+// Written so that NaN wins in either position.
 ACCEL_INLINE F32 larger_of(F32 a, F32 b) { return ((a > b) | (a != a)) ? a : b; }
 ACCEL_INLINE I32 larger_of(I32 a, I32 b) { return a > b ? a : b; }
 ACCEL_INLINE F32 smaller_of(F32 a, F32 b) { return ((a < b) | (a != a)) ? a : b; }
@@ -28,7 +28,7 @@ ACCEL_INLINE I32 divided(I32 v, float) { return v; }
 template <class T>
 using VectorOf = decltype(load(static_cast<const T*>(nullptr)));
 
-// One block of `sums` and one of another source.
+// Reduces one block of another source into `sums`.
 template <class T>
 ACCEL_INLINE void take_in(VectorOf<T>* sums, const T* source, Reduction reduction) {
   if (reduction == Reduction::max) {
@@ -63,9 +63,8 @@ void reduce_rest(const Stretch& stretch, std::int64_t begin) {
     }
   }
   for (int v = 0; v < kVectors; ++v) {
-    store(padded + v * kLanes, stretch.reduction == Reduction::avg
-                                   ? divided(sums[v], static_cast<float>(stretch.source_count))
-                                   : sums[v]);
+    store(padded + v * kLanes,
+          stretch.reduction == Reduction::avg ? divided(sums[v], static_cast<float>(stretch.source_count)) : sums[v]);
   }
   for (int o = 0; o < stretch.out_count; ++o) {
     __builtin_memcpy(static_cast<T*>(stretch.outs[o]) + begin, padded, bytes);

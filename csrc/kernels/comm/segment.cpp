@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-// Of newer kernels and C libraries than some of those that this compiles on.
+// Newer than some kernels and C libraries on which this compiles.
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -41,8 +41,8 @@ int reserve(int descriptor, std::int64_t bytes) {
     }
   }
   int failure = 0;
-  do {  // a signal ends it, and it undoes what it has done
-    failure = posix_fallocate(descriptor, 0, bytes);  // nothing to do where they are there
+  do {                                                // a signal interrupts it, and it undoes its work
+    failure = posix_fallocate(descriptor, 0, bytes);  // does nothing for pages that exist
   } while (failure == EINTR);
   return failure;
 }
@@ -67,7 +67,7 @@ int create_segment(std::int64_t bytes, int& error) {
 }
 
 bool is_sealed_segment(int descriptor, std::int64_t bytes) {
-  struct stat status {};
+  struct stat status{};
   const int seals = fcntl(descriptor, F_GET_SEALS);
   return seals >= 0 && (seals & kSeals) == kSeals && fstat(descriptor, &status) == 0 && status.st_size >= bytes;
 }
@@ -82,9 +82,9 @@ Mapping::Mapping(int descriptor, std::int64_t bytes, int& error) {
   data_ = static_cast<char*>(memory);
   bytes_ = bytes;
   if (bytes >= kLargePage) {
-    madvise(memory, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);  // a wish
+    madvise(memory, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);  // best effort
   }
-  // Now instead of in the first collective; older kernels do not know it, and do it then.
+  // Now instead of in the first collective, where kernels without this call do it.
   if (madvise(memory, static_cast<std::size_t>(bytes), MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
     error = errno == EFAULT ? ENOSPC : errno;  // no memory for a page
   }

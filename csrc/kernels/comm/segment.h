@@ -1,5 +1,5 @@
-// Memory that processes share through a file descriptor: it has no name that anybody could open, and goes with the last
-// process that uses it, however that ends.
+// Memory that processes share through a file descriptor. It has no name that other programs could open, and is freed
+// with the last process that uses it, however that ends.
 #pragma once
 
 #include <cstdint>
@@ -7,15 +7,14 @@
 
 namespace accel::comm {
 
-// The descriptor of `bytes` zeros: reserved, so that no access can fail later, and sealed, so
-// that nobody can take them away again. Large pages are asked for from 2 MiB on. On failure -1, with the reason in
-// `error`.
+// Returns the descriptor of `bytes` zeros: reserved, so that no access can fail later, and sealed, so that no process
+// can truncate it. From 2 MiB on it requests large pages. On failure returns -1 and sets `error` to an errno.
 int create_segment(std::int64_t bytes, int& error);
 
-// Whether the descriptor is of such memory, of at least `bytes`.
+// Whether the descriptor refers to such memory of at least `bytes`.
 bool is_sealed_segment(int descriptor, std::int64_t bytes);
 
-// A segment in this process's memory. Does not keep the descriptor.
+// A segment mapped into this process. Does not own the descriptor.
 class Mapping {
  public:
   Mapping() = default;

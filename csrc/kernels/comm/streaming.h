@@ -1,4 +1,4 @@
-// Whether what other ranks read next is written past the caches.
+// Decides whether data for other ranks is written past the caches.
 #pragma once
 
 #include <array>
@@ -7,37 +7,37 @@
 
 namespace accel::comm {
 
-// Found out by trying. Where the ranks share a cache, writing past it costs a third; where they do not, a line comes from
-// the other's cache several times as slowly as from memory. It depends on the size, too, and cores of virtual machines
-// move, so each class of sizes (those with the same highest bit) is tried again and again.
+// Measures both ways. If the ranks share a cache, writing past it costs a third; if they do not, a line from the
+// other's cache takes several times as long as one from memory. The better way also depends on the size, and cores of
+// virtual machines move, so each class of sizes (those with the same highest bit) is measured repeatedly.
 //
-// All ranks make the same calls and learn the same times, those of the slowest: so they always write the same way. Where
-// one writes past the caches and another does not, each waits in turn for what the other way is slow at.
+// All ranks make the same calls and use the same times, those of the slowest rank, so they always choose the same way.
+// If one wrote past the caches and another did not, each would wait for the slow part of the other's way.
 class Streaming {
  public:
   static constexpr std::int64_t kRoundCalls = 4;   // a round of trials: two calls past the caches, two through them
-  static constexpr std::int64_t kRounds = 3;       // that a choice rests on, and that begin
+  static constexpr std::int64_t kRounds = 3;       // rounds whose results decide; also the number of initial rounds
   static constexpr std::int64_t kRoundEvery = 64;  // calls
 
-  // Whether to, in a call over `bytes`, at least 1.
+  // Whether the next call, over `bytes` (at least 1), writes past the caches.
   bool begin(std::int64_t bytes) {
     Class& sizes = classes_[class_of(bytes)];
     const std::int64_t turn = sizes.calls++;
     const std::int64_t in_round = turn % kRoundEvery;
     const bool is_trial = turn < kRounds * kRoundCalls || in_round < kRoundCalls;
     const bool streams = is_trial ? in_round % kRoundCalls < kRoundCalls / 2 : is_better(bytes);
-    // The first of two finds the slots as the other way has left them.
+    // The first of two calls does not count: it finds the slots as the other way left them.
     call_ = {is_trial && in_round % 2 == 1 ? &sizes : nullptr, bytes, streams};
     return streams;
   }
 
-  // How long the call took this rank, without what it waited for ranks that were late for it.
+  // Pass the call's duration on this rank, without the wait for ranks that arrived late.
   void end(std::int64_t taken_ns) {
     trial_ = call_;
     taken_ns_ = taken_ns < kMostNs ? static_cast<std::uint32_t>(taken_ns) : kMostNs;
   }
 
-  // What the next call passes to the others; and what the slowest of all has passed.
+  // The time that the next call passes to the other ranks; and the time of the slowest rank.
   std::uint32_t taken_ns() const { return taken_ns_; }
   void learn(std::uint32_t taken_ns) {
     if (trial_.sizes == nullptr) {
@@ -47,19 +47,19 @@ class Streaming {
     const float per_byte = static_cast<float>(taken_ns) / static_cast<float>(trial_.bytes);
     sizes.taken[trial_.streams][static_cast<std::size_t>(sizes.round % kRounds)] = per_byte;
     if (!trial_.streams && ++sizes.round >= kRounds) {
-      // The fastest of each: all others were disturbed, by how much is chance.
+      // The fastest of each way: the others were disturbed by chance.
       sizes.choice = fastest(sizes.taken[true]) < fastest(sizes.taken[false]) ? Choice::stream : Choice::plain;
       latest_ = sizes.choice;
     }
     trial_.sizes = nullptr;
   }
 
-  // What was found otherwise of calls over `bytes`.
+  // Sets a result for calls over `bytes` that was measured elsewhere.
   void decide(std::int64_t bytes, bool streams) {
     latest_ = classes_[class_of(bytes)].choice = streams ? Choice::stream : Choice::plain;
   }
 
-  // The result of the trials of such sizes, or of other ones while there are none.
+  // The result of the trials of this class of sizes; of other classes before its first trial.
   bool is_better(std::int64_t bytes) const {
     const Choice choice = classes_[class_of(bytes)].choice;
     return (choice == Choice::none ? latest_ : choice) != Choice::plain;
@@ -73,11 +73,11 @@ class Streaming {
   struct Class {
     std::int64_t calls = 0;
     std::int64_t round = 0;
-    std::array<Taken, 2> taken{};  // by whether past the caches
+    std::array<Taken, 2> taken{};  // index 1: past the caches
     Choice choice = Choice::none;
   };
   struct Trial {
-    Class* sizes = nullptr;  // null: its time does not count
+    Class* sizes = nullptr;  // null if its time does not count
     std::int64_t bytes = 0;
     bool streams = false;
   };
@@ -94,14 +94,14 @@ class Streaming {
   }
 
   std::array<Class, 64> classes_{};
-  Trial call_;   // that began last
-  Trial trial_;  // that ended last, and of which all is not learned yet
+  Trial call_;   // begun last
+  Trial trial_;  // ended last; its result is not recorded yet
   std::uint32_t taken_ns_ = 0;
   Choice latest_ = Choice::none;
 };
 
-// The same within one call of many steps: the first ones are done both ways, the rest in the better. So long a call can
-// outlast what was true when it began, or when the one before it did.
+// The same decision within one call of many steps: the first steps try both ways, the rest use the better one. During
+// so long a call earlier results can become outdated.
 class StreamingInSteps {
  public:
   static constexpr std::int64_t kTrial = 4;  // steps each way
@@ -109,7 +109,7 @@ class StreamingInSteps {
 
   bool streams() const { return streams_; }
 
-  // Step `step` begins, and all ranks have met. True once, when the better way is known.
+  // Call at the beginning of step `step`, after all ranks have met. Returns true once, when the better way is known.
   bool begin(std::int64_t step, std::int64_t now_ns) {
     if (step == 1) {
       began_ns_ = now_ns;
@@ -117,7 +117,7 @@ class StreamingInSteps {
       streamed_ns_ = now_ns - began_ns_;
       streams_ = false;
     } else if (step == 2 + kTrial) {
-      began_ns_ = now_ns;  // what was written past the caches is read
+      began_ns_ = now_ns;  // data written past the caches is read from here on
     } else if (step == 2 + 2 * kTrial) {
       streams_ = streamed_ns_ < now_ns - began_ns_;
       return true;

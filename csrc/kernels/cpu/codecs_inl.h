@@ -1,6 +1,5 @@
-// States that are stored in fewer bytes than float32 has, and rounded at random: a moment's small
-// relative changes would be lost by rounding to nearest, every time. Included between simd_begin.h and
-// simd_end.h.
+// States that are stored in fewer bytes than float32 and rounded at random: rounding to nearest would lose a moment's
+// small relative changes every time. Included between simd_begin.h and simd_end.h.
 //
 // A codec is a class with
 //   using Element = ...;               // of the codes
@@ -31,10 +30,10 @@ ACCEL_INLINE U32 lane_numbers() {
   return lanes;
 }
 
-// Random bits that depend on key and position alone, for the vectors of a block one after another. Each block has a key of
-// its own. Within it a Weyl sequence that begins at one half of the key goes through an xorshift, the other half and a
-// multiplication (as in Wellons' 32-bit hashes, 2018). The last bits of a product are its worst ones: none of the lowest
-// four is used in 8 bits.
+// Random bits that depend on key and position alone, for the vectors of a block one after another. Each block has a key
+// of its own. Within it a Weyl sequence that begins at one half of the key goes through an xorshift, the other half and
+// a multiplication (as in Wellons' 32-bit hashes, 2018). The last bits of a product are its worst ones: none of the
+// lowest four is used in 8 bits.
 class RandomBits {
  public:
   // For the block that begins at this element.
@@ -48,7 +47,7 @@ class RandomBits {
     weyl_ += static_cast<std::uint32_t>(kLanes) * kWeyl;
     return (x ^ (x >> 16) ^ key_) * 0x7feb352du;
   }
-  // Those of a group.
+  // The random bits of a group.
   ACCEL_INLINE void next(U32 (&bits)[kGroup]) {
     for_each<kGroup>([&](auto j) ACCEL_LAMBDA { bits[j.value] = next(); });
   }
@@ -92,19 +91,20 @@ struct StochasticBFloat16 {
   }
 };
 
-// 8 bits, on a scale that is linear at zero and logarithmic far from it. A value's place is its magnitude, divided by the
-// block's scale, plus kZero; a code is the part of that float where places differ: the lower 4 bits of the exponent, or 5
-// where there is no sign, and the first 3 of the fraction. So code 0 is zero, with a sign or without it; the next ones are
-// kZero / 8 apart, which is 2^-18 or without a sign 2^-34, and then an eighth to a sixteenth of what they stand for. The
-// largest place is 15/8: the scale maps the block's largest magnitude to it. Between two codes a value becomes the upper
-// one with the probability of its distance from the lower one: random bits 4 to 19 are added to the place, and what is
-// below the code is cut off. (The second state's are bits 16 to 31: four bits that are the first of one and the last of
-// the other.)
+// 8 bits, on a scale that is linear at zero and logarithmic far from it. A value's place is its magnitude, divided by
+// the block's scale, plus kZero; a code is the part of that float where places differ: the lower 4 bits of the
+// exponent, or 5 where there is no sign, and the first 3 of the fraction. So code 0 is zero, with a sign or without it;
+// the next ones are kZero / 8 apart, which is 2^-18 or without a sign 2^-34, and then an eighth to a sixteenth of what
+// they stand for. The largest place is 15/8: the scale maps the block's largest magnitude to it. Between two codes a
+// value becomes the upper one with the probability of its distance from the lower one: random bits 4 to 19 are added to
+// the place, and what is below the code is cut off. (The second state's are bits 16 to 31: four bits that are the first
+// of one and the last of the other.)
 //
 // A non-negative state never becomes code 0: it is a divisor, and a moment over a lost divisor would be a leap. A value
-// that is not finite makes the whole block NaN. A block counts as zero whose scale would be below kLeastScale, with which
-// code 1 is float's smallest number. So a second moment is lost after all in a block where it is below 4.5e-35 everywhere,
-// in the first steps of Adam where all gradients are below 2e-16. Beside an eps of 1e-15 that does not matter.
+// that is not finite makes the whole block NaN. A block counts as zero whose scale would be below kLeastScale, with
+// which code 1 is float's smallest number. So a second moment is lost after all in a block where it is below 4.5e-35
+// everywhere, in the first steps of Adam where all gradients are below 2e-16. With an eps of 1e-15 that does not
+// matter.
 struct Blockwise8Bit {
   using Element = std::uint8_t;
   static constexpr bool kScaled = true;
@@ -114,7 +114,7 @@ struct Blockwise8Bit {
 
   template <bool kNonNegative, int kPair>
   static ACCEL_INLINE void decode(Codes codes, F32 scale, F32* pair) {
-    // The upper words of floats: kZero with the sign, and beside it the code's magnitude.
+    // The upper words of floats: kZero with the sign, and the code's magnitude.
     Words zero = Words{} + static_cast<std::uint16_t>(kZeroBits<kNonNegative> >> 16);
     Codes magnitude = codes;
     if (!kNonNegative) {
@@ -128,7 +128,7 @@ struct Blockwise8Bit {
 
   template <bool kNonNegative>
   static ACCEL_INLINE void see(U32& largest, F32 value) {
-    const U32 bits = magnitude_of<kNonNegative>(value);  // as integers, so that NaN is larger than all else
+    const U32 bits = magnitude_of<kNonNegative>(value);  // as integers, so that NaN is the largest
     largest = bits > largest ? bits : largest;
   }
 
@@ -158,10 +158,11 @@ struct Blockwise8Bit {
                                   const U32 (&random)[kGroup]) {
     U32 code[kGroup];
     for_each<kGroup>([&](auto j) ACCEL_LAMBDA {
-      const F32 place = multiply_add((F32)magnitude_of<kNonNegative>(values[j.value]), factor,
-                                     broadcast(kZero<kNonNegative>));
+      const F32 place =
+          multiply_add((F32)magnitude_of<kNonNegative>(values[j.value]), factor, broadcast(kZero<kNonNegative>));
       const U32 bits = (kState == 0 ? random[j.value] : random[j.value] >> 12) & 0xffff0u;
-      // The largest's place is rounded, too; as the last four random bits are missing, it is not carried to the next code.
+      // The largest's place is rounded, too; as the last four random bits are missing, it is not carried to the next
+      // code.
       code[j.value] = ((U32)place + bits) >> kDroppedBits;
     });
     constexpr std::uint16_t kMask = kNonNegative ? 0xff : 0x7f;

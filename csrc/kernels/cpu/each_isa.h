@@ -13,10 +13,8 @@
 
 // The function of namespace accel::cpu::<isa>; `isa` must be supported here.
 #if defined(__x86_64__)
-#define ACCEL_CALL_TARGET(isa, call)                 \
-  ((isa) == ::accel::cpu::Isa::avx512 ? avx512::call \
-   : (isa) == ::accel::cpu::Isa::avx2 ? avx2::call   \
-                                      : baseline::call)
+#define ACCEL_CALL_TARGET(isa, call) \
+  ((isa) == ::accel::cpu::Isa::avx512 ? avx512::call : (isa) == ::accel::cpu::Isa::avx2 ? avx2::call : baseline::call)
 #elif defined(__aarch64__)
 #define ACCEL_CALL_TARGET(isa, call) ((isa) == ::accel::cpu::Isa::neon ? neon::call : baseline::call)
 #else

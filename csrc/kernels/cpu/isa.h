@@ -14,7 +14,7 @@ constexpr Isa kAllIsas[] = {Isa::baseline, Isa::avx2, Isa::avx512, Isa::neon};
 // "baseline", "avx2", "avx512" or "neon"; static storage.
 const char* isa_name(Isa isa) noexcept;
 
-// Writes the instruction set called `name` to `*isa`. Returns false when there is none.
+// Writes the instruction set called `name` to `*isa`. Returns false for an unknown name.
 bool parse_isa(const char* name, Isa* isa) noexcept;
 
 // True when this binary has code for it and both CPU and operating system can run it.

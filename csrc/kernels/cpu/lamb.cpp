@@ -50,7 +50,7 @@ ACCEL_INLINE F32 first_lanes(F32 v, std::int64_t count) {
 // update_rows is not.
 template <class P, class G, class S>
 __attribute__((noinline)) void measure_rows(const LambFormula& formula, F32 grad_scale, const P* param, const G* grad,
-                                              S* exp_avg, S* exp_avg_sq, std::int64_t count, VectorSums& sums) {
+                                            S* exp_avg, S* exp_avg_sq, std::int64_t count, VectorSums& sums) {
   const LambFormula in_registers = formula;
   VectorSums total = sums;
   for (std::int64_t i = 0; i < count; i += kRow) {
@@ -63,7 +63,7 @@ __attribute__((noinline)) void measure_rows(const LambFormula& formula, F32 grad
       in_registers.update_moments(grad_scale * load(grad + j), moment);
       store(exp_avg + j, moment[0]);
       store(exp_avg_sq + j, moment[1]);
-      // As they are stored: the second pass has nothing else.
+      // As they are stored, because the second pass reads only those.
       const F32 stored[] = {load(exp_avg + j), load(exp_avg_sq + j)};
       const F32 param_value = load(param + j);
       F32 direction = in_registers.direction(param_value, stored);
@@ -79,7 +79,7 @@ __attribute__((noinline)) void measure_rows(const LambFormula& formula, F32 grad
 
 template <class P, class S>
 __attribute__((noinline)) void apply_rows(const LambFormula& formula, F32 minus_step, P* param, const S* exp_avg,
-                                            const S* exp_avg_sq, std::int64_t count) {
+                                          const S* exp_avg_sq, std::int64_t count) {
   const LambFormula in_registers = formula;
   for (std::int64_t i = 0; i < count; i += kRow) {
     __builtin_prefetch(param + i + kPrefetchElements, 1);
@@ -106,7 +106,7 @@ SquareSums measure(const OptimizerTensors& tensors, std::int64_t begin, std::int
   const std::int64_t middle = end - rest;
   VectorSums sums;
   measure_rows(formula, grad_scale, param + begin, grad + begin, exp_avg + begin, exp_avg_sq + begin, middle - begin,
-                 sums);
+               sums);
   if (rest != 0) {
     PaddedRest<P> param_rest;
     PaddedRest<G> grad_rest;
@@ -116,8 +116,8 @@ SquareSums measure(const OptimizerTensors& tensors, std::int64_t begin, std::int
     grad_rest.read(grad + middle, rest);
     exp_avg_rest.read(exp_avg + middle, rest);
     exp_avg_sq_rest.read(exp_avg_sq + middle, rest);
-    measure_rows(formula, grad_scale, param_rest.values, grad_rest.values, exp_avg_rest.values,
-                   exp_avg_sq_rest.values, rest, sums);
+    measure_rows(formula, grad_scale, param_rest.values, grad_rest.values, exp_avg_rest.values, exp_avg_sq_rest.values,
+                 rest, sums);
     exp_avg_rest.write(exp_avg + middle, rest);
     exp_avg_sq_rest.write(exp_avg_sq + middle, rest);
   }

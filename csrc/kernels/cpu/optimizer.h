@@ -1,5 +1,5 @@
-// What the element-wise optimizers on CPU have in common: the memory they work on, what can ride
-// along in their one pass, and how states are stored. optimizer_inl.h is the pass itself.
+// What the element-wise optimizers on the CPU share: their memory, the options of their single pass, and the storage of
+// states. optimizer_inl.h is the pass itself.
 #pragma once
 
 #include <cstdint>
@@ -35,36 +35,35 @@ struct OptimizerTensors {
   void* grad;  // written only where gradients are zeroed
   void* states[kMaxStates];
   float* scales[kMaxStates];  // one for each kQuantBlock elements begun; only for blockwise_8bit
-  void* copy;                 // null, or where the new parameter goes as well, as `copy_type`
+  void* copy;                 // null, or where the new parameter is also written, as `copy_type`
   DType grad_type;
   DType copy_type;
 };
 
-// What one call may do beside the formula.
+// What a call does in addition to the formula.
 struct Pass {
   float grad_scale;          // every gradient is multiplied by it first; negative to maximise
   bool zero_grads;           // leave zeros where the gradients were
   std::uint64_t random_key;  // for stochastic rounding: a key and an element's index give its random bits
 };
 
-// Works on the elements [begin, end) of all arrays and touches no other; `begin` is a multiple of
-// kQuantBlock, `end` too or the arrays' length. `coefficients` points to the formula's. Elements (for
-// blockwise_8bit: blocks) do not influence each other: a range may be cut anywhere else and its pieces
-// run in any order or thread, with the same bits as result.
+// Works on the elements [begin, end) of all arrays only; `begin` is a multiple of kQuantBlock, `end` too or the arrays'
+// length. `coefficients` points to the formula's. Elements (for blockwise_8bit: blocks) do not influence each other: a
+// range may be cut at any such border, and its pieces may run in any order or thread, with bit-identical results.
 using OptimizerKernel = void (*)(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end,
                                  const void* coefficients, const Pass& pass);
 
 // The kernels of an optimizer whose step depends on norms over whole tensors; both are called as an
-// OptimizerKernel is. The first updates the states and zeroes the gradients if asked. Between the two the
-// caller adds up a tensor's sums, whose last bits depend on where it was cut, and makes the factor of them.
+// OptimizerKernel is. The first updates the states and zeroes the gradients if requested. Between the two calls the
+// caller adds up a tensor's sums, whose last bits depend on where it was cut, and computes the factor from them.
 // The second updates the parameter and writes the copy.
 struct SquareSums {
   double param;      // of the old parameter
-  double direction;  // of what the factor times lr is to be taken away from it
+  double direction;  // of the direction: the parameter changes by it times -lr times the factor
 };
 struct TwoPassKernels {
-  SquareSums (*measure)(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end,
-                        const void* coefficients, const Pass& pass);
+  SquareSums (*measure)(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end, const void* coefficients,
+                        const Pass& pass);
   void (*apply)(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end, const void* coefficients,
                 float factor);
 };
@@ -73,21 +72,21 @@ template <class Optimizer>
 using KernelsOf = std::conditional_t<Optimizer::kIsTwoPass, TwoPassKernels, OptimizerKernel>;
 
 // The kernels of an optimizer for these types; `Optimizer` is the declaration in its header in formulas/, whose
-// coefficients they take. Null when `isa` is not supported here, or when the optimizer cannot pack its states: the
-// largest of values that are rounded at random only grows (AMSGrad), and two passes would decode twice (LAMB).
-// Defined in the optimizer's .cpp.
+// coefficients they take. Null when `isa` is not supported here, or when the optimizer cannot pack its states: a
+// maximum of randomly rounded values only grows (AMSGrad), and two passes would decode twice (LAMB). Defined in the
+// optimizer's .cpp.
 template <class Optimizer>
 KernelsOf<Optimizer> find_update(Isa isa, const StoredTypes& types) noexcept;
 
-// The finaliser of SplitMix64 (Steele, Lea & Flood, 2014): every bit of the key decides about every bit of the result.
+// The finaliser of SplitMix64 (Steele, Lea & Flood, 2014): every bit of the key affects every bit of the result.
 inline std::uint64_t mixed(std::uint64_t key) {
   key = (key ^ (key >> 30)) * 0xbf58476d1ce4e5b9u;
   key = (key ^ (key >> 27)) * 0x94d049bb133111ebu;
   return key ^ (key >> 31);
 }
 
-// Independent random bits for each update of each tensor, which is known by its `place`: a number that the caller
-// gives it, and that should not change when other tensors join an update or leave it.
+// Independent random bits for each update of each tensor. `place` identifies the tensor: a number that the caller
+// assigns and that should not change when other tensors join an update or leave it.
 inline std::uint64_t random_key(std::uint64_t seed, std::uint64_t step, std::uint64_t place) {
   const std::uint64_t numbers[] = {step, place};
   std::uint64_t key = seed;

@@ -1,20 +1,20 @@
-// The loop that every element-wise optimizer shares: one pass over a parameter, its gradient and
-// its states, each read and written once. An optimizer is a formula; this is everything else.
-// Included between simd_begin.h and simd_end.h, after codecs_inl.h.
+// The loop that all element-wise optimizers share: one pass over a parameter, its gradient and its states, each read
+// and written once. An optimizer adds only its formula. Included between simd_begin.h and simd_end.h, after
+// codecs_inl.h.
 
 namespace accel::cpu::ACCEL_TARGET_NAMESPACE {
 namespace {
 
-// How far ahead of the loads to prefetch. The hardware prefetchers stop at page ends; with three to four streams per thread
-// this keeps the next page on its way. Measured (benchmarks/RESULTS.md): 2 KiB of a float stream on a CPU with AVX-512, 512
-// bytes on one with AVX2, where 2 KiB cost some 3 %. Baseline and NEON have the latter unmeasured.
+// How far ahead of the loads to prefetch. The hardware prefetchers stop at page ends; with three to four streams per
+// thread this keeps the next page on its way. Measured (benchmarks/RESULTS.md): 2 KiB of a float stream on a CPU with
+// AVX-512, 512 bytes on one with AVX2, where 2 KiB cost some 3 %. Baseline and NEON have the latter unmeasured.
 #if defined(ACCEL_TARGET_AVX512)
 constexpr std::int64_t kPrefetchElements = 512;
 #else
 constexpr std::int64_t kPrefetchElements = 128;
 #endif
 
-// What is done to parameters or gradients after their update is done while they are in the first cache.
+// Zeroing gradients and copying parameters follow the update while both are still in the L1 cache.
 constexpr std::int64_t kFollowElements = 2048;
 
 // visit(element), with an element of the C++ type that `type` names.
@@ -36,13 +36,12 @@ auto with_element(DType type, const Visit& visit) {
 //   static constexpr bool kNonNegative[kStates];  // whether a state is never negative
 //   explicit Formula(const Coefficients&);
 //   void operator()(F32& param, F32 grad, F32 (&state)[kStates]) const;  // one vector of each
-// Coefficients and the gradients' scale may be NaN, but the plain one that arithmetic makes (see store_row).
+// Coefficients and the gradients' scale may be NaN, but only the NaN that arithmetic produces (see store_row).
 //
-// Updates `count` elements, a multiple of kRow. Not inlined: whole tensors and rests run the very
-// same instructions.
+// Updates `count` elements, a multiple of kRow. Not inlined: whole tensors and remainders run the same instructions.
 template <class Formula, class P, class G, class S>
 __attribute__((noinline)) void update_rows(const Formula& formula, F32 grad_scale, P* param, const G* grad,
-                                             S* const (&state)[Formula::kStates], std::int64_t count) {
+                                           S* const (&state)[Formula::kStates], std::int64_t count) {
   constexpr int kStates = Formula::kStates;
   constexpr Order order = kOrder<P, G, S>;
   const Formula in_registers = formula;
@@ -73,7 +72,7 @@ __attribute__((noinline)) void update_rows(const Formula& formula, F32 grad_scal
   }
 }
 
-// A rest shorter than a row as a whole one, its other elements zero: so no result depends on an element's
+// Updates a remainder shorter than a row as a whole row, padded with zeros, so that no result depends on an element's
 // position and no byte outside the range is touched.
 template <class T>
 struct PaddedRest {
@@ -85,8 +84,8 @@ struct PaddedRest {
 
 // Updates the elements [begin, end).
 template <class Formula, class P, class G, class S>
-void update_range(const Formula& formula, F32 grad_scale, P* param, const G* grad,
-                  S* const (&state)[Formula::kStates], std::int64_t begin, std::int64_t end) {
+void update_range(const Formula& formula, F32 grad_scale, P* param, const G* grad, S* const (&state)[Formula::kStates],
+                  std::int64_t begin, std::int64_t end) {
   constexpr int kStates = Formula::kStates;
   const std::int64_t rest = (end - begin) % kRow;
   const std::int64_t middle = end - rest;
@@ -129,7 +128,7 @@ __attribute__((noinline)) void convert(const From* from, To* to, std::int64_t co
   }
 }
 
-// The new parameters once more, in the type of the copy, if there is one.
+// Writes the new parameters again in the copy's type, if there is a copy.
 template <class P>
 void write_copy(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end) {
   if (tensors.copy == nullptr) {
@@ -146,7 +145,7 @@ inline void clear_grads(const OptimizerTensors& tensors, std::int64_t begin, std
   __builtin_memset(static_cast<char*>(tensors.grad) + begin * size, 0, (end - begin) * size);
 }
 
-// What rides along.
+// Work in addition to the formula.
 template <class P>
 void follow_up(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end, const Pass& pass) {
   write_copy<P>(tensors, begin, end);
@@ -155,7 +154,7 @@ void follow_up(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t
   }
 }
 
-// States that lie in memory as plain values.
+// For states that are stored as plain values.
 template <class Formula, class P, class G, class S>
 void update_plain(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end, const void* coefficients,
                   const Pass& pass) {
@@ -178,12 +177,12 @@ void update_plain(const OptimizerTensors& tensors, std::int64_t begin, std::int6
   }
 }
 
-// Whether a formula's states can be packed: random bits are 32 an element, 16 of them for each state.
+// Whether a formula's states can be packed: an element has 32 random bits, 16 for each state.
 template <class Formula>
 constexpr bool kPacks = Formula::kStates <= 2;
 
-// Updates one whole block whose states are packed. Of floats alone: what has another type goes through copies,
-// because compiling this function takes longest of all.
+// Updates one whole block whose states are packed. Only for float parameters and gradients; other types are converted
+// first, because compiling this function takes longest.
 template <class Formula, class Codec>
 __attribute__((noinline)) void update_packed_block(const Formula& formula, F32 grad_scale, float* param,
                                                    const float* grad,
@@ -246,7 +245,8 @@ __attribute__((noinline)) void update_packed_block(const Formula& formula, F32 g
       U32 bits[kGroup];
       random.next(bits);
       for_each<kStates>([&](auto k) ACCEL_LAMBDA {
-        Codec::template encode<Formula::kNonNegative[k.value], k.value>(code[k.value] + i, states[k.value], F32{}, bits);
+        Codec::template encode<Formula::kNonNegative[k.value], k.value>(code[k.value] + i, states[k.value], F32{},
+                                                                        bits);
       });
     }
   }
@@ -261,13 +261,14 @@ __attribute__((noinline)) void update_packed_block(const Formula& formula, F32 g
       for_each<kStates>([&](auto k) ACCEL_LAMBDA {
         F32 group[kGroup];
         for_each<kGroup>([&](auto j) ACCEL_LAMBDA { group[j.value] = load(&values[k.value][i + j.value * kLanes]); });
-        Codec::template encode<Formula::kNonNegative[k.value], k.value>(code[k.value] + i, group, factor[k.value], bits);
+        Codec::template encode<Formula::kNonNegative[k.value], k.value>(code[k.value] + i, group, factor[k.value],
+                                                                        bits);
       });
     }
   }
 }
 
-// One block of other types, or one that is shorter than the others, as a whole block of floats, and back.
+// Updates a block of other types, or a shorter one, as a whole block of floats, and converts back.
 template <class Formula, class Codec, class P>
 void update_padded_block(const Formula& formula, F32 grad_scale, P* param, const OptimizerTensors& tensors,
                          std::int64_t begin, std::int64_t count,
@@ -294,7 +295,7 @@ void update_padded_block(const Formula& formula, F32 grad_scale, P* param, const
   }
 }
 
-// States that a codec packs, block by block through the first cache.
+// For states that a codec packs: block by block, in the L1 cache.
 template <class Formula, class P, class Codec>
 void update_packed(const OptimizerTensors& tensors, std::int64_t begin, std::int64_t end, const void* coefficients,
                    const Pass& pass) {

@@ -150,8 +150,8 @@ ACCEL_INLINE void store_bits(void* target, Vector v) {
 }
 
 // A vector of bytes has as many as four vectors of 32 bits, one of words as many as two. They become wider and narrower
-// within lanes of 128 bits, as x86 does it: what in_lanes() has arranged becomes vectors in order, and what was packed from
-// such vectors is in order again after in_order().
+// within lanes of 128 bits, as x86 does it: what in_lanes() has arranged becomes vectors in order, and what was packed
+// from such vectors is in order again after in_order().
 typedef std::uint8_t Bytes __attribute__((vector_size(kLanes * 4)));
 typedef std::uint16_t Words __attribute__((vector_size(kLanes * 4)));
 
@@ -203,12 +203,8 @@ ACCEL_INLINE Words raised_low(Bytes v) { return widened_low(v) << 8; }
 ACCEL_INLINE Words raised_high(Bytes v) { return widened_high(v) << 8; }
 ACCEL_INLINE U32 raised_low(Words v) { return (U32)vshll_n_u16(vget_low_u16((uint16x8_t)v), 16); }
 ACCEL_INLINE U32 raised_high(Words v) { return (U32)vshll_high_n_u16((uint16x8_t)v, 16); }
-ACCEL_INLINE Words packed(U32 a, U32 b) {
-  return (Words)vqmovn_high_s32(vqmovn_s32((int32x4_t)a), (int32x4_t)b);
-}
-ACCEL_INLINE Bytes packed(Words a, Words b) {
-  return (Bytes)vqmovn_high_s16(vqmovn_s16((int16x8_t)a), (int16x8_t)b);
-}
+ACCEL_INLINE Words packed(U32 a, U32 b) { return (Words)vqmovn_high_s32(vqmovn_s32((int32x4_t)a), (int32x4_t)b); }
+ACCEL_INLINE Bytes packed(Words a, Words b) { return (Bytes)vqmovn_high_s16(vqmovn_s16((int16x8_t)a), (int16x8_t)b); }
 ACCEL_INLINE Bytes packed_unsigned(Words a, Words b) {
   return (Bytes)vqmovun_high_s16(vqmovun_s16((int16x8_t)a), (int16x8_t)b);
 }
@@ -376,8 +372,8 @@ ACCEL_INLINE Words even_odd(Words v) {
                                            0x05040100, 0x0d0c0908, 0x07060302, 0x0f0e0b0a);
   return (Words)_mm256_permute4x64_epi64(_mm256_shuffle_epi8((__m256i)v, places), 0xd8);
 }
-// upper_halves() rounded to nearest even, 16 at a time: upwards where the lower half is more than 0x8000, or 0x8000 below
-// an odd upper one. Not for NaN, of whose payload a part may be in the lower half.
+// upper_halves() rounded to nearest even, 16 at a time: upwards where the lower half is more than 0x8000, or 0x8000
+// below an odd upper one. Not for NaN, of whose payload a part may be in the lower half.
 ACCEL_INLINE Words rounded_halves(F32 first, F32 second) {
   const Words upper = upper_halves((U32)first, (U32)second);
   const Words lower = lower_halves((U32)first, (U32)second) ^ static_cast<std::uint16_t>(0x8000);  // as signed numbers
@@ -403,7 +399,8 @@ constexpr int kRowVectors = kRow / kLanes;
 // In which order a row's elements are in its vectors.
 enum class Order { memory, even_odd };
 
-// Where all arrays are of bfloat16 there need be no order: those at even places first is what AVX2 shuffles nothing for.
+// Where all arrays are of bfloat16 there need be no order: those at even places first is what AVX2 shuffles nothing
+// for.
 #if defined(ACCEL_TARGET_AVX2)
 template <class... Types>
 constexpr Order kOrder = (std::is_same_v<Types, BFloat16> && ...) ? Order::even_odd : Order::memory;

@@ -120,8 +120,7 @@ struct ApplyBody {
 
   template <int kCount>
   ACCEL_INLINE int head() const {
-    return same_or_none(head_of<kCount>(param),
-                        same_or_none(head_of<kCount>(moments[0]), head_of<kCount>(moments[1])));
+    return same_or_none(head_of<kCount>(param), same_or_none(head_of<kCount>(moments[0]), head_of<kCount>(moments[1])));
   }
 
   template <int kCount>
@@ -234,9 +233,9 @@ std::size_t lamb_workspace_bytes(const DeviceTensor* tensors, std::size_t count,
 int fused_lamb(const DeviceTensor* tensors, std::size_t count, const LambOptions& options, double step,
                const Controls& controls, std::int64_t chunk_size, void* workspace_memory, void* stream) noexcept {
   const Numbers<LambUpdate> numbers = host_numbers<LambUpdate>(options, step);
-  static_assert(sizeof(TensorTable<kPointers>) + sizeof(numbers) + sizeof(controls) + sizeof(Workspace) + 16 <=
-                    kParameterBytes,
-                "a launch's parameters are too many");
+  static_assert(
+      sizeof(TensorTable<kPointers>) + sizeof(numbers) + sizeof(controls) + sizeof(Workspace) + 16 <= kParameterBytes,
+      "a launch's parameters are too many");
   const std::int32_t chunk_elements = fixed_chunk(chunk_size);
   Workspace workspace;
   workspace.squares = static_cast<Squares*>(workspace_memory);

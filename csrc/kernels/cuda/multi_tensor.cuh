@@ -1,5 +1,5 @@
-// The device side that all fused optimizers share: memory to floats and back, the walk over chunks and vectors,
-// what is decided on the device, and the launch.
+// The device code that all fused optimizers share: conversion of memory to floats and back, the loop over chunks and
+// vectors, the decisions made on the device, and the launch.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -85,7 +85,7 @@ ACCEL_INLINE void run_vectors(Body& body, int count, const Place& place) {
 template <int kCount, class Body>
 ACCEL_INLINE void run_chunk(Body& body, const ChunkParts& parts) {
   run_vectors<kCount, kElementsInFlight / kCount>(body, (parts.tail - parts.head) / kCount,
-                                        [&](int i) { return parts.head + i * kCount; });
+                                                  [&](int i) { return parts.head + i * kCount; });
   // Up to 14 elements at the ends; all of them where the arrays are not aligned alike, hence more in flight.
   run_vectors<1, 4>(body, single_elements(parts), [&](int i) { return single_element(parts, i); });
 }
@@ -112,7 +112,7 @@ ACCEL_INLINE void for_each_chunk(const TensorTable<kPointers>& table, const Visi
   }
 }
 
-// True when nothing is to be changed; the same in all threads.
+// True when nothing may be changed; the same in all threads.
 ACCEL_INLINE bool is_skipped(const Controls& controls) {
   return (controls.noop_flag != nullptr && *controls.noop_flag != 0) ||
          (controls.found_inf != nullptr && *controls.found_inf != 0.0f);
@@ -330,7 +330,7 @@ int resident_blocks(int* blocks) {
   if (const cudaError_t error = cudaDriverGetVersion(&driver)) {
     return error;
   }
-  if (kParameterBytes > 4096 && driver < 12010) {  // it would refuse the parameters with a word less clear
+  if (kParameterBytes > 4096 && driver < 12010) {  // its own error would be less clear
     return cudaErrorInsufficientDriver;
   }
   int processors = 0;
@@ -338,8 +338,7 @@ int resident_blocks(int* blocks) {
   if (const cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device)) {
     return error;
   }
-  if (const cudaError_t error =
-          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, kThreads, 0)) {
+  if (const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, kernel, kThreads, 0)) {
     return error;
   }
   *blocks = processors * (per_processor > 0 ? per_processor : 1);
@@ -445,16 +444,16 @@ int run_elementwise(const DeviceTensor* tensors, std::size_t count, const typena
 }  // namespace accel::cuda
 
 // At namespace accel::cuda of a .cu: the update by `Optimizer` and its formula.
-#define ACCEL_CUDA_ELEMENTWISE(Optimizer)                                                                             \
-  namespace {                                                                                                         \
-  struct Optimizer##Update : Optimizer {                                                                              \
-    using Formula = Optimizer##Formula;                                                                               \
-  };                                                                                                                  \
-  }                                                                                                                   \
-  template <class Declared>                                                                                           \
-  int fused_update(const DeviceTensor* tensors, std::size_t count, const typename Declared::Options& options,         \
-                   double step, const Controls& controls, std::int64_t chunk_size, void* stream) noexcept {           \
-    return run_elementwise<Optimizer##Update>(tensors, count, options, step, controls, chunk_size, stream);           \
-  }                                                                                                                   \
-  template int fused_update<Optimizer>(const DeviceTensor*, std::size_t, const Optimizer::Options&, double,           \
+#define ACCEL_CUDA_ELEMENTWISE(Optimizer)                                                                     \
+  namespace {                                                                                                 \
+  struct Optimizer##Update : Optimizer {                                                                      \
+    using Formula = Optimizer##Formula;                                                                       \
+  };                                                                                                          \
+  }                                                                                                           \
+  template <class Declared>                                                                                   \
+  int fused_update(const DeviceTensor* tensors, std::size_t count, const typename Declared::Options& options, \
+                   double step, const Controls& controls, std::int64_t chunk_size, void* stream) noexcept {   \
+    return run_elementwise<Optimizer##Update>(tensors, count, options, step, controls, chunk_size, stream);   \
+  }                                                                                                           \
+  template int fused_update<Optimizer>(const DeviceTensor*, std::size_t, const Optimizer::Options&, double,   \
                                        const Controls&, std::int64_t, void*) noexcept;

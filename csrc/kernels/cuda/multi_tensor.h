@@ -21,7 +21,7 @@ struct Controls {
   bool maximize;            // follow the gradient, not its opposite
 };
 
-// Adds 1 to each of `count` counters, which are all different, unless `controls` say to change nothing.
+// Adds 1 to each of `count` distinct counters, unless `controls` disable the update.
 int advance_steps(float* const* steps, std::size_t count, const Controls& controls, void* stream) noexcept;
 
 // Updates parameters and states of `count` tensors by an optimizer whose elements do not influence each other;
@@ -29,13 +29,13 @@ int advance_steps(float* const* steps, std::size_t count, const Controls& contro
 // or, where that is null, `step`, counted from 1. A block works on at most `chunk_size` elements of a tensor before it
 // goes on to the next; results do not depend on it. Defined in the optimizer's .cu.
 template <class Optimizer>
-int fused_update(const DeviceTensor* tensors, std::size_t count, const typename Optimizer::Options& options, double step,
-                 const Controls& controls, std::int64_t chunk_size, void* stream) noexcept;
+int fused_update(const DeviceTensor* tensors, std::size_t count, const typename Optimizer::Options& options,
+                 double step, const Controls& controls, std::int64_t chunk_size, void* stream) noexcept;
 
 // Makes `device` the CUDA runtime's current device in this thread, if it is not.
 int use_device(int device) noexcept;
 
-// The runtime's words for an error; static storage.
+// The runtime's message for an error; static storage.
 const char* error_text(int error) noexcept;
 
 }  // namespace accel::cuda

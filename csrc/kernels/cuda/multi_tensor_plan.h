@@ -50,9 +50,8 @@ constexpr int kChunkUnit = kThreads * kElementsInFlight;
 constexpr std::int64_t kLargestChunk = std::int64_t{1} << 24;
 
 template <int kPointers>
-using TensorTable =
-    multi_tensor::BoundedTable<kPointers, static_cast<int>((kParameterBytes - kControlBytes) /
-                                                           multi_tensor::kBytesPerTensor<kPointers>)>;
+using TensorTable = multi_tensor::BoundedTable<kPointers, static_cast<int>((kParameterBytes - kControlBytes) /
+                                                                           multi_tensor::kBytesPerTensor<kPointers>)>;
 
 template <int kPointers, class Fill, class Chunk, class Launch>
 int for_each_table(const DeviceTensor* tensors, std::size_t count, int code, const Fill& fill, const Chunk& chunk,

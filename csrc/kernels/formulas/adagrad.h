@@ -47,9 +47,7 @@ struct Adagrad {
   static constexpr bool kHasStep = true;
   static constexpr bool kIsTwoPass = false;
 
-  static Options options(const double* values) {
-    return {values[0], values[1], values[2], values[3]};
-  }
+  static Options options(const double* values) { return {values[0], values[1], values[2], values[3]}; }
   ACCEL_HOST_DEVICE static Coefficients coefficients(const Options& options, double step) {
     return adagrad_coefficients(options, step);
   }

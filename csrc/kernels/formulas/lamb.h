@@ -72,8 +72,8 @@ struct Lamb {
   using Coefficients = LambCoefficients;
   static constexpr const char* kName = "LAMB";
   static constexpr std::array<const char*, 2> kStates = {"exp_avg", "exp_avg_sq"};
-  static constexpr std::array<const char*, 6> kOptions = {
-      "lr=1e-3", "beta1=0.9", "beta2=0.999", "eps=1e-6", "weight_decay=0", "bias_correction"};
+  static constexpr std::array<const char*, 6> kOptions = {"lr=1e-3",  "beta1=0.9",      "beta2=0.999",
+                                                          "eps=1e-6", "weight_decay=0", "bias_correction"};
   static constexpr bool kHasStep = true;
   static constexpr bool kIsTwoPass = true;
 

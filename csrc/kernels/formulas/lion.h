@@ -58,9 +58,7 @@ struct Lion {
   static constexpr bool kHasStep = false;
   static constexpr bool kIsTwoPass = false;
 
-  static Options options(const double* values) {
-    return {values[0], values[1], values[2], values[3]};
-  }
+  static Options options(const double* values) { return {values[0], values[1], values[2], values[3]}; }
   ACCEL_HOST_DEVICE static Coefficients coefficients(const Options& options, double /*step*/) {
     return lion_coefficients(options);
   }

@@ -51,14 +51,12 @@ struct Sgd {
   using Coefficients = SgdCoefficients;
   static constexpr const char* kName = "SGD";
   static constexpr std::array<const char*, 1> kStates = {"momentum_buffer"};
-  static constexpr std::array<const char*, 5> kOptions = {
-      "lr=1e-3", "momentum=0.9", "dampening=0", "weight_decay=0", "nesterov=false"};
+  static constexpr std::array<const char*, 5> kOptions = {"lr=1e-3", "momentum=0.9", "dampening=0", "weight_decay=0",
+                                                          "nesterov=false"};
   static constexpr bool kHasStep = true;
   static constexpr bool kIsTwoPass = false;
 
-  static Options options(const double* values) {
-    return {values[0], values[1], values[2], values[3], values[4] != 0};
-  }
+  static Options options(const double* values) { return {values[0], values[1], values[2], values[3], values[4] != 0}; }
   ACCEL_HOST_DEVICE static Coefficients coefficients(const Options& options, double step) {
     return sgd_coefficients(options, step);
   }

@@ -22,7 +22,7 @@ std::size_t rounded_up(std::size_t value, std::size_t unit) { return (value + un
 PageRange map_pages(std::size_t size_bytes) {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   const std::size_t needed = rounded_up(size_bytes == 0 ? 1 : size_bytes, page);
-  // More than needed, to cut an aligned range out of it. Untouched memory costs nothing.
+  // Maps more than needed and keeps an aligned range. Untouched memory costs nothing.
   const std::size_t slack = needed >= kHugeBytes ? kHugeBytes : 0;
   if (needed < size_bytes || needed + slack < needed) {
     return {};

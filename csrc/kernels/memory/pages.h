@@ -1,4 +1,4 @@
-// Memory in whole pages, straight from the system.
+// Memory in whole pages, from mmap().
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@ struct PageRange {
   std::size_t size_bytes = 0;  // in whole pages
 };
 
-// Zeroed memory, aligned to a page, and from 2 MiB on to a huge page, which the system then uses where it can. `data`
-// is null where there is no memory.
+// Zeroed memory, aligned to a page; from 2 MiB on aligned to a huge page, which the system then uses if it can. `data`
+// is null if the allocation failed.
 PageRange map_pages(std::size_t size_bytes);
 void unmap_pages(const PageRange& pages);
 

@@ -1,4 +1,4 @@
-"""The accelerator, declared: what accel-ops cannot ask the device module itself."""
+"""The declaration of the accelerator: facts that the device module does not have."""
 
 # ruff: noqa: ARG002 - pin_memory() takes the arguments of the contract
 
@@ -14,14 +14,14 @@ from accelerator.torch_accelerator import TorchAccelerator
 class AcmeAccelerator(TorchAccelerator):
     """Acme cards, through :mod:`acme_accel.device_module`."""
 
-    device_type = "cpu"  # a demonstration; yours is the name that your package registers with torch
+    device_type = "cpu"  # for this demonstration; use the name that your package registers with torch
     requirement = "the Acme driver"
-    has_index = False  # "cpu:1" would be no second card
+    has_index = False  # "cpu:1" is not a second card
     communication_backend = "gloo"
     visible_devices_variables = ("ACME_VISIBLE_DEVICES",)
     exported_variables = ("ACME",)
     builder_package = "acme_accel.ops"
-    synchronized = True  # what runs on the CPU is done when its call returns
+    synchronized = True  # work on the CPU is done when its call returns
     bf16_supported = True
 
     # Before CUDA's 200: a host with an Acme card may have a GPU for its screen.

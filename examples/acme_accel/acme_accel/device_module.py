@@ -1,4 +1,4 @@
-"""What a vendor's ``torch.acme`` would be: a torch device module, here answered by the CPU.
+"""A torch device module, like a vendor's ``torch.acme``, implemented on the CPU.
 
 A card is a file ``acme0``, ``acme1`` ... in ``/dev``, where its driver would put it; ``ACME_DEVICE_DIR`` names
 another directory. ``ACME_VISIBLE_DEVICES`` chooses among them.
@@ -25,7 +25,7 @@ __all__ = ["Event", "Stream"]
 
 
 class Stream(HostStream):
-    """A queue of its own, equal only to itself. The CPU has done its work when a call returns."""
+    """A queue, equal only to itself. The CPU's work is done when a call returns."""
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
@@ -43,7 +43,7 @@ def _directory() -> Path:
 def obstacle() -> str | None:
     """Why no card can be used, or None."""
     if not list(_directory().glob("acme[0-9]*")):
-        return f"there is no {_directory() / 'acme0'}: no card, or its driver is not loaded"
+        return f"{_directory() / 'acme0'} does not exist: no card is installed, or its driver is not loaded"
     return None if device_count() else "ACME_VISIBLE_DEVICES names no card"
 
 
@@ -63,7 +63,7 @@ def current_device() -> int:
 
 def set_device(device: int) -> None:
     if not 0 <= device < device_count():
-        raise ValueError(f"There is no Acme card {device}; there are {device_count()}.")
+        raise ValueError(f"Acme card {device} does not exist; the number of cards is {device_count()}.")
     if device != _state.device:  # the CPU has one generator: it takes the state of the card's own
         state = _generator(device).get_state()
         _waiting.setdefault(_state.device, torch.Generator()).set_state(torch.default_generator.get_state())

@@ -1,4 +1,4 @@
-"""The ops, declared: what accel-ops compiles when an op is first loaded, or into the wheel.
+"""The builders of the ops; accel-ops compiles an op when it is first loaded, or into the wheel.
 
 The name of an op and of its builder must be unique among all installed packages, so both begin with this package's.
 """

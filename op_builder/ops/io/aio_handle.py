@@ -56,7 +56,7 @@ class HandleSettings(NamedTuple):
 
 
 def check_handle_arguments(arguments: Mapping[str, Any]) -> None:
-    """Check keyword arguments of :meth:`AsyncIOModule.aio_handle` before there is a handle.
+    """Check keyword arguments of :meth:`AsyncIOModule.aio_handle` without making a handle.
 
     Raises:
         OpArgumentError: a name or the engine is unknown, or a number is out of range.
@@ -72,7 +72,7 @@ def check_handle_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 class HandleCounters(NamedTuple):
-    """What a handle's threads have done so far.
+    """Counters of a handle's threads.
 
     Attributes:
         commands: reads and writes that were started.
@@ -152,7 +152,7 @@ class Handle(LockedTensors):
         return os.sysconf("SC_PAGESIZE") * self._settings.intra_op_parallelism
 
     def counters(self) -> HandleCounters:
-        """What was done so far."""
+        """The counters of the handle's threads."""
         return HandleCounters(*self._ops.counters(self._number))
 
     # One thread, at once -----------------------------------------------------------------------
@@ -272,7 +272,7 @@ class Handle(LockedTensors):
                 torch.autograd.graph.increment_version(buffer)
             _, failures = (0, []) if is_background else self._finish({number: operation})
         finally:
-            self._in_calls.discard(number)  # after an interrupt the operation is the next wait()'s
+            self._in_calls.discard(number)  # after an interrupt the next wait() reports the operation
         if failures:
             raise failures[0]
 
@@ -306,7 +306,7 @@ class Handle(LockedTensors):
         if os.getpid() != self._owner:
             raise OpArgumentError(
                 f"The handle belongs to process {self._owner}; this is process {os.getpid()}, forked from it, "
-                "which has none of its threads.",
+                "which does not have its threads.",
                 "Make a handle in this process with aio_handle().",
             )
 

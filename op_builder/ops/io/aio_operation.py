@@ -49,16 +49,16 @@ class Operation(NamedTuple):
     validates: bool
 
     def failure(self, kind: int, error: int, offset: int, bytes_done: int) -> StorageError | None:
-        """The error of an operation that ended like this; None where all of it was done."""
+        """The error of an operation that ended like this; None if it is complete."""
         if kind == 0:
             return None
         if kind == _SYSTEM_CALL:
             return self.system_error(error, offset, bytes_done)
         if kind == _END_OF_FILE:
             what = f"the file ends at byte {offset}, and the request ends at byte {self.offset + self.memory.nbytes}"
-            remedy = "Read less of it, or find out what truncated the file."
+            remedy = "Read fewer bytes, or find out what truncated the file."
         else:
-            what = f"byte {offset} of the file is not what the tensor has there"
+            what = f"byte {offset} of the file differs from the tensor"
             remedy = "Check whether something else writes to the file or the tensor; otherwise suspect the device."
         return self._error(what, remedy, errno.EIO, offset, bytes_done)
 

@@ -109,7 +109,7 @@ class TensorStore:
 
         Raises:
             OpArgumentError: the name is invalid, or ``out`` does not fit; it was not touched.
-            TensorNotFoundError: there is no tensor of that name.
+            TensorNotFoundError: no tensor has that name.
             DamagedTensorError: the file is not what was saved; the content of ``out`` is undefined.
             StorageError: reading failed; the same.
         """
@@ -140,7 +140,7 @@ class TensorStore:
         """Remove a tensor.
 
         Raises:
-            TensorNotFoundError: there is none of that name.
+            TensorNotFoundError: no tensor has that name.
             StorageError: it cannot be removed.
         """
         self._files.path(name)
@@ -169,7 +169,7 @@ class TensorStore:
         return len(self.names())
 
     def counters(self) -> StoreCounters:
-        """What this store has transferred so far."""
+        """The counters of this store's transfers."""
         return self._transfers.counters
 
     # Its end -----------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ class StoreFiles:
         """A descriptor of a tensor's file as it is now.
 
         Raises:
-            TensorNotFoundError: there is none of that name.
+            TensorNotFoundError: no tensor has that name.
         """
         path = self.path(name)
         with explained(f"Opening {path}", path), self._missing_explained(name):
@@ -90,7 +90,7 @@ class StoreFiles:
         """Remove a tensor's file.
 
         Raises:
-            TensorNotFoundError: there is none of that name.
+            TensorNotFoundError: no tensor has that name.
         """
         path = self.path(name)
         with explained(f"Deleting {path}", path):

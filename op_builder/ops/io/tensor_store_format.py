@@ -32,7 +32,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What a stored tensor is.
+    """Description of a stored tensor.
 
     Attributes:
         size_bytes: of its elements.

@@ -266,7 +266,7 @@ class StoreQueue:
             has_place = task.keeps_place
 
     def _take(self, has_place: bool) -> Any:
-        """The next task, with a place among the workers; None where there is none."""
+        """The next task, whose worker then counts as busy; None if no task is ready."""
         with self._lock:
             self._workers -= has_place
             if not self._ready or self._workers >= self._threads:

@@ -30,7 +30,7 @@ _PIECE_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class StoreCounters:
-    """What a store has transferred so far.
+    """Counters of a store's transfers.
 
     Attributes:
         read_s, written_s: seconds that this took, in all threads together.

@@ -40,7 +40,7 @@ def cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("files", "visible", "count", "reason"),
     [
-        ([], None, 0, "acme0: no card, or its driver is not loaded"),
+        ([], None, 0, "acme0 does not exist: no card is installed, or its driver is not loaded"),
         (["acme0"], None, 1, None),
         (["acme0", "acme1", "acme-control"], None, 2, None),
         (["acme0", "acme1"], "1", 1, None),

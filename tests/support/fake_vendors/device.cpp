@@ -2,9 +2,9 @@
 // device guard, copies, a random kernel on generators of its own, page-locked memory by declaration, and torch's
 // fallback to the CPU for all other operators. Tests of accelerators run real tensors on it.
 
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
-#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/resize_native.h>
@@ -54,7 +54,8 @@ void release(void* context) {
 
 struct DeviceAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t size_bytes) override {
-    auto* block = new Block{std::malloc(std::max<size_t>(size_bytes, 1)), static_cast<int64_t>(size_bytes), current_device};
+    auto* block =
+        new Block{std::malloc(std::max<size_t>(size_bytes, 1)), static_cast<int64_t>(size_bytes), current_device};
     {
       std::lock_guard<std::mutex> guard(counters_lock);
       auto& counter = counters[block->device];
@@ -123,8 +124,7 @@ Hooks hooks;
 
 at::Tensor on_host(const at::Tensor& tensor) {
   if (tensor.device().type() != device_type) return tensor;
-  return at::from_blob(
-      tensor.data_ptr(), tensor.sizes(), tensor.strides(), at::TensorOptions().dtype(tensor.dtype()));
+  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), at::TensorOptions().dtype(tensor.dtype()));
 }
 
 c10::Device chosen(std::optional<c10::Device> device) {
@@ -133,18 +133,17 @@ c10::Device chosen(std::optional<c10::Device> device) {
 }
 
 at::Tensor make_empty(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
-                      std::optional<c10::Device> device, std::optional<bool>,
-                      std::optional<c10::MemoryFormat> format) {
+                      std::optional<c10::Device> device, std::optional<bool>, std::optional<c10::MemoryFormat> format) {
   c10::DeviceGuard guard(chosen(device));
-  return at::detail::empty_generic(
-      size, &allocator, c10::DispatchKeySet(dispatch_key), c10::dtype_or_default(dtype), format);
+  return at::detail::empty_generic(size, &allocator, c10::DispatchKeySet(dispatch_key), c10::dtype_or_default(dtype),
+                                   format);
 }
 
 at::Tensor make_empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<c10::ScalarType> dtype,
                               std::optional<c10::Layout>, std::optional<c10::Device> device, std::optional<bool>) {
   c10::DeviceGuard guard(chosen(device));
-  return at::detail::empty_strided_generic(
-      size, stride, &allocator, c10::DispatchKeySet(dispatch_key), c10::dtype_or_default(dtype));
+  return at::detail::empty_strided_generic(size, stride, &allocator, c10::DispatchKeySet(dispatch_key),
+                                           c10::dtype_or_default(dtype));
 }
 
 at::Tensor& copy_into(at::Tensor& self, const at::Tensor& source, bool) {

@@ -2,8 +2,8 @@
 //
 // FAULTY_PERIOD=n     every n-th call fails, in turn with EINTR, EAGAIN, or by doing a part; fallocate only with EINTR
 // FAULTY_QUEUES=n     of io_uring and libaio only the first n queues are granted
-// FAULTY_REFUSED=...  of io_uring, libaio, mlock, fallocate, direct (pread and pwrite past the page cache), transfers (of
-//                     io_uring and libaio): refused with EPERM, ENOSYS, ENOMEM, EINTR, EINVAL, EPERM
+// FAULTY_REFUSED=...  of io_uring, libaio, mlock, fallocate, direct (pread and pwrite past the page cache),
+//                     transfers (of io_uring and libaio): refused with EPERM, ENOSYS, ENOMEM, EINTR, EINVAL, EPERM
 
 #include <atomic>
 #include <cerrno>

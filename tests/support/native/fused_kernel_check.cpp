@@ -1,5 +1,5 @@
-// Runs the fused CUDA kernels on the host, through cuda_on_host/, beside plain loops over the same formulas, and
-// checks the cutting of work that they use. Prints what it compared; exit status 1 on the first difference.
+// Runs the fused CUDA kernels on the host, through cuda_on_host/, compares them with plain loops over the same formulas,
+// and checks how they divide the work. Prints the comparisons; exit status 1 at the first difference.
 //
 //   g++ -std=c++17 -ffp-contract=off -Icsrc -Itests/support/native/cuda_on_host
 //       tests/support/native/fused_kernel_check.cpp -x c++ csrc/kernels/cuda/*.cu
@@ -144,8 +144,12 @@ struct Case {
     }
   }
   DeviceTensor tensor(bool has_counter) {
-    return {arrays[0].data(), arrays[1].data(), {arrays[2].data(), arrays[3].data(), arrays[4].data()},
-            has_counter ? &step : nullptr, numel, types};
+    return {arrays[0].data(),
+            arrays[1].data(),
+            {arrays[2].data(), arrays[3].data(), arrays[4].data()},
+            has_counter ? &step : nullptr,
+            numel,
+            types};
   }
   void require_same(const char* what) const {
     for (int k = 0; k < kArrays; ++k) {
@@ -174,9 +178,9 @@ std::vector<Case> make_cases(Random& random) {
                                   {1, 0, 0, 0, 0}, {0, 5, 1, 2, 3}, {0, 0, 0, 0, 1}};
   for (const auto& each : offsets) {
     for (const std::int64_t numel : {0, 1, 3, 4, 2047, 2048, 5000}) {
-      for (const StoredTypes types : {StoredTypes{DType::float32, DType::float32, false},
-                                      StoredTypes{DType::bfloat16, DType::bfloat16, true},
-                                      StoredTypes{DType::bfloat16, DType::float32, false}}) {
+      for (const StoredTypes types :
+           {StoredTypes{DType::float32, DType::float32, false}, StoredTypes{DType::bfloat16, DType::bfloat16, true},
+            StoredTypes{DType::bfloat16, DType::float32, false}}) {
         cases.emplace_back(Shape{numel, types, {each[0], each[1], each[2], each[3], each[4]}}, random);
       }
     }
@@ -271,8 +275,8 @@ void check_skipping() {
   Random random;
   const int noop = 1;
   const float inf = 1.0f;
-  for (const Controls& controls : {Controls{&noop, nullptr, nullptr, nullptr, false},
-                                   Controls{nullptr, &inf, nullptr, nullptr, false}}) {
+  for (const Controls& controls :
+       {Controls{&noop, nullptr, nullptr, nullptr, false}, Controls{nullptr, &inf, nullptr, nullptr, false}}) {
     std::vector<Case> cases = make_cases(random);
     std::vector<float*> steps;
     for (Case& one : cases) {
@@ -286,7 +290,9 @@ void check_skipping() {
     for (const auto update : {fused_update<Adam>, fused_update<Amsgrad>}) {
       require(update(tensors.data(), tensors.size(), adam, 0.0, controls, 2048, nullptr) == 0, "status");
     }
-    require(fused_update<Lion>(tensors.data(), tensors.size(), {1e-2, 0.9, 0.99, 0.1}, 0.0, controls, 2048, nullptr) == 0, "status");
+    require(
+        fused_update<Lion>(tensors.data(), tensors.size(), {1e-2, 0.9, 0.99, 0.1}, 0.0, controls, 2048, nullptr) == 0,
+        "status");
     require(fused_lamb(tensors.data(), tensors.size(), lamb, 0.0, controls, 2048, workspace.data(), nullptr) == 0,
             "status");
     for (const Case& one : cases) {

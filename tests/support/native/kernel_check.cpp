@@ -47,7 +47,9 @@ double to_double(const void* memory, DType dtype, std::int64_t i) {
 }
 
 double roundoff(DType dtype) {
-  return dtype == DType::float32 ? std::ldexp(1, -24) : dtype == DType::bfloat16 ? std::ldexp(1, -8) : std::ldexp(1, -11);
+  return dtype == DType::float32    ? std::ldexp(1, -24)
+         : dtype == DType::bfloat16 ? std::ldexp(1, -8)
+                                    : std::ldexp(1, -11);
 }
 
 struct Random {
@@ -129,15 +131,16 @@ bool check(Isa isa, DType p, DType g, StateStorage storage, std::int64_t numel, 
   const auto old_param = param, old_grad = grad, old_first = first, old_second = second;
   const OptimizerKernel kernel = find_update<accel::Adam>(isa, {p, g, storage});
   const AdamCoefficients coefficients = adam_coefficients(options, kStep);
-  const OptimizerTensors tensors{param.data(), grad.data(), {first.data(), second.data()}, {},
-                                 copy.data(),  g,           DType::bfloat16};
+  const OptimizerTensors tensors{param.data(),   grad.data(), {first.data(), second.data()}, {}, copy.data(), g,
+                                 DType::bfloat16};
   const Pass pass{-0.5f, true, 0};
   const std::int64_t cut = cut_of(numel);  // two pieces: positions must not matter
   kernel(tensors, cut, numel, &coefficients, pass);
   kernel(tensors, 0, cut, &coefficients, pass);
   for (std::int64_t i = 0; i < numel; ++i) {
-    const Expected expected = expect(options, to_double(old_param.data(), p, i), -0.5 * to_double(old_grad.data(), g, i),
-                                     to_double(old_first.data(), m, i), to_double(old_second.data(), m, i));
+    const Expected expected =
+        expect(options, to_double(old_param.data(), p, i), -0.5 * to_double(old_grad.data(), g, i),
+               to_double(old_first.data(), m, i), to_double(old_second.data(), m, i));
     const double actual[] = {to_double(param.data(), p, i), to_double(first.data(), m, i),
                              to_double(second.data(), m, i)};
     const DType stored[] = {p, m, m};
@@ -185,8 +188,8 @@ bool check_stochastic(Isa isa, DType p, std::int64_t numel) {
   auto param = make(p, numel, false, random), grad = make(DType::float32, numel, false, random);
   auto first = make(DType::bfloat16, numel, false, random), second = make(DType::bfloat16, numel, true, random);
   const auto old_param = param, old_first = first, old_second = second;
-  const OptimizerTensors tensors{param.data(), grad.data(),    {first.data(), second.data()}, {},
-                                 nullptr,      DType::float32, DType::float32};
+  const OptimizerTensors tensors{param.data(),   grad.data(),   {first.data(), second.data()}, {}, nullptr,
+                                 DType::float32, DType::float32};
   const AdamCoefficients coefficients = adam_coefficients(options, kStep);
   const OptimizerKernel kernel = find_update<accel::Adam>(isa, {p, DType::float32, StateStorage::stochastic_bfloat16});
   kernel(tensors, 0, numel, &coefficients, {1.0f, false, random_key(1, 2, 3)});
@@ -288,8 +291,8 @@ bool check_norm(Isa isa, DType type, std::int64_t numel) {
   return is_within(isa, "sum of squares", numel, sum, expected, 2.0 * numel * std::ldexp(expected, -53));
 }
 
-// Keys of neighbouring updates and of places in neighbouring groups differ, and so do random bits, within a block and from
-// block to block, on both sides of 2^32; the halves that two states take have nothing to do with each other.
+// Keys of neighbouring updates and of places in neighbouring groups differ, and so do random bits, within a block and
+// from block to block, on both sides of 2^32; the halves that two states take have nothing to do with each other.
 bool check_random_bits() {
   std::set<std::uint64_t> keys;
   for (std::uint64_t seed = 0; seed < 20; ++seed) {

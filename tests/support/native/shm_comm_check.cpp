@@ -2,8 +2,8 @@
 // thread sanitizer sees who reads what another has written. Each result is compared with one that a thread alone works
 // out. Run by test_shm_comm_alone.py.
 
-#include <cstdio>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -64,9 +64,8 @@ class Rank {
       : team_(team),
         rank_(rank),
         phases_(rank, controls(segments), {60'000'000'000, team.spin_ns}, alone_),
-        all_(phases_, segments, team.tuning, accel::cpu::isa_supported(accel::cpu::Isa::avx2)
-                                                 ? accel::cpu::Isa::avx2
-                                                 : accel::cpu::Isa::baseline) {
+        all_(phases_, segments, team.tuning,
+             accel::cpu::isa_supported(accel::cpu::Isa::avx2) ? accel::cpu::Isa::avx2 : accel::cpu::Isa::baseline) {
     symmetric_ = reinterpret_cast<std::int32_t*>(symmetric[rank]);
     const std::int64_t bytes = team.most * team.size * 4;
     all_.add_symmetric(std::make_shared<const Symmetric>(Symmetric{0, rank, bytes, std::move(symmetric), {}}));

@@ -133,7 +133,7 @@ FREE_BYTES = 12 << 30
 
 
 def other_python() -> str:
-    """Another CPython that can make virtual environments; this one where there is none."""
+    """Another CPython that can make virtual environments; this one if none is found."""
     for minor in (12, 13, 10, 11):
         if sys.version_info[:2] == (3, minor):
             continue

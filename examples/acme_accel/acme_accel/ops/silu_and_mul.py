@@ -1,4 +1,4 @@
-"""SwiGLU's middle, declared: what accel-ops compiles, when it is first loaded or into the wheel."""
+"""The builder of SwiGLU's element-wise part; accel-ops compiles it when it is first loaded, or into the wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-// The SYCL kernel: a work-group takes one row after another. A text of its own: a SYCL compiler, or the SYCL runtime, reads it.
+// The SYCL kernel: a work-group takes one row after another. A text of its own: a SYCL compiler, or the SYCL runtime,
+// reads it.
 #pragma once
 
 #include <sycl/builtins.hpp>
@@ -40,8 +41,8 @@ ACCEL_SYCL_FREE_KERNEL void add_rms_norm_kernel(AddRmsNorm<T> norm, std::int64_t
       const float value = to_float(residual[i]);
       squares += value * value;
     }
-    const float sum = sycl::reduce_over_group(sycl::ext::oneapi::this_work_item::get_work_group<1>(), squares,
-                                              sycl::plus<float>());
+    const float sum =
+        sycl::reduce_over_group(sycl::ext::oneapi::this_work_item::get_work_group<1>(), squares, sycl::plus<float>());
     const float scale = 1.0f / sycl::sqrt(sum / static_cast<float>(norm.columns) + norm.eps);
     for (std::int64_t i = first; i < norm.columns; i += threads) {
       store(to_float(residual[i]) * scale * to_float(norm.weight[i]), norm.out[begin + i]);

@@ -52,7 +52,7 @@ inline void require_shape_of(const Tensor& x, const Tensor& tensor, const char* 
   }
 }
 
-// A kernel writes where it is told: everything is checked before it runs.
+// A kernel does not check its arguments, so everything is checked before it runs.
 inline void require_arguments(const Tensor& out, const Tensor& residual, const Tensor& x, const Tensor& weight) {
   if (x.scalar_type() != ScalarType::Float && x.scalar_type() != ScalarType::BFloat16) {
     refuse("x is of dtype " + std::string(torch::headeronly::toString(x.scalar_type())) +

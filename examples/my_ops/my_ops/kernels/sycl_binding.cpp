@@ -35,4 +35,5 @@ void implement(accel::Library& library) { library.impl("add_rms_norm", TORCH_BOX
 
 }  // namespace
 
-ACCEL_OP_LIBRARY({nullptr, my_ops_kernels::define}, {"XPU", implement}, {"CPU", implement}, {"Meta", my_ops_kernels::implement_meta})
+ACCEL_OP_LIBRARY({nullptr, my_ops_kernels::define}, {"XPU", implement}, {"CPU", implement},
+                 {"Meta", my_ops_kernels::implement_meta})

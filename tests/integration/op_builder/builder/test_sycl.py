@@ -146,7 +146,7 @@ def test_an_error_about_a_damaged_kernel_names_its_directory(place: Path, tmp_pa
         op.scale_(torch.ones(3, dtype=torch.float64), 2.0)
         for path in (directory / "cache" / "sycl_kernels").rglob("0.bin"):
             path.write_bytes(path.read_bytes()[:999] + bytes(path.stat().st_size - 999))
-        os.environ["SYCL_CACHE_DIR"] = "/nowhere"  # the runtime has read it, and goes on with that
+        os.environ["SYCL_CACHE_DIR"] = "/nowhere"  # the runtime has read it and keeps its value
         op.scale_(torch.ones(3), 2.0)
     """
     done = run_with_op(tmp_path, code)
@@ -299,8 +299,8 @@ def test_the_build_command_reports_kernels_that_were_not_compiled(
         (op,) = json.loads(capsys.readouterr().out)["ops"]
         assert build.main(["sycl_scale"]) == 0
     assert (op["status"], op["path"] != "") == ("cached", True)
-    assert op["message"].startswith("kernels not compiled: There is no SYCL CPU device; devices: none")
-    assert "kernels not compiled: There is no SYCL CPU device" in " ".join(capsys.readouterr().out.split())
+    assert op["message"].startswith("kernels not compiled: No SYCL CPU device was found; devices: none")
+    assert "kernels not compiled: No SYCL CPU device was found" in " ".join(capsys.readouterr().out.split())
 
 
 def test_clearing_the_cache_removes_compiled_kernels(tmp_path: Path) -> None:
@@ -497,7 +497,7 @@ def test_a_launch_that_the_device_does_not_support_is_an_error(place: Path, tmp_
                 print(error)
     """
     done = run_with_op(place, code, LD_PRELOAD=str(library_to_preload(LACK, tmp_path)))
-    assert re.search(r"Kernel tests::scale<float> was given 20 bytes of arguments; .* takes 12\.", done.stdout), done
+    assert re.search(r"Kernel tests::scale<float> got 20 bytes of arguments; .* takes 12\.", done.stdout), done
     assert re.search(r"rms_norm<float, float, false> works by sub-groups of 16 work-items, which .* does", done.stdout)
 
 

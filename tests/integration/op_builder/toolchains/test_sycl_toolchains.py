@@ -1,4 +1,4 @@
-"""Which toolchain a SYCL op is compiled with, and what icpx and IPEX are told, by a stand-in for the compiler."""
+"""Which toolchain a SYCL op is compiled with, and the arguments of icpx and IPEX, by a stand-in for the compiler."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def icpx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     stand_in = Path(stand_in_icpx.__file__)
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S {shlex.quote(str(stand_in))} "$@"\n')
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    # What an XPU build of torch has besides, empty: nothing of it is called here.
+    # Further libraries of an XPU build of torch, empty because nothing in them is called.
     for name in ("torch_xpu", "c10_xpu"):
         done = run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(directory / f"lib{name}.so")])
         assert done.ok, done.errors
@@ -96,8 +96,8 @@ def test_jit_and_torchs_own_extension_tell_icpx_the_same(
     extension = builder.builder()
     assert all(name.endswith(".sycl") and Path(name).is_file() for name in extension.sources)
     theirs = _built_by_torch(extension, tmp_path, icpx)
-    for told in (ours, theirs):
-        host = next(word.partition("=")[2] for word in told if word.startswith("-fsycl-host-compiler="))
+    for command in (ours, theirs):
+        host = next(word.partition("=")[2] for word in command if word.startswith("-fsycl-host-compiler="))
         assert shutil.which(host) is not None
     assert meaning(ours[1:]) == meaning(theirs)
     assert meaning(_host_options(ours)) == meaning(_host_options(theirs))
@@ -123,9 +123,9 @@ def meaning(arguments: list[str]) -> set[str]:
     return set(kept.values())
 
 
-def _host_options(told: list[str]) -> list[str]:
+def _host_options(command: list[str]) -> list[str]:
     mark = "-fsycl-host-compiler-options="
-    return shlex.split(next(word.removeprefix(mark) for word in told if word.startswith(mark)))
+    return shlex.split(next(word.removeprefix(mark) for word in command if word.startswith(mark)))
 
 
 @needs_runtime
@@ -186,7 +186,7 @@ def test_icpx_has_the_runtime_of_its_own_installation_and_needs_no_wheel(
 
 
 def _built_by_torch(extension: Any, directory: Path, log: Path) -> list[str]:
-    """What torch's BuildExtension tells icpx to compile the last source of ``extension``."""
+    """The icpx command of torch's BuildExtension for the last source of ``extension``."""
     from setuptools.dist import Distribution
     from torch.utils.cpp_extension import BuildExtension
 
@@ -196,9 +196,9 @@ def _built_by_torch(extension: Any, directory: Path, log: Path) -> list[str]:
     command.build_lib, command.build_temp = str(directory / "lib"), str(directory / "temp")
     command.ensure_finalized()
     command.run()
-    compiled = [told for told in calls(log) if "-c" in told]
+    compiled = [call for call in calls(log) if "-c" in call]
     assert len(compiled) == len(extension.sources)
-    return next(told for told in compiled if any(word.endswith("binding.sycl") for word in told))
+    return next(call for call in compiled if any(word.endswith("binding.sycl") for word in call))
 
 
 @needs_runtime

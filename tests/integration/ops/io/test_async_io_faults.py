@@ -172,10 +172,10 @@ def test_validation_compares(async_io: AsyncIOModule, faulty: Path, engine: str)
     path = faulty / "lies"  # no two reads of it are the same
     (faulty.parent / "backing" / path.name).write_bytes(raw(data))
     for call in (handle.read, handle.write):
-        with pytest.raises(StorageError, match="of the file is not what the tensor has there") as caught:
+        with pytest.raises(StorageError, match="of the file differs from the tensor") as caught:
             call(data, path, True)
         assert caught.value.bytes_done == 50_000
-        assert caught.value.offset == int(re.search(r"byte (\d+) of the file is not", str(caught.value))[1])
+        assert caught.value.offset == int(re.search(r"byte (\d+) of the file differs", str(caught.value))[1])
         call(data, path, False)
     assert_usable(handle, faulty)
 

@@ -1,4 +1,4 @@
-// See cuda_runtime.h beside this.
+// See cuda_runtime.h.
 #pragma once
 
 #include <cmath>
