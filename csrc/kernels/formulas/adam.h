@@ -84,8 +84,8 @@ ACCEL_HOST_DEVICE inline AdamCoefficients adam_coefficients(const AdamOptions& o
 //   kName       for messages
 //   kStates     roles of the states, for messages
 //   kOptions    the numbers that an update takes, in their order; `options` gives them their places. The functions of
-//               one tensor take "name=default" when an optimizer is created and, except true or false, with each update;
-//               they take "name" with each update, and never "name:default"
+//               one tensor take "name=default" when an optimizer is created and, except true or false, with each
+//               update; they take "name" with each update, and never "name:default"
 //   kHasStep    whether the coefficients depend on the step, which counts from 1
 //   kIsTwoPass  whether the step depends on norms over whole tensors; see TwoPassKernels in kernels/cpu/optimizer.h
 struct Adam {
