@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -11,14 +12,13 @@ from torch.optim import Optimizer
 from op_builder.errors import AccelError, OpArgumentError
 from op_builder.ops.arguments import check_betas, finite_number, untraced
 from op_builder.ops.optim import packed_states
+from op_builder.ops.optim.checks import check_grad, check_param, check_shapes, check_state_memory, place_of, require
 from op_builder.ops.optim.native_op import NativeOp
 from op_builder.ops.optim.prepared_groups import Batch, PreparedGroups, with_plain_entries
-from op_builder.ops.optim.tensor_lists import QUANT_BLOCK
+from op_builder.ops.optim.sharding import is_dtensor, is_flat, like_param, local_of
 
 if TYPE_CHECKING:
     from op_builder.builder.base import OpBuilder
-
-_PARAM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 # Options of torch.optim's optimizers, kept so that those can load our state. They choose between implementations of the
 # same formula and have no effect here.
@@ -36,6 +36,7 @@ class NativeOptimizer(Optimizer):
         NUMBERS: group options that are finite numbers of at least 0.
         STORAGES: the supported values of the group option ``states``: ``float32``, ``param`` (the parameter's type),
             ``bfloat16`` with stochastic rounding, or ``8bit`` with a scale for each 256 elements.
+        NEEDS_NORMS: whether the formula needs the norm of each parameter.
         BUILDERS: the package that the op's builder is in; None for the current accelerator's.
     """
 
@@ -43,6 +44,7 @@ class NativeOptimizer(Optimizer):
     NON_NEGATIVE: ClassVar[frozenset[str]] = frozenset({"exp_avg_sq", "max_exp_avg_sq"})
     NUMBERS: ClassVar[tuple[str, ...]] = ("eps", "weight_decay")
     STORAGES: ClassVar[tuple[str, ...]] = ("float32", "param", "bfloat16", "8bit")
+    NEEDS_NORMS: ClassVar[bool] = False
     BUILDERS: ClassVar[str | None] = None
 
     _natives: dict[str, NativeOp]
@@ -152,7 +154,7 @@ class NativeOptimizer(Optimizer):
             self._check_group(group)
             self.native_of(group)
             for index, param in enumerate(group["params"]):
-                self._check_param(param, index, group)
+                self.check_param(param, place_of(len(self.param_groups) - 1, index, param), group)
         except AccelError:
             self.param_groups.pop()
             raise
@@ -167,11 +169,29 @@ class NativeOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state and the options, in the format of every torch optimizer."""
         # The first of the post hooks, so that the others see plain dictionaries.
-        first = self.register_state_dict_post_hook(lambda _, made: with_plain_entries(made), prepend=True)
+        first = self.register_state_dict_post_hook(lambda _, made: self._without_packed_shards(made), prepend=True)
         try:
             return super().state_dict()
         finally:
             first.remove()
+
+    def _without_packed_shards(self, made: dict[str, Any]) -> dict[str, Any]:
+        """A ``state_dict()`` of plain dictionaries, with decoded states of what ranks share.
+
+        Nothing that joins or splits shards knows what 8-bit codes and their scales mean.
+        """
+        made = with_plain_entries(made)
+        for group, saved in zip(self.param_groups, made["param_groups"], strict=True):
+            for param, number in zip(group["params"], saved["params"], strict=True):
+                entry = made["state"].get(number)
+                if entry and group["states"] == "8bit" and (is_flat(param) or is_dtensor(param)):
+                    for name in self._states_of(group):
+                        value = packed_states.saved_values(name, entry, name in self.NON_NEGATIVE)
+                        for packed in packed_states.names(name):
+                            entry.pop(packed, None)
+                        if value is not None:
+                            entry[name] = like_param(value, param)
+        return made
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of this optimizer or of another with the same formula, for example torch.optim's.
@@ -203,10 +223,12 @@ class NativeOptimizer(Optimizer):
             self._check_group(groups[-1])
             self.native_of(groups[-1])
             params = self.param_groups[index]["params"] if index < len(self.param_groups) else []
-            for number, param in zip(saved["params"], params, strict=False):  # torch checks the lengths
+            for at, (number, param) in enumerate(
+                zip(saved["params"], params, strict=False)
+            ):  # torch checks the lengths
                 entry = state_dict["state"].get(number)
                 if entry:
-                    self._check_saved(f"The state of parameter {number}", entry, param, groups[-1])
+                    self._check_saved(f"The state of {place_of(index, at, param)}", entry, param, groups[-1])
         self._loading = {**state_dict, "param_groups": groups}
         return {**self._loading}
 
@@ -247,6 +269,40 @@ class NativeOptimizer(Optimizer):
         for group in self.param_groups:
             self._check_group(group)
         return loss
+
+    @contextmanager
+    def _update_of_groups(self) -> Iterator[None]:
+        """The part of a step that uses the native ops."""
+        try:
+            yield
+        except OpArgumentError as error:
+            raise self._named(error) from None
+        finally:
+            self._groups.step_done()
+
+    def _named(self, error: OpArgumentError) -> OpArgumentError:
+        """The same error, or one that names the parameter as the user of ``step()`` knows it."""
+        try:
+            for group_index, group in enumerate(self.param_groups):
+                for index, param in enumerate(group["params"]):
+                    if param.grad is not None:
+                        self._check_tensors(param, param.grad, place_of(group_index, index, param), group)
+        except OpArgumentError as named:
+            return named
+        return error
+
+    def _check_tensors(self, param: torch.Tensor, grad: torch.Tensor, place: str, group: Mapping[str, Any]) -> None:
+        self.check_param(param, place, group)
+        self.check_grad(grad, param, place)
+        state = self.state[param]
+        if state:
+            self.check_state(state, param, place, group)
+        names, scales = self.names_of(group)
+        dtype = torch.uint8 if scales else state_dtype(param, group)
+        for name in (*names, *scales):
+            if isinstance(state.get(name), torch.Tensor):
+                expected = torch.float32 if name in scales else dtype
+                check_state_memory(f"The state of {place}", name, state[name], param, expected)
 
     def _option_values(self, batch: Batch) -> list[float]:
         """The options of an update, in the op's order."""
@@ -307,54 +363,52 @@ class NativeOptimizer(Optimizer):
         if value is None:
             # A single element in memory: its copy is filled as it is written.
             first = torch.full((), self._first_value(name, group), dtype=torch.float32, device=param.device)
-            value = first.expand(param.shape)
+            value = first.expand(local_of(param).shape)
+        value = local_of(value, param)
         if group["states"] != "8bit":
-            return {name: self._place(value, param, state_dtype(param, group))}
+            return {name: like_param(self._place(value, param, state_dtype(param, group)), param)}
         encoded = packed_states.encoded(value, non_negative)
         return {key: self._place(one, param, one.dtype) for key, one in zip(packed, encoded, strict=True)}
 
-    def check_state(self, state: Mapping[str, Any], param: torch.Tensor, index: int, group: Mapping[str, Any]) -> None:
+    # Checks -----------------------------------------------------------------------------------
+
+    def check_param(self, param: torch.Tensor, place: str, group: Mapping[str, Any]) -> None:
+        """Check a parameter.
+
+        Args:
+            place: what to call it.
+
+        Raises:
+            OpArgumentError: it does not fit.
+        """
+        self._check_device(param, place[0].upper() + place[1:], group)
+        check_param(place, param, is_normed=self.NEEDS_NORMS)
+
+    def check_grad(self, grad: torch.Tensor, param: torch.Tensor, place: str) -> None:
+        """Check the gradient of a parameter.
+
+        Raises:
+            OpArgumentError: it does not fit.
+        """
+        check_grad(place, grad, param, type(self).__name__)
+
+    def check_state(self, state: Mapping[str, Any], param: torch.Tensor, place: str, group: Mapping[str, Any]) -> None:
         """Check a parameter's state.
 
         Raises:
             OpArgumentError: it lacks a part, has another shape than the parameter, or its step is not a count.
         """
-        self._check_saved(f"The state of parameter {index}", state, param, group)
+        self._check_saved(f"The state of {place}", state, param, group)
 
     def _check_saved(self, what: str, entry: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> None:
         self._require(what, entry, ("step",))
         for name in self._states_of(group):
             codes, scales = packed_states.names(name)
             self._require(what, entry, (scales,) if codes in entry else (name,))
-        self._check_shapes(what, entry, param, group)
+        check_shapes(what, entry, param, self._states_of(group))
 
-    def _check_shapes(self, what: str, entry: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> None:
-        shape = tuple(param.shape)
-        blocks = (-(-param.numel() // QUANT_BLOCK),)
-        for state in self._states_of(group):
-            codes, scales = packed_states.names(state)
-            for name, expected in ((state, shape), (codes, shape), (scales, blocks)):
-                value = entry.get(name)
-                if value is not None and getattr(value, "shape", None) != expected:
-                    found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"{value!r}"
-                    raise OpArgumentError(
-                        f"{what} has {name} of {found}; shape {expected} is required for a parameter of shape {shape}.",
-                        "Load the state of the same parameters in the same order.",
-                    )
-
-    def check_grad(self, grad: torch.Tensor, index: int) -> None:
-        """Check a gradient.
-
-        Raises:
-            OpArgumentError: it is sparse.
-        """
-        if grad.layout != torch.strided:
-            raise OpArgumentError(
-                f"The gradient of parameter {index} is sparse ({grad.layout}); {type(self).__name__} needs dense ones.",
-                "Use torch.optim.SparseAdam or SGD for these parameters, or sparse=False in the embedding.",
-            )
-
-    # Checks -----------------------------------------------------------------------------------
+    def _require(self, what: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
+        require(what, given, names, type(self).__name__)
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         self._check_lr(group["lr"])
@@ -372,33 +426,6 @@ class NativeOptimizer(Optimizer):
                     f"Leave {name} at {value!r}, or use torch.optim's optimizer.",
                 )
         self._check_options(group)
-
-    def _check_param(self, param: torch.Tensor, index: int, group: Mapping[str, Any]) -> None:
-        what = f"Parameter {index} of the group"
-        self._check_device(param, what, group)
-        if param.dtype not in _PARAM_DTYPES:
-            raise OpArgumentError(
-                f"{what} is of type {param.dtype}; float32, bfloat16 or float16 is required.",
-                "Convert the model, for example model.float().",
-            )
-        if param.layout != torch.strided or not param.is_contiguous():
-            raise OpArgumentError(
-                f"{what} is not a contiguous dense tensor (layout {param.layout}).",
-                "Make the parameter contiguous, for example by p.data = p.data.contiguous().",
-            )
-        if param.is_neg():
-            raise OpArgumentError(
-                f"{what} is a lazy negation: its memory holds the values with the opposite sign.",
-                "Resolve it, for example by p.data = p.data.resolve_neg().",
-            )
-
-    def _require(self, what: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
-        missing = [name for name in names if name not in given]
-        if missing:
-            raise OpArgumentError(
-                f"{what} lacks {' and '.join(map(repr, missing))}.",
-                f"Pass the state_dict() of a {type(self).__name__} or of torch.optim's optimizer of the same formula.",
-            )
 
 
 def state_dtype(param: torch.Tensor, group: Mapping[str, Any]) -> torch.dtype:
