@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -194,15 +195,16 @@ def fsdp1(rank: int, size: int, directory: str) -> list[dict[str, Any]]:
 def fsdp1_case(use_orig_params: bool) -> dict[str, Any]:
     def build() -> tuple[Any, Any]:
         model = FullyShardedDataParallel(network(), use_orig_params=use_orig_params, device_id=torch.device("cpu"))
-        return model, make("CPUAdam", model.parameters(), {"states": "8bit"})
+        # One state: on the CPU, torch's optim_state_dict() returns the last one under the names of all.
+        return model, make("CPUSGD", model.parameters(), {"momentum": 0.9, "states": "8bit"})
 
     first, optimizer = build()
     train(first, optimizer, 3)
-    state, weights = FullyShardedDataParallel.optim_state_dict(first, optimizer), first.state_dict()
+    saved = copy.deepcopy((FullyShardedDataParallel.optim_state_dict(first, optimizer), first.state_dict()))
     uninterrupted = train(first, optimizer, 3, first=3)
     model, optimizer = build()
-    model.load_state_dict(weights)
-    optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, state))
+    model.load_state_dict(saved[1])
+    optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, saved[0]))
     resumed = train(model, optimizer, 3, first=3)
     optimizer.max_grad_norm = 1.0
     clipped = refusal(lambda: train(model, optimizer, 1))
@@ -246,13 +248,13 @@ def single(rank: int, size: int, directory: str) -> dict[str, Any]:
             assert abs(optimizers[0].grad_norm - optimizers[1].grad_norm) < 1e-3
 
         # Copies in another type, also after the memory of the shard was replaced, as loading a model may do.
-        master, copy = parameter(Shard(0)), parameter(Shard(0), torch.bfloat16)
+        master, rounded = parameter(Shard(0)), parameter(Shard(0), torch.bfloat16)
         optimizer = ops.CPUAdam([master], lr=1.0)
-        optimizer.write_copies({master: copy})
+        optimizer.write_copies({master: rounded})
         for _ in range(2):
             master.grad = spread(torch.ones(5, 4), Shard(0))
             optimizer.step()
-            assert torch.equal(copy.full_tensor(), master.full_tensor().bfloat16())
+            assert torch.equal(rounded.full_tensor(), master.full_tensor().bfloat16())
             master._local_tensor = master._local_tensor.clone()
         torch.testing.assert_close(master.full_tensor(), values - 2)
         result["copy"] = refusal(lambda: optimizer.write_copies({master: parameter(Replicate())}))

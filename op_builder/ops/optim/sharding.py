@@ -46,7 +46,7 @@ class Sharding(NamedTuple):
 
 def is_dtensor(tensor: object) -> TypeIs[DTensor]:
     """Whether this is a DTensor."""
-    # Importing DTensor takes longer than loading an op, and a program that has one has imported it.
+    # A program that has a DTensor has imported the module; it is not imported for the others.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 

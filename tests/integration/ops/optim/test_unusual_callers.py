@@ -116,7 +116,7 @@ def test_a_state_of_another_shape_is_refused_on_loading_and_at_the_step(make: Ca
     run(made, params, 2)
     run(other, others, 2)
     before = contents(other, others)
-    text = r"state of parameter 0 has \S+ of shape \(3, 8\); shape \(4, 6\) is required"
+    text = r"state of parameter 0 of group 0 \(shape \(4, 6\)\) has \S+ of shape \(3, 8\); shape \(4, 6\) is required"
     with pytest.raises(OpArgumentError, match=text) as caught:
         other.load_state_dict(swapped(made.state_dict()))
     assert "same order" in caught.value.remedy
@@ -159,7 +159,7 @@ def test_scales_that_do_not_belong_to_the_codes_are_refused() -> None:
 @every_optimizer
 def test_a_lazy_negation_is_refused_as_a_parameter(optimizer: type[Any]) -> None:
     param = torch.nn.Parameter(torch._neg_view(torch.ones(5)))
-    with pytest.raises(OpArgumentError, match="Parameter 0 of the group is a lazy negation") as caught:
+    with pytest.raises(OpArgumentError, match=r"Parameter 0 of group 0 \(shape \(\S+\)\) is a lazy negation") as caught:
         optimizer([param])
     assert "resolve_neg()" in caught.value.remedy
     resolved = torch.nn.Parameter(param.data.resolve_neg())
@@ -175,7 +175,7 @@ def test_a_lazy_negation_is_refused_as_a_state(optimizer: type[Any]) -> None:
     made.state[params[0]][name] = torch._neg_view(made.state[params[0]][name])
     before = [param.detach().clone() for param in params]
     set_grads(params, 3)
-    with pytest.raises(OpArgumentError, match=f"{name} of tensor 0 is a lazy negation".replace("sum", r"\w+")):
+    with pytest.raises(OpArgumentError, match=f"parameter 0 of group 0 .* has {name} that is a lazy negation"):
         made.step()
     assert_equal(params, before)
 
