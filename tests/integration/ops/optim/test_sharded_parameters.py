@@ -26,9 +26,9 @@ def test_losses_are_those_of_one_process_with_torchs_optimizer(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("way", "options", "tolerance"),
     [
-        ("fsdp2", {"states": "float32"}, 1e-5),
+        pytest.param("fsdp2", {"states": "float32"}, 1e-5, marks=pytest.mark.slow),
         ("fsdp2", {"states": "8bit", "max_grad_norm": 1.0}, 5e-3),
-        ("frozen", {"states": "bfloat16"}, 2e-3),
+        pytest.param("frozen", {"states": "bfloat16"}, 2e-3, marks=pytest.mark.slow),
     ],
 )
 def test_a_checkpoint_of_two_ranks_goes_to_one_and_back(
