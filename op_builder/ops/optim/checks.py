@@ -129,9 +129,10 @@ def check_state_memory(what: str, name: str, value: torch.Tensor, param: torch.T
     """
     local = local_of(value)
     if value.dtype != dtype or value.device != param.device or sharding_of(value) not in (None, sharding_of(param)):
-        found = f"of type {value.dtype} and on {value.device}; {dtype} on {param.device} is required, distributed as"
         raise OpArgumentError(
-            f"{what} has {name} {found} the parameter is.", "Pass the state to load_state_dict(), which converts it."
+            f"{what} has {name} of type {value.dtype} on {value.device}; {dtype} on {param.device} is required, and "
+            "the parameter's placements.",
+            "Pass the state to load_state_dict(), which converts it.",
         )
     if not local.is_contiguous() or local.is_neg():
         raise OpArgumentError(

@@ -8,8 +8,10 @@ moved.
 from __future__ import annotations
 
 import math
+import re
 import weakref
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, repeat
 from operator import attrgetter, is_, is_not
@@ -117,6 +119,20 @@ class Batch:
         )
         return fitting
 
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """Name parameters in the op's errors as the optimizer's user knows them: the op has lists of its own."""
+
+        def name(found: re.Match[str]) -> str:
+            at = int(found[1])
+            return place_of(self.group_index, self.indices[at], self.params[at])
+
+        try:
+            yield
+        except OpArgumentError as error:
+            message = re.sub(r"\b(?:param of )?tensor (\d+)", name, error.message)
+            raise OpArgumentError(message[:1].upper() + message[1:], error.remedy) from None
+
     def is_in_place(self) -> bool:
         """Whether the shards of DTensors still have the memory that the op knows."""
         return self.sharding is None or all(
@@ -126,7 +142,8 @@ class Batch:
 
     def update(self, options: Sequence[float], settings: Any) -> None:
         """Update the parameters and their states."""
-        self.prepared.update(options, settings)
+        with self.named_errors():
+            self.prepared.update(options, settings)
         if self.sharding is not None:
             torch.autograd.graph.increment_version(self.params)
 
@@ -188,7 +205,8 @@ class PreparedGroups:
                 batches = self._prepare(owner, groups, grads, state)
         if writes_grads and not self._grads_are_writable:
             for batch in batches:
-                batch.prepared.require_writable_grads()
+                with batch.named_errors():
+                    batch.prepared.require_writable_grads()
             if len(batches) > 1:  # within one list the native op checks it
                 _require_apart((batch, batch.grads) for batch in batches)
             self._grads_are_writable = True
@@ -203,7 +221,8 @@ class PreparedGroups:
             in_group = grads[batch.group_index]
             present = [grad for grad in map(in_group.__getitem__, batch.indices) if grad is not None]
             own, fitting = batch.local_grads(present)
-            strided = batch.prepared.replace_grads(fitting)
+            with batch.named_errors():
+                strided = batch.prepared.replace_grads(fitting)
             fitting = batch.set_grads(own, fitting, strided)
             if strided:
                 batch.prepared.replace_grads(fitting)
@@ -314,7 +333,8 @@ class PreparedGroups:
                 copies,
                 places=[(batch.group_index << 32) + index for index in batch.indices],
             )
-            batch.prepared = batch.op.prepare(tensors, batch.named["step"])
+            with batch.named_errors():
+                batch.prepared = batch.op.prepare(tensors, batch.named["step"])
         if len(batches) > 1:  # within one list the native op checks it
             _require_apart((batch, chain(batch.shards, *batch.named.values())) for batch in batches)
         self._batches = batches
