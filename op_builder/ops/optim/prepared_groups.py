@@ -131,7 +131,7 @@ class Batch:
             yield
         except OpArgumentError as error:
             message = re.sub(r"\b(?:param of )?tensor (\d+)", name, error.message)
-            raise OpArgumentError(message[:1].upper() + message[1:], error.remedy) from None
+            raise OpArgumentError(re.sub("^parameter", "Parameter", message), error.remedy) from None
 
     def is_in_place(self) -> bool:
         """Whether the shards of DTensors still have the memory that the op knows."""
