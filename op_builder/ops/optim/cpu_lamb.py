@@ -36,6 +36,7 @@ class CPULamb(HostOptimizer):
     """
 
     NATIVE = "CPULambBuilder"
+    NEEDS_NORMS = True
     STORAGES = ("float32", "param")
 
     def __init__(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from op_builder.ops.arguments import check_nesterov
+from op_builder.ops.optim.checks import check_shapes
 from op_builder.ops.optim.host_optimizer import HostOptimizer, HostSettings
 from op_builder.ops.optim.prepared_groups import Batch
 
@@ -65,7 +66,7 @@ class CPUSGD(HostOptimizer):
         check_nesterov(group)
 
     def _check_saved(self, what: str, entry: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> None:
-        self._check_shapes(what, entry, param, group)  # torch.optim.SGD's state has a buffer at most
+        check_shapes(what, entry, param, self._states_of(group))  # torch.optim.SGD's state has a buffer at most
 
     def _update(self, batches: Sequence[Batch], factor: float) -> None:
         super()._update(batches, factor)

@@ -34,6 +34,7 @@ class FusedLamb(FusedOptimizer):
     """
 
     NATIVE = "FusedLambBuilder"
+    NEEDS_NORMS = True
     # The elements of a partial sum of squares. One block adds the partial sums of a tensor, so a long tensor should
     # have few; a tensor of ten thousand elements should have more than one.
     CHUNK_SIZE = 8192

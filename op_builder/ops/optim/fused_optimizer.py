@@ -59,7 +59,7 @@ class FusedOptimizer(NativeOptimizer):
                 changes none of its own tensors, but earlier groups are updated by then.
         """
         loss = self._begin_step(closure)
-        try:
+        with self._update_of_groups():
             for batch in self._groups.current(self, self.param_groups, self.state):
                 lr = batch.group["lr"]
                 control = Control(
@@ -69,9 +69,7 @@ class FusedOptimizer(NativeOptimizer):
                     maximize=batch.group["maximize"],
                     chunk_size=self.CHUNK_SIZE,
                 )
-                batch.prepared.update(self._option_values(batch), control)
-        finally:
-            self._groups.step_done()
+                batch.update(self._option_values(batch), control)
         return loss
 
     def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:

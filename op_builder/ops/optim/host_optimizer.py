@@ -15,6 +15,7 @@ from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import finite_number, step_count, untraced, whole_number
 from op_builder.ops.optim.optimizer import NativeOptimizer
 from op_builder.ops.optim.prepared_groups import Batch
+from op_builder.ops.optim.sharding import sharding_of
 from op_builder.ops.optim.small_tensors import SmallTensors
 from op_builder.ops.optim.tensor_lists import Pass
 
@@ -120,7 +121,7 @@ class HostOptimizer(NativeOptimizer):
                 or length; it changes none of its own tensors, but earlier groups are updated by then.
         """
         loss = self._begin_step(closure)
-        try:
+        with self._update_of_groups():
             batches = self._groups.current(self, self.param_groups, self.state, writes_grads=self.zero_grads)
             factor = self._grad_factor(grad_scale, batches)
             self.skipped = factor is None
@@ -128,8 +129,6 @@ class HostOptimizer(NativeOptimizer):
                 self._update(batches, factor)
             elif self.zero_grads:  # an infinite gradient would stay infinite when the next is added
                 torch._foreach_zero_([grad for batch in batches for grad in batch.grads])
-        finally:
-            self._groups.step_done()
         return loss
 
     def _update(self, batches: Sequence[Batch], factor: float) -> None:
@@ -141,7 +140,7 @@ class HostOptimizer(NativeOptimizer):
                 stochastic=batch.group["states"] == "bfloat16",
                 seed=self.seed,
             )
-            batch.prepared.update(self._option_values(batch), settings)
+            batch.update(self._option_values(batch), settings)
             if batch.copied and self.zero_grads:
                 torch._foreach_zero_(batch.copied)
 
@@ -165,6 +164,11 @@ class HostOptimizer(NativeOptimizer):
                     f"A tensor of shape {tuple(param.shape)} is not a parameter of this optimizer.",
                     "Pass parameters as keys and the tensors to write as values.",
                 )
+            if sharding_of(copies[param]) != sharding_of(param):
+                raise OpArgumentError(
+                    f"The copy of a parameter of shape {tuple(param.shape)} is not distributed as the parameter is.",
+                    "Pass a DTensor of the same mesh and placements for each DTensor.",
+                )
         self._groups.write_copies(copies)
 
     # The parts of a step ----------------------------------------------------------------------
@@ -181,7 +185,7 @@ class HostOptimizer(NativeOptimizer):
                 raise OpArgumentError(
                     f"grad_scale is {scale:g}; its reciprocal is not a float32.", "Pass the factor of the loss."
                 )
-        norm = math.hypot(*(batch.prepared.grad_norm() for batch in batches)) / scale
+        norm = self._groups.grad_norm(batches) / scale
         self.grad_norm = norm
         if not norm <= _LARGEST_FLOAT:  # scaling in float32 may make an element infinite
             return None
@@ -223,7 +227,7 @@ class HostOptimizer(NativeOptimizer):
                 "Pass copies in host memory, for example p.detach().float().cpu().",
             )
 
-    def check_state(self, state: Mapping[str, Any], param: torch.Tensor, index: int, group: Mapping[str, Any]) -> None:
+    def check_state(self, state: Mapping[str, Any], param: torch.Tensor, place: str, group: Mapping[str, Any]) -> None:
         """Check a parameter's state, including its step: counters on the CPU can be read without waiting."""
-        super().check_state(state, param, index, group)
-        step_count(f"The state of parameter {index}", state.get("step", 0))
+        super().check_state(state, param, place, group)
+        step_count(f"The state of {place}", state.get("step", 0))

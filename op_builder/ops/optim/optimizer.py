@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch.optim import Optimizer
 
 from op_builder.errors import AccelError, OpArgumentError
 from op_builder.ops.arguments import check_betas, finite_number, untraced
-from op_builder.ops.optim import packed_states
-from op_builder.ops.optim.native_op import NativeOp
-from op_builder.ops.optim.prepared_groups import Batch, PreparedGroups, with_plain_entries
-from op_builder.ops.optim.tensor_lists import QUANT_BLOCK
+from op_builder.ops.optim.checks import check_grad, check_param, check_state_memory, place_of
+from op_builder.ops.optim.native_states import NativeStates, state_dtype
+from op_builder.ops.optim.prepared_groups import Batch, PreparedGroups
 
 if TYPE_CHECKING:
-    from op_builder.builder.base import OpBuilder
-
-_PARAM_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+    pass
 
 # Options of torch.optim's optimizers, kept so that those can load our state. They choose between implementations of the
 # same formula and have no effect here.
@@ -27,25 +24,20 @@ _IGNORED: dict[str, Any] = {"foreach": None, "fused": None, "capturable": False}
 _FIXED: dict[str, Any] = {"differentiable": False}
 
 
-class NativeOptimizer(Optimizer):
+class NativeOptimizer(NativeStates):
     """Base of :class:`HostOptimizer` and :class:`FusedOptimizer`.
 
     Attributes:
-        NATIVE: the builder of the native op, unless a group's options need another.
-        NON_NEGATIVE: the states without a sign.
         NUMBERS: group options that are finite numbers of at least 0.
         STORAGES: the supported values of the group option ``states``: ``float32``, ``param`` (the parameter's type),
             ``bfloat16`` with stochastic rounding, or ``8bit`` with a scale for each 256 elements.
-        BUILDERS: the package that the op's builder is in; None for the current accelerator's.
+        NEEDS_NORMS: whether the formula needs the norm of each parameter.
     """
 
-    NATIVE: ClassVar[str]
-    NON_NEGATIVE: ClassVar[frozenset[str]] = frozenset({"exp_avg_sq", "max_exp_avg_sq"})
     NUMBERS: ClassVar[tuple[str, ...]] = ("eps", "weight_decay")
     STORAGES: ClassVar[tuple[str, ...]] = ("float32", "param", "bfloat16", "8bit")
-    BUILDERS: ClassVar[str | None] = None
+    NEEDS_NORMS: ClassVar[bool] = False
 
-    _natives: dict[str, NativeOp]
     _groups: PreparedGroups
     _loading: Mapping[str, Any] | None = None
 
@@ -67,23 +59,6 @@ class NativeOptimizer(Optimizer):
         self._natives = {}
         self._groups = PreparedGroups()
 
-    def _builder_of(self, group: Mapping[str, Any]) -> str:  # noqa: ARG002
-        """The builder of the native op that updates a group."""
-        return self.NATIVE
-
-    def _make_builder(self, name: str) -> OpBuilder:
-        if self.BUILDERS is not None:
-            from op_builder.catalog.registry import find_builder
-
-            return find_builder(name, self.BUILDERS)()
-        from op_builder.catalog.device import current_accelerator
-
-        return current_accelerator().create_op_builder(name)
-
-    def _states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        """The names of a group's states in addition to ``step``, in its op's order."""
-        return self.native_of(group).states
-
     def _check_options(self, group: Mapping[str, Any]) -> None:
         """Check that the group's options fit together.
 
@@ -99,14 +74,6 @@ class NativeOptimizer(Optimizer):
         if "decoupled_weight_decay" in group:
             numbers["adamw_mode"] = group["decoupled_weight_decay"]
         return numbers
-
-    def _first_value(self, _name: str, _group: Mapping[str, Any]) -> float:
-        """The initial value of a state."""
-        return 0.0
-
-    def _step_without_one(self, _state: Mapping[str, Any]) -> float:
-        """The number of updates of a saved state that lacks ``step``."""
-        return 0.0
 
     # Overridden by HostOptimizer and FusedOptimizer ---------------------------------------------
 
@@ -126,22 +93,6 @@ class NativeOptimizer(Optimizer):
         """
         raise NotImplementedError
 
-    def _place(self, source: torch.Tensor, param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """A contiguous copy for a state of ``param``."""
-        raise NotImplementedError
-
-    def _place_step(self, step: Any, param: torch.Tensor) -> torch.Tensor:
-        """A copy of a step counter, a number or a tensor, as the op takes it.
-
-        Raises:
-            OpArgumentError: it is not a number.
-        """
-        raise NotImplementedError
-
-    def _is_step(self, step: Any, param: torch.Tensor) -> bool:
-        """Whether the op takes this step counter."""
-        raise NotImplementedError
-
     # torch.optim.Optimizer's interface --------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -152,7 +103,7 @@ class NativeOptimizer(Optimizer):
             self._check_group(group)
             self.native_of(group)
             for index, param in enumerate(group["params"]):
-                self._check_param(param, index, group)
+                self.check_param(param, place_of(len(self.param_groups) - 1, index, param), group)
         except AccelError:
             self.param_groups.pop()
             raise
@@ -167,7 +118,7 @@ class NativeOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state and the options, in the format of every torch optimizer."""
         # The first of the post hooks, so that the others see plain dictionaries.
-        first = self.register_state_dict_post_hook(lambda _, made: with_plain_entries(made), prepend=True)
+        first = self.register_state_dict_post_hook(lambda _, made: self._without_packed_shards(made), prepend=True)
         try:
             return super().state_dict()
         finally:
@@ -203,10 +154,12 @@ class NativeOptimizer(Optimizer):
             self._check_group(groups[-1])
             self.native_of(groups[-1])
             params = self.param_groups[index]["params"] if index < len(self.param_groups) else []
-            for number, param in zip(saved["params"], params, strict=False):  # torch checks the lengths
+            for at, (number, param) in enumerate(
+                zip(saved["params"], params, strict=False)
+            ):  # torch checks the lengths
                 entry = state_dict["state"].get(number)
                 if entry:
-                    self._check_saved(f"The state of parameter {number}", entry, param, groups[-1])
+                    self._check_saved(f"The state of {place_of(index, at, param)}", entry, param, groups[-1])
         self._loading = {**state_dict, "param_groups": groups}
         return {**self._loading}
 
@@ -248,113 +201,66 @@ class NativeOptimizer(Optimizer):
             self._check_group(group)
         return loss
 
+    @contextmanager
+    def _update_of_groups(self) -> Iterator[None]:
+        """The part of a step that uses the native ops."""
+        try:
+            yield
+        except OpArgumentError as error:
+            raise self._named(error) from None
+        finally:
+            self._groups.step_done()
+
+    def _named(self, error: OpArgumentError) -> OpArgumentError:
+        """The same error, or one that names the parameter as the user of ``step()`` knows it."""
+        try:
+            for group_index, group in enumerate(self.param_groups):
+                for index, param in enumerate(group["params"]):
+                    if param.grad is not None:
+                        self._check_tensors(param, param.grad, place_of(group_index, index, param), group)
+        except OpArgumentError as named:
+            return named
+        return error
+
+    def _check_tensors(self, param: torch.Tensor, grad: torch.Tensor, place: str, group: Mapping[str, Any]) -> None:
+        self.check_param(param, place, group)
+        self.check_grad(grad, param, place)
+        state = self.state.get(param, {})
+        if state:
+            self.check_state(state, param, place, group)
+        names, scales = self.names_of(group)
+        dtype = torch.uint8 if scales else state_dtype(param, group)
+        for name in (*names, *scales):
+            if isinstance(state.get(name), torch.Tensor):
+                expected = torch.float32 if name in scales else dtype
+                check_state_memory(f"The state of {place}", name, state[name], param, expected)
+
     def _option_values(self, batch: Batch) -> list[float]:
         """The options of an update, in the op's order."""
         numbers = self._numbers(batch.group)
         return [float(numbers[name]) for name in batch.op.options]
 
-    # Called by PreparedGroups -----------------------------------------------------------------
-
-    def native_of(self, group: Mapping[str, Any]) -> NativeOp:
-        """The native op that updates a group, loaded at the first call.
-
-        Raises:
-            IncompatibleOpError: it cannot be built or loaded here.
-        """
-        builder = self._builder_of(group)
-        if builder not in self._natives:
-            self._natives[builder] = self._make_builder(builder).load()
-        return self._natives[builder]
-
-    def names_of(self, group: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """The names of the states in the native op's order, and of their scales."""
-        states = self._states_of(group)
-        if group["states"] != "8bit":
-            return list(states), []
-        pairs = [packed_states.names(state) for state in states]
-        return [codes for codes, _ in pairs], [scales for _, scales in pairs]
-
-    def state_of(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-        """A parameter's state in the group's storage; makes missing parts."""
-        state: dict[str, Any] = self.state[param]
-        names, scales = self.names_of(group)
-        if "step" not in state or any(state.get(name) is None for name in (*names, *scales)):
-            state = self.state[param] = self._loaded(state, param, group)
-        elif not self._is_step(state["step"], param):  # from an old checkpoint
-            state["step"] = self._place_step(state["step"], param)
-        return state
-
-    def _loaded(self, saved: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-        """A parameter's saved state in this optimizer's storage."""
-        states = self._states_of(group)
-        of_states = {name for state in states for name in (state, *packed_states.names(state))}
-        loaded = {name: value for name, value in saved.items() if name not in of_states}
-        step = saved["step"] if "step" in saved else self._step_without_one(saved)
-        loaded["step"] = self._place_step(step, param)
-        for name in states:
-            loaded.update(self._loaded_state(name, saved, param, group))
-        return loaded
-
-    def _loaded_state(
-        self, name: str, saved: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]
-    ) -> dict[str, torch.Tensor]:
-        """The entries of one state, from saved values, saved bytes, or its initial value."""
-        non_negative = name in self.NON_NEGATIVE
-        packed = packed_states.names(name)
-        if group["states"] == "8bit" and packed_states.are_saved(name, saved):
-            return {key: self._place(saved[key], param, saved[key].dtype) for key in packed}
-        value = packed_states.saved_values(name, saved, non_negative)
-        if value is None:
-            # A single element in memory: its copy is filled as it is written.
-            first = torch.full((), self._first_value(name, group), dtype=torch.float32, device=param.device)
-            value = first.expand(param.shape)
-        if group["states"] != "8bit":
-            return {name: self._place(value, param, state_dtype(param, group))}
-        encoded = packed_states.encoded(value, non_negative)
-        return {key: self._place(one, param, one.dtype) for key, one in zip(packed, encoded, strict=True)}
-
-    def check_state(self, state: Mapping[str, Any], param: torch.Tensor, index: int, group: Mapping[str, Any]) -> None:
-        """Check a parameter's state.
-
-        Raises:
-            OpArgumentError: it lacks a part, has another shape than the parameter, or its step is not a count.
-        """
-        self._check_saved(f"The state of parameter {index}", state, param, group)
-
-    def _check_saved(self, what: str, entry: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> None:
-        self._require(what, entry, ("step",))
-        for name in self._states_of(group):
-            codes, scales = packed_states.names(name)
-            self._require(what, entry, (scales,) if codes in entry else (name,))
-        self._check_shapes(what, entry, param, group)
-
-    def _check_shapes(self, what: str, entry: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> None:
-        shape = tuple(param.shape)
-        blocks = (-(-param.numel() // QUANT_BLOCK),)
-        for state in self._states_of(group):
-            codes, scales = packed_states.names(state)
-            for name, expected in ((state, shape), (codes, shape), (scales, blocks)):
-                value = entry.get(name)
-                if value is not None and getattr(value, "shape", None) != expected:
-                    found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"{value!r}"
-                    raise OpArgumentError(
-                        f"{what} has {name} of {found}; shape {expected} is required for a parameter of shape {shape}.",
-                        "Load the state of the same parameters in the same order.",
-                    )
-
-    def check_grad(self, grad: torch.Tensor, index: int) -> None:
-        """Check a gradient.
-
-        Raises:
-            OpArgumentError: it is sparse.
-        """
-        if grad.layout != torch.strided:
-            raise OpArgumentError(
-                f"The gradient of parameter {index} is sparse ({grad.layout}); {type(self).__name__} needs dense ones.",
-                "Use torch.optim.SparseAdam or SGD for these parameters, or sparse=False in the embedding.",
-            )
-
     # Checks -----------------------------------------------------------------------------------
+
+    def check_param(self, param: torch.Tensor, place: str, group: Mapping[str, Any]) -> None:
+        """Check a parameter.
+
+        Args:
+            place: what to call it.
+
+        Raises:
+            OpArgumentError: it does not fit.
+        """
+        self._check_device(param, place[0].upper() + place[1:], group)
+        check_param(place, param, is_normed=self.NEEDS_NORMS)
+
+    def check_grad(self, grad: torch.Tensor, param: torch.Tensor, place: str) -> None:
+        """Check the gradient of a parameter.
+
+        Raises:
+            OpArgumentError: it does not fit.
+        """
+        check_grad(place, grad, param, type(self).__name__)
 
     def _check_group(self, group: Mapping[str, Any]) -> None:
         self._check_lr(group["lr"])
@@ -372,35 +278,3 @@ class NativeOptimizer(Optimizer):
                     f"Leave {name} at {value!r}, or use torch.optim's optimizer.",
                 )
         self._check_options(group)
-
-    def _check_param(self, param: torch.Tensor, index: int, group: Mapping[str, Any]) -> None:
-        what = f"Parameter {index} of the group"
-        self._check_device(param, what, group)
-        if param.dtype not in _PARAM_DTYPES:
-            raise OpArgumentError(
-                f"{what} is of type {param.dtype}; float32, bfloat16 or float16 is required.",
-                "Convert the model, for example model.float().",
-            )
-        if param.layout != torch.strided or not param.is_contiguous():
-            raise OpArgumentError(
-                f"{what} is not a contiguous dense tensor (layout {param.layout}).",
-                "Make the parameter contiguous, for example by p.data = p.data.contiguous().",
-            )
-        if param.is_neg():
-            raise OpArgumentError(
-                f"{what} is a lazy negation: its memory holds the values with the opposite sign.",
-                "Resolve it, for example by p.data = p.data.resolve_neg().",
-            )
-
-    def _require(self, what: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
-        missing = [name for name in names if name not in given]
-        if missing:
-            raise OpArgumentError(
-                f"{what} lacks {' and '.join(map(repr, missing))}.",
-                f"Pass the state_dict() of a {type(self).__name__} or of torch.optim's optimizer of the same formula.",
-            )
-
-
-def state_dtype(param: torch.Tensor, group: Mapping[str, Any]) -> torch.dtype:
-    """The type of a state, for 8-bit states before packing."""
-    return {"param": param.dtype, "bfloat16": torch.bfloat16}.get(group["states"], torch.float32)

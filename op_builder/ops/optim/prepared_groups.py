@@ -7,8 +7,11 @@ moved.
 
 from __future__ import annotations
 
+import math
+import re
 import weakref
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, pairwise, repeat
 from operator import attrgetter, is_, is_not
@@ -17,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from op_builder.errors import OpArgumentError
+from op_builder.ops.optim.checks import place_of
 from op_builder.ops.optim.prepared_list import PreparedList
+from op_builder.ops.optim.sharding import Sharding, is_flat, local_of, sharding_of
 from op_builder.ops.optim.tensor_lists import TensorLists
 
 if TYPE_CHECKING:
@@ -73,32 +78,74 @@ class Batch:
 
     Attributes:
         op: the native op.
+        sharding: how the parameters are distributed if they are DTensors.
         indices: their indices in the group.
+        shards: the parameters, or their local shards; the native op gets these, and those of states and gradients.
         named: the tensors of their states, by name.
         grads: their gradients; empty between steps unless the lists keep them.
-        copied: the gradients that are not contiguous; the op gets a copy of each, made for each step.
+        copied: the gradients of which the op gets a copy, made for each step: those that are not contiguous, and those
+            that are not distributed as their parameter is.
     """
 
     group: dict[str, Any]
     group_index: int
     op: NativeOp
+    sharding: Sharding | None = None
     indices: list[int] = field(default_factory=list)
     params: list[torch.Tensor] = field(default_factory=list)
+    shards: list[torch.Tensor] = field(default_factory=list)
     named: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     grads: list[torch.Tensor] = field(default_factory=list)
     copied: list[torch.Tensor] = field(default_factory=list)
     prepared: PreparedList = field(init=False)
 
-    def set_grads(self, grads: list[torch.Tensor], strided: Sequence[int]) -> list[torch.Tensor]:
-        """Set the gradients; return them as the op takes them, with copies of those that are not contiguous."""
+    def local_grads(self, grads: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The local shards of gradients as they are, and distributed as the parameters are."""
+        if self.sharding is None:
+            return grads, grads
+        return list(map(local_of, grads)), list(map(local_of, grads, self.params))
+
+    def set_grads(
+        self, grads: list[torch.Tensor], fitting: list[torch.Tensor], strided: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Set what :meth:`local_grads` returned; return the second with copies of those that are not contiguous."""
+        if strided:
+            fitting = list(fitting)
+            for place in strided:
+                fitting[place] = fitting[place].contiguous()
         self.grads = grads
-        self.copied = [grads[place] for place in strided]
-        if not strided:
-            return grads
-        taken = list(grads)
-        for place in strided:
-            taken[place] = grads[place].contiguous()
-        return taken
+        self.copied = (
+            [] if fitting is grads else [one for one, other in zip(grads, fitting, strict=True) if one is not other]
+        )
+        return fitting
+
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """Name parameters in the op's errors as the optimizer's user knows them: the op has lists of its own."""
+
+        def name(found: re.Match[str]) -> str:
+            at = int(found[1])
+            return place_of(self.group_index, self.indices[at], self.params[at])
+
+        try:
+            yield
+        except OpArgumentError as error:
+            message = re.sub(r"\b(?:param of )?tensor (\d+)", name, error.message)
+            raise OpArgumentError(re.sub("^parameter", "Parameter", message), error.remedy) from None
+
+    def is_in_place(self) -> bool:
+        """Whether the shards of DTensors still have the memory that the op knows."""
+        return self.sharding is None or all(
+            local_of(param).data_ptr() == shard.data_ptr()
+            for param, shard in zip(self.params, self.shards, strict=True)
+        )
+
+    def update(self, options: Sequence[float], settings: Any) -> None:
+        """Update the parameters and their states."""
+        with self.named_errors():
+            self.prepared.update(options, settings)
+        if self.sharding is not None:
+            torch.autograd.graph.increment_version(self.params)
 
 
 class PreparedGroups:
@@ -147,22 +194,25 @@ class PreparedGroups:
         batches = self._batches
         if batches is None or not self._fits(owner, groups, state):
             batches = self._prepare(owner, groups, grads, state)
-        elif self._grads is None or not all(map(_same, grads, self._grads)) or any(batch.copied for batch in batches):
+        elif (
+            self._grads is None
+            or not all(map(_same, grads, self._grads))
+            or any(batch.copied or batch.sharding for batch in batches)
+        ):
             if [_present(group) for group in grads] == self._seen_present:
-                self._replace_grads(owner, batches, grads)
+                self._replace_grads(batches, grads)
             else:
                 batches = self._prepare(owner, groups, grads, state)
         if writes_grads and not self._grads_are_writable:
             for batch in batches:
-                batch.prepared.require_writable_grads()
+                with batch.named_errors():
+                    batch.prepared.require_writable_grads()
             if len(batches) > 1:  # within one list the native op checks it
                 _require_apart((batch, batch.grads) for batch in batches)
             self._grads_are_writable = True
         return batches
 
-    def _replace_grads(
-        self, owner: NativeOptimizer, batches: Sequence[Batch], grads: list[list[torch.Tensor | None]]
-    ) -> None:
+    def _replace_grads(self, batches: Sequence[Batch], grads: list[list[torch.Tensor | None]]) -> None:
         """Pass new gradients to the lists."""
         self._may_keep = self._may_keep and self._grads is None
         self._grads = None  # until all are replaced
@@ -170,16 +220,31 @@ class PreparedGroups:
         for batch in batches:
             in_group = grads[batch.group_index]
             present = [grad for grad in map(in_group.__getitem__, batch.indices) if grad is not None]
-            try:
-                strided = batch.prepared.replace_grads(present)
-            except OpArgumentError:
-                for index, grad in zip(batch.indices, present, strict=True):
-                    owner.check_grad(grad, index)  # has a better message for sparse ones
-                raise
-            taken = batch.set_grads(present, strided)
+            own, fitting = batch.local_grads(present)
+            with batch.named_errors():
+                strided = batch.prepared.replace_grads(fitting)
+            fitting = batch.set_grads(own, fitting, strided)
             if strided:
-                batch.prepared.replace_grads(taken)
+                batch.prepared.replace_grads(fitting)
         self._grads = grads
+
+    def grad_norm(self, batches: Sequence[Batch]) -> float:
+        """The Euclidean norm of all gradients together, over all ranks that have shards of them.
+
+        Raises:
+            OpArgumentError: FSDP1 manages a parameter, so that nothing shows which ranks have the rest.
+        """
+        if self._has_flat_params:
+            raise OpArgumentError(
+                "The norm of all gradients is unknown: FSDP1 shows each rank only its own shards.",
+                "Clip by the method clip_grad_norm_() of the FSDP module, unscale by ShardedGradScaler, or shard the "
+                "model by fully_shard().",
+            )
+        norms = []
+        for sharding in self._shardings:
+            norm = math.hypot(*(batch.prepared.grad_norm() for batch in batches if batch.sharding == sharding))
+            norms.append(norm if sharding is None else sharding.norm(norm))
+        return math.hypot(*norms)
 
     def step_done(self) -> None:
         """Drop gradients that the training loop may want to free."""
@@ -216,6 +281,7 @@ class PreparedGroups:
             and all(map(_same, [group["params"] for group in groups], self._seen_params))
             and _same(list(state.values()), self._seen_states)  # a third faster than over the values themselves
             and not self._changes.any
+            and all(map(Batch.is_in_place, self._batches or ()))
         )
 
     def _prepare(
@@ -230,7 +296,7 @@ class PreparedGroups:
         storages = _storages_and_ops(owner, groups)
         batches: list[Batch] = []
         for group_index, (group, (_, op)) in enumerate(zip(groups, storages, strict=True)):
-            parts: dict[tuple[bool, torch.device], Batch] = {}
+            parts: dict[tuple[bool, torch.device, Sharding | None], Batch] = {}
             if len(set(map(id, group["params"]))) < len(group["params"]):  # two threads would update it at once
                 raise OpArgumentError(
                     f"Group {group_index} has a parameter twice.", "Put each parameter into one group, once."
@@ -238,11 +304,13 @@ class PreparedGroups:
             for index, (param, grad) in enumerate(zip(group["params"], grads[group_index], strict=True)):
                 if grad is None:
                     continue
-                owner.check_grad(grad, index)
+                place = place_of(group_index, index, param)
+                owner.check_grad(grad, param, place)
                 if state.get(param):
-                    owner.check_state(state[param], param, index, group)
-                key = (id(param) in self._copies, param.device)
-                batch = parts.setdefault(key, Batch(group, group_index, op))
+                    owner.check_state(state[param], param, place, group)
+                sharding = sharding_of(param)
+                key = (id(param) in self._copies, param.device, sharding)
+                batch = parts.setdefault(key, Batch(group, group_index, op, sharding))
                 batch.indices.append(index)
                 batch.params.append(param)
                 batch.grads.append(grad)
@@ -251,19 +319,28 @@ class PreparedGroups:
             names, scale_names = owner.names_of(batch.group)
             entries = [StateEntry(owner.state_of(param, batch.group), self._changes) for param in batch.params]
             state.update(zip(batch.params, entries, strict=True))
-            batch.named = {name: [entry[name] for entry in entries] for name in ("step", *names, *scale_names)}
+            batch.named = {
+                name: [local_of(entry[name]) for entry in entries] for name in ("step", *names, *scale_names)
+            }
+            copies = [local_of(self._copies[id(param)]) for param in batch.params if id(param) in self._copies]
+            own, fitting = batch.local_grads(batch.grads)
+            batch.shards = list(map(local_of, batch.params))
             tensors = TensorLists(
-                batch.params,
-                batch.set_grads(batch.grads, [i for i, grad in enumerate(batch.grads) if not grad.is_contiguous()]),
+                batch.shards,
+                batch.set_grads(own, fitting, [i for i, grad in enumerate(fitting) if not grad.is_contiguous()]),
                 [batch.named[name] for name in names],
                 [batch.named[name] for name in scale_names],
-                [self._copies[id(param)] for param in batch.params if id(param) in self._copies],
+                copies,
                 places=[(batch.group_index << 32) + index for index in batch.indices],
             )
-            batch.prepared = batch.op.prepare(tensors, batch.named["step"])
+            with batch.named_errors():
+                batch.prepared = batch.op.prepare(tensors, batch.named["step"])
         if len(batches) > 1:  # within one list the native op checks it
-            _require_apart((batch, chain(batch.params, *batch.named.values())) for batch in batches)
+            _require_apart((batch, chain(batch.shards, *batch.named.values())) for batch in batches)
         self._batches = batches
+        # Those without a gradient count: every rank of a mesh has to add to a norm.
+        self._shardings = dict.fromkeys(sharding_of(param) for group in groups for param in group["params"])
+        self._has_flat_params = any(is_flat(param) for group in groups for param in group["params"])
         self._seen_params = [tuple(group["params"]) for group in groups]
         self._seen_storages = storages
         self._seen_states = list(state.values())

@@ -194,7 +194,7 @@ def test_a_group_or_state_without_a_maximum_is_refused(optimizer: type[Any]) -> 
     made = optimizer([{"params": params[:2]}, {"params": params[2:]}])
     run(made, params, 2)
     before = contents(made, params)
-    text = "The state of parameter 0 lacks 'max_exp_avg_sq'"
+    text = r"The state of parameter 0 of group \d \(shape .*\) lacks 'max_exp_avg_sq'"
     made.param_groups[1]["amsgrad"] = True
     set_grads(params, 2)
     with pytest.raises(OpArgumentError, match=text):

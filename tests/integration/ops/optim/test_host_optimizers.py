@@ -187,7 +187,7 @@ def test_a_state_of_another_length_is_refused_with_nothing_changed() -> None:
     before = [param.detach().clone() for param in params]
     made.state[params[4]]["exp_avg"].data = torch.zeros(3)
     set_grads(params, 5)
-    with pytest.raises(OpArgumentError, match="exp_avg of tensor 4 has 3 elements"):
+    with pytest.raises(OpArgumentError, match=r"parameter 4 of group 0 .* has exp_avg of shape \(3,\)"):
         made.step()
     assert_equal(params, before)
     assert made.state[params[0]]["step"].item() == 2

@@ -1,0 +1,141 @@
+"""Checks of parameters, gradients and states, with messages in the terms of an optimizer's user.
+
+A native op checks them as well, but knows only their positions in its lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from op_builder.errors import OpArgumentError
+from op_builder.ops.optim import packed_states
+from op_builder.ops.optim.sharding import is_split, local_of, sharding_of
+from op_builder.ops.optim.tensor_lists import QUANT_BLOCK
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def place_of(group_index: int, index: int, param: torch.Tensor) -> str:
+    """A parameter as the optimizer's user knows it."""
+    return f"parameter {index} of group {group_index} (shape {tuple(param.shape)})"
+
+
+def check_param(place: str, param: torch.Tensor, *, is_normed: bool) -> None:
+    """Check a parameter except for its device.
+
+    Args:
+        is_normed: whether the formula needs the norm of the parameter.
+
+    Raises:
+        OpArgumentError: it does not fit.
+    """
+    what = place[0].upper() + place[1:]
+    if param.dtype not in DTYPES:
+        raise OpArgumentError(
+            f"{what} is of type {param.dtype}; float32, bfloat16 or float16 is required.",
+            "Convert the model, for example model.float().",
+        )
+    sharding = sharding_of(param)
+    if sharding is not None and any(placement.is_partial() for placement in sharding.placements):
+        raise OpArgumentError(
+            f"{what} is a DTensor with a partial placement: no rank has its values.",
+            "Redistribute it as Replicate() or Shard() first.",
+        )
+    if is_normed and is_split(param):
+        raise OpArgumentError(
+            f"{what} is split over ranks; LAMB needs the norm of the whole parameter.",
+            "Use Adam or Lion for this model, or DistributedDataParallel.",
+        )
+    local = local_of(param)
+    if local.layout != torch.strided or not local.is_contiguous():
+        raise OpArgumentError(
+            f"{what} is not a contiguous dense tensor (layout {local.layout}).",
+            "Make the parameter contiguous, for example by p.data = p.data.contiguous().",
+        )
+    if local.is_neg():
+        raise OpArgumentError(
+            f"{what} is a lazy negation: its memory holds the values with the opposite sign.",
+            "Resolve it, for example by p.data = p.data.resolve_neg().",
+        )
+
+
+def check_grad(place: str, grad: torch.Tensor, param: torch.Tensor, optimizer: str) -> None:
+    """Check a gradient.
+
+    Raises:
+        OpArgumentError: it is sparse, or of another shape, type or device than the parameter allows.
+    """
+    if grad.layout != torch.strided:
+        raise OpArgumentError(
+            f"The gradient of {place} is sparse ({grad.layout}); {optimizer} needs dense ones.",
+            "Use torch.optim.SparseAdam or SGD for these parameters, or sparse=False in the embedding.",
+        )
+    if grad.dtype not in DTYPES or grad.shape != param.shape or grad.device != param.device:
+        raise OpArgumentError(
+            f"The gradient of {place} has shape {tuple(grad.shape)}, type {grad.dtype} and device {grad.device}; a "
+            f"gradient of the parameter's shape, of float32, bfloat16 or float16 and on {param.device} is required.",
+            "Call zero_grad() after changing a parameter's data, shape or device, then backward().",
+        )
+
+
+def require(what: str, given: Mapping[str, object], names: Iterable[str], optimizer: str) -> None:
+    """Check that a mapping has these entries.
+
+    Raises:
+        OpArgumentError: it lacks one.
+    """
+    missing = [name for name in names if name not in given]
+    if missing:
+        raise OpArgumentError(
+            f"{what} lacks {' and '.join(map(repr, missing))}.",
+            f"Pass the state_dict() of a {optimizer} or of torch.optim's optimizer of the same formula.",
+        )
+
+
+def check_shapes(what: str, entry: Mapping[str, object], param: torch.Tensor, states: Iterable[str]) -> None:
+    """Check the shapes of states, packed or not.
+
+    Raises:
+        OpArgumentError: one is not the parameter's.
+    """
+    local = local_of(param)
+    blocks = (-(-local.numel() // QUANT_BLOCK),)
+    for state in states:
+        codes, scales = packed_states.names(state)
+        for name, expected in ((state, tuple(param.shape)), (codes, tuple(local.shape)), (scales, blocks)):
+            value = entry.get(name)
+            if value is not None and getattr(value, "shape", None) != expected:
+                found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"{value!r}"
+                raise OpArgumentError(
+                    f"{what} has {name} of {found}; shape {expected} is required.",
+                    "Load the state of the same parameters in the same order.",
+                )
+        value = entry.get(state)
+        if isinstance(value, torch.Tensor) and (sharding_of(value) is None) != (sharding_of(param) is None):
+            raise OpArgumentError(
+                f"{what} has {state} of type {type(value).__name__}; the parameter is of type {type(param).__name__}.",
+                "Load it by torch.distributed.checkpoint.state_dict.set_optimizer_state_dict(), which distributes it "
+                "as the model is.",
+            )
+
+
+def check_state_memory(what: str, name: str, value: torch.Tensor, param: torch.Tensor, dtype: torch.dtype) -> None:
+    """Check that a native op can write a state.
+
+    Raises:
+        OpArgumentError: it cannot.
+    """
+    local = local_of(value)
+    if value.dtype != dtype or value.device != param.device or sharding_of(value) not in (None, sharding_of(param)):
+        raise OpArgumentError(
+            f"{what} has {name} of type {value.dtype} on {value.device}; {dtype} on {param.device} is required, and "
+            "the parameter's placements.",
+            "Pass the state to load_state_dict(), which converts it.",
+        )
+    if not local.is_contiguous() or local.is_neg():
+        raise OpArgumentError(
+            f"{what} has {name} that is {'a lazy negation' if local.is_neg() else 'not contiguous'}.",
+            "Pass the state to load_state_dict(), which copies it.",
+        )

@@ -1,0 +1,181 @@
+"""The states of an optimizer's parameters: their names, storage, and conversion from saved ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch.optim import Optimizer
+
+from op_builder.ops.optim import packed_states
+from op_builder.ops.optim.checks import check_shapes, require
+from op_builder.ops.optim.native_op import NativeOp
+from op_builder.ops.optim.prepared_groups import with_plain_entries
+from op_builder.ops.optim.sharding import is_dtensor, is_flat, like_param, local_of
+
+if TYPE_CHECKING:
+    from op_builder.builder.base import OpBuilder
+
+
+class NativeStates(Optimizer):
+    """The part of :class:`~op_builder.ops.optim.optimizer.NativeOptimizer` that concerns states.
+
+    Attributes:
+        NATIVE: the builder of the native op, unless a group's options need another.
+        NON_NEGATIVE: the states without a sign.
+        BUILDERS: the package that the op's builder is in; None for the current accelerator's.
+    """
+
+    NATIVE: ClassVar[str]
+    NON_NEGATIVE: ClassVar[frozenset[str]] = frozenset({"exp_avg_sq", "max_exp_avg_sq"})
+    BUILDERS: ClassVar[str | None] = None
+
+    _natives: dict[str, NativeOp]
+
+    # Overridden by some optimizers --------------------------------------------------------------
+
+    def _builder_of(self, group: Mapping[str, Any]) -> str:  # noqa: ARG002
+        """The builder of the native op that updates a group."""
+        return self.NATIVE
+
+    def _make_builder(self, name: str) -> OpBuilder:
+        if self.BUILDERS is not None:
+            from op_builder.catalog.registry import find_builder
+
+            return find_builder(name, self.BUILDERS)()
+        from op_builder.catalog.device import current_accelerator
+
+        return current_accelerator().create_op_builder(name)
+
+    def _states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """The names of a group's states in addition to ``step``, in its op's order."""
+        return self.native_of(group).states
+
+    def _first_value(self, _name: str, _group: Mapping[str, Any]) -> float:
+        """The initial value of a state."""
+        return 0.0
+
+    def _step_without_one(self, _state: Mapping[str, Any]) -> float:
+        """The number of updates of a saved state that lacks ``step``."""
+        return 0.0
+
+    # Overridden by HostOptimizer and FusedOptimizer ---------------------------------------------
+
+    def _place(self, source: torch.Tensor, param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """A contiguous copy for a state of ``param``."""
+        raise NotImplementedError
+
+    def _place_step(self, step: Any, param: torch.Tensor) -> torch.Tensor:
+        """A copy of a step counter, a number or a tensor, as the op takes it.
+
+        Raises:
+            OpArgumentError: it is not a number.
+        """
+        raise NotImplementedError
+
+    def _is_step(self, step: Any, param: torch.Tensor) -> bool:
+        """Whether the op takes this step counter."""
+        raise NotImplementedError
+
+    # Called by PreparedGroups -----------------------------------------------------------------
+
+    def native_of(self, group: Mapping[str, Any]) -> NativeOp:
+        """The native op that updates a group, loaded at the first call.
+
+        Raises:
+            IncompatibleOpError: it cannot be built or loaded here.
+        """
+        builder = self._builder_of(group)
+        if builder not in self._natives:
+            self._natives[builder] = self._make_builder(builder).load()
+        return self._natives[builder]
+
+    def names_of(self, group: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        """The names of the states in the native op's order, and of their scales."""
+        states = self._states_of(group)
+        if group["states"] != "8bit":
+            return list(states), []
+        pairs = [packed_states.names(state) for state in states]
+        return [codes for codes, _ in pairs], [scales for _, scales in pairs]
+
+    def state_of(self, param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        """A parameter's state in the group's storage; makes missing parts."""
+        state: dict[str, Any] = self.state[param]
+        names, scales = self.names_of(group)
+        if "step" not in state or any(state.get(name) is None for name in (*names, *scales)):
+            state = self.state[param] = self._loaded(state, param, group)
+        elif not self._is_step(state["step"], param):  # from an old checkpoint
+            state["step"] = self._place_step(state["step"], param)
+        return state
+
+    def _loaded(self, saved: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        """A parameter's saved state in this optimizer's storage."""
+        states = self._states_of(group)
+        of_states = {name for state in states for name in (state, *packed_states.names(state))}
+        loaded = {name: value for name, value in saved.items() if name not in of_states}
+        step = saved["step"] if "step" in saved else self._step_without_one(saved)
+        loaded["step"] = self._place_step(step, param)
+        for name in states:
+            loaded.update(self._loaded_state(name, saved, param, group))
+        return loaded
+
+    def _loaded_state(
+        self, name: str, saved: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        """The entries of one state, from saved values, saved bytes, or its initial value."""
+        non_negative = name in self.NON_NEGATIVE
+        packed = packed_states.names(name)
+        if group["states"] == "8bit" and packed_states.are_saved(name, saved):
+            return {key: self._place(saved[key], param, saved[key].dtype) for key in packed}
+        value = packed_states.saved_values(name, saved, non_negative)
+        if value is None:
+            # A single element in memory: its copy is filled as it is written.
+            first = torch.full((), self._first_value(name, group), dtype=torch.float32, device=param.device)
+            value = first.expand(local_of(param).shape)
+        value = local_of(value, param)
+        if group["states"] != "8bit":
+            return {name: like_param(self._place(value, param, state_dtype(param, group)), param)}
+        encoded = packed_states.encoded(value, non_negative)
+        return {key: self._place(one, param, one.dtype) for key, one in zip(packed, encoded, strict=True)}
+
+    def _without_packed_shards(self, made: dict[str, Any]) -> dict[str, Any]:
+        """A ``state_dict()`` of plain dictionaries, with decoded states of what ranks share.
+
+        Nothing that joins or splits shards knows what 8-bit codes and their scales mean.
+        """
+        made = with_plain_entries(made)
+        for group, saved in zip(self.param_groups, made["param_groups"], strict=True):
+            for param, number in zip(group["params"], saved["params"], strict=True):
+                entry = made["state"].get(number)
+                if entry and group["states"] == "8bit" and (is_flat(param) or is_dtensor(param)):
+                    for name in self._states_of(group):
+                        value = packed_states.saved_values(name, entry, name in self.NON_NEGATIVE)
+                        for packed in packed_states.names(name):
+                            entry.pop(packed, None)
+                        if value is not None:
+                            entry[name] = like_param(value, param)
+        return made
+
+    def check_state(self, state: Mapping[str, Any], param: torch.Tensor, place: str, group: Mapping[str, Any]) -> None:
+        """Check a parameter's state.
+
+        Raises:
+            OpArgumentError: it lacks a part, has another shape than the parameter, or its step is not a count.
+        """
+        self._check_saved(f"The state of {place}", state, param, group)
+
+    def _check_saved(self, what: str, entry: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> None:
+        self._require(what, entry, ("step",))
+        for name in self._states_of(group):
+            codes, scales = packed_states.names(name)
+            self._require(what, entry, (scales,) if codes in entry else (name,))
+        check_shapes(what, entry, param, self._states_of(group))
+
+    def _require(self, what: str, given: Mapping[str, Any], names: Iterable[str]) -> None:
+        require(what, given, names, type(self).__name__)
+
+
+def state_dtype(param: torch.Tensor, group: Mapping[str, Any]) -> torch.dtype:
+    """The type of a state, for 8-bit states before packing."""
+    return {"param": param.dtype, "bfloat16": torch.bfloat16}.get(group["states"], torch.float32)

@@ -1,0 +1,284 @@
+"""Training of sharded models with our optimizers: what the ranks of test_sharded_parameters.py run."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional
+
+from op_builder import ops
+from op_builder.errors import OpArgumentError
+from tests.support.distributed_programs import start, stop
+
+WIDTH = 21  # no multiple of the number of ranks: shards are uneven, and some small ones empty
+STEPS = 4
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(functional.gelu(self.up(self.norm(x))))
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(Layer(), Layer(), nn.Linear(WIDTH, 1, bias=False))
+
+
+def fsdp2(_size: int, model: nn.Module) -> nn.Module:
+    for layer in model.children():
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def hybrid(size: int, model: nn.Module) -> nn.Module:
+    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicate", "shard"))
+    for layer in model.children():
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def tensor_parallel(size: int, model: nn.Module, mesh: Any = None) -> nn.Module:
+    styles = {"up": ColwiseParallel, "down": RowwiseParallel}
+    plan = {f"{layer}.{part}": style() for layer in (0, 1) for part, style in styles.items()}
+    return parallelize_module(model, mesh or init_device_mesh("cpu", (size,)), plan)
+
+
+def both(size: int, model: nn.Module) -> nn.Module:
+    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("data", "tensor"))
+    tensor_parallel(size, model, mesh["tensor"])
+    for layer in model.children():
+        fully_shard(layer, mesh=mesh["data"])
+    return fully_shard(model, mesh=mesh["data"])
+
+
+def freeze(model: nn.Module) -> None:
+    """As PEFT leaves a model: the base frozen, the rest trained."""
+    for name, param in model.named_parameters():
+        param.requires_grad_("up" in name)
+
+
+def frozen(size: int, model: nn.Module) -> nn.Module:
+    freeze(model)
+    return fsdp2(size, model)
+
+
+WAYS: dict[str, Callable[[int, nn.Module], nn.Module]] = {
+    "fsdp2": fsdp2, "hybrid": hybrid, "tensor parallel": tensor_parallel, "both": both, "frozen": frozen,
+}  # fmt: skip
+
+
+@contextmanager
+def ranks(rank: int, size: int, directory: str) -> Iterator[None]:
+    start("gloo", rank, size, directory)
+    yield
+    gc.collect()  # the models, before their groups
+    stop()
+
+
+def clip_all(model: nn.Module, limit: float) -> None:
+    """clip_grad_norm_(), which torch has for one mesh only."""
+    grads = [param.grad for param in model.parameters() if param.grad is not None]
+    whole = [grad.full_tensor() if isinstance(grad, DTensor) else grad for grad in grads]
+    norm = torch.stack([grad.double().norm() for grad in whole]).norm()
+    for grad in grads:
+        local = grad.to_local() if isinstance(grad, DTensor) else grad
+        local.mul_(min(1.0, limit / (norm.item() + 1e-6)))
+
+
+def train(
+    model: nn.Module, optimizer: Any, steps: int = STEPS, *, first: int = 0, clip: float | None = None
+) -> list[float]:
+    losses = []
+    for step in range(first, first + steps):
+        # The same data on each rank, so that the means are those of one process.
+        x = torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(step))
+        loss = (model(x) - x.sin().sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        if clip is not None:
+            clip_all(model, clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def make(name: str, params: Any, options: dict[str, Any]) -> Any:
+    return getattr(ops if hasattr(ops, name) else torch.optim, name)(params, lr=1e-2, **options)
+
+
+ADAMW: tuple[str, dict[str, Any], float | None] = ("AdamW", {"weight_decay": 0.0}, None)
+#: Each optimizer, the one in one process whose losses it has to have, and the ways.
+CASES: list[tuple[str, dict[str, Any], tuple[str, dict[str, Any], float | None], list[str]]] = [
+    ("CPUAdam", {}, ADAMW, ["fsdp2", "both"]),
+    ("CPUAdam", {"max_grad_norm": 0.05, "zero_grads": True}, ("AdamW", {"weight_decay": 0.0}, 0.05), list(WAYS)),
+    ("FusedAdam", {}, ADAMW, ["hybrid", "tensor parallel"]),
+    *(("CPUAdam", {"states": states}, ADAMW, ["fsdp2"]) for states in ("param", "bfloat16", "8bit")),
+    ("CPUAdam", {"amsgrad": True}, ("AdamW", {"weight_decay": 0.0, "amsgrad": True}, None), ["fsdp2"]),
+    ("CPUSGD", {"momentum": 0.9}, ("SGD", {"momentum": 0.9}, None), ["fsdp2"]),
+    ("CPUAdagrad", {}, ("Adagrad", {}, None), ["fsdp2"]),
+    ("CPULion", {}, ("CPULion", {}, None), ["fsdp2"]),
+    ("FusedLion", {}, ("FusedLion", {}, None), ["fsdp2"]),
+]
+
+
+def losses(rank: int, size: int, directory: str) -> list[dict[str, Any]]:
+    """Losses of each kind of model with each optimizer, beside those of its peer in one process."""
+    results = []
+    with ranks(rank, size, directory):
+        for name, options, (peer, peer_options, clip), ways in CASES:
+            for way in ways:
+                plain = network()
+                if way == "frozen":
+                    freeze(plain)
+                expected = train(plain, make(peer, plain.parameters(), peer_options), clip=clip)
+                model = WAYS[way](size, network())
+                optimizer = make(name, model.parameters(), options)
+                found = train(model, optimizer)
+                states = {
+                    type(value).__name__
+                    for param in model.parameters()
+                    for key, value in optimizer.state.get(param, {}).items()
+                    if isinstance(param, DTensor) and key != "step"
+                }
+                result = {"way": way, "name": name, "options": options, "found": found, "expected": expected}
+                results.append({**result, "states": sorted(states)})
+                del model, optimizer
+    return results
+
+
+def resume(
+    rank: int, size: int, directory: str, way: str, options: dict[str, Any], old: str | None, new: str | None
+) -> list[float]:
+    """Load a checkpoint if there is one, train, save, and train on; the losses of all steps."""
+    with ranks(rank, size, directory):
+        model = WAYS[way](size, network())
+        optimizer = make("CPUAdam", model.parameters(), options)
+        first = 0
+        if old is not None:
+            model_state, optimizer_state = get_state_dict(model, optimizer)
+            dcp.load({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=old)
+            set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=optimizer_state)
+            first = 3
+        found = train(model, optimizer, 3, first=first)
+        if new is not None:
+            model_state, optimizer_state = get_state_dict(model, optimizer)
+            dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=new)
+            found += train(model, optimizer, 3, first=3)
+        del model, optimizer
+    return found
+
+
+def fsdp1(rank: int, size: int, directory: str) -> list[dict[str, Any]]:
+    """Losses after loading FSDP1's checkpoint of 8-bit states, beside those without."""
+    with ranks(rank, size, directory):
+        return [fsdp1_case(use_orig_params) for use_orig_params in (True, False)]
+
+
+def fsdp1_case(use_orig_params: bool) -> dict[str, Any]:
+    def build() -> tuple[Any, Any]:
+        model = FullyShardedDataParallel(network(), use_orig_params=use_orig_params, device_id=torch.device("cpu"))
+        # One state: on the CPU, torch's optim_state_dict() returns the last one under the names of all.
+        return model, make("CPUSGD", model.parameters(), {"momentum": 0.9, "states": "8bit"})
+
+    first, optimizer = build()
+    train(first, optimizer, 3)
+    saved = copy.deepcopy((FullyShardedDataParallel.optim_state_dict(first, optimizer), first.state_dict()))
+    uninterrupted = train(first, optimizer, 3, first=3)
+    model, optimizer = build()
+    model.load_state_dict(saved[1])
+    optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(model, optimizer, saved[0]))
+    resumed = train(model, optimizer, 3, first=3)
+    optimizer.max_grad_norm = 1.0
+    clipped = refusal(lambda: train(model, optimizer, 1))
+    lamb = refusal(lambda: make("CPULamb", model.parameters(), {}))
+    return {"resumed": resumed, "uninterrupted": uninterrupted, "clipped": clipped, "lamb": lamb}
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except OpArgumentError as error:
+        return str(error)
+    return ""
+
+
+def single(rank: int, size: int, directory: str) -> dict[str, Any]:
+    """What concerns single DTensors."""
+    result: dict[str, Any] = {}
+    with ranks(rank, size, directory):
+        mesh = init_device_mesh("cpu", (size,))
+        values = torch.arange(20.0).reshape(5, 4)
+
+        def parameter(placement: Any, dtype: torch.dtype = torch.float32) -> nn.Parameter:
+            return nn.Parameter(distribute_tensor(values.to(dtype), mesh, [placement]))
+
+        def spread(grad: torch.Tensor, placement: Any) -> DTensor:
+            return distribute_tensor(grad, mesh, [placement])
+
+        # Gradients that are not distributed as their parameters are; each rank has a part of a partial one.
+        for placement in (Replicate(), Shard(0)):
+            plain, param = nn.Parameter(values.clone()), parameter(placement)
+            optimizers = [ops.CPUAdam([one], max_grad_norm=0.5, zero_grads=True) for one in (plain, param)]
+            for step in range(3):
+                plain.grad = torch.full((5, 4), 3.0 + step) * values
+                part = DTensor.from_local(plain.grad * 2 * (rank + 1) / (size * (size + 1)), mesh, [Partial()])
+                param.grad = part if step < 2 else spread(plain.grad, Shard(1))
+                for optimizer in optimizers:
+                    optimizer.step()
+                assert param.grad.to_local().count_nonzero() == 0
+            torch.testing.assert_close(param.full_tensor(), plain)
+            assert abs(optimizers[0].grad_norm - optimizers[1].grad_norm) < 1e-3
+
+        # Copies in another type, also after the memory of the shard was replaced, as loading a model may do.
+        master, rounded = parameter(Shard(0)), parameter(Shard(0), torch.bfloat16)
+        optimizer = ops.CPUAdam([master], lr=1.0)
+        optimizer.write_copies({master: rounded})
+        for _ in range(2):
+            master.grad = spread(torch.ones(5, 4), Shard(0))
+            optimizer.step()
+            assert torch.equal(rounded.full_tensor(), master.full_tensor().bfloat16())
+            master._local_tensor = master._local_tensor.clone()
+        torch.testing.assert_close(master.full_tensor(), values - 2)
+        result["copy"] = refusal(lambda: optimizer.write_copies({master: parameter(Replicate())}))
+
+        # A change between forward and backward.
+        param = parameter(Shard(0))
+        optimizer = ops.FusedAdam([param])
+        loss = param.square().sum()
+        param.grad = spread(torch.ones(5, 4), Shard(0))
+        optimizer.step()
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            result["changed"] = str(error)
+
+        param = parameter(Shard(0))
+        optimizer = ops.CPUAdam([param])
+        param.grad = spread(torch.ones(5, 4), Shard(0))
+        optimizer.step()
+        saved = optimizer.state_dict()
+        saved["state"][0]["exp_avg"] = saved["state"][0]["exp_avg"].full_tensor()
+        result["plain state"] = refusal(lambda: optimizer.load_state_dict(saved))
+        partial = nn.Parameter(DTensor.from_local(values, mesh, [Partial()]))
+        result["partial"] = refusal(lambda: ops.CPUAdam([partial]))
+        result["lamb"] = refusal(lambda: ops.FusedLamb([param]))
+        ops.CPULamb([parameter(Replicate())])
+    return result
