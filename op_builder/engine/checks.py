@@ -6,9 +6,15 @@ from op_builder import env
 from op_builder.cache.store import Cache
 from op_builder.plan import BuildPlan
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed
+from op_builder.system.interpreter import python
 from op_builder.system.process import run
 from op_builder.toolchains.jobs import job_count
 from op_builder.toolchains.toolset import find_ninja
+
+
+def python_check() -> CheckOutcome:
+    """An interpreter for the child process that tries a new binary."""
+    return Passed("Python", python())
 
 
 def ninja_check() -> CheckOutcome:

@@ -12,7 +12,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 from op_builder import env
 from op_builder.errors import LoadError, ToolchainError
 from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY, Binding, BuildPlan
+from op_builder.system.interpreter import isolated_command, python
 from op_builder.system.process import Finished, run
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import Compiler
@@ -65,11 +65,9 @@ end({_LOADED!r})
 """
 
 # The same with a whole torch, for a library that registers itself: nothing less can say under which names.
-# The path is this process's, because a module's init function may import what was put there.
 _TORCH_CHILD = f"""{_START}
 import json
-module, artifact, path = sys.argv[1:]
-sys.path[:] = json.loads(path)
+module, artifact = sys.argv[1:]
 import torch
 from op_builder.system import torch_ops
 def namespaces(operators):
@@ -166,9 +164,9 @@ def _tried(artifact: Path, plan: BuildPlan, toolset: Toolset, defined: set[str],
         return inspection
     libraries = needed_libraries(plan, toolset)
     entry = ENTRY_POINT if kind == "accel" else ""
-    arguments = ["-I", "-S", "-c", _CHILD, entry, module, str(artifact), *libraries]
+    command = [python(), "-I", "-S", "-c", _CHILD, entry, module, str(artifact), *libraries]
     try:
-        _try_in_child(artifact, compiler, arguments, [library.library.parent for library in plan.libraries])
+        _try_in_child(artifact, compiler, command, [library.library.parent for library in plan.libraries])
     except LoadError:
         if not module:
             raise
@@ -207,14 +205,13 @@ def needed_libraries(plan: BuildPlan, toolset: Toolset) -> list[str]:
 
 
 def _try_with_torch(artifact: Path, kind: str, module: str, compiler: Compiler) -> Inspection:
-    path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
-    answer = json.loads(_try_in_child(artifact, compiler, ["-c", _TORCH_CHILD, module, str(artifact), path]))
+    answer = json.loads(_try_in_child(artifact, compiler, isolated_command(_TORCH_CHILD, module, str(artifact))))
     namespaces, defined, operators = map(tuple, answer)
     return Inspection(kind, namespaces, "loaded in a child process with torch", defined, operators)
 
 
-def _try_in_child(artifact: Path, compiler: Compiler, arguments: list[str], search: Iterable[Path] = ()) -> str:
-    """Run Python with ``arguments``; what it printed in one line with its mark of success.
+def _try_in_child(artifact: Path, compiler: Compiler, command: list[str], search: Iterable[Path] = ()) -> str:
+    """Run Python by ``command``; what it printed in one line with its mark of success.
 
     Args:
         search: directories where the child finds libraries that are named without a path, too.
@@ -222,7 +219,7 @@ def _try_in_child(artifact: Path, compiler: Compiler, arguments: list[str], sear
     places = [*map(str, search), *filter(None, [env.LD_LIBRARY_PATH.raw()])]
     environment = env.child_environment(LD_LIBRARY_PATH=":".join(places) or None)
     try:
-        child = run([sys.executable, *arguments], timeout_s=_TIMEOUT_S, environment=environment)
+        child = run(command, timeout_s=_TIMEOUT_S, environment=environment)
     except ToolchainError as error:
         if not isinstance(error.__cause__, subprocess.TimeoutExpired):
             raise
