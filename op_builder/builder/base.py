@@ -131,7 +131,7 @@ class OpBuilder(ABC):
             guarded("Python", python_check),
             guarded("ninja", ninja_check),
             guarded("C++ compiler", lambda: cxx_check(plan, self.cache.memo)),
-            guarded("cache directory", lambda: cache_check(self.cache)),
+            guarded("cache directory", lambda: cache_check(self.cache, self.name)),
             guarded("build settings", lambda: settings_check(plan)),
         ]
 

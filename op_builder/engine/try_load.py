@@ -23,6 +23,7 @@ from op_builder.system.interpreter import isolated_command, python
 from op_builder.system.process import Finished, run
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import Compiler
+from op_builder.toolchains.compiler_probe import binutil
 from op_builder.toolchains.remedies import load_remedy
 from op_builder.toolchains.toolset import Toolset
 
@@ -104,6 +105,8 @@ _KNOWN_UNDEFINED = re.compile(
     r"|^_Z(?:T[VIST])?N?K?S[tabsiod]"  # libstdc++'s, without one because torch exports a copy of some
     r"|^(?:_ITM_\w+|__gmon_start__|__cxa_finalize|__gxx_personality_v0|__tls_get_addr|_Unwind_\w+|__dso_handle)$"
 )
+# The address if the symbol is defined, its kind and its name; a wrapper may print other lines.
+_NM_LINE = re.compile(r"^([0-9a-fA-F]+)?[ \t]+[A-Za-z?-] (\S+)$", re.MULTILINE)
 _REGISTERS_OPS = re.compile(r"^_ZN5torch7LibraryC|torch_library_init")
 _TORCH_CXX = re.compile(r"^_Z\w*(?:2at|3c10|5torch|6caffe2)")
 
@@ -273,14 +276,13 @@ def _symbols(artifact: Path, compiler: Compiler) -> tuple[set[str], set[str]]:
             f"The compiler {compiler.command[0]} reported success and wrote no {artifact.name}.",
             "Set CXX to a working g++ or clang++.",
         )
-    nm = _binutil("nm", compiler)
+    nm = binutil("nm", compiler.command)
     listed = run([nm, "-D", str(artifact)])
     if not listed.ok:
         raise LoadError(f"{nm} cannot read {artifact.name}: {listed.errors.strip()}.", "Is the disk full?")
     defined: set[str] = set()
     undefined: set[str] = set()
-    for line in listed.output.splitlines():  # an address where defined, the kind, the name
-        *address, _, name = line.split()
+    for address, name in _NM_LINE.findall(listed.output):
         (defined if address else undefined).add(name)
     return defined, undefined
 
@@ -310,11 +312,7 @@ def _load_failed(artifact: Path, child: Finished, compiler: Compiler) -> LoadErr
 def _readable(symbol: str, compiler: Compiler) -> str:
     """``symbol`` with what it is called in C++, where that is another name."""
     try:
-        name = run([_binutil("c++filt", compiler), symbol]).output.strip()
+        name = run([binutil("c++filt", compiler.command), symbol]).last_line
     except ToolchainError:
         name = ""
     return f"{symbol} ({name})" if name not in ("", symbol) else symbol
-
-
-def _binutil(name: str, compiler: Compiler) -> str:
-    return run([*compiler.command, f"-print-prog-name={name}"]).output.strip() or name

@@ -48,8 +48,8 @@ def isolated_command(code: str, *arguments: str) -> list[str]:
     start = "import sys\n"
     site = sys.modules.get("site")
     if site is not None and site.ENABLE_USER_SITE:  # -I leaves it out, and its .pth files may install import hooks
-        start += f"import site\nsite.addsitedir({ascii(site.getusersitepackages())})\n"
-    return [python(), "-I", "-c", f"{start}sys.path[:] = {ascii(path)}\n{code}", *arguments]
+        start += f"import site\nsite.addsitedir({site.getusersitepackages()!a})\n"
+    return [python(), "-I", "-c", f"{start}sys.path[:] = {path!a}\n{code}", *arguments]
 
 
 def _candidates() -> Iterator[str]:

@@ -40,14 +40,19 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
             "Set CXX to a working g++ or clang++.",
         )
     first_line = (version.output.strip() or version.errors.strip()).splitlines()[0]
-    proper = "clang" if "clang" in first_line else "cc1plus"
-    behind = run([*command, f"-print-prog-name={proper}"]).output.strip()
+    proper = "clang" if "clang" in version.output else "cc1plus"
+    behind = run([*command, f"-print-prog-name={proper}"]).last_line
     files = [found for program in programs for found in (os.path.realpath(program), *run_by_script(program))]
     if os.path.isabs(behind):
         files.append(os.path.realpath(behind))
     macros = run([*command, "-dM", "-E", "-x", "c++", os.devnull]).output
     is_gcc = "__GNUC__" in macros and "__clang__" not in macros and "__INTEL" not in macros
-    return {"version": first_line, "target": target.output.strip(), "is_gcc": is_gcc}, files
+    return {"version": first_line, "target": target.last_line, "is_gcc": is_gcc}, files
+
+
+def binutil(name: str, command: tuple[str, ...]) -> str:
+    """The path or name of the program ``name`` (``nm``, ``c++filt``) that belongs to a compiler's ``command``."""
+    return run([*command, f"-print-prog-name={name}"]).last_line or name
 
 
 def run_by_script(path: str) -> list[str]:
