@@ -3,9 +3,9 @@
 ::
 
     <cache>/ops/<op>/<plan key>/<build key>/   manifest.json and the binary; never changed once there
-    <cache>/staging/                           builds under way, each in a directory of its own
+    <cache>/staging/                           running builds, each in its own directory
     <cache>/rejected/                          entries whose binary no longer matched its manifest
-    <cache>/sycl_kernels/                      what the SYCL runtime made of kernels, laid out by it
+    <cache>/sycl_kernels/                      kernels that the SYCL runtime compiled, in its own layout
     <cache>/locks/  logs/  memo/               save work, hold compiler output, remember small facts
 
 A reader needs no lock and no write access: an entry is either there whole or not at all.
@@ -289,7 +289,7 @@ class Cache:
         return found
 
     def _ignore(self, directory: Path, reason: str) -> None:
-        """Leave an entry where it is; in a package, which nobody else writes to, it counts as damaged."""
+        """Leave an entry where it is; in a package, to which no other process writes, it counts as damaged."""
         if not self._is_ours:
             self.damaged[directory] = reason
 

@@ -55,7 +55,7 @@ class BuildCommands:
     """All commands of a build, to be run in the staging directory.
 
     Attributes:
-        device_link: of device code that was compiled ahead, into DEVICE_OBJECT; empty where there is none.
+        device_link: of device code that was compiled ahead, into DEVICE_OBJECT; empty without such code.
         stand_ins: by file name, of the libraries that the link meets instead of torch's.
     """
 
@@ -312,8 +312,8 @@ def _system_includes(plan: BuildPlan) -> list[str]:
 def torch_includes(plan: BuildPlan) -> list[str]:
     """Torch's own include directories."""
     if plan.binding is Binding.STABLE:
-        # The Stable ABI's headers all lie here. cpp_extension would say so too, but importing it,
-        # and setuptools with it, takes as long as half of what a small build takes besides its compiler.
+        # This directory has all headers of the Stable ABI. cpp_extension names it, too, but importing it,
+        # and setuptools with it, takes half as long as a small build without its compiler.
         return [str(torch_install().include_dir)]
     from torch.utils import cpp_extension
 

@@ -29,7 +29,7 @@ from op_builder.toolchains.toolset import Toolset
 
 _TIMEOUT_S = 300.0
 
-# A child's last word: a library that ends the process when opened, even with status 0, is not loaded.
+# The child prints this last: a library that ends the process when opened, even with status 0, is not loaded.
 _LOADED = "accel-ops: loaded"
 
 # What both children begin with: a Python module is not only opened, its init function runs too. They end without the
@@ -37,7 +37,7 @@ _LOADED = "accel-ops: loaded"
 _START = """
 import ctypes, sys
 if sys.platform == "linux":
-    # PR_SET_PDEATHSIG, SIGKILL: what is opened may wait for ever, and who would end it be killed.
+    # PR_SET_PDEATHSIG, SIGKILL: opening the file may never return, and the parent may be killed meanwhile.
     ctypes.CDLL(None).prctl(1, 9)
 def end(*words):
     import os
@@ -65,7 +65,7 @@ if module:
 end({_LOADED!r})
 """
 
-# The same with a whole torch, for a library that registers itself: nothing less can say under which names.
+# The same with the whole of torch, which reports the names that a library registers when it is opened.
 _TORCH_CHILD = f"""{_START}
 import json
 module, artifact = sys.argv[1:]
@@ -134,7 +134,7 @@ class Inspection:
 
 
 def inspect(artifact: Path, plan: BuildPlan, toolset: Toolset) -> Inspection:
-    """Find out how ``artifact`` is loaded, and prove that it can be.
+    """Find out how ``artifact`` is loaded, and check that it loads.
 
     Raises:
         LoadError: it does not load, or a Stable-ABI binary uses torch's C++ symbols.
@@ -176,8 +176,8 @@ def _tried(artifact: Path, plan: BuildPlan, toolset: Toolset, defined: set[str],
     else:
         names = ", ".join(Path(name).name for name in libraries)
         return Inspection(kind, (), f"loaded in a child process with {names}")
-    # Its init function may want what importing torch sets up. That takes a second or two, which most
-    # modules need not wait for.
+    # Its init function may need an imported torch. Importing it takes a second or two, which most modules do not
+    # need.
     return _try_with_torch(artifact, kind, module, compiler)
 
 

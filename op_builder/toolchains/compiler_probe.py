@@ -1,4 +1,4 @@
-"""Asking a C++ compiler and its linker what they are, each time by running them.
+"""Questions to a C++ compiler and its linker, each answered by running them.
 
 A module of its own because a warm load has the answers in the memo.
 """
@@ -22,7 +22,7 @@ LINKED_FLAG = "--dependency-file"
 
 
 def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """What a compiler says of itself, and the files that the answer depends on.
+    """The version and target that a compiler reports, and the files that the answer depends on.
 
     Args:
         programs: the words of ``command`` that are programs, resolved.
@@ -36,7 +36,7 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
         answer = (version.errors or target.errors or version.output).strip().splitlines()
         raise ToolchainError(
             f"{shlex.join(command)} does not answer --version and -dumpmachine as a C++ compiler does"
-            + (f"; it said: {answer[0]}" if answer else "."),
+            + (f"; it printed: {answer[0]}" if answer else "."),
             "Set CXX to a working g++ or clang++.",
         )
     first_line = (version.output.strip() or version.errors.strip()).splitlines()[0]
@@ -69,7 +69,7 @@ def run_by_script(path: str) -> list[str]:
 
 
 def searched_directories(command: tuple[str, ...]) -> list[str]:
-    """The directories in which a compiler looks for ``<...>`` by itself, in their order."""
+    """The directories in which a compiler searches for ``<...>`` by default, in order."""
     said = run([*command, "-E", "-Wp,-v", "-x", "c++", os.devnull], environment=env.child_environment(LC_ALL="C"))
     listed = said.errors.partition("#include <...> search starts here:\n")[2].partition("End of search list")[0]
     return [line.strip() for line in listed.split("\n") if line.strip()]

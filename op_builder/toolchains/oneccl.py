@@ -95,10 +95,10 @@ def _version(config: Path, _changed_ns: int) -> str:
 
 
 def require_oneccl() -> OneCCL:
-    """:func:`find_oneccl`, and an error where there is none.
+    """:func:`find_oneccl`, and an error if it is missing.
 
     Raises:
-        ToolchainError: there is none.
+        ToolchainError: oneCCL is missing.
     """
     found = find_oneccl()
     if found is None:
@@ -155,7 +155,7 @@ def oneccl_variables(library: Path) -> dict[str, str]:
     wanted = {env.CCL_ATL_TRANSPORT: "ofi", env.CCL_LOG_LEVEL: "error"}
     fabric = library.parent / "libfabric.so.1"
     if fabric.exists():
-        # As impi-rt's wheel has them; libfabric itself would look where it was built.
+        # As impi-rt's wheel has them; by default libfabric searches the directory of its own build.
         wanted[env.CCL_OFI_LIBRARY_PATH] = str(fabric)
         wanted[env.FI_PROVIDER_PATH] = str(library.parent)
     return {variable.name: value for variable, value in wanted.items() if variable.raw() is None}
