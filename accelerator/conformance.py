@@ -21,6 +21,7 @@ from accelerator.selection import choose
 from accelerator.testing import CHECKS, Ability, CheckResult, ConformanceReport
 from accelerator.testing.model import FAILED, require_device
 from op_builder import env
+from op_builder.system.interpreter import isolated_command
 
 _EPILOG = "Exit status: 0 if all checks passed or do not apply, 1 if one failed, 2 if no device can be checked."
 _MARK = "conformance-result: "
@@ -115,11 +116,16 @@ def run_isolated(name: str, lacks: Mapping[Ability, str], timeout_s: float) -> C
     return ConformanceReport(name, tuple(results))
 
 
+_WORKER = (
+    "from accelerator import conformance\nfrom op_builder.command_line import run_main\nrun_main(conformance.main)"
+)
+
+
 def _run_child(
     name: str, first: int, lacks: Mapping[Ability, str], timeout_s: float
 ) -> tuple[list[tuple[str, str]], str, int]:
     """The outcomes from check ``first`` on, how the child ended, and its exit status."""
-    command = [sys.executable, "-m", "accelerator.conformance", name, f"--worker={first}"]
+    command = isolated_command(_WORKER, name, f"--worker={first}")
     command += [f"--without={ability.value}={reason}" for ability, reason in lacks.items()]
     outcomes: list[tuple[str, str]] = []
     is_late = threading.Event()

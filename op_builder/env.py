@@ -40,7 +40,10 @@ def _parse_count(text: str) -> int:
 
 
 def _parse_path(text: str) -> Path:
-    return Path(text).expanduser()
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # the home directory of this user or of another one is unknown
+        raise ValueError(f"expected a path without ~ here: {error}") from error
 
 
 _TYPE_NAMES: dict[Callable[[str], object], str] = {

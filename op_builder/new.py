@@ -97,7 +97,7 @@ def create(name: str, directory: Path, devices: Collection[str] = ()) -> None:
 
 
 def _check_name(name: str) -> None:
-    if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]", name) or keyword.iskeyword(name):
+    if not re.fullmatch(r"[a-z]([a-z0-9_]*[a-z0-9])?", name) or keyword.iskeyword(name):
         raise NewPackageError(
             f"{name!r} cannot be the name of a package.",
             "Use lower-case letters, digits and '_' (not at the ends), and begin with a letter.",

@@ -29,6 +29,7 @@ class Language(enum.Enum):
     """The language of a source file, which determines its compiler."""
 
     CXX = "c++"
+    C = "c"
     CUDA = "cuda"
     SYCL = "sycl"
     """C++ with kernels that oneAPI's compiler compiles ahead of time."""

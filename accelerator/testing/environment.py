@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import torch
 from setuptools.command.build_ext import build_ext  # type: ignore[import-untyped]
@@ -13,6 +12,7 @@ from op_builder import OpBuilder, env
 from op_builder.catalog.registry import device_package
 from op_builder.catalog.table import OPS
 from op_builder.catalog.unavailable import UnavailableOpBuilder
+from op_builder.system.interpreter import isolated_command
 
 _KNOWN, _MISSPELLED = "CPUAdamBuilder", "CPUAdmBuilder"
 _CHILD_TIMEOUT_S = 300
@@ -133,7 +133,7 @@ class EnvironmentChecks(Checks):
             does_not_apply(f"a child process cannot import {cls.__module__}.{cls.__qualname__}")
         variables = env.child_environment()
         self.accelerator.set_visible_devices_envs(variables, ids)
-        command = [sys.executable, "-c", _COUNT_DEVICES.format(module=cls.__module__, names=cls.__qualname__)]
+        command = isolated_command(_COUNT_DEVICES.format(module=cls.__module__, names=cls.__qualname__))
         child = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=_CHILD_TIMEOUT_S)
         counts = [line.removeprefix("devices: ") for line in child.stdout.splitlines() if line.startswith("devices: ")]
         expect(len(counts) == 1, f"a child process that counts devices {ids}", f"failed: {child.stderr.strip()[-300:]}")

@@ -118,7 +118,7 @@ class OpBuilder(ABC):
 
     def build_checks(self) -> list[CheckOutcome]:
         """Checks of everything that compiling the op needs."""
-        from op_builder.engine.checks import cache_check, ninja_check, settings_check
+        from op_builder.engine.checks import cache_check, ninja_check, python_check, settings_check
         from op_builder.system.outcomes import Failed, guarded, guarded_value
         from op_builder.toolchains.checks import cxx_check, torch_check
 
@@ -128,9 +128,10 @@ class OpBuilder(ABC):
             return [torch, plan]
         return [
             torch,
+            guarded("Python", python_check),
             guarded("ninja", ninja_check),
             guarded("C++ compiler", lambda: cxx_check(plan, self.cache.memo)),
-            guarded("cache directory", lambda: cache_check(self.cache)),
+            guarded("cache directory", lambda: cache_check(self.cache, self.name)),
             guarded("build settings", lambda: settings_check(plan)),
         ]
 

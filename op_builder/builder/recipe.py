@@ -19,7 +19,7 @@ _SUFFIXES = {
     ".cpp": Language.CXX,
     ".cc": Language.CXX,
     ".cxx": Language.CXX,
-    ".c": Language.CXX,
+    ".c": Language.C,
     ".cu": Language.CUDA,
 }
 

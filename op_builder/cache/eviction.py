@@ -151,7 +151,7 @@ def remove(cache: Cache, going: Iterable[Item]) -> int:
 
 
 def sweep_small(cache: Cache, *, all_of_them: bool = False) -> int:
-    """Remove locks that nobody holds, memos that are old and what killed builds left; returns the bytes freed.
+    """Remove unused locks, old memos and the remains of killed builds; returns the bytes freed.
 
     Args:
         all_of_them: locks and memos whatever their age.

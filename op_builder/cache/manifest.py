@@ -26,7 +26,7 @@ class Manifest(NamedTuple):
         size_bytes, sha256: of the binary.
         kind: how it is loaded: ``accel``, ``python`` or ``torch_library``; ``header`` if it is precompiled for GCC.
         namespaces: torch namespaces of the ops that loading it brings; of an ``accel`` binary none.
-        defined_namespaces, operators: what of torch it defines, which nothing else in a process may.
+        defined_namespaces, operators: the torch names that it defines; a process can define each only once.
         key_parts: the plan key's parts.
         headers, absent, system_headers: what the compiler read in addition to the sources, and where it found nothing.
         check: how the binary was tried before it was published.

@@ -3,9 +3,9 @@
 ::
 
     <cache>/ops/<op>/<plan key>/<build key>/   manifest.json and the binary; never changed once there
-    <cache>/staging/                           builds under way, each in a directory of its own
+    <cache>/staging/                           running builds, each in its own directory
     <cache>/rejected/                          entries whose binary no longer matched its manifest
-    <cache>/sycl_kernels/                      what the SYCL runtime made of kernels, laid out by it
+    <cache>/sycl_kernels/                      kernels that the SYCL runtime compiled, in its own layout
     <cache>/locks/  logs/  memo/               save work, hold compiler output, remember small facts
 
 A reader needs no lock and no write access: an entry is either there whole or not at all.
@@ -28,7 +28,7 @@ from op_builder.cache.fingerprint import COMPILER_PARTS, PlanKey
 from op_builder.cache.headers import Roots
 from op_builder.cache.manifest import MANIFEST, Manifest, OtherFormatError
 from op_builder.errors import CacheError
-from op_builder.system.file_contents import content_sha256, file_sha256, subdirectories
+from op_builder.system.file_contents import content_sha256, file_sha256, mapping_obstacle, subdirectories
 from op_builder.system.memo import Memo
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ __all__ = ["MANIFEST", "Cache", "Entry", "Manifest", "default_cache_dir", "disk_
 
 _NOTE_EVERY_S = 30.0  # less than what pruning takes for "just now"
 _ATTEMPTS = 5
+_WRITTEN = ("staging", "locks", "logs", "ops")  # directories that a build writes to
 # Hashing more than this takes a second and is done again only when the file's status changes.
 _LARGE_BYTES = 64 << 20
 
@@ -45,26 +46,34 @@ def default_cache_dir() -> Path:
     """``$ACCEL_CACHE_DIR``, else ``accel-ops`` below ``$XDG_CACHE_HOME`` or ``~/.cache``.
 
     Raises:
-        CacheError: this user has no home directory.
+        CacheError: this user has no home directory, or the current directory was deleted.
     """
     asked = env.ACCEL_CACHE_DIR.get()
-    return asked.absolute() if asked is not None else _user_cache_dir()
+    if asked is None:
+        return _user_cache_dir()
+    try:
+        return asked.absolute()
+    except FileNotFoundError:
+        raise CacheError(
+            f"ACCEL_CACHE_DIR={str(asked)!r} is relative and the current directory was deleted.",
+            "Set ACCEL_CACHE_DIR to an absolute path, or change to an existing directory.",
+        ) from None
 
 
 def _user_cache_dir() -> Path:
     base = env.XDG_CACHE_HOME.get()
-    if base is not None:
+    if base is not None and base.is_absolute():  # the XDG specification has programs ignore a relative one
         return base / "accel-ops"
     try:
         return Path.home() / ".cache" / "accel-ops"
-    except RuntimeError:  # a number that is in no list of users, as in containers
-        raise CacheError("This user has no home directory to keep a cache in.", "Set ACCEL_CACHE_DIR.") from None
+    except RuntimeError:  # an id without an entry in the user database, as in containers
+        raise CacheError("This user has no home directory for the cache.", "Set ACCEL_CACHE_DIR.") from None
 
 
 def _memo_directories(root: Path) -> list[Path]:
     """Where memos of the cache at ``root`` are: in it; where that cannot be written, also in the user's own."""
     directories = [root / "memo"]
-    if root.exists() and not os.access(root, os.W_OK):
+    if os.path.exists(root) and not os.access(root, os.W_OK):
         with contextlib.suppress(CacheError):
             directories.append(_user_cache_dir() / "memo")
     return directories
@@ -201,18 +210,13 @@ class Cache:
                 self.set_aside(final, "its binary does not match its manifest")
             raise failure
 
-    def writable_obstacle(self) -> str:
-        """Why nothing can be written below the cache directory; empty when it can. Makes nothing."""
-        existing = self.root
-        while not os.path.lexists(existing) and existing.parent != existing:
-            existing = existing.parent
-        if not existing.is_dir():
-            return f"{existing} is not a directory"
-        try:
-            with tempfile.TemporaryFile(dir=existing):
-                return ""
-        except OSError as error:
-            return f"{error.strerror} ({existing})"
+    def obstacle(self, op: str = "") -> str:
+        """Why a binary (of ``op``) cannot be written to this cache and opened there; empty if it can. Creates nothing.
+
+        Every existing directory that a build writes to is tried, because another user may own one of them.
+        """
+        places = [self.root, *(self.root / name for name in _WRITTEN), *([self._op_dir(op)] if op else [])]
+        return next(filter(None, (_obstacle(place) for place in dict.fromkeys(map(_existing, places)))), "")
 
     def writable_dir(self, name: str) -> Path:
         """The subdirectory ``name``, made if need be.
@@ -244,11 +248,16 @@ class Cache:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise disk_full(self.root) from error
             place = str(error.filename or self.root)
-            if os.path.isabs(place) and not place.startswith(str(self.root)):
-                raise CacheError(f"{place} cannot be used: {error.strerror}.", "Load again when it can.") from error
+            is_related = self.root in (Path(place), *Path(place).parents) or Path(place) in self.root.parents
+            if os.path.isabs(place) and not is_related:
+                raise CacheError(
+                    f"{place} cannot be used: {error.strerror}.",
+                    "Correct the permissions and the location of this file, then load the op again.",
+                ) from error
+            there = str(_existing(Path(place)))
             raise CacheError(
-                f"The cache directory {self.root} cannot be written: {error.strerror} ({error.filename}).",
-                "Set ACCEL_CACHE_DIR to a directory you may write, or use ops that are prebuilt.",
+                f"The cache directory {self.root} cannot be written: {error.strerror} ({there}{_owned_by(there)}).",
+                "Set ACCEL_CACHE_DIR to a directory of your own, or use ops that are prebuilt.",
             ) from error
 
     def _is_intact(self, entry: Entry) -> bool:
@@ -280,7 +289,7 @@ class Cache:
         return found
 
     def _ignore(self, directory: Path, reason: str) -> None:
-        """Leave an entry where it is; in a package, which nobody else writes to, it counts as damaged."""
+        """Leave an entry where it is; in a package, to which no other process writes, it counts as damaged."""
         if not self._is_ours:
             self.damaged[directory] = reason
 
@@ -340,8 +349,45 @@ def _intact_entry(directory: Path, digest: str) -> Entry | None:
     return entry if entry.is_intact() else None
 
 
+def _existing(path: Path) -> Path:
+    """``path`` or the closest of its parents that exists."""
+    while not os.path.lexists(path) and path.parent != path:
+        path = path.parent
+    return path
+
+
+def _obstacle(directory: Path) -> str:
+    """Why no binary can be written to ``directory`` and opened there; empty if it can."""
+    if not os.path.isdir(directory):
+        return f"{directory} is not a directory"
+    try:
+        # By doing it: permissions, read-only mounts and quotas have many ways to refuse.
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.truncate(1)
+            refusal = mapping_obstacle(file.fileno())
+    except OSError as error:
+        refusal = f"{error.strerror}{_owned_by(str(directory))}"
+    return f"{directory}: {refusal}" if refusal else ""
+
+
+def _owned_by(path: str) -> str:
+    """A note with the owner of ``path`` if that is another user."""
+    try:
+        owner = os.stat(path).st_uid
+    except (OSError, ValueError):
+        return ""
+    return f", owned by user {owner}" if owner != os.geteuid() else ""
+
+
 def disk_full(root: Path) -> CacheError:
     """The error for a cache directory on a full disk."""
+    with contextlib.suppress(OSError):
+        system = os.statvfs(_existing(root))
+        if system.f_files and not system.f_favail and system.f_bavail:
+            return CacheError(
+                f"The file system of the cache directory {root} cannot hold more files (no inodes are left).",
+                "Delete files there, or set ACCEL_CACHE_DIR to a directory on another file system.",
+            )
     return CacheError(
         f"No space left on the disk of the cache directory {root}.",
         "Free some space, or set ACCEL_CACHE_DIR to a directory on another disk.",

@@ -156,7 +156,7 @@ class _Build:
 
     def _compile_error(self, staging: Path) -> CompileError | CacheError:
         diagnosis = diagnose((staging / _LOG).read_text(errors="replace"))
-        # On a full disk the log itself may be cut before the compiler's complaint about it.
+        # On a full disk the log may end before the compiler's message about it.
         cut_short = "error" not in diagnosis.diagnostic and shutil.disk_usage(staging).free < _LITTLE_BYTES
         if diagnosis.disk_full or cut_short:
             return disk_full(self.cache.root)

@@ -5,10 +5,16 @@ from __future__ import annotations
 from op_builder import env
 from op_builder.cache.store import Cache
 from op_builder.plan import BuildPlan
+from op_builder.system.interpreter import python
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed
 from op_builder.system.process import run
 from op_builder.toolchains.jobs import job_count
 from op_builder.toolchains.toolset import find_ninja
+
+
+def python_check() -> CheckOutcome:
+    """An interpreter for the child process that tries a new binary."""
+    return Passed("Python", python())
 
 
 def ninja_check() -> CheckOutcome:
@@ -20,14 +26,14 @@ def ninja_check() -> CheckOutcome:
     return Passed("ninja", f"{program} {version.output.strip()}")
 
 
-def cache_check(cache: Cache) -> CheckOutcome:
-    """The cache directory can be written, or made."""
-    missing = cache.writable_obstacle()
-    if missing:
+def cache_check(cache: Cache, op: str = "") -> CheckOutcome:
+    """The cache directory can be written or created, and binaries there can be opened."""
+    obstacle = cache.obstacle(op)
+    if obstacle:
         return Failed(
             "cache directory",
-            f"The cache directory {cache.root} cannot be written: {missing}.",
-            "Set ACCEL_CACHE_DIR to a directory you may write, or use ops that are prebuilt.",
+            f"The cache directory {cache.root} cannot be used: {obstacle}.",
+            "Set ACCEL_CACHE_DIR to a directory of your own that is not mounted noexec, or use ops that are prebuilt.",
         )
     return Passed("cache directory", str(cache.root))
 

@@ -22,6 +22,9 @@ from op_builder.toolchains.toolset import Toolset
 # The object that linked device code becomes, named as torch names it.
 DEVICE_OBJECT = "sycl_dlink.o"
 
+# Flags that a C compiler rejects or warns about.
+_ONLY_CXX = re.compile(r"-std=(?:c|gnu)\+\+|-fno-rtti$|-fvisibility-inlines-hidden$")
+
 # What the linker took in, as it lists it.
 LINKED_LIST = "link.d"
 
@@ -52,7 +55,7 @@ class BuildCommands:
     """All commands of a build, to be run in the staging directory.
 
     Attributes:
-        device_link: of device code that was compiled ahead, into DEVICE_OBJECT; empty where there is none.
+        device_link: of device code that was compiled ahead, into DEVICE_OBJECT; empty without such code.
         stand_ins: by file name, of the libraries that the link meets instead of torch's.
     """
 
@@ -85,7 +88,9 @@ def build_commands(
         elif source.language is Language.SYCL:
             command = _compile_sycl(plan, source, toolset, maps)
         else:
-            command = [*_compile_cxx(plan, [*plan.cxx_flags, *source.flags], toolset, maps), *header]
+            is_c = source.language is Language.C
+            flags = [flag for flag in (*plan.cxx_flags, *source.flags) if not (is_c and _ONLY_CXX.match(flag))]
+            command = [*_compile_cxx(plan, flags, toolset, maps), *(["-x", "c"] if is_c else header)]
             if toolset.cxx.is_gcc:
                 output.append(f"-Wa,--MD,{object_name}.as.d")
         # -MD, not -MMD: a system's header (libaio.h, say) may change the binary as one of the op's own may.
@@ -113,7 +118,11 @@ def lists_assembled(plan: BuildPlan, toolset: Toolset) -> bool:
     """Whether every step has its assembler list what it reads; link-time optimization assembles later."""
     flags = [*toolset.cxx.command, *plan.cxx_flags, *(flag for source in plan.sources for flag in source.flags)]
     languages = {source.language for source in plan.sources}
-    return toolset.cxx.is_gcc and languages == {Language.CXX} and not any(flag.startswith("-flto") for flag in flags)
+    return (
+        toolset.cxx.is_gcc
+        and languages <= {Language.CXX, Language.C}
+        and not any(flag.startswith("-flto") for flag in flags)
+    )
 
 
 def stamped_directories(plan: BuildPlan, toolset: Toolset) -> list[str]:
@@ -170,7 +179,7 @@ def _compile_cuda(plan: BuildPlan, source: Source, toolset: Toolset, maps: list[
 
 
 def _compile_cxx(plan: BuildPlan, flags: list[str], toolset: Toolset, maps: list[str]) -> list[str]:
-    return [
+    command = [
         *toolset.cxx.command,
         *_quick_flags(plan, toolset.cxx),
         *flags,
@@ -179,6 +188,8 @@ def _compile_cxx(plan: BuildPlan, flags: list[str], toolset: Toolset, maps: list
         *(f"-I{path}" for path in plan.include_dirs),
         *_flagged("-isystem", _all_system_includes(plan, toolset)),
     ]
+    # An error is found in the text form of messages only, and a later flag does not override an earlier one.
+    return [word for word in command if not word.startswith("-fdiagnostics-format=")]
 
 
 def _all_system_includes(plan: BuildPlan, toolset: Toolset) -> list[str]:
@@ -280,7 +291,8 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries
         *runtime,
         *sycl,
         *(word for library in plan.libraries for word in (f"-L{library.library.parent}", f"-l{library.name}")),
-        *plan.link_flags,
+        # What the author asks to link is kept, because a library may only register itself.
+        *(["-Wl,--no-as-needed", *plan.link_flags, "-Wl,--as-needed"] if plan.link_flags else []),
     )
 
 
@@ -300,8 +312,8 @@ def _system_includes(plan: BuildPlan) -> list[str]:
 def torch_includes(plan: BuildPlan) -> list[str]:
     """Torch's own include directories."""
     if plan.binding is Binding.STABLE:
-        # The Stable ABI's headers all lie here. cpp_extension would say so too, but importing it,
-        # and setuptools with it, takes as long as half of what a small build takes besides its compiler.
+        # This directory has all headers of the Stable ABI. cpp_extension names it, too, but importing it,
+        # and setuptools with it, takes half as long as a small build without its compiler.
         return [str(torch_install().include_dir)]
     from torch.utils import cpp_extension
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 from op_builder import env
@@ -17,6 +16,7 @@ from op_builder.cache.store import Cache, Entry
 from op_builder.engine.try_load import needed_libraries
 from op_builder.errors import CompileError
 from op_builder.plan import BuildPlan
+from op_builder.system.interpreter import python
 from op_builder.system.process import run
 from op_builder.toolchains.diagnose import diagnose
 from op_builder.toolchains.jobs import allowed_jobs
@@ -91,7 +91,7 @@ def _compile(artifact: Path, plan: BuildPlan, toolset: Toolset, cache: Cache, li
     """Compile ``limit`` kernels; returns why there is no device to compile for, empty when they were compiled."""
     environment = env.child_environment(**runtime_variables(toolset.sycl, cache.root))
     arguments = [str(artifact), str(limit), str(allowed_jobs([plan])), *needed_libraries(plan, toolset)]
-    command = [sys.executable, "-I", "-S", "-c", _CHILD, *arguments]
+    command = [python(), "-I", "-S", "-c", _CHILD, *arguments]
     child = run(command, timeout_s=env.ACCEL_COMPILE_TIMEOUT_S.get(), environment=environment)
     _, mark, answer = child.output.rpartition(_MARK)
     if not mark:

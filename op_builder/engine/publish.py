@@ -1,4 +1,4 @@
-"""From a finished build directory to a cache entry: the binary, its manifest, and nothing else."""
+"""From a finished build directory to a cache entry: only the binary and its manifest."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,15 +19,17 @@ from pathlib import Path
 from op_builder import env
 from op_builder.errors import LoadError, ToolchainError
 from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY, Binding, BuildPlan
+from op_builder.system.interpreter import isolated_command, python
 from op_builder.system.process import Finished, run
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import Compiler
+from op_builder.toolchains.compiler_probe import binutil
 from op_builder.toolchains.remedies import load_remedy
 from op_builder.toolchains.toolset import Toolset
 
 _TIMEOUT_S = 300.0
 
-# A child's last word: a library that ends the process when opened, even with status 0, is not loaded.
+# The child prints this last: a library that ends the process when opened, even with status 0, is not loaded.
 _LOADED = "accel-ops: loaded"
 
 # What both children begin with: a Python module is not only opened, its init function runs too. They end without the
@@ -36,7 +37,7 @@ _LOADED = "accel-ops: loaded"
 _START = """
 import ctypes, sys
 if sys.platform == "linux":
-    # PR_SET_PDEATHSIG, SIGKILL: what is opened may wait for ever, and who would end it be killed.
+    # PR_SET_PDEATHSIG, SIGKILL: opening the file may never return, and the parent may be killed meanwhile.
     ctypes.CDLL(None).prctl(1, 9)
 def end(*words):
     import os
@@ -64,12 +65,10 @@ if module:
 end({_LOADED!r})
 """
 
-# The same with a whole torch, for a library that registers itself: nothing less can say under which names.
-# The path is this process's, because a module's init function may import what was put there.
+# The same with the whole of torch, which reports the names that a library registers when it is opened.
 _TORCH_CHILD = f"""{_START}
 import json
-module, artifact, path = sys.argv[1:]
-sys.path[:] = json.loads(path)
+module, artifact = sys.argv[1:]
 import torch
 from op_builder.system import torch_ops
 def namespaces(operators):
@@ -106,6 +105,8 @@ _KNOWN_UNDEFINED = re.compile(
     r"|^_Z(?:T[VIST])?N?K?S[tabsiod]"  # libstdc++'s, without one because torch exports a copy of some
     r"|^(?:_ITM_\w+|__gmon_start__|__cxa_finalize|__gxx_personality_v0|__tls_get_addr|_Unwind_\w+|__dso_handle)$"
 )
+# The address if the symbol is defined, its kind and its name; a wrapper may print other lines.
+_NM_LINE = re.compile(r"^([0-9a-fA-F]+)?[ \t]+[A-Za-z?-] (\S+)$", re.MULTILINE)
 _REGISTERS_OPS = re.compile(r"^_ZN5torch7LibraryC|torch_library_init")
 _TORCH_CXX = re.compile(r"^_Z\w*(?:2at|3c10|5torch|6caffe2)")
 
@@ -133,7 +134,7 @@ class Inspection:
 
 
 def inspect(artifact: Path, plan: BuildPlan, toolset: Toolset) -> Inspection:
-    """Find out how ``artifact`` is loaded, and prove that it can be.
+    """Find out how ``artifact`` is loaded, and check that it loads.
 
     Raises:
         LoadError: it does not load, or a Stable-ABI binary uses torch's C++ symbols.
@@ -166,17 +167,17 @@ def _tried(artifact: Path, plan: BuildPlan, toolset: Toolset, defined: set[str],
         return inspection
     libraries = needed_libraries(plan, toolset)
     entry = ENTRY_POINT if kind == "accel" else ""
-    arguments = ["-I", "-S", "-c", _CHILD, entry, module, str(artifact), *libraries]
+    command = [python(), "-I", "-S", "-c", _CHILD, entry, module, str(artifact), *libraries]
     try:
-        _try_in_child(artifact, compiler, arguments, [library.library.parent for library in plan.libraries])
+        _try_in_child(artifact, compiler, command, [library.library.parent for library in plan.libraries])
     except LoadError:
         if not module:
             raise
     else:
         names = ", ".join(Path(name).name for name in libraries)
         return Inspection(kind, (), f"loaded in a child process with {names}")
-    # Its init function may want what importing torch sets up. That takes a second or two, which most
-    # modules need not wait for.
+    # Its init function may need an imported torch. Importing it takes a second or two, which most modules do not
+    # need.
     return _try_with_torch(artifact, kind, module, compiler)
 
 
@@ -207,14 +208,13 @@ def needed_libraries(plan: BuildPlan, toolset: Toolset) -> list[str]:
 
 
 def _try_with_torch(artifact: Path, kind: str, module: str, compiler: Compiler) -> Inspection:
-    path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
-    answer = json.loads(_try_in_child(artifact, compiler, ["-c", _TORCH_CHILD, module, str(artifact), path]))
+    answer = json.loads(_try_in_child(artifact, compiler, isolated_command(_TORCH_CHILD, module, str(artifact))))
     namespaces, defined, operators = map(tuple, answer)
     return Inspection(kind, namespaces, "loaded in a child process with torch", defined, operators)
 
 
-def _try_in_child(artifact: Path, compiler: Compiler, arguments: list[str], search: Iterable[Path] = ()) -> str:
-    """Run Python with ``arguments``; what it printed in one line with its mark of success.
+def _try_in_child(artifact: Path, compiler: Compiler, command: list[str], search: Iterable[Path] = ()) -> str:
+    """Run Python by ``command``; what it printed in one line with its mark of success.
 
     Args:
         search: directories where the child finds libraries that are named without a path, too.
@@ -222,7 +222,7 @@ def _try_in_child(artifact: Path, compiler: Compiler, arguments: list[str], sear
     places = [*map(str, search), *filter(None, [env.LD_LIBRARY_PATH.raw()])]
     environment = env.child_environment(LD_LIBRARY_PATH=":".join(places) or None)
     try:
-        child = run([sys.executable, *arguments], timeout_s=_TIMEOUT_S, environment=environment)
+        child = run(command, timeout_s=_TIMEOUT_S, environment=environment)
     except ToolchainError as error:
         if not isinstance(error.__cause__, subprocess.TimeoutExpired):
             raise
@@ -276,14 +276,13 @@ def _symbols(artifact: Path, compiler: Compiler) -> tuple[set[str], set[str]]:
             f"The compiler {compiler.command[0]} reported success and wrote no {artifact.name}.",
             "Set CXX to a working g++ or clang++.",
         )
-    nm = _binutil("nm", compiler)
+    nm = binutil("nm", compiler.command)
     listed = run([nm, "-D", str(artifact)])
     if not listed.ok:
         raise LoadError(f"{nm} cannot read {artifact.name}: {listed.errors.strip()}.", "Is the disk full?")
     defined: set[str] = set()
     undefined: set[str] = set()
-    for line in listed.output.splitlines():  # an address where defined, the kind, the name
-        *address, _, name = line.split()
+    for address, name in _NM_LINE.findall(listed.output):
         (defined if address else undefined).add(name)
     return defined, undefined
 
@@ -313,11 +312,7 @@ def _load_failed(artifact: Path, child: Finished, compiler: Compiler) -> LoadErr
 def _readable(symbol: str, compiler: Compiler) -> str:
     """``symbol`` with what it is called in C++, where that is another name."""
     try:
-        name = run([_binutil("c++filt", compiler), symbol]).output.strip()
+        name = run([binutil("c++filt", compiler.command), symbol]).last_line
     except ToolchainError:
         name = ""
     return f"{symbol} ({name})" if name not in ("", symbol) else symbol
-
-
-def _binutil(name: str, compiler: Compiler) -> str:
-    return run([*compiler.command, f"-print-prog-name={name}"]).output.strip() or name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 from op_builder import env
 from op_builder.cache.store import Entry
@@ -11,6 +12,7 @@ from op_builder.errors import AccelError
 from op_builder.load.op import Op
 from op_builder.load.prebuilt import Rejected, find_prebuilt, refused_by_linker
 from op_builder.load.resolver import JIT_FORBIDDEN, JIT_REMEDY, Request
+from op_builder.system.file_contents import NOEXEC_REMEDY, mapping_obstacle
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed, failures, guarded
 
 logger = logging.getLogger(__name__)
@@ -53,7 +55,18 @@ def examine(op: Op) -> Availability:
     if not isinstance(prebuilt, Entry) and cached is None:
         outcomes = list(dict.fromkeys([*op.build_checks(), *outcomes]))
         outcomes.append(guarded("JIT", _jit_check))
+    elif isinstance(cached, Entry) and not isinstance(prebuilt, Entry):
+        artifact = cached.artifact
+        outcomes.append(guarded("cached binary", lambda: _mapping_check(artifact)))
     return Availability(prebuilt, cached, outcomes)
+
+
+def _mapping_check(artifact: Path) -> CheckOutcome:
+    with artifact.open("rb") as file:
+        obstacle = mapping_obstacle(file.fileno())
+    return (
+        Failed("cached binary", f"{artifact}: {obstacle}.", NOEXEC_REMEDY) if obstacle else Passed("cached binary", "")
+    )
 
 
 def _jit_check() -> CheckOutcome:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import os
+import re
 import sys
 import threading
 from pathlib import Path
@@ -130,7 +131,7 @@ def _open_python(entry: Entry) -> Any:
         module = importlib.util.module_from_spec(spec)
         finder.exec_module(module)
     except Exception as error:  # the module's initialization may raise anything
-        remedy = ""
+        remedy = _noexec_remedy(error)
         if "already registered" in str(error):
             remedy = "Another version of this module is loaded; restart Python, or use py::module_local() classes."
         raise LoadError(f"{entry.artifact} cannot be imported: {type(error).__name__}: {error}", remedy) from error
@@ -177,10 +178,15 @@ def _dlopen(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise LoadError(
-            f"{path} cannot be opened: {error}",
-            "If the message names a missing library, install it; otherwise clear the cache directory and load again.",
-        ) from error
+        remedy = "If the message names a missing library, install it; otherwise clear the cache directory and retry."
+        raise LoadError(f"{path} cannot be opened: {error}", _noexec_remedy(error) or remedy) from error
+
+
+def _noexec_remedy(error: Exception) -> str:
+    """What to do if the system refused to execute the file; empty for any other error."""
+    from op_builder.system.file_contents import NOEXEC_REMEDY  # only needed here, and a warm load is short
+
+    return NOEXEC_REMEDY if re.search(r"failed to map segment.*: Operation not permitted", str(error)) else ""
 
 
 _OPENERS = {"accel": _open_accel, "python": _open_python, "torch_library": _open_torch_library}

@@ -220,11 +220,11 @@ def _by_reason(left_out: Mapping[str, str]) -> list[str]:
 @contextmanager
 def _writable_cache() -> Iterator[None]:
     """Use the user's cache, so that a second wheel takes seconds, or a temporary one if that is not writable."""
-    obstacle = Cache().writable_obstacle()
+    obstacle = Cache().obstacle()
     if not obstacle:
         yield
         return
-    log(f"the cache {Cache().root} cannot be written ({obstacle}); building without it")
+    log(f"the cache {Cache().root} cannot be used ({obstacle}); building without it")
     with (
         tempfile.TemporaryDirectory(prefix="accel-ops-") as scratch,
         env.scope(**{env.ACCEL_CACHE_DIR.name: scratch}),

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import importlib
 import os
-import platform
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from op_builder import env, paths
-from op_builder._version import __version__
+from op_builder import paths
 from op_builder.builder.base import OpBuilder
 from op_builder.cache.compare import nearest_miss
 from op_builder.cache.store import Cache, Entry
@@ -24,18 +22,12 @@ from op_builder.catalog.device import accelerator_facts, current_accelerator
 from op_builder.catalog.registry import all_builders, device_package, registered_packages
 from op_builder.catalog.unavailable import UnavailableOpBuilder
 from op_builder.engine.commands import build_commands
-from op_builder.errors import AccelError, UnknownOpError
+from op_builder.errors import AccelError, CacheError, UnknownOpError
 from op_builder.load import resolver
 from op_builder.load.availability import examine
 from op_builder.load.prebuilt import INDEX, Rejected, read_index
-from op_builder.report.sycl import sycl_facts
-from op_builder.system.cpu_isa import chosen_isa, cpu_model, supported_isas
+from op_builder.report import machine
 from op_builder.system.outcomes import Failed, guarded_value
-from op_builder.system.storage_engines import forced_engine, storage_engines
-from op_builder.system.torch_install import torch_install
-from op_builder.toolchains.compiler import find_cxx
-from op_builder.toolchains.cuda import find_cuda
-from op_builder.toolchains.toolset import find_ninja
 
 _SYCL_PACKAGE = "op_builder.xpu"
 
@@ -76,7 +68,8 @@ def op_row(builder: OpBuilder) -> OpRow:
 def _reading(builder: OpBuilder) -> OpBuilder:
     """A copy of ``builder`` that only reads its cache and does not move damaged entries."""
     reading = copy.copy(builder)
-    vars(reading)["cache"] = Cache(builder.cache.root, is_ours=False)
+    with contextlib.suppress(CacheError):  # a check gives the reason
+        vars(reading)["cache"] = Cache(builder.cache.root, is_ours=False)
     return reading
 
 
@@ -128,7 +121,7 @@ def report(progress: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
         "ops": rows,
         "wheels": _wheels(builders.values()),
         "registered": _registered(package),
-        "environment": environment(),
+        "environment": machine.environment(),
     }
 
 
@@ -149,41 +142,13 @@ def diagnosis(ops: Sequence[str] = ()) -> dict[str, Any]:
     rows = [op_row(builder) for builder in builders]
     problems = [{"name": row.name, "reason": row.reason, "remedy": row.remedy} for row in rows if not row.compatible]
     if not ops:
-        facts = environment()
-        parts = {"torch": facts["torch"], **facts["toolchains"], "cpu": facts["cpu"]}
-        parts |= {"shared memory": facts["shared_memory"], "storage engines": facts["storage_engines"]}
+        parts = machine.parts()
         problems += [
             {"name": name, "reason": part["error"], "remedy": part["remedy"]}
             for name, part in parts.items()
             if "error" in part
         ]
     return {"working": [row.name for row in rows if row.compatible], "problems": problems}
-
-
-def environment() -> dict[str, Any]:
-    """The parts of the machine that ops depend on; a missing part is an ``error`` with a ``remedy``."""
-    cache = Cache(is_ours=False)
-    return {
-        "accel_ops": __version__,
-        "python": {"version": platform.python_version(), "executable": sys.executable, "platform": platform.platform()},
-        "torch": _or_error(_torch),
-        "toolchains": {
-            "c++": _or_error(lambda: _compiler(cache)),
-            "cuda": _or_error(lambda: _cuda(cache)),
-            "ninja": _or_error(lambda: {"path": find_ninja()}),
-        },
-        "sycl": _or_error(lambda: sycl_facts(cache)),
-        "cpu": _or_error(_cpu),
-        "shared_memory": _shared_memory(),
-        "storage_engines": _or_error(_storage_engines),
-        "cache": {
-            "directory": str(cache.root),
-            "writable": not cache.writable_obstacle(),
-            "entries": len(cache.entries()),
-            "size_bytes": cache.size_bytes(),
-        },
-        "variables": {variable.name: variable.raw() for variable in env.VARIABLES if variable.raw() is not None},
-    }
 
 
 def find_op(name: str, package: str | None = None) -> OpBuilder:
@@ -253,7 +218,8 @@ def explain(builder: OpBuilder) -> dict[str, Any]:
     """One op in full: its row, checks, cache entry, plan, key and commands."""
     builder = _reading(builder)
     found = examine(builder)
-    damaged = dict(builder.cache.damaged)
+    cache = guarded_value("cache directory", lambda: builder.cache)
+    damaged = {} if isinstance(cache, Failed) else dict(cache.damaged)
     explained: dict[str, Any] = {
         **asdict(_row(builder)),
         "checks": [{"passed": not isinstance(outcome, Failed), **outcome._asdict()} for outcome in builder.check()],
@@ -353,54 +319,3 @@ def _entry(found: Entry | Rejected | None) -> dict[str, Any] | None:
         "check": manifest.check,
         "headers": len(manifest.headers),
     }
-
-
-def _or_error(find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    try:
-        return find()
-    except AccelError as error:
-        return {"error": error.message, "remedy": error.remedy}
-
-
-def _torch() -> dict[str, Any]:
-    facts = torch_install()._asdict()
-    del facts["release"]
-    return {"path": str(facts.pop("root")), **facts}
-
-
-def _compiler(cache: Cache) -> dict[str, Any]:
-    compiler = find_cxx(cache.memo)
-    return {"path": compiler.path, "version": compiler.version, "target": compiler.target}
-
-
-def _cuda(cache: Cache) -> dict[str, Any]:
-    toolkit = find_cuda(cache.memo)
-    return {"path": toolkit.nvcc, "version": toolkit.release, "home": str(toolkit.home)}
-
-
-def _cpu() -> dict[str, Any]:
-    return {
-        "model": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "isa": chosen_isa(),
-        "isas_supported": list(supported_isas()),
-    }
-
-
-def _storage_engines() -> dict[str, Any]:
-    forced = forced_engine()
-    engines = storage_engines()
-    working = [engine.name for engine in engines if engine.refusal is None]
-    return {
-        "forced": forced,
-        "in_use": next((name for name in working if forced in (None, name)), None),
-        "engines": [engine._asdict() for engine in engines],
-    }
-
-
-def _shared_memory() -> dict[str, Any]:
-    try:
-        usage = shutil.disk_usage("/dev/shm")
-    except OSError as error:
-        return {"error": f"/dev/shm is not accessible: {error.strerror}.", "remedy": "Mount a tmpfs at /dev/shm."}
-    return {"path": "/dev/shm", "size_bytes": usage.total, "free_bytes": usage.free}

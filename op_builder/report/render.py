@@ -188,7 +188,9 @@ def _environment_rows(environment: dict[str, Any]) -> list[tuple[str, Any]]:
         ("storage engine", _storage_engine(environment["storage_engines"])),
         (
             "cache",
-            f"{cache['directory']}, {_size(cache['size_bytes'])} in {cache['entries']} entries"
+            cache["error"]
+            if "error" in cache
+            else f"{cache['directory']}, {_size(cache['size_bytes'])} in {cache['entries']} entries"
             + ("" if cache["writable"] else ", read-only"),
         ),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import sys
 import time
@@ -12,6 +13,9 @@ from pathlib import Path
 
 _CLOCK_TICK_NS = 50_000_000
 _PIECE_BYTES = 1 << 16  # more would have the allocator ask the kernel each time
+
+
+NOEXEC_REMEDY = "Set ACCEL_CACHE_DIR to a directory on a file system that is not mounted noexec."
 
 
 def file_status(path: str, *, of_link: bool = False) -> tuple[int, ...] | None:
@@ -44,6 +48,15 @@ def settled_status(path: str) -> tuple[int, ...]:
     if status is None or time.time_ns() - last_touched_ns(status) < _CLOCK_TICK_NS:
         return ()
     return status
+
+
+def mapping_obstacle(descriptor: int) -> str:
+    """Why the system maps no page of an open file as executable; empty if it does."""
+    try:
+        mmap.mmap(descriptor, 1, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC).close()
+    except OSError as error:
+        return f"the system does not map its files as executable (mounted noexec?): {error.strerror}"
+    return ""
 
 
 def file_sha256(path: str) -> str:

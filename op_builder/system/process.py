@@ -25,6 +25,11 @@ class Finished(NamedTuple):
     errors: str
 
     @property
+    def last_line(self) -> str:
+        """The last line of the output, which is the answer of a compiler behind a wrapper that prints, too."""
+        return (self.output.strip().splitlines() or [""])[-1].strip()
+
+    @property
     def ok(self) -> bool:
         return self.code == 0
 

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from op_builder.errors import ToolchainError
 from op_builder.plan import Binding, BuildPlan
 from op_builder.system.memo import Memo
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed
+from op_builder.system.process import run
 from op_builder.system.torch_install import MINIMUM_TORCH, torch_install
 from op_builder.toolchains.compiler import find_cxx
+from op_builder.toolchains.compiler_probe import binutil
 from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.cuda_archs import gencode_flags
 from op_builder.toolchains.diagnose import diagnose
 from op_builder.toolchains.flags import grouped_flags
 from op_builder.toolchains.probes import remembered_failure_of
+
+_BINUTILS = "Install binutils (Debian and Ubuntu: apt-get install binutils), or correct PATH."
 
 
 def torch_check() -> CheckOutcome:
@@ -30,7 +35,7 @@ def torch_check() -> CheckOutcome:
 
 
 def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
-    """The host compiler compiles and links a small program with the plan's own flags."""
+    """The host compiler compiles and links a small program with the plan's own flags, and its ``nm`` runs."""
     compiler = find_cxx(memo)
     # Without its defines, which mean nothing to this program, one answer serves many ops.
     flags = [word for flag, _, words in grouped_flags(plan.cxx_flags) if flag != "-D" for word in words]
@@ -54,6 +59,13 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
             f"{compiler.command[0]} ({compiler.version}) cannot compile a small program: {failure}",
             _cxx_remedy(failure),
         )
+    program = binutil("nm", compiler.command)  # lists the symbols of a new binary
+    try:
+        works = run([program, "--version"]).ok
+    except ToolchainError:
+        works = False
+    if not works:
+        return Failed("nm", f"{compiler.command[0]} names {program} as its nm, which does not run.", _BINUTILS)
     return Passed("C++ compiler", f"{compiler.command[0]} ({compiler.version})")
 
 

@@ -1,4 +1,4 @@
-"""Which compiler this is: found without running it on the warm path.
+"""Identifying the compiler, on the warm path without running it.
 
 The identity of a compiler is its path, version and target. Asking it costs a subprocess, so
 the answer is memoised against the files that make it: the driver, and the compiler proper
@@ -26,7 +26,7 @@ class Compiler(NamedTuple):
         path: the resolved file of its last word that is a program.
         version: its first line of ``--version``.
         target: the machine it compiles for, as ``x86_64-linux-gnu``.
-        is_gcc: whether it is GCC itself, and not one that only takes GCC's options.
+        is_gcc: whether it is GCC, and not another compiler that takes GCC's options.
     """
 
     command: tuple[str, ...]
@@ -68,7 +68,7 @@ def find_cxx(memo: Memo) -> Compiler:
     """The host C++ compiler: ``$CXX``, else the first of g++, c++, clang++ on PATH.
 
     Raises:
-        ToolchainError: there is none, or it does not answer ``--version``.
+        ToolchainError: it is missing, or it does not answer ``--version``.
     """
     named = env.CXX.get()
     for words in [_words(named)] if named is not None else [[name] for name in _DEFAULT_CXX]:

@@ -1,4 +1,4 @@
-"""Asking a C++ compiler and its linker what they are, each time by running them.
+"""Questions to a C++ compiler and its linker, each answered by running them.
 
 A module of its own because a warm load has the answers in the memo.
 """
@@ -22,7 +22,7 @@ LINKED_FLAG = "--dependency-file"
 
 
 def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """What a compiler says of itself, and the files that the answer depends on.
+    """The version and target that a compiler reports, and the files that the answer depends on.
 
     Args:
         programs: the words of ``command`` that are programs, resolved.
@@ -36,18 +36,23 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
         answer = (version.errors or target.errors or version.output).strip().splitlines()
         raise ToolchainError(
             f"{shlex.join(command)} does not answer --version and -dumpmachine as a C++ compiler does"
-            + (f"; it said: {answer[0]}" if answer else "."),
+            + (f"; it printed: {answer[0]}" if answer else "."),
             "Set CXX to a working g++ or clang++.",
         )
     first_line = (version.output.strip() or version.errors.strip()).splitlines()[0]
-    proper = "clang" if "clang" in first_line else "cc1plus"
-    behind = run([*command, f"-print-prog-name={proper}"]).output.strip()
+    proper = "clang" if "clang" in version.output else "cc1plus"
+    behind = run([*command, f"-print-prog-name={proper}"]).last_line
     files = [found for program in programs for found in (os.path.realpath(program), *run_by_script(program))]
     if os.path.isabs(behind):
         files.append(os.path.realpath(behind))
     macros = run([*command, "-dM", "-E", "-x", "c++", os.devnull]).output
     is_gcc = "__GNUC__" in macros and "__clang__" not in macros and "__INTEL" not in macros
-    return {"version": first_line, "target": target.output.strip(), "is_gcc": is_gcc}, files
+    return {"version": first_line, "target": target.last_line, "is_gcc": is_gcc}, files
+
+
+def binutil(name: str, command: tuple[str, ...]) -> str:
+    """The path or name of the program ``name`` (``nm``, ``c++filt``) that belongs to a compiler's ``command``."""
+    return run([*command, f"-print-prog-name={name}"]).last_line or name
 
 
 def run_by_script(path: str) -> list[str]:
@@ -64,7 +69,7 @@ def run_by_script(path: str) -> list[str]:
 
 
 def searched_directories(command: tuple[str, ...]) -> list[str]:
-    """The directories in which a compiler looks for ``<...>`` by itself, in their order."""
+    """The directories in which a compiler searches for ``<...>`` by default, in order."""
     said = run([*command, "-E", "-Wp,-v", "-x", "c++", os.devnull], environment=env.child_environment(LC_ALL="C"))
     listed = said.errors.partition("#include <...> search starts here:\n")[2].partition("End of search list")[0]
     return [line.strip() for line in listed.split("\n") if line.strip()]

@@ -2,7 +2,7 @@
 
 torch works out CUDA_HOME from the place of ``nvcc`` on PATH, which is wrong where that is a
 wrapper outside the toolkit, and is None on a CPU build of torch, which can compile CUDA sources
-all the same. nvcc itself knows where its toolkit lies: ``nvcc --dryrun`` says ``TOP=``.
+all the same. nvcc knows the directory of its toolkit: ``nvcc --dryrun`` prints ``TOP=``.
 """
 
 from __future__ import annotations

@@ -6,9 +6,7 @@ same directory, which no search path has; they are opened by their paths, first.
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 from op_builder import env
 from op_builder.errors import LoadError, ToolchainError
 from op_builder.plan import ForeignLibrary
+from op_builder.system.interpreter import isolated_command, python
 from op_builder.system.memo import Memo
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed
 from op_builder.toolchains.sycl_runtime import open_runtime, wheel_prefixes
@@ -38,11 +37,10 @@ _PROBE = """#include <oneapi/ccl.hpp>
 unsigned probe() { ccl::init(); return ccl::get_library_version().major; }
 """
 _OPEN_IN_CHILD = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
+import sys
 from pathlib import Path
 from op_builder.toolchains.oneccl import open_oneccl
-open_oneccl(Path(sys.argv[2]))
+open_oneccl(Path(sys.argv[1]))
 """
 
 
@@ -97,10 +95,10 @@ def _version(config: Path, _changed_ns: int) -> str:
 
 
 def require_oneccl() -> OneCCL:
-    """:func:`find_oneccl`, and an error where there is none.
+    """:func:`find_oneccl`, and an error if it is missing.
 
     Raises:
-        ToolchainError: there is none.
+        ToolchainError: oneCCL is missing.
     """
     found = find_oneccl()
     if found is None:
@@ -140,12 +138,11 @@ def load_check(memo: Memo) -> CheckOutcome:
     from op_builder.toolchains.probes import remembered_failure_of
 
     oneccl = require_oneccl()
-    path = json.dumps([entry for entry in sys.path if isinstance(entry, str)])
 
     def open_in_child(_directory: Path) -> list[str]:
-        return [sys.executable, "-c", _OPEN_IN_CHILD, path, str(oneccl.library)]
+        return isolated_command(_OPEN_IN_CHILD, str(oneccl.library))
 
-    subject = f"opens oneccl {sys.executable} {oneccl.library}"
+    subject = f"opens oneccl {python()} {oneccl.library}"
     failure = remembered_failure_of(open_in_child, subject, [str(oneccl.library)], memo)
     if failure:
         return Failed(_OPENS, f"{oneccl.library} cannot be opened: {failure}", _REINSTALL_REMEDY)
@@ -158,7 +155,7 @@ def oneccl_variables(library: Path) -> dict[str, str]:
     wanted = {env.CCL_ATL_TRANSPORT: "ofi", env.CCL_LOG_LEVEL: "error"}
     fabric = library.parent / "libfabric.so.1"
     if fabric.exists():
-        # As impi-rt's wheel has them; libfabric itself would look where it was built.
+        # As impi-rt's wheel has them; by default libfabric searches the directory of its own build.
         wanted[env.CCL_OFI_LIBRARY_PATH] = str(fabric)
         wanted[env.FI_PROVIDER_PATH] = str(library.parent)
     return {variable.name: value for variable, value in wanted.items() if variable.raw() is None}

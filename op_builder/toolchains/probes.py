@@ -81,7 +81,7 @@ def link_failure(function: str, libraries: tuple[str, ...], library_dirs: tuple[
 
 
 def rocm_version() -> tuple[int, int]:
-    """(major, minor) of the ROCm installation, (0, 0) where there is none."""
+    """(major, minor) of the ROCm installation, (0, 0) without one."""
     try:
         found = re.match(r"(\d+)\.(\d+)", _ROCM_VERSION_FILE.read_text())
     except OSError:

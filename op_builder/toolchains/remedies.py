@@ -1,6 +1,6 @@
 """What to do about the well-known causes of a build or a load that failed.
 
-Tables of what compilers, linkers and the dynamic loader say, each with what the author or user can do.
+Tables of messages of compilers, linkers and the dynamic loader, each with a remedy for the author or user.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OF_CUDA = re.compile(r"(?:cuda|cublas|curand|cusparse|cusolver|cufft|cufile|nvr
 _NEEDS_TORCH_BINDING = re.compile(r"Python\.h|torch/(?:extension|python|all|torch)\.h")
 _STABLE_BINDING = "-DTORCH_TARGET_VERSION="
 _SOURCE = re.compile(r"\.(?:c|cc|cpp|cxx|cu)$")
-_QUOTES = str.maketrans("\u2018\u2019", "''")  # where nobody chose the locale C
+_QUOTES = str.maketrans("\u2018\u2019", "''")  # printed in locales other than C
 _DRAFTS = {"98": 3, "1x": 11, "1y": 14, "1z": 17, "2a": 20, "2b": 23, "2c": 26}
 
 
@@ -144,10 +144,10 @@ _COMPILE: tuple[tuple[str, _Remedy], ...] = (
         r"Unsupported gpu architecture '(.+?)'|Value '(.+?)' is not defined for option 'gpu-architecture'",
         r"This nvcc does not know \1\2: correct TORCH_CUDA_ARCH_LIST, or install a toolkit that knows it.",
     ),
-    # the compiler itself
+    # the compiler
     (
         r"\binternal (?:compiler )?error: |command failed due to signal|died due to signal|ended by signal \d",
-        "The compiler itself crashed: set CXX to another version, or lower the optimization of this source; "
+        "The compiler crashed: set CXX to another version, or lower the optimization of this source; "
         "where memory is short, set ACCEL_MAX_JOBS=1.",
     ),
     (

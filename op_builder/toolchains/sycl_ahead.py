@@ -1,7 +1,7 @@
 """oneAPI's compiler ``icpx``, which compiles kernels ahead of time, and its command lines.
 
 The commands are those of ``torch.utils.cpp_extension`` for its own SYCL extensions: host code by the ordinary C++
-compiler behind icpx, device code linked by itself, then all objects linked. Never run on hardware by this project:
+compiler behind icpx, device code linked separately, then all objects linked. Never run on hardware by this project:
 the tests run them through a stand-in that checks the arguments and compiles the host side.
 """
 

@@ -7,13 +7,13 @@ through OpenCL's C interface, which needs no compiler; Intel GPUs, with an XPU b
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from op_builder import env
 from op_builder.errors import ToolchainError
+from op_builder.system.interpreter import python
 from op_builder.system.memo import Memo
 from op_builder.system.process import run
 from op_builder.toolchains.sycl_runtime import SyclRuntime, runtime_variables
@@ -112,7 +112,7 @@ def opencl_devices(runtime: SyclRuntime, memo: Memo) -> DevicesAnswer:
 
     def work_out() -> tuple[dict[str, Any], list[str]]:
         child = run(
-            [sys.executable, "-I", "-S", "-c", _CHILD, compiler, *map(str, brought), str(library)],
+            [python(), "-I", "-S", "-c", _CHILD, compiler, *map(str, brought), str(library)],
             timeout_s=_TIMEOUT_S,
             environment=env.child_environment(**variables),
         )

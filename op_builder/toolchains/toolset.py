@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from op_builder import env
 from op_builder.errors import ToolchainError
 from op_builder.plan import BuildPlan
 from op_builder.system.memo import Memo
+from op_builder.system.process import run
 from op_builder.toolchains.compiler import Compiler, find_cxx
 from op_builder.toolchains.flags import contents_of, expand_response_files, named_files
 
@@ -79,10 +81,10 @@ def find_toolset(plan: BuildPlan, memo: Memo) -> Toolset:
 
 
 def find_ninja() -> str:
-    """The ninja of this Python's environment or of its package ``ninja``, else the one on PATH.
+    """The first ninja that runs: of this Python's environment, of its package ``ninja``, or on PATH.
 
     Raises:
-        ToolchainError: there is none.
+        ToolchainError: no ninja runs.
     """
     places: list[str | None] = [str(Path(sys.executable).parent)]
     try:
@@ -91,10 +93,22 @@ def find_ninja() -> str:
         places.append(ninja.BIN_DIR)
     except Exception as error:
         logger.debug("the package ninja cannot be used: %s", error)
-    found = next(filter(None, (shutil.which("ninja", path=place) for place in (*places, None))), None)
-    if found is None:
-        raise ToolchainError(
-            "No ninja: neither the Python package 'ninja' nor a program of that name on PATH.",
-            "Install it: pip install ninja.",
-        )
-    return found
+    on_path = [directory or os.curdir for directory in os.get_exec_path()]
+    refusals = []
+    for program in dict.fromkeys(shutil.which("ninja", path=place) for place in (*places, *on_path)):
+        if program is None:
+            continue
+        try:
+            version = run([program, "--version"])
+        except ToolchainError as error:
+            refusals.append(error.message)
+            continue
+        if version.ok:
+            return program
+        refusals.append(f"{program} does not run: {version.errors.strip()}")
+    if refusals:
+        raise ToolchainError(f"No ninja works. {'; '.join(refusals)}.", "Reinstall it: pip install ninja.")
+    raise ToolchainError(
+        "No ninja: neither the Python package 'ninja' nor a program of that name on PATH.",
+        "Install it: pip install ninja.",
+    )

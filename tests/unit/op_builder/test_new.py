@@ -56,6 +56,11 @@ def test_a_name_that_python_or_a_builder_cannot_have_is_an_error(tmp_path: Path,
     assert not (tmp_path / "it").exists()
 
 
+def test_a_name_of_one_letter_is_valid(tmp_path: Path) -> None:
+    new.create("x", tmp_path / "it")
+    assert (tmp_path / "it" / "x" / "__init__.py").exists()
+
+
 @pytest.mark.parametrize("name", ["torch", "json", "sys", "op_builder"])
 def test_the_name_of_an_installed_module_is_an_error(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]

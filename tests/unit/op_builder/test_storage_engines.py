@@ -13,7 +13,7 @@ from rich.console import Console
 from op_builder import env
 from op_builder.cpu import AsyncIOBuilder
 from op_builder.errors import EnvironmentValueError
-from op_builder.report.collect import environment
+from op_builder.report.machine import environment
 from op_builder.report.render import print_report
 from op_builder.system import storage_engines
 

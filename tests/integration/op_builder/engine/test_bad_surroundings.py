@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from op_builder import env
-from op_builder.cache.store import Cache
-from op_builder.errors import AccelError, CacheError, IncompatibleOpError
+from op_builder import Binding, env
+from op_builder.cache.store import Cache, default_cache_dir
+from op_builder.errors import AccelError, CacheError, CompileError, IncompatibleOpError, LoadError
+from op_builder.report.collect import op_row
+from op_builder.toolchains.toolset import find_ninja
 from tests.support.compilers import fake_compiler, program
+from tests.support.foreign_package import ROOT
 from tests.support.small_ops import SmallBuilder, added
 
 
@@ -131,6 +138,122 @@ def test_a_cache_directory_that_is_a_file_is_a_cache_error(small: SmallBuilder, 
     assert (tmp_path / "file").read_text() == "precious"
 
 
+@pytest.mark.parametrize("is_built", [False, True])
+def test_a_cache_on_a_noexec_mount_is_refused_by_the_report_and_by_load(
+    small: SmallBuilder, tmp_path: Path, is_built: bool
+) -> None:
+    if is_built:
+        small.load()
+    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "noexec", "tmpfs") as disk:
+        if is_built:
+            shutil.copytree(small.cache.root, disk / "cache")
+        builder = with_cache(small, disk / "cache")
+        row = op_row(builder)
+        assert not row.compatible
+        assert "noexec" in row.reason
+        assert "noexec" in row.remedy
+        if not is_built:
+            with pytest.raises(IncompatibleOpError, match="noexec") as caught:
+                builder.load()
+            assert "ACCEL_CACHE_DIR" in caught.value.remedy
+
+
+def test_a_file_system_without_inodes_is_named(small: SmallBuilder, tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=64m,nr_inodes=16", "tmpfs") as disk:
+        with contextlib.suppress(OSError):
+            for number in range(20):
+                (disk / f"file{number}").touch()
+        with pytest.raises(CacheError, match="no inodes are left"):
+            with_cache(small, disk / "cache").load()
+
+
+def as_another_user(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code as a user that is in no list of users, who may read this project."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root may become another user")
+    user = ["setpriv", "--reuid", "12345", "--regid", "12345", "--clear-groups", "--inh-caps=-all"]
+    environment = env.child_environment(PYTHONPATH=str(ROOT), **variables)
+    done = subprocess.run(
+        [*user, sys.executable, "-c", code], cwd="/", env=environment, capture_output=True, text=True, timeout=300
+    )
+    if "Permission denied" in done.stderr and "No module named" in done.stderr:
+        pytest.skip("another user cannot read this project")
+    return done
+
+
+REPORT = """
+import json
+from op_builder.report.__main__ import main
+raise SystemExit(main(["--json"]))
+"""
+
+
+@pytest.mark.parametrize("home", ["/root", None])
+def test_the_report_of_a_user_without_a_home_directory_is_complete(home: str | None) -> None:
+    done = as_another_user(REPORT, HOME=home, ACCEL_CACHE_DIR=None, XDG_CACHE_HOME=None)  # type: ignore[arg-type]
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert "error" in found["environment"]["cache"] or not found["environment"]["cache"]["writable"]
+    (adam,) = (row for row in found["ops"] if row["name"] == "cpu_adam")
+    assert adam["installed"] or "cache directory" in adam["reason"]
+
+
+SHARED = """
+from op_builder.builder.inline import InlineBuilder
+from op_builder import load_inline
+from op_builder.cache.store import Cache
+from op_builder.engine.checks import cache_check
+print(cache_check(Cache()))
+try:
+    load_inline("m", "int x;")
+except Exception as error:
+    print(error)
+"""
+
+
+def test_in_a_shared_cache_a_directory_of_another_user_is_named_by_the_report_and_by_load() -> None:
+    root = Path(tempfile.mkdtemp(prefix="shared-"))
+    try:
+        root.chmod(0o1777)
+        (root / "locks").mkdir(mode=0o755)
+        done = as_another_user(SHARED, ACCEL_CACHE_DIR=str(root))
+        checked, _, loaded = done.stdout.partition("\n")
+        for text in (checked, loaded):
+            assert f"{root}/locks" in text, done.stderr
+            assert "Permission denied" in text
+            assert "owned by user 0" in text
+            assert "directory of your own" in text
+    finally:
+        shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("variable", ["ACCEL_CACHE_DIR", "XDG_CACHE_HOME"])
+def test_a_relative_cache_directory_where_the_current_directory_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with env.scope(**{"ACCEL_CACHE_DIR": None, variable: "relative"}):
+        if variable == "XDG_CACHE_HOME":  # the XDG specification has it ignored
+            assert default_cache_dir().is_absolute()
+        else:
+            with pytest.raises(CacheError, match="current directory was deleted"):
+                default_cache_dir()
+
+
+def test_a_parent_of_the_cache_that_cannot_be_written_has_the_remedy_of_the_cache(
+    small: SmallBuilder, tmp_path: Path
+) -> None:
+    (tmp_path / "home").mkdir()
+    with mounted(tmp_path / "home", "-t", "tmpfs", "-o", "ro", "tmpfs") as home:
+        builder = with_cache(small, home / ".cache" / "accel-ops")
+        with pytest.raises(CacheError, match="Read-only file system") as caught:
+            builder.load()
+        assert "ACCEL_CACHE_DIR" in caught.value.remedy
+        assert "Read-only" in op_row(builder).reason
+
+
 # Compilers ----------------------------------------------------------------------------------
 
 
@@ -160,3 +283,89 @@ def test_missing_headers_of_the_standard_library_are_named(small: SmallBuilder, 
     with env.scope(CXX=str(bare)):
         assert not small.is_compatible()
         assert "apt-get install g++" in str(small.error_log)
+
+
+def test_tools_behind_wrappers_that_print_on_stdout_work(small: SmallBuilder, tmp_path: Path) -> None:
+    for name in ("g++", "nm"):
+        program(tmp_path / "bin" / name, f'echo "hello world"\nexec {shutil.which(name)} "$@"')
+    with env.scope(CXX=str(tmp_path / "bin" / "g++"), PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}"):
+        assert added(small.load()) == 1.0
+
+
+@pytest.mark.parametrize("script", ["exit 1", "#!/does/not/exist"])
+def test_a_broken_ninja_does_not_hide_a_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    broken = program(tmp_path / "bin" / "ninja", "exit 1")
+    if script.startswith("#!"):
+        broken.write_text(f"{script}\n")
+    good = find_ninja()
+    monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python3"))
+    monkeypatch.setitem(sys.modules, "ninja", None)
+    with env.scope(PATH=f"{broken.parent}:{Path(good).parent}:{os.environ['PATH']}"):
+        assert find_ninja() == good
+
+
+def test_a_missing_nm_makes_the_op_incompatible(small: SmallBuilder, tmp_path: Path) -> None:
+    gxx = shutil.which("g++")
+    answers = f'case "$*" in *-print-prog-name=nm*) echo {tmp_path}/no/nm;; *) exec {gxx} "$@";; esac'
+    compiler = program(tmp_path / "bin" / "g++", answers)
+    with env.scope(CXX=str(compiler)), pytest.raises(IncompatibleOpError, match="no/nm as its nm") as caught:
+        small.load()
+    assert "binutils" in caught.value.remedy
+
+
+# What the author asks for -------------------------------------------------------------------
+
+C_MODULE = """
+#include <Python.h>
+static int class = 3;
+static PyObject* f(PyObject* self, PyObject* none) { return PyLong_FromLong(class); }
+static PyMethodDef methods[] = {{"f", f, METH_NOARGS, ""}, {0}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "small", "", -1, methods};
+PyMODINIT_FUNC PyInit_small(void) { return PyModule_Create(&definition); }
+"""
+
+
+class ModuleBuilder(SmallBuilder):
+    BINDING = Binding.TORCH
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+def test_a_c_source_is_compiled_as_c(small: SmallBuilder, compiler: str) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler}")
+    (small.directory / "small.c").write_text(C_MODULE)
+    builder = ModuleBuilder(small.directory, small.cache)
+    builder.files = ["small.c"]
+    with env.scope(CXX=compiler):
+        assert builder.load().f() == 3
+
+
+def test_a_library_that_the_author_names_is_kept_though_no_symbol_of_it_is_used(
+    small: SmallBuilder, tmp_path: Path
+) -> None:
+    (tmp_path / "lib.cpp").write_text('extern "C" int unused() { return 1; }\n')
+    library = tmp_path / "libregisters.so"
+    subprocess.run(["g++", "-shared", "-fPIC", str(tmp_path / "lib.cpp"), "-o", str(library)], check=True)
+    small.link = [f"-L{tmp_path}", "-lregisters", f"-Wl,-rpath,{tmp_path}"]
+    small.load()
+    (entry,) = small.cache.entries()
+    assert b"libregisters.so" in entry.artifact.read_bytes()
+
+
+@pytest.mark.parametrize("place", ["flags", "CXX"])
+def test_errors_are_diagnosed_though_the_flags_ask_for_json(small: SmallBuilder, place: str) -> None:
+    (small.directory / "small.cpp").write_text("int f() { return unknown; }\n")
+    flag = "-fdiagnostics-format=json"
+    small.flags = [flag] if place == "flags" else []
+    compiler = env.scope(CXX=f"g++ {flag}" if place == "CXX" else "g++")
+    with compiler, pytest.raises(CompileError, match=r"small\.cpp:1:\d+: error: 'unknown' was not declared"):
+        small.load()
+
+
+def test_an_undefined_symbol_is_reported_without_a_traceback(small: SmallBuilder) -> None:
+    source = small.directory / "small.cpp"
+    source.write_text(source.read_text() + "void absent_function();\nvoid use() { absent_function(); }\n")
+    with pytest.raises(LoadError, match="undefined symbol") as caught:
+        small.load()
+    assert "absent_function()" in str(caught.value)
+    assert "Traceback" not in str(caught.value)

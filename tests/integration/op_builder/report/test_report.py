@@ -21,7 +21,8 @@ from op_builder.cache.store import Cache, Entry
 from op_builder.command_line import REQUIRED
 from op_builder.report import doctor
 from op_builder.report.__main__ import main
-from op_builder.report.collect import environment, explain, op_row
+from op_builder.report.collect import explain, op_row
+from op_builder.report.machine import environment
 from op_builder.report.render import print_explanation
 from op_builder.system.torch_install import torch_install
 from tests.support.foreign_package import ROOT, importable, write_package

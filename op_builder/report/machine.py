@@ -1,0 +1,126 @@
+"""The parts of this machine that ops depend on, as data for the report; a missing part is an ``error``."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from op_builder import env
+from op_builder._version import __version__
+from op_builder.cache.store import Cache
+from op_builder.errors import AccelError, CacheError
+from op_builder.report.sycl import sycl_facts
+from op_builder.system.cpu_isa import chosen_isa, cpu_model, supported_isas
+from op_builder.system.memo import Memo
+from op_builder.system.storage_engines import forced_engine, storage_engines
+from op_builder.system.torch_install import torch_install
+from op_builder.toolchains.compiler import find_cxx
+from op_builder.toolchains.cuda import find_cuda
+from op_builder.toolchains.toolset import find_ninja
+
+
+def environment() -> dict[str, Any]:
+    """The parts of the machine that ops depend on; a missing part is an ``error`` with a ``remedy``."""
+    return {
+        "accel_ops": __version__,
+        "python": {"version": platform.python_version(), "executable": sys.executable, "platform": platform.platform()},
+        "torch": _or_error(_torch),
+        "toolchains": _toolchains(),
+        "sycl": _or_error(lambda: sycl_facts(Cache(is_ours=False))),
+        "cpu": _or_error(_cpu),
+        "shared_memory": _shared_memory(),
+        "storage_engines": _or_error(_storage_engines),
+        "cache": _or_error(_cache),
+        "variables": {variable.name: variable.raw() for variable in env.VARIABLES if variable.raw() is not None},
+    }
+
+
+def parts() -> dict[str, dict[str, Any]]:
+    """What ``accel-ops doctor`` checks of the machine, by name; quicker than :func:`environment`."""
+    return {
+        "torch": _or_error(_torch),
+        **_toolchains(),
+        "cpu": _or_error(_cpu),
+        "shared memory": _shared_memory(),
+        "storage engines": _or_error(_storage_engines),
+    }
+
+
+def _toolchains() -> dict[str, Any]:
+    ninja = _or_error(lambda: {"path": find_ninja()})
+    return {"c++": _or_error(_compiler), "cuda": _or_error(_cuda), "ninja": ninja}
+
+
+def _or_error(find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return find()
+    except AccelError as error:
+        return {"error": error.message, "remedy": error.remedy}
+    except Exception as error:  # the rest of the report must survive what nobody foresaw
+        return {"error": f"{type(error).__name__}: {error}", "remedy": "Report this to the authors of accel-ops."}
+
+
+def _memo() -> Memo:
+    """The memo of the cache directory; without one, nothing is remembered."""
+    try:
+        return Cache(is_ours=False).memo
+    except CacheError:
+        return Memo()
+
+
+def _torch() -> dict[str, Any]:
+    facts = torch_install()._asdict()
+    del facts["release"]
+    return {"path": str(facts.pop("root")), **facts}
+
+
+def _cache() -> dict[str, Any]:
+    cache = Cache(is_ours=False)
+    return {
+        "directory": str(cache.root),
+        "writable": not cache.obstacle(),
+        "entries": len(cache.entries()),
+        "size_bytes": cache.size_bytes(),
+    }
+
+
+def _compiler() -> dict[str, Any]:
+    compiler = find_cxx(_memo())
+    return {"path": compiler.path, "version": compiler.version, "target": compiler.target}
+
+
+def _cuda() -> dict[str, Any]:
+    toolkit = find_cuda(_memo())
+    return {"path": toolkit.nvcc, "version": toolkit.release, "home": str(toolkit.home)}
+
+
+def _cpu() -> dict[str, Any]:
+    return {
+        "model": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "isa": chosen_isa(),
+        "isas_supported": list(supported_isas()),
+    }
+
+
+def _storage_engines() -> dict[str, Any]:
+    forced = forced_engine()
+    engines = storage_engines()
+    working = [engine.name for engine in engines if engine.refusal is None]
+    return {
+        "forced": forced,
+        "in_use": next((name for name in working if forced in (None, name)), None),
+        "engines": [engine._asdict() for engine in engines],
+    }
+
+
+def _shared_memory() -> dict[str, Any]:
+    try:
+        usage = shutil.disk_usage("/dev/shm")
+    except OSError as error:
+        return {"error": f"/dev/shm is not accessible: {error.strerror}.", "remedy": "Mount a tmpfs at /dev/shm."}
+    return {"path": "/dev/shm", "size_bytes": usage.total, "free_bytes": usage.free}
