@@ -63,9 +63,12 @@ class PinnedMemory:
         example = torch.empty(0, dtype=dtype, device="cpu")
         if not environment.DS_PIN_MEMORY_BACKEND.get():
             return self._torch_empty_pinned(example, shape)
-        return self._locked_memory().new_cpu_locked_tensor(shape.numel(), example).view(shape)
+        locked: torch.Tensor = self._locked_memory().new_cpu_locked_tensor(shape.numel(), example)
+        return locked.view(shape)
 
-    def pin_empty_like(self, tensor: torch.Tensor, device: Any = "cpu", dtype: torch.dtype | None = None) -> Any:
+    def pin_empty_like(
+        self, tensor: torch.Tensor, device: Any = "cpu", dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """:meth:`pin_empty` with the tensor's shape and, without ``dtype``, its type."""
         return self.pin_empty(tensor.shape, dtype=dtype or tensor.dtype, device=device)
 
