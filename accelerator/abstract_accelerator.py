@@ -14,9 +14,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
+
+from accelerator.pinned_memory import PinnedMemory
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -34,7 +34,7 @@ def _maker(dtype: str) -> property:
     return property(abstractmethod(make))
 
 
-class DeepSpeedAccelerator(ABC):
+class DeepSpeedAccelerator(PinnedMemory, ABC):
     """One type of device: its devices, memory, streams, data types and op builders.
 
     Streams, events, graphs and device properties are objects of the device module, typed ``Any``.
@@ -62,9 +62,8 @@ class DeepSpeedAccelerator(ABC):
     def handles_memory_backpressure(self) -> bool:
         """Whether the device blocks the host while its memory is full."""
 
-    @abstractmethod
-    def supports_nvtx_domain(self) -> bool:
-        """Whether :meth:`range_push` and :meth:`range_pop` use ``domain``."""
+    supports_nvtx_domain: bool = False
+    """Whether :meth:`range_push` and :meth:`range_pop` use ``domain``; a class attribute."""
 
     # Device ---------------------------------------------------------------------------------
 
@@ -234,6 +233,10 @@ class DeepSpeedAccelerator(ABC):
         """Whether the device computes in 8-bit floating point."""
         return False
 
+    def is_fp64_supported(self) -> bool:
+        """Whether the device computes in float64."""
+        return True
+
     @abstractmethod
     def supported_dtypes(self) -> list[torch.dtype]:
         """The floating-point types to train in, float32 first."""
@@ -272,15 +275,19 @@ class DeepSpeedAccelerator(ABC):
 
     @abstractmethod
     def create_graph(self) -> Any:
-        """A new, empty graph."""
+        """A new, empty graph, or None if the device has no graphs."""
 
     @abstractmethod
     def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> AbstractContextManager[Any]:
-        """A context manager that records the work in it to ``graph``."""
+        """A context manager that records the work in it to ``graph``; it does nothing without graphs."""
 
     @abstractmethod
     def replay_graph(self, graph: Any) -> None:
-        """Run the recorded work."""
+        """Run the recorded work; does nothing without graphs."""
+
+    def is_current_stream_capturing(self) -> bool:
+        """Whether the work of the current stream is being recorded to a graph."""
+        return False
 
     # Tensors --------------------------------------------------------------------------------
 
@@ -291,30 +298,6 @@ class DeepSpeedAccelerator(ABC):
     HalfTensor = _maker("float16")
     IntTensor = _maker("int32")
     LongTensor = _maker("int64")
-
-    def pin_memory(
-        self,
-        tensor: torch.Tensor,
-        align_bytes: int = 1,
-        make_copy: bool = True,
-        match_shape: bool = True,
-    ) -> torch.Tensor:
-        """A copy of a CPU tensor in page-locked memory, from which devices copy asynchronously.
-
-        Args:
-            align_bytes: alignment; 1 is torch's own, 0 requests whole pages, if the device supports them.
-            make_copy: whether to copy the values; torch always does.
-            match_shape: whether to keep the shape; torch always does.
-        """
-        return tensor.pin_memory()
-
-    def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor is in page-locked memory."""
-        return tensor.is_pinned()
-
-    def unpin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Release page-locked memory early, if the device can; return the tensor."""
-        return tensor
 
     @abstractmethod
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
@@ -370,49 +353,3 @@ class DeepSpeedAccelerator(ABC):
 
 
 Accelerator = DeepSpeedAccelerator
-
-
-# An object is an accelerator by its members, not by its base classes -----------------------
-
-_ABSENT = object()
-_MOST_NAMES = 8
-
-
-def structural_faults(candidate: object) -> list[str]:
-    """Why ``candidate`` is not an accelerator, as phrases; empty if it is one.
-
-    The abstract members must exist, and every member must be of the right kind, a method or a property. No property is
-    evaluated, since that may start the device.
-    """
-    if isinstance(candidate, type):
-        return [f"it is the class {candidate.__name__}, not an instance of it"]
-    # inspect.getattr_static() for eighty names takes longer than everything else in get_accelerator().
-    namespaces = [getattr(candidate, "__dict__", {}), *map(vars, type(candidate).__mro__)]
-    is_proxy = hasattr(type(candidate), "__getattr__")
-    missing: list[str] = []
-    wrong: list[str] = []
-    for name, declared in vars(DeepSpeedAccelerator).items():
-        if name.startswith("_"):
-            continue
-        member = next((namespace[name] for namespace in namespaces if name in namespace), _ABSENT)
-        if member is _ABSENT and is_proxy:
-            member = getattr(candidate, name, _ABSENT)
-        if member is _ABSENT:
-            if getattr(declared, "__isabstractmethod__", False):
-                missing.append(name)
-        elif isinstance(declared, property):
-            if isinstance(member, (FunctionType, classmethod, staticmethod)):
-                wrong.append(f"{name} must be a property, found a method")
-        elif not _is_method(member):
-            kind = "a property" if isinstance(member, property) else f"a value of type {type(member).__name__}"
-            wrong.append(f"{name} must be a method, found {kind}")
-    if missing:
-        more = f" and {len(missing) - _MOST_NAMES} more" if len(missing) > _MOST_NAMES else ""
-        return [f"missing: {', '.join(missing[:_MOST_NAMES])}{more}", *wrong]
-    return wrong
-
-
-def _is_method(member: object) -> bool:
-    """Whether it is callable or a descriptor that returns a callable, such as functools.partialmethod."""
-    returns_value = isinstance(member, cached_property) or hasattr(type(member), "__set__")  # as every property has
-    return callable(member) or (hasattr(type(member), "__get__") and not returns_value)

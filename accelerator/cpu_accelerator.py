@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -99,6 +99,11 @@ class CPU_Accelerator(HostStreams, TorchAccelerator):
         """Resident set size of this process in bytes."""
         return self._host.rss()
 
+    def reset_rss(self) -> int:
+        """Reset the peak of the resident set size; returns the current size."""
+        self.reset_peak_memory_stats()
+        return self.get_rss()
+
     def empty_cache(self) -> None:
         """Does nothing: the host's allocator returns memory by itself."""
 
@@ -136,8 +141,10 @@ class CPU_Accelerator(HostStreams, TorchAccelerator):
     def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> AbstractContextManager[Any]:
         return nullcontext(graph)
 
-    def pin_memory(
-        self, tensor: torch.Tensor, align_bytes: int = 1, make_copy: bool = True, match_shape: bool = True
-    ) -> torch.Tensor:
-        """The tensor itself: no device copies from it."""
+    # No device copies from host memory here, so torch has nothing to pin.
+
+    def _torch_pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
+
+    def _torch_empty_pinned(self, tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        return tensor.new_empty(shape)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import sys
 from typing import Any
 
@@ -25,13 +26,11 @@ class CUDA_Accelerator(TorchAccelerator):
     exported_variables = ("NCCL",)
     builder_package = "op_builder.cuda"
     graph_class = "CUDAGraph"
+    supports_nvtx_domain = True
 
     @classmethod
     def choose_communication_backend(cls) -> str:
         return "gloo" if sys.platform == "win32" else "nccl"
-
-    def supports_nvtx_domain(self) -> bool:
-        return True
 
     def device_capability(self, device_index: int | None = None) -> Any:
         """(major, minor), or None without a device."""
@@ -67,7 +66,26 @@ class CUDA_Accelerator(TorchAccelerator):
         return self._has_capability(8, 9)
 
     def is_triton_supported(self) -> bool:
-        return self._has_capability(7)
+        return self._has_capability(8)
+
+    def prefer_triton_grouped_mm(self) -> bool:
+        """On capability 7.x and 8.x, if Triton is installed."""
+        is_old = self._has_capability(7) and not self._has_capability(9)
+        return torch.version.hip is None and is_old and importlib.util.find_spec("triton") is not None
+
+    def communication_backend_version(self) -> Any:
+        """NCCL's version, such as (2, 27, 5), or None without NCCL."""
+        has_nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
+        return torch.cuda.nccl.version() if has_nccl else None
+
+    def register_host_memory(self, address: int, num_bytes: int) -> bool:
+        """Page-lock existing memory with ``cudaHostRegister``; raises torch's ``CudaError`` if that fails."""
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0))
+        return True
+
+    def unregister_host_memory(self, address: int) -> bool:
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))
+        return True
 
     def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> Any:
         """Open an NVTX range; without the package ``nvtx``, ``domain`` is ignored."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from accelerator.abstract_accelerator import structural_faults
 from accelerator.errors import AcceleratorSelectionError, describe
+from accelerator.structure import structural_faults
 from accelerator.vendors import import_vendor
 
 if TYPE_CHECKING:

@@ -29,6 +29,10 @@ class DeviceIndexError(AccelError, IndexError):
     """The device index is out of range."""
 
 
+class NotHostMemoryError(AccelError, ValueError):
+    """Page-locked memory was requested on a device, not on the host."""
+
+
 class EventNotRecordedError(AccelError, RuntimeError):
     """``elapsed_time()`` was called on an event that was never recorded."""
 

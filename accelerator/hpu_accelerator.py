@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from accelerator.torch_accelerator import TorchAccelerator
@@ -60,4 +60,5 @@ class HPU_Accelerator(TorchAccelerator):
         return self._module.mem_get_info(device_index)[1]  # the device's properties are a string
 
     def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> AbstractContextManager[Any]:
-        return self._module.graph(graph, stream=stream)  # graphs share no memory, so there is no pool
+        # Graphs share no memory, so there is no pool.
+        return nullcontext() if graph is None else self._module.graph(graph, stream=stream)

@@ -69,6 +69,9 @@ class MPS_Accelerator(HostStreams, TorchAccelerator):
     def default_stream(self, device_index: int | None = None) -> Any:
         return self._module.default_stream() if hasattr(torch.mps, "Stream") else self.only_stream
 
+    def is_fp64_supported(self) -> bool:
+        return False
+
     def use_host_timers(self) -> bool:
         return True
 

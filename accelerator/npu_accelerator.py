@@ -20,6 +20,9 @@ class NPU_Accelerator(TorchAccelerator):
     bf16_supported = True
     graph_class = "NPUGraph"
 
+    def pin_memory_alignment(self) -> int:
+        return 4096
+
     def extra_facts(self) -> dict[str, Callable[[], Any]]:
         return {"cann_version": cann_version}
 

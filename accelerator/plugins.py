@@ -11,7 +11,7 @@ is a class (or another callable without parameters) that returns an accelerator,
 
 ``detection_priority: int``
     Its place in detection; higher ones are tried earlier. Built-ins: xpu.external 1000, xpu 900 and 800,
-    npu 700, sdaa 600, mps 500, hpu 400, mlu 300, cuda 200, cpu 0. Without it
+    npu 700, sdaa 600, mps 500, hpu 400, mlu 300, supa 250, cuda 200, cpu 0. Without it
     :data:`DEFAULT_PRIORITY`: after every built-in device, before the CPU.
 ``probe() -> str | None``
     A class or static method: why the device is unusable, or None if it is usable. By default, an object is created and

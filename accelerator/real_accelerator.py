@@ -7,9 +7,9 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from accelerator.abstract_accelerator import structural_faults
 from accelerator.errors import AcceleratorSelectionError, InvalidAcceleratorError
 from accelerator.selection import SUPPORTED_ACCELERATOR_LIST, choose
+from accelerator.structure import structural_faults
 from op_builder import env
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from accelerator.errors import AcceleratorSelectionError
 from accelerator.vendors import import_vendor
 from op_builder import env as environment
 
-SUPPORTED_ACCELERATOR_LIST = ["cuda", "cpu", "xpu", "xpu.external", "npu", "mps", "hpu", "mlu", "sdaa"]
+SUPPORTED_ACCELERATOR_LIST = ["cuda", "cpu", "xpu", "xpu.external", "npu", "mps", "hpu", "mlu", "sdaa", "supa"]
 """The names of the built-in accelerators, as the override takes them."""
 
 _EXTERNAL = "intel_extension_for_deepspeed"
@@ -35,6 +35,7 @@ def built_in_candidates() -> list[Candidate]:
         _built_in("mps", 500),
         _built_in("hpu", 400, vendor_package="habana_frameworks.torch.hpu"),
         _built_in("mlu", 300, vendor_package="torch_mlu"),
+        _built_in("supa", 250, vendor_package="torch_supa"),  # before cuda, which torch_supa makes available
         _built_in("cuda", 200, without_device=True),
         _built_in("cpu", 0, without_device=True),
     ]

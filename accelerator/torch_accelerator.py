@@ -9,7 +9,7 @@ A device is a subclass with a few class attributes and overrides for what differ
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -20,7 +20,6 @@ from accelerator.errors import (
     AcceleratorUnavailableError,
     DeviceIndexError,
     UnsupportedBackendError,
-    UnsupportedFeatureError,
     describe,
 )
 from accelerator.vendors import import_vendor
@@ -100,10 +99,10 @@ class TorchAccelerator(DeepSpeedAccelerator):
                 "Install it, or choose another accelerator with ACCEL_ACCELERATOR.",
             ) from error
 
-    # Modules cannot be copied or pickled; a copy imports the module again.
+    # Modules cannot be copied or pickled; a copy imports the module again. Locked memory belongs to one process.
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_module"}
+        return {name: value for name, value in vars(self).items() if name not in ("_module", "_page_memory")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _module=self._required_module())
@@ -167,9 +166,6 @@ class TorchAccelerator(DeepSpeedAccelerator):
 
     def handles_memory_backpressure(self) -> bool:
         return self.is_synchronized_device()
-
-    def supports_nvtx_domain(self) -> bool:
-        return False
 
     def device_name(self, device_index: int | None = None) -> str:
         if device_index is None or not self.has_index:
@@ -300,17 +296,17 @@ class TorchAccelerator(DeepSpeedAccelerator):
 
     def create_graph(self) -> Any:
         make = None if self.graph_class is None else getattr(self._module, self.graph_class, None)
-        if make is None:
-            raise UnsupportedFeatureError(
-                f"torch.{self.device_type} does not support graphs.", "Run the work without capturing it."
-            )
-        return make()
+        return None if make is None else make()
 
     def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> AbstractContextManager[Any]:
-        return self._module.graph(graph, pool=pool, stream=stream)
+        return nullcontext() if graph is None else self._module.graph(graph, pool=pool, stream=stream)
 
     def replay_graph(self, graph: Any) -> None:
-        graph.replay()
+        if graph is not None:
+            graph.replay()
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.is_available() and self._module_is("is_current_stream_capturing")
 
     BFloat16Tensor = _maker(torch.bfloat16)
     ByteTensor = _maker(torch.uint8)

@@ -28,13 +28,6 @@ class XPU_Accelerator(TorchAccelerator):
     bf16_supported = True
     graph_class = "XPUGraph"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._page_memory: Any = None  # async_io's handle, made by the first pin_memory(align_bytes=0)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_page_memory": None}  # a handle is valid only in its process
-
     @classmethod
     def device_module(cls) -> ModuleType:
         optional_vendor(_IPEX)  # extends torch.xpu; torch's own may work if it is broken
@@ -78,31 +71,20 @@ class XPU_Accelerator(TorchAccelerator):
             UnsupportedFeatureError: ``align_bytes`` is another number.
             IncompatibleOpError: whole pages are requested, and async_io cannot be built or loaded.
         """
-        if align_bytes == 1:
-            return tensor.pin_memory(device=self.current_device_name())
-        if align_bytes != 0:
+        if align_bytes == 0:
+            return self._lock_pages(tensor, make_copy, match_shape)
+        if align_bytes != 1:
             raise UnsupportedFeatureError(
                 f"pin_memory(align_bytes={align_bytes}): expected 1 (torch's alignment) or 0 (whole pages).",
                 "Use 0: whole pages satisfy any alignment up to theirs.",
             )
-        if self._page_memory is None:
-            self._page_memory = self.create_op_builder("AsyncIOBuilder").load().aio_handle()
-        pinned = self._page_memory.new_cpu_locked_tensor(tensor.numel(), tensor)
-        if make_copy:
-            pinned.copy_(tensor.detach().reshape(-1))
-        return pinned.view(tensor.shape) if match_shape else pinned
+        return super().pin_memory(tensor, 1, make_copy, match_shape)
 
-    def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether :meth:`pin_memory` made the tensor, or one that it is a view of."""
-        if self._page_memory is not None and self._page_memory.is_pinned(tensor):
-            return True
+    def _torch_pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory(device=self.current_device_name())
+
+    def _torch_is_pinned(self, tensor: torch.Tensor) -> bool:
         return tensor.is_pinned(device=self.current_device_name())
-
-    def unpin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself; whole pages that :meth:`pin_memory` locked are unlocked."""
-        if self._page_memory is not None:
-            self._page_memory.free_cpu_locked_tensor(tensor)
-        return tensor
 
     def build_extension(self) -> Any:
         if optional_vendor(_IPEX) is None:

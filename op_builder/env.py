@@ -39,6 +39,13 @@ def _parse_count(text: str) -> int:
     return value
 
 
+def _parse_pin_memory_backend(text: str) -> bool:
+    """Whether it is native."""
+    if text not in ("torch", "native"):
+        raise ValueError("expected torch or native")
+    return text == "native"
+
+
 def _parse_path(text: str) -> Path:
     try:
         return Path(text).expanduser()
@@ -50,6 +57,7 @@ _TYPE_NAMES: dict[Callable[[str], object], str] = {
     _parse_flag: "0 or 1",
     _parse_count: "count >= 1",
     _parse_path: "path",
+    _parse_pin_memory_backend: "torch or native",
     int: "integer",
 }
 
@@ -128,6 +136,13 @@ DS_ACCELERATOR = _text(
 LOCAL_SIZE = _optional("LOCAL_SIZE", int, "Ranks on this host, set by a launcher; the CPU device count when > 0.")
 LOCAL_RANK = _declare("LOCAL_RANK", int, 0, "Rank on this host, set by a launcher; the CPU's current device.")
 ACCEL_LAUNCH_ID = _text("ACCEL_LAUNCH_ID", "Set by accel-launch in its workers: which launch they belong to.")
+DS_PIN_MEMORY_BACKEND = _declare(
+    "DS_PIN_MEMORY_BACKEND",
+    _parse_pin_memory_backend,
+    False,
+    "Where pinned memory comes from: torch, or native for the op async_io's.",
+    "torch",
+)
 CUDA_VISIBLE_DEVICES = _text("CUDA_VISIBLE_DEVICES", "CUDA devices that this process may use.", "all")
 CUDA_DEVICE_ORDER = _text(
     "CUDA_DEVICE_ORDER",

@@ -6,8 +6,9 @@ import time
 
 import torch
 
-from accelerator.abstract_accelerator import DeepSpeedAccelerator, structural_faults
+from accelerator.abstract_accelerator import DeepSpeedAccelerator
 from accelerator.errors import describe
+from accelerator.structure import structural_faults
 from accelerator.testing.model import Ability, Checks, does_not_apply, expect, expect_equal, expect_type, fail, needs
 
 _SEED = 20_240_611
@@ -40,8 +41,9 @@ class IdentityChecks(Checks):
         """Every predicate returns a bool, never None."""
         names = (
             "is_synchronized_device use_host_timers resolves_data_dependency handles_memory_backpressure "
-            "supports_nvtx_domain is_triton_supported prefer_triton_grouped_mm is_available"
+            "is_triton_supported prefer_triton_grouped_mm is_available is_current_stream_capturing"
         )
+        expect_type("supports_nvtx_domain", getattr(self.accelerator, "supports_nvtx_domain", False), bool)
         for name in names.split():
             expect_type(f"{name}()", getattr(self.accelerator, name)(), bool)
 
@@ -313,15 +315,19 @@ class GraphChecks(Checks):
     @needs(Ability.GRAPHS, Ability.TENSORS)
     def graphs_replay(self) -> str | None:
         """A captured graph computes the right values when it is replayed, also from changed inputs."""
-        graph = self._unless_unsupported(self.accelerator.create_graph)
+        graph = self.accelerator.create_graph()
         data = self._tensor([1.0, 2.0])
         warm = data * 2 + 1  # initialises libraries, which a capture may not do
         self.accelerator.synchronize()
         with self.accelerator.capture_to_graph(graph):
             result = data * 2 + 1
+            is_capturing = self.accelerator.is_current_stream_capturing()
         self.accelerator.replay_graph(graph)
         self.accelerator.synchronize()
+        expect(not (is_capturing and graph is None), "is_current_stream_capturing() False without graphs", is_capturing)
         expect_equal("values after a replay", result.cpu().tolist(), warm.cpu().tolist())
+        if graph is None:
+            return "the device has no graphs; captured work runs at once"
         data.fill_(3.0)
         self.accelerator.replay_graph(graph)
         self.accelerator.synchronize()
@@ -333,6 +339,6 @@ class GraphChecks(Checks):
     @needs(Ability.GRAPHS)
     def graphs_take_pool_and_stream(self) -> None:
         """capture_to_graph() takes the keywords pool and stream."""
-        graph = self._unless_unsupported(self.accelerator.create_graph)
+        graph = self.accelerator.create_graph()
         with self.accelerator.capture_to_graph(graph, pool=None, stream=None):
             pass

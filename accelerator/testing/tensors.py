@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import torch
 
 from accelerator.testing.model import Ability, Checks, does_not_apply, expect, expect_equal, expect_type, needs
@@ -21,8 +23,8 @@ class NumberTypeChecks(Checks):
     group = "number types"
 
     def type_questions_answer_yes_or_no(self) -> None:
-        """is_bf16_supported(), is_fp16_supported() and is_fp8_supported() are bools, never None."""
-        for name in ("is_bf16_supported", "is_fp16_supported", "is_fp8_supported"):
+        """is_bf16_supported() and its siblings for fp16, fp8 and fp64 are bools, never None."""
+        for name in ("is_bf16_supported", "is_fp16_supported", "is_fp8_supported", "is_fp64_supported"):
             expect_type(f"{name}()", getattr(self.accelerator, name)(), bool)
 
     def supported_dtypes_agree(self) -> str:
@@ -145,11 +147,37 @@ class TensorChecks(Checks):
 
     @needs(Ability.PINNED_MEMORY)
     def unpinning_keeps_the_values(self) -> None:
-        """unpin_memory() accepts the result of pin_memory(); a tensor that it returns has the same values."""
+        """unpin_memory() returns a bool or None for the result of pin_memory(), which keeps its values."""
         data = torch.arange(4.0)
-        released = self.accelerator.unpin_memory(self.accelerator.pin_memory(data.clone()))
-        if released is not None:
-            expect_equal("values after unpin_memory()", released.tolist(), data.tolist())
+        pinned = self.accelerator.pin_memory(data.clone())
+        released = self.accelerator.unpin_memory(pinned)
+        expect(released is None or isinstance(released, bool), "a bool or None from unpin_memory()", released)
+        expect_equal("values after unpin_memory()", pinned.tolist(), data.tolist())
+
+    @needs(Ability.PINNED_MEMORY)
+    def new_tensors_are_pinned(self) -> None:
+        """pin_empty() and pin_empty_like() make CPU tensors of the given size and type, pinned if pin_memory() pins."""
+        data = torch.zeros(2, 3)
+        is_pinned = self.accelerator.pin_memory(data) is not data
+        for made, dtype in (
+            (self.accelerator.pin_empty(2, 3, dtype=torch.int32), torch.int32),
+            (self.accelerator.pin_empty_like(data), data.dtype),
+            (self.accelerator.pin_empty_like(data, dtype=torch.float16), torch.float16),
+        ):
+            found = (made.shape, made.dtype, made.device.type)
+            expect_equal("shape, type and device", found, (data.shape, dtype, "cpu"))
+            expect_equal("is_pinned(new tensor)", self.accelerator.is_pinned(made), is_pinned)
+        expect_type("pin_memory_alignment()", self.accelerator.pin_memory_alignment(), int)
+
+    @needs(Ability.PINNED_MEMORY)
+    def host_memory_registers(self) -> str:
+        """register_host_memory() and unregister_host_memory() accept a page's address, and return one bool."""
+        page = torch.zeros(2 * mmap.PAGESIZE, dtype=torch.uint8)
+        address = -(-page.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        registered = self.accelerator.register_host_memory(address, mmap.PAGESIZE)
+        expect_type("register_host_memory()", registered, bool)
+        expect_equal("unregister_host_memory()", self.accelerator.unregister_host_memory(address), registered)
+        return "registered" if registered else "the driver has no such function"
 
 
 def _mebibytes(size_bytes: int) -> str:

@@ -26,6 +26,7 @@ VENDOR_PACKAGES = (
     "torch_npu",
     "torch_sdaa",
     "torch_mlu",
+    "torch_supa",
     "habana_frameworks",
     "habana_frameworks.torch",
     "habana_frameworks.torch.hpu",
@@ -100,6 +101,10 @@ class Machine:
     def mlu(self, available: bool = True) -> None:
         self.package("torch_mlu")
         self.device_module("mlu", available=available, is_bf16_supported=lambda: True)
+
+    def supa(self, available: bool = True) -> None:
+        self.package("torch_supa")
+        self.device_module("supa", available=available)
 
     def mps(self, available: bool = True) -> None:
         if available:

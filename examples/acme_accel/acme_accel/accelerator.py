@@ -1,9 +1,8 @@
 """The declaration of the accelerator: facts that the device module does not have."""
 
-# ruff: noqa: ARG002 - pin_memory() takes the arguments of the contract
-
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 
 import torch
@@ -41,12 +40,13 @@ class AcmeAccelerator(TorchAccelerator):
 
         return device_module.obstacle()
 
-    # The CPU's memory is the host's. A card with memory of its own leaves these two to accel-ops.
+    # The CPU's memory is the host's. A card with memory of its own leaves these three to accel-ops.
 
-    def pin_memory(
-        self, tensor: torch.Tensor, align_bytes: int = 1, make_copy: bool = True, match_shape: bool = True
-    ) -> torch.Tensor:
+    def _torch_pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
+
+    def _torch_empty_pinned(self, tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        return tensor.new_empty(shape)
 
     def get_rss(self) -> int:
         return self.memory_allocated()

@@ -40,19 +40,19 @@ PINNING = {
     "pinning_in_whole_pages",
     "pinned_tensors_are_known",
     "unpinning_keeps_the_values",
+    "new_tensors_are_pinned",
+    "host_memory_registers",
 }
-GRAPHS = {"graphs_replay", "graphs_take_pool_and_stream"}
 LEFT_OUT = {
     "npu": FLOAT8,
     "mlu": set(),
-    "sdaa": {*FLOAT8, *GRAPHS},
+    "sdaa": FLOAT8,
     "hpu": {*FLOAT8, "tensors_are_made_on_the_current_device", "cache_empties"},
     "xpu": {*FLOAT8, *PINNING},
     "xpu.native": {*FLOAT8, *PINNING, "visible_devices_are_honoured"},
     "mps": {
         *FLOAT8,
         *PINNING,
-        *GRAPHS,
         "stream_context_switches",
         "peak_remembers_what_was_freed",
         "resets_lower_the_peaks",

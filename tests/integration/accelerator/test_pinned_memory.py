@@ -9,7 +9,9 @@ import os
 import pytest
 import torch
 
+from accelerator.cpu_accelerator import CPU_Accelerator
 from accelerator.xpu_accelerator import XPU_Accelerator
+from op_builder import env
 from tests.support.machines import Machine
 
 
@@ -31,7 +33,19 @@ def test_xpu_pins_whole_pages_with_async_io(machine: Machine, monkeypatch: pytes
     del pinned
     gc.collect()
     assert accelerator.is_pinned(view)
-    assert accelerator.unpin_memory(view) is view
+    assert accelerator.unpin_memory(view) is True
     assert not accelerator.is_pinned(view)
     assert torch.equal(view, data[1:])
     assert not copy.deepcopy(accelerator).is_pinned(data)  # the handle of async_io is left behind
+
+
+def test_the_native_backend_locks_pages_on_any_device() -> None:
+    accelerator, data = CPU_Accelerator(), torch.arange(6.0).reshape(2, 3)
+    with env.scope(DS_PIN_MEMORY_BACKEND="native"):
+        pinned, empty = accelerator.pin_memory(data), accelerator.pin_empty(2, 3, dtype=torch.float16)
+    assert torch.equal(pinned, data)
+    assert (empty.shape, empty.dtype) == ((2, 3), torch.float16)
+    assert accelerator.is_pinned(pinned[1:])
+    assert accelerator.is_pinned(empty)
+    assert accelerator.unpin_memory(pinned) is True
+    assert accelerator.unpin_memory(pinned) is accelerator.is_pinned(pinned) is False

@@ -76,8 +76,6 @@ def test_two_cards_keep_the_contract(cards: Path, monkeypatch: pytest.MonkeyPatc
         "float8_converts": "is_fp8_supported() is False",
         "tensors_are_made_on_the_current_device": "device strings carry no index, so a tensor does not show its device",
         "pinned_tensors_are_known": "pin_memory() is the identity: no device copies from the tensor",
-        "graphs_replay": "torch.cpu does not support graphs.",
-        "graphs_take_pool_and_stream": "torch.cpu does not support graphs.",
     }
 
 

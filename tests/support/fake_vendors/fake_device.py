@@ -193,6 +193,7 @@ def device_module(name: str, count: int, graph_class: str) -> ModuleType:
         is_bf16_supported=lambda: True,
         amp=SimpleNamespace(__name__=f"torch.{name}.amp", autocast=torch.autocast),
         graph=graph,
+        is_current_stream_capturing=lambda: False,
         **{graph_class: Graph},
     )
     return module

@@ -123,6 +123,17 @@ def _never_back(module: Any) -> Any:
     return stream
 
 
+def _back_without_error(module: Any) -> Any:
+    @contextmanager
+    def stream(chosen: Any) -> Iterator[None]:
+        former = module.current_stream()
+        module.set_stream(chosen)
+        yield
+        module.set_stream(former)
+
+    return stream
+
+
 @contextmanager
 def _nowhere(stream: Any) -> Iterator[None]:
     yield
@@ -176,6 +187,7 @@ MUTATIONS = [
     _member("total_covers_available", "mem_get_info", lambda m: lambda index=None: (1 << 40, 1 << 40)),
     _member("statistics_are_a_dict", "memory_stats", lambda m: lambda index=None: []),
     _member("stream_context_restores", "stream", _never_back),
+    _member("stream_context_restores", "stream", _back_without_error),
     _member("stream_context_switches", "stream", lambda m: _nowhere),
     _member("events_measure_time", "Event", _broken(fake_device.Event, elapsed_time=_fails)),
     _member("events_are_usable", "Event", _broken(fake_device.Event, query=lambda self: False)),
@@ -224,8 +236,10 @@ MUTATIONS = [
     _class("on_accelerator_knows_its_tensors", on_accelerator=lambda self, tensor: True),
     _class("pinning_keeps_the_tensor pinning_in_whole_pages", pin_memory=lambda self, tensor: tensor.pin_memory()),
     _class("pinning_in_whole_pages", pin_memory=_empty_pages),
-    _class("pinned_tensors_are_known", is_pinned=lambda self, tensor: False),
-    _class("unpinning_keeps_the_values", unpin_memory=lambda self, t: t * 0 - 1),
+    _class("pinned_tensors_are_known new_tensors_are_pinned", is_pinned=lambda self, tensor: False),
+    _class("unpinning_keeps_the_values", unpin_memory=lambda self, t: t.fill_(-1) is None),
+    _class("new_tensors_are_pinned", _torch_empty_pinned=lambda self, tensor, shape: tensor.new_empty(shape)),
+    _class("host_memory_registers", register_host_memory=lambda self, address, num_bytes: True),
     _class("graphs_take_pool_and_stream", capture_to_graph=lambda self, graph: self._module.graph(graph)),
     _class(
         "builder_package_imports builders_are_found_by_name unknown_builder_is_an_error "

@@ -26,7 +26,7 @@ def cpu() -> CPU_Accelerator:
 def test_cpu_properties(cpu: CPU_Accelerator) -> None:
     for name in ("is_synchronized_device", "use_host_timers", "resolves_data_dependency", "is_available"):
         assert getattr(cpu, name)() is True
-    for name in ("supports_nvtx_domain", "is_triton_supported", "is_fp8_supported", "prefer_triton_grouped_mm"):
+    for name in ("is_current_stream_capturing", "is_triton_supported", "is_fp8_supported", "prefer_triton_grouped_mm"):
         assert getattr(cpu, name)() is False
     assert cpu.handles_memory_backpressure() is True
     assert cpu.get_device_properties() is cpu.device_capability() is None
@@ -127,8 +127,12 @@ def test_fp16_support_is_that_of_onednn_as_a_bool(
 def test_pin_memory_returns_the_tensor(cpu: CPU_Accelerator) -> None:
     tensor = torch.zeros(3)
     assert cpu.pin_memory(tensor, align_bytes=0, make_copy=False, match_shape=False) is tensor
-    assert cpu.unpin_memory(cpu.pin_memory(tensor)) is tensor
+    assert cpu.unpin_memory(cpu.pin_memory(tensor)) is False
     assert cpu.is_pinned(tensor) is False
+    assert cpu.pin_empty(2, 3, dtype=torch.int32).shape == (2, 3)
+    assert cpu.pin_empty_like(tensor, dtype=torch.float16).dtype is torch.float16
+    with env.scope(DS_PIN_MEMORY_BACKEND="hugetlb"), pytest.raises(AccelError, match="torch or native"):
+        cpu.pin_memory(tensor)
 
 
 def test_communication_is_gloo_unless_oneccl_imports(machine: Machine, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_cuda_declares_its_properties(machine: Machine, monkeypatch: pytest.Monk
     assert accelerator.visible_devices_envs() == ["CUDA_VISIBLE_DEVICES"]
     assert accelerator.export_envs() == ["NCCL"]
     assert accelerator.op_builder_dir() == "op_builder.cuda"
-    assert accelerator.supports_nvtx_domain() is True
+    assert accelerator.supports_nvtx_domain is True
     assert accelerator.use_host_timers() is False
     assert accelerator.device_name(2) == "cuda:2"
     assert accelerator.Stream is torch.cuda.Stream
@@ -56,18 +56,33 @@ def test_without_a_device_predicates_are_false_and_nothing_starts(machine: Machi
 
 
 @pytest.mark.parametrize(
-    ("capability", "fp16", "fp8"),
-    [((6, 1), False, False), ((7, 0), True, False), ((8, 6), True, False), ((8, 9), True, True), ((9, 0), True, True)],
+    ("capability", "fp16", "fp8", "grouped"),
+    [
+        ((6, 1), False, False, False),
+        ((7, 5), True, False, True),
+        ((8, 6), True, False, True),
+        ((8, 9), True, True, True),
+        ((9, 0), True, True, False),
+    ],
 )
 def test_types_by_compute_capability(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], fp16: bool, fp8: bool
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    fp16: bool,
+    fp8: bool,
+    grouped: bool,
 ) -> None:
     machine.cuda(1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: capability >= (8, 0))
     accelerator = CUDA_Accelerator()
     assert accelerator.is_fp16_supported() is fp16
-    assert accelerator.is_triton_supported() is fp16
+    assert accelerator.is_triton_supported() is (capability >= (8, 0))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert accelerator.prefer_triton_grouped_mm() is grouped
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert accelerator.prefer_triton_grouped_mm() is False, "Triton is not installed"
     assert accelerator.is_fp8_supported() is fp8
     assert accelerator.is_bf16_supported() is (capability >= (8, 0))
 
@@ -81,6 +96,33 @@ def test_fp8_on_rocm_depends_on_the_architecture(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(gcnArchName=architecture))
     assert CUDA_Accelerator().is_fp8_supported() is fp8
+
+
+def test_host_memory_is_registered_with_the_driver(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda *arguments: calls.append(arguments) or 0,
+        cudaHostUnregister=lambda *arguments: calls.append(arguments) or 1,
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+
+    def check_error(code: int) -> None:
+        if code != 0:
+            raise RuntimeError(f"CUDA error {code}")
+
+    monkeypatch.setattr(torch.cuda, "check_error", check_error)
+    assert CUDA_Accelerator().register_host_memory(4096, 8192) is True
+    with pytest.raises(RuntimeError, match="CUDA error 1"):
+        CUDA_Accelerator().unregister_host_memory(4096)
+    assert calls == [(4096, 8192, 0), (4096,)]
+
+
+def test_the_backends_version_is_that_of_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    assert CUDA_Accelerator().communication_backend_version() is None
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    assert CUDA_Accelerator().communication_backend_version() == (2, 27, 5)
 
 
 # NVML ------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.usefixtures("machine")
 DETECTION = [
     ("", "cpu"),
     ("cuda", "cuda"),
-    ("mlu cuda", "mlu"),
+    ("supa cuda", "supa"),
+    ("mlu supa cuda", "mlu"),
     ("hpu mlu cuda", "hpu"),
     ("mps hpu mlu cuda", "mps"),
     ("sdaa mps hpu mlu cuda", "sdaa"),
@@ -46,7 +47,7 @@ def test_detection_chooses_the_first_available_device(machine: Machine, devices:
 def test_the_trace_lists_every_candidate_in_order(machine: Machine) -> None:
     machine.install("native_xpu cuda")
     selection = choose()
-    expected = "xpu.external, xpu (IPEX), xpu (torch), npu, sdaa, mps, hpu, mlu, cuda, cpu"
+    expected = "xpu.external, xpu (IPEX), xpu (torch), npu, sdaa, mps, hpu, mlu, supa, cuda, cpu"
     assert ", ".join(verdict.label for verdict in selection.trace) == expected
     assert "torch_npu" in reasons(selection)["npu"]
     assert reasons(selection)["xpu (torch)"] == "a CUDA device is available"
@@ -171,6 +172,7 @@ MISSING = [
     ("mps", "MPS_Accelerator requires torch.mps"),
     ("hpu", "HPU_Accelerator requires habana_frameworks.torch.hpu"),
     ("mlu", "MLU_Accelerator requires torch_mlu"),
+    ("supa", "SUPA_Accelerator requires torch_supa"),
 ]
 
 

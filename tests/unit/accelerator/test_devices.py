@@ -38,6 +38,7 @@ TABLE = [
     Row("mps", None, "CUDA_VISIBLE_DEVICES", "", "inductor", [FP32]),
     Row("hpu", "hccl", HPU_VISIBLE, "", "hpu_backend", ALL),
     Row("mlu", "cncl", "MLU_VISIBLE_DEVICES", "NEUWARE_HOME CNCL LD_LIBRARY PATH", "inductor", ALL, triton=True),
+    Row("supa", "bccl", "SUPA_VISIBLE_DEVICES", "BCCL BIREN SUPA LD_LIBRARY PATH", "inductor", ALL, triton=True),
     # The fake torch.sdaa does not answer for bfloat16.
     Row("sdaa", "tccl", "SDAA_VISIBLE_DEVICES", "NCCL LD_LIBRARY PATH", "inductor", [FP32, FP16]),
 ]
@@ -64,7 +65,10 @@ def test_devices_declare_their_properties(machine: Machine, row: Row) -> None:
     assert accelerator.is_triton_supported() is row.triton
     assert accelerator.device_name() == row.name
     assert accelerator.device_name(1) == ("hpu" if row.name == "hpu" else f"{row.name}:1")
-    assert accelerator.supports_nvtx_domain() is accelerator.is_synchronized_device() is False
+    assert accelerator.supports_nvtx_domain is accelerator.is_synchronized_device() is False
+    assert accelerator.is_fp64_supported() is (row.name != "mps")
+    assert accelerator.pin_memory_alignment() == (4096 if row.name == "npu" else 1)
+    assert accelerator.register_host_memory(4096, 4096) is accelerator.unregister_host_memory(4096) is False
     assert accelerator.use_host_timers() is (row.name == "mps")
     assert accelerator.resolves_data_dependency() is (row.name == "hpu")
     assert accelerator.handles_memory_backpressure() is (row.name == "hpu")
@@ -92,10 +96,41 @@ def test_a_device_class_requires_its_package_only_in_the_constructor(row: Row) -
         device_class(row.name)()
 
 
-def test_graphs_without_a_graph_class_are_refused(machine: Machine) -> None:
+@pytest.mark.parametrize("name", ["npu", "hpu", "sdaa", "mps"])  # the fakes have no graphs
+def test_without_graphs_there_is_none_and_captures_do_nothing(machine: Machine, name: str) -> None:
+    accelerator = install(machine, name)
+    graph = accelerator.create_graph()
+    assert graph is None
+    with accelerator.capture_to_graph(graph, pool=None, stream=None):
+        assert accelerator.is_current_stream_capturing() is False
+    accelerator.replay_graph(graph)
+
+
+def test_pinned_memory_is_that_of_the_vendors_hooks(machine: Machine) -> None:
+    class Vendor(device_class("npu")):  # type: ignore[misc]
+        def _torch_pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor + 1
+
+        def _torch_is_pinned(self, tensor: torch.Tensor) -> bool:
+            return bool(tensor[0] == 1)
+
+        def _torch_empty_pinned(self, tensor: torch.Tensor, shape: Any) -> torch.Tensor:
+            return tensor.new_ones(shape)
+
     machine.npu()
-    with pytest.raises(UnsupportedFeatureError, match=r"torch\.npu does not support graphs"):
-        device_class("npu")().create_graph()
+    accelerator = Vendor()
+    data = torch.zeros(2, dtype=torch.float16)
+    assert not accelerator.is_pinned(data)
+    assert accelerator.is_pinned(accelerator.pin_memory(data, make_copy=True, match_shape=True))
+    made = accelerator.pin_empty(2, 3, dtype=torch.int32)
+    assert (made.shape, made.dtype, accelerator.is_pinned(made.flatten())) == ((2, 3), torch.int32, True)
+    assert accelerator.pin_empty((4,), dtype=FP32).shape == (4,)
+    assert accelerator.pin_empty(dtype=FP32).shape == ()
+    like = accelerator.pin_empty_like(data)
+    assert (like.shape, like.dtype) == (data.shape, FP16)
+    assert accelerator.pin_empty_like(data, dtype=BF16).dtype is BF16
+    with pytest.raises(ValueError, match="Memory of npu:0 cannot be page-locked"):
+        accelerator.pin_empty_like(data, device="npu:0")
 
 
 # XPU -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[3] / "accelerator"
-DEVICES = ("cpu", "cuda", "hpu", "mlu", "mps", "npu", "sdaa", "xpu")
+DEVICES = ("cpu", "cuda", "hpu", "mlu", "mps", "npu", "sdaa", "supa", "xpu")
 MOST_EQUAL_LINES = 5
 MOST_LINES_OF_A_DECLARATION = 25
 
@@ -26,7 +26,7 @@ def test_two_backends_share_no_code(one: str, other: str) -> None:
     assert match.size <= MOST_EQUAL_LINES, lines_of(one)[match.a : match.a + match.size]
 
 
-@pytest.mark.parametrize("device", ["mlu", "sdaa"])
+@pytest.mark.parametrize("device", ["mlu", "sdaa", "supa"])
 def test_a_backend_without_peculiarities_is_a_short_declaration(device: str) -> None:
     text = (PACKAGE / f"{device}_accelerator.py").read_text(encoding="utf-8")
     classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]

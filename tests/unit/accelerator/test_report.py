@@ -33,7 +33,7 @@ def test_the_tables_show_the_accelerator_and_every_candidate(
     assert "Accelerator: cpu (detected)" in text
     for row in ("communication backend", "gloo", "float32", "total memory", "GiB", "op_builder.cpu", "torch_npu"):
         assert row in text
-    for label in ("xpu.external", "xpu (IPEX)", "xpu (torch)", "npu", "sdaa", "mps", "hpu", "mlu", "cuda"):
+    for label in ("xpu.external", "xpu (IPEX)", "xpu (torch)", "npu", "sdaa", "mps", "hpu", "mlu", "supa", "cuda"):
         line = next(line for line in text.splitlines() if f" {label} " in line and "rejected" in line)
         assert line.count("│") == 4
     assert "OSError: [bold]card[/bold] [Errno 5]" in text, "square brackets are shown as they are"
@@ -50,7 +50,7 @@ def test_json_has_the_facts_and_the_trace(capsys: pytest.CaptureFixture[str]) ->
     assert facts["total_memory_bytes"] >= facts["available_memory_bytes"] > 0
     assert facts["visible_devices"] == {"CUDA_VISIBLE_DEVICES": None}
     assert facts["unavailable"] == {}
-    assert [entry["accepted"] for entry in data["trace"]] == [False] * 9 + [True]
+    assert [entry["accepted"] for entry in data["trace"]] == [False] * 10 + [True]
     assert all(bool(entry["reason"]) is not entry["accepted"] for entry in data["trace"])
 
 

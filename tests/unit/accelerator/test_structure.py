@@ -10,18 +10,21 @@ from typing import Any
 import pytest
 
 from accelerator import get_accelerator, is_current_accelerator_supported, set_accelerator
-from accelerator.abstract_accelerator import Accelerator, DeepSpeedAccelerator, structural_faults
+from accelerator.abstract_accelerator import Accelerator, DeepSpeedAccelerator
 from accelerator.cpu_accelerator import CPU_Accelerator
 from accelerator.errors import InvalidAcceleratorError
+from accelerator.pinned_memory import PinnedMemory
+from accelerator.structure import structural_faults
 
 CONCRETE, PROPERTIES, METHODS = (
     set(names.split())
     for names in (
         "get_device_properties device_capability memory_snapshot is_fp8_supported amp prefer_triton_grouped_mm "
-        "pin_memory is_pinned unpin_memory",
+        "is_fp64_supported is_current_stream_capturing pin_memory is_pinned unpin_memory pin_empty pin_empty_like "
+        "register_host_memory unregister_host_memory pin_memory_alignment supports_nvtx_domain",
         "Stream Event BFloat16Tensor ByteTensor DoubleTensor FloatTensor HalfTensor IntTensor LongTensor",
         "is_synchronized_device use_host_timers resolves_data_dependency handles_memory_backpressure "
-        "supports_nvtx_domain device_name device set_device current_device current_device_name device_count "
+        "device_name device set_device current_device current_device_name device_count "
         "synchronize is_available random set_rng_state get_rng_state manual_seed manual_seed_all initial_seed "
         "default_generator stream current_stream default_stream empty_cache memory_allocated max_memory_allocated "
         "reset_max_memory_allocated memory_cached max_memory_cached reset_max_memory_cached memory_stats "
@@ -35,12 +38,13 @@ CONCRETE, PROPERTIES, METHODS = (
 
 
 def test_the_abstract_class_has_exactly_the_contract() -> None:
-    public = {name for name in vars(DeepSpeedAccelerator) if not name.startswith("_")}
+    declared = {**vars(PinnedMemory), **vars(DeepSpeedAccelerator)}
+    public = {name for name in declared if not name.startswith("_")}
     assert public == CONCRETE | PROPERTIES | METHODS
     assert DeepSpeedAccelerator.__abstractmethods__ == PROPERTIES | METHODS
-    assert {name for name in public if isinstance(vars(DeepSpeedAccelerator)[name], property)} == PROPERTIES
+    assert {name for name in public if isinstance(declared[name], property)} == PROPERTIES
     assert Accelerator is DeepSpeedAccelerator
-    assert all(vars(DeepSpeedAccelerator)[name].__doc__ for name in public)
+    assert all(declared[name].__doc__ for name in public)
 
 
 def members(without: str | None = None, **changes: Any) -> dict[str, Any]:
@@ -53,6 +57,8 @@ def members(without: str | None = None, **changes: Any) -> dict[str, Any]:
 def test_a_subclass_of_the_abstract_members_alone_instantiates() -> None:
     accelerator = type("Older", (DeepSpeedAccelerator,), members())()
     assert accelerator.is_fp8_supported() is accelerator.prefer_triton_grouped_mm() is False
+    assert accelerator.supports_nvtx_domain is accelerator.is_current_stream_capturing() is False
+    assert accelerator.is_fp64_supported() is True
     assert accelerator.amp() is accelerator.get_device_properties() is accelerator.device_capability() is None
     assert accelerator.memory_snapshot() == []
 
@@ -120,6 +126,7 @@ FAULTS = [
     (type("Once", (), members(device=functools.cached_property(str)))(), "a method, found a value of type cached_prop"),
     (type("Slot", (), members(amp=type("S", (), {"__slots__": ("x",)}).x))(), "a value of type member_descriptor"),
     (type("Meth", (), members(Stream=lambda self: None))(), "Stream must be a property, found a method"),
+    (type("Nvtx", (), members(supports_nvtx_domain=lambda self: False))(), "must be a bool, found a method"),
     (type("Opt", (), members(amp="torch.amp"))(), "amp must be a method, found a value of type str"),
 ]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils import cpp_extension
 
 from op_builder import Binding, CUDAOpBuilder, env
 from op_builder.builder import (
@@ -368,6 +369,17 @@ def test_the_toolkits_version_and_its_default_architectures() -> None:
 def test_a_cpu_torch_fits_no_toolkit() -> None:
     with pytest.raises(CUDAMismatchException, match=r"Op 'increment': torch .* is a build without CUDA"):
         assert_no_cuda_mismatch("increment")
+
+
+def test_the_extension_has_the_headers_of_a_toolkit_that_torch_guesses_wrongly(
+    increment: IncrementBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CUDA build of torch sets CUDA_HOME at import to the parent of the directory of nvcc, perhaps a wrapper's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", str(tmp_path))
+    with env.scope(CUDA_HOME=None, CUDA_PATH=None):
+        extension = increment.builder()
+    assert any((Path(directory) / "cuda_runtime.h").is_file() for directory in extension.include_dirs)
 
 
 def test_the_extension_of_a_cuda_op_holds_the_plans_flags(increment: IncrementBuilder) -> None:

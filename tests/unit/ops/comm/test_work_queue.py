@@ -128,8 +128,9 @@ def test_a_signal_handler_gets_an_error_and_no_deadlock(queue: WorkQueue) -> Non
 
 def test_callbacks_use_the_queue_however_deep_and_block_nobody(queue: WorkQueue) -> None:
     release = threading.Event()
-    blocked = queue.submit(lambda: None, [])
-    blocked.get_future().add_done_callback(lambda _: release.wait())
+    with busy(queue):  # a callback of a future that is done already would run, and block, here
+        blocked = queue.submit(lambda: None, [])
+        blocked.get_future().add_done_callback(lambda _: release.wait())
 
     def nested(depth: int) -> int:
         future = queue.submit(lambda: None, []).get_future()

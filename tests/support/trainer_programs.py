@@ -1,0 +1,65 @@
+"""What each rank of a test with Hugging Face's Trainer and Accelerator runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from op_builder.ops import CPUAdam
+from op_builder.ops.distributed import AccelProcessGroup, collective_counts
+
+
+class Regression(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        data = torch.rand(4, generator=generator)
+        return {"data": data, "labels": data.sum().reshape(1)}
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 1)
+        torch.nn.init.constant_(self.linear.weight, 0.1)
+        torch.nn.init.constant_(self.linear.bias, 0.0)
+
+    def forward(self, data: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.linear(data)
+        return {"loss": torch.nn.functional.mse_loss(logits, labels), "logits": logits}
+
+
+def train(rank: int, size: int, directory: str, backend: str) -> dict[str, Any]:
+    """Make the group first, as the documentation says, then let Trainer and Accelerator find it."""
+    from accelerate import Accelerator
+    from transformers import Trainer, TrainingArguments
+
+    dist.init_process_group(backend, init_method=f"file://{directory}/store-{backend}", rank=rank, world_size=size)
+    options = TrainingArguments(
+        output_dir=f"{directory}/{backend}",
+        use_cpu=True,
+        max_steps=4,
+        per_device_train_batch_size=2,
+        save_strategy="no",
+        report_to=[],
+        logging_steps=1,
+        disable_tqdm=True,
+    )
+    model = Model()
+    optimizer = CPUAdam(model.parameters(), lr=1e-2)
+    trainer = Trainer(model, options, train_dataset=Regression(), optimizers=(optimizer, None))
+    trainer.train()
+    is_accel = isinstance(dist.group.WORLD, AccelProcessGroup)
+    found = {
+        "backend": dist.get_backend(),
+        "ranks": Accelerator(cpu=True).num_processes,
+        "parameters": [p.tolist() for p in model.parameters()],
+        "shared_memory": sum(collective_counts().ours.values()) if is_accel else 0,
+    }
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
