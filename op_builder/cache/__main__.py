@@ -169,7 +169,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     # Before or after the command: an option missing at one place must not undo what is given at the other.
     common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     common.add_argument("--json", action="store_true", help="print JSON; sizes are bytes")
-    common.add_argument("--directory", type=Path, metavar="DIR", help="the cache directory (default: the one that builds use)")
+    common.add_argument("--directory", type=Path, metavar="DIR", help="the cache directory (default: that of builds)")
     parser = argparse.ArgumentParser(
         prog=prog,
         description="What is built, whether it is intact, and what may be removed.",
