@@ -33,6 +33,7 @@ __all__ = ["BACKEND", "AccelProcessGroup", "CollectiveCounts", "collective_count
 logger = logging.getLogger(__name__)
 
 BACKEND = "accel"
+_MOST_NAMED = 8  # ranks in the name of a group
 
 
 def register() -> None:
@@ -64,8 +65,8 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
     made = MadeGroups(options.store, rank)
     store = made.store
     timeout = make_timeout(options.timeout)
-    name = str(options.group_id) or "default"
     members = tuple(options.global_ranks_in_group)
+    name = _name(str(options.group_id), members)
     module, obstacle = _load()
     across = require_across(env.ACCEL_DISTRIBUTED_ACROSS.get() or "gloo")
     facts = exchange(made, size, RankFacts(host_identity(), obstacle, across))
@@ -81,6 +82,15 @@ def _create(options: Any, _backend_options: Any = None) -> AccelProcessGroup:
     return AccelProcessGroup(store, rank, size, Parts(gloo, collectives, found, name, members))
 
 
+def _name(group_id: str, members: tuple[int, ...]) -> str:
+    """What messages call a group. Users know its ranks, but not the number that torch gives it."""
+    if group_id in ("", "0") or not members:
+        return "default"
+    if len(members) > _MOST_NAMED:
+        return f"{len(members)} ranks from {members[0]} to {members[-1]}"
+    return f"ranks {', '.join(map(str, members))}"
+
+
 def _load() -> tuple[Any, str]:
     """The module of shm_comm; or None and the reason why it cannot be loaded."""
     try:
@@ -94,15 +104,15 @@ def _shared_memory_serves(name: str, facts: list[RankFacts]) -> bool:
     refusing = [(rank, fact.obstacle) for rank, fact in enumerate(facts) if fact.obstacle]
     if refusing:
         rank, obstacle = refusing[0]
-        logger.warning("Group %s uses gloo: rank %d cannot use shared memory. %s", name, rank, obstacle)
+        logger.warning("Group %r uses gloo: rank %d cannot use shared memory. %s", name, rank, obstacle)
     return not refusing
 
 
 def _host_group(module: Any, store: Store, found: Layout, name: str, timeout_s: float) -> Collectives:
     prefixed = PrefixStore(f"host{found.host}", store)
-    group = module.new_group(
-        len(found.local_ranks), found.local_rank, store=prefixed, name=f"{name} {found.host}", timeout_s=timeout_s
-    )
+    if len(found.hosts) > 1:
+        name = f"{name}, host {found.host}"
+    group = module.new_group(len(found.local_ranks), found.local_rank, store=prefixed, name=name, timeout_s=timeout_s)
     return cast(Collectives, group)
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from op_builder.errors import CommunicationError
+from op_builder.errors import CommunicationError, OpArgumentError
 from tests.support.distributed_programs import start, stop
 
 DOUBLE = torch.float64
@@ -84,8 +84,9 @@ def any_layout(rank: int, size: int, directory: str) -> bool:
                 dist.all_reduce(given)
         else:
             dist.all_reduce(given)
-    # A copy is sent; gloo refuses to receive into one.
     received = torch.zeros(4)
+    with pytest.raises(OpArgumentError, match="to receive into is not contiguous"):
+        dist.recv(torch.zeros(8)[::2], 1 - rank)
     if rank == 0:
         dist.send(torch.arange(8.0)[::2], 1)
     else:
@@ -164,6 +165,10 @@ MISMATCHES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         lambda: dist.all_reduce(torch.ones(2), async_op=True).wait(),
     ),
     "barrier": (dist.barrier, lambda: dist.all_reduce(torch.ones(2, dtype=DOUBLE), async_op=True).wait()),
+    "new group": (
+        lambda: dist.barrier(dist.new_group([0, 1])),
+        lambda: dist.all_reduce(torch.ones(2), group=dist.new_group([0, 1])),
+    ),
 }
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import Work
 
-from op_builder.errors import CommunicationError
+from op_builder.errors import CommunicationError, OpArgumentError
 from op_builder.ops.comm.arguments import Tensors, dense, flat_tensors, is_plain, replace_tensors, write_back
 
 _LOOK = timedelta(seconds=0.5)  # how long a wait for gloo lasts before it checks for other reasons to end
@@ -119,9 +119,15 @@ class GlooCollectives:
             write_back(tensor, result)
 
     def send_or_receive(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Work:
-        """Start a transfer between two ranks. The caller's wait finishes it. gloo refuses to receive into a tensor that
-        is not contiguous.
+        """Start a transfer between two ranks. The caller's wait finishes it.
+
+        Raises:
+            OpArgumentError: the tensor to receive into is not contiguous.
         """
+        if name != "send" and not all(tensor.is_contiguous() for tensor in flat_tensors(arguments[0])):
+            raise OpArgumentError(
+                "The tensor to receive into is not contiguous.", "Receive into x.contiguous(), and copy that to x."
+            )
         if name == "send":
             arguments = (replace_tensors(arguments[0], map(dense, flat_tensors(arguments[0]))), *arguments[1:])
         work: Work = getattr(self.group, name)(*arguments, **keywords)

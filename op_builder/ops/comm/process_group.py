@@ -102,7 +102,7 @@ class AccelProcessGroup(dist.ProcessGroup):
         self._layout = parts.layout
         self._global_ranks = list(parts.global_ranks) or list(range(size))
         self._collectives = parts.collectives
-        self._queue = WorkQueue(f"the process group {parts.name} (accel)")
+        self._queue = WorkQueue(f"the process group {parts.name!r}")
         self._ours: collections.Counter[str] = collections.Counter()
         self._others: collections.Counter[str] = collections.Counter()
         self._counting = threading.RLock()  # reentrant for signal handlers

@@ -174,7 +174,7 @@ class SharedMemoryGroup:
         Raises:
             SharedMemoryCommError: a rank passed another text, called something else, or did not come.
         """
-        self._call("agree", (), text)
+        self._call("agree", (), text, operation=text)
 
     @untraced
     def empty_symmetric(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

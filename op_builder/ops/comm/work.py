@@ -334,7 +334,7 @@ class WorkQueue:
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise CommunicationError(f"{self._name} was destroyed.", "Make a new group.")
+            raise CommunicationError(f"A collective was called after {self._name} was destroyed.", "Make a new group.")
 
 
 def _serve(queue: weakref.ref[WorkQueue], filled: threading.Semaphore) -> None:

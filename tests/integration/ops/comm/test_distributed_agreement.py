@@ -50,6 +50,9 @@ def test_different_calls_are_an_error_on_both_ranks_that_names_both(tmp_path: Pa
         for own, other in ((0, 1), (1, 0)):
             assert f"rank {own} called" in raised[own][name], name
             assert f"rank {other} called" in raised[own][name], name
+            group = "ranks 0, 1" if name == "new group" else "default"
+            assert f"of <shared-memory group {group!r}, rank {own} of 2> failed" in raised[own][name], name
+            assert "agree of" not in raised[own][name], name
     assert "all_reduce (sum) of 0 float32" in raised[1]["empty"]
     assert "all_reduce (sum) of 3 float64 by gloo" in raised[0]["type"]
     assert "all_reduce (product) of 3 float32 by gloo" in raised[0]["operation"]
