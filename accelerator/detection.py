@@ -110,7 +110,7 @@ def select(candidates: Iterable[Candidate], name: str | None = None) -> Selectio
     for candidate in candidates:
         is_meant = name in (None, candidate.name.lower())
         if candidate.fault is None and not is_meant:
-            reason: str | None = f"not tried: the environment names {name!r}"
+            reason: str | None = f"not tried: the environment selects {name!r}"
         elif candidate.fault is None and chosen is not None:
             reason = f"not tried: {chosen.label} comes first"
         else:

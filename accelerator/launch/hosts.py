@@ -116,7 +116,7 @@ def choose_hosts(hosts: Sequence[Host], include: str | None, exclude: str | None
         LaunchError: both are given, a host or slot is unknown, or no slot remains.
     """
     if include is not None and exclude is not None:
-        raise LaunchError("--include and --exclude exclude each other.", "Use one of them.")
+        raise LaunchError("--include and --exclude cannot be used together.", "Use one of them.")
     if include is not None:
         wanted = _parse_choice(include, "--include", hosts)
         return tuple(replace(host, chosen=wanted[host.name]) for host in hosts if host.name in wanted)

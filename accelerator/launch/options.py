@@ -112,7 +112,7 @@ def make_parser(prog: str = "accel-launch") -> _Parser:
         help=f"port of rank 0 (default: {DEFAULT_PORT}; with torchrun on one host, any free port)")  # fmt: skip
 
     add = parser.group("binding")
-    add("--bind_cores_to_rank", action="store_true", help="bind each rank to cores of its own")
+    add("--bind_cores_to_rank", action="store_true", help="bind each rank to its own cores")
     add("--bind_core_list", metavar="CPUS",
         help="use only these CPUs, such as 0-51,56-107; implies --bind_cores_to_rank")  # fmt: skip
 
@@ -142,7 +142,7 @@ def parse(arguments: Sequence[str], prog: str = "accel-launch") -> argparse.Name
     options = parser.parse_args(own)
     options.program = program
     if options.module and options.no_python:
-        parser.error("--module and --no_python exclude each other")
+        parser.error("--module and --no_python cannot be used together")
     if options.json and not options.show_topology:
         parser.error("--json requires --show_topology")
     if not program and not options.show_topology:

@@ -98,7 +98,7 @@ def _verify(cache: Cache, _: argparse.Namespace) -> Answer:
 def _prune(cache: Cache, options: argparse.Namespace) -> Answer:
     if options.max_size is None and options.older_than is None and not options.unused:
         raise AccelError(
-            "prune needs a criterion.", "Give --max-size, --older-than or --unused; clear removes everything."
+            "prune needs a criterion.", "Pass --max-size, --older-than or --unused; clear removes everything."
         )
     freed = eviction.sweep_small(cache)
     going, held = eviction.surplus(
@@ -107,7 +107,7 @@ def _prune(cache: Cache, options: argparse.Namespace) -> Answer:
     data, text = _removed(cache, going, freed)
     data["kept"] = [str(usage.path) for usage in held]
     if held:
-        text += f"\n{_entries(held)} kept that would go: a process has them open, or used them within a minute."
+        text += f"\n{_entries(held)} kept: open in a process, or used within the last minute."
     return 0, data, text
 
 
@@ -118,7 +118,7 @@ def _clear(cache: Cache, _: argparse.Namespace) -> Answer:
     data, text = _removed(cache, going, eviction.sweep_small(cache, all_of_them=True))
     data["in_use"] = [str(usage.path) for usage in busy]
     if busy:
-        text += f"\n{_entries(busy)} in use by a process and kept."
+        text += f"\n{_entries(busy)} kept: in use by a process."
     return 0, data, text
 
 
@@ -172,7 +172,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     common.add_argument("--directory", type=Path, metavar="DIR", help="the cache directory (default: that of builds)")
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="What is built, whether it is intact, and what may be removed.",
+        description="List, verify, remove, export and import built ops.",
         parents=[common],
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -180,20 +180,27 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     def add(name: str, help_text: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, parents=[common], help=help_text)
 
-    add("list", "all entries, the last used first")
-    add("info", "everything about the entries of one op").add_argument("op", metavar="OP")
+    add("list", "list all entries, the most recently used first")
+    add("info", "show everything about the entries of one op").add_argument("op", metavar="OP")
     add("verify", "check every binary; set damaged entries aside")
     prune = add(
         "prune", "remove entries, and logs and entries set aside before them; what was in use within a minute stays"
     )
-    prune.add_argument("--max-size", type=_bytes, metavar="SIZE", help="remove the least recently used beyond 500M")
-    prune.add_argument("--older-than", type=_seconds, metavar="AGE", help="remove what was not used for so long: 30d")
-    prune.add_argument("--unused", action="store_true", help="remove all but the last used of each op")
+    prune.add_argument(
+        "--max-size",
+        type=_bytes,
+        metavar="SIZE",
+        help="remove the least recently used entries until at most 500M remain",
+    )
+    prune.add_argument(
+        "--older-than", type=_seconds, metavar="AGE", help="remove entries not used for this long, such as 30d"
+    )
+    prune.add_argument("--unused", action="store_true", help="remove all but the most recently used entry of each op")
     add("clear", "remove everything that is not in use: entries, logs, locks, memos")
     export = add("export", "write entries into a file for another machine")
     export.add_argument("file", type=Path, metavar="FILE")
     export.add_argument("ops", nargs="*", metavar="OP", help="only these ops")
-    add("import", "add the entries of such a file").add_argument("file", type=Path, metavar="FILE")
+    add("import", "add the entries of an exported file").add_argument("file", type=Path, metavar="FILE")
     return parser
 
 

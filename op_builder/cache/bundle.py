@@ -50,7 +50,7 @@ def export_bundle(entries: Iterable[Entry], path: Path) -> int:
     chosen = list(entries)
     if any(entry.manifest.kind == "header" for entry in chosen):
         raise BundleError(
-            "A precompiled header is not exported: it fits the compiler of this machine alone.",
+            "A precompiled header is not exported: it fits only the compiler of this machine.",
             "Export the ops, and run python -m op_builder.build --precompile on the other machine.",
         )
     if not chosen:

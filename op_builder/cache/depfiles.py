@@ -41,7 +41,7 @@ def read_headers(
 
     Raises:
         HeaderGoneError: a file was removed since.
-        ToolchainError: a source takes in a file that no tool lists.
+        ToolchainError: a source includes a file that no tool lists.
     """
     roots = Roots.of(plan)
     depfiles = list(depfiles)
@@ -110,8 +110,8 @@ def _refuse_hidden_files(texts: dict[str, bytes]) -> None:
     for name, text in texts.items():
         if _INCBIN.search(text):
             raise ToolchainError(
-                f"{name} takes in a file with .incbin, and this compiler does not list it, so that a change of the "
-                "file would go unnoticed.",
+                f"{name} includes a file by .incbin, and this compiler does not list it, so a change of the file "
+                "would not be noticed.",
                 "Compile C++ sources with GCC and without -flto, or make the file a header.",
             )
 

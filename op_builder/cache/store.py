@@ -319,7 +319,7 @@ class Cache:
                 place.rmdir()
                 return
             if is_intact:  # kept, because processes may have its binary open
-                reason = "intact, but another took its place while it was checked"
+                reason = "intact, but another entry replaced it during the check"
             else:
                 logger.warning("%s is not used: %s.", directory, reason)
             (place / "reason.txt").write_text(f"{directory}: {reason}\n", encoding="utf-8", errors="surrogateescape")

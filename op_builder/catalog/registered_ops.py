@@ -93,7 +93,7 @@ def _without_taken_names(found: _Found, owners: dict[str, type[OpBuilder] | None
         if clashes:
             owner = owners[clashes[0]]
             whose = "accel-ops" if owner is None else f"{owner.__module__}.{owner.__qualname__}"
-            problems.append(f"{cls.__module__}.{class_name} is left out: the name {clashes[0]!r} belongs to {whose}")
+            problems.append(f"{cls.__module__}.{class_name} is ignored: the name {clashes[0]!r} belongs to {whose}")
             continue
         owners[class_name] = owners[cls.NAME] = classes[class_name] = cls
     if not classes and not problems:

@@ -179,8 +179,8 @@ class _Build:
         if missing:
             raise ToolchainError(
                 f"The compiler of '{self.plan.op}' wrote no list of the headers it read ({', '.join(missing)}), "
-                "by which a changed header would be noticed.",
-                "Use a compiler that knows -MD and -MF.",
+                "so changes of headers would not be noticed.",
+                "Use a compiler that supports -MD and -MF.",
             )
         key = plan_key(self.plan, self.toolset, self.cache.memo)
         assembled = [staging / step.assembled for step in commands.compile_steps]

@@ -78,7 +78,7 @@ def precompile(plan: BuildPlan, toolset: Toolset, cache: Cache) -> Entry:
     if ready is not None:
         return ready
     if not toolset.cxx.is_gcc:
-        raise ToolchainError(f"{toolset.cxx.program} is not GCC, which alone can use the header.", "Set CXX to a g++.")
+        raise ToolchainError(f"{toolset.cxx.program} is not GCC; only GCC can use the header.", "Set CXX to a g++.")
     started_ns = time.time_ns()
     with cache.staging(OP) as staging, cache.errors_explained():
         (staging / "extension.h").write_text(header.sources[0].text or "", encoding="utf-8")

@@ -228,7 +228,7 @@ def _try_in_child(artifact: Path, compiler: Compiler, command: list[str], search
             raise
         raise LoadError(
             f"The built {artifact.name} does not load: opening it did not end within {_TIMEOUT_S:g} s.",
-            "Look for what waits in its static initialisers: they run when the file is opened.",
+            "Check its static initializers, which run when the file is opened, for code that blocks.",
         ) from None
     _, mark, result = child.output.rpartition(_LOADED)
     if not child.ok or not mark:
@@ -240,7 +240,7 @@ def _refuse_other_names(artifact: Path, defined: set[str]) -> None:
     modules = sorted(name.removeprefix("PyInit_") for name in defined if name.startswith("PyInit_"))
     if modules:
         raise LoadError(
-            f"{artifact.name} holds the Python module {', '.join(modules)}, which can be imported by that name alone.",
+            f"{artifact.name} holds the Python module {', '.join(modules)}, which can be imported only by that name.",
             f"Name it {artifact.stem} (PYBIND11_MODULE(TORCH_EXTENSION_NAME, m), PyInit_{artifact.stem}), or let "
             f"absolute_name() end in {modules[0]}.",
         )
@@ -252,7 +252,7 @@ def _check_symbols_only(artifact: Path, plan: BuildPlan, undefined: set[str], co
         if unknown:
             shown = ", ".join(_readable(name, compiler) for name in unknown[:8])
             raise LoadError(
-                f"{artifact.name} needs symbols that nothing will provide: {shown}.",
+                f"{artifact.name} has undefined symbols that no library provides: {shown}.",
                 "Add the source or library that defines them.",
             )
     return "undefined symbols only: torch here has no CUDA, so the binary was not loaded"
@@ -263,7 +263,7 @@ def _refuse_torch_cxx(artifact: Path, undefined: set[str]) -> None:
     found = sorted(name for name in undefined if "@" not in name and _TORCH_CXX.match(name))
     if found:
         raise LoadError(
-            f"{artifact.name} is to use only torch's stable C ABI, but needs C++ symbols of torch: "
+            f"{artifact.name} may use only torch's stable C ABI, but needs C++ symbols of torch: "
             f"{', '.join(found[:4])}.",
             "Include only torch_c/, torch/csrc/stable/ and torch/headeronly/, or declare BINDING = Binding.TORCH.",
         )
@@ -273,7 +273,7 @@ def _symbols(artifact: Path, compiler: Compiler) -> tuple[set[str], set[str]]:
     """Defined and undefined dynamic symbols; the undefined keep their version, as ``memcpy@GLIBC_2.14``."""
     if not artifact.exists():
         raise LoadError(
-            f"The compiler {compiler.command[0]} reported success and wrote no {artifact.name}.",
+            f"The compiler {compiler.command[0]} reported success but wrote no {artifact.name}.",
             "Set CXX to a working g++ or clang++.",
         )
     nm = binutil("nm", compiler.command)
@@ -300,7 +300,7 @@ def _load_failed(artifact: Path, child: Finished, compiler: Compiler) -> LoadErr
         ended = f"the process was ended by {name}"
         cause = f"{ended} ({cause})" if cause else ended
     elif not cause:
-        cause = f"something in it ended the process with status {child.code}"
+        cause = f"its code ended the process with status {child.code}"
     remedy = load_remedy(cause)
     missing = re.search(r"undefined symbol: (\w+)", cause)
     if missing:

@@ -67,7 +67,7 @@ def run(
             _wait(process, timeout_s)
         except subprocess.TimeoutExpired as error:
             raise ToolchainError(
-                f"{line} did not end within {timeout_s:g} s.", "Run it by hand to see where it waits."
+                f"{line} did not end within {timeout_s:g} s.", "Run it by hand to see where it blocks."
             ) from error
         # The output may hold paths, which the caller opens; the errors are for people.
         output.seek(0)

@@ -85,7 +85,7 @@ def nvcc_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
         return Failed(
             "nvcc",
             f"{toolkit.nvcc} ({toolkit.release}) with {compiler.program} cannot compile a small kernel: {failure}",
-            diagnose(failure).remedy or "Run nvcc by hand on a small file to see the whole message.",
+            diagnose(failure).remedy or "Run nvcc by hand on a small file to see the full message.",
         )
     return Passed("nvcc", f"{toolkit.nvcc} ({toolkit.release}), toolkit in {toolkit.home}")
 

@@ -130,7 +130,7 @@ def gencode_flags(archs: Iterable[str]) -> list[str]:
     for arch in archs:
         match = _ENTRY.fullmatch(arch)
         if match is None:
-            raise AccelError(f"{arch!r} is no CUDA architecture.", "Use the form 9.0, 9.0a or 9.0+PTX.")
+            raise AccelError(f"{arch!r} is not a valid CUDA architecture.", "Use the form 9.0, 9.0a or 9.0+PTX.")
         number = f"{match[1]}{match[2]}{match[3]}"
         flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
         if match[4]:

@@ -118,9 +118,9 @@ def _last_words(step: _Step) -> str:
     words = " | ".join([line.strip() for line in step.output if line.strip() and not _SUMMARY.match(line)][-3:])
     code = int(step.code or 0)
     if not code:
-        return words or "the compiler said nothing"
+        return words or "the compiler printed nothing"
     ended = f"was ended by signal {code - _SIGNAL}" if code > _SIGNAL else f"ended with status {code}"
-    return f"the command {ended} and named no cause" + (f"; its output ends: {words}" if words else "")
+    return f"the command {ended} and reported no cause" + (f"; its output ends: {words}" if words else "")
 
 
 def _followers(lines: list[str], index: int) -> Iterator[str]:

@@ -116,7 +116,7 @@ def build_check(memo: Memo) -> CheckOutcome:
 
     oneccl = require_oneccl()
     if not oneccl.version:
-        return Failed(_HEADERS, f"{oneccl.prefix} has oneCCL's library, and no oneapi/ccl.hpp.", INSTALL_REMEDY)
+        return Failed(_HEADERS, f"{oneccl.prefix} has oneCCL's library but no oneapi/ccl.hpp.", INSTALL_REMEDY)
     compiler = find_cxx(memo)
 
     def compile_and_link(directory: Path) -> list[str]:

@@ -32,7 +32,7 @@ def failure_of(prepare: Prepare, timeout_s: float = 120) -> str:
         done = run(command, cwd=Path(name), timeout_s=timeout_s, environment=environment)
         wrote = "-o" not in command or (Path(name) / command[command.index("-o") + 1]).exists()
     if done.ok:
-        return "" if wrote else f"{command[0]} wrote no file, though it ended without an error"
+        return "" if wrote else f"{command[0]} ended without an error but wrote no file"
     output = done.errors + done.output
     return diagnose(output).diagnostic if output.strip() else f"exit {done.code}"
 

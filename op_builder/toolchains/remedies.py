@@ -59,15 +59,15 @@ def load_remedy(cause: str) -> str:
 def _missing_file(found: re.Match[str], command: str) -> str:
     name = found[1]
     if _SOURCE.search(name):
-        return f"{name} is missing: restore it, or take it out of sources()."
+        return f"{name} is missing: restore it, or remove it from sources()."
     if _NEEDS_TORCH_BINDING.fullmatch(name) and _STABLE_BINDING in command:
-        return f"An op of Binding.STABLE does not get {name}: do without it, or declare BINDING = Binding.TORCH."
+        return f"Ops of Binding.STABLE cannot use {name}: omit it, or declare BINDING = Binding.TORCH."
     if name == "Python.h":
         return "Install the Python headers (Debian and Ubuntu: apt-get install python3-dev)."
     if _OF_CUDA.fullmatch(name):
         return (
-            f"{name} is the CUDA toolkit's, whose headers go to ops with a .cu source alone: install the toolkit, "
-            "or name its include directory in include_paths()."
+            f"{name} is the CUDA toolkit's, whose headers are used only for ops with a .cu source: install the "
+            "toolkit, or name its include directory in include_paths()."
         )
     package = next((package for package, (header, _) in _PACKAGES.items() if header == name), "")
     hint = f" (Debian and Ubuntu: apt-get install {package})" if package else ""
@@ -125,11 +125,12 @@ _COMPILE: tuple[tuple[str, _Remedy], ...] = (
     # nvcc and its host compiler
     (
         r"unsupported GNU version! gcc versions later than ([\d.]+)",
-        r"nvcc and the host compiler do not fit: set CXX to gcc \1 or older, or install a newer CUDA toolkit.",
+        r"nvcc and the host compiler are incompatible: set CXX to gcc \1 or older, or install a newer CUDA toolkit.",
     ),
     (
         r"unsupported clang version! clang version must be less than ([\d.]+)",
-        r"nvcc and the host compiler do not fit: set CXX to a clang older than \1, or install a newer CUDA toolkit.",
+        r"nvcc and the host compiler are incompatible: set CXX to a clang older than \1, or install a newer "
+        "CUDA toolkit.",
     ),
     (
         r"unsupported (?:GNU|clang) version|[Ff]ailed to preprocess host compiler|[Hh]ost compiler targets unsupported"
@@ -138,7 +139,7 @@ _COMPILE: tuple[tuple[str, _Remedy], ...] = (
     ),
     (
         r"identifier \"(?:_Float\d+x?|__builtin_\w+)\" is undefined|std_function\.h:.* parameter packs not expanded",
-        "nvcc and the host compiler do not fit: the headers of this one are too new; set CXX to an older one.",
+        "nvcc and the host compiler are incompatible: the compiler's headers are too new; set CXX to an older one.",
     ),
     (
         r"Unsupported gpu architecture '(.+?)'|Value '(.+?)' is not defined for option 'gpu-architecture'",
@@ -185,7 +186,7 @@ _COMPILE: tuple[tuple[str, _Remedy], ...] = (
     ),
     (
         r"multiple definition of [`'](.+?)'|duplicate symbol: (.+)",
-        r"Define \1\2 in one source alone; what is defined in a header must be inline.",
+        r"Define \1\2 in only one source; what is defined in a header must be inline.",
     ),
     (
         r"recompile with -fPIC",
@@ -193,7 +194,7 @@ _COMPILE: tuple[tuple[str, _Remedy], ...] = (
     ),
     (
         r"file format not recognized|not in a known format|unknown file type|wrong format",
-        "This file is no library or object for this machine: install or build it again.",
+        "This file is not a library or object for this machine: install or build it again.",
     ),
     (r"no such instruction", "Correct the instruction, or install an assembler (binutils) that knows it."),
 )
@@ -201,7 +202,7 @@ _COMPILE: tuple[tuple[str, _Remedy], ...] = (
 _LOAD: tuple[tuple[str, str], ...] = (
     (
         r"undefined symbol: _Z\w*(?:2at|3c10|5torch|6caffe2)",
-        "This torch does not have that symbol: fit the sources to it, or link the library of torch that has it.",
+        "This torch does not have that symbol: adapt the sources to it, or link the library of torch that has it.",
     ),
     (
         r"undefined symbol: (\S+)",
@@ -209,8 +210,8 @@ _LOAD: tuple[tuple[str, str], ...] = (
     ),
     (
         r"lib(?:cudart|cublas\w*|curand|cusparse|cusolver|cufft|nvrtc)\.so\.(\d+): cannot open shared object",
-        r"torch and the CUDA toolkit do not fit: this needs the libraries of CUDA \1; compile with the toolkit of "
-        r"the CUDA version that torch was built for (CUDA_HOME), or install those libraries.",
+        r"torch and the CUDA toolkit are incompatible: this needs the libraries of CUDA \1; compile with the toolkit "
+        r"of the CUDA version that torch was built for (CUDA_HOME), or install those libraries.",
     ),
     (
         r"([^\s:]+): cannot open shared object file",
@@ -227,11 +228,11 @@ _LOAD: tuple[tuple[str, str], ...] = (
     ),
     (
         r"SIGILL",
-        "It uses an instruction that this CPU lacks (correct -march in cxx_args()), or gave up by __builtin_trap().",
+        "It uses an instruction that this CPU lacks (correct -march in cxx_args()), or called __builtin_trap().",
     ),
     (
         r"ended (?:by SIG|the process with status)",
-        "Look at what runs when the file is opened: static initialisers, the module's init function, and "
+        "Check the code that runs when the file is opened: static initialisers, the module's init function, and "
         "TORCH_LIBRARY blocks, whose namespace may be taken.",
     ),
 )

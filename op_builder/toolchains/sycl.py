@@ -117,11 +117,11 @@ _ICPX_REMEDY = "Install Intel's oneAPI DPC++ compiler and source its setvars.sh.
 
 def _candidate(this: SyclToolchain, facts: SyclFacts) -> Candidate:
     if facts.asked not in (None, this.value):
-        return Rejected(this, f"ACCEL_SYCL_TOOLCHAIN={facts.asked} asks for another.", "Unset it.")
+        return Rejected(this, f"ACCEL_SYCL_TOOLCHAIN={facts.asked} selects another.", "Unset it.")
     if this is SyclToolchain.RTC:
         return _run_time_compiler(facts)
     if this is SyclToolchain.ICPX and facts.torch_xpu is None:
-        return Rejected(this, "torch is no XPU build.", "Install a torch for XPU (download.pytorch.org/whl/xpu).")
+        return Rejected(this, "torch is not an XPU build.", "Install a torch for XPU (download.pytorch.org/whl/xpu).")
     if this is SyclToolchain.IPEX and not facts.has_ipex:
         return Rejected(this, "intel_extension_for_pytorch is not installed.", "Install it, or use another toolchain.")
     if facts.icpx is None:
@@ -138,7 +138,7 @@ def _run_time_compiler(facts: SyclFacts) -> Candidate:
     if not facts.has_kernel_texts:
         return Rejected(
             this,
-            "the op's kernels are part of its host code, which only a SYCL compiler can read.",
+            "the op's kernels are part of its host code, which only a SYCL compiler can compile.",
             "Use icpx, or give the kernels as free functions in texts of their own (kernel_sources()).",
         )
     if facts.runtime is None:

@@ -25,7 +25,7 @@ from op_builder.system.torch_install import torch_install
 
 INSTALL_REMEDY = "Install the SYCL runtime: pip install 'accel-ops[sycl]'."
 
-REINSTALL_REMEDY = "Install the SYCL runtime anew: pip install --force-reinstall intel-sycl-rt."
+REINSTALL_REMEDY = "Reinstall the SYCL runtime: pip install --force-reinstall intel-sycl-rt."
 
 # The header with a runtime's version.
 _VERSION_HEADER = Path("include", "sycl", "version.hpp")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from op_builder.tune_aio.search import Findings
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_CACHED = "This file system does not support O_DIRECT: the figures are those of memory, more or less, not of a device."
+_CACHED = "This file system does not support O_DIRECT: the figures mostly measure memory, not the device."
 _DIRECT = "All bytes bypassed the page cache. On a virtual or network disk, the host's cache is in the figures."
 
 
@@ -88,7 +88,7 @@ def _tune(options: argparse.Namespace) -> int:
     size_bytes = options.size or (64 << 20 if options.quick else 1 << 30)
     seconds = options.seconds or (0.05 if options.quick else 0.15)
     if not options.output.absolute().parent.is_dir():
-        raise AccelError(f"There is no directory for {options.output}.", "Create it, or name another --output.")
+        raise AccelError(f"The directory of {options.output} does not exist.", "Create it, or name another --output.")
     with _progress(grid.steps()) as on_step, bench(options.directory, size_bytes, seconds) as scratch:
         findings = search(grid, scratch.measure, on_step)
     try:

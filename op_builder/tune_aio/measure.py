@@ -124,7 +124,7 @@ def bench(directory: Path, size_bytes: int, seconds: float) -> Iterator[Bench]:
         file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
     except OSError as error:
         raise AccelError(
-            f"No file can be made in {directory}: {error.strerror}.", "Name a directory that this user can write."
+            f"A file cannot be created in {directory}: {error.strerror}.", "Name a directory that this user can write."
         ) from None
     with file:
         yield Bench(file.fileno(), size_bytes, seconds, AsyncIOBuilder().load())

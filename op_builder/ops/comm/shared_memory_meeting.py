@@ -299,7 +299,7 @@ def _segment(ops: Any, size_bytes: int, ranks: int) -> int:
             raise SharedMemorySpaceError(
                 f"{ranks} ranks need {size_bytes * ranks} bytes of shared memory ({size_bytes} each), but only "
                 f"{available} are available.",
-                "Ask for less, or free some memory.",
+                "Request less, or free some memory.",
                 needed_bytes=size_bytes * ranks,
             )
     descriptor: int = ops.create_segment(size_bytes)

@@ -307,7 +307,7 @@ class Handle(LockedTensors):
             raise OpArgumentError(
                 f"The handle belongs to process {self._owner}; this is process {os.getpid()}, forked from it, "
                 "which does not have its threads.",
-                "Make a handle in this process with aio_handle().",
+                "Create a handle in this process with aio_handle().",
             )
 
 

@@ -26,7 +26,7 @@ REMEDIES = {
     errno.EACCES: "Let this user read and write the directory.",
     errno.EPERM: "Let this user read and write the directory.",
     errno.EROFS: "Choose a directory on a file system that can be written.",
-    errno.EIO: "The device or its connection fails; look at the system's log (dmesg).",
+    errno.EIO: "The device or its connection fails; check the system log (dmesg).",
     errno.EMFILE: "Wait for some operations first, or raise the limit of open files (ulimit -n).",
     errno.EBADF: "Pass a descriptor that is open for this; validating a write needs one to read and write.",
     errno.ESPIPE: "Pass a file with offsets; a pipe or socket has none.",
@@ -131,11 +131,11 @@ def checked_address(buffer: torch.Tensor, role: str = "buffer") -> int:
     if not isinstance(buffer, torch.Tensor):
         raise OpArgumentError(f"{role} is a {type(buffer).__name__}, not a tensor.", "Pass a CPU tensor.")
     if buffer.is_nested:
-        raise OpArgumentError(f"{role} is nested; its bytes are not all of it.", "Pass its parts one by one.")
+        raise OpArgumentError(f"{role} is nested; a dense (strided) tensor is needed.", "Pass its parts one by one.")
     if buffer.layout != torch.strided:
         raise OpArgumentError(f"{role} is sparse; a dense (strided) tensor is needed.", "Pass x.to_dense().")
     if buffer.is_quantized:
-        raise OpArgumentError(f"{role} is quantized; its bytes are not all of it.", "Pass x.int_repr().")
+        raise OpArgumentError(f"{role} is quantized; a tensor of plain numbers is needed.", "Pass x.int_repr().")
     if buffer.device.type != "cpu":
         raise OpArgumentError(f"{role} is on {buffer.device}; a tensor in host memory is needed.", "Pass x.cpu().")
     check_memory(buffer, role)
@@ -169,7 +169,7 @@ def check_memory(tensor: torch.Tensor, role: str) -> None:
         has_memory = False
     if not has_memory:
         raise OpArgumentError(
-            f"{role} is a {type(tensor).__name__} without memory of its own: it stands for other tensors, or for none.",
+            f"{role} is a {type(tensor).__name__} without memory of its own, such as a fake or functional tensor.",
             "Pass the tensors themselves, outside of torch.func's transformations and FakeTensorMode.",
         )
 

@@ -90,7 +90,7 @@ class LockedTensors:
         if size_bytes < _ADDRESSABLE_BYTES:
             address, mapped_bytes, lock_error = self._ops.allocate(size_bytes)
         if address == 0:
-            raise LockedMemoryError(f"There is no memory for {size_bytes} bytes.", "Free some, or ask for less.")
+            raise LockedMemoryError(f"Not enough memory for {size_bytes} bytes.", "Free some memory, or request less.")
         if lock_error:
             _warn(mapped_bytes, lock_error)
         buffer = (ctypes.c_char * size_bytes).from_address(address)

@@ -49,7 +49,7 @@ def check_out(name: str, out: torch.Tensor, info: TensorInfo) -> None:
         OpArgumentError: type or shape differ, or its elements do not have memory each.
     """
     if not isinstance(out, torch.Tensor):
-        raise OpArgumentError(f"out is a {type(out).__name__}, not a tensor.", "Pass a tensor, or none.")
+        raise OpArgumentError(f"out is a {type(out).__name__}, not a tensor.", "Pass a tensor, or omit out.")
     if out.dtype != info.dtype or tuple(out.shape) != info.shape:
         raise OpArgumentError(
             f"Tensor {name!r} is {info.dtype} of shape {info.shape}; out is {out.dtype} of shape {tuple(out.shape)}.",

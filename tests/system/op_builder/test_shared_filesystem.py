@@ -101,7 +101,7 @@ class Site:
         wait_until(lambda: not list((self.server_cache.root / "staging").rglob("*")))
         # Where one host saw too late what the other published, a second entry may have taken the place of a whole one.
         for place in (self.server_cache.root / "rejected").glob("*"):
-            assert "another took its place" in (place / "reason.txt").read_text()
+            assert "another entry replaced it" in (place / "reason.txt").read_text()
             assert Entry(place / "entry", Manifest.from_json((place / "entry" / MANIFEST).read_text())).is_intact()
             shutil.rmtree(place)
         assert_whole(self.server_cache)

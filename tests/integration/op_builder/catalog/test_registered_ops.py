@@ -219,7 +219,7 @@ def test_a_name_of_this_project_is_refused(
 ) -> None:
     module = site.install_module(declared(class_name, op) + declared("AcmeGoodBuilder", "acme_good"))
     (problem,) = package().problems
-    assert problem.startswith(f"{module}.{class_name} is left out: the name {reason}")
+    assert problem.startswith(f"{module}.{class_name} is ignored: the name {reason}")
     assert list(package().classes) == ["AcmeGoodBuilder"]
     builders = all_builders(CPU)
     assert op not in builders or not type(builders[op]).__module__.startswith("acme_")
@@ -234,9 +234,9 @@ def test_the_first_package_by_label_gets_a_name(site: Site) -> None:
     late = site.install_module(declared("SameBuilder", "late_op"), "b-late")
     other = site.install_module(declared("OtherBuilder", "same_op") + declared("FreeBuilder", "free_op"), "c-later")
     assert find_builder("SameBuilder", CPU).__module__ == first
-    assert f"{late}.SameBuilder is left out" in package("b-late").complaint
+    assert f"{late}.SameBuilder is ignored" in package("b-late").complaint
     assert f"'SameBuilder' belongs to {first}.SameBuilder" in package("b-late").complaint
-    assert f"{other}.OtherBuilder is left out" in package("c-later").complaint
+    assert f"{other}.OtherBuilder is ignored" in package("c-later").complaint
     assert type(all_builders(CPU)["same_op"]).__module__ == first
     assert type(all_builders(CPU)["free_op"]).__module__ == other
     assert not package("a-first").problems
@@ -247,7 +247,7 @@ def test_two_builders_of_one_package_cannot_share_an_op(site: Site) -> None:
         declared("FirstBuilder", "twice") + "\nclass SecondBuilder(FirstBuilder):\n    SUMMARY = 'as the first'\n"
     )
     (problem,) = package().problems
-    assert f"{module}.SecondBuilder is left out: the name 'twice' belongs to {module}.FirstBuilder" in problem
+    assert f"{module}.SecondBuilder is ignored: the name 'twice' belongs to {module}.FirstBuilder" in problem
 
 
 def test_a_class_that_is_only_imported_is_not_registered(site: Site) -> None:

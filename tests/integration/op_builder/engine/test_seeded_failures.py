@@ -70,7 +70,7 @@ SOURCES = {
     "two definitions": Seed(
         {"one.cpp": f"int acme() {{ return 1; }}\n{ENTRY}", "two.cpp": "int acme() { return 2; }\n"},
         ("two.cpp", "multiple definition of `acme()'", "one.cpp"),
-        "Define acme() in one source alone",
+        "Define acme() in only one source",
     ),
 }
 
@@ -145,7 +145,7 @@ def test_a_source_that_vanishes_before_it_is_compiled_is_named(tmp_path: Path, c
         resolver.compile_now(request)
     seen = end_of_traceback(caught.value)
     assert "op/small.cpp is missing" in seen
-    assert "restore it, or take it out of sources()" in seen
+    assert "restore it, or remove it from sources()" in seen
 
 
 # What the checks find ----------------------------------------------------------------------------
@@ -174,7 +174,7 @@ CHECKS = {
     ),
     "a CXX that does nothing": Seed(
         {"small.cpp": ENTRY},
-        ("true wrote no file, though it ended without an error",),
+        ("true ended without an error but wrote no file",),
         "working g++ or clang++",
         environment={"CXX": "true"},
         raises=IncompatibleOpError,
@@ -225,7 +225,7 @@ KERNELS = {
     "a host compiler too new for nvcc": Seed(
         {"kernel.cu": "\n", "bin/g++": '#!/bin/sh\nexec g++ -U__GNUC__ -D__GNUC__=99 "$@"\n'},
         ("unsupported GNU version! gcc versions later than",),
-        "nvcc and the host compiler do not fit: set CXX to gcc",
+        "nvcc and the host compiler are incompatible: set CXX to gcc",
         environment=OWN_CXX,
         raises=IncompatibleOpError,
     ),

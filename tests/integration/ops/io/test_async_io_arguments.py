@@ -34,7 +34,10 @@ BUFFERS = {
     "nested": (lambda: torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged), "is nested"),
     "fake": (fake_tensor, "FakeTensor without memory of its own"),
     "freed": (freed_tensor, "reaches to byte 400 of its storage, which has 0"),
-    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "is quantized; its bytes are"),
+    "quantized": (
+        lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+        "is quantized; a tensor of plain numbers",
+    ),
 }
 
 

@@ -97,7 +97,7 @@ def test_the_console_script_exists() -> None:
         ("y.py", "Script y.py does not exist. Remedy: Correct its path, or add --module for a module"),
         ("--log_dir hosts/logs x.py", "hosts/logs cannot be created on "),
         ("--launcher pdsh x.py", "invalid choice: 'pdsh'"),
-        ("--module --no_python x", "exclude each other"),
+        ("--module --no_python x", "cannot be used together"),
         ("--json x.py", "--json requires --show_topology"),
         ("--node_rank 2 --num_nodes 2 x.py", "expected at most 1"),
         ("--launcher_args ' x.py", "argument --launcher_args: invalid"),

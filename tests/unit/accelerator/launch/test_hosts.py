@@ -94,7 +94,7 @@ def test_an_address_with_colons_is_a_host() -> None:
 @pytest.mark.parametrize(
     ("include", "exclude", "message"),
     [
-        ("a", "b", "exclude each other"),
+        ("a", "b", "cannot be used together"),
         ("worker", None, r"--include 'worker': unknown host 'worker'; the hosts are a, b, c"),
         ("aa:0", None, r"unknown host 'aa' \(did you mean a\?\); the hosts are a, "),
         ("a:4", None, r"host a has slots 0 to 3, not 4"),

@@ -149,7 +149,7 @@ def test_what_was_just_used_stays(capsys: pytest.CaptureFixture[str], filled: Ca
         set_used(entry, 0)
     pruned = command(capsys, filled, "prune", "--max-size", "1K")
     assert (pruned["removed"], len(pruned["kept"])) == ([], 3)
-    assert "3 entries kept that would go" in output(capsys, filled, "prune", "--max-size", "1K")
+    assert "3 entries kept: open in a process" in output(capsys, filled, "prune", "--max-size", "1K")
 
 
 @pytest.mark.parametrize("name", ["small.so", "header.gch"])

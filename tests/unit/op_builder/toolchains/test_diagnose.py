@@ -178,7 +178,7 @@ STABLE = "/usr/bin/g++ -std=c++17 -DTORCH_TARGET_VERSION=0x020a -c a.cpp"
         ("/usr/bin/ld: cannot find -lcudart: No such file or directory", "-lcudart", "CUDA toolkit"),
         ("/usr/bin/ld: cannot find ./libx.a: No such file or directory", "libx.a", "./libx.a does not exist"),
         ("collect2: fatal error: cannot find 'ld'\ncompilation terminated.", "collect2", "apt-get install binutils"),
-        ("/usr/bin/ld:libj.a: file format not recognized; treating as linker script", "libj.a", "no library"),
+        ("/usr/bin/ld:libj.a: file format not recognized; treating as linker script", "libj.a", "not a library"),
         # symbols
         (
             "/usr/bin/ld: a.o: in function `f':\na.cpp:(.text+0x5): undefined reference to `g()'\ncollect2: error: ld",

@@ -46,7 +46,7 @@ def test_the_first_toolchain_that_works_is_chosen(facts: SyclFacts, chosen: str,
     [
         (replace(PLAIN, runtime=None), "sycl-rtc", "no SYCL runtime", "pip install 'accel-ops[sycl]'"),
         (replace(PLAIN, runtime=replace(RUNTIME, kernel_compiler=None)), "sycl-rtc", "libsycl-jit.so", "pip install"),
-        (replace(PLAIN, has_kernel_texts=False), "icpx", "torch is no XPU build", "Install a torch for XPU"),
+        (replace(PLAIN, has_kernel_texts=False), "icpx", "torch is not an XPU build", "Install a torch for XPU"),
         (replace(XPU, icpx=None, has_kernel_texts=False), "icpx", "icpx is not on PATH", "setvars.sh"),
         (
             replace(XPU, ahead_runtime=None, asked="icpx"),
@@ -54,7 +54,7 @@ def test_the_first_toolchain_that_works_is_chosen(facts: SyclFacts, chosen: str,
             "neither /oneapi/icpx's own installation",
             "setvars.sh",
         ),
-        (replace(PLAIN, asked="icpx"), "icpx", "torch is no XPU build", "Install a torch for XPU"),
+        (replace(PLAIN, asked="icpx"), "icpx", "torch is not an XPU build", "Install a torch for XPU"),
         (replace(XPU, asked="ipex"), "ipex", "intel_extension_for_pytorch is not installed", "Install it"),
     ],
 )
