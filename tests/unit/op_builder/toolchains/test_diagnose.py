@@ -185,7 +185,7 @@ STABLE = "/usr/bin/g++ -std=c++17 -DTORCH_TARGET_VERSION=0x020a -c a.cpp"
             "a.cpp:(.text+0x5): undefined reference to `g()'",
             "library that defines g()",
         ),
-        ("/usr/bin/ld.gold: error: c.o: multiple definition of 'f()'", "c.o", "Define f() in one"),
+        ("/usr/bin/ld.gold: error: c.o: multiple definition of 'f()'", "c.o", "Define f() in only one"),
         ("/usr/bin/ld: b.o: relocation R_X86_64_32 against symbol `x'; recompile with -fPIC", "b.o", "-fPIC"),
         # standards
         (
