@@ -87,7 +87,7 @@ class Selection:
         self.requested, self.error = requested, error
 
     def require(self) -> DeepSpeedAccelerator:
-        """The accelerator; raises the error if there is none."""
+        """The accelerator; raises the error if none was found."""
         if self.accelerator is None:
             raise self.error or AcceleratorSelectionError("No accelerator was chosen.")
         return self.accelerator

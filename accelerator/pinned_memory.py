@@ -21,7 +21,7 @@ class PinnedMemory:
     """Page-locked memory of one device.
 
     A subclass overrides ``_torch_pin_memory``, ``_torch_is_pinned`` and ``_torch_empty_pinned`` if torch's own
-    functions do not know its device.
+    functions do not support its device.
     """
 
     _page_memory: Any = None  # async_io's handle, made by the first request for whole pages

@@ -1,7 +1,7 @@
 """The exceptions of this project.
 
-Every exception that this project raises on purpose derives from :class:`AccelError`. Its message says what failed and
-why; the remedy says what to do. Classes with a fitting built-in class (``ValueError``, ``ImportError``) derive from
+Every exception that this project raises on purpose derives from :class:`AccelError`. Its message states what failed and
+why; the remedy states what to do. Classes with a fitting built-in class (``ValueError``, ``ImportError``) derive from
 that, too.
 """
 

@@ -280,7 +280,7 @@ def _local_address(job: Job) -> str | None:
 
 
 def _first(result: RunResult | None) -> Failure | None:
-    """The first failure that a rank reported; if none was reported, the first that the agent knows."""
+    """The first failure that a rank reported; if none was reported, the first that the agent recorded."""
     reported, known = [], []
     for rank, failure in (result.failures if result is not None else {}).items():
         details: dict[str, Any] = failure.message.get("extraInfo", {}) if isinstance(failure.message, dict) else {}

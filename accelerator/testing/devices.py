@@ -55,7 +55,7 @@ class IdentityChecks(Checks):
             expect_equal(f"{name}()", getattr(self.accelerator, name)(), True)
 
     def communication_backend_is_known(self) -> str:
-        """communication_backend_name() is None or a backend that torch.distributed knows."""
+        """communication_backend_name() is None or a backend of torch.distributed."""
         name = self.accelerator.communication_backend_name()
         if name is None:
             return "the device has none"

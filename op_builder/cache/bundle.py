@@ -82,7 +82,7 @@ def export_bundle(entries: Iterable[Entry], path: Path) -> int:
 
 
 def import_bundle(cache: Cache, path: Path) -> list[Entry]:
-    """Publish the entries of the bundle ``path``; existing ones are left as they are.
+    """Publish the entries of the bundle ``path``; existing entries are not replaced.
 
     Raises:
         BundleError: the file cannot be read as a bundle, or a binary does not match its manifest.

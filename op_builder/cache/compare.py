@@ -26,7 +26,7 @@ class Miss:
 
 
 def nearest_miss(entries: Iterable[Entry], key: PlanKey, roots: Roots, memo: Memo) -> Miss | None:
-    """The entry with the fewest differences from ``key`` and the headers as they are now; None without entries."""
+    """The entry with the fewest differences from ``key`` and the current headers; None without entries."""
     found = [Miss(entry, tuple(_differences(entry, key, roots, memo))) for entry in entries]
     # Of equally near ones the latest is what the reader had in mind.
     found.sort(key=lambda miss: miss.nearest.manifest.built_at, reverse=True)
@@ -93,6 +93,6 @@ def _exists(place: str, roots: Roots) -> bool:
 
 
 def _name(place: str, roots: Roots) -> str:
-    """A file's path below its root; from the top of this project if it is one of its own."""
+    """A file's path below its root; relative to this project's root if it is one of its files."""
     located = Path(roots.locate_place(place))
     return paths.label(located) if paths.is_native(located) else place.partition("/")[2]

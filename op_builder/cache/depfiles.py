@@ -119,7 +119,7 @@ def _refuse_hidden_files(texts: dict[str, bytes]) -> None:
 def _lookups(texts: dict[str, bytes], roots: Roots, system_dirs: Callable[[], list[str]]) -> tuple[set[str], list[str]]:
     """Files that own files look for and no depfile lists (``__has_include``, ``#embed``), and the places found empty.
 
-    A file that is put at such a place is found instead. So is one that is put beside a file with ``#include "..."``.
+    A file that is put at such a place is found instead. So is one next to a file with ``#include "..."``.
     """
     found: set[str] = set()
     empty: list[str] = []
@@ -143,7 +143,7 @@ def _lookups(texts: dict[str, bytes], roots: Roots, system_dirs: Callable[[], li
     return found, empty
 
 
-# make separates names by blanks alone. An odd number of backslashes before a blank escapes it.
+# make separates names only by blanks. An odd number of backslashes before a blank escapes it.
 _NAME = re.compile(rb"(?:(?<!\\)(?:\\\\)*\\[ \t]|\\[#:]|\$\$|[^ \t])+")
 _ESCAPED = re.compile(rb"(\\+)([ \t])|\\([#:])|\$(\$)")
 
@@ -164,7 +164,7 @@ def parse_depfile(content: bytes) -> list[str]:
 
 def _unescaped(found: re.Match[bytes]) -> bytes:
     slashes, blank, sign, dollar = found.groups()
-    # Before a blank, and there alone, compilers double a name's own backslashes.
+    # Only before a blank, compilers double a name's own backslashes.
     return b"\\" * (len(slashes) // 2) + blank if slashes else sign or dollar
 
 

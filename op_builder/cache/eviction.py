@@ -102,7 +102,7 @@ def surplus(
 
     Args:
         max_size_bytes: leftovers go, then the least recently used entries, until the rest fits.
-        older_than_s: what was not used for so many seconds goes.
+        older_than_s: remove what was not used for this many seconds.
         unused: all entries but the last used of each op go.
         rested_s: entries that were used within so many seconds stay in any case.
     """
@@ -239,7 +239,7 @@ def _remove_unheld(lock: Path, age_s: float) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
-        except OSError:  # the file system knows no locks
+        except OSError:  # the file system does not support locks
             if age_s < SURELY_OVER_S:
                 return
         # Who opened it in this moment holds a lock that no other will see: at worst something is built twice.

@@ -3,7 +3,7 @@
 The *plan key* is known before anything is compiled: contents of the sources, flags, identity of
 the compilers, torch's headers and ABI, the Python ABI where the binding needs it. The
 *build key* adds the content of every header the compiler really read, and of every archive the
-linker took in, as the depfiles of the build say. Places do not count: files are named relative to
+linker read, according to the depfiles of the build. Places do not count: files are named relative to
 where the plan finds them, so a moved checkout, another user's home or a reinstalled package has the same keys.
 
 Headers of torch, Python, CUDA and the compiler count through their identity in the plan key;
@@ -34,7 +34,7 @@ _DIGEST_LENGTH = 32
 
 
 class PlanKey(NamedTuple):
-    """The first stage: named parts, so that a miss can say which of them differs."""
+    """The first stage: named parts, so that a miss can report which of them differs."""
 
     parts: Mapping[str, str]
 
@@ -86,7 +86,7 @@ class BuildKey(NamedTuple):
 
 
 def recipe_parts(plan: BuildPlan) -> dict[str, str]:
-    """The parts of a key that come from the plan alone: contents of the sources, and flags."""
+    """The parts of a key that depend only on the plan: contents of the sources, and flags."""
     parts = {
         "format": FORMAT,
         "op": plan.op,
@@ -111,7 +111,7 @@ def recipe_parts(plan: BuildPlan) -> dict[str, str]:
 
 def platform_name() -> str:
     """What binaries of this machine are for: ``linux x86_64``."""
-    # platform.machine() says the same, and takes a tenth of a millisecond.
+    # platform.machine() returns the same, but takes a tenth of a millisecond.
     machine = os.uname().machine if hasattr(os, "uname") else platform.machine()
     return f"{sys.platform} {machine}"
 
@@ -168,7 +168,7 @@ def _digest(parts: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=1)
 def cpu_digest() -> str:
-    """What ``-march=native`` stands for on this machine, as far as it can be seen from outside."""
+    """What ``-march=native`` means on this machine, as far as it is visible without a compiler."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
     except OSError:

@@ -63,7 +63,7 @@ class SystemHeaders(NamedTuple):
         return SystemHeaders(ordered, contents_digest(ordered), statuses_digest(ordered) if settled else "")
 
     def is_unchanged(self, memo: Memo) -> bool:
-        """Whether every file is there with the same content; ``memo`` remembers it of new statuses."""
+        """Whether every file exists with the same content; ``memo`` remembers the result for new statuses."""
         now = statuses_digest(self.paths)
         if now == self.status:
             return True
@@ -112,7 +112,7 @@ class Roots(NamedTuple):
         return Roots(resolved, {str(path): resolved[name] for name, path in found if str(path) != resolved[name]})
 
     def locate(self, root: str, path: str) -> str:
-        """The absolute path; empty, which no file has, when this plan has no such place."""
+        """The absolute path; empty, which no file has, if this plan lacks that root."""
         if not root:
             return path
         directory = self.directories.get(root)

@@ -25,14 +25,14 @@ class Manifest(NamedTuple):
         artifact: file name of the binary, in the same directory.
         size_bytes, sha256: of the binary.
         kind: how it is loaded: ``accel``, ``python`` or ``torch_library``; ``header`` if it is precompiled for GCC.
-        namespaces: torch namespaces of the ops that loading it brings; of an ``accel`` binary none.
+        namespaces: torch namespaces of the ops that loading it defines; empty for an ``accel`` binary.
         defined_namespaces, operators: the torch names that it defines; a process can define each only once.
         key_parts: the plan key's parts.
         headers, absent, system_headers: what the compiler read in addition to the sources, and where it found nothing.
         check: how the binary was tried before it was published.
         built_at: UTC, ISO 8601. ``build_s``: seconds the build took.
         torch: version it was built against. ``accel_ops``: version of this project that built it.
-        needs: of the system's libraries, the newest version asked for: ``{"GLIBC": "2.32"}``.
+        needs: the newest required version of each system library: ``{"GLIBC": "2.32"}``.
     """
 
     op: str
@@ -65,7 +65,7 @@ class Manifest(NamedTuple):
 
     @property
     def least_torch(self) -> tuple[int, int]:
-        """The oldest torch that has what it uses of the Stable ABI: the one that its code was compiled for."""
+        """The oldest torch with the Stable ABI functions that it uses: the version it was compiled for."""
         _, _, version = self.key_parts.get("c++ flags", "").rpartition("-DTORCH_TARGET_VERSION=0x")
         try:
             return max(MINIMUM_TORCH, (int(version[:2], 16), int(version[2:4], 16)))

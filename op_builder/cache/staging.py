@@ -75,7 +75,7 @@ def _is_abandoned(directory: Path) -> bool:
         if age_s < _YOUNG_S:
             return False
         locked = False
-    except OSError:  # the file system knows no locks
+    except OSError:  # the file system does not support locks
         return age_s > SURELY_OVER_S
     # Either sign of life is enough: a lock may be lost, and a process of another container is not seen.
     return not locked and not _process_lives(rest.partition("@")[0])

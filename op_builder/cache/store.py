@@ -200,7 +200,7 @@ class Cache:
                     os.rename(staged, final)
                     return Entry(final, manifest)
                 except OSError as error:
-                    # Something is there; or the directory above was removed by others just now, or the
+                    # The target exists; or another process has just removed the parent directory, or the
                     # rename was done and a network file system lost the answer.
                     if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT, errno.ESTALE):
                         raise
@@ -219,10 +219,10 @@ class Cache:
         return next(filter(None, (_obstacle(place) for place in dict.fromkeys(map(_existing, places)))), "")
 
     def writable_dir(self, name: str) -> Path:
-        """The subdirectory ``name``, made if need be.
+        """The subdirectory ``name``, created if it is missing.
 
         Raises:
-            CacheError: it cannot be made or written.
+            CacheError: it cannot be created or written.
         """
         directory = self.root / name
         with self.errors_explained():
@@ -232,14 +232,14 @@ class Cache:
                 tag.write_text(
                     "Signature: 8a477f597d28d172789f06886806bc55\n# Built ops of accel-ops.\n", encoding="utf-8"
                 )
-            # Asked by doing: permissions, read-only mounts and quotas have many ways to say no.
+            # Try it: permissions, read-only mounts and quotas can refuse in many ways.
             with tempfile.TemporaryFile(dir=directory):
                 pass
         return directory
 
     @contextmanager
     def errors_explained(self) -> Iterator[None]:
-        """Turn an OSError of the body into a CacheError that says what to do."""
+        """Turn an OSError of the body into a CacheError with a remedy."""
         try:
             yield
         except CacheError:
@@ -314,7 +314,7 @@ class Cache:
                 os.rename(directory, moved)
                 is_intact = _intact_entry(moved, directory.name) is not None
                 if is_intact:
-                    os.rename(moved, directory)  # fails where there is a new entry by now
+                    os.rename(moved, directory)  # fails if there is a new entry by now
             if not moved.exists():
                 place.rmdir()
                 return
@@ -329,11 +329,11 @@ def _read_entry(directory: Path, digest: str | None) -> Entry:
     """The entry in a directory.
 
     Args:
-        digest: of the key that the directory was named by, where that counts.
+        digest: of the key that the directory is named by; None to skip that check.
 
     Raises:
-        ValueError: its manifest cannot be read, or says something else. It would be found under its plan, never fit,
-            and keep a new build from its place.
+        ValueError: its manifest cannot be read, or differs from ``digest``. Such an entry would be found
+            under its plan, never match, and block the place of a new build.
     """
     manifest = Manifest.from_json((directory / MANIFEST).read_text(encoding="utf-8"))
     if digest is not None and manifest.key.digest != digest:

@@ -41,7 +41,7 @@ from op_builder.toolchains.toolset import Toolset, find_ninja
 
 logger = logging.getLogger(__name__)
 
-# A build that takes longer is announced once; processes that wait for it say so then, and less and less often.
+# A build that takes longer is announced once; waiting processes log that, at growing intervals.
 _SILENT_S = 3.0
 _ANNOUNCE_EVERY_S = 60.0
 _POLL_S = 0.05
@@ -101,10 +101,10 @@ class _Build:
     jobs: int
 
     def run(self, key: PlanKey) -> Entry:
-        """Compile until what was compiled certainly is what the key says, then publish it.
+        """Compile until the compiled files certainly match the key, then publish the result.
 
         A file saved during the build may have been read before or after, so its time is checked, and the build
-        repeated; the second time, unchanged contents are proof whatever the clocks say.
+        repeated; the second time, unchanged contents are proof, regardless of file times.
         """
         before: BuildKey | None = None
         for _ in range(_ATTEMPTS):

@@ -39,7 +39,7 @@ def cache_check(cache: Cache, op: str = "") -> CheckOutcome:
 
 
 def settings_check(plan: BuildPlan) -> CheckOutcome:
-    """The variables that say how to build hold values that can be parsed."""
+    """The environment variables for builds have valid values."""
     jobs, timeout_s = job_count(plan), env.ACCEL_COMPILE_TIMEOUT_S.get()
     env.ACCEL_CACHE_MAX_MIB.get()
     return Passed("build settings", f"{jobs} compiler jobs at a time, {timeout_s} s at most")

@@ -46,7 +46,7 @@ class CompileStep:
 
     @property
     def assembled(self) -> str:
-        """The depfile of the assembler, which lists what ``.incbin`` takes in."""
+        """The depfile of the assembler, which lists the files that ``.incbin`` includes."""
         return f"{self.object_name}.as.d"
 
 
@@ -77,7 +77,7 @@ def build_commands(
     # Objects are numbered: sources of the same base name in two directories must not collide.
     steps = []
     maps = _prefix_maps(plan, directory)
-    # -I comes before torch's -isystem. A precompiled header stands for many: the key counts those.
+    # -I comes before torch's -isystem. A precompiled header replaces many headers, which the key counts.
     header = [f"-I{PRECOMPILED_DIRECTORY}", "-fpch-deps"] if precompiled else []
     for index, source in enumerate(plan.sources):
         stem = re.sub(r"[^\w.+-]", "_", source.path.stem, flags=re.ASCII)
@@ -93,7 +93,7 @@ def build_commands(
             command = [*_compile_cxx(plan, flags, toolset, maps), *(["-x", "c"] if is_c else header)]
             if toolset.cxx.is_gcc:
                 output.append(f"-Wa,--MD,{object_name}.as.d")
-        # -MD, not -MMD: a system's header (libaio.h, say) may change the binary as one of the op's own may.
+        # -MD, not -MMD: a system header, such as libaio.h, can change the binary like one of the op's own.
         steps.append(CompileStep(source, object_name, (*command, *output)))
     objects = [step.object_name for step in steps]
     stand_ins = _stand_ins(plan, toolset)
@@ -136,7 +136,7 @@ def stamped_directories(plan: BuildPlan, toolset: Toolset) -> list[str]:
 def _compiler_own(compiler: Compiler) -> list[str]:
     """Where a compiler keeps its own headers and those of the C++ standard library that comes with it.
 
-    clang and others take the library of some GCC, which their own version says nothing about: that counts by content.
+    clang and others take the library of some GCC, which their own version does not identify: its content counts.
     """
     prefix, target = Path(compiler.path).parent.parent, compiler.target
     if not compiler.is_gcc:
@@ -233,7 +233,7 @@ def _torch_libraries(plan: BuildPlan, toolset: Toolset) -> list[str]:
     """What of torch the binary of ``plan`` names as needed."""
     libraries = ["torch_cpu", "c10"]
     if plan.uses_cuda or plan.sycl is not None or plan.binding is Binding.TORCH:
-        # On a CUDA build libtorch brings all of torch's CUDA libraries: not for host code alone.
+        # On a CUDA build libtorch brings all of torch's CUDA libraries: not for host code.
         libraries.insert(0, "torch")
     if plan.binding is Binding.TORCH:
         libraries.append("torch_python")
@@ -245,11 +245,11 @@ def _torch_libraries(plan: BuildPlan, toolset: Toolset) -> list[str]:
 
 
 def _stand_ins(plan: BuildPlan, toolset: Toolset) -> dict[str, tuple[str, ...]]:
-    """Empty libraries of the names that the binary is to need, by file name.
+    """Empty libraries with the names that the binary will need, by file name.
 
-    To link with torch's own takes half a second, as the linker reads 100,000 symbols. A shared library
-    may leave its own unresolved, and those of torch have no versions: nothing is learned from reading them. That they
-    are there, the try after the build shows, which opens the binary with all its symbols bound.
+    Linking with torch's own takes half a second, because the linker reads 100,000 symbols. A shared library may have
+    unresolved symbols, and torch's have no versions, so reading them is useless. The trial load after the build
+    binds all symbols of the binary and thereby checks that they exist.
     """
     if _links_strictly(plan, toolset):
         return {}
@@ -291,13 +291,13 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries
         *runtime,
         *sycl,
         *(word for library in plan.libraries for word in (f"-L{library.library.parent}", f"-l{library.name}")),
-        # What the author asks to link is kept, because a library may only register itself.
+        # Libraries that the author names are kept, because a library may only register itself.
         *(["-Wl,--no-as-needed", *plan.link_flags, "-Wl,--as-needed"] if plan.link_flags else []),
     )
 
 
 def _cuda_runtime(plan: BuildPlan) -> list[str]:
-    # A Stable-ABI op carries the CUDA runtime in itself, so that it fits every torch of the
+    # A Stable-ABI op links the CUDA runtime statically, so that it fits every torch of the
     # driver; an op on torch's C++ API must share torch's runtime library.
     if plan.binding is Binding.STABLE:
         return ["-lcudart_static", "-lpthread", "-ldl", "-lrt"]

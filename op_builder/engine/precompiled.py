@@ -1,4 +1,4 @@
-"""``torch/extension.h`` precompiled, which ``python -m op_builder.build --precompile`` asks for.
+"""Precompile ``torch/extension.h``, for ``python -m op_builder.build --precompile``.
 
 Reading that header is most of the compile of an op that includes it: 5,400 files. GCC can save what it makes of them,
 and uses that where the header is the first file that a source includes and flags and macros fit; else it reads the
@@ -59,7 +59,7 @@ def offer(plan: BuildPlan, toolset: Toolset, cache: Cache, staging: Path) -> boo
 
 
 def _replaces_headers_of_torch(plan: BuildPlan) -> bool:
-    """Whether an own include directory holds, say, a ``pybind11`` that torch's headers would find before their own."""
+    """Whether an include directory of the op has a name, such as ``pybind11``, that would hide one of torch's."""
     named = [Path(value) for flag, value, _ in grouped_flags(plan.cxx_flags) if flag in DIRECTORY_FLAGS]
     own = {name for path in (*plan.include_dirs, *named) if path.is_dir() for name in os.listdir(path)}
     return any(own.intersection(os.listdir(path)) for path in torch_includes(plan))

@@ -15,10 +15,10 @@ logger = logging.getLogger(__name__)
 _STOP_S = 10.0
 
 # Reads the session's number, then waits for a word or the pipe's end: the kernel closes it with its last
-# writer, be that ended by SIGKILL. Ninja gives each compiler a group of its own, so the whole session is
-# ended; what a compiler launcher made a daemon has left the session, and lives. A process may start another
-# just before it dies, so the search is repeated until nobody is left; not for ever, as one that waits
-# for a broken disk cannot be ended.
+# writer, even if SIGKILL ends that. Ninja gives each compiler its own process group, so the whole session is
+# ended; daemons that a compiler launcher started have left the session and keep running. A process may start
+# another just before it ends, so the search is repeated until none is left; not indefinitely, because a process
+# that waits for a broken disk cannot be ended.
 _WATCHER = """
 session=
 while read -r word; do
@@ -57,7 +57,7 @@ def watched(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a program in a session of its own, which ends with the ``with`` block or with this process.
 
-    A program that ended by itself keeps what it left running.
+    Processes left by a program that ended normally are kept.
     """
     watcher = subprocess.Popen(
         ["/bin/sh", "-c", _WATCHER],

@@ -33,7 +33,7 @@ _TIMEOUT_S = 300.0
 _LOADED = "accel-ops: loaded"
 
 # What both children begin with: a Python module is not only opened, its init function runs too. They end without the
-# exit handlers of what they have opened: torch's alone take a tenth of a second.
+# exit handlers of what they have opened: torch's take a tenth of a second.
 _START = """
 import ctypes, sys
 if sys.platform == "linux":
@@ -118,11 +118,11 @@ class Inspection:
     Attributes:
         kind: ``accel`` (registers under a namespace of the loader's choice), ``python`` (has
             ``PyInit_<module>``) or ``torch_library`` (registers itself when opened).
-        namespaces: torch namespaces of the ops that opening it brings; an ``accel`` binary has none.
+        namespaces: torch namespaces of the ops that opening it defines; empty for an ``accel`` binary.
         check: how it was tried, for the manifest.
         defined_namespaces: those of them that are its own (``TORCH_LIBRARY``, not ``TORCH_LIBRARY_FRAGMENT``).
         operators: the torch ops that opening it defines, by their whole names.
-        needs: of the system's libraries, the newest version asked for: ``{"GLIBC": "2.32"}``.
+        needs: the newest required version of each system library: ``{"GLIBC": "2.32"}``.
     """
 
     kind: str
@@ -310,7 +310,7 @@ def _load_failed(artifact: Path, child: Finished, compiler: Compiler) -> LoadErr
 
 
 def _readable(symbol: str, compiler: Compiler) -> str:
-    """``symbol`` with what it is called in C++, where that is another name."""
+    """``symbol`` with its C++ name, if that differs."""
     try:
         name = run([binutil("c++filt", compiler.command), symbol]).last_line
     except ToolchainError:

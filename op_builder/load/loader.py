@@ -36,7 +36,7 @@ _module_names: set[str] = set()
 
 
 def _replace_lock() -> None:
-    # A fork while another thread loads would leave the child a lock that nobody releases.
+    # A fork while another thread loads would leave the child a lock that no thread releases.
     global _lock
     _lock = threading.RLock()
 

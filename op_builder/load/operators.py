@@ -13,7 +13,7 @@ _CLASSES = {each.__name__: each for each in (ValueError, MemoryError, IndexError
 
 
 def named_error(error: Exception) -> Exception:
-    """The error of an op in the class that its text names; ``error`` itself where it names none."""
+    """The error of an op in the class that its text names; ``error`` unchanged if it names none."""
     name, _, message = str(error).partition(": ")
     return _CLASSES[name](message) if name in _CLASSES else error
 
@@ -40,7 +40,7 @@ class LoadedOp:
             raise named from None
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_op":  # copying asks before it is set
+        if name == "_op":  # copy reads it before it is set
             raise AttributeError(name)
         return getattr(self._op, name)
 
@@ -55,7 +55,7 @@ class LoadedOps:
         self._namespace = namespace
 
     def __getattr__(self, name: str) -> LoadedOp:
-        if name == "_namespace":  # copying asks before it is set
+        if name == "_namespace":  # copy reads it before it is set
             raise AttributeError(name)
         op = LoadedOp(getattr(self._namespace, name))
         setattr(self, name, op)

@@ -43,7 +43,7 @@ def register() -> None:
 
 
 def collective_counts(group: dist.ProcessGroup | None = None) -> CollectiveCounts:
-    """How often a group of this backend ran which collectives itself, and which gloo ran for it.
+    """How many collectives of each kind a group of this backend ran, and how many gloo ran for it.
 
     Args:
         group: None for the default group.

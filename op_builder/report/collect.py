@@ -129,7 +129,7 @@ def diagnosis(ops: Sequence[str] = ()) -> dict[str, Any]:
     """What works and what does not: ``working`` (names of ops) and ``problems`` (``name``, ``reason``, ``remedy``).
 
     Args:
-        ops: only these; empty for every op that the device has, and the machine itself.
+        ops: only these; empty for every op of the device, and facts about the machine.
 
     Raises:
         UnknownOpError: an op does not exist.

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
-    # Imported here so that --help answers at once.
+    # Imported here so that --help is quick.
     from op_builder.errors import UnknownOpError
     from op_builder.report.collect import diagnosis
 

@@ -60,7 +60,7 @@ def _or_error(find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return find()
     except AccelError as error:
         return {"error": error.message, "remedy": error.remedy}
-    except Exception as error:  # the rest of the report must survive what nobody foresaw
+    except Exception as error:  # an unexpected error must not lose the rest of the report
         return {"error": f"{type(error).__name__}: {error}", "remedy": "Report this to the authors of accel-ops."}
 
 

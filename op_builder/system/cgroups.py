@@ -29,7 +29,7 @@ def directories(controller: str, files: HostFiles) -> Iterator[Path]:
     """Directories of this process's groups that may hold ``controller``'s files, innermost first.
 
     The ancestors are included because every one of them limits its descendants. A path seen from
-    outside this container's namespace does not exist here; the mount itself always is asked,
+    outside this container's namespace does not exist here; the mount is always read,
     and in a container that is the container's own group.
     """
     base = files.sysfs / "fs" / "cgroup"
@@ -45,7 +45,7 @@ def directories(controller: str, files: HostFiles) -> Iterator[Path]:
 
 def _ancestry(mount: Path, group: str) -> Iterator[Path]:
     parts = [part for part in group.split("/") if part]
-    if ".." in parts:  # the group lies outside this cgroup namespace
+    if ".." in parts:  # the group is outside this cgroup namespace
         parts = []
     for length in range(len(parts), -1, -1):
         yield mount.joinpath(*parts[:length])
@@ -101,7 +101,7 @@ def _room(directory: Path, limit: int) -> int:
 
 
 def allowed_cores(files: HostFiles) -> frozenset[int] | None:
-    """The cores that the cpuset leaves to this process, or None where there is no cpuset."""
+    """The cores that the cpuset allows this process, or None without a cpuset."""
     for directory in directories("cpuset", files):
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
             text = read_text(directory / name)

@@ -76,7 +76,7 @@ def cpu_model(cpuinfo: Path = _CPUINFO) -> str:
 def _cpu_fact(name: str, cpuinfo: Path = _CPUINFO) -> str:
     """The first value of ``name`` in what Linux reports of the CPUs; empty where it is missing."""
     try:
-        # Line by line: the kernel makes the text as it is read, and a machine may have hundreds of CPUs.
+        # Line by line: the kernel generates the text while it is read, and a machine may have hundreds of CPUs.
         with cpuinfo.open(errors="replace") as lines:
             pairs = (line.partition(":") for line in lines)
             return next((value.strip() for key, _, value in pairs if key.strip() == name), "")

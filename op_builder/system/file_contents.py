@@ -19,10 +19,10 @@ NOEXEC_REMEDY = "Set ACCEL_CACHE_DIR to a directory on a file system that is not
 
 
 def file_status(path: str, *, of_link: bool = False) -> tuple[int, ...] | None:
-    """(size, mtime_ns, ctime_ns, inode), or None when there is no such file.
+    """(size, mtime_ns, ctime_ns, inode), or None if the file does not exist.
 
     Args:
-        of_link: where ``path`` is a link, of the link itself.
+        of_link: if ``path`` is a link, return the status of the link, not of its target.
     """
     try:
         status = os.lstat(path) if of_link else os.stat(path)
@@ -34,13 +34,13 @@ def file_status(path: str, *, of_link: bool = False) -> tuple[int, ...] | None:
 def last_touched_ns(status: tuple[int, ...] | None) -> int:
     """When a file was last written, moved or replaced, in nanoseconds; of no file, later than anything.
 
-    The time of writing alone is not enough: a file that is moved or copied may keep an old one.
+    The modification time is not enough: a file that is moved or copied may keep an old one.
     """
     return max(status[1], status[2]) if status is not None else sys.maxsize
 
 
 def settled_status(path: str) -> tuple[int, ...]:
-    """The status that stands for a file's content; empty, which stands for none, if it just changed.
+    """The status that identifies a file's content; empty, which identifies none, if it just changed.
 
     Two writes within one tick of the file system's clock leave the same times.
     """

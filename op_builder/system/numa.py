@@ -8,12 +8,12 @@ from op_builder.system.cgroups import HostFiles, parse_index_list, read_text
 
 
 def numa_directory(files: HostFiles) -> Path:
-    """Where the kernel describes the nodes; missing where it knows no NUMA."""
+    """Where the kernel describes the nodes; missing without NUMA support."""
     return files.sysfs / "devices" / "system" / "node"
 
 
 def numa_nodes(files: HostFiles) -> dict[int, frozenset[int]]:
-    """The cores of each node that is online, by its number; a node of memory alone has none."""
+    """The cores of each node that is online, by its number; a node with only memory has none."""
     nodes = numa_directory(files)
     online_text = read_text(nodes / "online")
     online = None if online_text is None else parse_index_list(online_text)

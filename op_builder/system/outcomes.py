@@ -1,6 +1,6 @@
 """The outcome of a check: it holds, or it does not, with a reason and a remedy.
 
-Apart from the checks themselves, because a warm load may make one and has no time to import a compiler's.
+Apart from the checks themselves, because a warm load may create one and must not import the compiler's modules.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Passed(NamedTuple):
-    """A check that holds; ``detail`` says what was found."""
+    """A check that passed; ``detail`` is what was found."""
 
     name: str
     detail: str

@@ -90,14 +90,14 @@ def require_exit_codes() -> None:
 
 
 def _scratch() -> IO[bytes]:
-    """A file for what a tool says. Not a pipe: a server that the tool starts, and that lives on, would hold it open."""
+    """A file for a tool's output. Not a pipe: a server that the tool starts, and that lives on, would keep it open."""
     if hasattr(os, "memfd_create"):  # needs no place on a disk, which may be full
         return os.fdopen(os.memfd_create("output"), "w+b")
     return tempfile.TemporaryFile()
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    """Wait for the end of the tool itself; if it is not to be waited for, end it and what it started.
+    """Wait until the tool ends. On a timeout or an exception, end it and the processes it started.
 
     Raises:
         subprocess.TimeoutExpired: its time is up.

@@ -19,13 +19,13 @@ class TorchInstall(NamedTuple):
     """The torch of this interpreter.
 
     Attributes:
-        version: as torch says it, ``2.13.0+cpu``.
+        version: as torch reports it, ``2.13.0+cpu``.
         release: (major, minor).
         root: the package's directory.
         cxx11_abi: whether it was built with libstdc++'s C++11 ABI.
         cuda: CUDA version it was built with, None for a build without CUDA.
-        hip: ROCm's HIP version, None where there is none.
-        xpu: version of the SYCL toolkit of an XPU build, None where there is none.
+        hip: ROCm's HIP version; None without ROCm.
+        xpu: version of the SYCL toolkit of an XPU build, else None.
     """
 
     version: str

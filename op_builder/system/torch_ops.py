@@ -27,7 +27,7 @@ def is_namespace_defined(name: str) -> bool:
     import torch
 
     try:
-        # Asked by doing, because torch has no question for it: it refuses, or is at once undone.
+        # Try it, because torch has no query for it: torch refuses it, or it is undone immediately.
         torch._C._dispatch_library("DEF", name, "", __file__, 0).reset()
     except RuntimeError:
         return True

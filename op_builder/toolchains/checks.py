@@ -70,7 +70,7 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
 
 
 def nvcc_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
-    """nvcc and the host compiler compile a small kernel together, for an architecture asked for."""
+    """nvcc and the host compiler compile a small kernel together, for a requested architecture."""
     toolkit = find_cuda(memo)
     compiler = find_cxx(memo)
 

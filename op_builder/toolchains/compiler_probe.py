@@ -76,7 +76,7 @@ def searched_directories(command: tuple[str, ...]) -> list[str]:
 
 
 def lists_linked(command: tuple[str, ...]) -> bool:
-    """Whether the linker of a compiler's ``command`` knows LINKED_FLAG; checked each time, as PATH may choose it."""
+    """Whether the linker of a compiler's ``command`` supports LINKED_FLAG; checked each time, as PATH may select it."""
     try:
         return LINKED_FLAG in run([*command, "-Wl,--help"]).output
     except ToolchainError:

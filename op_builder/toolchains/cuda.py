@@ -1,8 +1,8 @@
-"""The CUDA toolkit, found by ourselves.
+"""Find the CUDA toolkit without torch.
 
-torch works out CUDA_HOME from the place of ``nvcc`` on PATH, which is wrong where that is a
-wrapper outside the toolkit, and is None on a CPU build of torch, which can compile CUDA sources
-all the same. nvcc knows the directory of its toolkit: ``nvcc --dryrun`` prints ``TOP=``.
+torch derives CUDA_HOME from the location of ``nvcc`` on PATH, which is wrong if that is a wrapper
+outside the toolkit. On a CPU build of torch it is None, although CUDA sources can be compiled there.
+Therefore nvcc is run: ``nvcc --dryrun`` prints the directory of its toolkit as ``TOP=``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CudaToolkit:
     """A CUDA toolkit that was found.
 
     Attributes:
-        nvcc: the compiler as it is started; may be a wrapper.
+        nvcc: the command that starts the compiler; may be a wrapper.
         home: the toolkit's own directory, the one with ``include/``.
         version: (major, minor).
         release: nvcc's own version text, ``V13.0.88``.
@@ -56,7 +56,7 @@ def find_cuda(memo: Memo) -> CudaToolkit:
 
     Raises:
         MissingCUDAException: there is no nvcc in any of them.
-        ToolchainError: nvcc is there but does not answer.
+        ToolchainError: nvcc exists but does not work.
     """
     nvcc = _find_nvcc()
 

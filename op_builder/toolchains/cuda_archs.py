@@ -54,7 +54,7 @@ def parse_arch_list(text: str) -> list[str]:
     ['8.0', '9.0a+PTX', '7.5+PTX']
 
     Raises:
-        EnvironmentValueError: an entry is neither a number, nor a name torch knows.
+        EnvironmentValueError: an entry is neither a number nor a name that torch accepts.
     """
     entries: list[str] = []
     for word in re.split(r"[;\s]+", text.strip()):
@@ -71,7 +71,7 @@ def parse_arch_list(text: str) -> list[str]:
 
 
 def default_archs(cuda_version: tuple[int, int]) -> list[str]:
-    """What to compile for without a device: all the toolkit knows of the usual list, the last with PTX."""
+    """The default without a device: those of the usual list that the toolkit supports, the last with PTX."""
     oldest = _OLDEST.get(cuda_version[0], (7, 5))
     archs = [arch for arch in _DEFAULT if _number(arch) >= oldest]
     archs += [arch for arch, since in _DEFAULT_SINCE_CUDA.items() if cuda_version >= since]
@@ -80,14 +80,14 @@ def default_archs(cuda_version: tuple[int, int]) -> list[str]:
 
 def _newest(cuda_version: tuple[int, int]) -> tuple[int, int]:
     known = [newest for since, newest in _NEWEST_SINCE_CUDA.items() if cuda_version >= since]
-    of_the_future = cuda_version[0] > max(_OLDEST)  # it may know any
+    of_the_future = cuda_version[0] > max(_OLDEST)  # it may support any
     return known[-1] if known and not of_the_future else (99, 0)
 
 
 def target_archs(cuda_version: tuple[int, int], capabilities: Iterable[tuple[int, int]]) -> list[str]:
     """The architectures to compile for.
 
-    A device newer than the toolkit gets PTX of the newest that the toolkit knows, as with torch.
+    A device newer than the toolkit gets PTX of the newest that the toolkit supports, as with torch.
 
     Args:
         cuda_version: of the toolkit.
@@ -125,7 +125,7 @@ def serves(archs: Iterable[str], capability: tuple[int, int]) -> bool:
 
 
 def gencode_flags(archs: Iterable[str]) -> list[str]:
-    """nvcc's ``-gencode`` flags of parsed entries: device code each, PTX where asked."""
+    """nvcc's ``-gencode`` flags of parsed entries: device code each, and PTX if requested."""
     flags = []
     for arch in archs:
         match = _ENTRY.fullmatch(arch)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from op_builder.toolchains.remedies import compile_remedy
 
-# What says that something failed: the first such line of a step is its cause. Warnings, notes and
-# what follows from the cause are none of them.
+# Lines that report a failure: the first of a step is its cause. Warnings, notes and
+# consequences of the cause do not match.
 _DIAGNOSTICS = tuple(
     map(
         re.compile,
@@ -59,7 +59,7 @@ _LLD_PLACE = re.compile(r"^>>> (referenced by|defined at) (.+)$")
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a failed build's output says.
+    """The diagnosis of a failed build's output.
 
     Attributes:
         diagnostic: the first real diagnostic; in a second line the place in the author's own code that

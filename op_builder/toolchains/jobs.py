@@ -21,7 +21,7 @@ _LOOK_S = 0.05
 
 
 def job_count(plan: BuildPlan, files: HostFiles = _HOST) -> int:
-    """Compiler jobs for ``plan`` alone: those allowed, and no more than there are files."""
+    """Compiler jobs for ``plan`` alone: at most those allowed, and at most one per file."""
     return max(1, min(allowed_jobs([plan], files), len(plan.sources)))
 
 

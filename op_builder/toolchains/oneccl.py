@@ -29,7 +29,7 @@ _SYSTEM_PREFIXES = (Path("/opt/intel/oneapi/ccl/latest"), Path("/usr/local"), Pa
 _LIBRARY_DIRS = ("lib", "lib64", "lib/x86_64-linux-gnu")
 _VERSION = re.compile(r"#define CCL_(MAJOR|MINOR|UPDATE)_VERSION\s+(\d+)")
 _BUILD_DATE = re.compile(r'#define CCL_PRODUCT_BUILD_DATE\s+"([^"]*)"')
-# What the system's loader says of a library that another one names.
+# The system loader's message about a missing dependency of a library.
 _MISSING = re.compile(r"^(?P<name>[^/:]+): cannot open shared object file")
 _SYCL = "libsycl.so"
 
@@ -51,7 +51,7 @@ class OneCCL:
     Attributes:
         prefix: the directory with its ``include/`` and ``lib/``.
         library: its file, ``libccl.so``.
-        version: of its headers with the date of its build; empty where there are no headers.
+        version: from its headers, with the date of its build; empty without headers.
     """
 
     prefix: Path
@@ -150,7 +150,7 @@ def load_check(memo: Memo) -> CheckOutcome:
 
 
 def oneccl_variables(library: Path) -> dict[str, str]:
-    """The variables that oneCCL reads, with what they are to be; those that the user has set stay his."""
+    """The values of the variables that oneCCL reads; those that the user has set are kept."""
     # The other transport, mpi, wants ranks that mpirun started; oneCCL warns of each variable that is set.
     wanted = {env.CCL_ATL_TRANSPORT: "ofi", env.CCL_LOG_LEVEL: "error"}
     fabric = library.parent / "libfabric.so.1"
@@ -168,7 +168,7 @@ def open_oneccl(library: Path, cache_root: Path | None = None) -> None:
         cache_root: the cache directory, where a SYCL runtime that has to be opened is to keep what it compiles.
 
     Raises:
-        LoadError: it cannot be opened; says what is missing.
+        LoadError: it cannot be opened; the message names what is missing.
     """
     env.set_for_libraries(oneccl_variables(library))
     _open(library, cache_root, set())

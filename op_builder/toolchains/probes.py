@@ -38,7 +38,7 @@ def failure_of(prepare: Prepare, timeout_s: float = 120) -> str:
 
 
 def remembered_failure_of(prepare: Prepare, subject: str, files: list[str], memo: Memo) -> str:
-    """:func:`failure_of`, with a success remembered as long as ``files`` stay as they are.
+    """:func:`failure_of`, with a success remembered while ``files`` are unchanged.
 
     A failure is never remembered: what is missing may be installed the next moment.
 

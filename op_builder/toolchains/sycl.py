@@ -41,9 +41,9 @@ class SyclFacts:
         icpx: path of oneAPI's compiler, None where it is not on PATH.
         has_ipex: whether intel_extension_for_pytorch is installed.
         runtime: the SYCL runtime with its headers, for the kernels that it compiles.
-        ahead_runtime: the one that icpx's programs are linked with.
+        ahead_runtime: the runtime that icpx links programs with.
         has_kernel_texts: whether the op's kernels are texts apart from its host code.
-        asked: the toolchain that the user asked for.
+        asked: the toolchain that the user selected.
     """
 
     torch_xpu: str | None
@@ -98,7 +98,7 @@ def gather_facts(*, has_kernel_texts: bool) -> SyclFacts:
 
 
 def candidates(facts: SyclFacts) -> list[Candidate]:
-    """Every toolchain, best first: kernels that are compiled ahead start at once."""
+    """Every toolchain, best first: kernels compiled ahead of time start without delay."""
     return [_candidate(toolchain, facts) for toolchain in SyclToolchain]
 
 

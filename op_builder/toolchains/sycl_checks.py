@@ -1,4 +1,4 @@
-"""Checks of SYCL ops: is there a toolchain that works, a runtime, a device?"""
+"""Checks of SYCL ops: a working toolchain, a runtime, a device."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def device_check(memo: Memo) -> CheckOutcome:
 
 
 def kernel_compiler_check(memo: Memo) -> CheckOutcome:
-    """The library that compiles kernels in the process is there and can be opened."""
+    """The library that compiles kernels in the process exists and can be opened."""
     runtime = find_runtime()
     if runtime is None:
         return Failed(_COMPILER, "no SYCL runtime is installed.", INSTALL_REMEDY)

@@ -83,7 +83,7 @@ class SyclRuntime:
 
     @property
     def header_dirs(self) -> list[Path]:
-        """The directories of its headers; what else lies in ``include/`` of a prefix is not its own."""
+        """The directories of its headers; other files in ``include/`` of a prefix belong to other packages."""
         return [self.include_dir / name for name in ("sycl", "CL", "std", "ur_api", "unified-runtime", "xpti", "umf")]
 
 
@@ -155,12 +155,12 @@ def _file(path: Path) -> Path | None:
 
 
 def runtime_variables(runtime: SyclRuntime | None, cache_root: Path) -> dict[str, str]:
-    """The variables that the runtime reads, with what they are to be; those that the user has set stay his.
+    """The values of the variables that the runtime reads; those that the user has set are kept.
 
     What :func:`open_runtime` has set, here or in a parent process, for the cache of then, is no user's.
 
     Args:
-        runtime: the one that we open; None where torch has opened its own.
+        runtime: the one that accel-ops opens; None if torch has opened its own.
         cache_root: the cache directory.
     """
     wanted = {
@@ -235,7 +235,7 @@ def import_ipex() -> None:
 
 
 def require_runtime(runtime: SyclRuntime | None, soname: str) -> None:
-    """Raise a LoadError unless ``runtime`` is there and has that name."""
+    """Raise a LoadError unless ``runtime`` exists and has that name."""
     if runtime is None:
         raise LoadError(f"The op needs the SYCL runtime {soname}, and none is installed.", INSTALL_REMEDY)
     if runtime.soname != soname:

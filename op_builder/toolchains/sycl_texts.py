@@ -55,7 +55,7 @@ class KernelTexts:
 def collect_texts(
     kernels: Sequence[Path], include_dirs: Sequence[Path], options: Iterable[str], owner: type
 ) -> KernelTexts:
-    """The texts of ``kernels`` and of what they include with quotes, as far as that lies in the project.
+    """The texts of ``kernels`` and of the project files that they include with quotes.
 
     Args:
         kernels: files of free-function kernels.
@@ -64,7 +64,7 @@ def collect_texts(
         owner: the builder's class, whose places the names are relative to.
 
     Raises:
-        SourceNotFoundError: a text would get another's name, or lies where no name finds it.
+        SourceNotFoundError: a text would get another's name, or is outside all roots.
     """
     names = _Names.of([*(kernel.parent for kernel in kernels), *include_dirs], owner)
     files: dict[str, str] = {}
@@ -93,7 +93,7 @@ class _Names:
     """Names of files and directories that are the same on every machine, and keep how they lie to one another.
 
     Attributes:
-        roots: ``{directory: prefix}``, none of them inside another.
+        roots: ``{directory: prefix}``, no directory inside another.
     """
 
     roots: dict[Path, str]
@@ -114,7 +114,7 @@ class _Names:
         """The name of a file or directory.
 
         Raises:
-            SourceNotFoundError: it lies in none of the roots, so that an include with ``..`` would not find it.
+            SourceNotFoundError: it is in none of the roots, so an include with ``..`` would not find it.
         """
         if paths.is_native(path):
             return path.relative_to(paths.native_root()).as_posix()
@@ -132,7 +132,7 @@ def _included(name: str, by: Path, include_dirs: Sequence[Path]) -> Path | None:
         candidate = Path(os.path.normpath(directory / name))
         if candidate.is_file():
             return candidate
-    return None  # the compiler's own, or missing: the compiler will say so, with the line
+    return None  # the compiler's own, or missing: then the compiler reports it, with the line
 
 
 def _literal(text: str) -> str:

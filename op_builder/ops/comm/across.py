@@ -74,7 +74,7 @@ class GiveUpNote:
 
     def leave(self, why: str) -> None:
         """Write the note, unless there is one already."""
-        with contextlib.suppress(RuntimeError):  # the store may be gone with the rank that served it
+        with contextlib.suppress(RuntimeError):  # the store may have ended with the rank that served it
             self._store.compare_set(_NOTE_KEY, "", f"Rank {self._rank} of the group gave up: {why}")
 
     def read(self, patience_s: float = 0.0) -> str:

@@ -22,7 +22,7 @@ _SUM = dist.ReduceOp.SUM
 _OPS: dict[Any, str] = {_SUM: "sum", dist.ReduceOp.AVG: "avg", dist.ReduceOp.MAX: "max", dist.ReduceOp.MIN: "min"}
 _DEFAULT_DISPATCH = torch.Tensor.__torch_dispatch__
 
-# The argument that has the same size on all ranks, where that is not the first one; None where there is none.
+# The argument that has the same size on all ranks, if that is not the first one; None if no argument has.
 _COMPARED: dict[str, int | None] = {
     "gather": 1,
     "reduce_scatter": 1,
@@ -106,7 +106,7 @@ def describe(name: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any])
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain tensor as contiguous memory: itself, or a copy. Other tensors are returned as they are."""
+    """A plain tensor as contiguous memory: the tensor, or a copy. Other tensors are returned unchanged."""
     if not is_plain(tensor):
         return tensor
     if type(tensor) is torch.Tensor and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():

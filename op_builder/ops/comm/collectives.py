@@ -147,7 +147,7 @@ class HierarchicalCollectives:
         return False
 
     def _compare(self, text: str) -> None:
-        """:meth:`agree`, after which ranks that are no leaders know only that those of their host agree."""
+        """:meth:`agree`, after which ranks other than leaders know only that the ranks of their host agree."""
         self._inside(lambda inside: inside.agree(text))
         self._between(lambda across: compare_calls(across, self._layout, text))
 
@@ -216,7 +216,7 @@ class HierarchicalCollectives:
             raise self._failure
 
     def _give_up(self, error: BaseException) -> None:
-        """Leave the group, and let all other ranks know."""
+        """Leave the group, and notify all other ranks."""
         failure = error if isinstance(error, CommunicationError) else None
         self._failure = failure or CommunicationError(
             f"{type(error).__name__} ended a collective.", "The ranks need a new group."

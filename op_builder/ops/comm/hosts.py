@@ -41,7 +41,7 @@ class MadeGroups:
         key = self._key(rank)
         try:
             number = int(self._whole.get(key)) if self._whole.check([key]) else 0
-        except RuntimeError:  # the store may be gone
+        except RuntimeError:  # the store may have ended
             return ""
         if number in (0, self._number):
             return ""

@@ -224,7 +224,7 @@ class WorkQueue:
                     work.end(self._reason or _interrupted("an exception"))
 
     def close(self, reason: AccelError) -> None:
-        """Fail everything that is queued, and let the threads end after what they are doing."""
+        """Fail everything that is queued, and let the threads end after their present work."""
         self._reason = reason
         self._is_closed = True
         while (work := self._take()) is not None:
@@ -287,7 +287,7 @@ class WorkQueue:
     def _start_thread(self) -> None:
         if not self._threads:
             weakref.finalize(self, self._filled.release)
-        # The threads know the queue weakly, so that those of a discarded group end.
+        # The threads have weak references to the queue, so that those of a discarded group end.
         arguments = (weakref.ref(self), self._filled)
         name = f"{self._name}-{next(self._numbers)}"
         thread = threading.Thread(target=_serve, args=arguments, name=name, daemon=True)
@@ -305,7 +305,7 @@ class WorkQueue:
             self._turn.release()
 
     def _take(self) -> CollectiveWork | None:
-        """The next work; None where there is none, as close() may have been faster."""
+        """The next work; None if close() has emptied the queue."""
         try:
             return self._waiting.popleft()
         except IndexError:

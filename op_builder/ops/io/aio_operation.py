@@ -97,7 +97,7 @@ def checked_offset(file_offset: object) -> int:
 
 
 def checked_file(filename: object) -> File:
-    """The file's name as it is, or the descriptor as an int.
+    """The file's name unchanged, or the descriptor as an int.
 
     Raises:
         OpArgumentError: it is neither.
@@ -153,7 +153,7 @@ def check_memory(tensor: torch.Tensor, role: str) -> None:
     """Refuse a strided CPU tensor whose elements are not in memory.
 
     Raises:
-        OpArgumentError: it stands for others (in ``FakeTensorMode`` or ``torch.func.vmap``), or was freed.
+        OpArgumentError: it has no memory (in ``FakeTensorMode`` or ``torch.func.vmap``), or was freed.
     """
     try:
         stored = tensor.untyped_storage().nbytes()

@@ -105,7 +105,7 @@ class LockedTensors:
 
     @untraced
     def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
-        """Unlock a locked tensor; its memory stays until its last view is gone. False for other tensors."""
+        """Unlock a locked tensor; its memory stays until its last view is freed. False for other tensors."""
         block = _find(tensor)
         if block is None or _blocks.pop(block.facts.address, None) is None:
             return False

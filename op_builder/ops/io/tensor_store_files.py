@@ -77,7 +77,7 @@ class StoreFiles:
         return isinstance(name, str) and _NAME.fullmatch(name) is not None and self.path(name).exists()
 
     def open_to_read(self, name: str) -> int:
-        """A descriptor of a tensor's file as it is now.
+        """A descriptor of a tensor's current file.
 
         Raises:
             TensorNotFoundError: no tensor has that name.

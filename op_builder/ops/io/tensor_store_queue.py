@@ -21,7 +21,7 @@ class _Task(Future[T]):
 
     Attributes:
         state: the thread-local state of the caller, for the work and for callbacks.
-        work: done by a worker when the task's turn comes; None for a thread that waits for ``turn`` and works itself.
+        work: run by a worker at the task's turn; None if the calling thread waits for ``turn`` and does the work.
         has_callbacks: somebody wants to be called when it is done.
         is_taken: a worker does it, or has done it.
         keeps_place: its worker continues with another task, instead of running callbacks.
@@ -41,7 +41,7 @@ class _Task(Future[T]):
         self.state = CallerState()
         self.turn = threading.Event()
         self.set_running_or_notify_cancel()
-        super().add_done_callback(queue._leave)  # before all callbacks of others
+        super().add_done_callback(queue._leave)  # before all other callbacks
 
     def result(self, timeout: float | None = None) -> T:
         self._check_wait(timeout)

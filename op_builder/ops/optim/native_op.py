@@ -118,7 +118,7 @@ class NativeOp:
 
     def __init__(self, ops: Any) -> None:
         self.ops = ops
-        isas = ops.supported_isas()  # empty where the CPU is a device like any other and compiles for itself
+        isas = ops.supported_isas()  # empty for SYCL, whose runtime compiles for the CPU
         self.isa = best_isa(tuple(isas.split(",")), env.ACCEL_CPU_ISA.get()) if isas else ""
         self.declaration = Declaration.parse(ops.declaration())
         self.options = self.declaration.options

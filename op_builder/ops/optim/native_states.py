@@ -142,7 +142,7 @@ class NativeStates(Optimizer):
     def _without_packed_shards(self, made: dict[str, Any]) -> dict[str, Any]:
         """A ``state_dict()`` of plain dictionaries, with decoded states of what ranks share.
 
-        Nothing that joins or splits shards knows what 8-bit codes and their scales mean.
+        Code that joins or splits shards cannot interpret 8-bit codes and their scales.
         """
         made = with_plain_entries(made)
         for group, saved in zip(self.param_groups, made["param_groups"], strict=True):

@@ -100,7 +100,7 @@ class Batch:
     prepared: PreparedList = field(init=False)
 
     def local_grads(self, grads: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The local shards of gradients as they are, and distributed as the parameters are."""
+        """The local shards of the gradients, unchanged and redistributed like the parameters."""
         if self.sharding is None:
             return grads, grads
         return list(map(local_of, grads)), list(map(local_of, grads, self.params))

@@ -69,7 +69,7 @@ def is_split(param: torch.Tensor) -> bool:
 
 @torch.no_grad()  # to_local() then makes no autograd node
 def local_of(tensor: torch.Tensor, param: torch.Tensor | None = None) -> torch.Tensor:
-    """The local shard of a DTensor, redistributed as ``param`` is; another tensor as it is."""
+    """The local shard of a DTensor, redistributed as ``param`` is; another tensor unchanged."""
     if not is_dtensor(tensor):
         return tensor
     if is_dtensor(param) and tensor.placements != param.placements:
