@@ -58,7 +58,7 @@ class IdentityChecks(Checks):
         """communication_backend_name() is None or a backend of torch.distributed."""
         name = self.accelerator.communication_backend_name()
         if name is None:
-            return "the device has none"
+            return "the device has no backend"
         expect_type("communication_backend_name()", name, str)
         if not torch.distributed.is_available():
             return f"{name}; this torch lacks torch.distributed, so the name is unchecked"

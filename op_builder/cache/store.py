@@ -257,7 +257,7 @@ class Cache:
             there = str(_existing(Path(place)))
             raise CacheError(
                 f"The cache directory {self.root} cannot be written: {error.strerror} ({there}{_owned_by(there)}).",
-                "Set ACCEL_CACHE_DIR to a directory of your own, or use ops that are prebuilt.",
+                "Set ACCEL_CACHE_DIR to a directory that you can write, or use prebuilt ops.",
             ) from error
 
     def _is_intact(self, entry: Entry) -> bool:

@@ -84,7 +84,7 @@ def _fused(name: str, builder: str, formula: str, *front_ends: tuple[str, str]) 
     )
 
 
-_AMSGRAD = "Adam and AdamW with amsgrad"
+_AMSGRAD = "AMSGrad (Adam and AdamW)"
 _AIO = ("pump", "handle", "thread_queue", "operation", "file", "linux_aio_queue", "uring_queue")
 
 OPS = (
@@ -143,7 +143,7 @@ OPS = (
     Op(
         "pack_bits",
         "PackBitsBuilder",
-        "bytes to bits and back",
+        "bit packing and unpacking",
         "functional.pack_bits.PackBitsModule",
         sycl=True,
         front_ends=(("packbits", "functional.registration"), ("unpackbits", "functional.registration")),
@@ -151,7 +151,7 @@ OPS = (
     Op(
         "block_quantize",
         "BlockQuantizeBuilder",
-        "quantization by blocks to eight or four bits, and back",
+        "block quantization to 8 or 4 bits, and dequantization",
         "functional.block_quantize.BlockQuantizeModule",
         sycl=True,
         front_ends=(
@@ -162,7 +162,7 @@ OPS = (
     Op(
         "rms_norm",
         "RMSNormBuilder",
-        "RMSNorm of rows, with a residual added before",
+        "RMSNorm over rows, optionally with a residual added first",
         "functional.rms_norm.RMSNormModule",
         sycl=True,
         front_ends=(("rms_norm", "functional.registration"),),

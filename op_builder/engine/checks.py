@@ -33,7 +33,7 @@ def cache_check(cache: Cache, op: str = "") -> CheckOutcome:
         return Failed(
             "cache directory",
             f"The cache directory {cache.root} cannot be used: {obstacle}.",
-            "Set ACCEL_CACHE_DIR to a directory of your own that is not mounted noexec, or use ops that are prebuilt.",
+            "Set ACCEL_CACHE_DIR to a directory of your own that is not mounted noexec, or use prebuilt ops.",
         )
     return Passed("cache directory", str(cache.root))
 

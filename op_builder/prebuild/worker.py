@@ -64,7 +64,9 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
     for problem in problems:
         log(f"warning: {problem}")
     source = (
-        "named" if is_accelerator_named() else f"detected; {env.ACCEL_ACCELERATOR.name} names another, present or not"
+        "named"
+        if is_accelerator_named()
+        else f"detected; {env.ACCEL_ACCELERATOR.name} selects another, with or without its device"
     )
     log(f"torch {torch_install().version}, Python {platform.python_version()}, accelerator {accelerator} ({source})")
     own = [builder for builder in candidates if _is_in(tree, builder)]

@@ -232,7 +232,7 @@ _LOAD: tuple[tuple[str, str], ...] = (
     ),
     (
         r"ended (?:by SIG|the process with status)",
-        "Check the code that runs when the file is opened: static initialisers, the module's init function, and "
+        "Check the code that runs when the file is opened: static initializers, the module's init function, and "
         "TORCH_LIBRARY blocks, whose namespace may be taken.",
     ),
 )

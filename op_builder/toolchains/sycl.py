@@ -139,7 +139,7 @@ def _run_time_compiler(facts: SyclFacts) -> Candidate:
         return Rejected(
             this,
             "the op's kernels are part of its host code, which only a SYCL compiler can compile.",
-            "Use icpx, or give the kernels as free functions in texts of their own (kernel_sources()).",
+            "Use icpx, or provide the kernels as free functions in separate files (kernel_sources()).",
         )
     if facts.runtime is None:
         return Rejected(this, "no SYCL runtime with its headers is installed.", INSTALL_REMEDY)

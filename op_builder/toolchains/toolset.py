@@ -68,7 +68,7 @@ def find_toolset(plan: BuildPlan, memo: Memo) -> Toolset:
         if plan.uses_cuda:
             raise ToolchainError(
                 f"Op '{plan.op}' has both CUDA and SYCL sources; one binary has kernels of one kind.",
-                "Give it one builder for each device.",
+                "Write one builder for each device.",
             )
         from op_builder.toolchains.sycl_ahead import find_sycl_tools
 

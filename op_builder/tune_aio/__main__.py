@@ -88,7 +88,7 @@ def _tune(options: argparse.Namespace) -> int:
     size_bytes = options.size or (64 << 20 if options.quick else 1 << 30)
     seconds = options.seconds or (0.05 if options.quick else 0.15)
     if not options.output.absolute().parent.is_dir():
-        raise AccelError(f"The directory of {options.output} does not exist.", "Create it, or name another --output.")
+        raise AccelError(f"The directory of {options.output} does not exist.", "Create it, or pass another --output.")
     with _progress(grid.steps()) as on_step, bench(options.directory, size_bytes, seconds) as scratch:
         findings = search(grid, scratch.measure, on_step)
     try:
@@ -108,7 +108,7 @@ def _engines(requested: list[str] | None) -> tuple[tuple[str, ...], dict[str, st
     forced = storage_engines.forced_engine()
     if forced and any(name != forced for name in requested or ()):
         raise AccelError(
-            f"ACCEL_AIO_ENGINE={forced} forces an engine, and --engine names others.", "Unset the variable."
+            f"ACCEL_AIO_ENGINE={forced} selects one engine, but --engine selects others.", "Unset the variable."
         )
     names = requested or ([forced] if forced else storage_engines.ENGINES)
     engines, refusals = [], {}

@@ -112,7 +112,7 @@ def bench(directory: Path, size_bytes: int, seconds: float) -> Iterator[Bench]:
     if not directory.is_dir():
         raise AccelError(
             f"{directory} is {'not a directory' if directory.exists() else 'missing'}.",
-            "Name a directory on the disk to measure.",
+            "Pass a directory on the disk to measure.",
         )
     free = shutil.disk_usage(directory).free
     if free < size_bytes + _SPARE_BYTES:
@@ -124,7 +124,7 @@ def bench(directory: Path, size_bytes: int, seconds: float) -> Iterator[Bench]:
         file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
     except OSError as error:
         raise AccelError(
-            f"A file cannot be created in {directory}: {error.strerror}.", "Name a directory that this user can write."
+            f"A file cannot be created in {directory}: {error.strerror}.", "Pass a directory that this user can write."
         ) from None
     with file:
         yield Bench(file.fileno(), size_bytes, seconds, AsyncIOBuilder().load())

@@ -214,10 +214,10 @@ def compare_calls(across: Across, layout: Layout, text: str) -> None:
     other = next((host for host, call in enumerate(calls) if call != text), layout.host)
     raise CommunicationError(
         f"Rank {layout.rank} called {text}, rank {layout.hosts[other][0]} called {calls[other]}.",
-        "Make all ranks of a group call the same, in the same order. The ranks need a new group.",
+        "Call the same collectives in the same order on all ranks of a group. The ranks need a new group.",
     )
 
 
 def _require_open(is_open: bool) -> None:
     if not is_open:
-        raise CommunicationError("The group was destroyed during a collective between hosts.", "Make a new group.")
+        raise CommunicationError("The group was destroyed during a collective between hosts.", "Create a new group.")

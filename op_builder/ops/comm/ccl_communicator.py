@@ -186,7 +186,7 @@ class Communicator:
         if self._failure is not None:
             raise self._failure
         if self._number is None:
-            raise CommunicationError("The communicator is closed.", "Make a new one.")
+            raise CommunicationError("The communicator is closed.", "Create a new one.")
         return self._number
 
     def _start(self, op: Any, tensor: torch.Tensor, *arguments: Any) -> Any:

@@ -159,7 +159,7 @@ class HierarchicalCollectives:
         except OpArgumentError as error:
             if not self._is_closed:  # nothing was sent
                 raise
-            destroyed = CommunicationError("The group was destroyed during a collective.", "Make a new one.")
+            destroyed = CommunicationError("The group was destroyed during a collective.", "Create a new group.")
             self._give_up(destroyed)
             raise destroyed from error
         except SharedMemoryCommError as error:
@@ -168,7 +168,9 @@ class HierarchicalCollectives:
                 raise
             # It is on this host, but the ranks of other hosts were about to continue.
             ended = changed(
-                error, remedy="Make all ranks of a group call the same, in the same order. The ranks need a new group."
+                error,
+                remedy="Call the same collectives in the same order on all ranks of a group. "
+                "The ranks need a new group.",
             )
             self._give_up(ended)
             raise ended from error

@@ -113,7 +113,7 @@ class GlooCollectives:
         work = self._lent.lend(copies, lambda lent: start(*replace_tensors(arguments, iter(lent)), **keywords))
         while not has_ended(work):
             if self._is_closed:
-                raise CommunicationError("The group was destroyed during a collective.", "Make a new one.")
+                raise CommunicationError("The group was destroyed during a collective.", "Create a new group.")
         outputs = flat_tensors(arguments[:1])
         for tensor, result in zip(outputs, copies[: len(outputs)], strict=True):
             write_back(tensor, result)

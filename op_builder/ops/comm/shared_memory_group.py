@@ -29,7 +29,8 @@ _REMEDIES = {
     "gave_up": "See that rank's error. This group is broken; make a new one.",
     "late": "Check what it does instead, or raise timeout_s or ACCEL_COMM_TIMEOUT_S. This group is broken.",
     "interrupted": "This group is broken; make a new one.",
-    "mismatch": "Make all ranks of a group call the same, in the same order. Nothing was changed; the group is usable.",
+    "mismatch": "Call the same collectives in the same order on all ranks of a group. "
+    "Nothing was changed; the group is usable.",
     "busy": "Do not use the group in a signal handler.",
 }
 

@@ -334,7 +334,9 @@ class WorkQueue:
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise CommunicationError(f"A collective was called after {self._name} was destroyed.", "Make a new group.")
+            raise CommunicationError(
+                f"A collective was called after {self._name} was destroyed.", "Create a new group."
+            )
 
 
 def _serve(queue: weakref.ref[WorkQueue], filled: threading.Semaphore) -> None:
@@ -349,5 +351,6 @@ def _serve(queue: weakref.ref[WorkQueue], filled: threading.Semaphore) -> None:
 
 def _interrupted(by: str) -> CommunicationError:
     return CommunicationError(
-        f"{by} ended the collective before it was finished.", "See what raised it. The ranks need a new group."
+        f"{by} ended the collective before it was finished.",
+        "Check the exception that interrupted it. The ranks need a new group.",
     )

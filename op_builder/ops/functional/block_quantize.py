@@ -86,7 +86,7 @@ class BlockQuantizeModule:
         if codes.numel() != (numel if bits == 8 else (numel + 1) // 2):  # before allocating a wrong shape
             raise OpArgumentError(
                 f"codes has {codes.numel()} elements, which does not match {bits} bits per element of shape {lengths}.",
-                "Pass the shape of the tensor that was quantised.",
+                "Pass the shape of the tensor that was quantized.",
             )
         x = torch.empty(lengths, dtype=dtype, device=codes.device)
         call(self.ops.dequantize, codes.contiguous(), scales.contiguous(), x, block_size, bits)
@@ -110,7 +110,7 @@ def _block_size(block_size: int) -> int:
 
 
 def _lengths(shape: Sequence[int]) -> tuple[int, ...]:
-    remedy = "Pass the shape of the tensor that was quantised."
+    remedy = "Pass the shape of the tensor that was quantized."
     try:
         lengths = tuple(whole_number("a length in shape", length, remedy) for length in shape)
     except TypeError:

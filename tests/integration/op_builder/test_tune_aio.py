@@ -105,7 +105,7 @@ def test_an_engine_that_a_handle_takes_by_default_is_not_written(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{tmp}/missing", *QUICK, "--output", "{tmp}/s.json"], "is missing.\n  Remedy: Name a directory"),
+        (["{tmp}/missing", *QUICK, "--output", "{tmp}/s.json"], "is missing.\n  Remedy: Pass a directory"),
         (["{tmp}/file", *QUICK, "--output", "{tmp}/s.json"], "is not a directory"),
         (["{tmp}/disk", "--quick", "--size", "999999G", "--output", "{tmp}/s.json"], "pass a --size below"),
         (["{tmp}/disk", *QUICK, "--output", "{tmp}/missing/s.json"], "--output"),

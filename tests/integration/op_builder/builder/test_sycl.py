@@ -252,7 +252,7 @@ def test_an_edited_header_of_a_kernel_is_another_build(tmp_path: Path, op: Any) 
 def test_a_missing_device_is_an_error(place: Path) -> None:
     done = run_with_op(place, "", OCL_ICD_FILENAMES="/nowhere/libnothing.so")
     assert done.returncode != 0
-    assert "has no CPU device that takes kernels; devices: none" in done.stderr
+    assert "has no CPU device that accepts kernels; devices: none" in done.stderr
     assert "pip install 'accel-ops[sycl]'" in done.stderr
 
 

@@ -35,19 +35,19 @@ LOADS = {
     "a crash": Seed(
         {"small.cpp": f"#include <csignal>\nint x = raise(SIGSEGV);\n{ENTRY}"},
         ("small.so", "ended by SIGSEGV"),
-        "static initialisers",
+        "static initializers",
         raises=LoadError,
     ),
     "an exception": Seed(
         {"small.cpp": THROW + ENTRY},
         ("small.so", "ended by SIGABRT", "no acme device"),
-        "static initialisers",
+        "static initializers",
         raises=LoadError,
     ),
     "an exit that says all is well": Seed(
         {"small.cpp": f"#include <cstdlib>\nint x = (exit(0), 1);\n{ENTRY}"},
         ("small.so", "ended the process with status 0"),
-        "static initialisers",
+        "static initializers",
         raises=LoadError,
     ),
     "an entry that refuses": Seed(
@@ -116,7 +116,7 @@ def test_a_binary_that_waits_for_ever_when_opened_is_stopped_and_named(
     seed = Seed(
         {"small.cpp": f"#include <unistd.h>\nint x = pause();\n{ENTRY}"},
         ("small.so does not load: opening it did not end within 2 s",),
-        "static initialisers",
+        "static initializers",
         raises=LoadError,
     )
     fails(seed, seed.builder(tmp_path / "op", cache))

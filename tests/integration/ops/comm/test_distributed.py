@@ -163,7 +163,10 @@ def test_a_failure_inside_one_host_ends_the_others(across: str, how: str, tmp_pa
         first, second = result.value
         if rank < 2 and how == "mismatch":
             assert message in first
-            assert "Make all ranks of a group call the same, in the same order. The ranks need a new group." in first
+            assert (
+                "Call the same collectives in the same order on all ranks of a group. The ranks need a new group."
+                in first
+            )
             assert "usable" not in first
             assert first == second
         if rank == 2:  # the leader of the other host
