@@ -169,7 +169,9 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     # Before or after the command: an option missing at one place must not undo what is given at the other.
     common = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     common.add_argument("--json", action="store_true", help="print JSON; sizes are bytes")
-    common.add_argument("--directory", type=Path, metavar="DIR", help="the cache directory (default: that of builds)")
+    common.add_argument(
+        "--directory", type=Path, metavar="DIR", help="the cache directory (default: the one that builds use)"
+    )
     parser = argparse.ArgumentParser(
         prog=prog,
         description="List, verify, remove, export and import built ops.",
@@ -184,13 +186,14 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("info", "show everything about the entries of one op").add_argument("op", metavar="OP")
     add("verify", "check every binary; set damaged entries aside")
     prune = add(
-        "prune", "remove entries, and logs and entries set aside before them; what was in use within a minute stays"
+        "prune",
+        "remove entries by size, age or use, logs and set-aside entries first; entries used within the last minute are kept",
     )
     prune.add_argument(
         "--max-size",
         type=_bytes,
         metavar="SIZE",
-        help="remove the least recently used entries until at most 500M remain",
+        help="remove the least recently used entries until the rest fits SIZE, such as 500M",
     )
     prune.add_argument(
         "--older-than", type=_seconds, metavar="AGE", help="remove entries not used for this long, such as 30d"

@@ -42,8 +42,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Find the fastest async_io settings for a disk: engine, block size, queue depth, threads and ways "
-        "of submitting. Reads and writes a scratch file without the page cache, and removes it.",
+        description="Find the fastest async_io settings for a disk: engine, block size, queue depth, threads and "
+        "submission modes. Reads and writes a scratch file without the page cache, and removes it.",
         epilog="The settings are for aio_handle(**json.load(file)) and TensorStore(directory, aio=json.load(file)).",
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="directory on the disk to measure")
