@@ -187,7 +187,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("verify", "check every binary; set damaged entries aside")
     prune = add(
         "prune",
-        "remove entries by size, age or use, logs and set-aside entries first; entries used within the last minute are kept",
+        "remove entries by size, age or use, logs and set-aside entries first; keep those used within a minute",
     )
     prune.add_argument(
         "--max-size",

@@ -17,7 +17,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class BlockQuantizeModule:
-    """Symmetric quantisation of a tensor by blocks, to codes of eight or four bits and a scale for each block.
+    """Symmetric quantization of a tensor by blocks, to codes of eight or four bits and a scale for each block.
 
     A tensor's elements, in memory order, are divided into blocks of ``block_size``; the last may be shorter. A
     block's scale is its largest magnitude divided by the largest code, 127 or 7; its codes are its elements divided
@@ -69,9 +69,9 @@ class BlockQuantizeModule:
 
         Args:
             codes, scales: the results of :meth:`quantize_blocks`; the codes' type determines the number of bits.
-            shape: the shape of the quantised tensor.
+            shape: the shape of the quantized tensor.
             dtype: float32, bfloat16 or float16.
-            block_size: the block size of the quantisation.
+            block_size: the block size of the quantization.
 
         Raises:
             OpArgumentError: an argument does not fit.
