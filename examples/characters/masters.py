@@ -13,12 +13,12 @@ from accelerator.abstract_accelerator import Accelerator
 class HostMasters:
     """Float32 copies in host memory of a model's parameters, for an optimizer that runs there.
 
-    The device keeps the model in its own type and no optimizer state. Each gradient is copied down
-    as soon as the backward pass has made it, on a stream of its own, while the pass goes on; the
-    updated parameters are copied up, and rounded to the model's type there.
+    The device keeps the model in its own type and no optimizer state. Each gradient is copied to the host
+    as soon as the backward pass has computed it, on a separate stream, while the pass continues; the
+    updated parameters are copied back, and rounded to the model's type on the device.
 
     Args:
-        model: on the accelerator's device; its gradients are taken away after each step.
+        model: on the accelerator's device; its gradients are removed after each step.
         accelerator: whose streams and page-locked memory are used.
     """
 

@@ -47,7 +47,7 @@ def standard_library(directory: Path | None = None, size_bytes: int = _SIZE_BYTE
         directory: where the modules are; this interpreter's own library by default.
 
     Raises:
-        NoTextError: no sources are there.
+        NoTextError: no sources were found.
     """
     directory = directory or Path(sysconfig.get_path("stdlib"))
     text = "".join(_ascii_sources(directory))[:size_bytes]

@@ -28,19 +28,19 @@ class AcmeAccelerator(TorchAccelerator):
 
     @classmethod
     def device_module(cls) -> ModuleType:
-        # With a vendor_package and a device_type of your own this method goes: torch.acme is found by itself.
+        # Remove this method if you have a vendor_package and a device_type: then torch.acme is found automatically.
         from acme_accel import device_module
 
         return device_module
 
     @classmethod
     def probe(cls) -> str | None:
-        # By the driver's files: it is asked in every process, also in those that will use another device.
+        # Looks only at the driver's files, because every process calls it, also those that will use another device.
         from acme_accel import device_module
 
         return device_module.obstacle()
 
-    # The CPU's memory is the host's. A card with memory of its own leaves these three to accel-ops.
+    # The CPU's memory is the host's. For a card with its own memory, remove these three methods.
 
     def _torch_pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor

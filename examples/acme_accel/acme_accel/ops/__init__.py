@@ -1,7 +1,7 @@
 """The builders of Acme's ops: what ``get_accelerator().create_op_builder()`` finds on an Acme card.
 
-Every ``*Builder`` class in this package and its modules counts. Those of host code serve every device, so they are
-handed on; without these lines this device would have none of them.
+Every ``*Builder`` class in this package and its modules is an op. The host's builders serve every device, so they are
+re-exported; without these lines this device would not have them.
 """
 
 from __future__ import annotations
