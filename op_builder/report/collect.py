@@ -93,7 +93,7 @@ def _row(builder: OpBuilder) -> OpRow:
         installed=found.is_installed,
         cached=found.cached is not None,
         compatible=compatible,
-        reason="; ".join(reasons),
+        reason="; ".join([*(reason.removesuffix(".") for reason in reasons[:-1]), *reasons[-1:]]),
         remedy=" ".join(remedies),
         summary=builder.SUMMARY,
         prebuilt=_entry(found.prebuilt),
