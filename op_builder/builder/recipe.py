@@ -174,10 +174,10 @@ def _library_flag(entry: str) -> str:
 
 def check_op_name(name: object, where: str) -> None:
     """Raise an AccelError if ``name`` cannot name an op, its files and its module."""
-    if not isinstance(name, str) or not name.isidentifier() or len(name) > _LONGEST_NAME:
+    if not isinstance(name, str) or not name.isascii() or not name.isidentifier() or len(name) > _LONGEST_NAME:
         raise AccelError(
             f"{where} is {name!r}, which is not a valid op name.",
-            f"Use letters, digits and underscores, at most {_LONGEST_NAME} characters, and no digit first.",
+            f"Use ASCII letters, digits and underscores, at most {_LONGEST_NAME} characters, and no digit first.",
         )
 
 
