@@ -16,7 +16,7 @@ from op_builder.toolchains.toolset import find_ninja
 def test_a_process_that_ignores_its_children_is_refused(ask: Callable[[], object]) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        with pytest.raises(ToolchainError, match="^This process ignores SIGCHLD") as caught:
+        with pytest.raises(ToolchainError, match=r"^This process ignores SIGCHLD") as caught:
             ask()
         assert "signal.SIG_DFL" in caught.value.remedy
     finally:
