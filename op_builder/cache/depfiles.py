@@ -93,7 +93,8 @@ _LOOKUP = re.compile(
     rb'[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)',
     re.MULTILINE,
 )
-_INCBIN = re.compile(rb"\.incbin[\s\"\\]")
+# A directive of the assembler that takes in a file.
+_TAKEN_IN = re.compile(rb"\.incbin(?=[\s\"\\])|\.include(?=(?:\s|\\t)*\\*\")")
 
 
 def _own_texts(plan: BuildPlan, names: Iterable[str], roots: Roots) -> Iterator[tuple[str, bytes]]:
@@ -108,10 +109,11 @@ def _own_texts(plan: BuildPlan, names: Iterable[str], roots: Roots) -> Iterator[
 
 def _refuse_hidden_files(texts: dict[str, bytes]) -> None:
     for name, text in texts.items():
-        if _INCBIN.search(text):
+        directive = _TAKEN_IN.search(text)
+        if directive is not None:
             raise ToolchainError(
-                f"{name} takes in a file with .incbin, and this compiler does not list it, so that a change of the "
-                "file would go unnoticed.",
+                f"{name} takes in a file with {directive[0].decode()}, and this compiler does not list it, so that a "
+                "change of the file would go unnoticed.",
                 "Compile C++ sources with GCC and without -flto, or make the file a header.",
             )
 

@@ -17,7 +17,7 @@ import pytest
 
 from op_builder import Binding, env
 from op_builder.cache.store import Cache, default_cache_dir
-from op_builder.errors import AccelError, CacheError, CompileError, IncompatibleOpError, LoadError
+from op_builder.errors import AccelError, CacheError, CompileError, IncompatibleOpError, LoadError, ToolchainError
 from op_builder.load.resolver import cached_or_built
 from op_builder.report.collect import op_row
 from op_builder.toolchains.toolset import find_ninja
@@ -339,6 +339,19 @@ def test_a_c_source_is_compiled_as_c(small: SmallBuilder, compiler: str) -> None
     builder.files = ["small.c"]
     with env.scope(CXX=compiler):
         assert builder.load().f() == 3
+
+
+@pytest.mark.parametrize("directive", [".incbin", ".include"])
+def test_a_file_that_only_the_assembler_reads_is_refused_where_no_tool_lists_it(
+    small: SmallBuilder, tmp_path: Path, directive: str
+) -> None:
+    if shutil.which("clang++") is None:
+        pytest.skip("no clang++")
+    (tmp_path / "read.s").write_text("")
+    source = small.directory / "small.cpp"
+    source.write_text(source.read_text() + f'asm("{directive} \\"{tmp_path / "read.s"}\\"");\n')
+    with env.scope(CXX="clang++"), pytest.raises(ToolchainError, match=rf"with \{directive}"):
+        small.load()
 
 
 def test_a_library_that_the_author_names_is_kept_though_no_symbol_of_it_is_used(
