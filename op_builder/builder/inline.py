@@ -89,7 +89,7 @@ def load_inline(
     The texts of one language are compiled as one file, in their order.
 
     Args:
-        name: the op's name, a Python identifier; the module's name.
+        name: the op's name, a Python identifier in ASCII; the module's name.
         cpp_sources: C++ text or texts. ``#include <torch/extension.h>`` is added before them if ``functions`` is given,
             or if they include no header of torch, pybind11 or Python.
         cuda_sources: CUDA text or texts; the headers of torch's types and of the CUDA runtime are added before them.

@@ -58,17 +58,13 @@ def make_plan(builder: OpBuilder) -> BuildPlan:
     if any(source.language is Language.CUDA for source in sources):
         host = tuple(f"-Xcompiler={flag}" for flag in warnings)
         archs = tuple(builder.cuda_archs())
-        own = without_older_standards(builder.name, standard, flag_list(builder.nvcc_args(), f"{where}nvcc_args()"))
+        own = flag_list(builder.nvcc_args(), f"{where}nvcc_args()")
         nvcc_flags = (standard, "-O3", *host, *defines, *own)
         if builder.enable_bf16 and not stable:
             # Existing sources test these defines; torch's flags for nvcc disable bfloat16 operators.
             defines = (*defines, "-DBF16_AVAILABLE")
             nvcc_flags = (*nvcc_flags, "-DBF16_AVAILABLE", *_NVCC_BF16_FLAGS)
-    cxx_args = without_older_standards(builder.name, standard, flag_list(builder.cxx_args(), f"{where}cxx_args()"))
-    sources = tuple(
-        source._replace(flags=tuple(without_older_standards(builder.name, standard, source.flags)))
-        for source in sources
-    )
+    cxx_args = flag_list(builder.cxx_args(), f"{where}cxx_args()")
     names = text_list(builder.include_paths(), f"{where}include_paths()")
     include_dirs = [path for name in names for path in paths.resolve_all(name, owner)]
     link_args = flag_list(builder.extra_ldflags(), f"{where}extra_ldflags()")
@@ -84,23 +80,30 @@ def make_plan(builder: OpBuilder) -> BuildPlan:
         link_flags=(*link_args, *map(_library_flag, libraries)),
         cuda_archs=archs,
     )
-    return _settled(builder.finish_plan(plan))
+    return _settled(builder.finish_plan(plan), standard)
 
 
-def _settled(plan: BuildPlan) -> BuildPlan:
+def _settled(plan: BuildPlan, standard: str) -> BuildPlan:
     """The plan with response files replaced by their words, so that all of the flags count in the key.
+
+    Flags for a C++ standard older than ``standard`` are removed.
 
     Raises:
         AccelError: ninja or the compilers cannot express a flag or a path.
     """
+
+    def settled(flags: tuple[str, ...], language: Language = Language.CXX) -> tuple[str, ...]:
+        words = expand_response_files(flags)
+        return tuple(words if language is Language.C else without_older_standards(plan.op, standard, words))
+
     sources = tuple(
-        source._replace(flags=tuple(expand_response_files(source.flags))) if source.flags else source
+        source._replace(flags=settled(source.flags, source.language)) if source.flags else source
         for source in plan.sources
     )
-    cxx, nvcc, link = map(expand_response_files, (plan.cxx_flags, plan.nvcc_flags, plan.link_flags))
+    cxx, nvcc, link = settled(plan.cxx_flags), settled(plan.nvcc_flags), tuple(expand_response_files(plan.link_flags))
     flags = [*cxx, *nvcc, *link, *(flag for source in sources for flag in source.flags)]
     check_words([*flags, *map(str, plan.include_dirs), *(str(source.path) for source in sources)])
-    return plan._replace(sources=sources, cxx_flags=tuple(cxx), nvcc_flags=tuple(nvcc), link_flags=tuple(link))
+    return plan._replace(sources=sources, cxx_flags=cxx, nvcc_flags=nvcc, link_flags=link)
 
 
 def _source(name: str, builder: OpBuilder) -> Source:
@@ -174,10 +177,10 @@ def _library_flag(entry: str) -> str:
 
 def check_op_name(name: object, where: str) -> None:
     """Raise an AccelError if ``name`` cannot name an op, its files and its module."""
-    if not isinstance(name, str) or not name.isidentifier() or len(name) > _LONGEST_NAME:
+    if not isinstance(name, str) or not name.isascii() or not name.isidentifier() or len(name) > _LONGEST_NAME:
         raise AccelError(
             f"{where} is {name!r}, which is not a valid op name.",
-            f"Use letters, digits and underscores, at most {_LONGEST_NAME} characters, and no digit first.",
+            f"Use ASCII letters, digits and underscores, at most {_LONGEST_NAME} characters, and no digit first.",
         )
 
 

@@ -14,7 +14,7 @@ _DRAFTS = {"98": 3, "03": 3, "0x": 11, "1y": 14, "1z": 17, "2a": 20, "2b": 23, "
 
 
 def without_older_standards(op: str, needed: str, flags: Sequence[str]) -> list[str]:
-    """``flags`` without each ``-std=`` that is older than ``needed``, with one warning for each op and flag."""
+    """``flags`` without each ``-std=`` or ``-ansi`` older than ``needed``, with one warning for each op and flag."""
     kept = []
     for flag in flags:
         year = _year(flag)
@@ -26,6 +26,8 @@ def without_older_standards(op: str, needed: str, flags: Sequence[str]) -> list[
 
 
 def _year(flag: str) -> int | None:
+    if flag in ("-ansi", "--ansi"):
+        return _DRAFTS["98"]
     found = _STANDARD.fullmatch(flag)
     if found is None:
         return None

@@ -93,7 +93,8 @@ _LOOKUP = re.compile(
     rb'[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)',
     re.MULTILINE,
 )
-_INCBIN = re.compile(rb"\.incbin[\s\"\\]")
+# A directive of the assembler that includes a file.
+_ASSEMBLER_INCLUDE = re.compile(rb"\.incbin(?=[\s\"\\])|\.include(?=(?:\s|\\t)*\\*\")")
 
 
 def _own_texts(plan: BuildPlan, names: Iterable[str], roots: Roots) -> Iterator[tuple[str, bytes]]:
@@ -108,10 +109,11 @@ def _own_texts(plan: BuildPlan, names: Iterable[str], roots: Roots) -> Iterator[
 
 def _refuse_hidden_files(texts: dict[str, bytes]) -> None:
     for name, text in texts.items():
-        if _INCBIN.search(text):
+        directive = _ASSEMBLER_INCLUDE.search(text)
+        if directive is not None:
             raise ToolchainError(
-                f"{name} includes a file by .incbin, and this compiler does not list it, so a change of the file "
-                "would not be noticed.",
+                f"{name} includes a file by {directive[0].decode()}, and this compiler does not list it, so a "
+                "change of the file would not be noticed.",
                 "Compile C++ sources with GCC and without -flto, or make the file a header.",
             )
 

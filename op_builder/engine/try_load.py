@@ -35,16 +35,15 @@ _LOADED = "accel-ops: loaded"
 # What both children begin with: a Python module is not only opened, its init function runs too. They end without the
 # exit handlers of what they have opened: torch's take a tenth of a second.
 _START = """
-import ctypes, sys
+import ctypes, os, sys
+from importlib import machinery, util
 if sys.platform == "linux":
     # PR_SET_PDEATHSIG, SIGKILL: opening the file may never return, and the parent may be killed meanwhile.
     ctypes.CDLL(None).prctl(1, 9)
 def end(*words):
-    import os
     print(*words, flush=True)
     os._exit(0)
 def start(module, artifact):
-    from importlib import machinery, util
     loader = machinery.ExtensionFileLoader(module, artifact)
     spec = util.spec_from_file_location(module, artifact, loader=loader)
     loader.exec_module(util.module_from_spec(spec))

@@ -9,10 +9,11 @@ from pathlib import Path
 from op_builder import env
 from op_builder.cache.store import Entry
 from op_builder.errors import AccelError
+from op_builder.load.loader import NOEXEC_REMEDY
 from op_builder.load.op import Op
 from op_builder.load.prebuilt import Rejected, find_prebuilt, refused_by_linker
 from op_builder.load.resolver import JIT_FORBIDDEN, JIT_REMEDY, Request
-from op_builder.system.file_contents import NOEXEC_REMEDY, mapping_obstacle
+from op_builder.system.file_contents import mapping_obstacle
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed, failures, guarded
 
 logger = logging.getLogger(__name__)
@@ -52,10 +53,12 @@ def examine(op: Op) -> Availability:
     except AccelError as error:
         logger.debug("'%s' has no plan: %s", op.name, error.message)
     outcomes = list(op.load_checks())
-    if not isinstance(prebuilt, Entry) and cached is None:
+    if isinstance(prebuilt, Entry):
+        pass
+    elif cached is None:
         outcomes = list(dict.fromkeys([*op.build_checks(), *outcomes]))
         outcomes.append(guarded("JIT", _jit_check))
-    elif isinstance(cached, Entry) and not isinstance(prebuilt, Entry):
+    else:
         artifact = cached.artifact
         outcomes.append(guarded("cached binary", lambda: _mapping_check(artifact)))
     return Availability(prebuilt, cached, outcomes)
@@ -64,9 +67,9 @@ def examine(op: Op) -> Availability:
 def _mapping_check(artifact: Path) -> CheckOutcome:
     with artifact.open("rb") as file:
         obstacle = mapping_obstacle(file.fileno())
-    return (
-        Failed("cached binary", f"{artifact}: {obstacle}.", NOEXEC_REMEDY) if obstacle else Passed("cached binary", "")
-    )
+    if obstacle:
+        return Failed("cached binary", f"{artifact}: {obstacle}.", NOEXEC_REMEDY)
+    return Passed("cached binary", str(artifact))
 
 
 def _jit_check() -> CheckOutcome:

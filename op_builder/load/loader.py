@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import os
-import re
 import sys
 import threading
 from pathlib import Path
@@ -22,11 +21,14 @@ from op_builder.cache.store import Entry
 from op_builder.errors import LoadError
 from op_builder.load.operators import LoadedOps
 from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY
+from op_builder.system.file_contents import mapping_obstacle
 
 if TYPE_CHECKING:
     import ctypes
 
     from op_builder.load.op import Op
+
+NOEXEC_REMEDY = "Set ACCEL_CACHE_DIR to a directory on a file system that is not mounted noexec."
 
 _lock = threading.RLock()  # loading an op may load another one
 _opened: dict[str, tuple[Entry, Any]] = {}
@@ -131,7 +133,7 @@ def _open_python(entry: Entry) -> Any:
         module = importlib.util.module_from_spec(spec)
         finder.exec_module(module)
     except Exception as error:  # the module's initialization may raise anything
-        remedy = _noexec_remedy(error)
+        remedy = _noexec_remedy(entry.artifact)
         if "already registered" in str(error):
             remedy = "Another version of this module is loaded; restart Python, or use py::module_local() classes."
         raise LoadError(f"{entry.artifact} cannot be imported: {type(error).__name__}: {error}", remedy) from error
@@ -179,14 +181,16 @@ def _dlopen(path: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
     except OSError as error:
         remedy = "If the message names a missing library, install it; otherwise clear the cache directory and retry."
-        raise LoadError(f"{path} cannot be opened: {error}", _noexec_remedy(error) or remedy) from error
+        raise LoadError(f"{path} cannot be opened: {error}", _noexec_remedy(path) or remedy) from error
 
 
-def _noexec_remedy(error: Exception) -> str:
-    """What to do if the system refused to execute the file; empty for any other error."""
-    from op_builder.system.file_contents import NOEXEC_REMEDY  # only needed here, and a warm load is short
-
-    return NOEXEC_REMEDY if re.search(r"failed to map segment.*: Operation not permitted", str(error)) else ""
+def _noexec_remedy(artifact: Path) -> str:
+    """What to do if the system refuses to execute the file; empty for any other obstacle."""
+    try:
+        with artifact.open("rb") as file:
+            return NOEXEC_REMEDY if mapping_obstacle(file.fileno()) else ""
+    except OSError:
+        return ""
 
 
 _OPENERS = {"accel": _open_accel, "python": _open_python, "torch_library": _open_torch_library}

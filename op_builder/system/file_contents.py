@@ -15,9 +15,6 @@ _CLOCK_TICK_NS = 50_000_000
 _PIECE_BYTES = 1 << 16  # more would have the allocator ask the kernel each time
 
 
-NOEXEC_REMEDY = "Set ACCEL_CACHE_DIR to a directory on a file system that is not mounted noexec."
-
-
 def file_status(path: str, *, of_link: bool = False) -> tuple[int, ...] | None:
     """(size, mtime_ns, ctime_ns, inode), or None if the file does not exist.
 

@@ -24,7 +24,7 @@ class Compiler(NamedTuple):
     Attributes:
         command: how to start it; more than one word for ``CXX="ccache g++"``.
         path: the resolved file of its last word that is a program.
-        version: its first line of ``--version``.
+        version: its line of ``--version``.
         target: the machine it compiles for, as ``x86_64-linux-gnu``.
         is_gcc: whether it is GCC, and not another compiler that takes GCC's options.
     """

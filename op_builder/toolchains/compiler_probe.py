@@ -16,6 +16,7 @@ from op_builder.system.process import run
 
 _SCRIPT_BYTES = 1 << 16
 _ABSOLUTE_PATH = re.compile(rb"/[^\s\"'`;|&<>()$]+")
+_VERSION_MACRO = re.compile(r'^#define __VERSION__ ".*?(\d+(?:\.\d+)+)', re.MULTILINE)
 
 # The linker's own depfile (GNU ld 2.35, lld 12).
 LINKED_FLAG = "--dependency-file"
@@ -39,7 +40,6 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
             + (f"; it printed: {answer[0]}" if answer else "."),
             "Set CXX to a working g++ or clang++.",
         )
-    first_line = (version.output.strip() or version.errors.strip()).splitlines()[0]
     proper = "clang" if "clang" in version.output else "cc1plus"
     behind = run([*command, f"-print-prog-name={proper}"]).last_line
     files = [found for program in programs for found in (os.path.realpath(program), *run_by_script(program))]
@@ -47,7 +47,19 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
         files.append(os.path.realpath(behind))
     macros = run([*command, "-dM", "-E", "-x", "c++", os.devnull]).output
     is_gcc = "__GNUC__" in macros and "__clang__" not in macros and "__INTEL" not in macros
-    return {"version": first_line, "target": target.last_line, "is_gcc": is_gcc}, files
+    said = _version_said(version.output.strip() or version.errors.strip(), macros)
+    return {"version": said, "target": target.last_line, "is_gcc": is_gcc}, files
+
+
+def _version_said(answer: str, macros: str) -> str:
+    """The line of ``--version``'s answer with the compiler's version; all of the answer where no line has it.
+
+    The first line may be that of a wrapper, which stays when the compiler behind it changes.
+    """
+    lines = [line.strip() for line in answer.splitlines() if line.strip()]
+    number = _VERSION_MACRO.search(macros)
+    proper = [line for line in lines if number is not None and number[1] in line]
+    return proper[0] if proper else " ".join([*lines, *(number.groups() if number is not None else ())])
 
 
 def binutil(name: str, command: tuple[str, ...]) -> str:

@@ -12,7 +12,7 @@ from op_builder import env
 from op_builder.errors import ToolchainError
 from op_builder.plan import BuildPlan
 from op_builder.system.memo import Memo
-from op_builder.system.process import run
+from op_builder.system.process import require_exit_codes, run
 from op_builder.toolchains.compiler import Compiler, find_cxx
 from op_builder.toolchains.flags import contents_of, expand_response_files, named_files
 
@@ -84,8 +84,9 @@ def find_ninja() -> str:
     """The first ninja that runs: of this Python's environment, of its package ``ninja``, or on PATH.
 
     Raises:
-        ToolchainError: no ninja runs.
+        ToolchainError: no ninja runs, or this process cannot learn whether one does.
     """
+    require_exit_codes()
     places: list[str | None] = [str(Path(sys.executable).parent)]
     try:
         import ninja  # it may be missing, or broken

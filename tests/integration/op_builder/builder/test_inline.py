@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
 import sys
@@ -49,11 +50,11 @@ def test_a_flag_with_quotes_is_not_split() -> None:
     assert load_inline("quoted", text, extra_cflags=['-DTEXT="a -b"']).value() == 5
 
 
-def test_a_module_never_replaces_another_one_of_its_name() -> None:
-    import json
-
-    assert load_inline("json", module("json"), extra_cflags=["-DVALUE=8"]).value() == 8
-    assert sys.modules["json"] is json
+@pytest.mark.parametrize("name", ["json", "os"])
+def test_a_module_never_replaces_another_one_of_its_name(name: str) -> None:
+    before = importlib.import_module(name)
+    assert load_inline(name, module(name), extra_cflags=["-DVALUE=8"]).value() == 8
+    assert sys.modules[name] is before
 
 
 def test_the_same_text_gives_the_same_object_and_another_text_a_new_one() -> None:
@@ -121,6 +122,7 @@ def test_a_stable_library_with_a_namespace_of_its_own() -> None:
     [
         ({"name": "no-name"}, "name is 'no-name', which is not a valid op name"),
         ({"name": "a/b"}, "name is 'a/b'"),
+        ({"name": "café"}, "Use ASCII letters"),
         ({"name": "x" * 300}, "at most 128 characters"),
         ({"name": None}, "name is None"),
         ({"name": "class"}, "'class' is not a valid name"),

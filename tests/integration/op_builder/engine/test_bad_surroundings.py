@@ -17,7 +17,8 @@ import pytest
 
 from op_builder import Binding, env
 from op_builder.cache.store import Cache, default_cache_dir
-from op_builder.errors import AccelError, CacheError, CompileError, IncompatibleOpError, LoadError
+from op_builder.errors import AccelError, CacheError, CompileError, IncompatibleOpError, LoadError, ToolchainError
+from op_builder.load.resolver import cached_or_built
 from op_builder.report.collect import op_row
 from op_builder.toolchains.toolset import find_ninja
 from tests.support.compilers import fake_compiler, program
@@ -143,7 +144,7 @@ def test_a_cache_on_a_noexec_mount_is_refused_by_the_report_and_by_load(
     small: SmallBuilder, tmp_path: Path, is_built: bool
 ) -> None:
     if is_built:
-        small.load()
+        cached_or_built(small)
     with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "noexec", "tmpfs") as disk:
         if is_built:
             shutil.copytree(small.cache.root, disk / "cache")
@@ -152,10 +153,10 @@ def test_a_cache_on_a_noexec_mount_is_refused_by_the_report_and_by_load(
         assert not row.compatible
         assert "noexec" in row.reason
         assert "noexec" in row.remedy
-        if not is_built:
-            with pytest.raises(IncompatibleOpError, match="noexec") as caught:
-                builder.load()
-            assert "ACCEL_CACHE_DIR" in caught.value.remedy
+        with pytest.raises((IncompatibleOpError, LoadError)) as caught:
+            builder.load()
+        assert "noexec" in caught.value.remedy
+        assert "ACCEL_CACHE_DIR" in caught.value.remedy
 
 
 def test_a_file_system_without_inodes_is_named(small: SmallBuilder, tmp_path: Path) -> None:
@@ -338,6 +339,19 @@ def test_a_c_source_is_compiled_as_c(small: SmallBuilder, compiler: str) -> None
     builder.files = ["small.c"]
     with env.scope(CXX=compiler):
         assert builder.load().f() == 3
+
+
+@pytest.mark.parametrize("directive", [".incbin", ".include"])
+def test_a_file_that_only_the_assembler_reads_is_refused_where_no_tool_lists_it(
+    small: SmallBuilder, tmp_path: Path, directive: str
+) -> None:
+    if shutil.which("clang++") is None:
+        pytest.skip("no clang++")
+    (tmp_path / "read.s").write_text("")
+    source = small.directory / "small.cpp"
+    source.write_text(source.read_text() + f'asm("{directive} \\"{tmp_path / "read.s"}\\"");\n')
+    with env.scope(CXX="clang++"), pytest.raises(ToolchainError, match=rf"with \{directive}"):
+        small.load()
 
 
 def test_a_library_that_the_author_names_is_kept_though_no_symbol_of_it_is_used(

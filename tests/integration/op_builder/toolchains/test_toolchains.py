@@ -60,6 +60,22 @@ def test_an_upgrade_behind_a_wrapper_script_is_noticed(tmp_path: Path, memo: Mem
         assert find_cxx(memo).version == "my-cxx 2.0" != before.version
 
 
+def test_a_line_of_a_wrapper_does_not_hide_the_version(tmp_path: Path, memo: Memo) -> None:
+    behind = tmp_path / "behind"
+    wrapper = program(tmp_path / "bin" / "my-cxx", f'echo "module gcc loaded"\nexec {behind} "$@"')
+    found = []
+    with env.scope(CXX=str(wrapper)):
+        for said, macro in (
+            ("g++ (A 1.0-1)", "1.0.0"),
+            ("g++ (A 2.0-1) 2.0.0", "2.0.0"),
+            ("g++ (A 2.0-2) 2.0.0", "2.0.0"),
+        ):
+            answers = f'--version) echo "{said}";; -dM) echo \'#define __VERSION__ "A {macro}"\';;'
+            program(behind, f'case "$1" in {answers} *) exec g++ "$@";; esac')
+            found.append(find_cxx(memo).version)
+    assert found == ["module gcc loaded g++ (A 1.0-1) 1.0.0", "g++ (A 2.0-1) 2.0.0", "g++ (A 2.0-2) 2.0.0"]
+
+
 def test_launcher_words_before_the_compiler_are_kept(tmp_path: Path, memo: Memo) -> None:
     launcher = program(tmp_path / "bin" / "launcher", 'exec "$@"')
     with env.scope(CXX=f"{launcher} g++"):

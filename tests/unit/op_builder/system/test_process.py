@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 
 import pytest
 
 from op_builder.errors import ToolchainError
 from op_builder.system.process import run
+from op_builder.toolchains.toolset import find_ninja
 
 
-def test_a_process_that_ignores_its_children_is_refused() -> None:
+@pytest.mark.parametrize("ask", [lambda: run(["false"]), find_ninja])
+def test_a_process_that_ignores_its_children_is_refused(ask: Callable[[], object]) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        with pytest.raises(ToolchainError, match="ignores SIGCHLD"):
-            run(["false"])
+        with pytest.raises(ToolchainError, match=r"^This process ignores SIGCHLD") as caught:
+            ask()
+        assert "signal.SIG_DFL" in caught.value.remedy
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert run(["false"]).code == 1
