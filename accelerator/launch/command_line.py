@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import socket
 import sys
@@ -77,7 +78,7 @@ def _check_script(job: Job, options: argparse.Namespace) -> None:
     script = options.program[0]
     runs_here = job.launcher != "slurm" and any(host.is_local for host in job.hosts)
     is_script = not (options.module or options.no_python or script == "-")
-    if runs_here and is_script and not Path(script).exists():
+    if runs_here and is_script and not os.path.exists(script):
         raise LaunchError(
             f"Script {script} does not exist.",
             "Correct its path, or add --module for a module and --no_python for another program.",
@@ -109,13 +110,21 @@ def make_job(options: argparse.Namespace) -> Job:
         master_port=options.master_port,
         bind=options.bind_cores_to_rank,
         core_list=options.bind_core_list,
-        variables=read_environment_files((Path.home(), Path.cwd())),
+        variables=read_environment_files(_directories_of_variables()),
         device_variables=names,
         forwarded=forwarded(env.child_environment(), accelerator.export_envs(), names, launcher),
         log_dir=str(options.log_dir.absolute()) if options.log_dir is not None else None,
         max_restarts=options.max_restarts,
         grace_s=options.grace_period,
     )
+
+
+def _directories_of_variables() -> list[Path]:
+    """Those that may hold a file of variables."""
+    try:
+        return [Path.home(), Path.cwd()]
+    except RuntimeError:  # a container may run as a user without a home directory
+        return [Path.cwd()]
 
 
 def _check(options: argparse.Namespace, launcher: str, hosts: tuple[Host, ...]) -> None:

@@ -25,7 +25,7 @@ def setuptools_extension(name: str, plan: BuildPlan) -> Any:
     """``CppExtension``, ``CUDAExtension`` or a SYCL extension with the plan's sources and flags.
 
     setuptools has no place for flags of single sources and for the flags that keep absolute paths out of the binary.
-    These are omitted.
+    These are omitted. torch's ``BuildExtension`` compiles ``.c`` files with the C++ flags, too.
 
     Raises:
         MissingCUDAException: the plan has CUDA sources and no toolkit was found.

@@ -46,7 +46,7 @@ class CudaToolkit:
     @property
     def library_dir(self) -> Path:
         for name in ("lib64", "lib", "targets/x86_64-linux/lib"):
-            if (self.home / name).is_dir():
+            if os.path.isdir(self.home / name):
                 return self.home / name
         return self.home / "lib64"
 
@@ -85,9 +85,10 @@ def _find_nvcc() -> str:
         home = variable.get()
         if home is not None:
             nvcc = home / "bin" / "nvcc"
-            if not nvcc.exists():
+            if not os.path.exists(nvcc):  # Path.exists() raises where a directory may not be read
                 raise MissingCUDAException(
-                    f"{variable.name}={str(home)!r} has no bin/nvcc.", f"Correct or unset {variable.name}."
+                    f"{variable.name}={str(home)!r} has no bin/nvcc, or it may not be read.",
+                    f"Correct or unset {variable.name}.",
                 )
             return str(nvcc)
     found = shutil.which("nvcc") or shutil.which("nvcc", path=str(_USUAL_HOME / "bin"))

@@ -6,6 +6,7 @@ same directory, which no search path has; they are opened by their paths, first.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -78,11 +79,12 @@ def find_oneccl() -> OneCCL | None:
 def oneccl_in(prefix: Path) -> OneCCL | None:
     """The oneCCL of a prefix, None where it has no library of it."""
     candidates = (prefix / directory / "libccl.so" for directory in _LIBRARY_DIRS)
-    library = next((path for path in candidates if path.exists()), None)
+    # Path.exists() raises where a directory may not be read.
+    library = next((path for path in candidates if os.path.exists(path)), None)
     if library is None:
         return None
     config = prefix / "include" / "oneapi" / "ccl" / "config.h"
-    version = _version(config, config.stat().st_mtime_ns) if config.exists() else ""
+    version = _version(config, config.stat().st_mtime_ns) if os.path.exists(config) else ""
     return OneCCL(prefix, library, version)
 
 
@@ -103,7 +105,11 @@ def require_oneccl() -> OneCCL:
     found = find_oneccl()
     if found is None:
         named = env.CCL_ROOT.get()
-        places = f"CCL_ROOT={named} has no lib/libccl.so" if named is not None else "no libccl.so is installed"
+        places = (
+            f"CCL_ROOT={named} has no lib/libccl.so, or it may not be read"
+            if named is not None
+            else "no libccl.so is installed"
+        )
         raise ToolchainError(f"oneCCL was not found: {places}.", INSTALL_REMEDY)
     return found
 

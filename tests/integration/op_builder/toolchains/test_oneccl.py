@@ -75,11 +75,12 @@ def test_environments_come_before_the_system_and_ccl_root_before_all(nowhere: Pa
         assert oneccl.require_oneccl().prefix == named
 
 
-def test_a_ccl_root_without_oneccl_is_an_error_even_where_there_is_another(nowhere: Path) -> None:
+@pytest.mark.parametrize("name", ["wrong", "x" * 300])  # the system refuses the second
+def test_a_ccl_root_without_oneccl_is_an_error_even_where_there_is_another(nowhere: Path, name: str) -> None:
     fake(nowhere / "environment")
     with (
-        env.scope(CCL_ROOT=str(nowhere / "wrong")),
-        pytest.raises(ToolchainError, match=r"CCL_ROOT=.*wrong has no lib/libccl\.so"),
+        env.scope(CCL_ROOT=str(nowhere / name)),
+        pytest.raises(ToolchainError, match=r"CCL_ROOT=.* has no lib/libccl\.so"),
     ):
         oneccl.require_oneccl()
 

@@ -112,8 +112,9 @@ def test_no_toolkit_says_so(tmp_path: Path, memo: Memo, monkeypatch: pytest.Monk
         find_cuda(memo)
 
 
-def test_wrong_cuda_home_is_named(tmp_path: Path, memo: Memo) -> None:
-    with env.scope(CUDA_HOME=str(tmp_path)), pytest.raises(MissingCUDAException, match="CUDA_HOME="):
+@pytest.mark.parametrize("name", ["empty", "x" * 300])  # the system refuses the second
+def test_wrong_cuda_home_is_named(tmp_path: Path, memo: Memo, name: str) -> None:
+    with env.scope(CUDA_HOME=str(tmp_path / name)), pytest.raises(MissingCUDAException, match="CUDA_HOME="):
         find_cuda(memo)
 
 

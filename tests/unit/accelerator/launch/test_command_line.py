@@ -94,6 +94,7 @@ def test_the_console_script_exists() -> None:
         ("--num_nodes two x.py", "argument --num_nodes: expected a whole number of at least 1, not 'two'"),
         ("--master_port 70000 x.py", "expected a port, 1 to 65535, not '70000'"),
         ("--grace_period nan x.py", "expected a number of seconds, not 'nan'"),
+        (f"{'y' * 300}.py", "Script yyy"),  # the system refuses the name
         ("y.py", "Script y.py does not exist. Remedy: Correct its path, or add --module for a module"),
         ("--log_dir hosts/logs x.py", "hosts/logs cannot be created on "),
         ("--launcher pdsh x.py", "invalid choice: 'pdsh'"),
@@ -150,6 +151,13 @@ def test_a_dry_run_prints_bindings_variables_and_the_command(capsys: Capture) ->
     assert "local rank 1: CPU 4-7 of NUMA node 1, memory bind 1, OMP_NUM_THREADS=4 MKL_NUM_THREADS=4" in written
     assert f"started by the agent: {sys.executable} -I -S " in written
     assert "environment of all ranks: GLOO_SOCKET_IFNAME=eth0 CUDA_VISIBLE_DEVICES=0,1 LOCAL_SIZE=2" in written
+
+
+def test_a_user_without_a_home_directory_can_launch(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 0x7FFFFFF0)
+    Path(".accel_env").write_text("NAME=value\n")
+    assert "NAME=value" in dry_run(capsys, "train.py")
 
 
 def test_the_default_is_one_rank_per_numa_node_with_allowed_cores(
