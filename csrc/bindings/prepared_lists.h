@@ -47,10 +47,27 @@ class WatchedTensors {
   void clear() { watched_.clear(); }
 
   // False if nothing is watched.
-  bool are_unchanged() const {
+  bool are_unchanged() const { return are_unchanged(watched_.size()); }
+
+  // Which of the first `count` tensors changed; none if nothing is watched.
+  std::vector<std::int64_t> changed(std::size_t count) const {
+    std::vector<std::int64_t> found;
+    if (watched_.empty() || are_unchanged(count)) {
+      return found;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      if (!is_unchanged(&watched_[i], 1)) {
+        found.push_back(static_cast<std::int64_t>(i));
+      }
+    }
+    return found;
+  }
+
+ private:
+  bool are_unchanged(std::size_t count) const {
     constexpr std::int64_t kBlock = 32;
     std::atomic<bool> unchanged{!watched_.empty()};
-    parallel_for(0, static_cast<std::int64_t>(watched_.size()), kGrainTensors,
+    parallel_for(0, static_cast<std::int64_t>(count), kGrainTensors,
                  [&](std::int64_t first, std::int64_t last) {
                    for (std::int64_t i = first; i < last; i += kBlock) {
                      if (!is_unchanged(&watched_[i], i + kBlock < last ? kBlock : last - i)) {
@@ -62,7 +79,6 @@ class WatchedTensors {
     return unchanged;
   }
 
- private:
   struct Watched {
     AtenTensorHandle tensor = nullptr;
     void* data = nullptr;
@@ -138,12 +154,14 @@ class PreparedLists {
  public:
   static void define(Library& library) {
     library.def("replace_grads(int list, Tensor[] grads) -> int[]");
+    library.def("moved_params(int list) -> int[]");
     library.def("release_grads(int list) -> ()");
     library.def("forget(int list) -> ()");
   }
   static void implement(Library& library) { library.impl("replace_grads", ACCEL_BOX(&replace_grads)); }
   static void implement_meta(Library& library) { library.impl("replace_grads", ACCEL_BOX(&replace_grads_meta)); }
   static void implement_without_tensors(Library& library) {
+    library.impl("moved_params", ACCEL_BOX(&moved_params));
     library.impl("release_grads", ACCEL_BOX(&release_grads));
     library.impl("forget", ACCEL_BOX(&forget));
   }
@@ -204,6 +222,12 @@ class PreparedLists {
     return found;
   }
   static std::vector<std::int64_t> replace_grads_meta(std::int64_t, Tensors) { return {0}; }
+
+  // The indices of parameters that changed in place since the last update.
+  static std::vector<std::int64_t> moved_params(std::int64_t number) {
+    const auto prepared = find(number);
+    return prepared->watched.changed(prepared->lists.params.size());
+  }
 
   static void release_grads(std::int64_t number) {
     const auto prepared = find(number);

@@ -139,12 +139,12 @@ CASES: list[tuple[str, dict[str, Any], tuple[str, dict[str, Any], float | None],
 ]
 
 
-def losses(rank: int, size: int, directory: str) -> list[dict[str, Any]]:
-    """Losses of each kind of model with each optimizer, beside those of its peer in one process."""
+def losses(rank: int, size: int, directory: str, kinds: list[str]) -> list[dict[str, Any]]:
+    """Losses of these kinds of models with each optimizer, beside those of its peer in one process."""
     results = []
     with ranks(rank, size, directory):
         for name, options, (peer, peer_options, clip), ways in CASES:
-            for way in ways:
+            for way in (one for one in ways if one in kinds):
                 plain = network()
                 if way == "frozen":
                     freeze(plain)
@@ -272,6 +272,8 @@ def single(rank: int, size: int, directory: str) -> dict[str, Any]:
 
         param = parameter(Shard(0))
         optimizer = ops.CPUAdam([param])
+        param.grad = torch.ones(5, 4)
+        result["plain gradient"] = refusal(optimizer.step)
         param.grad = spread(torch.ones(5, 4), Shard(0))
         optimizer.step()
         saved = optimizer.state_dict()

@@ -11,7 +11,7 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.optim import packed_states
-from op_builder.ops.optim.sharding import is_split, local_of, sharding_of
+from op_builder.ops.optim.sharding import is_dtensor, is_split, local_of, sharding_of
 from op_builder.ops.optim.tensor_lists import QUANT_BLOCK
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -65,7 +65,8 @@ def check_grad(place: str, grad: torch.Tensor, param: torch.Tensor, optimizer: s
     """Check a gradient.
 
     Raises:
-        OpArgumentError: it is sparse, or of another shape, type or device than the parameter allows.
+        OpArgumentError: it is sparse, or of another shape, type or device than the parameter allows, or it is no
+            DTensor where the parameter is split.
     """
     if grad.layout != torch.strided:
         raise OpArgumentError(
@@ -77,6 +78,11 @@ def check_grad(place: str, grad: torch.Tensor, param: torch.Tensor, optimizer: s
             f"The gradient of {place} has shape {tuple(grad.shape)}, type {grad.dtype} and device {grad.device}; a "
             f"gradient of the parameter's shape, of float32, bfloat16 or float16 and on {param.device} is required.",
             "Call zero_grad() after changing a parameter's data, shape or device, then backward().",
+        )
+    if is_dtensor(param) and not is_dtensor(grad) and is_split(param):
+        raise OpArgumentError(
+            f"The gradient of {place} is not a DTensor; the parameter is one that is split over ranks.",
+            "Distribute it, for example by p.grad = distribute_tensor(grad, p.device_mesh, p.placements).",
         )
 
 
@@ -129,9 +135,11 @@ def check_state_memory(what: str, name: str, value: torch.Tensor, param: torch.T
     """
     local = local_of(value)
     if value.dtype != dtype or value.device != param.device or sharding_of(value) not in (None, sharding_of(param)):
+        sharding = sharding_of(param)
+        placed = "" if sharding is None else f" with the parameter's placements {sharding.placements}"
         raise OpArgumentError(
-            f"{what} has {name} of type {value.dtype} on {value.device}; {dtype} on {param.device} is required, and "
-            "the parameter's placements.",
+            f"{what} has {name} of type {value.dtype} on {value.device}; {dtype} on "
+            f"{param.device}{placed} is required.",
             "Pass the state to load_state_dict(), which converts it.",
         )
     if not local.is_contiguous() or local.is_neg():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.optim import Optimizer
 
+from op_builder.ops.arguments import step_count
 from op_builder.ops.optim import packed_states
 from op_builder.ops.optim.checks import check_shapes, require
 from op_builder.ops.optim.native_op import NativeOp
@@ -167,6 +168,8 @@ class NativeStates(Optimizer):
 
     def _check_saved(self, what: str, entry: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> None:
         self._require(what, entry, ("step",))
+        if not isinstance(entry["step"], torch.Tensor):
+            step_count(what, entry["step"])
         for name in self._states_of(group):
             codes, scales = packed_states.names(name)
             self._require(what, entry, (scales,) if codes in entry else (name,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,9 +13,6 @@ from op_builder.ops.arguments import check_betas, finite_number, untraced
 from op_builder.ops.optim.checks import check_grad, check_param, check_state_memory, place_of
 from op_builder.ops.optim.native_states import NativeStates, state_dtype
 from op_builder.ops.optim.prepared_groups import Batch, PreparedGroups
-
-if TYPE_CHECKING:
-    pass
 
 # Options of torch.optim's optimizers, kept so that those can load our state. They choose between implementations of the
 # same formula and have no effect here.
@@ -154,9 +151,8 @@ class NativeOptimizer(NativeStates):
             self._check_group(groups[-1])
             self.native_of(groups[-1])
             params = self.param_groups[index]["params"] if index < len(self.param_groups) else []
-            for at, (number, param) in enumerate(
-                zip(saved["params"], params, strict=False)
-            ):  # torch checks the lengths
+            pairs = zip(saved["params"], params, strict=False)  # torch checks the lengths
+            for at, (number, param) in enumerate(pairs):
                 entry = state_dict["state"].get(number)
                 if entry:
                     self._check_saved(f"The state of {place_of(index, at, param)}", entry, param, groups[-1])
@@ -207,6 +203,7 @@ class NativeOptimizer(NativeStates):
         try:
             yield
         except OpArgumentError as error:
+            self._groups.forget()  # the next step checks everything
             raise self._named(error) from None
         finally:
             self._groups.step_done()
@@ -217,14 +214,20 @@ class NativeOptimizer(NativeStates):
             for group_index, group in enumerate(self.param_groups):
                 for index, param in enumerate(group["params"]):
                     if param.grad is not None:
-                        self._check_tensors(param, param.grad, place_of(group_index, index, param), group)
+                        self.check_tensors(param, place_of(group_index, index, param), group)
         except OpArgumentError as named:
             return named
         return error
 
-    def _check_tensors(self, param: torch.Tensor, grad: torch.Tensor, place: str, group: Mapping[str, Any]) -> None:
+    def check_tensors(self, param: torch.Tensor, place: str, group: Mapping[str, Any]) -> None:
+        """Check a parameter, its gradient and its state.
+
+        Raises:
+            OpArgumentError: one does not fit.
+        """
         self.check_param(param, place, group)
-        self.check_grad(grad, param, place)
+        if param.grad is not None:
+            self.check_grad(param.grad, param, place)
         state = self.state.get(param, {})
         if state:
             self.check_state(state, param, place, group)

@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 
 _grad_of = attrgetter("grad")
 
+# Remedies for the user of an optimizer, by the beginning of the native op's messages.
+_REMEDIES = {
+    "grad of tensor": "Set p.grad to a dense tensor of the parameter's shape with its own memory, for example by "
+    "p.grad = p.grad.clone().resolve_neg(), or call zero_grad() and backward() again.",
+    "copy of tensor": "Pass to write_copies() a contiguous CPU tensor of float32, bfloat16 or float16 with its own "
+    "memory and the parameter's number of elements.",
+}
+
 
 class Changes:
     """Whether an entry of several dictionaries was changed."""
@@ -119,19 +127,20 @@ class Batch:
         )
         return fitting
 
+    def place(self, at: int) -> str:
+        """A parameter as the optimizer's user knows it."""
+        return place_of(self.group_index, self.indices[at], self.params[at])
+
     @contextmanager
     def named_errors(self) -> Iterator[None]:
         """Name parameters in the op's errors as the optimizer's user knows them: the op has lists of its own."""
 
-        def name(found: re.Match[str]) -> str:
-            at = int(found[1])
-            return place_of(self.group_index, self.indices[at], self.params[at])
-
         try:
             yield
         except OpArgumentError as error:
-            message = re.sub(r"\b(?:param of )?tensor (\d+)", name, error.message)
-            raise OpArgumentError(re.sub("^parameter", "Parameter", message), error.remedy) from None
+            message = re.sub(r"\b(?:param of )?tensor (\d+)", lambda found: self.place(int(found[1])), error.message)
+            remedy = next((_REMEDIES[role] for role in _REMEDIES if error.message.startswith(role)), error.remedy)
+            raise OpArgumentError(re.sub("^parameter", "Parameter", message), remedy) from None
 
     def is_in_place(self) -> bool:
         """Whether the shards of DTensors still have the memory that the op knows."""
@@ -203,6 +212,10 @@ class PreparedGroups:
                 self._replace_grads(batches, grads)
             else:
                 batches = self._prepare(owner, groups, grads, state)
+        for batch in batches:
+            # The op does not see a shape or a lazy negation.
+            for at in batch.prepared.moved_params():
+                owner.check_tensors(batch.params[at], batch.place(at), batch.group)
         if writes_grads and not self._grads_are_writable:
             for batch in batches:
                 with batch.named_errors():
@@ -305,6 +318,7 @@ class PreparedGroups:
                 if grad is None:
                     continue
                 place = place_of(group_index, index, param)
+                owner.check_param(param, place, group)
                 owner.check_grad(grad, param, place)
                 if state.get(param):
                     owner.check_state(state[param], param, place, group)

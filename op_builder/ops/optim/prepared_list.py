@@ -105,6 +105,14 @@ class PreparedList:
         self._grads_are_writable = True
 
     @untraced
+    def moved_params(self) -> list[int]:
+        """The indices of parameters whose memory, length or type changed since the last update."""
+        if not self._number:
+            return []
+        moved: list[int] = self._op.ops.moved_params.default(self._number)
+        return moved
+
+    @untraced
     def release_grads(self) -> None:
         """Drop the gradients; updates are rejected until :meth:`replace_grads`."""
         if self._number:

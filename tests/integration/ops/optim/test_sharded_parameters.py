@@ -12,8 +12,13 @@ from tests.support.rank_processes import run_ranks, values
 PROGRAMS = "sharded_optimizer_programs"
 
 
-def test_losses_are_those_of_one_process_with_torchs_optimizer(tmp_path: Path) -> None:
-    ranks = values(run_ranks(PROGRAMS, "losses", 4, tmp_path))
+@pytest.mark.parametrize(
+    ("size", "kinds"),
+    [(2, ["fsdp2"]), pytest.param(4, ["fsdp2", "hybrid", "tensor parallel", "both", "frozen"], marks=pytest.mark.slow)],
+    ids=["2", "4"],
+)
+def test_losses_are_those_of_one_process_with_torchs_optimizer(size: int, kinds: list[str], tmp_path: Path) -> None:
+    ranks = values(run_ranks(PROGRAMS, "losses", size, tmp_path, arguments=[kinds]))
     assert all(results == ranks[0] for results in ranks)
     for case in ranks[0]:
         states = case["options"].get("states")
@@ -57,5 +62,6 @@ def test_single_dtensors(tmp_path: Path) -> None:
         assert "modified by an inplace operation" in result["changed"]
         assert "not distributed as the parameter is" in result["copy"]
         assert "set_optimizer_state_dict" in result["plain state"]
+        assert "The gradient of parameter 0 of group 0 (shape (5, 4)) is not a DTensor" in result["plain gradient"]
         assert "partial placement" in result["partial"]
         assert "LAMB needs the norm of the whole parameter" in result["lamb"]

@@ -167,6 +167,35 @@ def test_a_lazy_negation_is_refused_as_a_parameter(optimizer: type[Any]) -> None
 
 
 @every_optimizer
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (torch._neg_view(torch.ones(4, 4)), "is a lazy negation"),
+        (torch.ones(2, 8), "of shape (4, 4)"),
+        (torch.ones(4, 4, dtype=torch.float64), "of type torch.float64"),
+        (torch.ones(4, 4).t(), "not a contiguous dense tensor"),
+    ],
+    ids=["negation", "shape", "type", "strides"],
+)
+def test_new_data_that_does_not_fit_is_refused_after_a_step(
+    optimizer: type[Any], data: torch.Tensor, text: str
+) -> None:
+    params = [torch.nn.Parameter(torch.ones(4, 4)) for _ in range(3)]
+    made = optimizer([{"params": params[:1]}, {"params": params[1:]}])
+    run(made, params, 1)
+    set_grads(params, 2)
+    params[2].grad = None
+    params[2].data = data
+    params[2].grad = torch.ones_like(params[2])
+    before = [param.detach().clone() for param in params]
+    for _ in range(2):
+        with pytest.raises(OpArgumentError, match=r"arameter 1 of group 1") as caught:
+            made.step()
+        assert text in str(caught.value)
+        assert_equal(params, before)
+
+
+@every_optimizer
 def test_a_lazy_negation_is_refused_as_a_state(optimizer: type[Any]) -> None:
     params = make_params()
     made = optimizer(params)
@@ -192,13 +221,24 @@ def test_a_gradient_that_is_a_lazy_negation_is_read_and_refused_where_it_is_zero
     set_grads(expected, 9)
     params[4].grad = torch._neg_view(-params[4].grad)
     for _ in range(2):
-        with pytest.raises(OpArgumentError, match=r"grad of parameter 2 of group 1 .* is a lazy negation"):
+        with pytest.raises(OpArgumentError, match=r"grad of parameter 2 of group 1 .* is a lazy negation") as caught:
             made.step()
+        assert "p.grad" in caught.value.remedy
         assert_equal(params, before)
     made.zero_grads = False
     made.step()
     other.step()
     assert_equal(params, expected)
+
+
+@pytest.mark.parametrize("copy", [torch._neg_view(torch.ones(4, 4)), torch.ones(4, 4).t()])
+def test_a_copy_that_cannot_be_written_is_refused(copy: torch.Tensor) -> None:
+    param = torch.nn.Parameter(torch.ones(4, 4))
+    made = CPUAdam([param])
+    made.write_copies({param: copy})
+    with pytest.raises(OpArgumentError, match="copy of parameter 0 of group 0") as caught:
+        run(made, [param], 1)
+    assert "write_copies()" in caught.value.remedy
 
 
 @pytest.mark.parametrize("place", range(3))
