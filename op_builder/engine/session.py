@@ -47,7 +47,7 @@ done
 exit 1
 """
 
-# Tells its number before it becomes the program, so that no moment is left unwatched.
+# Prints its number before it becomes the program, so that no moment is left unwatched.
 _STARTER = 'echo $$ >&0; exec "$@" </dev/null'
 
 

@@ -47,11 +47,11 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
         files.append(os.path.realpath(behind))
     macros = run([*command, "-dM", "-E", "-x", "c++", os.devnull]).output
     is_gcc = "__GNUC__" in macros and "__clang__" not in macros and "__INTEL" not in macros
-    said = _version_said(version.output.strip() or version.errors.strip(), macros)
-    return {"version": said, "target": target.last_line, "is_gcc": is_gcc}, files
+    line = _version_line(version.output.strip() or version.errors.strip(), macros)
+    return {"version": line, "target": target.last_line, "is_gcc": is_gcc}, files
 
 
-def _version_said(answer: str, macros: str) -> str:
+def _version_line(answer: str, macros: str) -> str:
     """The line of ``--version``'s answer with the compiler's version; all of the answer where no line has it.
 
     The first line may be that of a wrapper, which stays when the compiler behind it changes.
@@ -82,8 +82,8 @@ def run_by_script(path: str) -> list[str]:
 
 def searched_directories(command: tuple[str, ...]) -> list[str]:
     """The directories in which a compiler searches for ``<...>`` by default, in order."""
-    said = run([*command, "-E", "-Wp,-v", "-x", "c++", os.devnull], environment=env.child_environment(LC_ALL="C"))
-    listed = said.errors.partition("#include <...> search starts here:\n")[2].partition("End of search list")[0]
+    line = run([*command, "-E", "-Wp,-v", "-x", "c++", os.devnull], environment=env.child_environment(LC_ALL="C"))
+    listed = line.errors.partition("#include <...> search starts here:\n")[2].partition("End of search list")[0]
     return [line.strip() for line in listed.split("\n") if line.strip()]
 
 
