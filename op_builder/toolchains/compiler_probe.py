@@ -82,8 +82,8 @@ def run_by_script(path: str) -> list[str]:
 
 def searched_directories(command: tuple[str, ...]) -> list[str]:
     """The directories in which a compiler searches for ``<...>`` by default, in order."""
-    line = run([*command, "-E", "-Wp,-v", "-x", "c++", os.devnull], environment=env.child_environment(LC_ALL="C"))
-    listed = line.errors.partition("#include <...> search starts here:\n")[2].partition("End of search list")[0]
+    answer = run([*command, "-E", "-Wp,-v", "-x", "c++", os.devnull], environment=env.child_environment(LC_ALL="C"))
+    listed = answer.errors.partition("#include <...> search starts here:\n")[2].partition("End of search list")[0]
     return [line.strip() for line in listed.split("\n") if line.strip()]
 
 
