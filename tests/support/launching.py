@@ -154,9 +154,9 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stop.wait(0.002):
-            for entry in Path("/proc").glob("[0-9]*/cmdline"):
-                with contextlib.suppress(OSError):
-                    line = entry.read_text(errors="replace").replace("\0", " ")
+            for number in filter(str.isdecimal, os.listdir("/proc")):
+                with contextlib.suppress(OSError):  # the process has ended
+                    line = Path("/proc", number, "cmdline").read_text(errors="replace").replace("\0", " ")
                     self.read.add(line)
                     if self._text in line:
                         self.seen.add(line)

@@ -647,7 +647,9 @@ def test_signals_while_operations_begin_lose_no_operation(async_io: AsyncIOModul
         buffer = torch.ones(1 << 18, dtype=torch.uint8)
         signal.setitimer(signal.ITIMER_REAL, 0.0002)
         while True:
-            handle.async_pwrite(buffer, tmp_path / "file")
+            for _ in range(100):  # each has a descriptor until it is waited for
+                handle.async_pwrite(buffer, tmp_path / "file")
+            handle.wait()
 
     for _ in range(100):
         with handled_by(stop), pytest.raises(Stopped):
