@@ -12,8 +12,8 @@ from op_builder.ops.arguments import step_count
 from op_builder.ops.optim import packed_states
 from op_builder.ops.optim.checks import check_shapes, require
 from op_builder.ops.optim.native_op import NativeOp
-from op_builder.ops.optim.prepared_groups import with_plain_entries
 from op_builder.ops.optim.sharding import is_dtensor, is_flat, like_param, local_of
+from op_builder.ops.optim.state_entries import with_plain_entries
 
 if TYPE_CHECKING:
     from op_builder.builder.base import OpBuilder

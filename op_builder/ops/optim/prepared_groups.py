@@ -23,6 +23,7 @@ from op_builder.errors import OpArgumentError
 from op_builder.ops.optim.checks import place_of
 from op_builder.ops.optim.prepared_list import PreparedList
 from op_builder.ops.optim.sharding import Sharding, is_flat, local_of, sharding_of
+from op_builder.ops.optim.state_entries import Changes, StateEntry
 from op_builder.ops.optim.tensor_lists import TensorLists
 
 if TYPE_CHECKING:
@@ -38,46 +39,6 @@ _REMEDIES = {
     "copy of tensor": "Pass to write_copies() a contiguous CPU tensor of float32, bfloat16 or float16 with its own "
     "memory and the parameter's number of elements.",
 }
-
-
-class Changes:
-    """Whether an entry of several dictionaries was changed."""
-
-    __slots__ = ("any",)
-
-    def __init__(self) -> None:
-        self.any = False
-
-
-class StateEntry(dict[str, Any]):
-    """A parameter's state that records when it is changed.
-
-    Comparing the tensors of ten thousand entries would take a sixth of a step. It is copied and saved as a plain
-    dictionary.
-    """
-
-    __slots__ = ("_changes",)
-
-    def __init__(self, entries: Mapping[str, Any], changes: Changes) -> None:
-        super().__init__(entries)
-        self._changes = changes
-
-    def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
-        return dict, (dict(self),)
-
-
-def _recording(name: str) -> Any:
-    method = getattr(dict, name)
-
-    def changed(self: StateEntry, *arguments: Any, **keywords: Any) -> Any:
-        self._changes.any = True
-        return method(self, *arguments, **keywords)
-
-    return changed
-
-
-for _name in ("__setitem__", "__delitem__", "__ior__", "update", "setdefault", "pop", "popitem", "clear"):
-    setattr(StateEntry, _name, _recording(_name))
 
 
 @dataclass
@@ -134,7 +95,6 @@ class Batch:
     @contextmanager
     def named_errors(self) -> Iterator[None]:
         """Name parameters in the op's errors as the optimizer's user knows them: the op has lists of its own."""
-
         try:
             yield
         except OpArgumentError as error:
@@ -366,11 +326,6 @@ class PreparedGroups:
 def _storages_and_ops(owner: NativeOptimizer, groups: Sequence[Mapping[str, Any]]) -> list[tuple[str, NativeOp]]:
     """The storage of each group's states, and the op that updates them."""
     return [(group["states"], owner.native_of(group)) for group in groups]
-
-
-def with_plain_entries(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's ``state_dict()`` with plain dictionaries, which ``torch.load(weights_only=True)`` needs."""
-    return {**state_dict, "state": {key: dict(entry) for key, entry in state_dict["state"].items()}}
 
 
 def _require_apart(written_by: Iterable[tuple[Batch, Iterable[torch.Tensor]]]) -> None:
