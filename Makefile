@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 CONSTRAINTS := $(if $(TORCH),$(VENV)/constraints.txt,build_tools/constraints.txt)
 # SLOW=1 adds the tests that take minutes; ARGS goes to the program that a target runs.
 SLOW ?= 0
-# What is installed; tests of ccl_comm need its 1.2 GB, too: EXTRAS=demo,test,ccl
+# What is installed; some tests skip without ccl (1.2 GB) and frameworks: EXTRAS=demo,test,ccl,frameworks
 EXTRAS ?= demo,test
 ARGS ?=
 # A constraint file in pip's own configuration may exclude the chosen torch, so ours replaces it.

@@ -93,9 +93,7 @@ def peer_python(requirement: str, module: str) -> Path:
     """
     if importlib.util.find_spec(module) is not None:
         return Path(sys.executable)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    directory = cache / "accel-ops-benchmarks" / f"{requirement.replace('==', '-')}-py{version}"
+    directory = peer_directory(requirement)
     python = directory / "bin" / "python"
     if not (directory / "ready").exists():
         _measure.progress_console.print(f"Installing {requirement} into {directory}")
@@ -103,7 +101,15 @@ def peer_python(requirement: str, module: str) -> Path:
         install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", requirement]
         subprocess.run(install, check=True)
         (directory / "ready").touch()
+    see_packages(directory)  # another checkout may have made it
     return python
+
+
+def peer_directory(requirement: str) -> Path:
+    """Where the virtual environment of a peer is, or would be; it has a file ``ready`` once it is complete."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return cache / "accel-ops-benchmarks" / f"{requirement.replace('==', '-')}-py{version}"
 
 
 def make_environment(directory: Path) -> Path:
@@ -114,11 +120,18 @@ def make_environment(directory: Path) -> Path:
     """
     # With this one's pip and setuptools: those that come with Python are years older.
     subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(directory)], check=True)
-    python = directory / "bin" / "python"
+    see_packages(directory)
+    return directory / "bin" / "python"
+
+
+def see_packages(directory: Path) -> None:
+    """Let a virtual environment see this one's packages."""
     packages = next(directory.glob("lib/python*/site-packages"))
     # Python does not read the .pth files of a directory that a .pth file names: they hold the editable installs.
-    (packages / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return python
+    file = packages / "outer.pth"
+    outer = sysconfig.get_path("purelib") + "\n"
+    if not file.exists() or file.read_text() != outer:
+        file.write_text(outer)
 
 
 def deepspeed_python() -> Path:

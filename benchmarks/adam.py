@@ -1,4 +1,4 @@
-"""A step of CPU Adam against the memory's limit, torch and DeepSpeed.
+"""A step of CPU Adam against the memory's limit, torch, DeepSpeed, torchao and bitsandbytes.
 
 The limit of a case is the time to move its bytes at the bandwidth of x.mul_(1) (8 bytes
 for each float32 element, in place), measured in the same run with the same threads. It is
@@ -7,7 +7,8 @@ Contenders take turns; a figure is the best of a contender's turns.
 
 Contenders work in the same memory, also the peer in another process and the limit's
 stream: on shared machines the pages of one process can be half as fast as others. Only
-small tensors and packed moments are in memory of the contender's own.
+small tensors and packed moments are in memory of the contender's own. In the rows of
+GPT-2 small's 148 tensors every contender has a process of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from benchmarks import _measure, _peers, _temporaries
+from benchmarks import _adam_models, _measure, _peers, _temporaries
 from benchmarks._adam_cases import MILLION, Case, OwnMemory, SharedMemory, make_cases
 from benchmarks._measure import Requirement, Table, at_least, at_most, requirement_table
 from op_builder.ops import CPUAdam
@@ -27,7 +28,8 @@ from op_builder.ops import CPUAdam
 OURS, LIMIT = "accel-ops", "limit"
 SEPARATE = "accel-ops, separate passes"
 FP32_MOMENTS = "accel-ops, fp32 moments"
-PEERS = ("torch", "deepspeed")
+PEERS = ("torch", "deepspeed", "bitsandbytes", "torchao")
+TRAINING_STEPS = 600
 QUICK_NUMEL = 16 * MILLION
 PICTURE = _measure.IMAGES / "adam.png"
 
@@ -226,12 +228,30 @@ def main() -> None:
         results += run_case(case, arguments.peers, 5 if arguments.quick else 20, peer)
     if peer is not None:
         peer.close()
+    models: list[_adam_models.ModelResult] = []
+    for model_case in _adam_models.model_cases(arguments.peers):
+        models += _adam_models.run_case(model_case, 2 if arguments.quick else 15)
+    steps, seeds = (TRAINING_STEPS // 10, range(1)) if arguments.quick else (TRAINING_STEPS, range(3))
+    losses = _adam_models.losses(arguments.peers, steps, seeds)
     required = [*requirements(results), *temporaries(torch.get_num_threads())]
-    samples = [
-        {"case": result.case.name, "contender": result.contender, "limit_s": result.limit_s, "seconds": result.seconds}
-        for result in results
+    tables = [
+        result_table(results),
+        _adam_models.model_table(models),
+        _adam_models.loss_table(losses),
+        requirement_table(required),
     ]
-    _measure.report("adam", arguments, machine, [result_table(results), requirement_table(required)], samples)
+    samples = {
+        "steps": [
+            {"case": one.case.name, "contender": one.contender, "limit_s": one.limit_s, "seconds": one.seconds}
+            for one in results
+        ],
+        "models": [
+            {"case": one.case.name, "contender": one.contender, "seconds": one.seconds, "state_bytes": one.state_bytes}
+            for one in models
+        ],
+        "losses": losses,
+    }
+    _measure.report("adam", arguments, machine, tables, samples)
     if arguments.write:
         draw(results)
 

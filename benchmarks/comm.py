@@ -23,6 +23,7 @@ from benchmarks import _measure, _peers
 from benchmarks._measure import IMAGES, ROOT, Requirement, Table, at_least, at_most, duration, requirement_table
 from benchmarks._peers import PROGRAMS, PeerProcess
 from benchmarks._processes import cold_build_s
+from op_builder.cpu import CCLCommBuilder
 
 PEERS = ("gloo", "deepspeed", "oneccl")
 OURS, SYMMETRIC = "accel-ops", "accel-ops, symmetric"
@@ -182,17 +183,27 @@ def parse_arguments() -> argparse.Namespace:
     return _measure.make_parser("comm", __doc__, "four sizes, three turns", PEERS).parse_args()
 
 
+def available(peers: Sequence[str]) -> list[str]:
+    """The peers that work here. oneCCL needs the extra ``ccl``; the others are installed where they are missing."""
+    if "oneccl" not in peers or CCLCommBuilder().is_compatible():
+        return list(peers)
+    advice = "oneCCL is left out: it is not installed (pip install -e '.[ccl]')."
+    _measure.progress_console.print(advice, style="yellow", markup=False)
+    return [name for name in peers if name != "oneccl"]
+
+
 def main() -> None:
     arguments = parse_arguments()
     machine = _measure.describe_machine()
+    peers = available(arguments.peers)
     build_s = min(cold_build_s("ShareMemCommBuilder") for _ in range(1 if arguments.quick else 3))
     cores = os.sched_getaffinity(0)
     sizes, rounds = (QUICK_SIZES, 3) if arguments.quick else (SIZES, 9)
-    rows = measure((OURS, SYMMETRIC, *arguments.peers), sizes, rounds, RANKS, cores)
+    rows = measure((OURS, SYMMETRIC, *peers), sizes, rounds, RANKS, cores)
     few = crowd_cores(cores)
     crowd_size = CROWD_PER_CORE * len(few)
-    peers = [name for name in arguments.peers if name in CROWD_PEERS]
-    crowd = measure((OURS, SYMMETRIC, *peers), CROWD_SIZES, min(rounds, CROWD_ROUNDS), crowd_size, few)
+    crowd_peers = [name for name in peers if name in CROWD_PEERS]
+    crowd = measure((OURS, SYMMETRIC, *crowd_peers), CROWD_SIZES, min(rounds, CROWD_ROUNDS), crowd_size, few)
     tables = [
         table(f"All-reduce, {RANKS} ranks", rows),
         table(f"All-reduce, {crowd_size} ranks on {len(few)} cores", crowd),

@@ -167,7 +167,7 @@ def table(starts: Mapping[str, list[float]], loops: Mapping[str, list[Block]]) -
 def main() -> None:
     arguments = _measure.make_parser("launch", __doc__, "3 starts, 4 blocks of the loop").parse_args()
     machine = _measure.describe_machine()
-    start_rounds, blocks, turns = (3, 4, 60) if arguments.quick else (15, 60, 80)
+    start_rounds, blocks, turns = (3, 4, 60) if arguments.quick else (15, 20, 80)
     launches = {"bound": partial(start_seconds, BOUND), "torchrun": partial(start_seconds, TORCHRUN)}
     starts = interleave(launches, start_rounds, "starts")
     loops = measure_loops(blocks, turns)

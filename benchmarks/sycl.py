@@ -74,7 +74,7 @@ def optimizer_cases(numel: int) -> Iterator[Case]:
 
     def lion(module: FusedOp) -> Work:
         lists = [[torch.full((numel,), 1e-3)] for _ in range(3)]
-        return partial(module.multi_tensor_lion, 65536, None, lists, 1e-4, 0.9, 0.99, 0.1)
+        return partial(module.multi_tensor_lion, 65536, None, lists, 1e-4, 0.9, 0.99, 1, 0.1)
 
     ours, theirs = xpu.FusedAdamBuilder().load(), cpu.FusedAdamBuilder().load()
     for title, shape in (

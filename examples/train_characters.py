@@ -147,7 +147,7 @@ def demonstrate(options: argparse.Namespace) -> int:
         draw(picture, curves, agreement.limits)
         console.print(f"Loss curves: {picture}")
     except ImportError:
-        console.print("No picture, because matplotlib is not installed: pip install 'accel-ops[demo]'", markup=False)
+        console.print("No picture, because matplotlib is not installed: pip install matplotlib", markup=False)
 
     written = ours.model.write(corpus.encode(SAMPLE_START), SAMPLE_LENGTH, seed=options.seed)
     console.print("\nWhat the model writes:", style="bold")

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for use as a scr
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # imported later, it keeps the group alive to the end
 
 from accelerator import get_accelerator
 from examples.characters.model import CharacterTransformer, Shape

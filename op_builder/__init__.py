@@ -36,17 +36,38 @@ def __getattr__(name: str) -> Any:
         from op_builder import _version
 
         return _version.__version__
+    if name == "__deepspeed__":
+        _switch_deepspeed()
     if name in __all__:
         from op_builder import builder
 
         return getattr(builder, name)
     if name.endswith("Builder"):
-        from op_builder.catalog.device import current_accelerator
+        from op_builder.catalog.device import current_builder
         from op_builder.errors import UnknownBuilderError, UnknownOpError
 
         try:
-            return current_accelerator().get_op_builder(name)
+            return current_builder(name)
         except UnknownOpError as error:
             # An ImportError, because the import statement would replace an AttributeError's message.
             raise UnknownBuilderError(error.message, error.remedy) from None
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _switch_deepspeed() -> None:
+    """With ACCEL_DEEPSPEED=1 put DeepSpeed on this library; it asks for a name of this package while it is imported."""
+    from op_builder import env
+
+    try:
+        if env.ACCEL_DEEPSPEED.get():
+            import importlib
+            import sys
+
+            if "deepspeed.accelerator.real_accelerator" not in sys.modules:
+                return  # too early; it asks again
+            # By name: no layer of this package depends on the integrations.
+            importlib.import_module("op_builder.integrations.deepspeed")
+    except Exception as error:  # DeepSpeed's import must not fail
+        import logging
+
+        logging.getLogger(__name__).warning("DeepSpeed keeps its own ops: %s", error)

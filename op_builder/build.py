@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import json
 import sys
@@ -17,17 +18,17 @@ from typing import Any, TypeVar
 from op_builder.builder.base import OpBuilder
 from op_builder.cache.store import Entry
 from op_builder.catalog.device import requested_package
+from op_builder.catalog.on_torch import TorchRowBuilder
 from op_builder.catalog.registry import all_builders
 from op_builder.command_line import run_main
 from op_builder.engine import precompiled
-from op_builder.engine.build import BuildOptions
+from op_builder.engine.build import BuildOptions, measured_bytes
 from op_builder.engine.kernels import compile_all_kernels
 from op_builder.errors import AccelError
 from op_builder.load.resolver import Request, compile_now
-from op_builder.plan import Binding
 from op_builder.report.collect import find_op
 from op_builder.system.outcomes import failures
-from op_builder.toolchains.jobs import JobBudget, allowed_jobs
+from op_builder.toolchains.jobs import JobBudget, allowed_jobs, job_bytes
 from op_builder.toolchains.toolset import find_toolset
 
 Report = Callable[[str, int, int, str], None]
@@ -78,7 +79,8 @@ def build_all(
         jobs = 1  # a variable cannot be parsed, and each op's checks report it
     settled = batch.run_parallel(batch.settle, builders, jobs)
     requests = [found for found in settled if isinstance(found, Request)]
-    total = allowed_jobs([request.plan for request in requests]) if requests else 1
+    needs = [job_bytes(request.plan, measured_bytes(request.cache, request.plan)) for request in requests]
+    total = allowed_jobs(needs) if needs else 1
     build = functools.partial(batch.build, budget=JobBudget(total))
     built = iter(batch.run_parallel(build, requests, total))
     return [found if isinstance(found, Outcome) else next(built) for found in settled]
@@ -116,6 +118,8 @@ class _Batch:
         reasons = reasons or builder.own_rejection() or ""
         if reasons:
             return Outcome(builder.name, "failed" if builder.name in self.required else "skipped", message=reasons)
+        if isinstance(builder, TorchRowBuilder):
+            return Outcome(builder.name, "skipped", message="It is Python code; nothing is compiled.")
         request = Request.of(builder)
         cached = None if self.force else request.find_cached()
         return request if cached is None else self._done(request, cached, "cached")
@@ -123,7 +127,7 @@ class _Batch:
     def build(self, request: Request, budget: JobBudget) -> Outcome:
         """Build one op; returns a failure as an outcome."""
         op = request.plan.op
-        options = BuildOptions(functools.partial(self.report, op), self.force, budget, self.cancel)
+        options = BuildOptions(functools.partial(self.report, op), self.force, budget, self.cancel, is_shown=True)
         outcome = self._guarded(op, lambda: self._done(request, compile_now(request, options), "built"))
         self.report(op, 0, 0, outcome.status)
         return outcome
@@ -164,6 +168,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     parser.add_argument("--force", action="store_true", help="compile ops that are in the cache, too")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
+        "--namespace",
+        metavar="NAME",
+        help="build a library that registers the ops in torch.ops.NAME when it is opened, for programs without Python; "
+        "the summary names the file",
+    )
+    parser.add_argument(
         "--precompile",
         action="store_true",
         help="build no op, but precompile torch/extension.h (with GCC; 600 to 800 MB in the cache) with flags of the "
@@ -172,13 +182,15 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     options = parser.parse_args(arguments)
     if not options.precompile and bool(options.ops) == options.all:
         parser.error("name the ops to build, or use --all")
+    if options.namespace is not None and (len(options.ops) != 1 or options.precompile):
+        parser.error("--namespace needs one op; libraries cannot share a namespace")
     try:
         # An accelerator that the environment names need not be present.
         _, package = requested_package()
         if options.all:
             builders = list(all_builders(package).values())
         else:
-            builders = [find_op(name, package) for name in options.ops]
+            builders = [_with_namespace(find_op(name, package), options.namespace) for name in options.ops]
     except AccelError as error:
         print(error, file=sys.stderr)
         return 2
@@ -193,6 +205,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     else:
         _print_summary(outcomes)
     return int(failed)
+
+
+def _with_namespace(builder: OpBuilder, namespace: str | None) -> OpBuilder:
+    named = copy.copy(builder)
+    named.fixed_namespace = namespace
+    return named
 
 
 class _PlainBuilder(OpBuilder):
@@ -210,7 +228,7 @@ class _PlainBuilder(OpBuilder):
 def _precompile(builders: Sequence[OpBuilder], *, is_all: bool) -> int:
     """Precompile ``torch/extension.h`` for the flags of each builder, or for no flags; returns the exit status."""
     chosen = [
-        builder for builder in builders if builder.BINDING is Binding.TORCH and not failures(builder.build_checks())
+        builder for builder in builders if builder.BINDING.uses_torch_cxx and not failures(builder.build_checks())
     ]
     skipped = ", ".join(builder.name for builder in builders if builder not in chosen)
     if skipped and not is_all:

@@ -24,13 +24,18 @@ def run_main(main: Callable[[], int]) -> NoReturn:
         if error.name not in REQUIRED:
             raise
         sys.exit(
-            f"{error.name} is not installed in {sys.prefix}, and accel-ops needs it. Remedy: pip install accel-ops."
+            f"{error.name} is not installed in {sys.prefix}, and accel-ops needs it. Remedy: pip install {error.name}."
         )
     except BrokenPipeError:
         # Python flushes stdout when it exits, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 128 + signal.SIGPIPE  # as shells report it
     sys.exit(status)
+
+
+def printable(text: str) -> str:
+    """``text`` for a terminal: control characters and bytes that are not UTF-8 become escape sequences of Python."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1] for sign in text)
 
 
 def _open_closed_streams() -> None:

@@ -53,10 +53,22 @@ def _parse_path(text: str) -> Path:
         raise ValueError(f"expected a path without ~ here: {error}") from error
 
 
+def _parse_users(text: str) -> frozenset[int]:
+    """User ids."""
+    import pwd  # only for names, which are rare
+
+    users = [user.strip() for user in text.split(",")]
+    try:
+        return frozenset(int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid for user in users)
+    except KeyError as error:
+        raise ValueError(f"expected users of this system: {error}") from error
+
+
 _TYPE_NAMES: dict[Callable[[str], object], str] = {
     _parse_flag: "0 or 1",
     _parse_count: "count >= 1",
     _parse_path: "path",
+    _parse_users: "user names or ids",
     _parse_pin_memory_backend: "torch or native",
     int: "integer",
 }
@@ -169,11 +181,24 @@ ACCEL_CACHE_DIR = _optional(
     "ACCEL_CACHE_DIR", _parse_path, "Directory of built ops; may be read-only.", "$XDG_CACHE_HOME/accel-ops"
 )
 XDG_CACHE_HOME = _optional("XDG_CACHE_HOME", _parse_path, "Base of the default cache directory.", "~/.cache")
+ACCEL_CACHE_TRUST: Variable[frozenset[int]] = _declare(
+    "ACCEL_CACHE_TRUST",
+    _parse_users,
+    frozenset(),
+    "Users, separated by commas, whose files in the cache are used as yours and root's are: they can run code as you.",
+    "none",
+)
 ACCEL_CACHE_MAX_MIB = _declare(
     "ACCEL_CACHE_MAX_MIB",
     _parse_count,
     4096,
-    "Size in MiB above which the cache removes logs, damaged entries and the least recently used ops.",
+    "Size in MiB above which the cache removes logs, objects, damaged entries and the least recently used ops.",
+)
+ACCEL_CPP_EXTENSION = _declare(
+    "ACCEL_CPP_EXTENSION",
+    _parse_flag,
+    False,
+    "1 builds what programs pass to torch.utils.cpp_extension.load and load_inline with the engine of accel-ops.",
 )
 ACCEL_JIT = _declare(
     "ACCEL_JIT", _parse_flag, True, "0 forbids compiling when an op is loaded; only prebuilt and cached ops load."
@@ -210,7 +235,7 @@ ACCEL_COMM_TIMEOUT_S = _declare(
     300,
     "Seconds that a collective in shared memory waits for a running rank; a dead rank is detected at once.",
 )
-CXX = _text("CXX", "C++ compiler.", "g++, c++ or clang++ on PATH")
+CXX = _text("CXX", "C++ compiler.", "g++, c++ or clang++ on PATH, or the package ziglang")
 CUDA_HOME = _optional("CUDA_HOME", _parse_path, "CUDA toolkit to compile with.", "the toolkit of nvcc on PATH")
 CUDA_PATH = _optional("CUDA_PATH", _parse_path, "The same, if CUDA_HOME is unset.")
 TORCH_CUDA_ARCH_LIST = _text(
@@ -225,6 +250,14 @@ TORCH_XPU_ARCH_LIST = _text(
     "TORCH_XPU_ARCH_LIST",
     "Intel GPUs that icpx compiles SYCL ops for, in torch's syntax: 'pvc,bmg'; empty: none ahead of time.",
     "those that torch was built for",
+)
+
+# Other programs --------------------------------------------------------------------------
+ACCEL_DEEPSPEED = _declare(
+    "ACCEL_DEEPSPEED",
+    _parse_flag,
+    False,
+    "1 lets DeepSpeed use this library, as `import op_builder.integrations.deepspeed` does.",
 )
 
 # Communication ---------------------------------------------------------------------------
@@ -252,7 +285,7 @@ OCL_ICD_FILENAMES = _text(
     "OCL_ICD_FILENAMES", "OpenCL drivers for the SYCL runtime.", "that of intel-opencl-rt, if installed"
 )
 SYCL_CACHE_PERSISTENT = _text("SYCL_CACHE_PERSISTENT", "0 disables the cache of compiled SYCL kernels.", "1")
-SYCL_CACHE_DIR = _text("SYCL_CACHE_DIR", "Directory of compiled SYCL kernels.", "sycl_kernels in ACCEL_CACHE_DIR")
+SYCL_CACHE_DIR = _text("SYCL_CACHE_DIR", "Directory of compiled SYCL kernels.", "v1/sycl_kernels in ACCEL_CACHE_DIR")
 ACCEL_SET_FOR_SYCL = _text(
     "ACCEL_SET_FOR_SYCL",
     "Internal: the variables of the three above that this process or its parent has set, as JSON.",
@@ -311,9 +344,9 @@ def _apply(environment: MutableMapping[str, str], values: Mapping[str, str | Non
             environment[name] = value
 
 
-def set_for_libraries(values: Mapping[str, str]) -> None:
-    """Set variables for a library that this process opens next."""
-    os.environ.update(values)
+def set_for_libraries(values: Mapping[str, str | None]) -> None:
+    """Set variables (None unsets) for a library that this process opens next, or for child processes."""
+    _apply(os.environ, values)
 
 
 def child_environment(**changes: str | None) -> dict[str, str]:

@@ -29,6 +29,10 @@ class EnvironmentValueError(AccelError, ValueError):
         super().__init__(f"{name}={value!r} is not valid: expected {expected}.", f"Correct or unset {name}.")
 
 
+class ArgumentError(AccelError, ValueError):
+    """An argument, or what a builder's method returns, has a wrong type or value."""
+
+
 class OpArgumentError(AccelError, ValueError):
     """A native op does not accept its arguments; no tensor was changed."""
 

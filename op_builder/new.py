@@ -11,6 +11,7 @@ import argparse
 import importlib.util
 import json
 import keyword
+import os
 import re
 import shutil
 import sys
@@ -63,7 +64,7 @@ def create(name: str, directory: Path, devices: Collection[str] = ()) -> None:
     Raises:
         NewPackageError: the name cannot be used, or the directory exists or cannot be written; nothing was created.
     """
-    if directory.exists():
+    if os.path.lexists(directory):  # Path.exists() raises for a name that is too long
         raise NewPackageError(f"{directory} exists.", "Choose another --directory, or remove it.")
     _check_name(name)
     names = {

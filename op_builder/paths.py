@@ -32,7 +32,7 @@ def native_root() -> Path:
             return root
     raise SourceNotFoundError(
         f"The native sources (csrc/) are neither in {package / '_native'} nor in {package.parent}.",
-        "Reinstall accel-ops: pip install --force-reinstall accel-ops.",
+        "Install accel-ops again, from a checkout or a complete wheel.",
     )
 
 
@@ -55,8 +55,7 @@ def resolve_all(name: str | Path, owner: type | None = None) -> list[Path]:
     Raises:
         SourceNotFoundError: no such path exists; the message lists them.
     """
-    # os.path.join() returns an absolute name unchanged.
-    candidates = list(dict.fromkeys(os.path.join(base, name) for base in _bases(owner)))
+    candidates = places(name, owner)
     found = [Path(candidate) for candidate in candidates if os.path.exists(candidate)]
     if found:
         return found
@@ -66,6 +65,12 @@ def resolve_all(name: str | Path, owner: type | None = None) -> list[Path]:
         f"The source {str(name)!r} named by {named_by} does not exist. Looked for:\n{listed}",
         "Correct sources() or include_paths(); names are relative to the package of the builder's class.",
     )
+
+
+def places(name: str | Path, owner: type | None = None) -> list[str]:
+    """The absolute paths that :func:`resolve_all` tries, in order."""
+    # os.path.join() returns an absolute name unchanged.
+    return list(dict.fromkeys(os.path.join(base, name) for base in _bases(owner)))
 
 
 def label(path: Path, owner: type | None = None) -> str:

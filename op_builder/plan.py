@@ -24,12 +24,26 @@ class Binding(enum.Enum):
     """A pybind11 or CPython module, a ``TORCH_LIBRARY`` or a ``STABLE_TORCH_LIBRARY``; the engine detects which one in
     the built file."""
 
+    LIBRARY = "library"
+    """As ``TORCH``; a file with neither module nor ops is also accepted, and opened by ctypes."""
+
+    TVM_FFI = "tvm_ffi"
+    """Functions that ``TVM_FFI_DLL_EXPORT_TYPED_FUNC`` of apache-tvm-ffi exports; the binary uses neither torch nor
+    Python, and ``load()`` returns a ``tvm_ffi.Module``."""
+
+    @property
+    def uses_torch_cxx(self) -> bool:
+        """Whether the binary is bound to one release of torch and to the ABI of one Python."""
+        return self in (Binding.TORCH, Binding.LIBRARY)
+
 
 class Language(enum.Enum):
     """The language of a source file, which determines its compiler."""
 
     CXX = "c++"
     C = "c"
+    ASSEMBLER = "assembler"
+    """Assembler text for the C preprocessor, compiled by the C++ compiler's driver."""
     CUDA = "cuda"
     SYCL = "sycl"
     """C++ with kernels that oneAPI's compiler compiles ahead of time."""

@@ -18,6 +18,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(directory.cleanup)
         os.environ["ACCEL_TEST_CACHE"] = directory.name
     os.environ["ACCEL_CACHE_DIR"] = os.environ["ACCEL_TEST_CACHE"]
+    # Threads of OpenMP that wait for work sleep: those of two workers and their ranks would take each other's cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.umask(0o022)  # files and directories that a group may write are not trusted
     for name in ("ACCEL_ACCELERATOR", "DS_ACCELERATOR", "ACCEL_JIT", "ACCEL_CPU_ISA", "ACCEL_MAX_JOBS", "MAX_JOBS"):
         os.environ.pop(name, None)
 

@@ -59,7 +59,7 @@ def parse_core_list(text: str) -> frozenset[int]:
     cpus = frozenset(parse_list(text))
     if not cpus:
         raise BindingError(
-            f"--bind_core_list {text!r}: expected numbers and ranges of CPUs, such as 0-51,56-107.",
+            f"CPU list {text!r}: expected numbers and ranges of CPUs, such as 0-51,56-107.",
             "'accel-launch --show_topology' shows the CPUs of this machine.",
         )
     return cpus
@@ -76,7 +76,7 @@ def plan_binding(topology: Topology, ranks: int, listed: frozenset[int] | None =
     """
     if listed is not None and (forbidden := listed - topology.allowed_cpus):
         raise BindingError(
-            f"--bind_core_list names CPUs that this process may not use: {format_list(forbidden)}; it may use "
+            f"The CPU list names CPUs that this process may not use: {format_list(forbidden)}; it may use "
             f"{format_list(topology.allowed_cpus)}.",
             "Remove them: the affinity mask or the container's cpuset excludes them, or they are offline.",
         )

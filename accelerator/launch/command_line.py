@@ -9,18 +9,19 @@ import shutil
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from accelerator.launch.binding import parse_core_list
 from accelerator.launch.errors import LaunchError
-from accelerator.launch.hosts import Host, choose_hosts, host_of, limit, read_hostfile
+from accelerator.launch.hosts import Host, choose_hosts, host_of, is_host_name, limit, read_hostfile
 from accelerator.launch.job import Job
 from accelerator.launch.options import parse
 from accelerator.launch.output import make_log_directory
-from accelerator.launch.plan import HostPlan, forwarded, plan_host, read_environment_files
-from accelerator.launch.processes import guarded, log
+from accelerator.launch.plan import HostPlan, forwarded, plan_host, plural, read_environment_files
+from accelerator.launch.processes import guarded, log, log_plan, set_log_level
 from accelerator.launch.topology import Topology, own_affinity, read_caches, read_topology
 from op_builder import env
 from op_builder.errors import AccelError
@@ -40,6 +41,7 @@ def run() -> NoReturn:
 def main(arguments: Sequence[str] | None = None, prog: str = "accel-launch") -> int:
     """The command line; returns the exit status."""
     options = parse(sys.argv[1:] if arguments is None else arguments, prog)
+    set_log_level(options.log_level)
     try:
         return _show_topology(options) if options.show_topology else _launch(options)
     except AccelError as error:
@@ -52,6 +54,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "accel-launch") -> 
 def _launch(options: argparse.Namespace) -> int:
     # Imports in functions: each command loads only what it needs. Torch takes seconds.
     job = make_job(options)
+    set_log_level(job.log_level)  # a driver's job has its own
     if options.dry_run:
         from accelerator.launch.describe import describe_job
 
@@ -60,8 +63,7 @@ def _launch(options: argparse.Namespace) -> int:
         return 0
     _check_script(job, options)
     if job.launcher == "torchrun":
-        for line in _plan_here(job, job.hosts[0]).lines():
-            log(line if job.num_nodes == 1 else f"{socket.gethostname()}: {line}")
+        log_plan(_plan_here(job, job.hosts[0]), "" if job.num_nodes == 1 else f"{socket.gethostname()}: ")
         if job.log_dir is not None:
             make_log_directory(job.log_dir)
         with guarded(job.part, job.grace_s):  # before torch, whose import takes seconds
@@ -95,28 +97,49 @@ def make_job(options: argparse.Namespace) -> Job:
         return Job.from_json(options.host_job, options.program)
     accelerator = find_accelerator()
     hosts = _hosts(options, accelerator)
-    launcher = options.launcher or ("torchrun" if len(hosts) == 1 and hosts[0].is_local else "ssh")
+    if options.no_ssh and options.hostfile is not None:
+        hosts = _only_this_host(options, hosts)
+    is_here = len(hosts) == 1 and hosts[0].is_local and not options.force_multi
+    launcher = options.launcher or ("torchrun" if is_here else "ssh")
     _check(options, launcher, hosts)
     python = () if options.no_python else (sys.executable, "-u", *(("-m",) if options.module else ()))
     names = accelerator.visible_devices_envs()
+    variables, notes = read_environment_files(_directories_of_variables())
+    for level, note in notes.items():
+        log(note, level)
+    port = () if options.ssh_port is None or launcher != "ssh" else ("-p", str(options.ssh_port))
     return Job(
         program=(*python, *options.program),
         hosts=hosts,
         launcher=launcher,
-        launcher_args=tuple(options.launcher_args),
+        launcher_args=(*options.launcher_args, *port),
         num_nodes=options.num_nodes or 1,
         node_rank=options.node_rank,
         master_addr=options.master_addr,
         master_port=options.master_port,
         bind=options.bind_cores_to_rank,
         core_list=options.bind_core_list,
-        variables=read_environment_files(_directories_of_variables()),
+        variables=variables,
         device_variables=names,
         forwarded=forwarded(env.child_environment(), accelerator.export_envs(), names, launcher),
         log_dir=str(options.log_dir.absolute()) if options.log_dir is not None else None,
         max_restarts=options.max_restarts,
         grace_s=options.grace_period,
+        venv_script=None if options.venv_script is None else str(options.venv_script.absolute()),
+        log_level=options.log_level,
     )
+
+
+def _only_this_host(options: argparse.Namespace, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
+    """This host's part of a launch without ssh; sets the options of the others' meeting."""
+    if options.node_rank >= len(hosts):
+        found = f"--node_rank {options.node_rank}: the hostfile has {plural(len(hosts), 'host')}."
+        raise LaunchError(found, f"Use 0 to {len(hosts) - 1}, the position of this host in the hostfile.")
+    from accelerator.launch.remote import master_address
+
+    options.num_nodes = len(hosts)
+    options.master_addr = options.master_addr or master_address(Job((), hosts))
+    return (replace(hosts[options.node_rank], name="localhost"),)
 
 
 def _directories_of_variables() -> list[Path]:
@@ -142,9 +165,14 @@ def _check(options: argparse.Namespace, launcher: str, hosts: tuple[Host, ...]) 
     elif options.max_restarts and launcher not in ("torchrun", "ssh"):
         message = f"--launcher {launcher} does not support --max_restarts; only torch's agent restarts ranks."
         remedy = "Remove --max_restarts, or use --launcher ssh."
-    elif options.node_rank and (has_file or not is_torchrun):
+    elif options.node_rank and not options.no_ssh and (has_file or not is_torchrun):
         message = f"--node_rank requires torchrun without a hostfile; --launcher {launcher} numbers the hosts itself."
         remedy = "Remove --node_rank."
+    elif launcher not in ("torchrun", "ssh") and (options.ssh_port or options.venv_script):
+        message = f"--launcher {launcher} supports neither --ssh_port nor --venv_script."
+        remedy = "Set the port in ~/.ssh/config, and activate the environment before you start accel-launch."
+    elif options.master_addr is not None and not is_host_name(options.master_addr):
+        message, remedy = f"--master_addr {options.master_addr!r} is not a host.", "Use a host's name or address."
     if message:
         raise LaunchError(message, remedy)
     if options.bind_core_list is not None:
@@ -213,7 +241,9 @@ def _show_topology(options: argparse.Namespace) -> int:
         plan = plan_host(job, host, topology, env.child_environment())
     except LaunchError as error:
         plan, refusal = HostPlan(host.slots), error
-    if options.json:
+    if options.format in describe.OF_LAUNCHERS:
+        print(*describe.OF_LAUNCHERS[options.format](plan.bindings), sep="\n", end="\n" if plan.bindings else "")
+    elif options.format == "json":
         print(json.dumps(describe.as_data(topology, caches, plan), indent=2, default=sorted))
     else:
         print("\n".join(describe.draw(topology, caches, plan, shutil.get_terminal_size().columns)))

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from accelerator.launch.binding import RankBinding
 from accelerator.launch.errors import BindingError
 from accelerator.launch.hosts import Host
 from accelerator.launch.job import DEFAULT_PORT, Job
@@ -108,6 +109,21 @@ def draw(topology: Topology, caches: Sequence[Cache], plan: HostPlan, columns: i
     if forbidden := {cpu for core in topology.cores for cpu in core.cpus} - topology.allowed_cpus:
         lines.append(f"  not allowed to this process (x): CPU {format_list(forbidden)}")
     return [*lines, *(f"  {note}" for note in plan.notes)]
+
+
+def _as_taskset(bindings: Sequence[RankBinding]) -> list[str]:
+    """The words before a rank's command, a line for each rank."""
+    return [f"taskset --cpu-list {format_list(binding.cpus)}" for binding in bindings]
+
+
+def _as_vllm(bindings: Sequence[RankBinding]) -> list[str]:
+    """The variable of vLLM's CPU backend, which takes each rank's memory from the NUMA node of its cores."""
+    lists = [format_list(binding.cpus) for binding in bindings]
+    return [f"VLLM_CPU_OMP_THREADS_BIND={'|'.join(lists)}"] if lists else []
+
+
+OF_LAUNCHERS: dict[str, Callable[[Sequence[RankBinding]], list[str]]] = {"taskset": _as_taskset, "vllm": _as_vllm}
+"""By name of a format, the lines with all bindings for another launcher."""
 
 
 def _headline(topology: Topology) -> str:

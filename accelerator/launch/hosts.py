@@ -8,9 +8,13 @@ hosts, and slots of them: ``host:0,1@host2`` is slots 0 and 1 of the first and a
 from __future__ import annotations
 
 import codecs
+import contextlib
 import difflib
+import errno
+import os
 import re
-from collections.abc import Sequence
+import stat
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +23,8 @@ from accelerator.launch.topology import parse_list
 
 _EXPECTED = "a line such as 'name slots=4'"
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+# Commands take a name that begins with "-" for an option, and the configuration of ssh may pass names to a shell.
+_NAME = re.compile(r"([\w.][\w.+\\$-]*@)?(\w[\w.-]*|\[?[\da-fA-F:.]+(%[\w.-]+)?\]?)")
 
 
 @dataclass(frozen=True)
@@ -57,21 +63,25 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     return parse_hostfile(text, str(path))
 
 
-def read_users_file(path: Path) -> str | None:
+def read_users_file(path: Path, opener: Callable[[str, int], int] | None = None) -> str | None:
     """The text of a file that the user wrote, None if it does not exist.
+
+    Args:
+        opener: as that of :func:`open`.
 
     Raises:
         LaunchError: it cannot be read.
     """
     try:
-        data = path.read_bytes()
+        with open(path, "rb", opener=opener) as file:
+            data = file.read()
         is_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         # Bytes of another encoding reach the ranks unchanged, as in the environment of Python.
         text = data.decode("utf-16") if is_utf16 else data.decode("utf-8-sig", "surrogateescape")
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise LaunchError(f"{path} cannot be read: {error.strerror}.", "Make it readable.") from None
+        raise LaunchError(f"{path} cannot be read: {error.strerror}.", "Make it a readable file.") from None
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
@@ -79,10 +89,39 @@ def read_users_file(path: Path) -> str | None:
     return text
 
 
+def why_distrusted(path: Path) -> str | None:
+    """The reason to ignore a file that the user did not name; None if only the user and root can have written it."""
+    if not os.path.lexists(path):
+        return None
+    for place in dict.fromkeys((path.parent, Path(os.path.realpath(path)).parent, path)):
+        with contextlib.suppress(OSError):  # reading the file raises it again
+            if (reason := _why_others_write(place, place.stat())) is not None:
+                return reason
+    return None
+
+
+def open_trusted(path: str, flags: int) -> int:
+    """Open such a file; if a link on the way to it was changed after that check, an OSError is raised."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK)  # opening a named pipe would wait
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and _why_others_write(path, status) is None:
+        return descriptor
+    os.close(descriptor)
+    raise PermissionError(errno.EACCES, "it is not a file of yours alone")
+
+
+def _why_others_write(place: object, status: os.stat_result) -> str | None:
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{place} belongs to another user"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"other users may write {place}"
+    return None
+
+
 def parse_hostfile(text: str, source: str) -> tuple[Host, ...]:
     """The hosts in a hostfile's text; ``source`` is its name in errors."""
     hosts: dict[str, Host] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # a comment with another separator stays one
         name, *words = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split() or [""]
         if not name:
             continue
@@ -92,12 +131,14 @@ def parse_hostfile(text: str, source: str) -> tuple[Host, ...]:
         settings = {key.lower().replace("-", "_"): value for key, _, value in (word.partition("=") for word in words)}
         slots = settings.pop("slots", slots)
         settings.pop("max_slots", None)  # Open MPI's limit for more ranks than slots, which this launcher never starts
-        if set(name) & set("=,"):
+        if "=" in name:
             expected = f"{_EXPECTED}, the host's name first"
         elif settings:
             expected = f"{_EXPECTED}, not {' '.join(words)!r}"
-        elif not slots.isdecimal() or int(slots) < 1:
-            expected = f"a number of slots of at least 1, not {slots!r}"
+        elif re.fullmatch(r"0*[1-9]\d{0,4}", slots, re.ASCII) is None:
+            expected = f"a number of slots from 1 to 99999, not {slots!r:.80}"
+        elif not is_host_name(name):
+            expected = f"a host's name or address, not {name!r}"
         elif name in hosts:
             expected = f"each host once; {name} is already listed"
         else:
@@ -158,17 +199,24 @@ def _parse_choice(text: str, option: str, hosts: Sequence[Host]) -> dict[str, tu
             near = difflib.get_close_matches(name, known, 1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             found = f"unknown host {name!r}{hint}; the hosts are {', '.join(known)}"
-        elif name in choice:
-            found = f"{name} is named twice"
         elif not slots:
             found = f"{slots_text!r} is not a list of slots"
         elif slots[-1] >= known[name].slots:
             found = f"host {name} has slots 0 to {known[name].slots - 1}, not {slots[-1]}"
         else:
-            choice[name] = slots
+            choice[name] = tuple(sorted({*choice.get(name, ()), *slots}))  # a host may be named several times
             continue
         raise LaunchError(f"{option} {text!r}: {found}.", "An example is host:0,1@host2.")
     return choice
+
+
+def is_host_name(name: str) -> bool:
+    """Whether this is a host's name or address, and neither a command's option nor text that a shell would change."""
+    try:
+        name.rpartition("@")[2].encode("idna")  # as Python resolves it
+    except UnicodeError:  # a part between dots is empty or too long
+        return False
+    return _NAME.fullmatch(name) is not None
 
 
 def _is_ipv6_address(name: str) -> bool:

@@ -33,6 +33,8 @@ class Job:
         log_dir: an absolute path.
         max_restarts: the number of restarts after failures.
         grace_s: seconds that ranks have to end after a signal.
+        venv_script: a script that the shell of other hosts runs first.
+        log_level: of :data:`accelerator.launch.processes.LEVELS`, the least that is printed.
         has_driver: whether a driver reads failures from standard error and writes signals to standard input.
         launch: identifies this launch.
     """
@@ -54,6 +56,8 @@ class Job:
     log_dir: str | None = None
     max_restarts: int = 0
     grace_s: float = 10.0
+    venv_script: str | None = None
+    log_level: str = "info"
     has_driver: bool = False
     launch: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -65,7 +69,7 @@ class Job:
     def to_json(self) -> str:
         """This job for a command line, without the program and the variables, which may be secret."""
         data = asdict(self)
-        for name in ("program", "launcher_args", "variables", "forwarded"):
+        for name in ("program", "launcher_args", "variables", "forwarded", "venv_script"):
             del data[name]
         return json.dumps(data, separators=(",", ":"))
 

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from accelerator.launch.job import DEFAULT_PORT, LAUNCHERS
+from accelerator.launch.processes import LEVELS
+
+FORMATS = ("text", "json", "taskset", "vllm")
 
 _EXAMPLES = """examples:
   accel-launch --bind_cores_to_rank train.py          one rank per NUMA node, each on its own cores
@@ -37,6 +40,17 @@ def _number(expected: str, least: float, most: float, kind: type = int) -> Calla
     return convert
 
 
+# What DeepSpeed's command takes beyond these options: names of launchers, and options with what to use instead.
+_SAME_LAUNCHER = {"pdsh": "ssh", "mvapich": "mpich"}
+_INSTEAD = {
+    "--save_pid": "no file is written; the process that you start is the launcher, and a signal to it ends all ranks",
+    "--autotuning": "run DeepSpeed's own command to tune a configuration",
+    **dict.fromkeys(
+        ("--elastic_training", "--min_elastic_nodes", "--max_elastic_nodes"),
+        "use --max_restarts; the number of hosts does not change",
+    ),
+}
+
 _COUNT = _number("a whole number of at least 1", 1, math.inf)
 _INDEX = _number("a whole number of at least 0", 0, math.inf)
 _PORT = _number("a port, 1 to 65535", 1, 65535)
@@ -58,7 +72,7 @@ class _Parser(argparse.ArgumentParser):
         def add(name: str, *aliases: str, **settings: Any) -> None:
             section.add_argument(*(alias for alias in aliases if alias[1] != "-"), name, **settings)
             for spelling in (name, *aliases):
-                self._names[spelling] = (name, settings.get("action") != "store_true")
+                self._names[spelling] = (name, settings.get("action") is None)
 
         return add
 
@@ -82,6 +96,9 @@ class _Parser(argparse.ArgumentParser):
         unknown = message.removeprefix("unrecognized arguments: ")
         if unknown != message:
             name = unknown.split()[0].partition("=")[0]
+            instead = _INSTEAD.get(name.replace("-", "_").replace("__", "--", 1))
+            if instead is not None:
+                super().error(f"{name} is not supported: {instead}")
             near = difflib.get_close_matches(name.replace("-", "_").replace("__", "--", 1), self._names, 1)
             message = f"unknown option {name}" + (f"; did you mean {self._names[near[0]][0]}?" if near else "")
         super().error(message)
@@ -101,12 +118,15 @@ def make_parser(prog: str = "accel-launch") -> _Parser:
     add = parser.group("ranks and hosts")
     add("--num_accelerators", "--num_gpus", "--nproc_per_node", type=_COUNT, metavar="N",
         help="ranks per host (default: its accelerators, or its NUMA nodes on CPUs)")  # fmt: skip
-    add("--hostfile", type=Path, metavar="FILE", help="file with a line 'name slots=N' per host")
-    add("--include", metavar="HOSTS", help="use only these hosts and slots: a:0,1@b")
-    add("--exclude", metavar="HOSTS", help="use all but these")
+    add("--hostfile", "-H", type=Path, metavar="FILE", help="file with a line 'name slots=N' per host")
+    add("--include", "-i", metavar="HOSTS", help="use only these hosts and slots: a:0,1@b")
+    add("--exclude", "-e", metavar="HOSTS", help="use all but these")
     add("--num_nodes", "--nnodes", type=_COUNT, metavar="N",
         help="use the first N hosts of the hostfile; without a hostfile, N hosts run this command")  # fmt: skip
     add("--node_rank", type=_INDEX, default=0, metavar="I", help="index of this host")
+    add("--no_ssh", action="store_true",
+        help="every host of the hostfile runs this command, with its own --node_rank")  # fmt: skip
+    add("--force_multi", action="store_true", help="use the launcher for several hosts also for one")
     add("--master_addr", metavar="NAME", help="address of the host with rank 0 (default: the first host)")
     add("--master_port", type=_PORT, metavar="PORT",
         help=f"port of rank 0 (default: {DEFAULT_PORT}; with torchrun on one host, any free port)")  # fmt: skip
@@ -117,20 +137,30 @@ def make_parser(prog: str = "accel-launch") -> _Parser:
         help="use only these CPUs, such as 0-51,56-107; implies --bind_cores_to_rank")  # fmt: skip
 
     add = parser.group("launch")
-    add("--launcher", choices=LAUNCHERS, help="default: torchrun for one host, ssh for several")
+    add("--launcher", type=str.lower, choices=(*LAUNCHERS, *_SAME_LAUNCHER),
+        help="default: torchrun for one host, ssh for several; pdsh means ssh, and mvapich mpich")  # fmt: skip
     add("--launcher_args", type=shlex.split, default=(), metavar="ARGS",
         help="options for ssh, mpirun or srun, such as '-p 2222'")  # fmt: skip
+    add("--ssh_port", type=_PORT, metavar="PORT", help="port of ssh on the other hosts")
+    add("--venv_script", type=Path, metavar="FILE", help="activate an environment on the other hosts (ssh)")
     add("--module", "-m", action="store_true", help="the program is a module, as for python -m")
     add("--no_python", action="store_true", help="the program is not a Python script")
-    add("--log_dir", type=Path, metavar="DIR", help="also write the output of each rank to files in DIR")
+    add("--no_local_rank", "--no_ssh_check", action="store_true",
+        help="accepted from DeepSpeed's command: ranks get no --local_rank, and ssh is not tried first")  # fmt: skip
+    add("--log_dir", "--enable_each_rank_log", type=Path, metavar="DIR",
+        help="also write the output of each rank to files in DIR")  # fmt: skip
     add("--max_restarts", type=_INDEX, default=0, metavar="N", help="restart all ranks up to N times after a failure")
     add("--grace_period", type=_SECONDS, default=10.0, metavar="S",
         help="seconds between SIGTERM and SIGKILL (default: 10)")  # fmt: skip
 
     add = parser.group("information")
+    add("--log_level", choices=LEVELS, default="info", help="least important message that is printed (default: info)")
+    add("--quiet", "-q", action="store_true", help="the same as --log_level error")
     add("--dry_run", action="store_true", help="print the commands and bindings without running them")
     add("--show_topology", action="store_true", help="draw this machine with the ranks on it")
-    add("--json", action="store_true", help="print the topology as JSON")
+    add("--format", choices=FORMATS,
+        help="print the topology as text or JSON, or the bindings alone, for taskset or vLLM")  # fmt: skip
+    add("--json", action="store_const", dest="format", const="json", help="the same as --format json")
     add("--host_job", help=argparse.SUPPRESS)  # a driver passes the job of one host
     return parser
 
@@ -143,12 +173,18 @@ def parse(arguments: Sequence[str], prog: str = "accel-launch") -> argparse.Name
     options.program = program
     if options.module and options.no_python:
         parser.error("--module and --no_python cannot be used together")
-    if options.json and not options.show_topology:
-        parser.error("--json requires --show_topology")
+    if options.format and not options.show_topology:
+        parser.error(f"--format {options.format} requires --show_topology")
     if not program and not options.show_topology:
         parser.error("no script was given")
     nodes = options.num_nodes or 1
-    if options.node_rank >= nodes and options.node_rank > 0:
+    if options.node_rank >= nodes and options.node_rank > 0 and not (options.no_ssh and options.hostfile):
         parser.error(f"--node_rank {options.node_rank}: expected at most {nodes - 1} with --num_nodes {nodes}")
+    if options.launcher == "pdsh" and options.launcher_args:
+        parser.error("--launcher pdsh uses ssh without pdsh; use --launcher ssh, with ssh's options in --launcher_args")
+    if options.no_ssh and options.launcher not in (None, "torchrun"):
+        parser.error("--no_ssh and --launcher cannot be used together")
+    options.launcher = _SAME_LAUNCHER.get(options.launcher, options.launcher)
+    options.log_level = "error" if options.quiet else options.log_level
     options.bind_cores_to_rank |= options.bind_core_list is not None
     return options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from accelerator.launch.binding import RankBinding, parse_core_list, plan_binding, threads_per_rank
 from accelerator.launch.errors import LaunchError
-from accelerator.launch.hosts import Host, read_users_file
+from accelerator.launch.hosts import Host, open_trusted, read_users_file, why_distrusted
 from accelerator.launch.job import Job
 from accelerator.launch.topology import Topology, format_list
 
@@ -26,7 +27,7 @@ _ALWAYS_FORWARDED = (
     *("GLOO_", "CCL_", "FI_"),
 )
 # Settings of an MPI; Open MPI forwards its own.
-_FORWARDED_BY_LAUNCHER = {"mpich": ("MPICH_", "MPIR_"), "impi": ("I_MPI_",)}
+_FORWARDED_BY_LAUNCHER = {"mpich": ("MPICH_", "MPIR_", "MV2_"), "impi": ("I_MPI_",)}
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,13 @@ class HostPlan:
         return f"CPU {format_list(binding.cpus)}{nodes}, memory {binding.memory}, {threads}"
 
     def lines(self) -> list[str]:
-        """The bindings, a line for each rank, and the notes."""
+        """The bindings, a line for each rank."""
         lines = [f"local rank {rank}: {self.describe(rank)}" for rank in range(len(self.bindings))]
         if len(lines) > _MOST_LINES:
             lines[_MOST_LINES:] = [f"... and {len(lines) - _MOST_LINES} more ranks; --dry_run shows all"]
         if not lines and self.thread_variables:
             lines.append(f"{plural(self.ranks, 'unbound rank')}, {assignments(self.thread_variables)} for each")
-        return [*lines, *self.notes]
+        return lines
 
 
 def plan_host(job: Job, host: Host, topology: Topology, given: Mapping[str, str]) -> HostPlan:
@@ -100,8 +101,11 @@ def assignments(variables: Mapping[str, str]) -> str:
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
 
 
-def read_environment_files(directories: Iterable[Path]) -> dict[str, str]:
-    """The variables of the ``.accel_env`` files in these directories; a later file overrides an earlier.
+def read_environment_files(directories: Iterable[Path]) -> tuple[dict[str, str], dict[str, str]]:
+    """The variables of the ``.accel_env`` files in these directories, and messages about the files by their level.
+
+    A later file overrides an earlier. A file that another user can have written is ignored: its variables could run
+    that user's code.
 
     Lines are ``NAME=VALUE``. As in a shell, ``export`` may precede the name and quotes may enclose the value; blanks
     around ``=``, empty lines and lines that begin with ``#`` are ignored.
@@ -110,8 +114,15 @@ def read_environment_files(directories: Iterable[Path]) -> dict[str, str]:
         LaunchError: a line is invalid; the message has the file and the line number.
     """
     variables: dict[str, str] = {}
-    for path in (directory / FILE_NAME for directory in directories):
-        for number, line in enumerate(map(str.strip, (read_users_file(path) or "").split("\n")), 1):
+    read, ignored = [], []
+    for path in dict.fromkeys(directory / FILE_NAME for directory in directories):
+        if (reason := why_distrusted(path)) is not None:
+            ignored.append(f"{path} ({reason})")
+            continue
+        # Others' directories that cannot be searched, as after sudo, have no file for this user.
+        text = read_users_file(path, open_trusted) if os.path.lexists(path) else None
+        read += [] if text is None else [str(path)]
+        for number, line in enumerate(map(str.strip, (text or "").split("\n")), 1):
             if not line or line.startswith("#"):
                 continue
             assignment = re.fullmatch(r"(?:export\s+)?([A-Za-z_]\w*)\s*=\s*(.*)", line, re.ASCII | re.DOTALL)
@@ -121,7 +132,11 @@ def read_environment_files(directories: Iterable[Path]) -> dict[str, str]:
             name, value = assignment.groups()
             is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
             variables[name] = value[1:-1] if is_quoted else value
-    return variables
+    notes = {"info": f"Read environment variables from {', '.join(read)}"} if read else {}
+    if ignored:
+        remedy = "Own the file and its directory, and run 'chmod go-w' on both"
+        notes["warning"] = f"Warning: ignored {', '.join(ignored)}. Remedy: {remedy}."
+    return variables, notes
 
 
 def forwarded(
@@ -133,7 +148,11 @@ def forwarded(
         own: names that each host sets itself, which select its visible devices.
     """
     wanted, kept = (*_ALWAYS_FORWARDED, *_FORWARDED_BY_LAUNCHER.get(launcher, ()), *prefixes), set(own)
-    return {name: value for name, value in sorted(variables.items()) if name.startswith(wanted) and name not in kept}
+    return {
+        name: value
+        for name, value in sorted(variables.items())
+        if name.isidentifier() and name.startswith(wanted) and name not in kept
+    }
 
 
 def visible_devices(names: Sequence[str], given: Mapping[str, str], slots: Sequence[int]) -> dict[str, str]:

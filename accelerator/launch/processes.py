@@ -6,17 +6,24 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from op_builder import env
+from op_builder.system.interpreter import bare_file_command
+
+if TYPE_CHECKING:
+    from accelerator.launch.plan import HostPlan
 
 VARIABLE = env.ACCEL_LAUNCH_ID.name  # inherited by all processes of a launch
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _CHILD = Path(__file__).resolve().with_name("child.py")
+LEVELS = ("debug", "info", "warning", "error", "critical")
 _POLL_S = 0.05
+
+_log_level = "info"
 
 
 def helper_process(part: str, *arguments: str) -> list[str]:
@@ -24,12 +31,26 @@ def helper_process(part: str, *arguments: str) -> list[str]:
 
     It is isolated from the current directory and from installed packages, and starts fast.
     """
-    return [sys.executable, "-I", "-S", str(_CHILD), part, *arguments]
+    return bare_file_command(str(_CHILD), part, *arguments)
 
 
-def log(text: str) -> None:
-    """Write a message to standard error in one call."""
-    os.write(2, f"accel-launch: {text}\n".encode(errors="backslashreplace"))
+def log(text: str, level: str = "error") -> None:
+    """Write a message to standard error in one call, if its level is printed."""
+    if LEVELS.index(level) >= LEVELS.index(_log_level):
+        os.write(2, f"accel-launch: {text}\n".encode(errors="backslashreplace"))
+
+
+def set_log_level(level: str) -> None:
+    """Set the least level that this process prints."""
+    global _log_level
+    _log_level = level
+
+
+def log_plan(plan: HostPlan, host: str = "") -> None:
+    """Log the bindings and the warnings of a plan; ``host`` begins each line."""
+    for level, lines in (("info", plan.lines()), ("warning", plan.notes)):
+        for line in lines:
+            log(f"{host}{line}", level)
 
 
 def cannot_start(program: str, error: OSError) -> int:

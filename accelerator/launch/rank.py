@@ -27,7 +27,15 @@ from accelerator.launch.errors import LaunchError
 from accelerator.launch.job import DEFAULT_PORT, Job
 from accelerator.launch.output import Failure, Relay, exit_status, make_log_directory
 from accelerator.launch.plan import plan_host
-from accelerator.launch.processes import VARIABLE, cannot_start, end_processes_of, handled_signals, log
+from accelerator.launch.processes import (
+    VARIABLE,
+    cannot_start,
+    end_processes_of,
+    handled_signals,
+    log,
+    log_plan,
+    set_log_level,
+)
 from accelerator.launch.topology import own_affinity, read_topology
 from op_builder import env
 from op_builder.errors import AccelError
@@ -79,6 +87,7 @@ def run(job_json: str, program: Sequence[str]) -> int:
     """Run the program; returns its exit status, or 128 plus the signal number if a signal ended it."""
     end_with_parent(os.getppid())
     job = Job.from_json(job_json, program)
+    set_log_level(job.log_level)
     host, given = job.hosts[0], env.child_environment()
     try:
         place = read_place(job.launcher, given)
@@ -94,14 +103,19 @@ def run(job_json: str, program: Sequence[str]) -> int:
     except AccelError as error:
         log(str(error))
         return 2
-    variables = {**given, **plan.variables}
+    size = place["LOCAL_WORLD_SIZE"]
+    # DeepSpeed's names for the index and the number of hosts; hosts of torch's agent may differ in size.
+    cross = {"CROSS_RANK": str(place["RANK"] // size), "CROSS_SIZE": str(place["WORLD_SIZE"] // size)}
+    if job.launcher == "torchrun":
+        cross = {"CROSS_RANK": given["GROUP_RANK"], "CROSS_SIZE": given["GROUP_WORLD_SIZE"]}
+    variables = {**given, **plan.variables, **cross}
     if job.launcher != "torchrun":
         variables.update({name: str(number) for name, number in place.items()})
         variables["MASTER_ADDR"] = job.master_addr or first_of_nodelist(given.get("SLURM_STEP_NODELIST", ""))
         variables["MASTER_PORT"] = str(job.master_port or DEFAULT_PORT)
         variables[VARIABLE] = job.launch
-        for line in plan.lines() if place["LOCAL_RANK"] == 0 else ():
-            log(f"{socket.gethostname()}: {line}")
+        if place["LOCAL_RANK"] == 0:
+            log_plan(plan, f"{socket.gethostname()}: ")
     if plan.bindings:
         bind(plan.bindings[place["LOCAL_RANK"]], place["LOCAL_RANK"])
     return _run_program(job, place, variables, log_dir)
@@ -176,9 +190,9 @@ def _run_program(job: Job, place: dict[str, int], variables: dict[str, str], log
 def _write_error_file(path: Path, failure: Failure) -> None:
     """Report to torch's agent in its error file, with the message that torch's ``@record`` wrote there."""
     message = ""
-    with contextlib.suppress(OSError, ValueError, KeyError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         recorded = json.loads(path.read_text())["message"]
-        message = recorded["message"] if isinstance(recorded, dict) else str(recorded)
+        message = str(recorded["message"] if isinstance(recorded, dict) else recorded)
     details = {"timestamp": str(int(failure.time_s)), "failure": asdict(replace(failure, message=message))}
     path.write_text(json.dumps({"message": {"message": message, "extraInfo": details}}))
 

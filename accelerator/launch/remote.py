@@ -14,7 +14,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from accelerator.launch.output import Failure, Relay, exit_status
 from accelerator.launch.processes import VARIABLE, end_processes_of, guarded, handled_signals, helper_process, log
 from op_builder import env
 from op_builder.system.cgroups import read_text
+from op_builder.system.interpreter import python
 
 _POLL_S = 0.05
 
@@ -104,13 +104,14 @@ def _ssh_commands(job: Job, directory: Path) -> list[RemoteCommand]:
             has_driver=True,
         )
         options = (f"--host_job={part.to_json()}", "--no_python", "--", *job.program)
-        inner = (sys.executable, str(_MAIN), *options)
+        inner = (python(), str(_MAIN), *options)
         if host.is_local:
             commands.append(RemoteCommand(host.name, inner, job.variables))
             continue
-        remote = f"cd {shlex.quote(str(directory))} && exec {shlex.join(helper_process('receive', *inner))}"
+        activate = "" if job.venv_script is None else f". {shlex.quote(job.venv_script)} && "
+        remote = f"cd {shlex.quote(str(directory))} && {activate}exec {shlex.join(helper_process('receive', *inner))}"
         # The user's options come first: ssh uses the first of two equal options.
-        ssh = ("ssh", *job.launcher_args, "-o", "BatchMode=yes", host.name, remote)
+        ssh = ("ssh", *job.launcher_args, "-o", "BatchMode=yes", "--", host.name, remote)
         commands.append(RemoteCommand(host.name, ssh, {}, sent={**job.forwarded, **job.variables}))
     return commands
 

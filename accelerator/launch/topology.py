@@ -138,7 +138,7 @@ def read_caches(files: HostFiles, topology: Topology) -> tuple[Cache, ...]:
 
 def parse_list(text: str) -> tuple[int, ...]:
     """The numbers of a list in the kernel's format, ``0-2,8``, sorted; empty if the format is invalid."""
-    is_list = re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text.strip())
+    is_list = re.fullmatch(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", text.strip(), re.ASCII)
     return tuple(sorted(parse_index_list(text))) if is_list else ()
 
 

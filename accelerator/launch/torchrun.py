@@ -16,16 +16,19 @@ import socket
 import tempfile
 import threading
 import time
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler, RendezvousParameters
-from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousHandler, RendezvousInfo
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
 from accelerator.launch.errors import LaunchError
 from accelerator.launch.job import DEFAULT_PORT, Job
@@ -33,12 +36,13 @@ from accelerator.launch.output import Failure, exit_status
 from accelerator.launch.plan import plural
 from accelerator.launch.processes import END_SIGNALS, VARIABLE, end_processes_of, handled_signals, helper_process, log
 from op_builder import env
+from op_builder.system.listener import listen
 
 _LOGGERS = ("torch.distributed.elastic.agent.server.api", "torch.distributed.elastic.multiprocessing.api")
 # Messages of torch about the end of ranks; this launcher's have rank, host and cause.
 _REPEATED = ("failed (exitcode", "Sending process", "Unable to shutdown process", "Received %s death signal")
 _NETWORK_ERRORS = (RendezvousError, DistError, TimeoutError)
-_RENDEZVOUS_TIMEOUT_S = 900
+_RENDEZVOUS_TIMEOUT = timedelta(minutes=15)
 _RESOLVE_S = 15.0  # a name may resolve only after its host has started
 _MARGIN_S = 2.0
 
@@ -164,16 +168,13 @@ class _Agent(LocalElasticAgent):
 
     def __init__(self, job: Job, signals: _Signals, directory: str) -> None:
         command = helper_process("rank", job.to_json(), "--", *job.program)
-        rendezvous, address, port = make_rendezvous(job)
         spec = WorkerSpec(
             role="rank",
             local_world_size=len(job.hosts[0].chosen),
-            rdzv_handler=rendezvous,
+            rdzv_handler=make_rendezvous(job),
             entrypoint=command[0],
             args=tuple(argument.replace("$", "$$") for argument in command[1:]),  # the agent fills in templates
             max_restarts=job.max_restarts,
-            master_addr=address,
-            master_port=port,
             local_addr=_local_address(job),
         )
         super().__init__(spec, DefaultLogsSpecs(directory))
@@ -203,7 +204,7 @@ class _Agent(LocalElasticAgent):
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         failure = _first(self._last)
         cause = "Ranks of other hosts have failed." if failure is None else str(failure)
-        log(f"{cause}\nAll ranks are restarted; {plural(self._remaining_restarts, 'restart')} left.")
+        log(f"{cause}\nAll ranks are restarted; {plural(self._remaining_restarts, 'restart')} left.", "warning")
         super()._restart_workers(worker_group)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
@@ -211,25 +212,84 @@ class _Agent(LocalElasticAgent):
         end_processes_of(self._job.part, self._job.grace_s)  # before the next attempt
 
 
-def make_rendezvous(job: Job) -> tuple[RendezvousHandler, str | None, int | None]:
-    """The rendezvous of the hosts; MASTER_ADDR and MASTER_PORT if they are known in advance."""
-    address, port = job.master_addr or "127.0.0.1", job.master_port or DEFAULT_PORT
-    endpoint = f"[{address}]:{port}" if ":" in address and not address.startswith("[") else f"{address}:{port}"
-    # "static" reads the one, "c10d" the other.
-    settings: dict[str, Any] = {"timeout": _RENDEZVOUS_TIMEOUT_S, "join_timeout": _RENDEZVOUS_TIMEOUT_S}
-    settings["local_addr"] = _local_address(job)
-    backend = "c10d"
-    fixed: tuple[str | None, int | None] = (None, None)
-    if job.num_nodes == 1 and job.master_port is None:
-        endpoint = "localhost:0"  # any free port
-    elif job.max_restarts > 0 and job.num_nodes > 1:
-        settings["is_host"] = str(job.node_rank == 0)  # "static" supports no restart
-    else:
-        backend, settings["rank"], fixed = "static", job.node_rank, (address, port)
-    # Hosts that run the same command do not share the launch's id.
-    name = job.launch if job.has_driver or job.num_nodes == 1 else "accel-launch"
-    parameters = RendezvousParameters(backend, endpoint, name, job.num_nodes, job.num_nodes, **settings)
-    return get_rendezvous_handler(parameters), *fixed
+def make_rendezvous(job: Job) -> RendezvousHandler:
+    """The rendezvous of the hosts. It starts when the agent asks for it."""
+    if job.max_restarts == 0 or job.num_nodes == 1:
+        return _Rendezvous(job)
+    # Only torch's own counts the hosts again before a restart.
+    store, name = _store(job, _port(job)), _name(job)
+    backend, timeout = C10dRendezvousBackend(store, name), RendezvousTimeout(join=_RENDEZVOUS_TIMEOUT)
+    handler: RendezvousHandler = DynamicRendezvousHandler.from_backend(
+        name, store, backend, job.num_nodes, job.num_nodes, _local_address(job), timeout
+    )
+    return handler
+
+
+class _Rendezvous(RendezvousHandler):
+    """Hosts whose indices are known meet at a store, which their ranks also use."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._rounds = 0
+        self._own: TCPStore | None = None
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        if self._own is None:
+            self._own = _store(self._job, _port(self._job))
+        self._rounds += 1  # restarted ranks must not find the keys of earlier ones
+        store = PrefixStore(f"{_name(self._job)}/{self._rounds}", self._own)
+        place = RendezvousStoreInfo(_address(self._job), self._own.port)
+        return RendezvousInfo(store, self._job.node_rank, self._job.num_nodes, place)
+
+    def get_backend(self) -> str:
+        return "accel-launch"
+
+    def get_run_id(self) -> str:
+        return _name(self._job)
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def shutdown(self) -> bool:
+        return True
+
+
+def _store(job: Job, port: int) -> TCPStore:
+    """Torch's store, once all hosts have connected to it; the first host serves it, at the named address alone."""
+    address, is_server = _address(job), job.node_rank == 0
+    own = listen(address, port) if is_server else None
+    if own is not None:
+        port = own.getsockname()[1]
+    descriptor = None if own is None else own.detach()  # torch closes it
+    store = TCPStore(address, port, job.num_nodes, is_server, _RENDEZVOUS_TIMEOUT, master_listen_fd=descriptor)
+    if is_server and own is None:
+        reason = f"{address} is not an address of an interface of this host"
+        log(f"Port {port} is open on all interfaces: {reason}.", "warning")
+    return store
+
+
+def _address(job: Job) -> str:
+    return (job.master_addr or "127.0.0.1").strip("[]")
+
+
+def _port(job: Job) -> int:
+    is_any_free = job.num_nodes == 1 and job.master_port is None
+    return 0 if is_any_free else job.master_port or DEFAULT_PORT
+
+
+def _name(job: Job) -> str:
+    """The rendezvous' name; hosts that were started by hand do not share the launch's id."""
+    return job.launch if job.has_driver or job.num_nodes == 1 else "accel-launch"
 
 
 def _resolve(job: Job) -> None:
@@ -268,7 +328,7 @@ def rendezvous_error(job: Job, error: Exception) -> LaunchError:
         message = f"The {job.num_nodes} hosts did not connect to {job.master_addr} port {port}: {reason}"
         remedy = (
             "Check that --master_addr is the host with rank 0, that no firewall blocks --master_port, "
-            f"and that all hosts start within {_RENDEZVOUS_TIMEOUT_S} seconds."
+            f"and that all hosts start within {_RENDEZVOUS_TIMEOUT.seconds} seconds."
         )
     return LaunchError(message, remedy)
 

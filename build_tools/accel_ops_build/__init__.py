@@ -36,6 +36,8 @@ _WORKER = f"""{PATH_PROGRAM}
 from op_builder.prebuild import worker
 sys.exit(worker.main(*sys.argv[1:]))
 """
+# accel-ops' own, which makes ACCEL_CPP_EXTENSION work in every Python; setuptools cannot install it.
+_STARTUP_FILE = Path("build_tools", "accel_ops.pth")
 _REPORTED = 3  # the worker's exit status after it has printed an error
 
 
@@ -88,7 +90,10 @@ def build_editable(
         name = prepare_metadata_for_build_editable(str(metadata), config_settings)
         packages = (metadata / name / "top_level.txt").read_text(encoding="utf-8").split()
         _replace_ops(packages, tree)
-    return str(build_meta.build_editable(wheel_directory, config_settings, metadata_directory))
+    wheel = str(build_meta.build_editable(wheel_directory, config_settings, metadata_directory))
+    if _STARTUP_FILE.exists():
+        wheels.add_file(Path(wheel_directory, wheel), _STARTUP_FILE)
+    return wheel
 
 
 def _ops_requested() -> bool:
@@ -147,9 +152,12 @@ def _plain_wheel(scratch: Path, config_settings: Settings, metadata_directory: s
     if _ops_requested():  # setuptools logs every file, which would hide an op's error
         logging.disable(logging.INFO)
     try:
-        return plain / str(build_meta.build_wheel(str(plain), config_settings, metadata_directory))
+        wheel = plain / str(build_meta.build_wheel(str(plain), config_settings, metadata_directory))
     finally:
         logging.disable(logging.NOTSET)
+    if _STARTUP_FILE.exists():
+        wheels.add_file(wheel, _STARTUP_FILE)
+    return wheel
 
 
 def _build_ops(tree: Path) -> str:

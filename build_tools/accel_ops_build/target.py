@@ -20,11 +20,14 @@ from typing import NoReturn
 
 TORCH = "torch>=2.10"
 
-# The first lines of every program for a target: directories to search before and after its own.
+# The first lines of every program for a target: directories to search before and after its own. Nothing is imported
+# before the current directory, the first that ``python -c`` searches, is removed.
 PATH_PROGRAM = """
-import json, sys
+import sys
+del sys.path[0]
+import json
 first, last = json.loads(sys.argv.pop(1))
-sys.path[:] = dict.fromkeys([*first, *sys.path[1:], *last])
+sys.path[:] = dict.fromkeys([*first, *sys.path, *last])
 """
 _FIND_TORCH = f"""{PATH_PROGRAM}
 import importlib.metadata, importlib.util

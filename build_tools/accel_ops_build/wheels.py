@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import importlib.util
 import logging
 import re
@@ -37,6 +39,21 @@ def reject_ops(wheel: Path) -> None:
             f"The project's package data include an op of an editable install: {found[0]}.",
             f"Exclude {DIRECTORY} from the package data, or remove it.",
         )
+
+
+def add_file(wheel: Path, file: Path) -> None:
+    """Add ``file`` to the top level of ``wheel``, from where it is installed into site-packages."""
+    content = file.read_bytes()
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    staged = wheel.with_suffix(".staged")
+    with zipfile.ZipFile(wheel) as before, zipfile.ZipFile(staged, "w", zipfile.ZIP_DEFLATED) as after:
+        for member in before.infolist():
+            data = before.read(member)
+            if member.filename.endswith(".dist-info/RECORD"):
+                data += f"{file.name},sha256={digest},{len(content)}\n".encode()
+            after.writestr(member, data)
+        after.writestr(zipfile.ZipInfo(file.name, after.infolist()[-1].date_time), content)
+    staged.replace(wheel)
 
 
 def require_packer() -> None:

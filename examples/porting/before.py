@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # imported later, it keeps the group alive to the end
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -24,6 +24,7 @@ from op_builder.plan import Binding, BuildPlan
 from op_builder.system.torch_install import torch_install
 
 if TYPE_CHECKING:
+    from op_builder.engine.ninja import Progress
     from op_builder.system.outcomes import CheckOutcome
 
 # Modules that only a build, a check or a helper needs are imported in functions: they would cost more time than the
@@ -48,12 +49,16 @@ class OpBuilder(ABC):
         enable_bf16: whether all target CUDA architectures support bfloat16.
         error_log: the last message passed to :meth:`warning`.
         given_archs: CUDA architectures to plan for, taken from an existing binary; None to detect them.
+        fixed_namespace: torch namespace in which the library registers the ops when it is opened; None for a library
+            that only ``load()`` opens.
     """
 
     NAME: ClassVar[str] = ""
     BUILD_VAR: ClassVar[str] = ""
     BINDING: ClassVar[Binding] = Binding.TORCH
     SUMMARY: ClassVar[str] = ""
+
+    _has_own_rejection_only = False
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name or self.NAME
@@ -62,6 +67,11 @@ class OpBuilder(ABC):
         self.enable_bf16 = False
         self.error_log: str | None = None
         self.given_archs: list[str] | None = None
+        self.fixed_namespace: str | None = None
+        if type(self).is_compatible is not OpBuilder.is_compatible:
+            from op_builder.builder.lazy_cpp_extension import offer_cpp_extension  # few builders do this
+
+            offer_cpp_extension()
 
     # Methods that an author overrides ---------------------------------------------------------
 
@@ -119,9 +129,11 @@ class OpBuilder(ABC):
     def build_checks(self) -> list[CheckOutcome]:
         """Checks of everything that compiling the op needs."""
         from op_builder.engine.checks import cache_check, ninja_check, python_check, settings_check
-        from op_builder.system.outcomes import Failed, guarded, guarded_value
-        from op_builder.toolchains.checks import cxx_check, torch_check
+        from op_builder.system.outcomes import Failed, Passed, guarded, guarded_value
+        from op_builder.toolchains.checks import cxx_check, torch_check, torch_cuda_check
 
+        if type(self).load is not OpBuilder.load and not self.sources() and not self.source_texts():
+            return [Passed("implementation", "its own load(), which compiles nothing")]
         torch = guarded("torch", torch_check)
         plan = guarded_value("sources", self.plan)
         if isinstance(plan, Failed):
@@ -133,7 +145,12 @@ class OpBuilder(ABC):
             guarded("C++ compiler", lambda: cxx_check(plan, self.cache.memo)),
             guarded("cache directory", lambda: cache_check(self.cache, self.name)),
             guarded("build settings", lambda: settings_check(plan)),
+            *([guarded("CUDA device", torch_cuda_check)] if self._needs_cuda_torch(plan) else []),
         ]
+
+    def _needs_cuda_torch(self, plan: BuildPlan) -> bool:
+        """Whether the binary will name torch's CUDA libraries, though the op is not declared as one of CUDA."""
+        return plan.uses_cuda and plan.binding.uses_torch_cxx
 
     def load_checks(self) -> list[CheckOutcome]:
         """Checks of everything that loading the built op needs."""
@@ -145,6 +162,8 @@ class OpBuilder(ABC):
         Args:
             verbose: log the reason and the remedy of each failed check.
         """
+        if self._has_own_rejection_only:
+            return True
         from op_builder.load.availability import examine
 
         failed = examine(self).failed
@@ -159,8 +178,14 @@ class OpBuilder(ABC):
 
         Existing builders give the reason by calling :meth:`warning`.
         """
-        if type(self).is_compatible is OpBuilder.is_compatible or self.is_compatible(verbose=True):
+        if type(self).is_compatible is OpBuilder.is_compatible:
             return None
+        asked = copy.copy(self)
+        # The caller has run this class's checks, or those that it needs: compiling for a device needs none.
+        asked._has_own_rejection_only = True
+        if asked.is_compatible(verbose=True):
+            return None
+        self.error_log = asked.error_log
         return self.error_log or "Its builder gives no reason."
 
     def builder(self) -> Any:
@@ -190,7 +215,7 @@ class OpBuilder(ABC):
     def jit_load(self, verbose: bool = True) -> Any:
         """Load the op from the cache, else compile it now, even if a prebuilt binary is installed."""
         self.jit_mode = True
-        return resolver.jit_load(self, functools.partial(_log_progress, self.name, verbose))
+        return resolver.jit_load(self, log_steps(self.name, verbose))
 
     # Methods that an author calls -------------------------------------------------------------
 
@@ -265,8 +290,9 @@ class OpBuilder(ABC):
         return ["-DVERSION_GE_1_1", "-DVERSION_GE_1_3", "-DVERSION_GE_1_5"]
 
     def deepspeed_src_path(self, code_path: str) -> str:
-        """The absolute path of a source, found as the names in :meth:`sources` are."""
-        return str(paths.resolve(code_path, type(self)))
+        """The absolute path of a source, found as the names in :meth:`sources` are, or where a missing one would be."""
+        candidates = paths.places(code_path, type(self))
+        return next(filter(os.path.exists, candidates), candidates[0])
 
     @staticmethod
     def is_rocm_pytorch() -> bool:
@@ -358,5 +384,11 @@ class TorchCPUOpBuilder(CPUOpBuilder):
         return ["-fopenmp"]
 
 
-def _log_progress(op: str, verbose: bool, done: int, total: int, step: str) -> None:
-    logger.log(logging.INFO if verbose else logging.DEBUG, "%s: [%d/%d] %s", op, done, total, step)
+def log_steps(op: str, verbose: bool) -> Progress | None:
+    """What logs each step of a build; None where the level hides it."""
+    level = logging.INFO if verbose else logging.DEBUG
+    return functools.partial(_log_step, op, level) if logger.isEnabledFor(level) else None
+
+
+def _log_step(op: str, level: int, done: int, total: int, step: str) -> None:
+    logger.log(level, "%s: [%d/%d] %s", op, done, total, step)

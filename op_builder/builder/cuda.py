@@ -9,7 +9,7 @@ from functools import cached_property
 from op_builder.builder.base import OpBuilder
 from op_builder.cache.store import Cache
 from op_builder.errors import CUDAMismatchException, MissingCUDAException
-from op_builder.plan import Binding
+from op_builder.plan import BuildPlan
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed, guarded, guarded_value
 from op_builder.system.torch_install import parse_release, torch_install
 from op_builder.toolchains import checks
@@ -63,9 +63,12 @@ class CUDAOpBuilder(OpBuilder):
         if isinstance(plan, Failed) or not plan.uses_cuda:
             return outcomes
         outcomes.append(guarded("nvcc", lambda: checks.nvcc_check(plan, self.cache.memo)))
-        if self.BINDING is Binding.TORCH:
+        if self.BINDING.uses_torch_cxx:
             outcomes.append(guarded("CUDA versions", _versions_check))
         return outcomes
+
+    def _needs_cuda_torch(self, plan: BuildPlan) -> bool:  # noqa: ARG002
+        return False  # compiling needs only the toolkit
 
     def load_checks(self) -> list[CheckOutcome]:
         return [guarded("CUDA device", checks.torch_cuda_check)]
@@ -137,9 +140,12 @@ def assert_no_cuda_mismatch(name: str = "") -> bool:
 
 
 def _versions_check() -> CheckOutcome:
+    built = torch_install().cuda
+    if built is None and torch_install().hip is None:
+        return Passed("CUDA versions", "torch is a build without CUDA; the toolkit is enough to compile")
     if torch_install().hip is None:
         assert_no_cuda_mismatch()
-    return Passed("CUDA versions", f"torch for CUDA {torch_install().cuda}")
+    return Passed("CUDA versions", f"torch for CUDA {built}")
 
 
 def _visible_capabilities() -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from op_builder.errors import AccelError
-from op_builder.plan import Binding, BuildPlan
+from op_builder.plan import BuildPlan
 from op_builder.system.memo import Memo
 from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.cuda_archs import gencode_flags
@@ -55,8 +55,8 @@ def setuptools_extension(name: str, plan: BuildPlan) -> Any:
         },
         "extra_link_args": list(plan.link_flags),
     }
-    if plan.binding is Binding.STABLE:
-        # Do not link torch_python: a Stable-ABI op depends on no Python ABI.
+    if not plan.binding.uses_torch_cxx:
+        # Do not link torch_python: such an op depends on no Python ABI.
         arguments["py_limited_api"] = True
     if not plan.uses_cuda:
         return cpp_extension.CppExtension(**arguments)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""``load_inline``: an op from C++ and CUDA text, for tests and notebooks."""
+"""``load_inline``: an op from C++ and CUDA text, for tests and notebooks; and builders of given files and texts."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from typing import Any
 
 from op_builder.builder.base import OpBuilder
 from op_builder.builder.cuda import CUDAOpBuilder
-from op_builder.builder.recipe import check_op_name, flag_list, text_list
-from op_builder.errors import AccelError
+from op_builder.builder.recipe import Words, check_op_name, flag_list, text_list
+from op_builder.errors import ArgumentError
 from op_builder.plan import Binding
 
 _CXX_HEADER = "#include <torch/extension.h>\n"
 _CUDA_RUNTIME = "#include <cuda.h>\n#include <cuda_runtime.h>\n"
 _CUDA_HEADER = f"#include <torch/types.h>\n{_CUDA_RUNTIME}"
-# A text with one of these includes needs no other header for its binding.
-_BINDING_HEADER = re.compile(
-    r'^\s*#\s*include\s*[<"](?:torch/|ATen/|c10/|pybind11/|Python\.h|bindings/stable_library\.h|torch_c/)', re.MULTILINE
+_TVM_FFI_HEADER = "#include <tvm/ffi/tvm_ffi.h>\n#include <tvm/ffi/extra/c_env_api.h>\n"
+# A text with one of these includes binds its functions without torch/extension.h, which takes 15 s to compile.
+_LIGHT_HEADER = re.compile(
+    r'^\s*#\s*include\s*[<"](?:torch/csrc/stable/|pybind11/|Python\.h|bindings/stable_library\.h|torch_c/|tvm/ffi/)',
+    re.MULTILINE,
 )
 
 
-class InlineBuilder(OpBuilder):
-    """An op of C++ text.
+class GivenBuilder(OpBuilder):
+    """An op of given C++ texts and files.
 
     Args:
         texts: content by file name.
+        files: absolute paths of sources.
     """
 
     def __init__(
@@ -40,15 +43,17 @@ class InlineBuilder(OpBuilder):
         cuda_flags: Sequence[str] = (),
         link_flags: Sequence[str] = (),
         include_dirs: Sequence[str] = (),
+        files: Sequence[str] = (),
     ) -> None:
         super().__init__(name)
         self.BINDING = binding  # type: ignore[misc]
         self.texts = texts
-        self.flags = {"c++": list(cxx_flags), "nvcc": list(cuda_flags), "link": list(link_flags)}
+        self.files = list(files)
+        self.flags = {"c++": Words(cxx_flags), "nvcc": Words(cuda_flags), "link": Words(link_flags)}
         self.include_dirs = list(include_dirs)
 
     def sources(self) -> list[str]:
-        return []
+        return self.files
 
     def source_texts(self) -> dict[str, str]:
         return self.texts
@@ -66,8 +71,8 @@ class InlineBuilder(OpBuilder):
         return self.flags["link"]
 
 
-class InlineCUDABuilder(InlineBuilder, CUDAOpBuilder):
-    """An op of CUDA text, with or without C++ text."""
+class GivenCUDABuilder(GivenBuilder, CUDAOpBuilder):
+    """An op of given CUDA texts and files, with or without C++."""
 
 
 def load_inline(
@@ -81,6 +86,7 @@ def load_inline(
     extra_cuda_cflags: Sequence[str] = (),
     extra_ldflags: Sequence[str] = (),
     extra_include_paths: Sequence[str | Path] = (),
+    no_implicit_headers: bool | None = None,
     verbose: bool = False,
 ) -> Any:
     """Compile C++ and CUDA text with the engine and the cache of all ops, and load it.
@@ -90,52 +96,52 @@ def load_inline(
 
     Args:
         name: the op's name, a Python identifier in ASCII; the module's name.
-        cpp_sources: C++ text or texts. ``#include <torch/extension.h>`` is added before them if ``functions`` is given,
-            or if they include no header of torch, pybind11 or Python.
+        cpp_sources: C++ text or texts. ``#include <torch/extension.h>`` is added before them.
         cuda_sources: CUDA text or texts; the headers of torch's types and of the CUDA runtime are added before them.
             Functions that Python calls must be declared in ``cpp_sources``.
-        functions: names of C++ functions to bind; a mapping gives their docstrings. They run without the GIL. None if
-            the text contains the binding: ``PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)``, ``TORCH_LIBRARY``,
+        functions: names of C++ functions to bind; a mapping gives their docstrings. They hold the GIL. None if the
+            text contains the binding: ``PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)``, ``TORCH_LIBRARY``,
             ``STABLE_TORCH_LIBRARY``, ``ACCEL_OP_LIBRARY`` or a CPython module.
         binding: ``Binding.STABLE`` for a text with ``ACCEL_OP_LIBRARY``: the binary then fits every torch >= 2.10 and
             every CPython, ``csrc`` of accel-ops is searched for headers, and no header of torch is added.
+            ``Binding.TVM_FFI`` exports ``functions`` through apache-tvm-ffi, whose headers replace torch's.
         extra_cflags, extra_cuda_cflags, extra_ldflags: flags for the C++ compiler, nvcc and the linker.
         extra_include_paths: include directories, absolute or relative to the current directory.
+        no_implicit_headers: add no header to the texts. By default none is added if there are no ``functions`` and
+            every C++ text itself includes Python's, pybind11's or the Stable ABI's headers.
         verbose: log each step at level INFO instead of DEBUG.
 
     Returns:
-        the result of ``OpBuilder.load()``: a Python module, or ``torch.ops.<namespace>``.
+        the result of ``OpBuilder.load()``: a Python module, ``torch.ops.<namespace>`` or a ``tvm_ffi.Module``.
 
     Raises:
-        AccelError: an argument has a wrong type or value, or there is no text.
+        ArgumentError: an argument has a wrong type or value, or there is no text.
         CompileError: the compiler failed; its lines are those of the given text.
         IncompatibleOpError, LoadError, CacheError, ToolchainError: as ``OpBuilder.load()``.
 
     >>> ops = load_inline("twice", "torch::Tensor twice(torch::Tensor x) { return x * 2; }",
     ...                   functions="twice")  # doctest: +SKIP
     """
-    docs = _docs(functions)
     check_op_name(name, "load_inline: name")
-    for word in (name, *docs):
-        if not isinstance(word, str) or not word.isidentifier() or keyword.iskeyword(word):
-            raise AccelError(f"load_inline: {word!r} is not a valid name.", "Use a Python identifier.")
+    if keyword.iskeyword(name):
+        raise ArgumentError(f"load_inline: {name!r} is not a valid name.", "Use a Python identifier.")
+    if not isinstance(binding, Binding):
+        raise ArgumentError(f"load_inline: binding is {binding!r}.", f"Use one of {', '.join(map(str, Binding))}.")
     is_stable = binding is Binding.STABLE
-    if is_stable and docs:
-        raise AccelError(
+    if is_stable and functions:
+        raise ArgumentError(
             "load_inline: functions cannot be bound with binding=Binding.STABLE.",
             "Define the ops in the text with ACCEL_OP_LIBRARY, or use Binding.TORCH.",
         )
-    cxx, cuda = _joined("cpp_sources", cpp_sources), _joined("cuda_sources", cuda_sources)
-    if not cxx and not cuda:
-        raise AccelError(f"load_inline: op {name!r} has no text.", "Pass cpp_sources, cuda_sources or both.")
-    texts = {}
-    if cxx or docs:
-        needs_header = docs or not (is_stable or _BINDING_HEADER.search(cxx))
-        texts[f"{name}.cpp"] = (_CXX_HEADER if needs_header else "") + cxx + _module(docs)
-    if cuda:
-        texts[f"{name}.cu"] = (_CUDA_RUNTIME if is_stable else _CUDA_HEADER) + cuda
+    if no_implicit_headers is None:
+        no_implicit_headers = is_stable or (not functions and _is_light(cpp_sources))
+    has_headers = not no_implicit_headers
+    texts = inline_texts(name, cpp_sources, cuda_sources, functions, binding=binding, has_headers=has_headers)
+    cuda_file = f"{name}.cu"
+    if is_stable and cuda_file in texts:
+        texts[cuda_file] = _CUDA_RUNTIME + texts[cuda_file]
     include_dirs = text_list(extra_include_paths, "load_inline: extra_include_paths")
-    builder = (InlineCUDABuilder if cuda else InlineBuilder)(
+    builder = (GivenCUDABuilder if cuda_file in texts else GivenBuilder)(
         name,
         texts,
         binding=binding,
@@ -147,30 +153,96 @@ def load_inline(
     return builder.load(verbose)
 
 
+def inline_texts(
+    name: str,
+    cpp_sources: str | Sequence[str],
+    cuda_sources: str | Sequence[str],
+    functions: str | Iterable[str] | Mapping[str, str] | None,
+    *,
+    binding: Binding = Binding.TORCH,
+    has_headers: bool = True,
+    handles_torch_errors: bool = True,
+) -> dict[str, str]:
+    """The content of each file that a call of ``load_inline`` compiles, by file name.
+
+    Args:
+        binding: how the functions are exported.
+        has_headers: include torch's headers, or those of TVM FFI, before the texts.
+        handles_torch_errors: C++ exceptions of torch become its Python exceptions.
+
+    Raises:
+        ArgumentError: an argument has a wrong type or value, or there is no text.
+    """
+    docs = _docs(functions)
+    cxx, cuda = _joined("cpp_sources", cpp_sources), _joined("cuda_sources", cuda_sources)
+    if not cxx and not cuda:
+        raise ArgumentError(f"load_inline: op {name!r} has no text.", "Pass cpp_sources, cuda_sources or both.")
+    texts = {}
+    is_tvm_ffi = binding is Binding.TVM_FFI
+    if cxx or docs:
+        header = _TVM_FFI_HEADER if is_tvm_ffi else _CXX_HEADER
+        exports = _exports(docs) if is_tvm_ffi else _module(docs, handles_torch_errors)
+        texts[f"{name}.cpp"] = (header if has_headers else "") + cxx + exports
+    if cuda:
+        header = _TVM_FFI_HEADER + _CUDA_RUNTIME if is_tvm_ffi else _CUDA_HEADER
+        texts[f"{name}.cu"] = (header if has_headers else "") + cuda
+    return texts
+
+
+def _is_light(cpp_sources: str | Sequence[str]) -> bool:
+    """Whether every text includes headers that bind functions without those of torch's C++ interface."""
+    return all(_LIGHT_HEADER.search(text) for text in _texts("cpp_sources", cpp_sources) if text.strip())
+
+
 def _docs(functions: str | Iterable[str] | Mapping[str, str] | None) -> dict[str, str]:
+    """The docstring of each function, which is its name unless another one is given."""
     if functions is None:
         return {}
     if isinstance(functions, Mapping):
-        return dict(functions)
-    # Sorted, because the order of a set differs between processes, and each order would be another op.
-    names = [functions] if isinstance(functions, str) else sorted(text_list(functions, "load_inline: functions"))
-    return dict.fromkeys(names, "")
+        docs = dict(functions)
+    elif isinstance(functions, str):
+        docs = {functions: functions}
+    else:
+        # Sorted, because the order of a set differs between processes, and each order would be another op.
+        docs = {name: name for name in sorted(text_list(functions, "load_inline: functions"))}
+    for word in docs:
+        if not isinstance(word, str) or not word.isidentifier() or keyword.iskeyword(word):
+            raise ArgumentError(f"load_inline: {word!r} is not a valid name.", "Use a Python identifier.")
+        if not isinstance(docs[word], str):
+            raise ArgumentError(f"load_inline: the docstring of {word!r} is {docs[word]!r}.", "Use a string.")
+    return docs
+
+
+def _texts(argument: str, texts: object) -> list[str]:
+    found: list[Any] = [texts] if isinstance(texts, str) else list(texts) if isinstance(texts, Sequence) else [None]
+    if not all(isinstance(text, str) for text in found):
+        raise ArgumentError(
+            f"load_inline: {argument} is {texts!r}, which is neither a text nor a list of texts.",
+            "Pass source code; op_builder.cpp_extension.load() compiles files.",
+        )
+    return found
 
 
 def _joined(argument: str, texts: str | Sequence[str]) -> str:
     """All texts as one; the lines of each are counted from 1, so that compiler errors name them."""
-    if not isinstance(texts, str):
-        text_list(texts, f"load_inline: {argument}")
-    parts = [texts] if isinstance(texts, str) else texts
+    parts = _texts(argument, texts)
     numbered = [(f"{argument}[{index}]" if len(parts) > 1 else argument, part) for index, part in enumerate(parts)]
     return "".join(f'#line 1 "{label}"\n{part}\n' for label, part in numbered if part.strip())
 
 
-def _module(docs: Mapping[str, str]) -> str:
+def _module(docs: Mapping[str, str], handles_torch_errors: bool) -> str:
     if not docs:
         return ""
-    lines = [f'  m.def("{name}", torch::wrap_pybind_function({name}), {_literal(doc)});' for name, doc in docs.items()]
+    wrapped = "torch::wrap_pybind_function({})" if handles_torch_errors else "{}"
+    lines = [f'  m.def("{name}", {wrapped.format(name)}, {_literal(doc)});' for name, doc in docs.items()]
     return "\n".join(['#line 1 "functions"', "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {", *lines, "}", ""])
+
+
+def _exports(docs: Mapping[str, str]) -> str:
+    """Exports through TVM FFI; a docstring enters the binary only with -DTVM_FFI_DLL_EXPORT_INCLUDE_METADATA=1."""
+    lines = [f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({name}, {name});" for name in docs]
+    lines += [f"TVM_FFI_DLL_EXPORT_TYPED_FUNC_DOC({name}, {_literal(doc)});" for name, doc in docs.items()]
+    return "\n".join(['#line 1 "functions"', *lines, ""]) if docs else ""
 
 
 def _literal(text: str) -> str:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from op_builder import paths
 from op_builder.builder.standard import without_older_standards
-from op_builder.errors import AccelError
-from op_builder.plan import Binding, BuildPlan, Language, Source
+from op_builder.errors import ArgumentError
+from op_builder.plan import ENTRY_POINT, Binding, BuildPlan, ForeignLibrary, Language, Source
 from op_builder.toolchains.flags import check_words, expand_response_files
 
 if TYPE_CHECKING:
     from op_builder.builder.base import OpBuilder
 
-_SUFFIXES = {
+SUFFIXES = {
     ".cpp": Language.CXX,
     ".cc": Language.CXX,
     ".cxx": Language.CXX,
+    ".c++": Language.CXX,
+    ".C": Language.CXX,
+    ".CPP": Language.CXX,
+    ".cp": Language.CXX,
+    ".S": Language.ASSEMBLER,
     ".c": Language.C,
     ".cu": Language.CUDA,
 }
@@ -30,28 +36,47 @@ _SEPARATE_VALUE = ("-I", "-isystem", "-iquote", "-idirafter", "-include", "-D", 
 STABLE_TORCH_TARGET = 0x020A000000000000
 
 
+# Throws as a library of torch's own does, for example if the namespace exists.
+_NAMESPACE_TEXT = f"""#include <cstddef>
+#include <stdexcept>
+#include <string>
+
+extern "C" __attribute__((visibility("default"))) int {ENTRY_POINT}(const char*, char*, std::size_t);
+
+[[maybe_unused]] static const bool registered = [] {{
+  char error[1024] = "";
+  if ({ENTRY_POINT}("NAMESPACE", error, sizeof error) != 0) {{
+    throw std::runtime_error(std::string("The namespace NAMESPACE cannot be registered: ") + error);
+  }}
+  return true;
+}}();
+"""
+
+
 def make_plan(builder: OpBuilder) -> BuildPlan:
     """The plan of a builder. Compiles, probes and writes nothing.
 
     Raises:
         SourceNotFoundError: a source or include directory does not exist.
-        AccelError: a method returns a value of a wrong type, a source's suffix is unknown, or there are no sources.
+        ArgumentError: a method returns a value of a wrong type, a source's suffix is unknown, or there are no sources.
     """
     owner = type(builder)
     where = f"{owner.__qualname__}."
     check_op_name(builder.name, f"{where}name")
     files = [_source(name, builder) for name in text_list(builder.sources(), f"{where}sources()")]
     texts = [_text_source(name, text, builder) for name, text in builder.source_texts().items()]
+    if builder.fixed_namespace is not None:
+        texts.append(_namespace_source(builder.fixed_namespace, builder))
     sources = (*files, *texts)
     if not sources:
-        raise AccelError(
+        raise ArgumentError(
             f"{owner.__qualname__} has no sources.",
             "Return at least one source from sources() or source_texts().",
         )
     stable = builder.BINDING is Binding.STABLE
     module_name = builder.absolute_name().rpartition(".")[2]
     check_op_name(module_name, f"the last part of {where}absolute_name()")
-    standard, defines = _stable_recipe() if stable else _torch_recipe(module_name, builder)
+    standard, defines = _common_flags(module_name, builder)
     warnings = _STABLE_HOST_FLAGS if stable else ()
     nvcc_flags: tuple[str, ...] = ()
     archs: tuple[str, ...] = ()
@@ -60,13 +85,14 @@ def make_plan(builder: OpBuilder) -> BuildPlan:
         archs = tuple(builder.cuda_archs())
         own = flag_list(builder.nvcc_args(), f"{where}nvcc_args()")
         nvcc_flags = (standard, "-O3", *host, *defines, *own)
-        if builder.enable_bf16 and not stable:
+        if builder.enable_bf16 and builder.BINDING.uses_torch_cxx:
             # Existing sources test these defines; torch's flags for nvcc disable bfloat16 operators.
             defines = (*defines, "-DBF16_AVAILABLE")
             nvcc_flags = (*nvcc_flags, "-DBF16_AVAILABLE", *_NVCC_BF16_FLAGS)
     cxx_args = flag_list(builder.cxx_args(), f"{where}cxx_args()")
     names = text_list(builder.include_paths(), f"{where}include_paths()")
-    include_dirs = [path for name in names for path in paths.resolve_all(name, owner)]
+    # Like the compilers, ignore a directory that does not exist; the report mentions it.
+    include_dirs = [Path(each) for name in names for each in paths.places(name, owner) if os.path.exists(each)]
     link_args = flag_list(builder.extra_ldflags(), f"{where}extra_ldflags()")
     libraries = flag_list(builder.libraries_args(), f"{where}libraries_args()")
     plan = BuildPlan(
@@ -79,8 +105,14 @@ def make_plan(builder: OpBuilder) -> BuildPlan:
         nvcc_flags=nvcc_flags,
         link_flags=(*link_args, *map(_library_flag, libraries)),
         cuda_archs=archs,
+        libraries=_binding_libraries(builder.BINDING),
     )
     return _settled(builder.finish_plan(plan), standard)
+
+
+def missing_include_dirs(builder: OpBuilder) -> list[str]:
+    """The names in ``include_paths()`` of which no directory exists."""
+    return [name for name in builder.include_paths() if not any(map(os.path.exists, paths.places(name, type(builder))))]
 
 
 def _settled(plan: BuildPlan, standard: str) -> BuildPlan:
@@ -89,12 +121,13 @@ def _settled(plan: BuildPlan, standard: str) -> BuildPlan:
     Flags for a C++ standard older than ``standard`` are removed.
 
     Raises:
-        AccelError: ninja or the compilers cannot express a flag or a path.
+        ArgumentError: ninja or the compilers cannot express a flag or a path.
     """
 
     def settled(flags: tuple[str, ...], language: Language = Language.CXX) -> tuple[str, ...]:
         words = expand_response_files(flags)
-        return tuple(words if language is Language.C else without_older_standards(plan.op, standard, words))
+        is_cxx = language not in (Language.C, Language.ASSEMBLER)
+        return tuple(without_older_standards(plan.op, standard, words) if is_cxx else words)
 
     sources = tuple(
         source._replace(flags=settled(source.flags, source.language)) if source.flags else source
@@ -115,11 +148,23 @@ def _source(name: str, builder: OpBuilder) -> Source:
 def _text_source(name: str, text: str, builder: OpBuilder) -> Source:
     path = Path(name)
     if path.name != name:
-        raise AccelError(
+        raise ArgumentError(
             f"{type(builder).__qualname__}.source_texts() names {name!r}, which is not a plain file name.",
             "Use a name without directories.",
         )
     return Source(path, name, _language(path, type(builder)), _source_flags(name, builder), text)
+
+
+def _namespace_source(namespace: str, builder: OpBuilder) -> Source:
+    """A source that registers the op's library in ``namespace`` when the library is opened."""
+    check_op_name(namespace, "The namespace")
+    if builder.BINDING is not Binding.STABLE:
+        raise ArgumentError(
+            f"Op '{builder.name}' cannot be given a namespace, because its binding is {builder.BINDING}.",
+            "Declare BINDING = Binding.STABLE and define the ops with ACCEL_OP_LIBRARY.",
+        )
+    name = "accel_namespace.cpp"
+    return Source(Path(name), name, Language.CXX, text=_NAMESPACE_TEXT.replace("NAMESPACE", namespace))
 
 
 def _source_flags(name: str, builder: OpBuilder) -> tuple[str, ...]:
@@ -127,11 +172,11 @@ def _source_flags(name: str, builder: OpBuilder) -> tuple[str, ...]:
 
 
 def _language(path: Path, owner: type) -> Language:
-    language = _SUFFIXES.get(path.suffix)
+    language = SUFFIXES.get(path.suffix)
     if language is None:
-        raise AccelError(
-            f"{owner.__qualname__} names the source {str(path)!r}, and no language has the suffix {path.suffix!r}.",
-            f"Use one of {', '.join(sorted(_SUFFIXES))}.",
+        raise ArgumentError(
+            f"The source {str(path)!r} of {owner.__qualname__} has the suffix {path.suffix!r}, which no language has.",
+            f"Use one of {', '.join(sorted(SUFFIXES))}.",
         )
     return language
 
@@ -160,14 +205,23 @@ _NVCC_BF16_FLAGS = (
 _HOST_OPTIMIZATION = "-O2"
 
 
-def _stable_recipe() -> tuple[str, tuple[str, ...]]:
-    return "-std=c++17", (f"-DTORCH_TARGET_VERSION={STABLE_TORCH_TARGET:#018x}",)
-
-
-def _torch_recipe(module_name: str, builder: OpBuilder) -> tuple[str, tuple[str, ...]]:
+def _common_flags(module_name: str, builder: OpBuilder) -> tuple[str, tuple[str, ...]]:
+    """The flag for the C++ standard, and defines."""
+    if builder.BINDING is Binding.STABLE:
+        return "-std=c++17", (f"-DTORCH_TARGET_VERSION={STABLE_TORCH_TARGET:#018x}",)
+    if builder.BINDING is Binding.TVM_FFI:
+        return "-std=c++17", ()
     # The C++ standard that torch's headers require depends on its release. A builder's own -std wins where it is newer.
     standard = "-std=c++20" if builder.torch_version() >= (2, 12) else "-std=c++17"
     return standard, (f"-DTORCH_EXTENSION_NAME={module_name}", "-DTORCH_API_INCLUDE_EXTENSION_H")
+
+
+def _binding_libraries(binding: Binding) -> tuple[ForeignLibrary, ...]:
+    if binding is not Binding.TVM_FFI:
+        return ()
+    from op_builder.toolchains.tvm_ffi import tvm_ffi_library  # most ops do not need it
+
+    return (tvm_ffi_library(),)
 
 
 def _library_flag(entry: str) -> str:
@@ -178,7 +232,7 @@ def _library_flag(entry: str) -> str:
 def check_op_name(name: object, where: str) -> None:
     """Raise an AccelError if ``name`` cannot name an op, its files and its module."""
     if not isinstance(name, str) or not name.isascii() or not name.isidentifier() or len(name) > _LONGEST_NAME:
-        raise AccelError(
+        raise ArgumentError(
             f"{where} is {name!r}, which is not a valid op name.",
             f"Use ASCII letters, digits and underscores, at most {_LONGEST_NAME} characters, and no digit first.",
         )
@@ -191,17 +245,23 @@ def text_list(items: object, where: str) -> list[str]:
         where: what returned or received the items, for the message.
 
     Raises:
-        AccelError: it is not a list of strings or paths.
+        ArgumentError: it is not a list of strings or paths.
     """
-    is_list = isinstance(items, Iterable) and not isinstance(items, str | bytes | Path)
+    is_list = isinstance(items, Iterable) and not isinstance(items, str | bytes | Path | Mapping)
     found = list(items) if is_list else []  # type: ignore[call-overload]
     if not is_list or not all(isinstance(item, str | Path) for item in found):
-        raise AccelError(f"{where} is {items!r}, which is not a list of strings.", "Use a list, as in ['-O3', '-g'].")
+        raise ArgumentError(f"{where} is {items!r}, which is not a list of strings.", "Use a list of strings.")
     return [text for text in map(str, found) if text.strip()]
+
+
+class Words(list[str]):
+    """Flags of which each is one word, whatever is in it; :func:`flag_list` does not split them."""
 
 
 def flag_list(items: object, where: str) -> list[str]:
     """:func:`text_list`, where a string with several flags is split, as torch's extensions do it."""
+    if isinstance(items, Words):
+        return text_list(items, where)
     return [word for text in text_list(items, where) for word in _words(text)]
 
 

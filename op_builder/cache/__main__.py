@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 import time
@@ -14,11 +15,15 @@ from typing import Any
 from op_builder.cache import eviction
 from op_builder.cache.bundle import export_bundle, import_bundle, misfits
 from op_builder.cache.eviction import Item, Usage
+from op_builder.cache.layout import MEMO
+from op_builder.cache.removal import folder
+from op_builder.cache.sharing import share
 from op_builder.cache.store import Cache
-from op_builder.command_line import run_main
-from op_builder.errors import AccelError
+from op_builder.command_line import printable, run_main
+from op_builder.errors import AccelError, CacheError
 
 _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_NO_GROUP = (1 << 32) - 1  # for the system, and no larger number
 _TIME_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Answer = tuple[int, Any, str]
@@ -31,23 +36,40 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     # Commands that only look move nothing; verify does so after it has looked.
     looks = options.command in ("list", "info", "verify", "export")
     try:
-        status, data, text = _COMMANDS[options.command](Cache(options.directory, is_ours=not looks), options)
+        cache = Cache(options.directory, is_ours=not looks)
+        if looks or options.command in ("prune", "clear"):
+            _require_readable(cache.root)
+        if options.command in ("prune", "clear"):
+            cache.require_ours()
+        status, data, text = _COMMANDS[options.command](cache, options)
     except AccelError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return 2
-    print(json.dumps(data, indent=2) if options.json else text)
+    print(json.dumps(data, indent=2) if options.json else printable(text))
     return status
+
+
+def _require_readable(root: Path) -> None:
+    try:
+        os.listdir(root)
+    except FileNotFoundError:  # nothing is built yet
+        pass
+    except OSError as error:
+        raise CacheError(
+            f"The cache directory {root} cannot be read: {error.strerror}.",
+            "Correct its permissions, or name another by --directory.",
+        ) from None
 
 
 def _list(cache: Cache, _: argparse.Namespace) -> Answer:
     found, others = eviction.usages(cache), eviction.other_bytes(cache)
     lines = [f"{'op':<16}{'key':<14}{'size':>10}  {'last used':<12}{'built in':>9}  torch"]
     for usage in found:
-        manifest = usage.entry.manifest
-        lines.append(
-            f"{manifest.op:<16}{usage.entry.digest[:12]:<14}{_size(usage.size_bytes):>10}  {_ago(usage.used_at):<12}"
-            f"{manifest.build_s:>8.1f}s  {manifest.torch}"
-        )
+        line = f"{usage.op:<16}{usage.path.name[:12]:<14}{_size(usage.size_bytes):>10}  {_ago(usage.used_at):<12}"
+        if usage.entry is not None:
+            lines.append(f"{line}{usage.entry.manifest.build_s:>8.1f}s  {usage.entry.manifest.torch}")
+        else:
+            lines.append(f"{line}{'':>9}  of another version of accel-ops, or damaged")
     size = _size(sum(usage.size_bytes for usage in found))
     lines.append(
         f"{_entries(found)}, {size} in {cache.root}; also {_size(others)} of logs, entries set aside, locks and memos"
@@ -57,14 +79,15 @@ def _list(cache: Cache, _: argparse.Namespace) -> Answer:
 
 
 def _info(cache: Cache, options: argparse.Namespace) -> Answer:
-    found = eviction.usages(cache, options.op)
+    entries = [(usage, usage.entry) for usage in eviction.usages(cache, options.op)]
+    found = [(usage, entry) for usage, entry in entries if entry is not None]
     if not found:
         raise AccelError(
             f"Op {options.op!r} has no entry in {cache.root}.", "python -m op_builder.cache list shows all entries."
         )
     blocks = []
-    for usage in found:
-        manifest = usage.entry.manifest
+    for usage, entry in found:
+        manifest = entry.manifest
         rows = {
             "directory": usage.path,
             "binary": f"{manifest.artifact}, {manifest.size_bytes} bytes, sha256 {manifest.sha256}",
@@ -75,24 +98,50 @@ def _info(cache: Cache, options: argparse.Namespace) -> Answer:
             "headers": ", ".join(header.path for header in manifest.headers) or "none",
         }
         blocks.append("\n".join(f"{name:<16} {value}" for name, value in rows.items()))
-    data = [{**_facts(usage), "manifest": json.loads(usage.entry.manifest.to_json())} for usage in found]
+    data = [{**_facts(usage), "manifest": json.loads(entry.manifest.to_json())} for usage, entry in found]
     return 0, data, "\n\n".join(blocks)
 
 
-def _verify(cache: Cache, _: argparse.Namespace) -> Answer:
+def _verify(cache: Cache, options: argparse.Namespace) -> Answer:
     whole, damaged = eviction.examine(cache)
     mover = Cache(cache.root)
     lines, kept = [], []
     for directory, reason in damaged.items():
         mover.set_aside(directory, reason)
-        if directory.exists():
+        result = "set aside"
+        if os.path.lexists(directory):
             kept.append(str(directory))
-        lines.append(f"damaged, {'cannot be moved' if directory.exists() else 'set aside'}: {directory}: {reason}")
+            result = "cannot be moved"
+        lines.append(f"damaged, {result}: {directory}: {reason}")
+    memos = cache.memo.damaged()
+    for path in memos:
+        with folder(path.parents[2], MEMO) as opened:
+            if opened is not None:
+                opened.unlink(path.name)
+        result = "cannot be removed" if os.path.lexists(path) else "removed"
+        lines.append(f"damaged, {result}: {path}: load() works this fact out again")
     lines.append(f"{_entries(whole)} intact.")
     if kept:
         lines.append(f"Remedy: run verify as a user who may write {cache.root}; load() ignores damaged entries.")
-    data = {"whole": len(whole), "damaged": [str(directory) for directory in damaged], "cannot_be_moved": kept}
-    return int(bool(damaged)), data, "\n".join(lines)
+    found = [*map(str, damaged), *map(str, memos)]
+    data = {"whole": len(whole), "damaged": found, "cannot_be_moved": kept}
+    status = int(bool(found))
+    if options.rebuild:
+        from op_builder.rebuild import rebuild  # the engine, which no other command needs
+
+        compared = rebuild(cache, whole)
+        lines += map(str, compared)
+        data["rebuilt"] = [
+            {
+                "op": each.entry.manifest.op,
+                "key": each.entry.digest,
+                "differences": each.differences,
+                "obstacle": each.obstacle,
+            }
+            for each in compared
+        ]
+        status |= any(each.differences for each in compared)
+    return status, data, "\n".join(lines)
 
 
 def _prune(cache: Cache, options: argparse.Namespace) -> Answer:
@@ -131,7 +180,7 @@ def _export(cache: Cache, options: argparse.Namespace) -> Answer:
     missing = " ".join(sorted(set(options.ops) - {entry.manifest.op for entry in entries}))
     if missing:
         raise AccelError(f"Not in the cache: {missing}.", f"Build first: python -m op_builder.build {missing}.")
-    count = export_bundle(entries, options.file)
+    count = export_bundle(cache, entries, options.file)
     data = {"file": str(options.file), "entries": count, "size_bytes": options.file.stat().st_size}
     return 0, data, f"{_entries(entries)} written to {options.file} ({_size(data['size_bytes'])})."
 
@@ -154,7 +203,18 @@ def _import(cache: Cache, options: argparse.Namespace) -> Answer:
     return 0, {"entries": data}, "\n".join(lines)
 
 
+def _init(cache: Cache, options: argparse.Namespace) -> Answer:
+    share(cache, options.shared)
+    sharers = "everybody may read it" if options.readers else f"the members of group {options.shared} may write it"
+    directory, user = cache.root.resolve(), os.geteuid()
+    text = f"{directory} is a cache; {sharers}. Set ACCEL_CACHE_DIR={directory} where it is to be used."
+    if user != 0:
+        text += f" Users who trust you also set ACCEL_CACHE_TRUST={user}."
+    return 0, {"directory": str(directory), "group": options.shared}, text
+
+
 _COMMANDS = {
+    "init": _init,
     "list": _list,
     "info": _info,
     "verify": _verify,
@@ -174,7 +234,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="List, verify, remove, export and import built ops.",
+        description="List, verify, remove, export, import and share built ops.",
         parents=[common],
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -182,9 +242,21 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     def add(name: str, help_text: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, parents=[common], help=help_text)
 
+    init = add("init", "make a cache for several users")
+    sharers = init.add_mutually_exclusive_group(required=True)
+    sharers.add_argument(
+        "--shared",
+        type=_group,
+        metavar="GROUP",
+        help="the members of this group read and write it; each of them can run code as the others",
+    )
+    sharers.add_argument("--readers", action="store_true", help="everybody reads it; only you write it")
     add("list", "list all entries, the most recently used first")
     add("info", "show everything about the entries of one op").add_argument("op", metavar="OP")
-    add("verify", "check every binary; set damaged entries aside")
+    verify = add("verify", "check every binary; set damaged entries aside")
+    verify.add_argument(
+        "--rebuild", action="store_true", help="also compile each op again, and report binaries with other bytes"
+    )
     prune = add(
         "prune",
         "remove entries by size, age or use, logs and set-aside entries first; keep those used within a minute",
@@ -215,18 +287,32 @@ def _removed(cache: Cache, going: Iterable[Item], freed_bytes: int) -> tuple[dic
 
 
 def _facts(usage: Usage) -> dict[str, Any]:
-    manifest = usage.entry.manifest
+    manifest = usage.entry.manifest if usage.entry is not None else None
     return {
-        "op": manifest.op,
-        "key": usage.entry.digest,
+        "op": usage.op,
+        "key": usage.path.name,
         "directory": str(usage.path),
         "size_bytes": usage.size_bytes,
         "last_used": int(usage.used_at),
         "in_use": usage.is_mapped,
-        "built_at": manifest.built_at,
-        "build_s": manifest.build_s,
-        "torch": manifest.torch,
+        "built_at": manifest.built_at if manifest else None,
+        "build_s": manifest.build_s if manifest else None,
+        "torch": manifest.torch if manifest else None,
     }
+
+
+def _group(text: str) -> int:
+    import grp  # only this command needs it
+
+    try:
+        group = int(text) if text.isdecimal() else grp.getgrnam(text).gr_gid
+    except (KeyError, ValueError):
+        group = _NO_GROUP
+    if group >= _NO_GROUP:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a group of this system")
+    if os.geteuid() != 0 and group not in (os.getegid(), *os.getgroups()):
+        raise argparse.ArgumentTypeError(f"you are not a member of group {text!r}")
+    return group
 
 
 def _bytes(text: str) -> int:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from op_builder.cache.fingerprint import COMPILER_PARTS, plan_key
+from op_builder.cache.fingerprint import COMPILER_PARTS, plan_key, platform_name
 from op_builder.cache.headers import Roots
 from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
 from op_builder.errors import AccelError, CacheError
 from op_builder.plan import Binding, BuildPlan, Language, Source
 from op_builder.system.memo import Memo
+from op_builder.system.records import OtherFormatError
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.toolset import find_toolset
 
@@ -35,19 +37,30 @@ _MACHINE_PARTS = (
     *COMPILER_PARTS,
 )
 
+_REMEDY = "Export it again, or do not use it."
+# Binaries compress to a quarter; sections of zeros, to a thousandth.
+_FREE_BYTES = 64 << 20
+_MOST_EXPANSION = 100
+_MOST_MANIFEST_BYTES = 16 << 20
+_PIECE_BYTES = 1 << 16
+_ENCRYPTED = 1
+_ELF_HEADER_BYTES = 20
+_ELF_CLASS_AND_ORDER, _ELF_TYPE, _ELF_MACHINE = slice(4, 6), slice(16, 18), slice(18, 20)
+_ELF_SHARED = 3
+
 
 class BundleError(AccelError, ValueError):
     """A file is not a bundle, or its content does not match its manifests; nothing of it was imported."""
 
 
-def export_bundle(entries: Iterable[Entry], path: Path) -> int:
-    """Write ``entries`` into the zip file ``path``; returns how many.
+def export_bundle(cache: Cache, entries: Iterable[Entry], path: Path) -> int:
+    """Write ``entries`` of ``cache`` into the zip file ``path``; returns how many.
 
     Raises:
         CacheError: the file cannot be written.
-        BundleError: there is nothing to export, an entry is damaged, or one is a precompiled header.
+        BundleError: there is nothing to export, ``load()`` would not use an entry, or one is a precompiled header.
     """
-    chosen = list(entries)
+    chosen = list({_place(entry.manifest): entry for entry in entries}.values())
     if any(entry.manifest.kind == "header" for entry in chosen):
         raise BundleError(
             "A precompiled header is not exported: it fits only the compiler of this machine.",
@@ -66,11 +79,12 @@ def export_bundle(entries: Iterable[Entry], path: Path) -> int:
             zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as bundle,
         ):
             for entry in chosen:
-                if not entry.is_intact():
-                    raise BundleError(f"The entry {entry.directory} is damaged.", "python -m op_builder.cache verify")
-                base = f"{entry.manifest.op}/{entry.directory.parent.name}/{entry.digest}"
-                bundle.write(entry.directory / MANIFEST, f"{base}/{MANIFEST}")
-                bundle.write(entry.artifact, f"{base}/{entry.manifest.artifact}")
+                if flaw := cache.flaw(entry):
+                    raise BundleError(
+                        f"{entry.directory} is not exported: {flaw}.", "python -m op_builder.cache verify"
+                    )
+                bundle.write(entry.directory / MANIFEST, f"{_directory(entry.manifest)}/{MANIFEST}")
+                bundle.write(entry.artifact, _place(entry.manifest))
         partial.chmod(0o644)
         partial.replace(path)
     except OSError as error:
@@ -84,20 +98,35 @@ def export_bundle(entries: Iterable[Entry], path: Path) -> int:
 def import_bundle(cache: Cache, path: Path) -> list[Entry]:
     """Publish the entries of the bundle ``path``; existing entries are not replaced.
 
+    Binaries go to the disk in pieces. Nothing is published before everything is checked.
+
     Raises:
-        BundleError: the file cannot be read as a bundle, or a binary does not match its manifest.
+        BundleError: the file cannot be read as a bundle, would expand too far, or a binary does not match its manifest.
         CacheError: the cache directory cannot be written.
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe would wait, and a device has no end
+            raise BundleError("It is not a regular file.", _REMEDY)
         with zipfile.ZipFile(path) as bundle:
-            found = [_read(bundle, name) for name in bundle.namelist() if name.endswith(f"/{MANIFEST}")]
-    # zipfile raises the last three for bytes that were changed in transit.
-    except (OSError, zipfile.BadZipFile, KeyError, EOFError, zlib.error, RuntimeError, ValueError) as error:
-        raise BundleError(f"{path} cannot be read as a bundle: {error}.", "Export it again.") from error
-    if not found:
-        raise BundleError(f"{path} holds no built ops.", "Make it with: python -m op_builder.cache export FILE.")
-    # Everything was checked before the first is published.
-    return [_publish(cache, manifest, content) for manifest, content in found]
+            members = _members(bundle, path.stat().st_size)
+            manifests = [_read_manifest(bundle, members, name) for name in members if name.endswith(f"/{MANIFEST}")]
+            if not manifests:
+                raise BundleError("It holds no built ops.", "Make it with: python -m op_builder.cache export FILE.")
+            if len(members) != 2 * len(manifests):
+                raise BundleError("It holds files that belong to no op.", _REMEDY)
+            with cache.staging("bundle") as staging:
+                staged = [staging / str(number) for number in range(len(manifests))]
+                for directory, manifest in zip(staged, manifests, strict=True):
+                    _stage(cache, bundle, manifest, directory)
+                return [cache.publish(*pair) for pair in zip(staged, manifests, strict=True)]
+    except BundleError as error:
+        raise BundleError(f"{path} is not imported: {error.message}", error.remedy) from None
+    # zipfile raises these for bytes that were changed in transit.
+    except (OSError, zipfile.BadZipFile, EOFError, zlib.error, RuntimeError, ValueError, LookupError) as error:
+        if isinstance(error, AccelError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise BundleError(f"{path} cannot be read as a bundle: {reason}.", _REMEDY) from error
 
 
 def misfits(manifest: Manifest, memo: Memo) -> list[str]:
@@ -127,26 +156,77 @@ def misfits(manifest: Manifest, memo: Memo) -> list[str]:
     return [*lines, *(f"{header.path} of torch differs here" for header in other)]
 
 
-def _read(bundle: zipfile.ZipFile, name: str) -> tuple[Manifest, bytes]:
+def _members(bundle: zipfile.ZipFile, file_bytes: int) -> dict[str, zipfile.ZipInfo]:
+    """The members of a bundle by name, if its index is plausible; reads none of them."""
+    members = {member.filename: member for member in bundle.infolist()}
+    if len(members) != len(bundle.infolist()):
+        raise BundleError("It holds a name twice.", _REMEDY)
+    for name, member in members.items():
+        is_plain = name.isascii() and name.isprintable() and name == member.orig_filename
+        if not is_plain or name.count("/") != 3:
+            raise BundleError(f"It holds {member.orig_filename!a:.200}, which is not a file of an op.", _REMEDY)
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or member.flag_bits & _ENCRYPTED:
+            raise BundleError(f"{name} is encrypted or compressed by an unknown method.", _REMEDY)
+    expanded = sum(member.file_size for member in members.values())
+    if expanded > _FREE_BYTES + _MOST_EXPANSION * file_bytes:
+        raise BundleError(f"Its {file_bytes} bytes would expand to {expanded}; no built ops do.", _REMEDY)
+    return members
+
+
+def _read_manifest(bundle: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo], name: str) -> Manifest:
+    """A manifest whose binary is in the bundle, by the bundle's index."""
+    if members[name].file_size > _MOST_MANIFEST_BYTES:
+        raise BundleError(f"The manifest {name} has {members[name].file_size} bytes.", _REMEDY)
     try:
-        manifest = Manifest.from_json(bundle.read(name).decode())
-        Binding(manifest.key_parts["binding"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise BundleError(f"The manifest {name} cannot be read: {error}.", "Export with the same version.") from error
-    for text in (manifest.artifact, manifest.op):
-        if Path(text).name != text or text in ("", ".", ".."):
-            raise BundleError(f"The manifest {name} names {text!r}, not a plain name.", "Do not use this bundle.")
-    content = bundle.read(f"{name.removesuffix(MANIFEST)}{manifest.artifact}")
-    if hashlib.sha256(content).hexdigest() != manifest.sha256:
-        raise BundleError(f"The binary of {name} does not match its manifest.", "Export it again.")
-    return manifest, content
+        manifest = Manifest.from_json(bundle.read(name).decode("ascii"))
+    except OtherFormatError as error:
+        raise BundleError(f"{name}: {error}.", "Export and import with the same version of accel-ops.") from None
+    except ValueError as error:
+        raise BundleError(f"{name} is damaged: {error}.", _REMEDY) from None
+    if manifest.kind == "header":
+        raise BundleError(f"{name} is of a precompiled header, which fits only the machine that made it.", _REMEDY)
+    binary = members.get(_place(manifest))
+    if binary is None or name != f"{_directory(manifest)}/{MANIFEST}" or manifest.artifact == MANIFEST:
+        raise BundleError(f"{name} describes a binary that the bundle does not hold.", _REMEDY)
+    if binary.file_size != manifest.size_bytes:
+        raise BundleError(f"{_place(manifest)} has {binary.file_size} bytes, not {manifest.size_bytes}.", _REMEDY)
+    return manifest
 
 
-def _publish(cache: Cache, manifest: Manifest, content: bytes) -> Entry:
-    with cache.staging(manifest.op) as staging, cache.errors_explained():
-        result = staging / "result"
-        result.mkdir()
-        artifact = result / manifest.artifact
-        artifact.write_bytes(content)
+def _stage(cache: Cache, bundle: zipfile.ZipFile, manifest: Manifest, directory: Path) -> None:
+    """Write a binary below ``directory``, if it is the one that its manifest describes."""
+    digest, start = hashlib.sha256(), b""
+    with bundle.open(_place(manifest)) as source, cache.errors_explained():
+        directory.mkdir()
+        artifact = directory / manifest.artifact
+        with artifact.open("xb") as target:
+            while piece := source.read(_PIECE_BYTES):
+                start = start or piece[:_ELF_HEADER_BYTES]
+                digest.update(piece)
+                target.write(piece)
         artifact.chmod(0o755)
-        return cache.publish(result, manifest)
+    if digest.hexdigest() != manifest.sha256:
+        raise BundleError(f"{_place(manifest)} does not match its manifest.", _REMEDY)
+    if not _is_library(start, is_for_here=manifest.key_parts.get("platform") == platform_name()):
+        raise BundleError(f"{_place(manifest)} is not a shared library of the platform in its manifest.", _REMEDY)
+
+
+def _is_library(start: bytes, *, is_for_here: bool) -> bool:
+    """Whether a file that starts so is an ELF file; if it claims to be for this machine, a shared library for it."""
+    if not start.startswith(b"\x7fELF") or len(start) < _ELF_HEADER_BYTES:
+        return False
+    try:
+        with open("/proc/self/exe", "rb") as file:
+            here = file.read(_ELF_HEADER_BYTES)
+    except OSError:  # another system, or no /proc
+        return True
+    same = all(start[part] == here[part] for part in (_ELF_CLASS_AND_ORDER, _ELF_MACHINE))
+    return not is_for_here or (same and int.from_bytes(start[_ELF_TYPE], sys.byteorder) == _ELF_SHARED)
+
+
+def _directory(manifest: Manifest) -> str:
+    return f"{manifest.op}/{manifest.key.plan.digest}/{manifest.key.digest}"
+
+
+def _place(manifest: Manifest) -> str:
+    return f"{_directory(manifest)}/{manifest.artifact}"

@@ -5,9 +5,9 @@ of this host has mapped stays: on a local disk it would not be hurt, but the nex
 hosts have mapped cannot be seen, and a network file system takes it from them; there no entry is removed
 automatically that was used within a week.
 
-Logs of failed builds, entries that were set aside and SYCL kernels that the runtime has compiled are not needed. They
-count in the cache's bound, and are removed before any entry. Locks and memos are small, but each key leaves some;
-builds that were killed leave their staging directories.
+Logs of failed builds, entries that were set aside, objects, and SYCL kernels that the runtime has compiled are not
+needed. They count in the cache's bound, and are removed before any entry. Locks and memos are small, but each key
+leaves some; builds that were killed leave their staging directories.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ import contextlib
 import fcntl
 import logging
 import os
-import shutil
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from op_builder import env
 from op_builder.cache import staging
+from op_builder.cache.layout import KERNELS, LOCKS, LOGS, MEMO, OBJECTS, OPS, REJECTED, STAGING
+from op_builder.cache.ownership import warn_once
+from op_builder.cache.removal import Folder, file_system_now, folder, places
 from op_builder.cache.staging import SURELY_OVER_S
 from op_builder.cache.store import MANIFEST, Cache, Entry
 from op_builder.errors import CacheError
-from op_builder.system.file_contents import subdirectories
-from op_builder.toolchains.sycl_runtime import KERNELS_DIRECTORY
 
 logger = logging.getLogger(__name__)
 
@@ -40,53 +39,60 @@ _OLD_MEMO_S = 30 * 24 * 3600.0
 _NETWORK_FILE_SYSTEMS = (
     *("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "gluster", "afs", "9p", "panfs", "fuse"),
 )
-_LOGS = ("rejected", "logs")
-_SMALL = ("locks", "memo", "staging")
+_LEFTOVERS = (REJECTED, LOGS, OBJECTS, KERNELS)
+_SMALL = (LOCKS, MEMO, STAGING)
 
 
 @dataclass(frozen=True)
 class Item:
-    """A log, or the directory of an entry, of what was set aside, or of a compiled kernel.
+    """A log, an object, or the directory of an entry, of what was set aside, or of a compiled kernel.
 
     Attributes:
+        place: the names that lead to it in the cache.
         used_at: when it was last used, or made, in seconds since the epoch.
     """
 
     path: Path
+    place: tuple[str, ...]
     size_bytes: int
     used_at: float
 
 
 @dataclass(frozen=True)
 class Usage(Item):
-    """An entry, and whether a process of this host has its binary open."""
+    """An entry, and whether a process of this host has its binary open.
 
-    entry: Entry
+    Attributes:
+        entry: None if another version of accel-ops made it, or its manifest cannot be read.
+    """
+
+    entry: Entry | None
     is_mapped: bool
+
+    @property
+    def op(self) -> str:
+        return self.place[1]
 
 
 def usages(cache: Cache, op: str | None = None) -> list[Usage]:
-    """All entries with their use, the most recently used first."""
-    mapped = _mapped_files()
-    found = [
-        Usage(
-            path=entry.directory,
-            size_bytes=_size_bytes(entry.directory),
-            used_at=_modified_at(entry.directory / MANIFEST),
-            entry=entry,
-            is_mapped=os.path.realpath(entry.artifact) in mapped,
-        )
-        for entry in cache.entries(op)
-    ]
+    """All entries with their use, the most recently used first; also those of other versions of accel-ops."""
+    mapped = {os.path.dirname(path) for path in _mapped_files()}
+    readable = {entry.directory: entry for entry in cache.entries(op)}
+    found = []
+    for place in places(cache.root, OPS):
+        path = cache.home.joinpath(*place)
+        if op in (None, place[1]):
+            used_at = _modified_at(path / MANIFEST) or _modified_at(path)
+            is_mapped = os.path.realpath(path) in mapped
+            found.append(Usage(path, place, size_bytes(path), used_at, readable.get(path), is_mapped))
     return sorted(found, key=lambda usage: usage.used_at, reverse=True)
 
 
 def leftovers(cache: Cache) -> list[Item]:
-    """Logs, entries that were set aside and compiled SYCL kernels, the newest first."""
-    paths = [path for name in _LOGS for path in _inside(cache.root / name)]
-    # The runtime has a directory for each device, and in it one for each kernel.
-    paths += [path for device in _inside(cache.root / KERNELS_DIRECTORY) for path in _inside(device)]
-    items = [Item(path, _size_bytes(path), _modified_at(path)) for path in paths]
+    """Logs, entries that were set aside, objects and compiled SYCL kernels, the newest first."""
+    found = [place for name in _LEFTOVERS for place in places(cache.root, name)]
+    paths = [(cache.home.joinpath(*place), place) for place in found]
+    items = [Item(path, place, size_bytes(path), _modified_at(path)) for path, place in paths]
     return sorted(items, key=lambda item: item.used_at, reverse=True)
 
 
@@ -106,31 +112,32 @@ def surplus(
         unused: all entries but the last used of each op go.
         rested_s: entries that were used within so many seconds stay in any case.
     """
-    now = time.time()
+    now = file_system_now(cache.home)
     going: list[Item] = []
     held: list[Usage] = []
     kept_bytes, kept_ops = 0, set()
     for item in (*usages(cache), *leftovers(cache)):
         usage = item if isinstance(item, Usage) else None
         age_s = now - item.used_at
+        rest_s = abs(age_s)  # a wrong clock may have left a time in the future, which protects nothing
         goes = (
             (max_size_bytes is not None and kept_bytes + item.size_bytes > max_size_bytes)
             or (older_than_s is not None and age_s > older_than_s)
-            or (unused and usage is not None and usage.entry.manifest.op in kept_ops)
+            or (unused and usage is not None and usage.op in kept_ops)
         )
-        may_go = age_s > _JUST_USED_S if usage is None else age_s > rested_s and not usage.is_mapped
+        may_go = rest_s > _JUST_USED_S if usage is None else rest_s > rested_s and not usage.is_mapped
         if goes and may_go:
             going.append(item)
             continue
         kept_bytes += item.size_bytes
         if usage is not None:
-            kept_ops.add(usage.entry.manifest.op)
+            kept_ops.add(usage.op)
             held += [usage] if goes else []
     return going, held
 
 
 def remove(cache: Cache, going: Iterable[Item]) -> int:
-    """Remove items; returns the bytes that were freed.
+    """Remove items; returns the bytes that were freed. What only another member of a group may remove stays.
 
     Raises:
         CacheError: the cache cannot be written.
@@ -138,16 +145,33 @@ def remove(cache: Cache, going: Iterable[Item]) -> int:
     freed = 0
     for item in going:
         with cache.errors_explained():
-            # First out of sight, in one step, so that no reader finds half an entry.
-            trash = staging.make_directory(cache.writable_dir("staging"), "removed")
-            with contextlib.suppress(FileNotFoundError):  # another process was first
-                os.rename(item.path, trash / "removed")
-            shutil.rmtree(trash, ignore_errors=True)
-        if isinstance(item, Usage):
-            with contextlib.suppress(OSError):
-                item.path.parent.rmdir()
-        freed += item.size_bytes
+            cache.writable_dir(STAGING)
+            with folder(cache.root, *item.place[:-1]) as outer, folder(cache.root, STAGING) as trash:
+                if outer is not None and trash is not None and _remove(outer, item.place[-1], trash):
+                    freed += item.size_bytes
+        for depth in (2, 3) if isinstance(item, Usage) else ():
+            with folder(cache.root, *item.place[:-depth]) as outer, contextlib.suppress(OSError):
+                if outer is not None:
+                    os.rmdir(item.place[-depth], dir_fd=outer.descriptor)
     return freed
+
+
+def _remove(outer: Folder, name: str, trash: Folder) -> bool:
+    if not outer.has(name):  # another process was first
+        return True
+    # First out of sight, in one step, so that no reader finds half an entry.
+    bin_name = staging.new_name("removed")
+    os.mkdir(bin_name, 0o700, dir_fd=trash.descriptor)
+    is_permitted = True
+    try:
+        os.rename(name, f"{bin_name}/removed", src_dir_fd=outer.descriptor, dst_dir_fd=trash.descriptor)
+    except FileNotFoundError:
+        pass
+    except PermissionError:  # a directory that the SYCL runtime of another user made
+        is_permitted = False
+        warn_once(f"{outer.path / name}: Permission denied", "it is left as it is", "Its owner can remove it.")
+    trash.remove_tree(bin_name)
+    return is_permitted
 
 
 def sweep_small(cache: Cache, *, all_of_them: bool = False) -> int:
@@ -156,21 +180,25 @@ def sweep_small(cache: Cache, *, all_of_them: bool = False) -> int:
     Args:
         all_of_them: locks and memos whatever their age.
     """
-    before, now = _bytes_in(cache, _SMALL), time.time()
-    staging.sweep(cache.root / "staging")
-    for path in _inside(cache.root / "memo"):
-        if all_of_them or now - _modified_at(path) > _OLD_MEMO_S:
-            _unlink(path)
-    for path in _inside(cache.root / "locks"):
-        age_s = now - _modified_at(path)
-        if all_of_them or age_s > _JUST_USED_S:
-            _remove_unheld(path, age_s)
+    before, now = _bytes_in(cache, _SMALL), file_system_now(cache.home)
+    staging.sweep(cache.root)
+    with folder(cache.root, MEMO) as memos:
+        if memos is not None:
+            for name in memos.names():
+                if all_of_them or now - memos.modified_at(name) > _OLD_MEMO_S:
+                    memos.unlink(name)
+    with folder(cache.root, LOCKS) as locks:
+        if locks is not None:
+            for name in locks.names():
+                age_s = now - locks.modified_at(name)
+                if all_of_them or age_s > _JUST_USED_S:
+                    _remove_unheld(locks, name, age_s)
     return max(0, before - _bytes_in(cache, _SMALL))  # a build may be at work
 
 
 def other_bytes(cache: Cache) -> int:
     """Bytes of everything but the entries."""
-    return _bytes_in(cache, (*_LOGS, KERNELS_DIRECTORY, *_SMALL))
+    return _bytes_in(cache, (*_LEFTOVERS, *_SMALL))
 
 
 def keep_in_bounds(cache: Cache) -> None:
@@ -180,7 +208,7 @@ def keep_in_bounds(cache: Cache) -> None:
     """
     bound = env.ACCEL_CACHE_MAX_MIB.get() << 20
     sweep_small(cache)
-    if _bytes_in(cache, ("ops", *_LOGS, KERNELS_DIRECTORY)) <= bound:
+    if _bytes_in(cache, (OPS, *_LEFTOVERS)) <= bound:
         return
     rested_s = _PERHAPS_USED_S if is_on_network(cache.root) else _JUST_USED_S
     going, _ = surplus(cache, max_size_bytes=bound, rested_s=rested_s)
@@ -210,14 +238,17 @@ def examine(cache: Cache) -> tuple[list[Entry], dict[Path, str]]:
     """
     whole = []
     for entry in cache.entries():
-        if entry.is_intact():
-            whole.append(entry)
+        flaw = cache.flaw(entry)
+        if flaw:
+            cache.set_aside(entry.directory, flaw)
         else:
-            cache.set_aside(entry.directory, "its binary does not match its manifest")
-    plans = [plan for op in subdirectories(cache.root / "ops") for plan in subdirectories(op)]
-    directories = [entry for plan in plans for entry in subdirectories(plan)]
-    bare = {path: "it has no manifest" for path in directories if path.exists() and not (path / MANIFEST).exists()}
-    return whole, {**cache.damaged, **bare}
+            whole.append(entry)
+    directories = [cache.home.joinpath(*place) for place in places(cache.root, OPS)]
+    # Path.exists() raises where a directory may not be read.
+    bare = {path: "it has no manifest" for path in directories if not os.path.exists(path / MANIFEST)}
+    found = {**cache.damaged, **bare}
+    # Another process may have replaced or removed it just now.
+    return whole, {path: found[path] for path in found if not cache.usable(path, path.name) and os.path.lexists(path)}
 
 
 def _mapped_files() -> set[str]:
@@ -233,26 +264,32 @@ def _mapped_files() -> set[str]:
     return mapped
 
 
-def _remove_unheld(lock: Path, age_s: float) -> None:
-    with contextlib.suppress(OSError), lock.open("r+") as file:
+def _remove_unheld(locks: Folder, name: str, age_s: float) -> None:
+    with contextlib.suppress(OSError):
+        options = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(name, options, dir_fd=locks.descriptor)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
         except OSError:  # the file system does not support locks
             if age_s < SURELY_OVER_S:
                 return
-        # Who opened it in this moment holds a lock that no other will see: at worst something is built twice.
-        _unlink(lock)
+        finally:
+            # Who opens it in this moment holds a lock that no other will see: at worst something is built twice.
+            os.close(descriptor)
+        locks.unlink(name)
 
 
 def _bytes_in(cache: Cache, names: Iterable[str]) -> int:
-    return sum(_size_bytes(cache.root / name) for name in names)
+    return sum(size_bytes(cache.home.joinpath(*place)) for name in names for place in places(cache.root, name))
 
 
-def _size_bytes(path: Path) -> int:
+def size_bytes(path: Path) -> int:
     """Bytes of a file, or of all files below a directory; what is removed meanwhile does not count."""
-    files = [Path(parent, name) for parent, _, names in os.walk(path) for name in names] if path.is_dir() else [path]
+    files = (
+        [Path(parent, name) for parent, _, names in os.walk(path) for name in names] if os.path.isdir(path) else [path]
+    )
     total = 0
     for file in files:
         with contextlib.suppress(OSError):
@@ -260,20 +297,8 @@ def _size_bytes(path: Path) -> int:
     return total
 
 
-def _inside(directory: Path) -> list[Path]:
-    try:
-        return sorted(directory.iterdir())
-    except OSError:
-        return []
-
-
 def _modified_at(path: Path) -> float:
     try:
         return path.lstat().st_mtime
     except OSError:
         return 0.0
-
-
-def _unlink(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()

@@ -21,15 +21,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from op_builder.cache.headers import Header, Roots, SystemHeaders
-from op_builder.plan import Binding, BuildPlan
+from op_builder.plan import BuildPlan
 from op_builder.system.file_contents import file_sha256, file_status, last_touched_ns, text_sha256
 from op_builder.system.memo import Memo
 from op_builder.system.torch_install import header_stamp, torch_install
 from op_builder.toolchains.flags import contents_of, linked_files, named_files
 from op_builder.toolchains.toolset import Toolset
 
-# Counts in every key: raise it when the meaning of a plan, or of what is made of it, changes.
-FORMAT = "4"
+# Raise it when the members of manifests change.
+MANIFEST_FORMAT = 8
+# Counts in every key: raise its first number when the meaning of a plan, or of what is made of it, changes. So two
+# versions of this project that write different manifests never look for the same entry.
+FORMAT = f"5.{MANIFEST_FORMAT}"
 _DIGEST_LENGTH = 32
 
 
@@ -132,7 +135,7 @@ def plan_key(plan: BuildPlan, toolset: Toolset | None, memo: Memo) -> PlanKey:
         parts["sycl runtime"] = runtime.version if runtime is not None else ""
     for library in plan.libraries:
         parts[f"library {library.name}"] = library.version
-    if plan.binding is Binding.TORCH:
+    if plan.binding.uses_torch_cxx:
         # Thousands of headers, as one. An op on the Stable ABI reads a few, or none, and they are looked at one by one.
         parts["torch headers"] = header_stamp(memo)
         parts["torch c++ abi"] = f"cxx11={int(torch_install().cxx11_abi)}"

@@ -19,7 +19,7 @@ from op_builder.system.file_contents import (
     settled_status,
     statuses_digest,
 )
-from op_builder.system.memo import Memo
+from op_builder.system.memo import SHA256_FACT, Memo
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.flags import grouped_flags
 
@@ -45,7 +45,10 @@ class Header(NamedTuple):
         status = file_status(path)
         if status is None:
             return False
-        return status == self.status or file_sha256(path) == self.sha256
+        try:
+            return status == self.status or file_sha256(path) == self.sha256
+        except OSError:
+            return False
 
 
 class SystemHeaders(NamedTuple):
@@ -74,7 +77,7 @@ class SystemHeaders(NamedTuple):
         try:
             # On another machine, or after an upgrade that changed nothing here, all statuses are new.
             settled = all(settled_status(path) for path in self.paths)
-            fact = memo.get(f"system headers {self.sha256} {now}", work_out) if settled else work_out()[0]
+            fact = memo.get(f"system headers {self.sha256} {now}", SHA256_FACT, work_out) if settled else work_out()[0]
         except (OSError, UnicodeEncodeError):  # recorded under another locale
             return False
         return bool(fact["sha256"] == self.sha256)

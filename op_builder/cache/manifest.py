@@ -1,20 +1,93 @@
 """The manifest beside each binary: what was built, from what, and how it was checked."""
 
 import json
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
-from op_builder.cache.fingerprint import BuildKey, PlanKey
+from op_builder.cache.fingerprint import MANIFEST_FORMAT, BuildKey, PlanKey
 from op_builder.cache.headers import Header, SystemHeaders
-from op_builder.system.torch_install import MINIMUM_TORCH
+from op_builder.plan import Binding
+from op_builder.system.records import (
+    OtherFormatError,
+    Schema,
+    are_integers,
+    are_texts,
+    decode,
+    encode,
+    is_count,
+    is_identifier,
+    is_name,
+    is_number,
+    is_sha256,
+    is_text,
+    is_version,
+    mapping_of,
+    members,
+    one_of,
+    rows_of,
+)
+from op_builder.system.torch_install import MINIMUM_TORCH, parse_release
+
+__all__ = ["MANIFEST", "Manifest", "OtherFormatError"]
 
 MANIFEST = "manifest.json"
-_FORMAT = 6
-_TEXTS = ("op", "artifact", "sha256", "kind", "check", "built_at", "torch", "accel_ops")
 _TUPLES = ("namespaces", "defined_namespaces", "operators", "absent")
+_FLAGS = ("c++ flags", "nvcc flags", "link flags")
 
 
-class OtherFormatError(ValueError):
-    """A manifest that another version wrote."""
+def _are_key_parts(value: Any) -> bool:
+    if not _is_mapping(value) or value.get("binding") not in _BINDINGS:
+        return False
+    try:
+        are_flags = all(are_texts(json.loads(value.get(name, "[]"))) for name in _FLAGS)
+    except (ValueError, RecursionError):
+        return False
+    if archs := value.get("cuda archs"):
+        from op_builder.toolchains.cuda_archs import is_arch  # most ops have none
+
+        if not all(map(is_arch, archs.split(";"))):
+            return False
+    sources = [name.split(" ", 2) for name in value if name.startswith("source ")]
+    return are_flags and all(len(words) == 3 and words[1].isdecimal() and len(words[1]) < 10 for words in sources)
+
+
+def _is_release(value: Any) -> bool:
+    try:
+        return is_text(value) and len(value) < 100 and bool(parse_release(value))
+    except ValueError:
+        return False
+
+
+_is_mapping = mapping_of(is_text)
+_BINDINGS = frozenset(binding.value for binding in Binding)
+_HEADER: Schema = {
+    "root": are_texts,
+    "path": are_texts,
+    "sha256": are_texts,
+    "status": lambda value: {list}.issuperset(map(type, value)) and are_integers([*chain.from_iterable(value)]),
+}
+_SYSTEM: Schema = {"paths": are_texts, "sha256": is_text, "status": is_text}
+_SCHEMA: Schema = {
+    "op": is_identifier,
+    "artifact": is_name,
+    "size_bytes": is_count,
+    "sha256": is_sha256,
+    "kind": one_of("accel", "python", "torch_library", "library", "tvm_ffi", "header"),
+    "namespaces": are_texts,
+    "defined_namespaces": are_texts,
+    "operators": are_texts,
+    "key_parts": _are_key_parts,
+    "headers": rows_of(_HEADER),
+    "absent": are_texts,
+    "system_headers": members(_SYSTEM),
+    "check": is_text,
+    "built_at": is_text,
+    "build_s": is_number,
+    "peak_bytes": is_count,
+    "torch": _is_release,
+    "accel_ops": is_text,
+    "needs": mapping_of(is_version),
+}
 
 
 class Manifest(NamedTuple):
@@ -24,13 +97,15 @@ class Manifest(NamedTuple):
         op: the op's name.
         artifact: file name of the binary, in the same directory.
         size_bytes, sha256: of the binary.
-        kind: how it is loaded: ``accel``, ``python`` or ``torch_library``; ``header`` if it is precompiled for GCC.
+        kind: how it is loaded: ``accel``, ``python``, ``torch_library``, ``library`` or ``tvm_ffi``; ``header`` if it
+            is precompiled for GCC.
         namespaces: torch namespaces of the ops that loading it defines; empty for an ``accel`` binary.
         defined_namespaces, operators: the torch names that it defines; a process can define each only once.
         key_parts: the plan key's parts.
         headers, absent, system_headers: what the compiler read in addition to the sources, and where it found nothing.
         check: how the binary was tried before it was published.
         built_at: UTC, ISO 8601. ``build_s``: seconds the build took.
+        peak_bytes: memory of the compiler that took most, for planning the next build; 0 if unknown.
         torch: version it was built against. ``accel_ops``: version of this project that built it.
         needs: the newest required version of each system library: ``{"GLIBC": "2.32"}``.
     """
@@ -50,6 +125,7 @@ class Manifest(NamedTuple):
     check: str
     built_at: str
     build_s: float
+    peak_bytes: int
     torch: str
     accel_ops: str
     needs: dict[str, str]
@@ -73,14 +149,19 @@ class Manifest(NamedTuple):
             return MINIMUM_TORCH
 
     @property
+    def fits_any_python(self) -> bool:
+        """Whether it uses neither torch's C++ API nor Python."""
+        return self.kind in ("accel", "tvm_ffi")
+
+    @property
     def torch_needed(self) -> str:
-        """The torch it fits: ``>=2.10`` for the Stable ABI, else the version it was built against."""
-        return f">={'.'.join(map(str, self.least_torch))}" if self.kind == "accel" else self.torch
+        """The torch it fits: ``>=2.10``, or for torch's C++ API the version it was built against."""
+        return f">={'.'.join(map(str, self.least_torch))}" if self.fits_any_python else self.torch
 
     @property
     def python_needed(self) -> str:
         """The Python it fits: ``any``, or the suffix of modules of one."""
-        return "any" if self.kind == "accel" else self.key_parts.get("python abi", "any")
+        return "any" if self.fits_any_python else self.key_parts.get("python abi", "any")
 
     @property
     def compilers(self) -> list[str]:
@@ -91,21 +172,14 @@ class Manifest(NamedTuple):
     def to_json(self) -> str:
         headers = [header._asdict() for header in self.headers]
         data = {**self._asdict(), "headers": headers, "system_headers": self.system_headers._asdict()}
-        return json.dumps({"format": _FORMAT, **data}, indent=1)
+        return encode(data, MANIFEST_FORMAT)
 
     @staticmethod
     def from_json(text: str) -> "Manifest":
-        """Raises OtherFormatError, or ValueError, KeyError or TypeError when the text is damaged."""
-        data = dict(json.loads(text))
-        if data.pop("format") != _FORMAT:
-            raise OtherFormatError("the manifest is of another version of accel-ops")
-        for name in ("key_parts", "needs"):
-            data[name] = dict(data[name])
+        """Raises RecordError when the text is damaged, OtherFormatError when another version wrote it."""
+        data = decode(text, _SCHEMA, MANIFEST_FORMAT)
         for name in _TUPLES:
             data[name] = tuple(data[name])
-        texts = (*map(data.__getitem__, _TEXTS), *data["key_parts"].values(), *data["needs"].values())
-        if not all(isinstance(text, str) for text in texts):
-            raise TypeError("something in the manifest is not text")
         data["headers"] = tuple(Header(**{**header, "status": tuple(header["status"])}) for header in data["headers"])
         system = data["system_headers"]
         data["system_headers"] = SystemHeaders(tuple(system["paths"]), system["sha256"], system["status"])

@@ -10,15 +10,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import socket
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from op_builder.system.file_contents import subdirectories
+from op_builder.cache.layout import STAGING
+from op_builder.cache.removal import Folder, folder
 
 _ALIVE = "alive"
 # A new directory may be without its lock for so long.
@@ -29,7 +27,14 @@ SURELY_OVER_S = 24 * 3600.0
 
 def make_directory(parent: Path, op: str) -> Path:
     """A new staging directory below ``parent``."""
-    return Path(tempfile.mkdtemp(prefix=f"{op}@{this_host()}@{os.getpid()}@", dir=parent))
+    directory = parent / new_name(op)
+    directory.mkdir(mode=0o700)
+    return directory
+
+
+def new_name(op: str) -> str:
+    """A name for a new staging directory."""
+    return f"{op}@{this_host()}@{os.getpid()}@{os.urandom(4).hex()}"
 
 
 def this_host() -> str:
@@ -52,25 +57,29 @@ def sign_of_life(directory: Path) -> Iterator[None]:
         yield
 
 
-def sweep(parent: Path) -> int:
-    """Remove what killed builds have left below ``parent``; returns how many directories."""
-    abandoned = [directory for directory in subdirectories(parent) if _is_abandoned(directory)]
-    for directory in abandoned:
-        shutil.rmtree(directory, ignore_errors=True)
-    return len(abandoned)
+def sweep(root: Path) -> int:
+    """Remove what killed builds have left in the cache at ``root``; returns how many directories."""
+    with folder(root, STAGING) as staging:
+        if staging is None or not (names := staging.names()):
+            return 0
+        now = staging.now()
+        abandoned = [name for name in names if _is_abandoned(staging, name, now)]
+        for name in abandoned:
+            staging.remove_tree(name)
+        return len(abandoned)
 
 
-def _is_abandoned(directory: Path) -> bool:
+def _is_abandoned(staging: Folder, name: str, now: float) -> bool:
     try:
-        age_s = time.time() - directory.stat().st_mtime
+        age_s = now - staging.status(name).st_mtime
     except OSError:
         return False
-    _, _, rest = directory.name.partition("@")
+    _, _, rest = name.partition("@")
     host, _, rest = rest.partition("@")
     if host != this_host():
         return age_s > SURELY_OVER_S
     try:
-        locked = _is_locked(directory)
+        locked = _is_locked(staging, name)
     except FileNotFoundError:
         if age_s < _YOUNG_S:
             return False
@@ -84,17 +93,20 @@ def _is_abandoned(directory: Path) -> bool:
 def _process_lives(pid: str) -> bool:
     try:
         os.kill(int(pid), 0)
-    except (ValueError, ProcessLookupError):
+    except (ValueError, OverflowError, ProcessLookupError):
         return False
     except PermissionError:
         pass
     return True
 
 
-def _is_locked(directory: Path) -> bool:
-    with (directory / _ALIVE).open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+def _is_locked(staging: Folder, name: str) -> bool:
+    options = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(f"{name}/{_ALIVE}", options, dir_fd=staging.descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
     return False

@@ -1,12 +1,4 @@
-"""The store: one directory per build, found by key, published by one atomic rename.
-
-::
-
-    <cache>/ops/<op>/<plan key>/<build key>/   manifest.json and the binary; never changed once there
-    <cache>/staging/                           running builds, each in its own directory
-    <cache>/rejected/                          entries whose binary no longer matched its manifest
-    <cache>/sycl_kernels/                      kernels that the SYCL runtime compiled, in its own layout
-    <cache>/locks/  logs/  memo/               save work, hold compiler output, remember small facts
+"""The store: one directory per build, found by key, published by one atomic rename (directories: :mod:`.layout`).
 
 A reader needs no lock and no write access: an entry is either there whole or not at all.
 """
@@ -19,64 +11,33 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
-from op_builder import env
+from op_builder.cache import layout
 from op_builder.cache.fingerprint import COMPILER_PARTS, PlanKey
 from op_builder.cache.headers import Roots
+from op_builder.cache.layout import HOME, KERNELS, LOCKS, OPS, REJECTED, STAGING, default_cache_dir, is_digest
 from op_builder.cache.manifest import MANIFEST, Manifest, OtherFormatError
+from op_builder.cache.ownership import Refusal, distrusted, distrusted_below, open_file, warn_once
 from op_builder.errors import CacheError
-from op_builder.system.file_contents import content_sha256, file_sha256, mapping_obstacle, subdirectories
-from op_builder.system.memo import Memo
+from op_builder.system.file_contents import (
+    content_sha256,
+    opened_sha256,
+    subdirectories,
+)
+from op_builder.system.memo import SHA256_FACT, Memo
+from op_builder.system.records import RecordError, read_text
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["MANIFEST", "Cache", "Entry", "Manifest", "default_cache_dir", "disk_full"]
+__all__ = ["MANIFEST", "Cache", "Entry", "Manifest", "default_cache_dir"]
 
 _NOTE_EVERY_S = 30.0  # less than what pruning takes for "just now"
 _ATTEMPTS = 5
-_WRITTEN = ("staging", "locks", "logs", "ops")  # directories that a build writes to
 # Hashing more than this takes a second and is done again only when the file's status changes.
 _LARGE_BYTES = 64 << 20
-
-
-def default_cache_dir() -> Path:
-    """``$ACCEL_CACHE_DIR``, else ``accel-ops`` below ``$XDG_CACHE_HOME`` or ``~/.cache``.
-
-    Raises:
-        CacheError: this user has no home directory, or the current directory was deleted.
-    """
-    asked = env.ACCEL_CACHE_DIR.get()
-    if asked is None:
-        return _user_cache_dir()
-    try:
-        return asked.absolute()
-    except FileNotFoundError:
-        raise CacheError(
-            f"ACCEL_CACHE_DIR={str(asked)!r} is relative and the current directory was deleted.",
-            "Set ACCEL_CACHE_DIR to an absolute path, or change to an existing directory.",
-        ) from None
-
-
-def _user_cache_dir() -> Path:
-    base = env.XDG_CACHE_HOME.get()
-    if base is not None and base.is_absolute():  # the XDG specification has programs ignore a relative one
-        return base / "accel-ops"
-    try:
-        return Path.home() / ".cache" / "accel-ops"
-    except RuntimeError:  # an id without an entry in the user database, as in containers
-        raise CacheError("This user has no home directory for the cache.", "Set ACCEL_CACHE_DIR.") from None
-
-
-def _memo_directories(root: Path) -> list[Path]:
-    """Where memos of the cache at ``root`` are: in it; where that cannot be written, also in the user's own."""
-    directories = [root / "memo"]
-    if os.path.exists(root) and not os.access(root, os.W_OK):
-        with contextlib.suppress(CacheError):
-            directories.append(_user_cache_dir() / "memo")
-    return directories
 
 
 class Entry(NamedTuple):
@@ -98,14 +59,15 @@ class Entry(NamedTuple):
         """Renew the time of last use, for pruning; at most twice a minute, and not in a read-only cache."""
         manifest = self.directory / MANIFEST
         with contextlib.suppress(OSError):
-            if time.time() - manifest.stat().st_mtime > _NOTE_EVERY_S:
+            if abs(time.time() - manifest.stat().st_mtime) > _NOTE_EVERY_S:  # the file's time may be another clock's
                 os.utime(manifest)
 
-    def is_intact(self) -> bool:
+    def is_intact(self, *, through_links: bool = False) -> bool:
         """Whether the binary is the one the manifest describes."""
         # Opened and read: a network file system may report the size that the file had seconds ago.
+        path, size_bytes = str(self.artifact), self.manifest.size_bytes
         try:
-            return content_sha256(str(self.artifact)) == self.manifest.sha256
+            return content_sha256(path, through_links=through_links, most_bytes=size_bytes) == self.manifest.sha256
         except OSError:
             return False
 
@@ -115,17 +77,21 @@ class Cache:
 
     Args:
         root: the directory; :func:`default_cache_dir` when not given.
-        is_ours: whether damaged entries may be moved out of the way; not in an installed package, nor by a report.
+        is_ours: whether damaged entries may be moved out of the way; not by a report.
+        in_package: it is a directory of an installed package, which is believed as the package's code is.
 
     Attributes:
+        home: the directory in ``root`` that contains everything.
         damaged: entries that were found damaged and stayed where they are, with the reason.
     """
 
-    def __init__(self, root: Path | None = None, *, is_ours: bool = True) -> None:
+    def __init__(self, root: Path | None = None, *, is_ours: bool = True, in_package: bool = False) -> None:
         self.root = root or default_cache_dir()
-        self._is_ours = is_ours
+        self.home = self.root if in_package else self.root / HOME
+        self._is_ours = is_ours and not in_package
+        self._in_package = in_package
         self.damaged: dict[Path, str] = {}
-        self.memo = Memo(*_memo_directories(self.root))
+        self.memo = Memo() if in_package else layout.memo(self.root)
 
     def find(self, key: PlanKey, op: str, roots: Roots, *, any_compiler: bool = False) -> Entry | None:
         """The intact entry of ``key`` whose headers are all as they were, or None.
@@ -134,33 +100,36 @@ class Cache:
             any_compiler: take an entry whatever it was compiled with; for machines without one.
         """
         of_op = self._op_dir(op)
-        directories = subdirectories(of_op) if any_compiler else [of_op / key.digest]
+        directories = _keyed(of_op) if any_compiler else [of_op / key.digest]
         for directory in directories:
             for entry in self._entries_in(directory):
                 if any_compiler and not key.differs_only_in(entry.manifest.key_parts, COMPILER_PARTS):
                     continue
                 if not entry.manifest.key.headers_unchanged(roots, self.memo, any_system=any_compiler):
                     continue
-                if self._is_intact(entry):
+                try:
+                    is_intact = self._is_intact(entry)
+                except _UntrustedError as error:
+                    warn_once(error.refusal.reason, f"the built '{op}' there is not used", error.refusal.remedy)
+                    continue
+                if is_intact:
                     if self._is_ours:
                         entry.note_use()
                     return entry
                 self.set_aside(entry.directory, "its binary does not match its manifest")
         return None
 
+    def flaw(self, entry: Entry) -> str:
+        """Why ``load()`` would not use an entry; empty if its binary is as the manifest describes it."""
+        try:
+            return "" if self._is_intact(entry) else "its binary does not match its manifest"
+        except _UntrustedError as error:
+            return error.refusal.reason
+
     def entries(self, op: str | None = None) -> list[Entry]:
         """All entries, or those of one op, by directory name."""
-        ops = [self._op_dir(op)] if op is not None else subdirectories(self.root / "ops")
-        return [entry for directory in ops for plan in subdirectories(directory) for entry in self._entries_in(plan)]
-
-    def size_bytes(self) -> int:
-        """Bytes of all files below the cache directory."""
-        total = 0
-        for directory, _, names in os.walk(self.root):
-            for name in names:
-                with contextlib.suppress(OSError):
-                    total += os.lstat(os.path.join(directory, name)).st_size
-        return total
+        ops = [path for path in subdirectories(self.home / OPS) if path.name.isidentifier() and op in (None, path.name)]
+        return [entry for directory in ops for plan in _keyed(directory) for entry in self._entries_in(plan)]
 
     @contextmanager
     def staging(self, op: str) -> Iterator[Path]:
@@ -171,15 +140,14 @@ class Cache:
         """
         from op_builder.cache.staging import make_directory, sign_of_life, sweep  # 0.3 ms that only a build needs
 
-        parent = self.writable_dir("staging")
-        sweep(parent)
-        with self.errors_explained():
-            directory = make_directory(parent, op)
-        try:
-            with sign_of_life(directory):
-                yield directory
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
+        parent = self.writable_dir(STAGING)
+        with contextlib.ExitStack() as ending:
+            with self.errors_explained():
+                sweep(self.root)
+                directory = make_directory(parent, op)
+                ending.callback(shutil.rmtree, directory, ignore_errors=True)
+                ending.enter_context(sign_of_life(directory))
+            yield directory
 
     def publish(self, staged: Path, manifest: Manifest) -> Entry:
         """Make ``staged``, which holds the binary, the entry of its key; where another process was
@@ -192,90 +160,144 @@ class Cache:
         final = self._op_dir(manifest.op) / key.plan.digest / key.digest
         with self.errors_explained():
             (staged / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+            modes = layout.modes(self.root)
+            for path in staged.iterdir():
+                path.chmod(modes.file)
             _flush(staged / MANIFEST)
             _flush(staged / manifest.artifact)
+            staged.chmod(modes.directory)
+            if (refusal := self._distrusted(final.parent)) is not None:
+                raise refusal.error(self.root)
             for _ in range(_ATTEMPTS):
-                final.parent.mkdir(parents=True, exist_ok=True)
                 try:
+                    layout.make_directory(final.parent, modes.directory)
                     os.rename(staged, final)
                     return Entry(final, manifest)
                 except OSError as error:
-                    # The target exists; or another process has just removed the parent directory, or the
-                    # rename was done and a network file system lost the answer.
-                    if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT, errno.ESTALE):
+                    # The target exists, perhaps as a file or a link; or another process has just removed the
+                    # parent directory, or the rename was done and a network file system lost the answer.
+                    if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.ENOENT, errno.ESTALE):
                         raise
                     failure = error
-                if (winner := _intact_entry(final, key.digest)) is not None:
+                if (winner := self.usable(final, key.digest)) is not None:
                     return winner
-                self.set_aside(final, "its binary does not match its manifest")
+                self.set_aside(final, "its binary does not match its manifest, or others may write it")
             raise failure
 
-    def obstacle(self, op: str = "") -> str:
-        """Why a binary (of ``op``) cannot be written to this cache and opened there; empty if it can. Creates nothing.
-
-        Every existing directory that a build writes to is tried, because another user may own one of them.
-        """
-        places = [self.root, *(self.root / name for name in _WRITTEN), *([self._op_dir(op)] if op else [])]
-        return next(filter(None, (_obstacle(place) for place in dict.fromkeys(map(_existing, places)))), "")
+    def require_ours(self) -> None:
+        """Raise a CacheError if the directory exists and is not a cache that this user may change."""
+        if (refusal := layout.refused(self.root)) is not None:
+            raise refusal.error(self.root)
 
     def writable_dir(self, name: str) -> Path:
-        """The subdirectory ``name``, created if it is missing.
+        """The folder ``name``, created if it is missing.
 
         Raises:
-            CacheError: it cannot be created or written.
+            CacheError: it cannot be created or written, or this directory is no cache.
         """
-        directory = self.root / name
+        directory = self.home / name
         with self.errors_explained():
-            directory.mkdir(parents=True, exist_ok=True)
-            tag = self.root / "CACHEDIR.TAG"
-            if not tag.exists() or tag.stat().st_size == 0:
-                tag.write_text(
-                    "Signature: 8a477f597d28d172789f06886806bc55\n# Built ops of accel-ops.\n", encoding="utf-8"
-                )
+            self.require_ours()
+            layout.take(self.root)
+            layout.make_directory(directory, layout.modes(self.root).directory)
+            if (refusal := distrusted(str(self.root), HOME, name)) is not None:
+                raise refusal.error(self.root)
             # Try it: permissions, read-only mounts and quotas can refuse in many ways.
             with tempfile.TemporaryFile(dir=directory):
                 pass
         return directory
 
-    @contextmanager
-    def errors_explained(self) -> Iterator[None]:
-        """Turn an OSError of the body into a CacheError with a remedy."""
+    def lock_file(self, name: str) -> IO[str]:
+        """Open a file whose lock is held by who builds; no other user may hold it.
+
+        Raises:
+            OSError: it cannot be opened.
+            CacheError: the cache directory cannot be written.
+        """
+        path, mode = self.writable_dir(LOCKS) / name, layout.modes(self.root).lock
+        options = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, options, mode)
+        with contextlib.suppress(OSError):  # another member of the group made it
+            os.fchmod(descriptor, mode)
+        return os.fdopen(descriptor, "a+")
+
+    def kernel_directory(self) -> Path | None:
+        """Where the SYCL runtime may keep what it compiles; None if nowhere. What it finds there is executed."""
+        directory = self.home / KERNELS
         try:
-            yield
-        except CacheError:
-            raise
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise disk_full(self.root) from error
-            place = str(error.filename or self.root)
-            is_related = self.root in (Path(place), *Path(place).parents) or Path(place) in self.root.parents
-            if os.path.isabs(place) and not is_related:
-                raise CacheError(
-                    f"{place} cannot be used: {error.strerror}.",
-                    "Correct the permissions and the location of this file, then load the op again.",
-                ) from error
-            there = str(_existing(Path(place)))
-            raise CacheError(
-                f"The cache directory {self.root} cannot be written: {error.strerror} ({there}{_owned_by(there)}).",
-                "Set ACCEL_CACHE_DIR to a directory that you can write, or use prebuilt ops.",
-            ) from error
+            self.writable_dir(KERNELS)
+        except CacheError:  # one of an administrator may be read-only
+            if not os.path.isdir(directory) or distrusted(str(self.root), HOME, KERNELS) is not None:
+                return None
+        if (refusal := distrusted_below(str(self.root), str(directory))) is not None:
+            warn_once(refusal.reason, "no compiled kernels are kept", refusal.remedy)
+            return None
+        return directory
+
+    def errors_explained(self) -> AbstractContextManager[None]:
+        """Turn an OSError of the body into a CacheError with a remedy."""
+        from op_builder.cache.failures import errors_explained  # 0.1 ms that a hit does not need
+
+        return errors_explained(self.root)
+
+    def usable(self, directory: Path, digest: str) -> Entry | None:
+        """The entry in ``directory``; None if it is not intact, or not believed."""
+        try:
+            entry = _read_entry(directory, digest)
+            return entry if self._is_intact(entry) else None
+        except (OSError, RecordError, _UntrustedError):
+            return None
+
+    def _distrusted(self, directory: Path) -> Refusal | None:
+        """Why an entry's directory, or one above it, is not believed; None if all are."""
+        if self._in_package:
+            return None
+        return distrusted(str(self.root), *directory.relative_to(self.root).parts)
 
     def _is_intact(self, entry: Entry) -> bool:
-        if entry.manifest.size_bytes < _LARGE_BYTES:
-            return entry.is_intact()
-        path = str(entry.artifact)
+        """Whether the binary is the one that the manifest describes.
+
+        Raises:
+            _UntrustedError: the wrong users could have written it.
+        """
+        if self._in_package:  # some installers link files
+            return entry.is_intact(through_links=True)
+        if (refusal := self._distrusted(entry.directory)) is not None:
+            raise _UntrustedError(refusal)
+        path, size_bytes = str(entry.artifact), entry.manifest.size_bytes
         try:
-            fact = self.memo.get(f"sha256 {path}", lambda: ({"sha256": file_sha256(path)}, [path]))
+            os.close(self._opened(str(entry.directory / MANIFEST)))
+            opened = self._opened(path)
+            if size_bytes < _LARGE_BYTES:
+                return opened_sha256(opened, path, size_bytes) == entry.manifest.sha256
+            os.close(opened)
+
+            def digest() -> tuple[dict[str, str], list[str]]:
+                return {"sha256": content_sha256(path, through_links=False, most_bytes=size_bytes)}, [path]
+
+            fact = self.memo.get(f"sha256 {path}", SHA256_FACT, digest)
         except OSError:
             return False
         return bool(fact["sha256"] == entry.manifest.sha256)
 
+    def _opened(self, path: str) -> int:
+        """A descriptor of a file.
+
+        Raises:
+            _UntrustedError: the wrong users could have written it.
+            OSError: it cannot be opened.
+        """
+        opened = open_file(str(self.root), path)
+        if isinstance(opened, Refusal):
+            raise _UntrustedError(opened)
+        return opened
+
     def _op_dir(self, op: str) -> Path:
-        return self.root / "ops" / op
+        return self.home / OPS / op
 
     def _entries_in(self, plan_directory: Path) -> list[Entry]:
         found = []
-        for directory in subdirectories(plan_directory):
+        for directory in _keyed(plan_directory):
             try:
                 found.append(_read_entry(directory, directory.name if self._is_ours else None))
             except OSError:
@@ -283,8 +305,9 @@ class Cache:
                 # publishing the same build again finds out.
                 self._ignore(directory, "its manifest cannot be read")
             except OtherFormatError:  # which that version may still use
-                self._ignore(directory, "its manifest is of another version of accel-ops")
-            except (ValueError, KeyError, TypeError):
+                if self._in_package:
+                    self._ignore(directory, "its manifest is of another version of accel-ops")
+            except RecordError:
                 self.set_aside(directory, "its manifest cannot be read")
         return found
 
@@ -304,18 +327,21 @@ class Cache:
                 logger.warning("%s is not used: %s.", directory, reason)
             self.damaged[directory] = reason
             return
-        with contextlib.suppress(OSError):
-            target = self.root / "rejected"
-            target.mkdir(parents=True, exist_ok=True)
+        if (refusal := self._distrusted(directory.parent)) is not None:
+            warn_once(refusal.reason, "it is left as it is", refusal.remedy)
+            return
+        with contextlib.suppress(OSError):  # a CacheError is one
+            target = self.writable_dir(REJECTED)
             place = Path(tempfile.mkdtemp(prefix=f"{directory.name}-", dir=target))
+            place.chmod(layout.modes(self.root).directory)  # another member of the group may remove it
             moved = place / "entry"
             is_intact = False
             with contextlib.suppress(OSError):
                 os.rename(directory, moved)
-                is_intact = _intact_entry(moved, directory.name) is not None
+                is_intact = self.usable(moved, directory.name) is not None
                 if is_intact:
                     os.rename(moved, directory)  # fails if there is a new entry by now
-            if not moved.exists():
+            if not os.path.lexists(moved):
                 place.rmdir()
                 return
             if is_intact:  # kept, because processes may have its binary open
@@ -325,6 +351,19 @@ class Cache:
             (place / "reason.txt").write_text(f"{directory}: {reason}\n", encoding="utf-8", errors="surrogateescape")
 
 
+def _keyed(directory: Path) -> list[Path]:
+    """The directories in one of an op or a plan that are named by a key."""
+    return [path for path in subdirectories(directory) if is_digest(path.name)]
+
+
+class _UntrustedError(Exception):
+    """An entry is not used, because users who are not trusted may have written it."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.reason)
+        self.refusal = refusal
+
+
 def _read_entry(directory: Path, digest: str | None) -> Entry:
     """The entry in a directory.
 
@@ -332,66 +371,13 @@ def _read_entry(directory: Path, digest: str | None) -> Entry:
         digest: of the key that the directory is named by; None to skip that check.
 
     Raises:
-        ValueError: its manifest cannot be read, or differs from ``digest``. Such an entry would be found
+        RecordError: its manifest cannot be read, or differs from ``digest``. Such an entry would be found
             under its plan, never match, and block the place of a new build.
     """
-    manifest = Manifest.from_json((directory / MANIFEST).read_text(encoding="utf-8"))
+    manifest = Manifest.from_json(read_text(directory / MANIFEST))
     if digest is not None and manifest.key.digest != digest:
-        raise ValueError("the manifest was changed")
+        raise RecordError("the manifest was changed")
     return Entry(directory, manifest)
-
-
-def _intact_entry(directory: Path, digest: str) -> Entry | None:
-    try:
-        entry = _read_entry(directory, digest)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return entry if entry.is_intact() else None
-
-
-def _existing(path: Path) -> Path:
-    """``path`` or the closest of its parents that exists."""
-    while not os.path.lexists(path) and path.parent != path:
-        path = path.parent
-    return path
-
-
-def _obstacle(directory: Path) -> str:
-    """Why no binary can be written to ``directory`` and opened there; empty if it can."""
-    if not os.path.isdir(directory):
-        return f"{directory} is not a directory"
-    try:
-        # By doing it: permissions, read-only mounts and quotas have many ways to refuse.
-        with tempfile.TemporaryFile(dir=directory) as file:
-            file.truncate(1)
-            refusal = mapping_obstacle(file.fileno())
-    except OSError as error:
-        refusal = f"{error.strerror}{_owned_by(str(directory))}"
-    return f"{directory}: {refusal}" if refusal else ""
-
-
-def _owned_by(path: str) -> str:
-    """A note with the owner of ``path`` if that is another user."""
-    try:
-        owner = os.stat(path).st_uid
-    except (OSError, ValueError):
-        return ""
-    return f", owned by user {owner}" if owner != os.geteuid() else ""
-
-
-def disk_full(root: Path) -> CacheError:
-    """The error for a cache directory on a full disk."""
-    with contextlib.suppress(OSError):
-        system = os.statvfs(_existing(root))
-        if system.f_files and not system.f_favail and system.f_bavail:
-            return CacheError(
-                f"The file system of the cache directory {root} cannot hold more files (no inodes are left).",
-                "Delete files there, or set ACCEL_CACHE_DIR to a directory on another file system.",
-            )
-    return CacheError(
-        f"No space left on the disk of the cache directory {root}.",
-        "Free some space, or set ACCEL_CACHE_DIR to a directory on another disk.",
-    )
 
 
 def _flush(path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from accelerator.abstract_accelerator import DeepSpeedAccelerator
+    from op_builder.builder.base import OpBuilder
 
 
 def current_accelerator() -> DeepSpeedAccelerator:
@@ -16,6 +17,36 @@ def current_accelerator() -> DeepSpeedAccelerator:
     from accelerator import get_accelerator
 
     return get_accelerator()
+
+
+def current_package() -> str:
+    """The package of the current device's builders: this library's also where the accelerator is DeepSpeed's object."""
+    accelerator = current_accelerator()
+    package = accelerator.op_builder_dir()
+    if not package.startswith("deepspeed."):
+        return package
+    device = accelerator.device_name().partition(":")[0]
+    return f"op_builder.{device if device in ('cpu', 'cuda', 'xpu') else 'host'}"
+
+
+def current_builder(class_name: str) -> type[OpBuilder]:
+    """The builder class of that name for the current device.
+
+    Raises:
+        UnknownOpError: no op has that builder.
+    """
+    from op_builder.catalog.registry import find_builder
+
+    accelerator, package = current_accelerator(), current_package()
+    is_own = accelerator.op_builder_dir() == package
+    return accelerator.get_op_builder(class_name) if is_own else find_builder(class_name, package)
+
+
+def create_builder(class_name: str) -> OpBuilder:
+    """An instance of it, which the accelerator makes unless it is DeepSpeed's object; raises as that."""
+    accelerator = current_accelerator()
+    is_own = accelerator.op_builder_dir() == current_package()
+    return accelerator.create_op_builder(class_name) if is_own else current_builder(class_name)()
 
 
 def requested_package() -> tuple[str, str]:

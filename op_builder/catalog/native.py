@@ -29,9 +29,14 @@ class RowBuilder(OpBuilder):
         return ["-O1"] if "/bindings/" in source else []
 
     def bind(self, opened: Any) -> Any:
-        module, _, name = self.OP.module.rpartition(".")
-        # Imported by name, because the catalog is a layer below the ops.
-        return getattr(importlib.import_module(f"op_builder.ops.{module}"), name)(opened)
+        return front_object(self.OP.module)(opened)
+
+
+def front_object(path: str) -> Any:
+    """The class that ``path`` names in ``op_builder.ops``."""
+    module, _, name = path.rpartition(".")
+    # Imported by name, because the catalog is a layer below the ops.
+    return getattr(importlib.import_module(f"op_builder.ops.{module}"), name)
 
 
 class NativeOpBuilder(RowBuilder, CPUOpBuilder):
@@ -127,4 +132,4 @@ class OneCCLBase(NativeOpBuilder):
     def open_libraries(self) -> None:
         from op_builder.toolchains.oneccl import open_oneccl, require_oneccl
 
-        open_oneccl(require_oneccl().library, self.cache.root)
+        open_oneccl(require_oneccl().library, self.cache.kernel_directory)

@@ -31,6 +31,7 @@ from importlib.metadata import entry_points
 
 from op_builder.builder.base import OpBuilder
 from op_builder.catalog.modules import import_modules
+from op_builder.load.resolver import is_listing
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +110,10 @@ def _find_builders() -> Iterable[_Found]:
         return ()
     _state.is_importing = True
     try:
-        return _builders_on(tuple(map(str, sys.path)))
+        found = _builders_on(tuple(map(str, sys.path)), is_listing())
+        if is_listing() and any(one.problems for one in found):
+            _builders_on.cache_clear()  # the next time a module's op may have been compiled
+        return found
     finally:
         _state.is_importing = False
 
@@ -117,8 +121,8 @@ def _find_builders() -> Iterable[_Found]:
 _state = threading.local()
 
 
-@lru_cache(maxsize=1)
-def _builders_on(search_path: tuple[str, ...]) -> tuple[_Found, ...]:  # noqa: ARG001  (part of the cache key)
+@lru_cache(maxsize=2)
+def _builders_on(search_path: tuple[str, ...], listing: bool) -> tuple[_Found, ...]:  # noqa: ARG001  (the cache's key)
     try:
         entries = entry_points(group=ENTRY_POINT_GROUP)
     except Exception as error:  # one distribution's damaged metadata affects all

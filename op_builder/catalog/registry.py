@@ -8,13 +8,14 @@ near matches, never None.
 """
 
 import logging
+import os
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
 from op_builder.builder.base import OpBuilder
 from op_builder.catalog import native
-from op_builder.catalog.table import OPS, Op, op_of
+from op_builder.catalog.table import OPS, OTHERS_OPS, Op, op_of
 from op_builder.errors import UnknownOpError
 
 if TYPE_CHECKING:
@@ -49,11 +50,22 @@ def find_builder(class_name: str, package: str) -> type[OpBuilder]:
     for other in registered:
         if class_name in other.classes:
             return other.classes[class_name]
+    if class_name in OTHERS_OPS:
+        return _not_here(class_name, package)
     raise _unknown(class_name, device, registered)
 
 
-def device_view(package: str) -> tuple[list[str], Callable[[str], type[OpBuilder]], Callable[[], list[str]]]:
-    """``__all__``, ``__getattr__`` and ``__dir__`` of the module ``package``, one of :data:`OUR_PACKAGES`."""
+# Programs that search a device's package for builders find its modules here, one for each op.
+_MODULES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "modules_of_devices")
+
+
+def device_view(
+    package: str,
+) -> tuple[list[str], Callable[[str], type[OpBuilder]], Callable[[], list[str]], list[str], str]:
+    """``__all__``, ``__getattr__``, ``__dir__``, ``__path__`` and ``__file__`` of ``package``, of :data:`OUR_PACKAGES`.
+
+    All packages share one directory, because the modules in it differ by their packages' names alone.
+    """
     names = sorted(op.builder for op in OPS if op.kernels_for(_device(package)))
 
     def get(name: str) -> type[OpBuilder]:
@@ -62,7 +74,16 @@ def device_view(package: str) -> tuple[list[str], Callable[[str], type[OpBuilder
             return find_builder(name, package)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return names, get, lambda: names
+    return names, get, lambda: names, [_MODULES], os.path.join(_MODULES, "__init__.py")
+
+
+def op_view(module: str) -> dict[str, type[OpBuilder]]:
+    """The content of the module ``<package>.<op>``: the builder of the op for the package's device."""
+    package, _, name = module.rpartition(".")
+    if package not in OUR_PACKAGES:
+        return {}
+    builder = next(op.builder for op in OPS if op.name == name)
+    return {builder: find_builder(builder, package)}
 
 
 @cache
@@ -91,7 +112,10 @@ def registered_packages(package: str) -> "list[RegisteredPackage]":
 def all_builders(package: str) -> dict[str, OpBuilder]:
     """{op name: builder instance} of every op in a fixed order: the table's, the device's, the registered ones."""
     classes = {op.name: find_builder(op.builder, package) for op in OPS}
-    packages: list[DevicePackage | RegisteredPackage] = [device_package(package), *registered_packages(package)]
+    from op_builder.load.resolver import without_compiling
+
+    with without_compiling():  # an installed package may load its op when it is imported
+        packages: list[DevicePackage | RegisteredPackage] = [device_package(package), *registered_packages(package)]
     for found in packages:
         for cls in found.classes.values():
             classes.setdefault(cls.NAME, cls)
@@ -107,6 +131,10 @@ def _row_class(op: Op, kernels: str) -> type[OpBuilder]:
     """The class of an op with these kernels, which all devices that use them share."""
     if kernels == "cpu":
         base: type[OpBuilder] = getattr(native, op.base)
+    elif kernels == "torch":
+        from op_builder.catalog.on_torch import TorchRowBuilder
+
+        base = TorchRowBuilder
     else:
         from op_builder.catalog import gpu
 
@@ -116,8 +144,8 @@ def _row_class(op: Op, kernels: str) -> type[OpBuilder]:
         "NAME": op.name,
         "BUILD_VAR": op.build_variable,
         "SUMMARY": op.summary,
-        "__module__": f"op_builder.{kernels}",
-        "__doc__": f"Builds ``{op.name}``; ``load()`` returns a :class:`op_builder.ops.{op.module}`.",
+        "__module__": f"op_builder.{'host' if kernels == 'torch' else kernels}",
+        "__doc__": f"``load()`` returns a :class:`op_builder.ops.{op.on_torch if kernels == 'torch' else op.module}`.",
     }
     return type(op.builder, (base,), attributes)
 
@@ -134,6 +162,21 @@ def _lacking(op: Op, package: str, complaint: str) -> type[OpBuilder]:
     else:
         remedy = f"Use one of these devices: {devices}. For CPU tensors: from op_builder.cpu import {op.builder}."
     return unavailable(op.builder, op.name, op.summary, package, reason, remedy)
+
+
+def _not_here(class_name: str, package: str) -> type[OpBuilder]:
+    """The builder of an op of DeepSpeed that this project does not have."""
+    from op_builder.catalog.unavailable import unavailable
+
+    name = OTHERS_OPS[class_name]
+    return unavailable(
+        class_name,
+        name,
+        "an op of DeepSpeed",
+        package,
+        f"'{name}' is an op of DeepSpeed that accel-ops does not have.",
+        "Use DeepSpeed's own builder, or register an op with this builder in the entry-point group op_builder.ops.",
+    )
 
 
 def _unknown(class_name: str, device: "DevicePackage", registered: "list[RegisteredPackage]") -> UnknownOpError:

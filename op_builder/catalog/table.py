@@ -20,6 +20,8 @@ class Op(NamedTuple):
             finish together. The binding is ``csrc/bindings/<name>.cpp``.
         cuda: CUDA files in ``csrc/kernels/cuda``; the binary then supports CPU and CUDA tensors.
         sycl: whether SYCL kernels exist: ``kernels_sycl/kernels/<name>.sycl.hpp``, with a separate binding.
+        on_torch: the class in ``op_builder.ops`` that does the op by functions of torch and of vendors, on devices for
+            which there are no kernels; nothing is compiled then.
         works_anywhere: whether its tensors are in host memory on every device, so that every device has the op.
         base: the builder's base class in :mod:`op_builder.catalog.native`.
         front_ends: the names that users import from ``op_builder.ops``, each with its module there.
@@ -32,6 +34,7 @@ class Op(NamedTuple):
     sources: tuple[str, ...] = ()
     cuda: tuple[str, ...] = ()
     sycl: bool = False
+    on_torch: str = ""
     works_anywhere: bool = False
     base: str = "NativeOpBuilder"
     front_ends: tuple[tuple[str, str], ...] = ()
@@ -42,35 +45,40 @@ class Op(NamedTuple):
         return f"ACCEL_BUILD_{self.name.upper()}"
 
     def kernels_for(self, device: str) -> str | None:
-        """The kernels that ``device`` uses, ``cpu``, ``cuda`` or ``xpu``; None if it lacks the op."""
+        """The kernels that ``device`` uses, ``cpu``, ``cuda``, ``xpu`` or ``torch``; None if it lacks the op."""
         if self.works_anywhere:
             return "cpu"
         here = {"cpu": bool(self.sources), "cuda": bool(self.cuda), "xpu": self.sycl}
-        return device if here.get(device) else None
+        return device if here.get(device) else "torch" if self.on_torch else None
+
+    @property
+    def is_native(self) -> bool:
+        """Whether a device has kernels for it, which are compiled."""
+        return bool(self.sources or self.cuda or self.sycl)
 
     @property
     def devices(self) -> list[str]:
-        """The devices with kernels for this op."""
+        """The devices that have this op."""
         return [device for device in DEVICES if self.kernels_for(device)]
 
 
 DEVICES = ("cpu", "cuda", "xpu")
 
 
-def _cpu(name: str, builder: str, formula: str, front_end: str = "") -> Op:
+def _cpu(name: str, builder: str, formula: str, front_end: str = "", module: str = "optim.host_op.HostOp") -> Op:
     """An optimizer whose parameters and states are in host memory."""
     return Op(
         f"cpu_{name}",
         f"{builder}Builder",
         f"{formula} with parameters and states in host memory",
-        "optim.host_op.HostOp",
+        module,
         (f"cpu/{name}.cpp", "cpu/norm.cpp", "cpu/isa.cpp"),
         works_anywhere=True,
         front_ends=((front_end, f"optim.cpu_{name}"),) if front_end else (),
     )
 
 
-def _fused(name: str, builder: str, formula: str, *front_ends: tuple[str, str]) -> Op:
+def _fused(name: str, builder: str, formula: str, *front_ends: tuple[str, str], on_torch: str = "") -> Op:
     """An optimizer whose parameters and states are on the device."""
     return Op(
         f"fused_{name}",
@@ -79,6 +87,7 @@ def _fused(name: str, builder: str, formula: str, *front_ends: tuple[str, str]) 
         "optim.fused_op.FusedOp",
         (f"cpu/{name}.cpp", "cpu/norm.cpp", "cpu/isa.cpp"),
         cuda=(f"fused_{name}.cu", "multi_tensor.cu"),
+        on_torch=on_torch,
         sycl=any(home == "functional.sycl" for _, home in front_ends),
         front_ends=front_ends,
     )
@@ -88,7 +97,7 @@ _AMSGRAD = "AMSGrad (Adam and AdamW)"
 _AIO = ("pump", "handle", "thread_queue", "operation", "file", "linux_aio_queue", "uring_queue")
 
 OPS = (
-    _cpu("adam", "CPUAdam", "Adam and AdamW", "CPUAdam"),
+    _cpu("adam", "CPUAdam", "Adam and AdamW", "CPUAdam", "optim.zenflow.HostAdam"),
     _cpu("amsgrad", "CPUAmsgrad", _AMSGRAD),
     _cpu("adagrad", "CPUAdagrad", "Adagrad", "CPUAdagrad"),
     _cpu("lion", "CPULion", "Lion", "CPULion"),
@@ -100,6 +109,7 @@ OPS = (
         "Adam and AdamW",
         ("FusedAdam", "optim.fused_adam"),
         ("SYCLFusedAdam", "functional.sycl"),
+        on_torch="optim.vendor_adam.VendorAdam",
     ),
     _fused("amsgrad", "FusedAmsgrad", _AMSGRAD),
     _fused("lion", "FusedLion", "Lion", ("FusedLion", "optim.fused_lion"), ("SYCLFusedLion", "functional.sycl")),
@@ -167,7 +177,40 @@ OPS = (
         sycl=True,
         front_ends=(("rms_norm", "functional.registration"),),
     ),
+    Op(
+        "packbits",
+        "PackbitsBuilder",
+        "signs of numbers as bits, and back",
+        "",
+        on_torch="functional.sign_bits.SignBitsModule",
+    ),
+    Op("utils", "UtilsBuilder", "many tensors as one, and back", "", on_torch="functional.flat.FlatModule"),
 )
+
+
+OTHERS_OPS = {
+    "DeepCompileBuilder": "deep_compile",
+    "EvoformerAttnBuilder": "evoformer_attn",
+    "FPQuantizerBuilder": "fp_quantizer",
+    "FlashAttentionBuilder": "flash_attn",
+    "GDSBuilder": "gds",
+    "InferenceBuilder": "transformer_inference",
+    "InferenceCoreBuilder": "inference_core_ops",
+    "InferenceCutlassBuilder": "cutlass_ops",
+    "NotImplementedBuilder": "not_implemented",
+    "QuantizerBuilder": "quantizer",
+    "RaggedOpsBuilder": "ragged_device_ops",
+    "RaggedUtilsBuilder": "ragged_ops",
+    "RandomLTDBuilder": "random_ltd",
+    "SparseAttnBuilder": "sparse_attn",
+    "SpatialInferenceBuilder": "spatial_inference",
+    "StochasticTransformerBuilder": "stochastic_transformer",
+    "TransformerBuilder": "transformer",
+}
+"""Builders that DeepSpeed's interface names and this project does not have, with the names of their ops.
+
+They are known names on every device: DeepSpeed resolves all of them while it is imported.
+"""
 
 
 def op_of(builder: str) -> Op | None:
@@ -179,11 +222,13 @@ def markdown_table() -> str:
     """The table for the documentation."""
     lines = ["| op | builder | devices | what it does |", "|---|---|---|---|"]
     for op in OPS:
-        devices = "all (host memory)" if op.works_anywhere else ", ".join(op.devices)
+        devices = "all (host memory)" if op.works_anywhere else "all" if op.on_torch else ", ".join(op.devices)
         lines.append(f"| `{op.name}` | `{op.builder}` | {devices} | {op.summary} |")
     return "\n".join(lines) + "\n"
 
 
 def cache_keys() -> str:
     """The lines with the ops' switches in uv's cache keys in ``pyproject.toml``."""
-    return "".join(f'  {{ env = "{variable}" }},\n' for variable in sorted(op.build_variable for op in OPS))
+    return "".join(
+        f'  {{ env = "{variable}" }},\n' for variable in sorted(op.build_variable for op in OPS if op.is_native)
+    )

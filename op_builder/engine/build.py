@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,35 +17,41 @@ from typing import IO
 
 from op_builder import env
 from op_builder.cache.depfiles import HeaderGoneError, read_headers
+from op_builder.cache.failures import disk_full
 from op_builder.cache.fingerprint import BuildKey, PlanKey, plan_key, saved_since
 from op_builder.cache.headers import Roots
-from op_builder.cache.store import Cache, Entry, disk_full
+from op_builder.cache.layout import LOGS
+from op_builder.cache.store import Cache, Entry
+from op_builder.command_line import printable
 from op_builder.engine import precompiled
 from op_builder.engine.commands import (
     LINKED_LIST,
     BuildCommands,
+    CompileStep,
     build_commands,
     lists_assembled,
     stamped_directories,
     system_directories,
 )
 from op_builder.engine.kernels import try_kernels
-from op_builder.engine.ninja import Progress, run_ninja, write_file
+from op_builder.engine.ninja import Progress, find_ninja, finished_outputs, run_ninja, write_file
+from op_builder.engine.objects import Objects
 from op_builder.engine.publish import publish
 from op_builder.engine.try_load import Inspection, inspect
 from op_builder.errors import BuildCancelled, CacheError, CompileError, ToolchainError
 from op_builder.plan import BuildPlan
-from op_builder.toolchains.diagnose import diagnose
+from op_builder.toolchains.diagnose import Diagnosis, diagnose
 from op_builder.toolchains.jobs import JobBudget, job_count
-from op_builder.toolchains.toolset import Toolset, find_ninja
+from op_builder.toolchains.toolset import Toolset
 
 logger = logging.getLogger(__name__)
 
-# A build that takes longer is announced once; waiting processes log that, at growing intervals.
-_SILENT_S = 3.0
+# A build that takes longer is reported at growing intervals, and so is waiting for another process's build.
+_SILENT_S = 2.0
 _ANNOUNCE_EVERY_S = 60.0
 _POLL_S = 0.05
 _ATTEMPTS = 3
+_RECOVERY_S = 1.0  # until the memory and the processes of killed compilers are free again
 _LOG = "build.log"
 _LITTLE_BYTES = 1 << 20
 
@@ -60,6 +66,7 @@ class BuildOptions:
         budget: the compiler jobs that this build shares with others; None: all that are allowed.
         cancel: when set, the compilers are ended and the build raises BuildCancelled.
         precondition: called before anything is compiled; raises if the op cannot be built.
+        is_shown: whether the caller shows the progress on a terminal; else a build that takes long logs it.
     """
 
     progress: Progress | None = None
@@ -67,6 +74,7 @@ class BuildOptions:
     budget: JobBudget | None = None
     cancel: threading.Event = field(default_factory=threading.Event)
     precondition: Callable[[], None] = lambda: None
+    is_shown: bool = False
 
 
 def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options: BuildOptions | None = None) -> Entry:
@@ -84,9 +92,17 @@ def build(plan: BuildPlan, key: PlanKey, toolset: Toolset, cache: Cache, options
         if ready is not None:
             return ready
         options.precondition()
-        build = _Build(plan, toolset, cache, options, find_ninja(), job_count(plan))
-        with build.announced_if_long():
-            return build.run(key)
+        measured = measured_bytes(cache, plan)
+        jobs = job_count(plan, measured_bytes=measured)
+        with _announced_if_long(plan, jobs, options) as options:
+            return _Build(plan, toolset, cache, options, find_ninja(), jobs, measured).run(key)
+
+
+def measured_bytes(cache: Cache, plan: BuildPlan) -> int:
+    """The memory that the largest compiler took in the last build of the op; 0 if unknown."""
+    manifests = [entry.manifest for entry in cache.entries(plan.op)]
+    last = max(manifests, key=lambda manifest: manifest.built_at, default=None)
+    return 0 if last is None or last.key_parts["binding"] != plan.binding.value else last.peak_bytes
 
 
 @dataclass(frozen=True)
@@ -99,6 +115,7 @@ class _Build:
     options: BuildOptions
     ninja: str
     jobs: int
+    measured_bytes: int  # memory of the largest compiler in an earlier build; 0 if unknown
 
     def run(self, key: PlanKey) -> Entry:
         """Compile until the compiled files certainly match the key, then publish the result.
@@ -107,10 +124,17 @@ class _Build:
         repeated; the second time, unchanged contents are proof, regardless of file times.
         """
         before: BuildKey | None = None
-        for _ in range(_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
             started_ns = time.time_ns()
             with self.cache.staging(self.plan.op) as staging, self.cache.errors_explained():
-                commands = self._compile(staging)
+                objects = Objects(self.cache, self.plan, self.toolset)
+                taken = set() if attempt or self.options.force else objects.take(key, staging)
+                try:
+                    commands, peak_bytes = self._compile(staging, taken)
+                finally:
+                    objects.keep(staging, finished_outputs(staging), started_ns)
+                if taken or not peak_bytes:  # it is not known of all files
+                    peak_bytes = max(peak_bytes, self.measured_bytes)
                 inspection = self._inspected(staging)
                 try:
                     after = self._key(commands, staging)
@@ -122,7 +146,7 @@ class _Build:
                     build_s = (time.time_ns() - started_ns) / 1e9
                     logger.info("Built '%s' in %.1f s.", self.plan.op, build_s)
                     artifact = staging / self.plan.artifact_name
-                    return publish(self.cache, self.plan, artifact, after, inspection, build_s, keep=[_LOG])
+                    return publish(self.cache, self.plan, artifact, after, inspection, build_s, peak_bytes, keep=[_LOG])
             logger.info("Files of '%s' were saved during its build; building again.", self.plan.op)
             key, before = after.plan, after
         raise CacheError(
@@ -130,32 +154,57 @@ class _Build:
             "Load it again when its sources are no longer being written.",
         )
 
-    def _compile(self, staging: Path) -> BuildCommands:
+    def _compile(self, staging: Path, taken: Container[str]) -> tuple[BuildCommands, int]:
+        """Run the commands, except for objects that are there already.
+
+        Returns:
+            all commands, and the memory of the largest compiler in bytes, 0 if unknown.
+        """
         for source in self.plan.sources:
             if source.text is not None:
                 (staging / source.path).write_text(source.text, encoding="utf-8", errors="surrogateescape")
         has_header = precompiled.offer(self.plan, self.toolset, self.cache, staging)
         commands = build_commands(self.plan, self.toolset, staging, precompiled=has_header)
-        write_file(self.plan, commands, staging)
+        steps = [step for step in commands.compile_steps if step.object_name not in taken]
+        write_file(self.plan, commands, steps, staging)
         budget = self.options.budget or JobBudget(self.jobs)
         try:
             with budget.take(self.jobs, self.options.cancel) as jobs:
-                logger.info("Building '%s': %d files, %d at a time.", self.plan.op, len(self.plan.sources), jobs)
-                command = [self.ninja, "-j", str(jobs)]
-                succeeded = run_ninja(command, staging, staging / _LOG, self.options.cancel, self.options.progress)
+                logger.info("Building %s.", _what(self.plan, jobs))
+                if len(steps) < len(commands.compile_steps):
+                    logger.info("Earlier builds have compiled all but %d of the files.", len(steps))
+                return commands, self._run(steps, staging, jobs)
         except ToolchainError as error:  # its time was up
-            waiting = [
-                step.source.label for step in commands.compile_steps if not (staging / step.object_name).exists()
-            ]
+            waiting = _unfinished(steps, staging)
             at = f"compiling {', '.join(waiting)}" if waiting else "linking"
             message = f"{error.message} It was {at}.\n  Full log: {self._kept_log(staging)}"
             raise ToolchainError(message, error.remedy) from None
-        if not succeeded:
-            raise self._compile_error(staging)
-        return commands
 
-    def _compile_error(self, staging: Path) -> CompileError | CacheError:
-        diagnosis = diagnose((staging / _LOG).read_text(errors="replace"))
+    def _run(self, steps: Sequence[CompileStep], staging: Path, jobs: int) -> int:
+        """Run ninja, with half the jobs again where memory, processes or disk space did not suffice for all.
+
+        Returns:
+            the memory of the largest compiler in bytes, 0 if unknown.
+        """
+        peaks = []
+        while True:
+            jobs = max(1, min(jobs, len(_unfinished(steps, staging))))
+            command = [self.ninja, "-j", str(jobs)]
+            run = run_ninja(command, staging, staging / _LOG, self.options.cancel, self.options.progress)
+            peaks.append(run.peak_bytes)
+            if run.succeeded:
+                return max(peaks)
+            diagnosis = diagnose((staging / _LOG).read_text(errors="replace"))
+            if jobs == 1 or not (run.killed or diagnosis.shortage):
+                raise self._compile_error(diagnosis, staging)
+            jobs = max(1, min(jobs, len(_unfinished(steps, staging))) // 2)
+            logger.warning(
+                "The machine cannot run so many compilers of '%s' together (%s); resuming with %d at a time.",
+                *(self.plan.op, diagnosis.diagnostic.partition("\n")[0], jobs),
+            )
+            self.options.cancel.wait(_RECOVERY_S)
+
+    def _compile_error(self, diagnosis: Diagnosis, staging: Path) -> CompileError | CacheError:
         # On a full disk the log may end before the compiler's message about it.
         cut_short = "error" not in diagnosis.diagnostic and shutil.disk_usage(staging).free < _LITTLE_BYTES
         if diagnosis.disk_full or cut_short:
@@ -198,26 +247,51 @@ class _Build:
     def _kept_log(self, staging: Path) -> str:
         """A copy of the log that stays when the staging directory is removed."""
         name = f"{self.plan.op}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
-        kept = self.cache.writable_dir("logs") / name
+        kept = self.cache.writable_dir(LOGS) / name
         shutil.copyfile(staging / _LOG, kept)
         return str(kept)
 
-    @contextmanager
-    def announced_if_long(self) -> Iterator[None]:
-        """Log once, if the build takes long, what is being done; not if every step is reported."""
-        if self.options.progress is not None:
-            yield
-            return
-        count = len(self.plan.sources)
-        files = f"{count} files, {self.jobs} at a time" if count > 1 else "1 file"
-        message = f"Compiling '{self.plan.op}' ({files}), {_SILENT_S:.0f} s so far ..."
-        later = threading.Timer(_SILENT_S, logger.warning, (message,))
-        later.daemon = True
-        later.start()
-        try:
-            yield
-        finally:
-            later.cancel()
+
+def _unfinished(steps: Iterable[CompileStep], staging: Path) -> list[str]:
+    """The labels of the sources that are not compiled yet."""
+    finished = finished_outputs(staging)
+    return [step.source.label for step in steps if step.object_name not in finished]
+
+
+def _what(plan: BuildPlan, jobs: int) -> str:
+    count = len(plan.sources)
+    return f"'{plan.op}' ({f'{count} files, {jobs} at a time' if count > 1 else '1 file'})"
+
+
+@contextmanager
+def _announced_if_long(plan: BuildPlan, jobs: int, options: BuildOptions) -> Iterator[BuildOptions]:
+    """Options with which a build that takes long logs now and then how far it is, unless the caller shows it."""
+    if options.is_shown:
+        yield options
+        return
+    what = _what(plan, jobs)
+    position = "0 steps done"
+    ended = threading.Event()
+
+    def note(done: int, total: int, step: str) -> None:
+        nonlocal position
+        position = f"{done} of {total} steps done" if done < total else "trying to load the new library"
+        if options.progress is not None:
+            options.progress(done, total, step)
+
+    def report() -> None:
+        started, wait_s = time.monotonic(), _SILENT_S
+        while not ended.wait(wait_s):
+            logger.warning("Still building %s: %s (%.0f s).", what, position, time.monotonic() - started)
+            wait_s = min(3 * wait_s, wait_s + _ANNOUNCE_EVERY_S)
+
+    reporter = threading.Thread(target=report, name="accel-ops build", daemon=True)
+    reporter.start()
+    try:
+        yield replace(options, progress=note)
+    finally:
+        ended.set()
+        reporter.join()
 
 
 @contextmanager
@@ -230,15 +304,17 @@ def _only_builder(cache: Cache, key: PlanKey, op: str, cancel: threading.Event) 
     Raises:
         BuildCancelled: ``cancel`` was set while it waited.
     """
-    path = cache.writable_dir("locks") / f"{op}-{key.digest}.lock"
+    name = f"{op}-{key.digest}.lock"
     with contextlib.ExitStack() as stack:
         try:
-            file = stack.enter_context(path.open("a+"))
+            file = stack.enter_context(cache.lock_file(name))
             if _wait_for_lock(file, op, cancel):
                 _write_owner(file, f"process {os.getpid()} on {os.uname().nodename}")
                 stack.callback(_write_owner, file, "")
+        except CacheError:
+            raise
         except OSError as error:
-            logger.debug("no lock at %s: %s", path, error)
+            logger.debug("no lock %s: %s", name, error)
         yield
 
 
@@ -276,7 +352,7 @@ def _owner(file: IO[str]) -> str:
     """The process that has the lock, as it has written into the file."""
     with contextlib.suppress(OSError, ValueError):
         file.seek(0)
-        return file.read() or "another process"
+        return printable(file.read(200)) or "another process"
     return "another process"
 
 

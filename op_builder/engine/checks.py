@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from op_builder import env
+from op_builder.cache.failures import obstacle
 from op_builder.cache.store import Cache
+from op_builder.engine.ninja import find_ninja
 from op_builder.plan import BuildPlan
 from op_builder.system.interpreter import python
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed
 from op_builder.system.process import run
 from op_builder.toolchains.jobs import job_count
-from op_builder.toolchains.toolset import find_ninja
 
 
 def python_check() -> CheckOutcome:
@@ -28,13 +29,9 @@ def ninja_check() -> CheckOutcome:
 
 def cache_check(cache: Cache, op: str = "") -> CheckOutcome:
     """The cache directory can be written or created, and binaries there can be opened."""
-    obstacle = cache.obstacle(op)
-    if obstacle:
-        return Failed(
-            "cache directory",
-            f"The cache directory {cache.root} cannot be used: {obstacle}.",
-            "Set ACCEL_CACHE_DIR to a directory of your own that is not mounted noexec, or use prebuilt ops.",
-        )
+    found = obstacle(cache, op)
+    if found is not None:
+        return Failed("cache directory", found.message, found.remedy)
     return Passed("cache directory", str(cache.root))
 
 

@@ -25,6 +25,9 @@ DEVICE_OBJECT = "sycl_dlink.o"
 # Flags that a C compiler rejects or warns about.
 _ONLY_CXX = re.compile(r"-std=(?:c|gnu)\+\+|-fno-rtti$|-fvisibility-inlines-hidden$")
 
+# One mistake in a template can fill a log of 20 MB. Clang stops after as many errors of its own accord.
+_MOST_ERRORS = "-fmax-errors=20"
+
 # What the linker took in, as it lists it.
 LINKED_LIST = "link.d"
 
@@ -88,9 +91,10 @@ def build_commands(
         elif source.language is Language.SYCL:
             command = _compile_sycl(plan, source, toolset, maps)
         else:
-            is_c = source.language is Language.C
-            flags = [flag for flag in (*plan.cxx_flags, *source.flags) if not (is_c and _ONLY_CXX.match(flag))]
-            command = [*_compile_cxx(plan, flags, toolset, maps), *(["-x", "c"] if is_c else header)]
+            is_cxx = source.language is Language.CXX
+            flags = [flag for flag in (*plan.cxx_flags, *source.flags) if is_cxx or not _ONLY_CXX.match(flag)]
+            language = ["-x", "c"] if source.language is Language.C else header if is_cxx else []
+            command = [*_compile_cxx(plan, flags, toolset, maps), *language]
             if toolset.cxx.is_gcc:
                 output.append(f"-Wa,--MD,{object_name}.as.d")
         # -MD, not -MMD: a system header, such as libaio.h, can change the binary like one of the op's own.
@@ -120,7 +124,7 @@ def lists_assembled(plan: BuildPlan, toolset: Toolset) -> bool:
     languages = {source.language for source in plan.sources}
     return (
         toolset.cxx.is_gcc
-        and languages <= {Language.CXX, Language.C}
+        and languages <= {Language.CXX, Language.C, Language.ASSEMBLER}
         and not any(flag.startswith("-flto") for flag in flags)
     )
 
@@ -129,7 +133,7 @@ def stamped_directories(plan: BuildPlan, toolset: Toolset) -> list[str]:
     """Directories whose files count in the key through an identity, not by content."""
     sycl = [str(path) for path in toolset.sycl.header_dirs] if toolset.sycl is not None else []
     foreign = [str(library.include_dir) for library in plan.libraries]
-    torch = _system_includes(plan) if plan.binding is Binding.TORCH else []
+    torch = _system_includes(plan) if plan.binding.uses_torch_cxx else []
     return [*torch, *_compiler_own(toolset.cxx), *_cuda_own(toolset.cuda), *sycl, *foreign]
 
 
@@ -166,6 +170,8 @@ def _compile_cuda(plan: BuildPlan, source: Source, toolset: Toolset, maps: list[
     return [
         toolset.cuda.nvcc,
         f"-ccbin={toolset.cxx.program}",
+        # Names of temporary files enter the binary; in /tmp they have the number of a process.
+        "--objdir-as-tempdir",
         *_torch_nvcc_flags(plan),
         *plan.nvcc_flags,
         *gencode_flags(plan.cuda_archs),
@@ -174,7 +180,7 @@ def _compile_cuda(plan: BuildPlan, source: Source, toolset: Toolset, maps: list[
         # Quoted for nvcc's own shell: unquoted it breaks at spaces, and at commas, of a path.
         *(f"-Xcompiler='{flag}'" for flag in maps),
         *(f"-I{path}" for path in plan.include_dirs),
-        *_flagged("-isystem", _system_includes(plan)),
+        *_flagged("-isystem", [*_system_includes(plan), *(str(library.include_dir) for library in plan.libraries)]),
     ]
 
 
@@ -182,6 +188,7 @@ def _compile_cxx(plan: BuildPlan, flags: list[str], toolset: Toolset, maps: list
     command = [
         *toolset.cxx.command,
         *_quick_flags(plan, toolset.cxx),
+        *([_MOST_ERRORS] if toolset.cxx.is_gcc else []),
         *flags,
         "-fPIC",
         *maps,
@@ -226,16 +233,18 @@ def _quick_flags(plan: BuildPlan, compiler: Compiler) -> list[str]:
     # To see through virtual calls GCC compiles each virtual function of torch's headers, 10,000
     # functions where 2,700 do: a fifth of the time of a file with torch/extension.h, a third with
     # that header precompiled.
-    return ["-fno-devirtualize"] if plan.binding is Binding.TORCH and compiler.is_gcc else []
+    return ["-fno-devirtualize"] if plan.binding.uses_torch_cxx and compiler.is_gcc else []
 
 
 def _torch_libraries(plan: BuildPlan, toolset: Toolset) -> list[str]:
     """What of torch the binary of ``plan`` names as needed."""
+    if plan.binding is Binding.TVM_FFI:
+        return []
     libraries = ["torch_cpu", "c10"]
-    if plan.uses_cuda or plan.sycl is not None or plan.binding is Binding.TORCH:
+    if plan.uses_cuda or plan.sycl is not None or plan.binding.uses_torch_cxx:
         # On a CUDA build libtorch brings all of torch's CUDA libraries: not for host code.
         libraries.insert(0, "torch")
-    if plan.binding is Binding.TORCH:
+    if plan.binding.uses_torch_cxx:
         libraries.append("torch_python")
         if toolset.cuda is not None:
             libraries += ["torch_cuda", "c10_cuda"]
@@ -269,7 +278,7 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries
     runtime: list[str] = []
     if toolset.cuda is not None:
         search.append(f"-L{toolset.cuda.library_dir}")
-        runtime = _cuda_runtime(plan)
+        runtime = _cuda_runtime(plan, toolset.cuda)
     sycl: list[str] = []
     if toolset.sycl is not None:
         search.append(f"-L{toolset.sycl.library_dir}")
@@ -296,16 +305,16 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries
     )
 
 
-def _cuda_runtime(plan: BuildPlan) -> list[str]:
-    # A Stable-ABI op links the CUDA runtime statically, so that it fits every torch of the
-    # driver; an op on torch's C++ API must share torch's runtime library.
-    if plan.binding is Binding.STABLE:
+def _cuda_runtime(plan: BuildPlan, cuda: CudaToolkit) -> list[str]:
+    # An op on torch's C++ API must share torch's runtime library; others link the CUDA runtime statically, so that they
+    # fit every torch of the driver.
+    if not plan.binding.uses_torch_cxx:
         return ["-lcudart_static", "-lpthread", "-ldl", "-lrt"]
-    return ["-lcudart"]
+    return [cuda.runtime_flag]
 
 
 def _system_includes(plan: BuildPlan) -> list[str]:
-    python = [sysconfig.get_paths()["include"]] if plan.binding is Binding.TORCH else []
+    python = [sysconfig.get_paths()["include"]] if plan.binding.uses_torch_cxx else []
     return [*torch_includes(plan), *python]
 
 
@@ -315,6 +324,8 @@ def torch_includes(plan: BuildPlan) -> list[str]:
         # This directory has all headers of the Stable ABI. cpp_extension names it, too, but importing it,
         # and setuptools with it, takes half as long as a small build without its compiler.
         return [str(torch_install().include_dir)]
+    if plan.binding is Binding.TVM_FFI:
+        return []
     from torch.utils import cpp_extension
 
     return [os.path.realpath(path) for path in cpp_extension.include_paths("cpu")]
@@ -322,7 +333,7 @@ def torch_includes(plan: BuildPlan) -> list[str]:
 
 def _torch_nvcc_flags(plan: BuildPlan) -> list[str]:
     """What torch's BuildExtension gives nvcc first, so that JIT and prebuild compile alike."""
-    if plan.binding is not Binding.TORCH:
+    if not plan.binding.uses_torch_cxx:
         return []
     from torch.utils import cpp_extension
 
@@ -332,6 +343,7 @@ def _torch_nvcc_flags(plan: BuildPlan) -> list[str]:
 def _prefix_maps(plan: BuildPlan, directory: Path | None) -> list[str]:
     """Flags that keep this machine's paths out of the binary (__FILE__, debug information)."""
     directories = {**Roots.of(plan).directories, "torch": str(torch_install().root)}
+    directories.update((library.name, str(library.include_dir)) for library in plan.libraries)
     if directory is not None:
         directories["build"] = os.path.realpath(directory)
     # The last matching option wins, so longer paths come later.

@@ -16,10 +16,10 @@ from op_builder.cache.store import Cache, Entry
 from op_builder.engine.try_load import needed_libraries
 from op_builder.errors import CompileError
 from op_builder.plan import BuildPlan
-from op_builder.system.interpreter import python
+from op_builder.system.interpreter import bare_command
 from op_builder.system.process import run
 from op_builder.toolchains.diagnose import diagnose
-from op_builder.toolchains.jobs import allowed_jobs
+from op_builder.toolchains.jobs import allowed_jobs, job_bytes
 from op_builder.toolchains.sycl_runtime import runtime_variables
 from op_builder.toolchains.toolset import Toolset
 
@@ -89,10 +89,9 @@ def _has_kernels(artifact: Path, toolset: Toolset) -> bool:
 
 def _compile(artifact: Path, plan: BuildPlan, toolset: Toolset, cache: Cache, limit: int, log_path: Path | None) -> str:
     """Compile ``limit`` kernels; returns why there is no device to compile for, empty when they were compiled."""
-    environment = env.child_environment(**runtime_variables(toolset.sycl, cache.root))
-    arguments = [str(artifact), str(limit), str(allowed_jobs([plan])), *needed_libraries(plan, toolset)]
-    command = [python(), "-I", "-S", "-c", _CHILD, *arguments]
-    child = run(command, timeout_s=env.ACCEL_COMPILE_TIMEOUT_S.get(), environment=environment)
+    environment = env.child_environment(**runtime_variables(toolset.sycl, cache.kernel_directory()))
+    arguments = [str(artifact), str(limit), str(allowed_jobs([job_bytes(plan)])), *needed_libraries(plan, toolset)]
+    child = run(bare_command(_CHILD, *arguments), timeout_s=env.ACCEL_COMPILE_TIMEOUT_S.get(), environment=environment)
     _, mark, answer = child.output.rpartition(_MARK)
     if not mark:
         ended = f"signal {-child.code}" if child.code < 0 else f"status {child.code}"

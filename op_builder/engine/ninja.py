@@ -1,33 +1,59 @@
-"""The file that ninja reads, and running it."""
+"""Finding ninja, the file that it reads, and running it."""
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import re
+import resource
 import shlex
-import subprocess
+import shutil
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from subprocess import Popen
+from typing import NamedTuple
 
 from op_builder import env
-from op_builder.engine.commands import DEVICE_OBJECT, BuildCommands
+from op_builder.engine.commands import DEVICE_OBJECT, BuildCommands, CompileStep
 from op_builder.engine.session import watched
 from op_builder.errors import BuildCancelled, ToolchainError
 from op_builder.plan import BuildPlan
-from op_builder.system.process import require_exit_codes
+from op_builder.system.process import require_exit_codes, run
 from op_builder.toolchains.flags import check_words
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, what was just done)."""
 
 _STATUS = re.compile(r"^\[(\d+)/(\d+)\] (.*)$")
+_LOOK_S = 0.01
 
 
-def write_file(plan: BuildPlan, commands: BuildCommands, directory: Path) -> None:
-    """Write ``build.ninja`` for ``commands`` into the staging directory."""
+class NinjaRun(NamedTuple):
+    """How ninja ended.
+
+    Attributes:
+        succeeded: whether all steps did.
+        killed: whether ninja itself was, as the kernel does when memory runs out.
+        peak_bytes: memory of the largest program that it ran; 0 if unknown.
+    """
+
+    succeeded: bool
+    killed: bool = False
+    peak_bytes: int = 0
+
+
+def write_file(plan: BuildPlan, commands: BuildCommands, steps: Iterable[CompileStep], directory: Path) -> None:
+    """Write ``build.ninja`` for ``commands`` into the staging directory.
+
+    Args:
+        steps: those of the compile steps whose objects are not there yet.
+    """
     lines = [
         "ninja_required_version = 1.5",
         "rule run",
@@ -44,7 +70,7 @@ def write_file(plan: BuildPlan, commands: BuildCommands, directory: Path) -> Non
         lines.append(f"  label = {_value(label.replace(chr(13), ' '))}")
 
     # The directory is new, so that every step runs once: ninja needs neither the sources nor the headers.
-    for step in commands.compile_steps:
+    for step in steps:
         add(step.object_name, (), step.command, f"compile {step.source.label}")
     for name, command in commands.stand_ins.items():
         add(name, (), command, f"stand in for {name}")
@@ -62,8 +88,8 @@ def run_ninja(
     log_path: Path,
     cancel: threading.Event,
     progress: Progress | None = None,
-) -> bool:
-    """Run the ninja file in ``directory``; all output goes to ``log_path``. True when all steps succeeded.
+) -> NinjaRun:
+    """Run the steps of the ninja file in ``directory`` that have not succeeded yet; all output goes to ``log_path``.
 
     The compilers are ended with it when this process ends in any way, when ``cancel`` is set, or when the time is up.
 
@@ -83,7 +109,7 @@ def run_ninja(
     ):
         is_running = True
         while is_running:
-            is_running = process.poll() is None
+            is_running, peak_bytes = _poll(process)
             for status in filter(None, map(_STATUS.match, written)):
                 if progress is not None:
                     progress(int(status[1]), int(status[2]), status[3])
@@ -96,9 +122,33 @@ def run_ninja(
                     f"The build did not end within {timeout_s:g} s and was stopped.",
                     "Raise ACCEL_COMPILE_TIMEOUT_S, or lower ACCEL_MAX_JOBS if the machine swaps.",
                 )
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=0.01)
-    return process.returncode == 0
+            time.sleep(_LOOK_S)
+    return NinjaRun(process.returncode == 0, process.returncode == -signal.SIGKILL, peak_bytes)
+
+
+def finished_outputs(directory: Path) -> set[str]:
+    """The files that ninja has made in ``directory``, according to its own log; a step that failed is not in it."""
+    try:
+        lines = (directory / ".ninja_log").read_text(errors="replace").splitlines()
+    except OSError:
+        return set()
+    rows = [line.split("\t") for line in lines if not line.startswith("#")]
+    return {row[3] for row in rows if len(row) > 3 and (directory / row[3]).exists()}
+
+
+def _poll(process: Popen[bytes]) -> tuple[bool, int]:
+    """Whether ``process`` is running, and once it has ended, the memory of the largest program that it ran."""
+    try:
+        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+    except ChildProcessError:  # code of the program has waited for it
+        return process.poll() is None, 0
+    if not pid:
+        return True, 0
+    process.returncode = os.waitstatus_to_exitcode(status)
+    # Linux counts the memory of the process that starts a program as the program's own. A larger figure is a
+    # compiler's.
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return False, usage.ru_maxrss * 1024 if usage.ru_maxrss > own else 0
 
 
 def _path(text: str) -> str:
@@ -107,3 +157,38 @@ def _path(text: str) -> str:
 
 def _value(text: str) -> str:
     return text.replace("$", "$$")
+
+
+def find_ninja() -> str:
+    """The first ninja that runs: of this Python's environment, of its package ``ninja``, or on PATH.
+
+    Raises:
+        ToolchainError: no ninja runs, or this process cannot learn whether one does.
+    """
+    require_exit_codes()
+    places: list[str | None] = [str(Path(sys.executable).parent)]
+    try:
+        import ninja  # it may be missing, or broken
+
+        places.append(ninja.BIN_DIR)
+    except Exception as error:
+        logger.debug("the package ninja cannot be used: %s", error)
+    on_path = [directory or os.curdir for directory in os.get_exec_path()]
+    refusals = []
+    for program in dict.fromkeys(shutil.which("ninja", path=place) for place in (*places, *on_path)):
+        if program is None:
+            continue
+        try:
+            version = run([program, "--version"])
+        except ToolchainError as error:
+            refusals.append(error.message)
+            continue
+        if version.ok:
+            return program
+        refusals.append(f"{program} does not run: {version.errors.strip()}")
+    if refusals:
+        raise ToolchainError(f"No ninja works. {'; '.join(refusals)}.", "Reinstall it: pip install ninja.")
+    raise ToolchainError(
+        "No ninja: neither the Python package 'ninja' nor a program of that name on PATH.",
+        "Install it: pip install ninja.",
+    )

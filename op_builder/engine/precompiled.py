@@ -46,7 +46,7 @@ def header_plan(plan: BuildPlan) -> BuildPlan:
 
 def offer(plan: BuildPlan, toolset: Toolset, cache: Cache, staging: Path) -> bool:
     """Link the precompiled header into a build's PRECOMPILED_DIRECTORY; False if the cache has none for ``plan``."""
-    if plan.binding is not Binding.TORCH or not toolset.cxx.is_gcc or _replaces_headers_of_torch(plan):
+    if not plan.binding.uses_torch_cxx or not toolset.cxx.is_gcc or _replaces_headers_of_torch(plan):
         return False
     header = header_plan(plan)
     entry = cache.find(plan_key(header, toolset, cache.memo), OP, Roots.of(header))
@@ -94,6 +94,5 @@ def precompile(plan: BuildPlan, toolset: Toolset, cache: Cache) -> Entry:
         if saved_since(started_ns, header, built):
             raise ToolchainError("A header was saved while torch/extension.h was precompiled.", "Run it again.")
         build_s = (time.time_ns() - started_ns) / 1e9
-        return publish(
-            cache, header, staging / _ARTIFACT, built, Inspection("header", (), "not tried"), build_s, keep=[]
-        )
+        inspection = Inspection("header", (), "not tried")
+        return publish(cache, header, staging / _ARTIFACT, built, inspection, build_s, peak_bytes=0, keep=[])

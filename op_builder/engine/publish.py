@@ -24,12 +24,13 @@ def publish(
     key: BuildKey,
     inspection: Inspection,
     build_s: float,
+    peak_bytes: int,
     keep: Iterable[str],
 ) -> Entry:
     """Publish the file that a build of ``plan`` made; what else its directory holds is left to be removed.
 
     Args:
-        build_s: seconds the build took.
+        build_s: seconds the build took. ``peak_bytes``: memory of its largest compiler, 0 if unknown.
         keep: names of the files that go with the binary.
 
     Raises:
@@ -51,6 +52,7 @@ def publish(
         check=inspection.check,
         built_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         build_s=round(build_s, 3),
+        peak_bytes=peak_bytes,
         torch=torch_install().version,
         accel_ops=__version__,
         needs=dict(inspection.needs),

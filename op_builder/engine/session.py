@@ -57,7 +57,7 @@ def watched(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a program in a session of its own, which ends with the ``with`` block or with this process.
 
-    Processes left by a program that ended normally are kept.
+    Processes left by a program that succeeded are kept.
     """
     watcher = subprocess.Popen(
         ["/bin/sh", "-c", _WATCHER],
@@ -84,8 +84,7 @@ def watched(
                 yield process
             finally:
                 # In words: a process that was forked from this one meanwhile may hold the pipe open, too.
-                code = process.poll()
-                word = "end" if code is None or code < 0 else "ended"
+                word = "ended" if process.poll() == 0 else "end"
                 with contextlib.suppress(BrokenPipeError):
                     pipe.write(f"{process.pid}\n{word}\n".encode())
     finally:

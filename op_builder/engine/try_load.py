@@ -12,14 +12,15 @@ import json
 import re
 import signal
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from op_builder import env
 from op_builder.errors import LoadError, ToolchainError
 from op_builder.plan import ENTRY_POINT, SYCL_LIBRARY, Binding, BuildPlan
-from op_builder.system.interpreter import isolated_command, python
+from op_builder.system.global_symbols import libraries_offering
+from op_builder.system.interpreter import bare_command, isolated_command
 from op_builder.system.process import Finished, run
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import Compiler
@@ -107,6 +108,8 @@ _KNOWN_UNDEFINED = re.compile(
 # The address if the symbol is defined, its kind and its name; a wrapper may print other lines.
 _NM_LINE = re.compile(r"^([0-9a-fA-F]+)?[ \t]+[A-Za-z?-] (\S+)$", re.MULTILINE)
 _REGISTERS_OPS = re.compile(r"^_ZN5torch7LibraryC|torch_library_init")
+# An exported function, or a call that registers functions or types for all.
+_EXPORTS_TVM_FFI = ("__tvm_ffi_", "TVMFFIFunctionSetGlobal", "TVMFFITypeRegister")
 _TORCH_CXX = re.compile(r"^_Z\w*(?:2at|3c10|5torch|6caffe2)")
 
 
@@ -116,7 +119,8 @@ class Inspection:
 
     Attributes:
         kind: ``accel`` (registers under a namespace of the loader's choice), ``python`` (has
-            ``PyInit_<module>``) or ``torch_library`` (registers itself when opened).
+            ``PyInit_<module>``), ``torch_library`` (registers itself when opened), ``tvm_ffi`` (exports functions) or
+            ``library`` (none of these).
         namespaces: torch namespaces of the ops that opening it defines; empty for an ``accel`` binary.
         check: how it was tried, for the manifest.
         defined_namespaces: those of them that are its own (``TORCH_LIBRARY``, not ``TORCH_LIBRARY_FRAGMENT``).
@@ -142,23 +146,46 @@ def inspect(artifact: Path, plan: BuildPlan, toolset: Toolset) -> Inspection:
     needs = _newest_versions(undefined)
     if toolset.sycl is not None:
         needs[SYCL_LIBRARY] = str(toolset.sycl.major)
-    return replace(_tried(artifact, plan, toolset, defined, undefined), needs=needs)
+    try:
+        return replace(_tried(artifact, plan, toolset, defined, undefined), needs=needs)
+    except LoadError:
+        offered = libraries_offering(sorted(name for name in undefined if "@" not in name))
+        if not offered or not plan.binding.uses_torch_cxx:
+            raise
+    # This process has opened them for all; the loader would find the symbols there.
+    return replace(_tried(artifact, plan, toolset, defined, undefined, offered), needs=needs)
 
 
-def _tried(artifact: Path, plan: BuildPlan, toolset: Toolset, defined: set[str], undefined: set[str]) -> Inspection:
+def _tried(
+    artifact: Path,
+    plan: BuildPlan,
+    toolset: Toolset,
+    defined: set[str],
+    undefined: set[str],
+    preloaded: Sequence[str] = (),
+) -> Inspection:
     torch, compiler = torch_install(), toolset.cxx
     if plan.binding is Binding.STABLE:
         _refuse_torch_cxx(artifact, undefined)
     kind = _kind(defined, plan)
     registers = any(_REGISTERS_OPS.search(name) for name in undefined)
     if kind == "torch_library" and not registers:
-        _refuse_other_names(artifact, defined)
-    if plan.uses_cuda and torch.cuda is None:
+        if plan.binding is Binding.LIBRARY:
+            kind = "library"
+        else:
+            _refuse_other_names(artifact, defined)
+    if kind == "tvm_ffi" and not any(name.startswith(_EXPORTS_TVM_FFI) for name in (*defined, *undefined)):
+        raise LoadError(
+            f"{artifact.name} exports no function of TVM FFI.", "Use TVM_FFI_DLL_EXPORT_TYPED_FUNC in one source."
+        )
+    if plan.uses_cuda and torch.cuda is None and kind != "tvm_ffi":
         return Inspection(kind, (), _check_symbols_only(artifact, plan, undefined, compiler))
     module = plan.module_name if kind == "python" else ""
     if kind == "torch_library" or (module and registers):
-        inspection = _try_with_torch(artifact, kind, module, compiler)
+        inspection = _try_with_torch(artifact, kind, module, compiler, preloaded)
         if not module and not inspection.namespaces:
+            if plan.binding is Binding.LIBRARY:
+                return replace(inspection, kind="library")
             raise LoadError(
                 f"{artifact.name} holds no Python module (no PyInit function of its name) and registers no torch ops.",
                 "Use PYBIND11_MODULE(TORCH_EXTENSION_NAME, m), TORCH_LIBRARY or STABLE_TORCH_LIBRARY in one source.",
@@ -166,9 +193,10 @@ def _tried(artifact: Path, plan: BuildPlan, toolset: Toolset, defined: set[str],
         return inspection
     libraries = needed_libraries(plan, toolset)
     entry = ENTRY_POINT if kind == "accel" else ""
-    command = [python(), "-I", "-S", "-c", _CHILD, entry, module, str(artifact), *libraries]
+    command = bare_command(_CHILD, entry, module, str(artifact), *libraries)
     try:
-        _try_in_child(artifact, compiler, command, [library.library.parent for library in plan.libraries])
+        search = [library.library.parent for library in plan.libraries]
+        _try_in_child(artifact, compiler, command, search, preloaded)
     except LoadError:
         if not module:
             raise
@@ -177,7 +205,7 @@ def _tried(artifact: Path, plan: BuildPlan, toolset: Toolset, defined: set[str],
         return Inspection(kind, (), f"loaded in a child process with {names}")
     # Its init function may need an imported torch. Importing it takes a second or two, which most modules do not
     # need.
-    return _try_with_torch(artifact, kind, module, compiler)
+    return _try_with_torch(artifact, kind, module, compiler, preloaded)
 
 
 def _newest_versions(undefined: Iterable[str]) -> dict[str, str]:
@@ -189,6 +217,8 @@ def _newest_versions(undefined: Iterable[str]) -> dict[str, str]:
 
 
 def _kind(defined: set[str], plan: BuildPlan) -> str:
+    if plan.binding is Binding.TVM_FFI:
+        return "tvm_ffi"
     if ENTRY_POINT in defined:
         return "accel"
     return "python" if f"PyInit_{plan.module_name}" in defined else "torch_library"
@@ -196,30 +226,36 @@ def _kind(defined: set[str], plan: BuildPlan) -> str:
 
 def needed_libraries(plan: BuildPlan, toolset: Toolset) -> list[str]:
     """What must be open before the binary of ``plan``, which names it without a path."""
-    names = ["libtorch_cpu.so"]
-    if plan.uses_cuda or plan.sycl is not None or plan.binding is Binding.TORCH:
+    names = ["libtorch_cpu.so"] if plan.binding is not Binding.TVM_FFI else []
+    if names and (plan.uses_cuda or plan.sycl is not None or plan.binding.uses_torch_cxx):
         names.append("libtorch.so")
-    if plan.binding is Binding.TORCH:
+    if plan.binding.uses_torch_cxx:
         names.append("libtorch_python.so")
     sycl = [str(toolset.sycl.library)] if toolset.sycl is not None else []
     foreign = [str(library.library) for library in plan.libraries]
     return [*(str(torch_install().library_dir / name) for name in names), *sycl, *foreign]
 
 
-def _try_with_torch(artifact: Path, kind: str, module: str, compiler: Compiler) -> Inspection:
-    answer = json.loads(_try_in_child(artifact, compiler, isolated_command(_TORCH_CHILD, module, str(artifact))))
+def _try_with_torch(artifact: Path, kind: str, module: str, compiler: Compiler, preloaded: Sequence[str]) -> Inspection:
+    command = isolated_command(_TORCH_CHILD, module, str(artifact))
+    answer = json.loads(_try_in_child(artifact, compiler, command, (), preloaded))
     namespaces, defined, operators = map(tuple, answer)
     return Inspection(kind, namespaces, "loaded in a child process with torch", defined, operators)
 
 
-def _try_in_child(artifact: Path, compiler: Compiler, command: list[str], search: Iterable[Path] = ()) -> str:
+def _try_in_child(
+    artifact: Path, compiler: Compiler, command: list[str], search: Iterable[Path], preloaded: Sequence[str]
+) -> str:
     """Run Python by ``command``; what it printed in one line with its mark of success.
 
     Args:
         search: directories where the child finds libraries that are named without a path, too.
+        preloaded: libraries whose symbols every library in the child finds.
     """
     places = [*map(str, search), *filter(None, [env.LD_LIBRARY_PATH.raw()])]
     environment = env.child_environment(LD_LIBRARY_PATH=":".join(places) or None)
+    if preloaded:
+        environment["LD_PRELOAD"] = ":".join(filter(None, [environment.get("LD_PRELOAD"), *preloaded]))
     try:
         child = run(command, timeout_s=_TIMEOUT_S, environment=environment)
     except ToolchainError as error:
@@ -276,7 +312,15 @@ def _symbols(artifact: Path, compiler: Compiler) -> tuple[set[str], set[str]]:
             "Set CXX to a working g++ or clang++.",
         )
     nm = binutil("nm", compiler.command)
-    listed = run([nm, "-D", str(artifact)])
+    try:
+        listed = run([nm, "-D", str(artifact)])
+    except ToolchainError:  # a machine without binutils
+        from op_builder.system.elf import dynamic_symbols  # 60 ms
+
+        try:
+            return dynamic_symbols(artifact)
+        except ValueError as error:
+            raise LoadError(f"{artifact.name} cannot be read: {error}.", "Is the disk full?") from error
     if not listed.ok:
         raise LoadError(f"{nm} cannot read {artifact.name}: {listed.errors.strip()}.", "Is the disk full?")
     defined: set[str] = set()

@@ -48,16 +48,24 @@ def examine(op: Op) -> Availability:
     if isinstance(prebuilt, Entry):
         prebuilt = refused_by_linker(prebuilt) or prebuilt
     cached: Entry | None = None
+    needs_binary = False
+    broken: list[CheckOutcome] = []
     try:
-        cached = Request.of(op).find_cached()
+        request = Request.of(op)
+        needs_binary = True
+        cached = request.find_cached()
     except AccelError as error:
         logger.debug("'%s' has no plan: %s", op.name, error.message)
-    outcomes = list(op.load_checks())
+    except Exception as error:  # the methods of another package's builder may raise anything
+        remedy = f"Report this to the author of {type(op).__module__}."
+        broken = [Failed("plan", f"its builder fails: {type(error).__name__}: {error}", remedy)]
+    outcomes = [*broken, *op.load_checks()]
     if isinstance(prebuilt, Entry):
         pass
     elif cached is None:
         outcomes = list(dict.fromkeys([*op.build_checks(), *outcomes]))
-        outcomes.append(guarded("JIT", _jit_check))
+        if needs_binary:
+            outcomes.append(guarded("JIT", _jit_check))
     else:
         artifact = cached.artifact
         outcomes.append(guarded("cached binary", lambda: _mapping_check(artifact)))

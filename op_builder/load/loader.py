@@ -52,7 +52,8 @@ def open_entry(entry: Entry, op: Op) -> Any:
 
     Returns:
         the result of ``op.bind()``. It gets ``torch.ops.<namespace>`` for a library of torch ops (an object with one
-        attribute per namespace if the library registers several), or the module for a Python extension module.
+        attribute per namespace if the library registers several), the module for a Python extension module, a
+        ``tvm_ffi.Module`` for functions of TVM FFI, or a ``ctypes.CDLL`` for another library.
 
     Raises:
         IncompatibleOpError: a check of loading failed.
@@ -67,7 +68,10 @@ def open_entry(entry: Entry, op: Op) -> Any:
             if identity not in _opened:
                 _require_loadable(op)
                 _open_needed(entry, op)
-                _opened[identity] = entry, _OPENERS[entry.manifest.kind](entry)
+                opener = _OPENERS.get(entry.manifest.kind)
+                if opener is None:
+                    raise LoadError(f"{entry.artifact} is a precompiled header.", "python -m op_builder.cache clear")
+                _opened[identity] = entry, opener(entry)
             _bound[shown] = op.bind(_opened[identity][1])
         return _bound[shown]
 
@@ -92,7 +96,7 @@ def _open_needed(entry: Entry, op: Op) -> None:
 
         if entry.manifest.key_parts.get("sycl", "").startswith("ipex"):
             import_ipex()
-        open_runtime(op.cache.root, f"{SYCL_LIBRARY}.{entry.manifest.needs[SYCL_LIBRARY]}")
+        open_runtime(op.cache.kernel_directory(), f"{SYCL_LIBRARY}.{entry.manifest.needs[SYCL_LIBRARY]}")
     op.open_libraries()
 
 
@@ -139,6 +143,19 @@ def _open_python(entry: Entry) -> Any:
         raise LoadError(f"{entry.artifact} cannot be imported: {type(error).__name__}: {error}", remedy) from error
     _module_names.add(name)
     return module
+
+
+def _open_library(entry: Entry) -> Any:
+    return _dlopen(entry.artifact)
+
+
+def _open_tvm_ffi(entry: Entry) -> Any:
+    from op_builder.toolchains.tvm_ffi import tvm_ffi
+
+    try:
+        return tvm_ffi().load_module(str(entry.artifact))
+    except (RuntimeError, OSError) as error:
+        raise LoadError(f"{entry.artifact} cannot be opened: {error}", _noexec_remedy(entry.artifact)) from error
 
 
 def _open_torch_library(entry: Entry) -> Any:
@@ -193,4 +210,10 @@ def _noexec_remedy(artifact: Path) -> str:
         return ""
 
 
-_OPENERS = {"accel": _open_accel, "python": _open_python, "torch_library": _open_torch_library}
+_OPENERS = {
+    "accel": _open_accel,
+    "python": _open_python,
+    "torch_library": _open_torch_library,
+    "library": _open_library,
+    "tvm_ffi": _open_tvm_ffi,
+}

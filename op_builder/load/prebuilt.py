@@ -17,9 +17,25 @@ from op_builder._version import __version__
 from op_builder.cache.fingerprint import cpu_digest, platform_name, recipe_parts
 from op_builder.cache.headers import Roots
 from op_builder.cache.store import Cache, Entry
+from op_builder.command_line import printable
 from op_builder.errors import AccelError
 from op_builder.paths import NATIVE_DIRECTORIES, native_root
 from op_builder.plan import SYCL_LIBRARY
+from op_builder.system.records import (
+    RecordError,
+    Schema,
+    are_texts,
+    decode,
+    is_count,
+    is_identifier,
+    is_sha256,
+    is_text,
+    is_version,
+    list_of,
+    mapping_of,
+    members,
+    read_text,
+)
 from op_builder.system.torch_install import parse_release, torch_install
 
 if TYPE_CHECKING:
@@ -28,8 +44,27 @@ if TYPE_CHECKING:
 DIRECTORY = paths.PREBUILT_DIRECTORY
 INDEX = "wheel.json"
 """In that directory: what the wheel contains, what was left out and why. ``load()`` reads only the manifests."""
-INDEX_FORMAT = 1
+INDEX_FORMAT = 2
 
+_BUILT: Schema = {
+    "op": is_identifier,
+    "binary": is_text,
+    "platform": is_text,
+    "torch": is_text,
+    "python": is_text,
+    "sha256": is_sha256,
+    "size_bytes": is_count,
+    "cuda_archs": are_texts,
+    "compilers": are_texts,
+    "needs": mapping_of(is_version),
+    "check": is_text,
+    "built_at": is_text,
+}
+_INDEX: Schema = {
+    **dict.fromkeys(("distribution", "built_by", "accelerator", "tag"), is_text),
+    "ops": list_of(members(_BUILT)),
+    "left_out": list_of(members({"op": is_text, "reason": is_text})),
+}
 _OUR_PACKAGE = Path(__file__).resolve().parents[1]
 _FLAGS = ("c++ flags", "nvcc flags")
 
@@ -47,16 +82,16 @@ def find_prebuilt(op: Op) -> Entry | Rejected | None:
     others: list[Rejected] = []
     own: list[Rejected] = []
     for root in paths.prebuilt_roots(type(op)):
-        cache = Cache(root, is_ours=False)
+        cache = Cache(root, in_package=True)
         for entry in cache.entries(op.name):
             reason = _other_recipe(entry, root.parent, op)
             if reason is not None:
-                others.append(Rejected(entry.directory, reason, entry))
+                others.append(Rejected(entry.directory, printable(reason), entry))
                 continue
             reason = _misfit(entry)
             if reason is None:
                 return entry
-            own.append(Rejected(entry.directory, reason, entry))
+            own.append(Rejected(entry.directory, printable(reason), entry))
         own += [
             Rejected(directory, f"{reason}; reinstall the package", None) for directory, reason in cache.damaged.items()
         ]
@@ -79,17 +114,14 @@ def read_index(root: Path) -> dict[str, Any] | None:
     """The content of ``wheel.json`` in ``root``; None if it does not exist.
 
     Raises:
-        ValueError: the file cannot be read, or has another format.
+        RecordError: the file cannot be read, is damaged, or has another format.
     """
     try:
-        index = json.loads((root / INDEX).read_text(encoding="utf-8"))
+        return decode(read_text(root / INDEX), _INDEX, INDEX_FORMAT)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise ValueError(error.strerror) from error
-    if not isinstance(index, dict) or index.get("format") != INDEX_FORMAT:
-        raise ValueError(f"its format is not {INDEX_FORMAT}")
-    return index
+        raise RecordError(error.strerror) from error
 
 
 def _other_recipe(entry: Entry, package: Path, op: Op) -> str | None:
@@ -100,10 +132,7 @@ def _other_recipe(entry: Entry, package: Path, op: Op) -> str | None:
         recipe = recipe_parts(plan)
     except AccelError:
         return None  # a wheel may contain binaries without their sources
-    try:
-        flags = [name for name in _FLAGS if _of_cpu(built.get(name, "[]")) != _of_cpu(recipe[name])]
-    except ValueError:
-        return "its manifest cannot be read"
+    flags = [name for name in _FLAGS if _of_cpu(built.get(name, "[]")) != _of_cpu(recipe[name])]
     names = {name for name in (*built, *recipe) if name.startswith(("source ", "linked ", "named "))}
     if entry.manifest.accel_ops == __version__:
         names.update(recipe)
@@ -115,10 +144,7 @@ def _other_recipe(entry: Entry, package: Path, op: Op) -> str | None:
 
 
 def _of_cpu(flags: str) -> list[str]:
-    listed = json.loads(flags)
-    if not isinstance(listed, list):
-        raise ValueError("the flags are not a list")
-    return [flag for flag in map(str, listed) if flag.startswith("-m")]
+    return [flag for flag in json.loads(flags) if flag.startswith("-m")]
 
 
 def _changed_headers(entry: Entry, package: Path, roots: Roots) -> list[str]:
@@ -130,7 +156,7 @@ def _changed_headers(entry: Entry, package: Path, roots: Roots) -> list[str]:
 
 
 def _misfit(entry: Entry) -> str | None:
-    checks = (_other_platform, _other_torch, _other_devices, _other_sycl, _damaged)
+    checks = (_other_platform, _other_torch, _other_devices, _other_sycl, _other_tvm_ffi, _damaged)
     return next((reason for check in checks if (reason := check(entry)) is not None), None)
 
 
@@ -177,7 +203,7 @@ def _numbers(version: str) -> list[int]:
 
 def _other_torch(entry: Entry) -> str | None:
     manifest, install = entry.manifest, torch_install()
-    if manifest.kind == "accel":
+    if manifest.fits_any_python:
         if install.release < manifest.least_torch:
             return f"it needs torch {manifest.torch_needed}, this is {install.version}"
         return None
@@ -221,6 +247,19 @@ def _other_sycl(entry: Entry) -> str | None:
     if str(runtime.major) != needed:
         return f"it needs {SYCL_LIBRARY}.{needed}, the installed SYCL runtime is {runtime.version}"
     return None
+
+
+def _other_tvm_ffi(entry: Entry) -> str | None:
+    built_with = entry.manifest.key_parts.get("library tvm_ffi")
+    if built_with is None:
+        return None
+    from op_builder.toolchains.tvm_ffi import tvm_ffi_library
+
+    try:
+        version = tvm_ffi_library().version
+    except AccelError as error:
+        return f"{error.message.rstrip('.')}. {error.remedy}"
+    return f"it was built with apache-tvm-ffi {built_with}, this is {version}" if version != built_with else None
 
 
 def _damaged(entry: Entry) -> str | None:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from op_builder import env, paths
@@ -25,8 +28,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_LISTING = "Nothing is compiled while installed ops are listed."
 JIT_FORBIDDEN = "ACCEL_JIT=0 forbids compiling when an op is loaded."
 JIT_REMEDY = "Unset ACCEL_JIT, or use a cache directory or a wheel that contains the op."
+_thread = threading.local()
 
 
 @functools.cache
@@ -135,7 +140,7 @@ def cached_or_built(op: Op, progress: Progress | None = None) -> Entry:
     entry = request.find_opened() or request.find_cached()
     if entry is not None:
         return entry
-    if not env.ACCEL_JIT.get():
+    if not env.ACCEL_JIT.get() or is_listing():
         raise _forbidden(request)
     from op_builder.engine.build import BuildOptions
 
@@ -144,18 +149,35 @@ def cached_or_built(op: Op, progress: Progress | None = None) -> Entry:
     return compile_now(request, options)
 
 
+@contextmanager
+def without_compiling() -> Iterator[None]:
+    """Refuse to compile in this thread: other packages' modules may load their ops when they are imported."""
+    before = is_listing()
+    _thread.is_listing = True
+    try:
+        yield
+    finally:
+        _thread.is_listing = before
+
+
+def is_listing() -> bool:
+    """Whether this thread is inside :func:`without_compiling`."""
+    return getattr(_thread, "is_listing", False)
+
+
 def _forbidden(request: Request) -> IncompatibleOpError:
-    """The error of ACCEL_JIT=0: what would have been compiled, with which tools, and the nearest existing entry."""
+    """The error of a refused build: what it would have compiled, with which tools, and the nearest existing entry."""
     from op_builder.cache.compare import nearest_miss
 
     plan, cache = request.plan, request.cache
     tools = " and ".join(request.toolset.identities.values()) if request.toolset is not None else "a compiler"
     miss = nearest_miss(cache.entries(plan.op), request.key, request.roots, cache.memo)
     nearest = f" The nearest entry differs in: {'; '.join(miss.differences)}." if miss is not None else ""
+    reason, remedy = (_LISTING, "Load the op when it is first used.") if is_listing() else (JIT_FORBIDDEN, JIT_REMEDY)
     return IncompatibleOpError(
-        f"Op '{plan.op}' is neither prebuilt nor in the cache {cache.root}. {JIT_FORBIDDEN} It would have compiled "
+        f"Op '{plan.op}' is neither prebuilt nor in the cache {cache.root}. {reason} It would have compiled "
         f"{', '.join(source.label for source in plan.sources)} with {tools}.{nearest}",
-        JIT_REMEDY,
+        remedy,
     )
 
 

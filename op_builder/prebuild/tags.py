@@ -28,7 +28,7 @@ def wheel_tag(manifests: Sequence[Manifest]) -> str:
     platform on Linux is the oldest C library that all binaries can use.
     """
     version = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    any_python = all(manifest.kind == "accel" for manifest in manifests)
+    any_python = all(manifest.fits_any_python for manifest in manifests)
     python = "py3-none" if any_python else f"{version}-{version}{sys.abiflags}"  # with "t" for free-threaded Python
     library, here = platform.libc_ver()
     if library != "glibc":

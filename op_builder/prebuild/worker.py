@@ -6,7 +6,6 @@ package that declares it. ``wheel.json`` there lists what was built and what was
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -23,9 +22,11 @@ from op_builder._version import __version__
 from op_builder.build import Outcome, Report, build_all
 from op_builder.builder.cuda import CUDAOpBuilder
 from op_builder.builder.sycl import SYCLOpBuilder
+from op_builder.cache.failures import obstacle
 from op_builder.cache.headers import SystemHeaders
 from op_builder.cache.store import MANIFEST, Cache, Manifest
 from op_builder.catalog.device import is_accelerator_named, requested_package
+from op_builder.catalog.on_torch import TorchRowBuilder
 from op_builder.catalog.registry import all_builders, registered_packages
 from op_builder.catalog.unavailable import UnavailableOpBuilder
 from op_builder.errors import AccelError, IncompatibleOpError, ToolchainError
@@ -33,6 +34,7 @@ from op_builder.load.prebuilt import DIRECTORY, INDEX, INDEX_FORMAT
 from op_builder.paths import outermost_package
 from op_builder.prebuild.request import BuildRequest, variable_of
 from op_builder.prebuild.tags import wheel_tag
+from op_builder.system.records import encode
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import find_cxx
 
@@ -57,7 +59,8 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
     """
     started = time.monotonic()
     accelerator, package = requested_package()
-    candidates = [*all_builders(package).values(), *all_builders(_HOST_OPS).values()]
+    every = [*all_builders(package).values(), *all_builders(_HOST_OPS).values()]
+    candidates = [builder for builder in every if not isinstance(builder, TorchRowBuilder)]
     incomplete = [found for found in registered_packages(package) if found.complaint]
     request.check_names(candidates, " ".join(found.complaint for found in incomplete))
     problems = [found.complaint for found in incomplete if (tree / found.module.partition(".")[0]).exists()]
@@ -89,7 +92,6 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
     tag = wheel_tag([manifest for _, manifest, _ in built])
     for package_dir in dict.fromkeys(package_dir for package_dir, _, _ in built):
         index = {
-            "format": INDEX_FORMAT,
             "distribution": next(tree.glob("*.dist-info")).name.partition("-")[0],
             "built_by": f"accel-ops {__version__}",
             "accelerator": accelerator,
@@ -97,7 +99,7 @@ def prebuild(tree: Path, request: BuildRequest) -> str:
             "ops": [facts for package, _, facts in built if package == package_dir],
             "left_out": [{"op": op, "reason": reason} for op, reason in left_out.items()],
         }
-        (package_dir / DIRECTORY / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+        (package_dir / DIRECTORY / INDEX).write_text(encode(index, INDEX_FORMAT), encoding="ascii")
     log(
         f"built in {time.monotonic() - started:.1f} s: {', '.join(dict.fromkeys(facts['op'] for _, _, facts in built))}"
     )
@@ -198,7 +200,7 @@ def _place(builder: OpBuilder, outcome: Outcome) -> tuple[Path, Manifest, dict[s
     place = f"ops/{builder.name}/{manifest.key.plan.digest}/{manifest.key.digest}"  # laid out as in the cache
     directory = package / DIRECTORY / place
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / MANIFEST).write_text(manifest.to_json() + "\n", encoding="utf-8")
+    (directory / MANIFEST).write_text(manifest.to_json(), encoding="ascii")
     shutil.copyfile(artifact, directory / artifact.name)
     facts = {
         "op": builder.name,
@@ -222,11 +224,11 @@ def _by_reason(left_out: Mapping[str, str]) -> list[str]:
 @contextmanager
 def _writable_cache() -> Iterator[None]:
     """Use the user's cache, so that a second wheel takes seconds, or a temporary one if that is not writable."""
-    obstacle = Cache().obstacle()
-    if not obstacle:
+    found = obstacle(Cache())
+    if found is None:
         yield
         return
-    log(f"the cache {Cache().root} cannot be used ({obstacle}); building without it")
+    log(f"{found.message} Building without it.")
     with (
         tempfile.TemporaryDirectory(prefix="accel-ops-") as scratch,
         env.scope(**{env.ACCEL_CACHE_DIR.name: scratch}),

@@ -16,9 +16,10 @@ from typing import Any, TypeGuard
 
 from op_builder import paths
 from op_builder.builder.base import OpBuilder
+from op_builder.builder.recipe import missing_include_dirs
 from op_builder.cache.compare import nearest_miss
 from op_builder.cache.store import Cache, Entry
-from op_builder.catalog.device import accelerator_facts, current_accelerator
+from op_builder.catalog.device import accelerator_facts, current_accelerator, current_package
 from op_builder.catalog.registry import all_builders, device_package, registered_packages
 from op_builder.catalog.unavailable import UnavailableOpBuilder
 from op_builder.engine.commands import build_commands
@@ -28,6 +29,7 @@ from op_builder.load.availability import examine
 from op_builder.load.prebuilt import INDEX, Rejected, read_index
 from op_builder.report import machine
 from op_builder.system.outcomes import Failed, guarded_value
+from op_builder.system.records import RecordError
 
 _SYCL_PACKAGE = "op_builder.xpu"
 
@@ -85,6 +87,9 @@ def _row(builder: OpBuilder) -> OpRow:
         compatible = False
         reasons.append(rejection.reason if isinstance(rejection, Failed) else rejection)
         remedies.append("Ask the op's author; the op's own is_compatible() gives this reason.")
+    missing = guarded_value("include_paths()", lambda: missing_include_dirs(builder))
+    if missing and not isinstance(missing, Failed):
+        reasons.append(f"include directories that do not exist are ignored: {', '.join(missing)}")
     if isinstance(found.prebuilt, Rejected):
         reasons.append(f"the prebuilt binary is ignored: {found.prebuilt.reason}")
     return OpRow(
@@ -186,7 +191,7 @@ def _builder_of(name: str) -> OpBuilder:
     module_name, _, class_name = name.partition(":")
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:  # python -m has it there
-        sys.path.insert(0, here)
+        sys.path.append(here)  # last: its modules may hide others
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # the module may raise anything
@@ -257,7 +262,7 @@ def _accelerator() -> tuple[dict[str, Any], str]:
         # The rest of the report does not depend on the accelerator.
         return {"name": None, "error": str(error)}, "op_builder.host"
     facts = accelerator_facts(accelerator)
-    return {"name": accelerator.device_name(), "error": None, **facts}, accelerator.op_builder_dir()
+    return {"name": accelerator.device_name(), "error": None, **facts}, current_package()
 
 
 def _registered(package: str) -> list[dict[str, Any]]:
@@ -289,7 +294,7 @@ def _wheels(builders: Iterable[OpBuilder]) -> list[dict[str, Any]]:
     for root in dict.fromkeys(root for builder in builders for root in paths.prebuilt_roots(type(builder))):
         try:
             index = read_index(root)
-        except ValueError as error:
+        except RecordError as error:
             index = {"problem": f"{INDEX} cannot be read: {error}; reinstall the package"}
         if index is not None:
             wheels.append({"package": root.parent.name, "directory": str(root), **index})

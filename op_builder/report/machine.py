@@ -11,7 +11,10 @@ from typing import Any
 
 from op_builder import env
 from op_builder._version import __version__
+from op_builder.cache.eviction import size_bytes
+from op_builder.cache.failures import obstacle
 from op_builder.cache.store import Cache
+from op_builder.engine.ninja import find_ninja
 from op_builder.errors import AccelError, CacheError
 from op_builder.report.sycl import sycl_facts
 from op_builder.system.cpu_isa import chosen_isa, cpu_model, supported_isas
@@ -20,7 +23,6 @@ from op_builder.system.storage_engines import forced_engine, storage_engines
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import find_cxx
 from op_builder.toolchains.cuda import find_cuda
-from op_builder.toolchains.toolset import find_ninja
 
 
 def environment() -> dict[str, Any]:
@@ -82,9 +84,9 @@ def _cache() -> dict[str, Any]:
     cache = Cache(is_ours=False)
     return {
         "directory": str(cache.root),
-        "writable": not cache.obstacle(),
+        "writable": not obstacle(cache),
         "entries": len(cache.entries()),
-        "size_bytes": cache.size_bytes(),
+        "size_bytes": size_bytes(cache.root),
     }
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 import os
+import stat
 import sys
 import time
 from collections.abc import Iterable
@@ -67,12 +69,29 @@ def _settled_sha256(path: str, _status: tuple[int, ...]) -> str:
     return content_sha256(path)
 
 
-def content_sha256(path: str) -> str:
-    """SHA-256 of a file's content, read now whatever its status."""
+def content_sha256(path: str, *, through_links: bool = True, most_bytes: int = sys.maxsize) -> str:
+    """SHA-256 of a file's content, read now whatever its status.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or has more than ``most_bytes``.
+    """
+    # Opening a named pipe would wait.
+    options = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if through_links else os.O_NOFOLLOW)
+    return opened_sha256(os.open(path, options), path, most_bytes)
+
+
+def opened_sha256(descriptor: int, path: str, most_bytes: int) -> str:
+    """The same of an open file, which is closed; ``path`` is for messages."""
     digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
+    with open(descriptor, "rb", buffering=0) as file:
+        # Reading a device may not end.
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "It is not a regular file", path)
         while piece := file.read(_PIECE_BYTES):
             digest.update(piece)
+            most_bytes -= len(piece)
+            if most_bytes < 0:  # a file without blocks may have terabytes
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
     return digest.hexdigest()
 
 

@@ -1,4 +1,6 @@
-"""The Python interpreter that child processes run, and the command that starts one like this process.
+"""The Python interpreter that child processes run, and the only two commands that start one.
+
+The current directory and the environment cannot add modules to these children.
 
 ``sys.executable`` may be an application that has Python inside (PyInstaller and the like, or a program that embeds
 Python). Starting it would start the application again.
@@ -11,8 +13,11 @@ import re
 import sys
 from collections.abc import Iterator
 
+from op_builder import env
 from op_builder.errors import ToolchainError
 
+# ``-c`` without ``-I`` puts the current directory, as '', on the path.
+_START = "import sys\nsys.path[:] = filter(None, sys.path)\n"
 _INTERPRETER = re.compile(r"(?:python|pypy)[\d.]*[a-z]?(?:[-_].*)?(?:\.exe)?", re.IGNORECASE)
 
 
@@ -38,18 +43,48 @@ def python() -> str:
 def isolated_command(code: str, *arguments: str) -> list[str]:
     """The command that runs ``code`` in a child that imports what this process would.
 
-    The current directory and the environment cannot add modules to the child. It gets this process's ``sys.path``,
-    with the standard library first, before it imports anything.
+    The child gets this process's ``sys.path``, with the standard library first, before it imports anything.
 
     Raises:
         ToolchainError: no interpreter was found.
     """
     path = sorted((entry for entry in sys.path if isinstance(entry, str)), key=lambda entry: not _is_standard(entry))
-    start = "import sys\n"
+    start = _START
     site = sys.modules.get("site")
     if site is not None and site.ENABLE_USER_SITE:  # -I leaves it out, and its .pth files may install import hooks
         start += f"import site\nsite.addsitedir({site.getusersitepackages()!a})\n"
-    return [python(), "-I", "-c", f"{start}sys.path[:] = {path!a}\n{code}", *arguments]
+    return [*_isolated(python()), "-c", f"{start}sys.path[:] = {path!a}\n{code}", *arguments]
+
+
+def bare_command(code: str, *arguments: str) -> list[str]:
+    """The command that runs ``code`` in a child that imports the standard library alone, and starts fast.
+
+    Raises:
+        ToolchainError: no interpreter was found.
+    """
+    return [*_isolated(python()), "-S", "-c", _START + code, *arguments]
+
+
+def bare_file_command(file: str, *arguments: str) -> list[str]:
+    """The same for a Python file.
+
+    Raises:
+        ToolchainError: no interpreter was found.
+    """
+    return [*_isolated(python()), "-S", file, *arguments]
+
+
+def _isolated(interpreter: str) -> list[str]:
+    """The words that start ``interpreter`` without modules that the environment adds.
+
+    Code for ``-c`` must begin with ``_START``.
+    """
+    variables = env.child_environment()
+    if not variables.get("PYTHONHOME") or sys.flags.ignore_environment:
+        return [interpreter, "-I"]
+    # -I would ignore PYTHONHOME, too. Without it, an interpreter that was moved away from its library does not start.
+    others = [name for name in variables if name.startswith("PYTHON") and name != "PYTHONHOME"]
+    return ["env", *(word for name in others for word in ("-u", name)), interpreter, "-s"]
 
 
 def _candidates() -> Iterator[str]:

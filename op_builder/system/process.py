@@ -61,7 +61,7 @@ def run(
             )
         except OSError as error:
             raise ToolchainError(
-                f"{line} cannot be started: {error.strerror}.", f"Check that {command[0]} exists and may be executed."
+                f"{command[0]} cannot be started: {error.strerror}.", "Check that it exists and may be executed."
             ) from error
         try:
             _wait(process, timeout_s)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from op_builder.errors import IncompatibleOpError
-from op_builder.system.memo import Memo
+from op_builder.system.memo import SHA256_FACT, Memo
 
 MINIMUM_TORCH = (2, 10)
 
@@ -99,7 +99,7 @@ def header_stamp(memo: Memo) -> str:
         headers = sorted(line for line in lines if line.startswith("torch/include/"))
         return {"sha256": hashlib.sha256("\n".join(headers).encode()).hexdigest()}, [str(record)]
 
-    digest = memo.get(f"torch headers of {record or install.root}", work_out)["sha256"][:16]
+    digest = memo.get(f"torch headers of {record or install.root}", SHA256_FACT, work_out)["sha256"][:16]
     return f"{install.version} {getattr(torch.version, 'git_version', '')} {digest}"
 
 

@@ -6,23 +6,31 @@ or found just as ``load()`` will need it, not that a name was seen on PATH.
 
 from __future__ import annotations
 
+import functools
+import logging
+import re
+import sys
 from pathlib import Path
 
-from op_builder.errors import ToolchainError
-from op_builder.plan import Binding, BuildPlan
+from op_builder.plan import BuildPlan
 from op_builder.system.memo import Memo
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed
-from op_builder.system.process import run
 from op_builder.system.torch_install import MINIMUM_TORCH, torch_install
-from op_builder.toolchains.compiler import find_cxx
-from op_builder.toolchains.compiler_probe import binutil
+from op_builder.toolchains.compiler import find_cxx, is_packaged
+from op_builder.toolchains.compiler_probe import binutil, can_list_symbols
 from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.cuda_archs import gencode_flags
 from op_builder.toolchains.diagnose import diagnose
 from op_builder.toolchains.flags import grouped_flags
 from op_builder.toolchains.probes import remembered_failure_of
 
-_BINUTILS = "Install binutils (Debian and Ubuntu: apt-get install binutils), or correct PATH."
+logger = logging.getLogger(__name__)
+
+_BINUTILS = "Install binutils (Debian and Ubuntu: apt-get install binutils), pip install pyelftools, or correct PATH."
+_OTHER_LIBRARY = "it compiles with libc++, and torch's C++ functions take the types of libstdc++"
+_TORCH_HEADER = re.compile(
+    r'^\s*#\s*include\s*[<"](?:ATen|c10|torch)/(?!csrc/stable/|csrc/inductor/aoti_torch/c/|headeronly/)', re.MULTILINE
+)
 
 
 def torch_check() -> CheckOutcome:
@@ -37,15 +45,19 @@ def torch_check() -> CheckOutcome:
 def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
     """The host compiler compiles and links a small program with the plan's own flags, and its ``nm`` runs."""
     compiler = find_cxx(memo)
+    if is_packaged(compiler):
+        _log_packaged(compiler.path)
     # Without its defines, which mean nothing to this program, one answer serves many ops.
     flags = [word for flag, _, words in grouped_flags(plan.cxx_flags) if flag != "-D" for word in words]
     headers = ["new"]  # of the standard library, and quickly read
-    if plan.binding is Binding.TORCH:
+    if plan.binding.uses_torch_cxx:
         import sysconfig
 
         flags.append(f"-I{sysconfig.get_paths()['include']}")
         headers.insert(0, "Python.h")
     text = "".join(f"#include <{name}>\n" for name in headers) + "int* probe() { return new (std::nothrow) int; }\n"
+    if sys.platform == "linux" and _includes_torch(plan):
+        text += f"#ifdef _LIBCPP_VERSION\n#error {_OTHER_LIBRARY}\n#endif\n"
 
     def compile_and_link(directory: Path) -> list[str]:
         (directory / "probe.cpp").write_text(text)
@@ -59,13 +71,9 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
             f"{compiler.command[0]} ({compiler.version}) cannot compile a small program: {failure}",
             _cxx_remedy(failure),
         )
-    program = binutil("nm", compiler.command)  # lists the symbols of a new binary
-    try:
-        works = run([program, "--version"]).ok
-    except ToolchainError:
-        works = False
-    if not works:
-        return Failed("nm", f"{compiler.command[0]} names {program} as its nm, which does not run.", _BINUTILS)
+    if not can_list_symbols(compiler.command):
+        name = binutil("nm", compiler.command)
+        return Failed("nm", f"{compiler.command[0]} names {name} as its nm, which does not run.", _BINUTILS)
     return Passed("C++ compiler", f"{compiler.command[0]} ({compiler.version})")
 
 
@@ -110,7 +118,22 @@ def torch_cuda_check() -> CheckOutcome:
     return Passed("CUDA device", f"{torch.cuda.device_count()} device(s), torch for CUDA {install.cuda}")
 
 
+@functools.cache
+def _log_packaged(path: str) -> None:
+    logger.warning("No C++ compiler is on PATH: using %s. Its first build takes a minute longer.", path)
+
+
+def _includes_torch(plan: BuildPlan) -> bool:
+    """Whether a source names a header with torch's C++ interface."""
+    if not plan.binding.uses_torch_cxx:
+        return False
+    texts = (source.text or source.path.read_text(errors="replace") for source in plan.sources)
+    return any(_TORCH_HEADER.search(text) for text in texts)
+
+
 def _cxx_remedy(failure: str) -> str:
+    if _OTHER_LIBRARY in failure:
+        return "Set CXX to g++, or to a clang++ with libstdc++, or declare BINDING = Binding.STABLE."
     if "fatal error: new:" in failure or "'new' file not found" in failure:
         return "Install the C++ standard library's headers (Debian and Ubuntu: apt-get install g++)."
     return diagnose(failure).remedy or "Install a working g++ or clang++ and set CXX to it."

@@ -8,14 +8,19 @@ behind it (``cc1plus``, ``clang``), so that an upgrade behind a wrapper script i
 import itertools
 import os
 import shutil
+import sys
 from typing import Any, NamedTuple
 
 from op_builder import env
 from op_builder.errors import ToolchainError
 from op_builder.system.memo import Memo
+from op_builder.system.records import Schema, is_flag, is_text
 from op_builder.toolchains.flags import expand_response_files
 
+_ANSWER: Schema = {"version": is_text, "target": is_text, "is_gcc": is_flag}
 _DEFAULT_CXX = ("g++", "c++", "clang++")
+_ZIG = "zig"
+_OLDEST_GLIBC = "2.28"  # as torch's own wheels
 
 
 class Compiler(NamedTuple):
@@ -65,7 +70,7 @@ class Compiler(NamedTuple):
 
 
 def find_cxx(memo: Memo) -> Compiler:
-    """The host C++ compiler: ``$CXX``, else the first of g++, c++, clang++ on PATH.
+    """The host C++ compiler: ``$CXX``, else the first of g++, c++, clang++ on PATH, else clang of the package ziglang.
 
     Raises:
         ToolchainError: it is missing, or it does not answer ``--version``.
@@ -79,11 +84,34 @@ def find_cxx(memo: Memo) -> Compiler:
             raise ToolchainError(
                 f"CXX={named!r}: no program {words[0]!r} was found.", "Correct CXX, or unset it to use g++ from PATH."
             )
+    packaged = _packaged()
+    if packaged is not None:
+        return identify(packaged, memo)
     raise ToolchainError(
         f"No C++ compiler: none of {', '.join(_DEFAULT_CXX)} is on PATH and CXX is unset.",
-        "Install one (Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; "
-        "conda: conda install gxx), or set CXX.",
+        "Install one (pip install ziglang pyelftools; Debian and Ubuntu: apt-get install g++; "
+        "Fedora: dnf install gcc-c++; conda: conda install gxx), or set CXX.",
     )
+
+
+def is_packaged(compiler: Compiler) -> bool:
+    """Whether it is that of the package ziglang, found because PATH has none."""
+    return env.CXX.get() is None and os.path.basename(compiler.path) == _ZIG
+
+
+def _packaged() -> tuple[str, ...] | None:
+    """The command of the compiler in the Python package ziglang, if that is installed."""
+    import importlib.util  # only where no compiler is on PATH
+    import platform
+
+    found = importlib.util.find_spec("ziglang")
+    if found is None or not found.submodule_search_locations:
+        return None
+    command = (os.path.join(found.submodule_search_locations[0], _ZIG), "c++")
+    if sys.platform != "linux":
+        return command
+    # Without a target it compiles for this CPU alone; the binary runs with this glibc or a newer one.
+    return (*command, "-target", f"{platform.machine()}-linux-gnu.{_OLDEST_GLIBC}", "-fno-sanitize=undefined")
 
 
 def _words(command: str) -> list[str]:
@@ -94,8 +122,11 @@ def _words(command: str) -> list[str]:
 
 def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
     """Version and target of the compiler started by ``command``, from the memo where it is valid."""
-    # ccache and distcc take the real compiler as their first argument.
-    programs = [found for found in (shutil.which(word) for word in command if not word.startswith("-")) if found]
+    # ccache and distcc take the real compiler as their first argument; zig takes "c++" as a command.
+    words = [word for word in command if not word.startswith("-")]
+    names = [os.path.basename(word) for word in words]
+    of_zig = min((names.index(name) for name in (_ZIG, "ziglang") if name in names), default=len(words))
+    programs = [found for found in (shutil.which(word) for word in words[: of_zig + 1]) if found]
     path = os.path.realpath(programs[-1])
 
     def work_out() -> tuple[dict[str, Any], list[str]]:
@@ -103,5 +134,5 @@ def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
 
         return ask_compiler(command, programs)
 
-    fact = memo.get(f"c++ compiler {command} {path}", work_out)
+    fact = memo.get(f"c++ compiler {command} {path}", _ANSWER, work_out)
     return Compiler(command, path, fact["version"], fact["target"], fact["is_gcc"])

@@ -5,6 +5,7 @@ A module of its own because a warm load has the answers in the memo.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ from op_builder.system.process import run
 
 _SCRIPT_BYTES = 1 << 16
 _ABSOLUTE_PATH = re.compile(rb"/[^\s\"'`;|&<>()$]+")
+_GLIBC = re.compile(r"(?<=-linux-gnu)\.[\d.]+$")
 _VERSION_MACRO = re.compile(r'^#define __VERSION__ ".*?(\d+(?:\.\d+)+)', re.MULTILINE)
 
 # The linker's own depfile (GNU ld 2.35, lld 12).
@@ -31,8 +33,10 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
     Raises:
         ToolchainError: it does not answer.
     """
-    version = run([*command, "--version"])
-    target = run([*command, "-dumpmachine"])
+    # zig compiles for a glibc that its target names, and answers only without it.
+    asked = [_GLIBC.sub("", word) for word in command]
+    version = run([*asked, "--version"])
+    target = run([*asked, "-dumpmachine"])
     if not version.ok or not target.ok:
         answer = (version.errors or target.errors or version.output).strip().splitlines()
         raise ToolchainError(
@@ -41,17 +45,22 @@ def ask_compiler(command: tuple[str, ...], programs: list[str]) -> tuple[dict[st
             "Set CXX to a working g++ or clang++.",
         )
     proper = "clang" if "clang" in version.output else "cc1plus"
-    behind = run([*command, f"-print-prog-name={proper}"]).last_line
+    behind = run([*asked, f"-print-prog-name={proper}"]).last_line
     files = [found for program in programs for found in (os.path.realpath(program), *run_by_script(program))]
     if os.path.isabs(behind):
         files.append(os.path.realpath(behind))
-    macros = run([*command, "-dM", "-E", "-x", "c++", os.devnull]).output
+    macros = predefined_macros(command)
     is_gcc = "__GNUC__" in macros and "__clang__" not in macros and "__INTEL" not in macros
-    line = _version_line(version.output.strip() or version.errors.strip(), macros)
+    line = version_line(version.output.strip() or version.errors.strip(), macros)
     return {"version": line, "target": target.last_line, "is_gcc": is_gcc}, files
 
 
-def _version_line(answer: str, macros: str) -> str:
+def predefined_macros(command: tuple[str, ...]) -> str:
+    """The macros that a compiler defines, as #define lines; empty where it does not list them."""
+    return run([*command, "-dM", "-E", "-x", "c++", os.devnull]).output
+
+
+def version_line(answer: str, macros: str) -> str:
     """The line of ``--version``'s answer with the compiler's version; all of the answer where no line has it.
 
     The first line may be that of a wrapper, which stays when the compiler behind it changes.
@@ -65,6 +74,14 @@ def _version_line(answer: str, macros: str) -> str:
 def binutil(name: str, command: tuple[str, ...]) -> str:
     """The path or name of the program ``name`` (``nm``, ``c++filt``) that belongs to a compiler's ``command``."""
     return run([*command, f"-print-prog-name={name}"]).last_line or name
+
+
+def can_list_symbols(command: tuple[str, ...]) -> bool:
+    """Whether ``nm``, or the package pyelftools where there is none, can list the symbols of a new binary."""
+    try:
+        return run([binutil("nm", command), "--version"]).ok
+    except ToolchainError:
+        return importlib.util.find_spec("elftools") is not None
 
 
 def run_by_script(path: str) -> list[str]:

@@ -18,8 +18,15 @@ from op_builder import env
 from op_builder.errors import MissingCUDAException, ToolchainError
 from op_builder.system.memo import Memo
 from op_builder.system.process import run
+from op_builder.system.records import Schema, is_count, is_text, list_of
 from op_builder.toolchains.compiler_probe import run_by_script
 
+_are_counts = list_of(is_count)
+_ANSWER: Schema = {
+    "home": is_text,
+    "version": lambda value: _are_counts(value) and len(value) == 2,
+    "release": is_text,
+}
 _USUAL_HOME = Path("/usr/local/cuda")
 
 
@@ -50,6 +57,13 @@ class CudaToolkit:
                 return self.home / name
         return self.home / "lib64"
 
+    @property
+    def runtime_flag(self) -> str:
+        """The linker's flag for the shared runtime. A toolkit from wheels has only ``libcudart.so.13``."""
+        name = f"libcudart.so.{self.version[0]}"
+        is_bare = not os.path.exists(self.library_dir / "libcudart.so") and os.path.exists(self.library_dir / name)
+        return f"-l:{name}" if is_bare else "-lcudart"
+
 
 def find_cuda(memo: Memo) -> CudaToolkit:
     """The toolkit of ``$CUDA_HOME``, ``$CUDA_PATH``, nvcc on PATH, or /usr/local/cuda.
@@ -75,7 +89,7 @@ def find_cuda(memo: Memo) -> CudaToolkit:
         fact = {"home": home, "version": [int(found[1]), int(found[2])], "release": found[3]}
         return fact, [os.path.realpath(nvcc), proper, *run_by_script(nvcc)]
 
-    fact = memo.get(f"nvcc {nvcc}", work_out)
+    fact = memo.get(f"nvcc {nvcc}", _ANSWER, work_out)
     major, minor = fact["version"]
     return CudaToolkit(nvcc, Path(fact["home"]), (major, minor), fact["release"])
 

@@ -70,6 +70,11 @@ def parse_arch_list(text: str) -> list[str]:
     return entries
 
 
+def is_arch(text: str) -> bool:
+    """Whether a text is one architecture by its number, such as ``9.0a+PTX``."""
+    return len(text) < 20 and text.isascii() and _ENTRY.fullmatch(text) is not None
+
+
 def default_archs(cuda_version: tuple[int, int]) -> list[str]:
     """The default without a device: those of the usual list that the toolkit supports, the last with PTX."""
     oldest = _OLDEST.get(cuda_version[0], (7, 5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ _DIAGNOSTICS = tuple(
             r"^\S*\bld(?:\.\w+)?:(?!.*(?:\bwarning:|\b(?i:note):|skipping incompatible|: in function )).+",
             # the machine's limits, reported by any program; an indented line is quoted source
             r"^(?!\s|.*\b(?:warning|note): ).*(?:No space left on device|Cannot allocate memory|[Oo]ut of memory"
-            r"|std::bad_alloc|Killed signal terminated program).*",
+            r"|std::bad_alloc|Killed signal terminated program|Resource temporarily unavailable|\b[Cc]annot fork\b).*",
             # the shell that ninja starts commands by
             r"^\S*\bsh: .*(?:not found|Permission denied|No such file|cannot execute|too long|[Ee]xec format error).*",
         ),
@@ -40,6 +41,12 @@ _FAILED = re.compile(r"^FAILED: (?:\[code=(\d+)\])?")
 _STEP_END = re.compile(r"^(?:\[\d+/\d+\] |FAILED: |ninja: )")
 _NINJAS_OWN = re.compile(r"^ninja: (?:error|fatal): ", re.MULTILINE)
 _DISK_FULL = re.compile(r"^(?!\s).*No space left on device", re.MULTILINE)
+# The machine had too little of something at that moment: memory, processes or disk space.
+_SHORTAGE = re.compile(
+    r"^(?!\s|.*\b(?:warning|note): ).*(?:No space left on device|[Cc]annot allocate memory|[Oo]ut of memory"
+    r"|memory exhausted|std::bad_alloc|Killed signal terminated program|execute command: Killed|signal 9\b"
+    r"|Resource temporarily unavailable|\b[Cc]annot fork\b)|^Killed$"
+)
 _SIGNAL = 128  # what a shell adds to the number of the signal that ended its command
 
 # Lines before a diagnostic that belong to it, and those after it that no longer do.
@@ -67,12 +74,14 @@ class Diagnosis:
         command: the command that failed, empty if there was none.
         remedy: what to do, empty if nothing is known.
         disk_full: whether it failed for want of disk space.
+        shortage: whether every failed command lacked memory, processes or disk space: fewer at a time may succeed.
     """
 
     diagnostic: str
     command: str
     remedy: str
     disk_full: bool = False
+    shortage: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,15 +98,17 @@ def diagnose(log: str) -> Diagnosis:
     lines = log.splitlines()
     steps = list(_failed_steps(lines)) or [_Step("ninja" if _NINJAS_OWN.search(log) else "", "", lines)]
     disk_full = _DISK_FULL.search(log) is not None
+    shortage = all(map(_is_shortage, steps))
     for step in steps:  # several may have failed, and not all with a word
         for index, line in enumerate(step.output):
             if _is_diagnostic(line):
                 notes = [note for note in _followers(step.output, index) if "note: " in note]
                 remedy = compile_remedy("\n".join([line, *notes]), step.command)
                 way = _way_to(step.output, index)
-                return Diagnosis(line.strip() + (f"\n    {way}" if way else ""), step.command, remedy, disk_full)
+                diagnostic = line.strip() + (f"\n    {way}" if way else "")
+                return Diagnosis(diagnostic, step.command, remedy, disk_full, shortage)
     words = _last_words(steps[0])
-    return Diagnosis(words, steps[0].command, compile_remedy(words, steps[0].command), disk_full)
+    return Diagnosis(words, steps[0].command, compile_remedy(words, steps[0].command), disk_full, shortage)
 
 
 def _failed_steps(lines: list[str]) -> Iterator[_Step]:
@@ -107,6 +118,10 @@ def _failed_steps(lines: list[str]) -> Iterator[_Step]:
             rest = lines[index + 1 :]
             end = next((at for at, text in enumerate(rest) if at and _STEP_END.match(text)), len(rest))
             yield _Step(rest[0] if rest else "", failed[1] or "", rest[1:end])
+
+
+def _is_shortage(step: _Step) -> bool:
+    return step.code == str(_SIGNAL + signal.SIGKILL) or any(map(_SHORTAGE.match, step.output))
 
 
 def _is_diagnostic(line: str) -> bool:

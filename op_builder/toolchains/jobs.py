@@ -13,29 +13,46 @@ from op_builder.plan import Binding, BuildPlan
 from op_builder.system.cgroups import HostFiles, available_memory_bytes, cpu_quota_cores
 
 # Peak memory of one compiler job, measured on torch 2.13 with g++ 12: a file with
-# torch/extension.h takes 1.6 GB, one on the Stable ABI 0.2 GB, nvcc's passes about 1 GB.
-_BYTES_PER_JOB = {Binding.STABLE: 400 << 20, Binding.TORCH: 1800 << 20}
+# torch/extension.h takes 1.6 GB, one on the Stable ABI or TVM FFI 0.2 GB, nvcc's passes about 1 GB.
+_BYTES_PER_JOB = {
+    Binding.STABLE: 400 << 20,
+    Binding.TORCH: 1800 << 20,
+    Binding.LIBRARY: 1800 << 20,
+    Binding.TVM_FFI: 400 << 20,
+}
 _CUDA_BYTES_PER_JOB = 1500 << 20
+_MARGIN = 1.15  # an edit may make a file larger
 _HOST = HostFiles()
 _LOOK_S = 0.05
 
 
-def job_count(plan: BuildPlan, files: HostFiles = _HOST) -> int:
-    """Compiler jobs for ``plan`` alone: at most those allowed, and at most one per file."""
-    return max(1, min(allowed_jobs([plan], files), len(plan.sources)))
+def job_count(plan: BuildPlan, files: HostFiles = _HOST, *, measured_bytes: int = 0) -> int:
+    """Compiler jobs for ``plan`` alone: at most those allowed, and at most one per file.
+
+    Args:
+        measured_bytes: what a compiler took in an earlier build; 0 if unknown.
+    """
+    return max(1, min(allowed_jobs([job_bytes(plan, measured_bytes)], files), len(plan.sources)))
 
 
-def allowed_jobs(plans: Iterable[BuildPlan], files: HostFiles = _HOST) -> int:
-    """Compiler jobs that may run at a time while ``plans`` are built: ``ACCEL_MAX_JOBS``, else ``MAX_JOBS``,
-    else as many as this process has cores, and the machine has memory for the hungriest of them."""
+def allowed_jobs(needs_bytes: Iterable[int], files: HostFiles = _HOST) -> int:
+    """Compiler jobs that may run at a time: ``ACCEL_MAX_JOBS``, else ``MAX_JOBS``, else as many as this process has
+    cores, and the machine has memory for.
+
+    Args:
+        needs_bytes: memory of a job of each plan; the largest decides.
+    """
     asked = env.ACCEL_MAX_JOBS.get() or env.MAX_JOBS.get()
     if asked is not None:
         return asked
-    per_job = max(map(_bytes_per_job, plans), default=_BYTES_PER_JOB[Binding.STABLE])
+    per_job = max(needs_bytes, default=_BYTES_PER_JOB[Binding.STABLE])
     return max(1, min(available_cores(files), available_memory_bytes(files) // per_job))
 
 
-def _bytes_per_job(plan: BuildPlan) -> int:
+def job_bytes(plan: BuildPlan, measured_bytes: int = 0) -> int:
+    """Memory to reckon with for a compiler job of ``plan``: as measured, else typical for its binding."""
+    if measured_bytes:
+        return int(measured_bytes * _MARGIN)
     per_job = _BYTES_PER_JOB[plan.binding]
     return max(per_job, _CUDA_BYTES_PER_JOB) if plan.uses_cuda else per_job
 

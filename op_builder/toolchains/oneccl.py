@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,11 +21,9 @@ from op_builder.system.memo import Memo
 from op_builder.system.outcomes import CheckOutcome, Failed, Passed
 from op_builder.toolchains.sycl_runtime import open_runtime, wheel_prefixes
 
-INSTALL_REMEDY = "Install oneCCL: pip install 'accel-ops[ccl]', or set CCL_ROOT to an installation."
-
-_REINSTALL_REMEDY = (
-    "Reinstall it: pip install --force-reinstall 'accel-ops[ccl]'; or set CCL_ROOT to another installation."
-)
+_INSTALL = "pip install 'oneccl-devel==2022.1.2' 'impi-rt<2021.19'"
+INSTALL_REMEDY = f"Install oneCCL: {_INSTALL}, or set CCL_ROOT to an installation."
+_REINSTALL_REMEDY = f"Reinstall it: {_INSTALL} --force-reinstall; or set CCL_ROOT to another installation."
 _HEADERS, _OPENS = "oneCCL headers", "oneCCL opens"
 _SYSTEM_PREFIXES = (Path("/opt/intel/oneapi/ccl/latest"), Path("/usr/local"), Path("/usr"))
 _LIBRARY_DIRS = ("lib", "lib64", "lib/x86_64-linux-gnu")
@@ -167,20 +166,20 @@ def oneccl_variables(library: Path) -> dict[str, str]:
     return {variable.name: value for variable, value in wanted.items() if variable.raw() is None}
 
 
-def open_oneccl(library: Path, cache_root: Path | None = None) -> None:
+def open_oneccl(library: Path, kernels: Callable[[], Path | None] = lambda: None) -> None:
     """Open oneCCL's library in this process, and before it what it names and no search path has.
 
     Args:
-        cache_root: the cache directory, where a SYCL runtime that has to be opened is to keep what it compiles.
+        kernels: finds the directory where a SYCL runtime that has to be opened is to keep what it compiles.
 
     Raises:
         LoadError: it cannot be opened; the message names what is missing.
     """
     env.set_for_libraries(oneccl_variables(library))
-    _open(library, cache_root, set())
+    _open(library, kernels, set())
 
 
-def _open(path: Path, cache_root: Path | None, tried: set[str]) -> None:
+def _open(path: Path, kernels: Callable[[], Path | None], tried: set[str]) -> None:
     import ctypes  # not at the top: importing it opens a library
 
     while True:
@@ -196,6 +195,6 @@ def _open(path: Path, cache_root: Path | None, tried: set[str]) -> None:
                 raise LoadError(f"{path} cannot be opened: {error}.", INSTALL_REMEDY) from error
         tried.add(name)
         if is_sycl:  # one process, one libsycl
-            open_runtime(cache_root or path.parent, name)
+            open_runtime(kernels(), name)
         else:
-            _open(neighbour, cache_root, tried)
+            _open(neighbour, kernels, tried)

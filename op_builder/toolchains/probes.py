@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shutil
 import tempfile
@@ -13,6 +15,7 @@ from op_builder import env
 from op_builder.errors import ToolchainError
 from op_builder.system.memo import Memo
 from op_builder.system.process import run
+from op_builder.system.records import is_flag
 from op_builder.toolchains.compiler import find_cxx
 from op_builder.toolchains.diagnose import diagnose
 
@@ -24,17 +27,35 @@ Prepare = Callable[[Path], list[str]]
 
 
 def failure_of(prepare: Prepare, timeout_s: float = 120) -> str:
-    """Run a probe in a temporary directory; the cause of its failure, empty when it worked."""
-    with tempfile.TemporaryDirectory(prefix="accel-probe-") as name:
-        # In the locale C, as a build: the lines of the diagnostics are searched.
-        environment = env.child_environment(LC_ALL="C")
-        command = prepare(Path(name))
-        done = run(command, cwd=Path(name), timeout_s=timeout_s, environment=environment)
-        wrote = "-o" not in command or (Path(name) / command[command.index("-o") + 1]).exists()
+    """Run a probe in a temporary directory; the cause of its failure, empty when it worked.
+
+    Raises:
+        ToolchainError: the command cannot be started or does not end, or the temporary directory cannot be used.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="accel-probe-") as name:
+            # As a build: the compiler's own temporary files there, and the locale C, as diagnostics are searched.
+            environment = env.child_environment(LC_ALL="C", TMPDIR=name)
+            command = prepare(Path(name))
+            done = run(command, cwd=Path(name), timeout_s=timeout_s, environment=environment)
+            wrote = "-o" not in command or (Path(name) / command[command.index("-o") + 1]).exists()
+    except OSError as error:
+        raise _unusable_temporary_directory(error.strerror or str(error)) from error
     if done.ok:
         return "" if wrote else f"{command[0]} ended without an error but wrote no file"
     output = done.errors + done.output
-    return diagnose(output).diagnostic if output.strip() else f"exit {done.code}"
+    diagnosis = diagnose(output)
+    if diagnosis.disk_full:
+        raise _unusable_temporary_directory(os.strerror(errno.ENOSPC))
+    return diagnosis.diagnostic if output.strip() else f"exit {done.code}"
+
+
+def _unusable_temporary_directory(reason: str) -> ToolchainError:
+    place = tempfile.tempdir or "the temporary directory"  # None where no directory can be written
+    return ToolchainError(
+        f"The check cannot write its files to {place}: {reason}.",
+        "Free some space there, or set TMPDIR to another directory.",
+    )
 
 
 def remembered_failure_of(prepare: Prepare, subject: str, files: list[str], memo: Memo) -> str:
@@ -53,7 +74,7 @@ def remembered_failure_of(prepare: Prepare, subject: str, files: list[str], memo
         return {"worked": True}, files
 
     try:
-        memo.get(f"probe {subject}", work_out)
+        memo.get(f"probe {subject}", {"worked": is_flag}, work_out)
     except _ProbeFailed as failed:
         return str(failed)
     return ""
@@ -65,10 +86,6 @@ class _ProbeFailed(Exception):
 
 def link_failure(function: str, libraries: tuple[str, ...], library_dirs: tuple[str, ...], memo: Memo) -> str:
     """Why a program calling ``function`` does not link with ``libraries``; empty when it does."""
-    try:
-        compiler = find_cxx(memo)
-    except ToolchainError as error:
-        return error.message
 
     def prepare(directory: Path) -> list[str]:
         # Only the name counts for the linker, so the declaration need not match the real one.
@@ -77,7 +94,11 @@ def link_failure(function: str, libraries: tuple[str, ...], library_dirs: tuple[
         search = [f"-L{name}" for name in library_dirs]
         return [*compiler.command, "probe.cpp", "-o", "probe", *search, *(f"-l{name}" for name in libraries)]
 
-    return failure_of(prepare)
+    try:
+        compiler = find_cxx(memo)
+        return failure_of(prepare)
+    except ToolchainError as error:
+        return error.message
 
 
 def rocm_version() -> tuple[int, int]:

@@ -109,10 +109,7 @@ _RAISE_STANDARD = (
 
 # The first that fits is taken.
 _COMPILE: tuple[tuple[str, _Remedy], ...] = (
-    (
-        r"No space left on device",
-        "Free some space, or set ACCEL_CACHE_DIR (for builds) and TMPDIR (for checks) to directories on another disk.",
-    ),
+    (r"No space left on device", "Free some space on that disk."),
     (
         r"Cannot allocate memory|memory exhausted|[Oo]ut of memory|std::bad_alloc|failed to map segment",
         "The compiler ran out of memory: set ACCEL_MAX_JOBS=1, or give the machine more memory.",
@@ -121,6 +118,11 @@ _COMPILE: tuple[tuple[str, _Remedy], ...] = (
         r"Killed signal terminated program|execute command: Killed|(?:died due to|ended by) signal 9\b",
         "The compiler was killed, as Linux does when memory runs out: set ACCEL_MAX_JOBS=1, or give the machine "
         "more memory.",
+    ),
+    (
+        r"Resource temporarily unavailable|\b[Cc]annot fork\b",
+        "No further process could be started: raise the limit (ulimit -u, or pids.max of the control group), or end "
+        "other processes.",
     ),
     # nvcc and its host compiler
     (

@@ -19,6 +19,7 @@ from op_builder.errors import ToolchainError
 from op_builder.plan import BuildPlan, Language
 from op_builder.system.memo import Memo
 from op_builder.system.process import run
+from op_builder.system.records import is_text
 from op_builder.toolchains.sycl_runtime import INSTALL_REMEDY, SyclRuntime, find_ahead_runtime, find_runtime
 
 # Without hardware for double precision, these need special consideration: torch leaves them out, too.
@@ -34,7 +35,7 @@ class SyclCompiler:
 
     Attributes:
         path: its resolved file.
-        version: its first line of ``--version``.
+        version: its line of ``--version``.
     """
 
     path: str
@@ -71,12 +72,15 @@ def find_icpx(memo: Memo) -> SyclCompiler:
     path = os.path.realpath(found)
 
     def work_out() -> tuple[dict[str, Any], list[str]]:
+        # A warm load has the answer in the memo.
+        from op_builder.toolchains.compiler_probe import predefined_macros, run_by_script, version_line
+
         answer = run([found, "--version"])
         if not answer.ok or not answer.output.strip():
             raise ToolchainError(f"{found} does not answer --version.", "Reinstall oneAPI's DPC++ compiler.")
-        return {"version": answer.output.strip().splitlines()[0]}, [path]
+        return {"version": version_line(answer.output, predefined_macros((found,)))}, [path, *run_by_script(found)]
 
-    return SyclCompiler(path, memo.get(f"icpx {path}", work_out)["version"])
+    return SyclCompiler(path, memo.get(f"icpx {path}", {"version": is_text}, work_out)["version"])
 
 
 def target_devices() -> tuple[str, ...]:

@@ -97,7 +97,7 @@ def device_check(memo: Memo) -> CheckOutcome:
     return Failed(
         _DEVICE,
         f"the SYCL runtime in {runtime.prefix} has no CPU device that accepts kernels; devices: {found}.",
-        "Install Intel's OpenCL runtime for CPUs: pip install 'accel-ops[sycl]'; if OCL_ICD_FILENAMES is set, unset it "
+        "Install Intel's OpenCL runtime for CPUs: pip install intel-opencl-rt; if OCL_ICD_FILENAMES is set, unset it "
         "or have it name libintelocl.so.",
     )
 

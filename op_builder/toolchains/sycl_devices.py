@@ -13,9 +13,10 @@ from typing import Any
 
 from op_builder import env
 from op_builder.errors import ToolchainError
-from op_builder.system.interpreter import python
+from op_builder.system.interpreter import bare_command
 from op_builder.system.memo import Memo
 from op_builder.system.process import run
+from op_builder.system.records import Schema, is_flag, is_text, list_of, members
 from op_builder.toolchains.sycl_runtime import SyclRuntime, runtime_variables
 
 _TIMEOUT_S = 120.0
@@ -86,6 +87,10 @@ class SyclDevice:
     takes_kernels: bool
 
 
+_DEVICE: Schema = {name: is_flag if kind == "bool" else is_text for name, kind in SyclDevice.__annotations__.items()}
+_ANSWER: Schema = {"devices": list_of(members(_DEVICE)), "compiler_failure": is_text}
+
+
 @dataclass(frozen=True)
 class DevicesAnswer:
     """The devices, or why they could not be listed; and why an installed kernel compiler cannot be opened."""
@@ -105,14 +110,14 @@ def opencl_devices(runtime: SyclRuntime, memo: Memo) -> DevicesAnswer:
     brought = sorted(runtime.library_dir.glob("libur_loader.so.*"))[:1]
     files = [library, *Path("/etc/OpenCL/vendors").glob("*.icd")]
     files += [path for path in (runtime.opencl_cpu, runtime.kernel_compiler) if path is not None]
-    variables = runtime_variables(runtime, Path())
+    variables = runtime_variables(runtime, None)
     compiler = str(runtime.kernel_compiler or "")
     drivers = env.OCL_ICD_FILENAMES.raw() or variables.get(env.OCL_ICD_FILENAMES.name, "")
     subject = f"sycl devices, kernel compiler: {runtime.prefix} {runtime.version} {drivers} {compiler}"
 
     def work_out() -> tuple[dict[str, Any], list[str]]:
         child = run(
-            [python(), "-I", "-S", "-c", _CHILD, compiler, *map(str, brought), str(library)],
+            bare_command(_CHILD, compiler, *map(str, brought), str(library)),
             timeout_s=_TIMEOUT_S,
             environment=env.child_environment(**variables),
         )
@@ -127,7 +132,7 @@ def opencl_devices(runtime: SyclRuntime, memo: Memo) -> DevicesAnswer:
         return fact, [str(path) for path in files] if is_whole else ["/nothing"]
 
     try:
-        fact = memo.get(subject, work_out)
+        fact = memo.get(subject, _ANSWER, work_out)
     except ToolchainError as error:
         return DevicesAnswer((), error.message)
     devices = tuple(SyclDevice(**device) for device in fact["devices"])

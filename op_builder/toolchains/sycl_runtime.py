@@ -23,7 +23,7 @@ from op_builder import env
 from op_builder.errors import LoadError
 from op_builder.system.torch_install import torch_install
 
-INSTALL_REMEDY = "Install the SYCL runtime: pip install 'accel-ops[sycl]'."
+INSTALL_REMEDY = "Install the SYCL runtime: pip install intel-sycl-rt intel-opencl-rt."
 
 REINSTALL_REMEDY = "Reinstall the SYCL runtime: pip install --force-reinstall intel-sycl-rt."
 
@@ -36,7 +36,6 @@ _MAJOR = re.compile(r"\.so\.(\d+)")
 
 _COMPLETE_SINCE = 9
 
-KERNELS_DIRECTORY = "sycl_kernels"
 """In the cache directory: where the SYCL runtime keeps the device code that it compiled."""
 
 
@@ -154,19 +153,18 @@ def _file(path: Path) -> Path | None:
     return path if path.exists() else None
 
 
-def runtime_variables(runtime: SyclRuntime | None, cache_root: Path) -> dict[str, str]:
+def runtime_variables(runtime: SyclRuntime | None, kernels: Path | None) -> dict[str, str]:
     """The values of the variables that the runtime reads; those that the user has set are kept.
 
     What :func:`open_runtime` has set, here or in a parent process, for the cache of then, is no user's.
 
     Args:
         runtime: the one that accel-ops opens; None if torch has opened its own.
-        cache_root: the cache directory.
+        kernels: the directory where it is to keep what it compiles; None for nowhere.
     """
-    wanted = {
-        env.SYCL_CACHE_PERSISTENT: "1",
-        env.SYCL_CACHE_DIR: str(cache_root / KERNELS_DIRECTORY),
-    }
+    wanted = {env.SYCL_CACHE_PERSISTENT: "0"}
+    if kernels is not None:
+        wanted = {env.SYCL_CACHE_PERSISTENT: "1", env.SYCL_CACHE_DIR: str(kernels)}
     if runtime is not None and runtime.opencl_cpu is not None:
         # The wheel's own registration of its driver names a place that only its builder has.
         wanted[env.OCL_ICD_FILENAMES] = str(runtime.opencl_cpu)
@@ -185,11 +183,11 @@ def _set_by_us() -> dict[str, str]:
     return variables if isinstance(variables, dict) else {}
 
 
-def open_runtime(cache_root: Path, soname: str) -> None:
+def open_runtime(kernels: Path | None, soname: str) -> None:
     """See that the process has the libsycl that a binary needs, opened by its path; at most one ever is.
 
     Args:
-        cache_root: the cache directory, where the runtime is to keep what it compiles.
+        kernels: the directory where the runtime is to keep what it compiles; None for nowhere.
         soname: the name the binary has for it, ``libsycl.so.9``.
 
     Raises:
@@ -207,7 +205,7 @@ def open_runtime(cache_root: Path, soname: str) -> None:
     if not opened:
         require_runtime(runtime, soname)
         assert runtime is not None
-    variables = runtime_variables(runtime if is_ours else None, cache_root)
+    variables = runtime_variables(runtime if is_ours else None, kernels)
     env.set_for_libraries({**variables, env.ACCEL_SET_FOR_SYCL.name: json.dumps({**_set_by_us(), **variables})})
     if not opened:
         import ctypes  # not at the top: importing it opens a library

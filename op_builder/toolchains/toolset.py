@@ -1,18 +1,12 @@
 """The tools that build one plan."""
 
 import json
-import logging
-import os
-import shutil
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from op_builder import env
 from op_builder.errors import ToolchainError
 from op_builder.plan import BuildPlan
 from op_builder.system.memo import Memo
-from op_builder.system.process import require_exit_codes, run
 from op_builder.toolchains.compiler import Compiler, find_cxx
 from op_builder.toolchains.flags import contents_of, expand_response_files, named_files
 
@@ -20,9 +14,6 @@ if TYPE_CHECKING:
     from op_builder.toolchains.cuda import CudaToolkit
     from op_builder.toolchains.sycl_ahead import SyclCompiler
     from op_builder.toolchains.sycl_runtime import SyclRuntime
-
-
-logger = logging.getLogger(__name__)
 
 
 class Toolset(NamedTuple):
@@ -78,38 +69,3 @@ def find_toolset(plan: BuildPlan, memo: Memo) -> Toolset:
     from op_builder.toolchains.cuda import find_cuda
 
     return Toolset(cxx, find_cuda(memo))
-
-
-def find_ninja() -> str:
-    """The first ninja that runs: of this Python's environment, of its package ``ninja``, or on PATH.
-
-    Raises:
-        ToolchainError: no ninja runs, or this process cannot learn whether one does.
-    """
-    require_exit_codes()
-    places: list[str | None] = [str(Path(sys.executable).parent)]
-    try:
-        import ninja  # it may be missing, or broken
-
-        places.append(ninja.BIN_DIR)
-    except Exception as error:
-        logger.debug("the package ninja cannot be used: %s", error)
-    on_path = [directory or os.curdir for directory in os.get_exec_path()]
-    refusals = []
-    for program in dict.fromkeys(shutil.which("ninja", path=place) for place in (*places, *on_path)):
-        if program is None:
-            continue
-        try:
-            version = run([program, "--version"])
-        except ToolchainError as error:
-            refusals.append(error.message)
-            continue
-        if version.ok:
-            return program
-        refusals.append(f"{program} does not run: {version.errors.strip()}")
-    if refusals:
-        raise ToolchainError(f"No ninja works. {'; '.join(refusals)}.", "Reinstall it: pip install ninja.")
-    raise ToolchainError(
-        "No ninja: neither the Python package 'ninja' nor a program of that name on PATH.",
-        "Install it: pip install ninja.",
-    )

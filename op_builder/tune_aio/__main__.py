@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -87,7 +88,7 @@ def _tune(options: argparse.Namespace) -> int:
         )
     size_bytes = options.size or (64 << 20 if options.quick else 1 << 30)
     seconds = options.seconds or (0.05 if options.quick else 0.15)
-    if not options.output.absolute().parent.is_dir():
+    if not os.path.isdir(options.output.absolute().parent):  # Path.is_dir() raises for a name that is too long
         raise AccelError(f"The directory of {options.output} does not exist.", "Create it, or pass another --output.")
     with _progress(grid.steps()) as on_step, bench(options.directory, size_bytes, seconds) as scratch:
         findings = search(grid, scratch.measure, on_step)
@@ -194,7 +195,7 @@ def _print(findings: Findings, refusals: dict[str, str], output: Path, picture: 
         console.print(f"Refused: {len(findings.failed)} settings, such as {row}: {reason}", markup=False)
     console.print(f"Settings: {output}, for aio_handle(**json.load(file)).", markup=False)
     if picture is None:
-        console.print("No picture, because matplotlib is not installed: pip install 'accel-ops[demo]'", markup=False)
+        console.print("No picture, because matplotlib is not installed: pip install matplotlib", markup=False)
     else:
         console.print(f"Picture: {picture}", markup=False)
 

@@ -109,9 +109,9 @@ def bench(directory: Path, size_bytes: int, seconds: float) -> Iterator[Bench]:
     Raises:
         AccelError: the directory is missing or cannot be written, or the disk has too little space.
     """
-    if not directory.is_dir():
+    if not os.path.isdir(directory):  # Path.is_dir() raises for a name that is too long
         raise AccelError(
-            f"{directory} is {'not a directory' if directory.exists() else 'missing'}.",
+            f"{directory} is {'not a directory' if os.path.exists(directory) else 'missing'}.",
             "Pass a directory on the disk to measure.",
         )
     free = shutil.disk_usage(directory).free

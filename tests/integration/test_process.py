@@ -63,7 +63,9 @@ def run_isolated(code: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "code",
     [
-        pytest.param("import accelerator, op_builder\n", id="the packages"),
+        pytest.param(
+            "import accelerator, op_builder\nassert not {'logging', 'typing'} & set(sys.modules)\n", id="the packages"
+        ),
         pytest.param("import op_builder, accelerator\n", id="the other way round"),
         pytest.param("from accelerator import get_accelerator, set_accelerator\n", id="the entry points"),
         pytest.param("import op_builder; op_builder.__version__; dir(op_builder)\n", id="looking at the package"),

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from op_builder.cache.fingerprint import PlanKey
 from op_builder.cache.headers import Roots, SystemHeaders
 from op_builder.cache.store import MANIFEST, Cache, Entry, Manifest
+from op_builder.system.records import encode
 
 _PARTS = {"op": "small", "binding": "stable", "c++ compiler": "g++ 12"}
 _ROOTS = Roots({"include0": "/nowhere"})
@@ -32,6 +37,7 @@ def manifest(content: bytes = b"binary", **changes: str) -> Manifest:
         check="none",
         built_at="2026-01-01T00:00:00+00:00",
         build_s=1.0,
+        peak_bytes=0,
         torch="2.13.0",
         accel_ops="0.1.0",
         needs={},
@@ -51,6 +57,20 @@ def publish(cache: Cache, content: bytes = b"binary", op: str = "small", **chang
 def find(cache: Cache, *, any_compiler: bool = False, **changes: str) -> Entry | None:
     """The entry that :func:`publish` made with the same ``changes``."""
     return cache.find(PlanKey({**_PARTS, **changes}), "small", _ROOTS, any_compiler=any_compiler)
+
+
+def edit_record(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Change a record's file as a writer that computes the checksum would."""
+    record, record_format = members_of(path.read_text())
+    edit(record)
+    path.write_text(encode(record, record_format))
+
+
+def members_of(text: str) -> tuple[dict[str, Any], int]:
+    """The members of a record, and its format."""
+    record = json.loads(text)
+    del record["checksum"]
+    return record, record.pop("format")
 
 
 def set_used(entry: Entry, days_ago: float) -> None:

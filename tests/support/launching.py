@@ -30,7 +30,7 @@ import json, os, re, sys
 status = open("/proc/self/status").read()
 names = ("RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE LOCAL_SIZE MASTER_ADDR MASTER_PORT CUDA_VISIBLE_DEVICES "
          "OMP_NUM_THREADS TORCH_NCCL_ASYNC_ERROR_HANDLING ACCEL_LAUNCH_ID FROM_FILE OF_FIRST_HOST PATH "
-         "PYTHONHASHSEED").split()
+         "PYTHONHASHSEED CROSS_RANK CROSS_SIZE ACTIVATED").split()
 found = {name: os.environ.get(name) for name in names}
 found["cpus"] = re.search(r"Cpus_allowed_list:\\s*(\\S+)", status)[1]
 found["arguments"] = sys.argv[1:]

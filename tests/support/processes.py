@@ -16,6 +16,7 @@ from pathlib import Path
 
 from op_builder.cache.store import Cache
 from op_builder.engine import build as engine
+from op_builder.engine.ninja import NinjaRun
 from tests.support.small_ops import SmallBuilder
 
 # A library that registers nothing: it compiles in a moment, and is built, tried and published like any.
@@ -96,7 +97,7 @@ def load_with_log(builder: SmallBuilder, log: Path) -> None:
     """Load, and write down each compiler run of this process."""
     run_ninja = engine.run_ninja
 
-    def counted(*arguments: object, **options: object) -> bool:
+    def counted(*arguments: object, **options: object) -> NinjaRun:
         with log.open("a") as file:
             file.write("compiled\n")
         return run_ninja(*arguments, **options)  # type: ignore[arg-type]
@@ -110,9 +111,9 @@ def assert_whole(cache: Cache) -> None:
     entries = cache.entries()
     assert entries
     assert all(entry.is_intact() for entry in entries)
-    rejected = cache.root / "rejected"
+    rejected = cache.home / "rejected"
     assert not rejected.exists() or not list(rejected.iterdir())
-    assert list((cache.root / "staging").iterdir()) == []
+    assert list((cache.home / "staging").iterdir()) == []
 
 
 def race(directory: Path, *, locks: bool, processes: int = 8) -> int:
@@ -136,10 +137,10 @@ def endless_builder(directory: Path, cache: Cache) -> int:
     held = directory / "held"
 
     def hold() -> None:
-        def never(*_: object, **__: object) -> bool:
+        def never(*_: object, **__: object) -> NinjaRun:
             held.write_text("")
             time.sleep(1000)
-            return False
+            return NinjaRun(succeeded=False)
 
         engine.run_ninja = never
         quick(directory, cache).load()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,15 +50,25 @@ def run_ranks(
         prefixes: for each rank, the beginning of its command line: what starts Python.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    processes = []
+    orders = []
     for rank in range(size):
         own = dict(environments[rank]) if environments else {}
-        environment = env.child_environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", **own)
-        asked = json.dumps([f"tests.support.{program}", function, rank, size, str(directory), list(arguments)])
-        command = [*(prefixes[rank] if prefixes else ()), sys.executable, "-m", __name__, asked]
-        file = (directory / f"output{rank}").open("w")
-        processes.append(subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True))
-        file.close()
+        variables = env.child_environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", **own)
+        call = [f"tests.support.{program}", function, rank, size, str(directory), list(arguments)]
+        orders.append({"call": call, "variables": variables, "output": str(directory / f"output{rank}")})
+    statuses = _run_after_prefixes(orders, prefixes) if prefixes else _forking_process().run(orders)
+    return [_result(directory, rank, status) for rank, status in enumerate(statuses)]
+
+
+def _run_after_prefixes(orders: Sequence[Mapping[str, Any]], prefixes: Sequence[Sequence[str]]) -> list[int]:
+    processes = []
+    for order, prefix in zip(orders, prefixes, strict=True):
+        command = [*prefix, sys.executable, "-m", __name__, json.dumps(order["call"])]
+        with open(order["output"], "w") as file:
+            process = subprocess.Popen(
+                command, env=order["variables"], stdout=file, stderr=file, start_new_session=True
+            )
+        processes.append(process)
     try:
         for process in processes:
             process.wait(timeout=GUARD_S)
@@ -64,7 +77,67 @@ def run_ranks(
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    return [_result(directory, rank, process.returncode) for rank, process in enumerate(processes)]
+    return [process.returncode for process in processes]
+
+
+class _ForkingProcess:
+    """A process that has imported torch and forks the ranks: importing it takes each rank two seconds."""
+
+    def __init__(self) -> None:
+        variables = env.child_environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+        command = [sys.executable, "-m", __name__]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, env=variables, stdin=pipe, stdout=pipe, text=True)
+        atexit.register(self._process.communicate)
+
+    def run(self, orders: Sequence[Mapping[str, Any]]) -> list[int]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(orders) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, "the process that forks the ranks has ended"
+        statuses: list[int] = json.loads(answer)
+        return statuses
+
+
+@functools.cache
+def _forking_process() -> _ForkingProcess:
+    return _ForkingProcess()
+
+
+def _fork_ranks() -> list[Any] | None:
+    """Serve the requests on standard input; in a rank, return its call."""
+    for line in sys.stdin:
+        orders = json.loads(line)
+        importlib.import_module(orders[0]["call"][0])
+        ranks = []
+        for order in orders:
+            rank = os.fork()
+            if rank == 0:
+                _become_rank(order)
+                call: list[Any] = order["call"]
+                return call
+            ranks.append(rank)
+        guard = threading.Timer(GUARD_S, lambda ranks=ranks: [os.killpg(rank, signal.SIGKILL) for rank in ranks])
+        guard.start()
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks]
+        guard.cancel()
+        guard.join()
+        print(json.dumps(statuses), flush=True)
+    return None
+
+
+def _become_rank(order: Mapping[str, Any]) -> None:
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(order["variables"])
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(order["output"], os.O_WRONLY | os.O_CREAT)
+    for descriptor, place in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(descriptor, place)
+    os.close(nothing)
+    os.close(output)
 
 
 def values(results: Sequence[RankResult]) -> list[Any]:
@@ -80,12 +153,13 @@ def _result(directory: Path, rank: int, status: int) -> RankResult:
     return RankResult(json.loads(value.read_text()) if value.exists() else None, status, output)
 
 
-def _main(asked: str) -> None:
-    program, function, rank, size, directory, arguments = json.loads(asked)
+def _run_call(program: str, function: str, rank: int, size: int, directory: str, arguments: list[Any]) -> None:
     module = importlib.import_module(program)
     value = getattr(module, function)(rank, size, directory, *arguments)
     Path(directory, f"value{rank}").write_text(json.dumps(value))
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    call = json.loads(sys.argv[1]) if len(sys.argv) > 1 else _fork_ranks()
+    if call is not None:
+        _run_call(*call)

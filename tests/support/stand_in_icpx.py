@@ -41,6 +41,9 @@ def main(arguments: list[str]) -> int:
     if arguments == ["--version"]:
         print("Intel(R) oneAPI DPC++/C++ Compiler 2026.2.0 (2026.2.0.20260930)")
         return 0
+    if arguments[:1] == ["-dM"]:
+        print('#define __VERSION__ "Intel(R) LLVM 2026.2.0"')
+        return 0
     words = iter(arguments)
     values: dict[str, list[str]] = {}
     files, flags = [], []

@@ -9,7 +9,7 @@ import pytest
 
 from op_builder.toolchains.sycl_runtime import find_runtime
 
-needs_sycl = pytest.mark.skipif(find_runtime() is None, reason="needs the SYCL runtime: pip install 'accel-ops[sycl]'")
+needs_sycl = pytest.mark.skipif(find_runtime() is None, reason="needs the SYCL runtime: the extra sycl")
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:

@@ -15,9 +15,7 @@ from op_builder.cache.store import Cache
 from op_builder.plan import Binding
 from op_builder.toolchains.sycl_runtime import find_runtime
 
-needs_runtime = pytest.mark.skipif(
-    find_runtime() is None, reason="needs the SYCL runtime: pip install 'accel-ops[sycl]'"
-)
+needs_runtime = pytest.mark.skipif(find_runtime() is None, reason="needs the SYCL runtime: the extra sycl")
 
 KERNEL = """
 #pragma once

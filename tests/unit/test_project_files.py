@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import shutil
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 from accel_ops_build.target import TORCH
 
+from op_builder.toolchains import oneccl, sycl_runtime
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
@@ -18,7 +21,7 @@ PROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 def test_uv_knows_every_variable_that_requests_an_op() -> None:
     modules = [importlib.import_module(f"op_builder.{device}") for device in ("cpu", "cuda", "xpu")]
     builders = [getattr(module, name) for module in modules for name in module.__all__ if name.endswith("Builder")]
-    switches = {builder.BUILD_VAR for builder in builders if getattr(builder, "NAME", "")}
+    switches = {builder.BUILD_VAR for builder in builders if builder.OP.is_native}
     assert len(switches) > 10
     names = {"ACCEL_BUILD_OPS", "ACCEL_BUILD_TORCH", *switches}
     expected = "".join(f'  {{ env = "{name}" }},\n' for name in sorted(names))
@@ -27,6 +30,32 @@ def test_uv_knows_every_variable_that_requests_an_op() -> None:
 
 def test_the_torch_that_a_build_requests_is_the_one_that_the_project_requires() -> None:
     assert f'\n  "{TORCH}",\n' in PROJECT
+
+
+# The other uses of sys.executable: what the report prints, a directory to search, the user's program (the ranks), and
+# the build backend, which cannot import op_builder.
+_OTHER_USES = {
+    "op_builder/report/machine.py",
+    "op_builder/engine/ninja.py",
+    "accelerator/launch/command_line.py",
+    "build_tools/accel_ops_build/target.py",
+}
+
+
+def test_only_one_module_makes_commands_that_start_python() -> None:
+    """Its children import nothing from the current directory."""
+    users = set()
+    for package in ("accelerator", "op_builder", "build_tools/accel_ops_build"):
+        for path in (ROOT / package).rglob("*.py"):
+            nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+            names = {ast.unparse(node) for node in nodes if isinstance(node, (ast.Attribute, ast.ImportFrom))}
+            if {"sys.executable", "sys._base_executable", "from multiprocessing import Process"} & names:
+                users.add(path.relative_to(ROOT).as_posix())
+            first = {ast.unparse(node.elts[0]) for node in nodes if isinstance(node, ast.List) and node.elts}
+            assert not {"'python'", "'python3'", "python()"} & first or path.name == "interpreter.py", path
+            imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+            assert not any(name.startswith(("multiprocessing", "torch.multiprocessing")) for name in imported), path
+    assert users == {"op_builder/system/interpreter.py", *_OTHER_USES}
 
 
 def test_the_citation_has_what_its_format_requires_and_no_second_version() -> None:
@@ -42,6 +71,27 @@ def test_git_ignores_prebuilt_ops_in_a_checkout() -> None:
         pytest.skip("this is no git checkout")
     for name in ("wheel.json", "ops/cpu_adam/a/b/manifest.json", "ops/cpu_adam/a/b/cpu_adam.so"):
         subprocess.run(["git", "check-ignore", "-q", f"op_builder/_prebuilt/{name}"], cwd=ROOT, check=True)
+
+
+def test_nothing_requests_this_project_from_a_package_index() -> None:
+    """The names are not owned there."""
+    request = re.compile(r"""(?:install|add|uvx|--with|run) [^\n`#]*(?<![/\w@-])accel-ops(?:-build)?(?=[^\w./-])""")
+    places = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "Makefile", "setup.py")]
+    for name in ("accelerator", "op_builder", "build_tools", "examples", "benchmarks", "docs", "tests"):
+        places += [path for path in (ROOT / name).rglob("*") if path.suffix in (".py", ".md", ".toml", ".txt", ".yml")]
+    found = [f"{path}: {line}" for path in places for line in path.read_text().splitlines() if request.search(line)]
+    assert found == []
+    requirements = re.findall(r'^ *"(accel-ops[^"]*)"|[\[,] *"(accel-ops[^"]*)"', PROJECT, re.MULTILINE)
+    assert requirements == []
+
+
+def test_remedies_name_the_packages_of_the_extras() -> None:
+    extras = {"sycl": sycl_runtime.INSTALL_REMEDY, "ccl": oneccl.INSTALL_REMEDY}
+    for extra, remedy in extras.items():
+        text = re.search(rf"^{extra} = \[\n(.*?)^\]", PROJECT, re.MULTILINE | re.DOTALL)
+        assert text is not None
+        for requirement in re.findall(r'"([^;"]+);', text[1]):
+            assert requirement in remedy
 
 
 @pytest.mark.parametrize("template", ["my_ops", "acme_accel"])

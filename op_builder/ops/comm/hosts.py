@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,9 +11,12 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from op_builder import env
 from op_builder.errors import CommunicationError
+from op_builder.system.records import RecordError, Schema, decode, encode, is_text
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK_NAMESPACE = Path("/proc/self/ns/net")
+_FORMAT = 1
+_SCHEMA: Schema = dict.fromkeys(("host", "obstacle", "across"), is_text)
 _NEW_STORE = "Start all ranks again, on a new store."
 
 
@@ -41,7 +43,7 @@ class MadeGroups:
         key = self._key(rank)
         try:
             number = int(self._whole.get(key)) if self._whole.check([key]) else 0
-        except RuntimeError:  # the store may have ended
+        except (RuntimeError, ValueError):  # the store may have ended, or have another value there
             return ""
         if number in (0, self._number):
             return ""
@@ -137,7 +139,7 @@ def exchange(made: MadeGroups, size: int, mine: RankFacts) -> list[RankFacts]:
     Raises:
         CommunicationError: a rank published nothing within the store's timeout, or has created another group since.
     """
-    made.store.set(_key(made.rank), json.dumps(asdict(mine)))
+    made.store.set(_key(made.rank), encode(asdict(mine), _FORMAT))
     facts = [mine if other == made.rank else _read(made, other) for other in range(size)]
     for other in range(size):
         # A rank that takes part now has made as many groups. Facts of another one are old.
@@ -156,12 +158,19 @@ def layout(rank: int, facts: Sequence[RankFacts]) -> Layout:
 
 def _read(made: MadeGroups, rank: int) -> RankFacts:
     try:
-        return RankFacts(**json.loads(made.store.get(_key(rank))))
+        published = made.store.get(_key(rank))
     except RuntimeError as error:
         raise CommunicationError(
             f"Rank {rank} did not join the group: {str(error).splitlines()[0]}.{made.difference(rank)}",
             "Check why it ended, or pass a longer timeout to init_process_group() or new_group().",
         ) from error
+    try:
+        return RankFacts(**decode(published.decode(errors="replace"), _SCHEMA, _FORMAT))
+    except RecordError as error:
+        raise CommunicationError(
+            f"What rank {rank} published to the group cannot be read: {error}.",
+            "Run the same version of accel-ops on all ranks, and let no other program write to their store.",
+        ) from None
 
 
 def _key(rank: int) -> str:

@@ -8,33 +8,57 @@ from the store. So a killed process leaves no file behind, and no other user can
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
-import json
 import os
+import select
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Collection, Sequence
 from hmac import compare_digest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import Store
 
-from op_builder import env
-from op_builder.errors import OpArgumentError, SharedMemoryCommError, SharedMemorySpaceError
-from op_builder.system.cgroups import HostFiles, available_memory_bytes, cpu_quota_cores
+from op_builder.errors import SharedMemoryCommError
+from op_builder.ops.comm.store import store_error
+from op_builder.system.cgroups import HostFiles, cpu_quota_cores
+from op_builder.system.records import (
+    RecordError,
+    Schema,
+    decode,
+    encode,
+    is_count,
+    is_name,
+    is_number,
+    is_text,
+    list_of,
+)
 
 _SECRET_BYTES = 16
+_LONGEST_ADDRESS = 100  # of a socket: unix(7)
 _HELLO = struct.Struct(f"!{_SECRET_BYTES}sI")  # the secret of who is called, the rank of who calls
 _PEER_CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
-_HELLO_TIMEOUT_S = 5.0
+_HELLO_TIMEOUT_S = 0.2  # who is later connects again
 _LOOK_AROUND_S = 0.2
 _LONGEST_PAUSE_S = 0.02
-_CHECKED_BYTES = 16 << 20  # from this size on, free memory is checked first
+
+_FORMAT = 1
+
+
+def _is_secret(value: Any) -> bool:
+    return type(value) is str and len(value) == 2 * _SECRET_BYTES and not value.strip("0123456789abcdef")
+
+
+_SCHEMA: Schema = {
+    "address": lambda value: is_name(value) and value.isascii() and len(value) <= _LONGEST_ADDRESS,
+    "secret": _is_secret,
+    "process": is_text,
+    "host": is_text,
+    "cpus": list_of(is_count),
+    "quota_cores": lambda value: value is None or is_number(value),
+    "error": is_text,
+}
 
 _process_secret = os.urandom(8).hex()  # the same for ranks that are threads of one process
 
@@ -123,7 +147,7 @@ class Meeting:
             except SharedMemoryCommError:
                 raise
             except RuntimeError as error:  # as torch's stores fail
-                raise _store_error(f"group {self.key!r} was made", error, self.timeout_s) from error
+                raise store_error(f"group {self.key!r} was made", error, self.timeout_s) from error
             self._require_fit(facts)
             return facts, self._exchange_descriptors(listener, facts, descriptor)
 
@@ -133,19 +157,16 @@ class Meeting:
             return
         try:
             self.store.delete_key(self._key_of(self.rank))
-        except (
-            RuntimeError,
-            NotImplementedError,
-        ):  # the server of the store may have ended, or the store cannot delete
-            return
+        except (RuntimeError, NotImplementedError):
+            return  # the server of the store may have ended, or the store cannot delete
 
     def _key_of(self, rank: int) -> str:
         return f"{self.key}/{rank}"
 
     def _exchange_facts(self, own: RankFacts) -> list[RankFacts]:
-        text = json.dumps(own._asdict())
+        text = encode(own._asdict(), _FORMAT)
         # If the key exists, two groups have one name, and would get each other's memory.
-        if self.store.compare_set(self._key_of(self.rank), "", text).decode() != text:
+        if self.store.compare_set(self._key_of(self.rank), "", text) != text.encode():
             raise SharedMemoryCommError(
                 f"The store already has a rank {self.rank} of group {self.key!r}.",
                 "Give groups of different ranks different names: new_group(..., name=...).",
@@ -154,12 +175,24 @@ class Meeting:
         pause_s = 0.0005
         while missing := [rank for rank in range(self.size) if rank not in facts]:
             ready = [rank for rank in missing if self.store.check([self._key_of(rank)])]
-            facts |= {rank: RankFacts(**json.loads(self.store.get(self._key_of(rank)))) for rank in ready}
+            facts |= {rank: self._read(rank) for rank in ready}
             if len(ready) < len(missing):
                 self._require_time([rank for rank in missing if rank not in ready])
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return [facts[rank] for rank in range(self.size)]
+
+    def _read(self, rank: int) -> RankFacts:
+        published = self.store.get(self._key_of(rank))
+        try:
+            return RankFacts(**decode(published.decode(errors="replace"), _SCHEMA, _FORMAT))
+        except RecordError as error:
+            raise SharedMemoryCommError(
+                f"What rank {rank} published to group {self.key!r} cannot be read: {error}.",
+                "Run the same version of accel-ops on all ranks, and let no other program write to their store.",
+                rank=rank,
+                operation="new_group",
+            ) from None
 
     def _require_time(self, missing: Sequence[int]) -> None:
         if time.monotonic() > self._deadline:
@@ -186,72 +219,82 @@ class Meeting:
                 )
 
     def _exchange_descriptors(self, listener: socket.socket, facts: Sequence[RankFacts], descriptor: int) -> list[int]:
-        """Connect to all other ranks, whose sockets queue the connections; answer theirs; read the answers."""
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        received: dict[int, int] = {}
-        with contextlib.ExitStack() as stack:
-            calls = {rank: stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) for rank in others}
-            try:
-                for rank in others:
-                    self._call(calls[rank], rank, facts[rank])
-                self._answer(listener, facts[self.rank], calls, descriptor)
-                for rank in others:
-                    received[rank] = self._receive(calls[rank], rank)
-            except BaseException:
-                for other in received.values():
-                    os.close(other)
-                raise
-        return [descriptor if rank == self.rank else received[rank] for rank in range(self.size)]
+        """Connect to all other ranks, whose sockets queue the connections; answer theirs; read the answers.
 
-    def _call(self, connection: socket.socket, rank: int, facts: RankFacts) -> None:
-        connection.settimeout(max(1.0, self._deadline - time.monotonic()))
+        Other processes can connect, too. If they fill a rank's queue, or keep it busy until it drops a connection, the
+        others connect again.
+        """
+        unanswered = {rank for rank in range(self.size) if rank != self.rank}
+        calls: dict[int, socket.socket] = {}
+        received = {self.rank: descriptor}
+        listener.setblocking(False)
+        try:
+            while silent := [rank for rank in range(self.size) if rank not in received or rank in unanswered]:
+                self._require_time(silent)
+                for rank in range(self.size):
+                    if rank not in received and rank not in calls:
+                        self._call(calls, rank, facts[rank])
+                pending = [call for rank, call in calls.items() if rank not in received]
+                _wait([listener, *pending], _LOOK_AROUND_S if len(calls) == self.size - 1 else _LONGEST_PAUSE_S)
+                with contextlib.suppress(BlockingIOError):
+                    unanswered.discard(self._answer(listener, facts[self.rank], unanswered, descriptor))
+                for rank in [rank for rank in calls if rank not in received]:
+                    self._receive(calls, rank, received)
+        except BaseException:
+            for rank in received.keys() - {self.rank}:
+                os.close(received[rank])
+            raise
+        finally:
+            for call in calls.values():
+                call.close()
+        return [received[rank] for rank in range(self.size)]
+
+    def _call(self, calls: dict[int, socket.socket], rank: int, facts: RankFacts) -> None:
+        """Connect to a rank unless its queue is full."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.setblocking(False)
         try:
             connection.connect(f"\0{facts.address}")
             if not _is_same_user(connection):
                 raise SharedMemoryCommError("A rank runs as another user.", "Start all ranks as one user.")
-            connection.sendall(_HELLO.pack(bytes.fromhex(facts.secret), self.rank))
+            connection.send(_HELLO.pack(bytes.fromhex(facts.secret), self.rank))
+            calls[rank] = connection
+        except (BlockingIOError, BrokenPipeError, ConnectionResetError):
+            pass
         except OSError:
-            self._require_time([rank])
             raise self._ended(rank) from None
+        finally:
+            if rank not in calls:
+                connection.close()
 
     def _answer(
-        self, listener: socket.socket, own: RankFacts, calls: Mapping[int, socket.socket], descriptor: int
-    ) -> None:
-        """Send the descriptor to each rank that connects, until all have it."""
-        waiting = set(calls)
-        listener.settimeout(_LOOK_AROUND_S)
-        while waiting:
-            self._require_time(sorted(waiting))
+        self, listener: socket.socket, own: RankFacts, unanswered: Collection[int], descriptor: int
+    ) -> int | None:
+        """Send the descriptor to the rank that connects; returns the rank, None for a stranger."""
+        connection, _ = listener.accept()
+        with connection:
+            rank = _caller(connection, own)
+            if rank not in unanswered:
+                return None
             try:
-                connection, _ = listener.accept()
-            except TimeoutError:
-                for rank in waiting:
-                    if _has_hung_up(calls[rank]):
-                        raise self._ended(rank) from None
-                continue
-            with connection:
-                rank = _caller(connection, own)
-                if rank in waiting:
-                    try:
-                        socket.send_fds(connection, [b"."], [descriptor])
-                    except ConnectionError:
-                        raise self._ended(rank) from None
-                    waiting.discard(rank)
+                socket.send_fds(connection, [b"."], [descriptor])
+            except ConnectionError:
+                raise self._ended(rank) from None
+            return rank
 
-    def _receive(self, connection: socket.socket, rank: int) -> int:
-        while True:
-            connection.settimeout(1.0)
-            try:
-                data, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
-            except TimeoutError:
-                self._require_time([rank])
-                continue
-            except OSError:
-                data, descriptors = b"", []
-            if data and descriptors:
-                os.set_inheritable(descriptors[0], False)
-                return descriptors[0]
-            raise self._ended(rank)
+    def _receive(self, calls: dict[int, socket.socket], rank: int, received: dict[int, int]) -> None:
+        """Read the answer of a rank, if it has arrived."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(calls[rank], 1, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, descriptors = b"", []
+        if data and descriptors:
+            os.set_inheritable(descriptors[0], False)
+            received[rank] = descriptors[0]
+        else:  # the rank has dropped the connection, or has ended
+            calls.pop(rank).close()
 
     def _ended(self, rank: int) -> SharedMemoryCommError:
         return SharedMemoryCommError(
@@ -260,66 +303,6 @@ class Meeting:
             rank=rank,
             operation="new_group",
         )
-
-
-def shared_segments(
-    ops: Any, meeting: Meeting, size_bytes: int, *, is_locked: bool = False
-) -> tuple[list[RankFacts], list[int]]:
-    """Create a segment and exchange it; returns the facts of all ranks, and their descriptors, which the caller closes.
-
-    If the memory of one rank does not suffice all raise.
-    """
-    descriptor, failure = -1, None
-    try:
-        descriptor = _segment(ops, size_bytes, meeting.size)
-        if is_locked:  # until this process ends: the others check it
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except SharedMemorySpaceError as error:
-        failure = error
-    try:
-        return meeting.exchange(descriptor, failure.message if failure else "")
-    except BaseException as error:
-        if descriptor >= 0:
-            os.close(descriptor)
-        if failure is not None and isinstance(error, SharedMemoryCommError):
-            raise failure from None
-        raise
-
-
-def _segment(ops: Any, size_bytes: int, ranks: int) -> int:
-    """The descriptor of new shared memory.
-
-    Raises:
-        SharedMemorySpaceError: memory does not suffice for all ranks.
-    """
-    if size_bytes >= _CHECKED_BYTES:
-        # Using more than is free would make the kernel kill a process, perhaps another one.
-        available = available_memory_bytes(HostFiles())
-        if size_bytes * ranks > available:
-            raise SharedMemorySpaceError(
-                f"{ranks} ranks need {size_bytes * ranks} bytes of shared memory ({size_bytes} each), but only "
-                f"{available} are available.",
-                "Request less, or free some memory.",
-                needed_bytes=size_bytes * ranks,
-            )
-    descriptor: int = ops.create_segment(size_bytes)
-    if descriptor < 0:
-        raise space_error(size_bytes, -descriptor)
-    return descriptor
-
-
-def space_error(size_bytes: int, number: int) -> SharedMemorySpaceError:
-    remedies = {
-        errno.EFBIG: "Raise the file size limit (ulimit -f).",
-        errno.EMFILE: "Raise the limit of open files (ulimit -n).",
-        errno.ENOSYS: "The system has no memfd_create(2); use a newer kernel, or allow it in the sandbox.",
-        errno.EPERM: "The sandbox forbids memfd_create(2) or sealing; allow them.",
-    }
-    return SharedMemorySpaceError(
-        f"Allocating {size_bytes} bytes of shared memory failed: {os.strerror(number)}.",
-        remedies.get(number, "Free some memory, or raise the limit of this control group."),
-        needed_bytes=size_bytes,
-    )
 
 
 def _caller(connection: socket.socket, own: RankFacts) -> int:
@@ -334,14 +317,12 @@ def _caller(connection: socket.socket, own: RankFacts) -> int:
     return int(rank) if compare_digest(secret, bytes.fromhex(own.secret)) else -1
 
 
-def _has_hung_up(call: socket.socket) -> bool:
-    """Whether the peer has ended without an answer."""
-    try:
-        return not call.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+def _wait(sockets: Sequence[socket.socket], timeout_s: float) -> None:
+    """Wait until one of these can be read or was closed by its peer."""
+    poll = select.poll()
+    for each in sockets:
+        poll.register(each, select.POLLIN)
+    poll.poll(1000 * timeout_s)
 
 
 def _is_same_user(connection: socket.socket) -> bool:
@@ -353,42 +334,3 @@ def _is_same_user(connection: socket.socket) -> bool:
 def _host() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"
-
-
-def _store_error(when: str, error: RuntimeError, timeout_s: float) -> SharedMemoryCommError:
-    return SharedMemoryCommError(
-        f"The ranks' store failed when {when}, within {timeout_s:g} s: {str(error).splitlines()[0]}",
-        "Check that rank 0, which serves the store, runs at MASTER_ADDR, and that MASTER_PORT is free "
-        "there; or raise timeout_s or ACCEL_COMM_TIMEOUT_S.",
-        operation="new_group",
-    )
-
-
-def default_store(rank: int, timeout_s: float) -> Any:
-    """The store of ``torch.distributed``'s default process group, else one at MASTER_ADDR:MASTER_PORT.
-
-    Args:
-        rank: the rank of this process if RANK is unset; rank 0 serves the store.
-
-    Raises:
-        OpArgumentError: both are missing.
-        SharedMemoryCommError: the store cannot be reached in that time.
-    """
-    if dist.is_available() and dist.is_initialized():
-        return dist.distributed_c10d._get_default_store()
-    host, port = env.MASTER_ADDR.get(), env.MASTER_PORT.get()
-    if host is None or port is None:
-        raise OpArgumentError(
-            "The ranks have no common store: torch.distributed is not initialized, and MASTER_ADDR or MASTER_PORT is "
-            "unset.",
-            "Start them with a launcher, set the two variables, or pass new_group(..., store=...).",
-        )
-    own_rank = env.RANK.get()
-    is_server = (rank if own_rank is None else own_rank) == 0 and not env.TORCHELASTIC_USE_AGENT_STORE.get()
-    patience = timedelta(seconds=timeout_s)
-    try:
-        store = TCPStore(host, port, None, is_server, patience, wait_for_workers=False, multi_tenant=True)
-    except RuntimeError as error:
-        raise _store_error(f"a rank {'served' if is_server else 'called'} {host}:{port}", error, timeout_s) from error
-    # An agent's store outlives restarted ranks.
-    return PrefixStore(f"attempt_{env.TORCHELASTIC_RESTART_COUNT.get()}", store)

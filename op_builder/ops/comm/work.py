@@ -61,9 +61,10 @@ class CollectiveWork(Work):
         """
         if not self._is_done and self._queue is not None:
             self._queue.finish(self, timeout.total_seconds() or _FOREVER)
-            if self._future is not None:  # a thread is about to complete it
-                with suppress(Exception):  # the same error as below
-                    self._future.wait()
+        # A thread is about to complete the future: this one, if it is a signal handler that interrupted the collective.
+        if self._future is not None and self._queue is not None and not self._queue.is_my_turn():
+            with suppress(Exception):  # the same error as below
+                self._future.wait()
         if self._error is not None:
             raise self._error
         return True
@@ -95,10 +96,12 @@ class CollectiveWork(Work):
         """
         with self._lock:
             if self._future is None:
-                self._future = Future()
-                self._callback_state = CallerState()
+                future: Future[list[torch.Tensor]] = Future()
                 if self._is_done:
-                    self._set_future(self._future)
+                    self._set_future(future)
+                    return future
+                self._callback_state = CallerState()
+                self._future = future
             return self._future
 
     def run(self) -> None:
@@ -236,7 +239,7 @@ class WorkQueue:
 
         A thread that returns into Python after the interpreter has ended aborts the process.
         """
-        if self._is_my_turn():
+        if self.is_my_turn():
             return
         deadline = time.monotonic() + _JOIN_S
         for thread in self._threads:
@@ -295,7 +298,7 @@ class WorkQueue:
         self._threads.append(thread)
         thread.start()
 
-    def _is_my_turn(self) -> bool:
+    def is_my_turn(self) -> bool:
         """Whether this is a signal handler inside a collective, for whose end the threads wait."""
         if not self._turn.acquire(blocking=False):
             return False

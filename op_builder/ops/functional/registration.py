@@ -1,7 +1,7 @@
 """The ops that are plain functions, each loaded at its first call.
 
 They have SYCL kernels: XPU tensors use torch's current stream, CPU tensors a SYCL CPU device, which
-``pip install accel-ops[sycl]`` installs. ``op_builder.xpu`` has their builders.
+the extra ``sycl`` installs. ``op_builder.xpu`` has their builders.
 """
 
 from __future__ import annotations

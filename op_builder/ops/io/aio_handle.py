@@ -200,24 +200,38 @@ class Handle(LockedTensors):
         self._transfer(buffer, filename, offset, is_write=True, validates=validate, is_background=is_background)
         return 0 if is_background else 1
 
-    def sync_pread(self, buffer: torch.Tensor, filename: File, file_offset: int = 0) -> int:
-        """Fill ``buffer`` from a file, with all threads. Returns 1."""
-        self._transfer(buffer, filename, file_offset, is_write=False)
+    def sync_pread(
+        self, buffer: torch.Tensor, filename: File | None = None, file_offset: int = 0, *, fd: int | None = None
+    ) -> int:
+        """Fill ``buffer`` from a file, with all threads. ``fd`` is an open descriptor, instead of a name. Returns 1."""
+        self._transfer(buffer, _one_file(filename, fd), file_offset, is_write=False)
         return 1
 
-    def sync_pwrite(self, buffer: torch.Tensor, filename: File, file_offset: int = 0) -> int:
-        """Write ``buffer`` to a file, with all threads. Returns 1."""
-        self._transfer(buffer, filename, file_offset, is_write=True)
+    def sync_pwrite(
+        self, buffer: torch.Tensor, filename: File | None = None, file_offset: int = 0, *, fd: int | None = None
+    ) -> int:
+        """Write ``buffer`` to a file, with all threads; ``fd`` as in :meth:`sync_pread`. Returns 1."""
+        self._transfer(buffer, _one_file(filename, fd), file_offset, is_write=True)
         return 1
 
-    def async_pread(self, buffer: torch.Tensor, filename: File, file_offset: int = 0) -> int:
-        """Start to fill ``buffer`` from a file; it is whole after :meth:`wait`. Returns 0."""
-        self._transfer(buffer, filename, file_offset, is_write=False, is_background=True)
+    def async_pread(
+        self, buffer: torch.Tensor, filename: File | None = None, file_offset: int = 0, *, fd: int | None = None
+    ) -> int:
+        """Start to fill ``buffer`` from a file; it is whole after :meth:`wait`. Returns 0.
+
+        ``fd`` as in :meth:`sync_pread`.
+        """
+        self._transfer(buffer, _one_file(filename, fd), file_offset, is_write=False, is_background=True)
         return 0
 
-    def async_pwrite(self, buffer: torch.Tensor, filename: File, file_offset: int = 0) -> int:
-        """Start to write ``buffer`` to a file; it may be changed again after :meth:`wait`. Returns 0."""
-        self._transfer(buffer, filename, file_offset, is_write=True, is_background=True)
+    def async_pwrite(
+        self, buffer: torch.Tensor, filename: File | None = None, file_offset: int = 0, *, fd: int | None = None
+    ) -> int:
+        """Start to write ``buffer`` to a file; it may be changed again after :meth:`wait`. Returns 0.
+
+        ``fd`` as in :meth:`sync_pread`.
+        """
+        self._transfer(buffer, _one_file(filename, fd), file_offset, is_write=True, is_background=True)
         return 0
 
     @untraced
@@ -320,6 +334,13 @@ def _background_and_offset(name: str, rest: tuple[Any, ...], keywords: dict[str,
     if len(rest) > len(names) or unknown or "async" not in given:
         raise TypeError(f"The arguments are {name}(buffer, filename, validate, async, file_offset=0).")
     return bool(given["async"]), given.get("file_offset", 0)
+
+
+def _one_file(filename: File | None, descriptor: int | None) -> File:
+    """The file that a call names, once."""
+    if (filename is None) == (descriptor is None):
+        raise OpArgumentError("The call names no file, or two.", "Pass either filename or fd.")
+    return filename if descriptor is None else descriptor  # type: ignore[return-value]
 
 
 def _destroy(ops: Any, number: int, owner: int, operations: dict[int, Operation]) -> None:

@@ -107,10 +107,11 @@ class LockedTensors:
     def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
         """Unlock a locked tensor; its memory stays until its last view is freed. False for other tensors."""
         block = _find(tensor)
-        if block is None or _blocks.pop(block.facts.address, None) is None:
-            return False
-        block.ops.unlock(block.facts.address, block.facts.size_bytes)
-        return True
+        return block is not None and _unlock(block.facts.address)
+
+    def free_cpu_locked_tensor_by_ptr(self, address: int) -> bool:
+        """:meth:`free_cpu_locked_tensor` of the locked tensor that begins at ``address``."""
+        return _unlock(address)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor is, or views, a locked one of ``async_io`` or ``pin_memory`` that was not freed."""
@@ -120,6 +121,15 @@ class LockedTensors:
         """What the system granted to a locked tensor; None for other tensors."""
         block = _find(tensor)
         return block and block.facts._replace(huge_bytes=_huge_bytes(block.facts.address))
+
+
+def _unlock(address: int) -> bool:
+    """Unlock the memory that begins at ``address``; False if there is none."""
+    block = _blocks.pop(address, None)
+    if block is None:
+        return False
+    block.ops.unlock(block.facts.address, block.facts.size_bytes)
+    return True
 
 
 def _find(tensor: torch.Tensor) -> _Block | None:

@@ -10,6 +10,10 @@ from op_builder.ops.io.locked_memory import LockedTensors
 class PinMemoryModule(LockedTensors):
     """Page-locked tensors."""
 
+    def pin_handle(self) -> LockedTensors:
+        """An object with the functions on locked tensors, as :class:`op_builder.ops.io.aio_handle.Handle` has them."""
+        return LockedTensors(self._ops)
+
     def pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
         """A contiguous copy of a CPU tensor in page-locked memory."""
         pinned = self.new_cpu_locked_tensor(tensor.numel(), tensor).view(tensor.shape)

@@ -19,6 +19,7 @@ from op_builder.ops.io.tensor_store_format import HEADER_BYTES, TensorInfo, deco
 from op_builder.ops.io.tensor_store_memory import body_to_write, bytes_of, check_out, is_filled_in_place, new_tensor
 from op_builder.ops.io.tensor_store_queue import StoreQueue
 from op_builder.ops.io.tensor_store_transfer import DEFAULT_SETTINGS, Progress, StoreCounters, Transfers
+from op_builder.system.records import RecordError
 
 _RESTORE = "Save the tensor again, or restore the file from a backup; if nothing else wrote to it, suspect the device."
 
@@ -239,5 +240,5 @@ class TensorStore:
             file_bytes = os.fstat(descriptor).st_size
         try:
             return decoded_header(header, file_bytes)
-        except ValueError as error:
+        except RecordError as error:
             raise DamagedTensorError(f"{path} cannot be loaded: {error}.", _RESTORE, filename=str(path)) from None

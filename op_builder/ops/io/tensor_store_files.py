@@ -17,11 +17,11 @@ import fcntl
 import os
 import re
 import secrets
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from op_builder.cache.removal import file_system_now
 from op_builder.cache.staging import this_host
 from op_builder.errors import OpArgumentError, StorageError, TensorNotFoundError
 from op_builder.ops.io.aio_operation import REMEDIES
@@ -31,6 +31,8 @@ _PARTIAL = ".partial"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 # On another host, or without locks, a writer counts as dead when its file is this old.
 _ABANDONED_S = 24 * 3600.0
+# The whole name of a file that :meth:`StoreFiles.replacement` makes; others stay.
+_GENERATED = re.compile(rf"\.[^@]+@\d+@[0-9a-f]{{16}}{re.escape(_PARTIAL)}")
 
 
 class StoreFiles:
@@ -74,7 +76,10 @@ class StoreFiles:
 
     def has(self, name: object) -> bool:
         """Whether there is a tensor of that name."""
-        return isinstance(name, str) and _NAME.fullmatch(name) is not None and self.path(name).exists()
+        if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+            return False
+        with explained(f"Looking for {name} in {self.directory}", self.directory):
+            return self.path(name).exists()
 
     def open_to_read(self, name: str) -> int:
         """A descriptor of a tensor's current file.
@@ -135,10 +140,11 @@ class StoreFiles:
 
     def _sweep(self) -> None:
         """Remove the files of writers that were killed."""
-        for file in os.listdir(self.directory):
-            if file.startswith(".") and file.endswith(_PARTIAL):
-                with contextlib.suppress(OSError):  # another process removed it, or the user may not
-                    _remove_if_abandoned(self.directory / file)
+        partials = [self.directory / file for file in os.listdir(self.directory) if _GENERATED.fullmatch(file)]
+        now = file_system_now(self.directory) if partials else 0.0
+        for partial in partials:
+            with contextlib.suppress(OSError):  # another process removed it, or the user may not; or it is a link
+                _remove_if_abandoned(partial, now)
 
     def _sync(self, directory: Path) -> None:
         """Make a directory's entries outlive a power cut."""
@@ -185,11 +191,11 @@ def explained(doing: str, path: Path) -> Iterator[None]:
         ) from error
 
 
-def _remove_if_abandoned(partial: Path) -> None:
+def _remove_if_abandoned(partial: Path, now: float) -> None:
     host = partial.name[1:].partition("@")[0]
-    descriptor = os.open(partial, os.O_RDWR | os.O_CLOEXEC)
+    descriptor = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        is_abandoned = time.time() - os.fstat(descriptor).st_mtime > _ABANDONED_S
+        is_abandoned = now - os.fstat(descriptor).st_mtime > _ABANDONED_S
         if host == this_host():
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,9 +18,18 @@ from math import prod
 import torch
 import xxhash
 
+from op_builder.system.records import RecordError, Schema, is_count, is_text, list_of, one_of, require
+
 HEADER_BYTES = 4096
 """Where the tensor's bytes begin."""
 
+_HEADER: Schema = {
+    "dtype": is_text,
+    "shape": list_of(is_count),
+    "size_bytes": is_count,
+    "xxh3_64": is_text,
+    "byteorder": one_of("little", "big"),
+}
 _MAGIC = b"accel-ops tensor 1\n"
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -67,23 +76,31 @@ def decoded_header(header: bytes, file_bytes: int) -> TensorInfo:
         file_bytes: the file's length.
 
     Raises:
-        ValueError: it is not an intact file of a tensor; the message says why.
+        RecordError: it is not an intact file of a tensor; the message says why.
     """
     if len(header) < HEADER_BYTES or not header.startswith(_MAGIC):
-        raise ValueError("it is not a file of a TensorStore, or of another version")
+        raise RecordError("it is not a file of a TensorStore, or of another version")
     line, _, rest = header[len(_MAGIC) :].partition(b"\n")
-    checksum = rest.partition(b"\n")[0]
-    if xxhash.xxh3_64_hexdigest(line).encode() != checksum:
-        raise ValueError("the checksum of its header does not match")
-    facts = json.loads(line)
+    if rest.rstrip(b"\0") != b"%s\n" % xxhash.xxh3_64_hexdigest(line).encode():
+        raise RecordError("the checksum of its header does not match")
+    try:
+        facts = json.loads(line)
+    except (ValueError, RecursionError):
+        raise RecordError("its header is not a JSON object") from None
+    require(facts, _HEADER)
     dtype = DTYPES.get(facts["dtype"])
     if dtype is None:
-        raise ValueError(f"torch {torch.__version__} does not know its type {facts['dtype']}")
+        raise RecordError(f"torch {torch.__version__} does not know its type {facts['dtype']}")
     if facts["byteorder"] != sys.byteorder:
-        raise ValueError(f"it was written by a {facts['byteorder']}-endian machine, this one is {sys.byteorder}-endian")
+        raise RecordError(
+            f"it was written by a {facts['byteorder']}-endian machine, this one is {sys.byteorder}-endian"
+        )
     info = TensorInfo(dtype, tuple(facts["shape"]), facts["size_bytes"], facts["xxh3_64"])
+    # torch refuses a shape whose other dimensions overflow, even if one is 0.
+    if prod(filter(None, info.shape)) * dtype.itemsize >= 1 << 63:
+        raise RecordError(f"no tensor has the shape {info.shape}")
     if info.size_bytes != prod(info.shape) * dtype.itemsize:
-        raise ValueError(f"{info.size_bytes} bytes are not a tensor of shape {info.shape} and type {facts['dtype']}")
+        raise RecordError(f"{info.size_bytes} bytes are not a tensor of shape {info.shape} and type {facts['dtype']}")
     if file_bytes != HEADER_BYTES + info.size_bytes:
-        raise ValueError(f"it has {file_bytes} bytes, and should have {HEADER_BYTES + info.size_bytes}")
+        raise RecordError(f"it has {file_bytes} bytes, and should have {HEADER_BYTES + info.size_bytes}")
     return info

@@ -10,6 +10,7 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import checked_numbers, finite_number, is_traced, step_number
+from op_builder.ops.optim.lamb_of_one import lamb
 from op_builder.ops.optim.native_op import REQUIRED, NativeOp
 from op_builder.ops.optim.tensor_lists import TensorLists, roles_of
 
@@ -135,9 +136,17 @@ class FusedOp(NativeOp):
         declared = self.declaration
         kind = declared.name.lower()
         numbers = [name for name in declared.numbers if name != "weight_decay"]
-        step = ["step"] if declared.has_step else []
         modes = ["mode"] if declared.modes else []
-        names = ("chunk_size", "noop_flag", "tensor_lists", *numbers, *step, *modes, *declared.switches, "weight_decay")
+        names = (
+            "chunk_size",
+            "noop_flag",
+            "tensor_lists",
+            *numbers,
+            "step",
+            *modes,
+            *declared.switches,
+            "weight_decay",
+        )
         parameters = {**dict.fromkeys(names, REQUIRED), "grad_scale": None, "found_inf": None}
         documentation = f"Update the parameters and states of all tensors by {declared.name}; see FusedOp._update."
         if kind == "adam":  # the only one with a separate form for tensors
@@ -145,6 +154,8 @@ class FusedOp(NativeOp):
             self._add("multi_tensor_adam_capturable", documentation, parameters, self._update)
         else:
             self._add(f"multi_tensor_{kind}", documentation, parameters, self._update)
+        if kind == "lamb":
+            self.lamb = lamb
 
     def _update_by_number(self, given: dict[str, Any]) -> None:
         """As :meth:`_update`, but ``step`` is a number, and an ``lr`` tensor on the CPU is read before the call."""
@@ -171,7 +182,7 @@ class FusedOp(NativeOp):
                 - ``lr``: a number, or a float32 tensor of one element on that device, read when the update runs.
                 - ``step``: the number of this update, from 1; or the number of updates done so far: a float32 tensor
                   of one element on that device for all parameters, or a list of one for each. They advance before the
-                  update, unless it is skipped. No tensor may appear twice.
+                  update, unless it is skipped. No tensor may appear twice. Lion's formula has no step and ignores it.
                 - ``mode``: 0 is Adam with L2 penalty, 1 is AdamW with decoupled weight decay.
                 - ``grad_scale``: a float32 tensor of one element; gradients are divided by it first.
                 - ``found_inf``: a float32 tensor of one element; a value other than 0 skips the update.

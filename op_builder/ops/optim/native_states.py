@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.optim import Optimizer
 
+from op_builder.errors import IncompatibleOpError
 from op_builder.ops.arguments import step_count
 from op_builder.ops.optim import packed_states
 from op_builder.ops.optim.checks import check_shapes, require
@@ -45,9 +46,9 @@ class NativeStates(Optimizer):
             from op_builder.catalog.registry import find_builder
 
             return find_builder(name, self.BUILDERS)()
-        from op_builder.catalog.device import current_accelerator
+        from op_builder.catalog.device import create_builder
 
-        return current_accelerator().create_op_builder(name)
+        return create_builder(name)
 
     def _states_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         """The names of a group's states in addition to ``step``, in its op's order."""
@@ -89,7 +90,13 @@ class NativeStates(Optimizer):
         """
         builder = self._builder_of(group)
         if builder not in self._natives:
-            self._natives[builder] = self._make_builder(builder).load()
+            native = self._make_builder(builder).load()
+            if not isinstance(native, NativeOp):
+                raise IncompatibleOpError(
+                    f"{type(self).__name__} needs a native op; {builder} has none for this device.",
+                    "Use an optimizer of torch or of the device's vendor, or this project's CPU optimizers.",
+                )
+            self._natives[builder] = native
         return self._natives[builder]
 
     def names_of(self, group: Mapping[str, Any]) -> tuple[list[str], list[str]]:

@@ -11,7 +11,7 @@ import pytest
 from accelerator.conformance import main
 from accelerator.testing import CHECKS
 from op_builder import env
-from tests.support.machines import PluginSite, run_python
+from tests.support.machines import PluginSite
 
 
 def test_the_command_line_runs_the_cpu_and_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,11 +30,14 @@ def test_the_command_line_runs_the_cpu_and_prints_json(capsys: pytest.CaptureFix
         ("cuda", "No device of CUDA_Accelerator is available"),
     ],
 )
-def test_an_unknown_name_and_a_missing_device_are_status_2(name: str, message: str) -> None:
-    result = run_python("-m", "accelerator.conformance", name, CUDA_VISIBLE_DEVICES="")
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert result.stdout == ""
+def test_an_unknown_name_and_a_missing_device_are_status_2(
+    capfd: pytest.CaptureFixture[str], name: str, message: str
+) -> None:
+    with env.scope(CUDA_VISIBLE_DEVICES=""):
+        assert main([name]) == 2
+    written = capfd.readouterr()
+    assert message in written.err
+    assert written.out == ""
 
 
 @pytest.mark.parametrize(

@@ -9,33 +9,11 @@ import pytest
 
 from tests.support.machines import ROOT, run_python
 
-IMPORT_CHECK = """
-import os, sys, subprocess
-def forbidden(*a, **k): raise AssertionError("a process was started")
-subprocess.Popen = os.system = os.posix_spawn = forbidden
-before = dict(os.environ)
-import accelerator, op_builder
-assert not {"torch", "numpy", "logging", "typing"} & set(sys.modules)
-from accelerator import get_accelerator, set_accelerator, is_current_accelerator_supported
-from accelerator.real_accelerator import SUPPORTED_ACCELERATOR_LIST
-from accelerator.abstract_accelerator import Accelerator
-assert "torch" not in sys.modules
-assert before == dict(os.environ)
-assert not os.listdir(".")
-import accelerator.cpu_accelerator
-assert not [name for name in sys.modules if name.startswith(("accelerator.testing", "accelerator.conformance"))]
-"""
-
-
-def test_importing_does_nothing(tmp_path: Path) -> None:
-    code = f"import os; os.chdir({str(tmp_path)!r})\n{IMPORT_CHECK}"
-    result = run_python("-c", code, HOME=str(tmp_path), PYTHONDONTWRITEBYTECODE="1")
-    assert result.returncode == 0, result.stderr
-
 
 def test_the_warning_is_visible_without_logging_and_with_warnings_as_errors() -> None:
     code = "import torch; torch.version.cuda = '12.8'\n"  # as a build that supports a device
-    code += "from accelerator import get_accelerator as g; g(); g(); print(g().device_name())"
+    code += "from accelerator import get_accelerator as g; g(); g(); print(g().device_name())\n"
+    code += "import sys; assert not {'accelerator.testing', 'accelerator.conformance'} & set(sys.modules)"
     result = run_python("-W", "error::UserWarning", "-c", code, CUDA_VISIBLE_DEVICES="-1")
     if "cpu" not in result.stdout:
         pytest.skip("this machine has an accelerator")
@@ -64,10 +42,6 @@ def test_the_reports_command_line() -> None:
     result = run_python("-m", "accelerator.report", "--json", ACCEL_ACCELERATOR="cpu")
     assert (result.returncode, result.stderr) == (0, "")
     assert json.loads(result.stdout)["accelerator"]["name"] == "cpu"
-    result = run_python("-m", "accelerator.report", "--json", ACCEL_ACCELERATOR="tpu")
-    assert result.returncode == 2
-    assert "Unknown accelerator 'tpu'" in result.stderr
-    assert "Exit status" in run_python("-m", "accelerator.report", "--help").stdout
 
 
 def test_an_accelerator_can_be_sent_to_a_spawned_process() -> None:

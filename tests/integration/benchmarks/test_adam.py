@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
@@ -14,7 +13,7 @@ CASES = adam.make_cases(adam.QUICK_NUMEL)
 NOISE_KIB = 512  # the kernel's count of pages is off by some dozens for each thread
 MIB = 1 << 10
 
-PRELUDE = """
+WORK = """
 import torch
 from benchmarks._temporaries import grown_kib
 def one_block():
@@ -25,32 +24,20 @@ def many_objects():
     objects = [float(i) for i in range(200_000)]
 def nothing():
     pass
+for work in (one_block, many_small_blocks, many_objects, nothing):
+    work()
+    print(grown_kib(work))
 """
 
 
-def in_child(call: str) -> int | None:
-    """The KiB by which work that ran once before makes a process like the benchmark's grow."""
-    script = f"{PRELUDE}\n{call}()\nprint(grown_kib({call}))"
-    command = [sys.executable, "-c", script]
+def test_temporary_memory_is_measured_even_if_it_was_allocated_before() -> None:
+    command = [sys.executable, "-c", WORK]
     child = subprocess.run(command, env=_temporaries.environment(), capture_output=True, text=True, check=True)
-    result: int | None = json.loads(child.stdout.replace("None", "null"))
-    return result
-
-
-@pytest.mark.parametrize(
-    ("work", "least_kib", "most_kib"),
-    [
-        ("one_block", 8 * MIB, 16 * MIB),
-        ("many_small_blocks", 8 * MIB, 16 * MIB),
-        ("many_objects", 5 * MIB, 10 * MIB),
-        ("nothing", 0, 0),
-    ],
-)
-def test_temporary_memory_is_measured_even_if_it_was_allocated_before(work: str, least_kib: int, most_kib: int) -> None:
-    grown = in_child(work)
-    if grown is None:
+    if "None" in child.stdout:
         pytest.skip("/proc/self/clear_refs cannot be written here")
-    assert least_kib - NOISE_KIB <= grown <= most_kib + NOISE_KIB
+    bounds_mib = [(8, 16), (8, 16), (5, 10), (0, 0)]
+    for grown_kib, (least, most) in zip(map(int, child.stdout.split()), bounds_mib, strict=True):
+        assert least * MIB - NOISE_KIB <= grown_kib <= most * MIB + NOISE_KIB
 
 
 @pytest.mark.slow

@@ -88,6 +88,7 @@ def test_a_target_searches_its_own_packages_before_the_build_environments(
         (tmp_path / place / "both.py").write_text(f"where = {place!r}\n")
         (tmp_path / place / f"only_{place}.py").touch()
     (purelib(bare_venv) / "json.py").write_text("raise SystemExit('shadows the standard library')\n")
+    (tmp_path / "first" / "json.py").write_text("raise SystemExit('is in the current directory')\n")
     (purelib(bare_venv) / "both.py").write_text("where = 'own'\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "last")])
     target = Target(str(bare_venv / "bin" / "python"), (), "", "", False, "")

@@ -213,7 +213,7 @@ def test_nvcc_compiles_the_cuda_op_for_each_architecture(my_ops: Any, capsys: py
 def sycl_op(my_ops: Any) -> Any:
     """The SYCL op of the installed package, for CPU tensors through a SYCL CPU device."""
     if find_runtime() is None:
-        pytest.skip("needs the SYCL runtime: pip install 'accel-ops[sycl]'")
+        pytest.skip("needs the SYCL runtime: the extra sycl")
     return my_ops.builders.MyOpsAddRmsNormSyclBuilder().load()
 
 

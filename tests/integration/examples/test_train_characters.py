@@ -64,7 +64,7 @@ def test_a_short_demo_says_where_the_op_came_from_and_that_the_runs_agree(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_runtime() is None, reason="needs the SYCL runtime: pip install 'accel-ops[sycl]'")
+@pytest.mark.skipif(find_runtime() is None, reason="needs the SYCL runtime: the extra sycl")
 def test_the_model_trains_through_sycl_kernels_as_by_those_of_the_cpu(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,7 +83,7 @@ def test_without_matplotlib_the_results_are_printed_and_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert train_characters.main(["--steps", "2", "--out", str(tmp_path)]) == 0
     output = capsys.readouterr().out
-    assert "pip install 'accel-ops[demo]'" in output
+    assert "pip install matplotlib" in output
     assert "What the model writes:" in output
     assert list(tmp_path.iterdir()) == []
 
@@ -91,13 +91,13 @@ def test_without_matplotlib_the_results_are_printed_and_the_extra_is_named(
 def test_runs_that_differ_by_more_than_rounding_fail(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def with_other_decay(parameters: object, **options: object) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, **{**options, "weight_decay": 0.3})
+    def with_another_rate(parameters: object, **options: float) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, **{**options, "lr": 1.5 * options["lr"]})
 
-    ours = train_characters.Contender("CPUAdam", with_other_decay)
+    ours = train_characters.Contender("CPUAdam", with_another_rate)
     contest = dataclasses.replace(train_characters.CONTESTS["cpu"], ours=ours)
     monkeypatch.setitem(train_characters.CONTESTS, "cpu", contest)
-    assert train_characters.main(["--steps", "30", "--out", str(tmp_path)]) == 1
+    assert train_characters.main(["--steps", "6", "--out", str(tmp_path)]) == 1
     assert "DO NOT AGREE" in capsys.readouterr().out
 
 
@@ -111,15 +111,12 @@ def test_errors_are_shown_with_their_remedy(
     assert "Unset ACCEL_JIT" in capsys.readouterr().out
 
 
-def test_the_same_seed_gives_the_same_run_and_the_loss_falls(corpus: text.Corpus) -> None:
-    first, second = train(corpus, steps=30), train(corpus, steps=30)
-    assert first.losses == second.losses
-    assert first.losses[-1] < first.losses[0] - 0.5
-    assert train(corpus, seed=1).losses != first.losses[:8]
-
-
-def test_host_masters_give_the_very_run_of_the_model_s_own_parameters(corpus: text.Corpus) -> None:
-    assert train(corpus, host_masters=True).losses == train(corpus).losses
+def test_the_same_seed_gives_the_same_run_also_with_host_masters_and_the_loss_falls(corpus: text.Corpus) -> None:
+    first = train(corpus).losses
+    assert train(corpus).losses == train(corpus, host_masters=True).losses == first
+    assert train(corpus, seed=1).losses != first
+    losses = train(corpus, steps=30).losses
+    assert losses[-1] < losses[0] - 0.5
 
 
 def test_a_bfloat16_model_is_the_rounding_of_its_masters() -> None:

@@ -31,7 +31,7 @@ def train(directory: Path, name: str, optimizer: str, *launcher: str) -> list[fl
     return losses
 
 
-@pytest.mark.parametrize("optimizer", ["AdamW", "CPUAdam"])
+@pytest.mark.parametrize("optimizer", [pytest.param("AdamW", marks=pytest.mark.slow), "CPUAdam"])
 def test_two_ranks_have_the_losses_of_one_with_twice_the_batch(tmp_path: Path, optimizer: str) -> None:
     launcher = ["-m", "accelerator.launch", "--num_accelerators", "2", "--bind_cores_to_rank"]
     one = train(tmp_path, "one.json", optimizer)

@@ -3,7 +3,8 @@
 // FAULTY_PERIOD=n     every n-th call fails, in turn with EINTR, EAGAIN, or by doing a part; fallocate only with EINTR
 // FAULTY_QUEUES=n     of io_uring and libaio only the first n queues are granted
 // FAULTY_REFUSED=...  of io_uring, libaio, mlock, fallocate, direct (pread and pwrite past the page cache),
-//                     transfers (of io_uring and libaio): refused with EPERM, ENOSYS, ENOMEM, EINTR, EINVAL, EPERM
+//                     transfers (of io_uring and libaio), commands (the same, but calls that start nothing succeed):
+//                     refused with EPERM, ENOSYS, ENOMEM, EINTR, EINVAL, EPERM, EPERM
 
 #include <atomic>
 #include <cerrno>
@@ -26,7 +27,8 @@ bool is_refused(const char* what) {
 
 // 0: as it is; 1: EINTR; 2: EAGAIN; 3: a part.
 unsigned fault() {
-  static const unsigned period = std::getenv("FAULTY_PERIOD") ? std::atoi(std::getenv("FAULTY_PERIOD")) : 0;
+  const char* const text = std::getenv("FAULTY_PERIOD");
+  const unsigned period = text != nullptr ? std::atoi(text) : 0;
   if (period == 0) {
     return 0;
   }
@@ -109,7 +111,8 @@ long syscall(long number, long a, long b, long c, long d, long e, long f) {
     }
   }
   if (number == io_uring_enter || number == SYS_io_submit || number == SYS_io_getevents) {
-    if (is_refused("transfers")) {
+    const bool starts = number != SYS_io_getevents && b > 0;
+    if (is_refused("transfers") || (starts && is_refused("commands"))) {
       errno = EPERM;
       return -1;
     }

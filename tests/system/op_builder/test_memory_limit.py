@@ -1,4 +1,4 @@
-"""In a real memory control group of 4 GiB a build runs no more compilers than fit.
+"""In a real control group a build runs no more compilers than fit, and finishes when more were requested.
 
 The test makes the group as root, below this process's own, and starts processes in it. The number of cores is
 pretended: memory is to be the limit.
@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.first]
 
 GIBIBYTE = 1 << 30
 LIMIT_BYTES = 4 * GIBIBYTE
+LIMIT_PROCESSES = 24
 
 BUILD = """
 import sys
@@ -53,7 +54,7 @@ static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "many"};
 PyMODINIT_FUNC PyInit_many() { return PyModule_Create(&definition); }
 """
 
-# In place of g++: a job that needs 1.5 GiB for a moment, and notes when it begins and ends.
+# In place of g++: a job that needs memory for a moment, and notes when it begins and ends.
 HUNGRY_COMPILER = """#!{python} -S
 import os, sys, time
 def note(text):
@@ -62,21 +63,12 @@ def note(text):
     os.close(log)
 if "-MF" in sys.argv:
     note(b"+")
-    held = b"x" * (1536 << 20)
+    held = b"x" * ({mebibytes} << 20)
     time.sleep(0.5)
     del held
     note(b"-")
 os.execv({compiler!r}, [{compiler!r}, *sys.argv[1:]])
 """
-
-
-def limit(directory: Path) -> bool:
-    """Give the new group ``directory`` its limit, if memory is controlled below it."""
-    for name in ("memory.max", "memory.limit_in_bytes"):
-        if (directory / name).exists():
-            (directory / name).write_text(str(LIMIT_BYTES))
-            return True
-    return False
 
 
 def remove_group(directory: Path) -> None:
@@ -99,39 +91,53 @@ def killed(directory: Path) -> int:
     raise AssertionError(f"{directory} does not say what was killed")
 
 
-@pytest.fixture
-def group() -> Iterator[Path]:
-    """A group of 4 GiB, below the innermost of this process's groups that can have one."""
+def make_group(limits: dict[str, int], controller: str) -> Iterator[Path]:
+    """A group with the first of ``limits`` that there is, below the innermost of this process's that can have one."""
     if os.geteuid() != 0:
         pytest.skip("only root makes control groups")
-    if psutil.virtual_memory().available < LIMIT_BYTES + GIBIBYTE:
-        pytest.skip("less than 5 GiB of memory are free, so the machine would be the limit")
-    for parent in directories("memory", HostFiles()):
+    for parent in directories(controller, HostFiles()):
         directory = parent / f"accel-ops-test-{os.getpid()}"
         try:
             directory.mkdir()
         except OSError:
             continue
         try:
-            if limit(directory):
+            for name in filter(lambda name: (directory / name).exists(), limits):
+                (directory / name).write_text(str(limits[name]))
                 yield directory
                 return
         finally:
             remove_group(directory)
-    pytest.skip("no memory control group can be made")
+    pytest.skip(f"no control group of {controller} can be made")
 
 
-def test_a_build_in_the_group_never_runs_more_jobs_than_fit(group: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A group of 4 GiB."""
+    if psutil.virtual_memory().available < LIMIT_BYTES + GIBIBYTE:
+        pytest.skip("less than 5 GiB of memory are free, so the machine would be the limit")
+    yield from make_group({"memory.max": LIMIT_BYTES, "memory.limit_in_bytes": LIMIT_BYTES}, "memory")
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A group of 24 processes and threads."""
+    yield from make_group({"pids.max": LIMIT_PROCESSES}, "pids")
+
+
+def build_in(group: Path, directory: Path, mebibytes: int = 1536, **variables: str) -> tuple[str, str]:
+    """Build an op of 12 files with a compiler that needs so much memory; returns its notes and the build's warnings."""
     for number in range(11):
-        (tmp_path / f"part{number}.cpp").write_text(f"int part{number}() {{ return {number}; }}\n")
-    (tmp_path / "module.cpp").write_text(MODULE)
-    compiler, log = tmp_path / "hungry-g++", tmp_path / "jobs.log"
-    compiler.write_text(HUNGRY_COMPILER.format(python=sys.executable, log=str(log), compiler=str(shutil.which("g++"))))
+        (directory / f"part{number}.cpp").write_text(f"int part{number}() {{ return {number}; }}\n")
+    (directory / "module.cpp").write_text(MODULE)
+    compiler, log = directory / "hungry-g++", directory / "jobs.log"
+    facts = {"python": sys.executable, "log": str(log), "compiler": str(shutil.which("g++")), "mebibytes": mebibytes}
+    compiler.write_text(HUNGRY_COMPILER.format(**facts))
     compiler.chmod(0o755)
-    variables = {"PYTHONPATH": str(ROOT), "ACCEL_MAX_JOBS": None, "MAX_JOBS": None, "CXX": str(compiler)}
+    settings = {"PYTHONPATH": str(ROOT), "ACCEL_MAX_JOBS": None, "MAX_JOBS": None, "CXX": str(compiler), **variables}
     done = subprocess.run(
-        [sys.executable, "-c", BUILD, str(tmp_path)],
-        env=env.child_environment(**variables),
+        [sys.executable, "-c", BUILD, str(directory)],
+        env=env.child_environment(**settings),
         # Before the interpreter starts, so that all its memory counts.
         preexec_fn=lambda: (group / "cgroup.procs").write_text("0"),
         capture_output=True,
@@ -139,8 +145,25 @@ def test_a_build_in_the_group_never_runs_more_jobs_than_fit(group: Path, tmp_pat
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    signs = log.read_text()
+    return log.read_text(), done.stderr
+
+
+def test_a_build_in_the_group_never_runs_more_jobs_than_fit(group: Path, tmp_path: Path) -> None:
+    signs, _ = build_in(group, tmp_path)
     running = [signs[: at + 1].count("+") - signs[: at + 1].count("-") for at in range(len(signs))]
     assert (signs.count("+"), running[-1]) == (12, 0)
     assert 1 <= max(running) <= 2, "two of 1.5 GiB fit into 4 GiB"
     assert killed(group) == 0
+
+
+def test_a_build_whose_compilers_are_killed_finishes_with_fewer(group: Path, tmp_path: Path) -> None:
+    signs, warnings = build_in(group, tmp_path, ACCEL_MAX_JOBS="8")
+    assert killed(group) > 0
+    assert signs.count("-") == 12, "what was compiled is not compiled again"
+    assert "resuming with" in warnings
+
+
+def test_a_build_that_may_start_no_further_process_finishes_with_fewer(small_group: Path, tmp_path: Path) -> None:
+    signs, warnings = build_in(small_group, tmp_path, mebibytes=1, ACCEL_MAX_JOBS="16")
+    assert signs.count("-") >= 12
+    assert "resuming with" in warnings

@@ -98,9 +98,9 @@ class Site:
 
     def assert_whole(self) -> None:
         # A closed file that was removed while open goes a moment later.
-        wait_until(lambda: not list((self.server_cache.root / "staging").rglob("*")))
+        wait_until(lambda: not list((self.server_cache.home / "staging").rglob("*")))
         # Where one host saw too late what the other published, a second entry may have taken the place of a whole one.
-        for place in (self.server_cache.root / "rejected").glob("*"):
+        for place in (self.server_cache.home / "rejected").glob("*"):
             assert "another entry replaced it" in (place / "reason.txt").read_text()
             assert Entry(place / "entry", Manifest.from_json((place / "entry" / MANIFEST).read_text())).is_intact()
             shutil.rmtree(place)
@@ -225,7 +225,7 @@ def test_a_builder_killed_on_one_host_does_not_keep_the_other_waiting(site: Site
 def test_an_op_published_on_one_host_loads_at_once_on_the_other(site: Site) -> None:
     # The other host has looked before, and goes on believing that there is nothing.
     assert site.other.cache.entries() == []
-    assert not (site.other.mount / "cache" / "ops").exists()
+    assert not (site.other.mount / "cache" / "v1" / "ops").exists()
     assert wait_for([site.one.load(site.op)]) == [0]
     assert wait_for([site.other.load(site.op) for _ in range(2)]) == [0, 0]
     site.assert_whole()
@@ -297,5 +297,5 @@ def test_what_one_host_has_replaced_the_other_does_not_set_aside(site: Site) -> 
     assert wait_for([late]) == [0]
     (again,) = site.server_cache.entries()
     assert again.is_intact()
-    (rejected,) = (site.server_cache.root / "rejected").iterdir()
+    (rejected,) = (site.server_cache.home / "rejected").iterdir()
     assert (rejected / "entry" / entry.artifact.name).stat().st_size == 1000

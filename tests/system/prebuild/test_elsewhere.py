@@ -219,11 +219,11 @@ def test_the_wheel_passes_tests_of_all_ops_on_the_oldest_torch_and_another_pytho
     )
     (passed,) = re.findall(r"(\d+) passed", output)
     assert int(passed) > 300, output[-2000:]
-    assert not (tmp_path / "cache" / "ops").exists()
+    assert not (tmp_path / "cache" / "v1" / "ops").exists()
     # Nor does it need a newer torch to be compiled.
     compile_anew = (
         "from op_builder.cpu import CPULionBuilder, FusedLionBuilder\n"
         "print(*(type(made().jit_load()).__name__ for made in (CPULionBuilder, FusedLionBuilder)))"
     )
     assert "HostOp FusedOp" in oldest_torch.run("-c", compile_anew, ACCEL_CACHE_DIR=str(tmp_path / "cache"))
-    assert {path.name for path in (tmp_path / "cache" / "ops").iterdir()} == {"cpu_lion", "fused_lion"}
+    assert {path.name for path in (tmp_path / "cache" / "v1" / "ops").iterdir()} == {"cpu_lion", "fused_lion"}

@@ -51,7 +51,11 @@ def test_the_wheel_has_packages_sources_licence_and_nothing_else(tree: Path, pla
     licences = {name.partition(".dist-info/licenses/")[2] for name in files} - {""}
     assert licences == {"LICENSE", "THIRD_PARTY_NOTICES.md"}
     tops = {name.split("/")[0] for name in files}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"accelerator", "op_builder"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {
+        "accelerator",
+        "op_builder",
+        "accel_ops.pth",
+    }
     assert not [name for name in files if name.endswith((".so", ".pyc"))]
     (metadata,) = (content.decode() for name, content in files.items() if name.endswith(".dist-info/METADATA"))
     for line in (
@@ -71,6 +75,10 @@ def test_an_installed_wheel_and_an_editable_install_load_an_op_and_report(
         assert result["value"] == pytest.approx(0.9)
         row = environment.report()["cpu_adam"]
         assert (row["compatible"], row["cached"], row["installed"]) == (True, True, False)
+        unchanged = "from torch.utils.cpp_extension import load; print(load.__module__)"
+        assert environment.run("-c", unchanged).split()[0] == "torch.utils.cpp_extension"
+        replaced = environment.run("-c", unchanged, ACCEL_CPP_EXTENSION="1")
+        assert "op_builder.cpp_extension" in replaced.split()
         return result
 
     environment.pip("install", plain_wheel)

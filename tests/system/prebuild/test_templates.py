@@ -188,7 +188,7 @@ print("used", op)
 """
 
 
-@pytest.mark.skipif(find_runtime() is None, reason="needs the SYCL runtime: pip install 'accel-ops[sycl]'")
+@pytest.mark.skipif(find_runtime() is None, reason="needs the SYCL runtime: the extra sycl")
 def test_the_sycl_op_is_prebuilt_with_its_kernel_and_runs_without_a_compiler(
     own: Environment, my_ops: Path, tmp_path: Path
 ) -> None:

@@ -76,6 +76,11 @@ def test_an_existing_directory_is_left_alone(tmp_path: Path) -> None:
     assert not files(tmp_path)
 
 
+def test_a_name_longer_than_a_file_name_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(new.NewPackageError, match="cannot be written: File name too long"):
+        new.create("x", tmp_path / ("x" * 300))
+
+
 def test_nothing_is_left_where_the_disk_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, written = Path.write_text, []
 

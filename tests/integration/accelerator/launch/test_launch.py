@@ -16,6 +16,7 @@ import pytest
 from accelerator.launch.binding import plan_binding
 from accelerator.launch.topology import format_list, own_affinity, read_topology
 from op_builder.system.cgroups import HostFiles
+from tests.support.compilers import program
 from tests.support.launching import (
     CPUS,
     ROOT,
@@ -39,8 +40,13 @@ def _scripts(tmp_path: Path) -> None:
     write_scripts(tmp_path)
 
 
-@pytest.mark.parametrize("redirection", ["", ">&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("program", ["launch --num_accelerators 1 --no_python touch started", "report"])
+LAUNCH = "launch --num_accelerators 1 --no_python touch started"
+
+
+@pytest.mark.parametrize(
+    ("program", "redirection"),
+    [(LAUNCH, ">&-"), (LAUNCH, "2>&-"), (LAUNCH, "<&- >&- 2>&-"), ("report", "<&- >&- 2>&-")],
+)
 def test_closed_standard_streams_are_accepted(program: str, redirection: str, tmp_path: Path) -> None:
     """As a cron job or a daemon may close them."""
     line = f'"{sys.executable}" -m accelerator.{program} {redirection}'
@@ -72,6 +78,7 @@ def test_ranks_are_bound_as_planned_and_command_lines_contain_no_values(tmp_path
         assert got["OMP_NUM_THREADS"] == str(len(binding.cpus))
         assert (got["RANK"], got["LOCAL_RANK"]) == (str(rank), str(rank))
         assert (got["WORLD_SIZE"], got["LOCAL_WORLD_SIZE"], got["LOCAL_SIZE"]) == ("2", "2", "2")
+        assert (got["CROSS_RANK"], got["CROSS_SIZE"]) == ("0", "1")
         mode = binding.memory.mode
         if got["policies"] is not None and "set_mempolicy" not in done.stderr:
             assert {policy.partition(":")[0] for policy in got["policies"]} == {"default" if mode == "any" else mode}
@@ -84,23 +91,56 @@ def test_ranks_are_bound_as_planned_and_command_lines_contain_no_values(tmp_path
         assert f"local rank {rank}: CPU {format_list(binding.cpus)}" in done.stderr
 
 
-def test_the_plan_overrides_the_launchers_environment(tmp_path: Path) -> None:
+@pytest.mark.skipif(CPUS < 2, reason="needs two CPUs, of which one is for a slot that is not chosen")
+def test_a_module_runs_on_a_listed_cpu_with_the_plans_environment(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     (tmp_path / ".accel_env").write_text("OMP_NUM_THREADS=2\nTORCH_NCCL_ASYNC_ERROR_HANDLING=0\n")
     own = {"CUDA_VISIBLE_DEVICES": "4,5", "OMP_NUM_THREADS": "8"}
-    done = launch(["--hostfile", "hosts", "--include", "localhost:1", "show.py"], tmp_path, **own)
+    listed = [str(cpu) for cpu in sorted(own_affinity() or ())[-2:]]
+    options = ["--hostfile", "hosts", "--include", "localhost:1", "--bind_core_list", ",".join(listed), "-m", "show"]
+    done = launch(options, tmp_path, **own)
     assert done.returncode == 0, done.stderr
     got = shown(tmp_path, 0)
+    assert got["cpus"] in listed
     assert got["CUDA_VISIBLE_DEVICES"] == "5"
     assert got["OMP_NUM_THREADS"] == "2"
     assert got["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
 
 
-def test_a_module_runs_only_on_the_listed_cpu(tmp_path: Path) -> None:
-    last = max(own_affinity() or ())
-    done = launch(["--num_accelerators", "1", "--bind_core_list", str(last), "--module", "show"], tmp_path)
+def test_ssh_starts_the_ranks_of_several_hosts(tmp_path: Path) -> None:
+    """A program in place of ssh runs the commands of both hosts here."""
+    program(tmp_path / "bin" / "ssh", f'echo "$*" >> {tmp_path}/called\nfor last; do :; done\nexec sh -c "$last"')
+    (tmp_path / "activate").write_text("export ACTIVATED=yes\n")
+    (tmp_path / "hosts").write_text("a slots=1\nme@b slots=2\n")
+    options = ["-H", "hosts", "--launcher", "pdsh", "--ssh_port", "2222", "--venv_script", "activate", "-q"]
+    meeting = ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
+    variables = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    done = launch([*options, *meeting, "show.py"], tmp_path, **variables)
     assert done.returncode == 0, done.stderr
-    assert shown(tmp_path, 0)["cpus"] == str(last)
+    assert "accel-launch:" not in done.stderr
+    found = [shown(tmp_path, rank) for rank in range(3)]
+    assert [(got["CROSS_RANK"], got["LOCAL_RANK"]) for got in found] == [("0", "0"), ("1", "0"), ("1", "1")]
+    assert {(got["CROSS_SIZE"], got["WORLD_SIZE"], got["ACTIVATED"]) for got in found} == {("2", "3", "yes")}
+    calls = sorted((tmp_path / "called").read_text().splitlines())
+    for host, call in zip(("a", "me@b"), calls, strict=True):
+        assert call.startswith(f"-p 2222 -o BatchMode=yes -- {host} cd ")
+
+
+LISTENS = """
+import os, sys
+port = f":{int(os.environ['MASTER_PORT']):04X}"
+lines = [line.split() for name in ("tcp", "tcp6") for line in open(f"/proc/net/{name}")]
+found = {line[1] for line in lines if line[3] == "0A" and line[1].endswith(port)}
+sys.exit(f"listens at {found}" if found != {"0100007F" + port} else 0)
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--launcher", "ssh"]], ids=["torchrun", "ssh"])
+def test_ranks_of_one_host_meet_where_no_other_host_can_connect(options: list[str], tmp_path: Path) -> None:
+    (tmp_path / "listens.py").write_text(LISTENS)
+    port = ["--master_port", str(free_port())] if options else []
+    done = launch(["--num_accelerators", "1", *options, *port, "listens.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_output_is_relayed_and_written_to_the_log_directory(tmp_path: Path) -> None:
@@ -114,14 +154,10 @@ def test_output_is_relayed_and_written_to_the_log_directory(tmp_path: Path) -> N
             assert (tmp_path / "logs" / f"rank{rank}" / f"{name}.log").read_text() == f"{word} {rank}\n"
 
 
-@pytest.mark.parametrize(
-    ("how", "status", "cause"),
-    [("killed", 137, "by signal 9 (SIGKILL)"), ("exits", 7, "with exit status 7")],
-)
-def test_the_exit_status_is_that_of_the_first_failing_rank(how: str, status: int, cause: str, tmp_path: Path) -> None:
-    done = launch([*TWO, "--grace_period", "5", "wait.py", how], tmp_path)
-    assert done.returncode == status, done.stderr
-    assert f") on {os.uname().nodename} ended {cause}" in done.stderr
+def test_the_exit_status_is_that_of_the_first_failing_rank(tmp_path: Path) -> None:
+    done = launch([*TWO, "--grace_period", "5", "wait.py", "killed"], tmp_path)
+    assert done.returncode == 137, done.stderr
+    assert f") on {os.uname().nodename} ended by signal 9 (SIGKILL)" in done.stderr
     assert "accel-launch: rank 1 (local rank 1, pid " in done.stderr
     assert "accel-launch: rank 0" not in done.stderr
     assert "torch/distributed" not in done.stderr, "torch reports the same"
@@ -139,9 +175,10 @@ def test_the_exception_in_an_error_file_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_reach_all_ranks_once(number: signal.Signals, tmp_path: Path) -> None:
-    with Started([*TWO, "wait.py", "polite"], tmp_path) as started:
+def test_a_signal_reaches_all_ranks_once_unless_nohup_ignores_it(number: signal.Signals, tmp_path: Path) -> None:
+    with Started([*TWO, "wait.py", "polite"], tmp_path, ["nohup"]) as started:
         started.wait_for("up0", "up1")
+        started.process.send_signal(signal.SIGHUP)
         started.process.send_signal(number)
         assert started.end() == 128 + number, started.errors
         assert {(tmp_path / f"got{rank}").read_text() for rank in (0, 1)} == {number.name}
@@ -174,15 +211,8 @@ def test_repeated_signals_do_not_prevent_a_launch_from_ending(tmp_path: Path) ->
 def test_the_other_ranks_are_ended_after_the_grace_period(tmp_path: Path) -> None:
     with Started([*TWO, "--grace_period", "2", "wait.py", "one_fails"], tmp_path) as started:
         assert started.end() == 3, started.errors
+        assert f") on {os.uname().nodename} ended with exit status 3" in started.errors
         assert left_of(started.mark) == []
-
-
-def test_a_signal_that_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
-    with Started([*TWO, "wait.py", "polite"], tmp_path, ["nohup"]) as started:
-        started.wait_for("up0", "up1")
-        started.process.send_signal(signal.SIGHUP)
-        started.process.send_signal(signal.SIGTERM)
-        assert started.end() == 143, started.errors
 
 
 @pytest.mark.parametrize("options", [[], ["--launcher", "ssh"]], ids=["torchrun", "ssh"])

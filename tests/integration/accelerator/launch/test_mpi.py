@@ -33,6 +33,7 @@ def test_ranks_of_mpi_are_bound_and_numbered(launcher: str, tmp_path: Path) -> N
         got = shown(tmp_path, rank)
         assert got["cpus"] == format_list(binding.cpus)
         assert (got["LOCAL_RANK"], got["WORLD_SIZE"], got["LOCAL_WORLD_SIZE"]) == (str(rank), "2", "2")
+        assert (got["CROSS_RANK"], got["CROSS_SIZE"]) == ("0", "1")
         assert (got["LOCAL_SIZE"], got["MASTER_ADDR"], got["MASTER_PORT"]) == ("2", "127.0.0.1", "29500")
         assert (got["FROM_FILE"], got["arguments"], got["CUDA_VISIBLE_DEVICES"]) == (secret, ["$x"], "5,7")
         assert (tmp_path / "logs" / f"rank{rank}" / "stdout.log").read_text() == f"rank {rank}\n"

@@ -14,7 +14,7 @@ import torch
 
 import op_builder
 from op_builder import Binding, env
-from op_builder.builder.inline import InlineBuilder, InlineCUDABuilder, load_inline
+from op_builder.builder.inline import GivenBuilder, GivenCUDABuilder, load_inline
 from op_builder.errors import AccelError, CompileError, IncompatibleOpError
 from tests.support.foreign_package import ROOT, run_python
 
@@ -82,7 +82,7 @@ def test_a_second_process_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.
 
 def test_texts_are_one_file_and_errors_name_their_own_lines() -> None:
     with pytest.raises(CompileError) as caught:
-        load_inline("broken", [module("broken").replace("VALUE", "1"), "\nint wrong = nothing;\n"])
+        load_inline("broken", [module("broken").replace("VALUE", "1"), "#include <Python.h>\nint wrong = nothing;\n"])
     assert caught.value.diagnostic.startswith("cpp_sources[1]:2:")
     assert "nothing" in caught.value.diagnostic
 
@@ -147,17 +147,15 @@ def test_a_wrong_argument_is_named(arguments: dict[str, object], message: str) -
     [("sources", "x.cpp"), ("include_paths", None), ("cxx_args", "-O2"), ("libraries_args", 1), ("source_args", "-O1")],
 )
 def test_a_builders_method_that_returns_no_list_is_named(method: str, value: object) -> None:
-    builder = InlineBuilder("wrong", {"wrong.cpp": "int x;"})
+    builder = GivenBuilder("wrong", {"wrong.cpp": "int x;"})
     setattr(builder, method, lambda *_: value)
-    with pytest.raises(
-        AccelError, match=rf"InlineBuilder\.{method}\(.*\) is {value!r}, which is not a list of strings"
-    ):
+    with pytest.raises(AccelError, match=rf"GivenBuilder\.{method}\(.*\) is {value!r}, which is not a list of strings"):
         builder.plan()
 
 
 @pytest.mark.parametrize(("attribute", "value"), [("name", "a/b"), ("absolute_name", lambda: "pkg.a-b")])
 def test_a_builders_invalid_name_is_refused(attribute: str, value: object) -> None:
-    builder = InlineBuilder("wrong", {"wrong.cpp": "int x;"})
+    builder = GivenBuilder("wrong", {"wrong.cpp": "int x;"})
     setattr(builder, attribute, value)
     with pytest.raises(AccelError, match="is not a valid op name"):
         builder.plan()
@@ -173,11 +171,11 @@ def test_text_beyond_ascii_compiles_whatever_the_locale(tmp_path: Path) -> None:
 
 def test_setuptools_cannot_build_text() -> None:
     with pytest.raises(AccelError, match=r"has sources without files \(placed\.cpp\)"):
-        InlineBuilder("placed", {"placed.cpp": "int x;"}).builder()
+        GivenBuilder("placed", {"placed.cpp": "int x;"}).builder()
 
 
 def test_a_text_named_with_a_directory_is_refused() -> None:
-    builder = InlineBuilder("placed", {"../placed.cpp": "int x;"})
+    builder = GivenBuilder("placed", {"../placed.cpp": "int x;"})
     with pytest.raises(AccelError, match="not a plain file name"):
         builder.plan()
 
@@ -188,7 +186,7 @@ def test_loading_cuda_text_without_a_device_is_refused() -> None:
     from op_builder.engine.commands import build_commands
     from op_builder.load.resolver import Request
 
-    builder = InlineCUDABuilder("gpu", {"gpu.cu": "__global__ void set(int* x) { *x = 1; }\n"})
+    builder = GivenCUDABuilder("gpu", {"gpu.cu": "__global__ void set(int* x) { *x = 1; }\n"})
     request = Request.of(builder)
     assert request.toolset is not None
     assert "gpu.cu" in build_commands(request.plan, request.toolset).compile_steps[0].command

@@ -14,7 +14,7 @@ import pytest
 from op_builder import env
 from op_builder.cache.__main__ import main
 from op_builder.cache.bundle import export_bundle, import_bundle
-from op_builder.cache.store import Cache
+from op_builder.cache.store import Cache, Manifest
 from tests.support.entries import publish
 from tests.support.small_ops import SmallBuilder, added, copied
 
@@ -23,13 +23,14 @@ from tests.support.small_ops import SmallBuilder, added, copied
 def filled(built: Path, tmp_path: Path) -> Cache:
     """A copy of a cache in which ``small`` is built, with another entry."""
     _, cache = copied(built, tmp_path / "filled")
-    publish(cache, op="other")
+    (small,) = cache.entries()
+    publish(cache, small.artifact.read_bytes(), op="other")
     return cache
 
 
 @pytest.fixture
 def bundle(filled: Cache, tmp_path: Path) -> Path:
-    assert export_bundle(filled.entries("small"), tmp_path / "ops.zip") == 1
+    assert export_bundle(filled, filled.entries("small"), tmp_path / "ops.zip") == 1
     return tmp_path / "ops.zip"
 
 
@@ -58,14 +59,15 @@ def rewritten(bundle: Path, change: Callable[[str, bytes], bytes]) -> Path:
 
 
 def of_another_machine(bundle: Path, parts: dict[str, str]) -> Path:
-    def change(name: str, content: bytes) -> bytes:
-        if not name.endswith("manifest.json"):
-            return content
-        data = json.loads(content)
-        data["key_parts"].update(parts)
-        return json.dumps(data).encode()
-
-    return rewritten(bundle, change)
+    other = bundle.with_name("foreign.zip")
+    with zipfile.ZipFile(bundle) as source, zipfile.ZipFile(other, "w") as target:
+        name, binary = sorted(source.namelist(), key=lambda name: name.endswith(".so"))
+        manifest = Manifest.from_json(source.read(name).decode())
+        manifest = manifest._replace(key_parts={**manifest.key_parts, **parts})
+        base = f"{manifest.op}/{manifest.key.plan.digest}/{manifest.key.digest}"
+        target.writestr(f"{base}/manifest.json", manifest.to_json())
+        target.writestr(f"{base}/{manifest.artifact}", source.read(binary))
+    return other
 
 
 @pytest.mark.usefixtures("new_process")
@@ -116,22 +118,11 @@ def test_without_a_compiler_here_an_entry_of_any_compiler_fits(
     assert entry["fits"]
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda name, content: content + b"x" if name.endswith(".so") else content, "does not match"),
-        (lambda _name, content: content.replace(b'"small.so"', b'"../../o.so"'), "not a plain name"),
-    ],
-    ids=["binary", "name that leaves the directory"],
-)
-def test_an_altered_bundle_is_refused_whole(
-    capsys: pytest.CaptureFixture[str],
-    bundle: Path,
-    elsewhere: Cache,
-    change: Callable[[str, bytes], bytes],
-    words: str,
+def test_an_altered_binary_has_the_bundle_refused_whole(
+    capsys: pytest.CaptureFixture[str], bundle: Path, elsewhere: Cache
 ) -> None:
-    assert words in refusal(capsys, elsewhere, "import", rewritten(bundle, change))
+    other = rewritten(bundle, lambda name, content: content[:-1] + b"x" if name.endswith(".so") else content)
+    assert "does not match" in refusal(capsys, elsewhere, "import", other)
     assert elsewhere.entries() == []
 
 
@@ -156,8 +147,7 @@ def test_a_bundle_that_was_damaged_in_transit_is_refused(
 def test_an_import_keeps_the_cache_in_bounds(
     capsys: pytest.CaptureFixture[str], bundle: Path, elsewhere: Cache
 ) -> None:
-    aside = elsewhere.root / "logs" / "old.log"
-    aside.parent.mkdir(parents=True)
+    aside = elsewhere.writable_dir("logs") / "old-20260101-000000-1.log"
     aside.write_bytes(bytes(2 << 20))
     os.utime(aside, (0, 0))
     with env.scope(ACCEL_CACHE_MAX_MIB="1"):
@@ -168,7 +158,7 @@ def test_an_import_keeps_the_cache_in_bounds(
 def test_entries_without_a_time_are_exported(filled: Cache, elsewhere: Cache, tmp_path: Path) -> None:
     for entry in filled.entries():
         os.utime(entry.artifact, (0, 0))
-    assert export_bundle(filled.entries(), tmp_path / "bundle") == 2
+    assert export_bundle(filled, filled.entries(), tmp_path / "bundle") == 2
     assert len(import_bundle(elsewhere, tmp_path / "bundle")) == 2
 
 

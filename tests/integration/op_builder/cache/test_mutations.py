@@ -179,13 +179,13 @@ class Bench:
         tool = self.path(place) / name
         tool.parent.mkdir(exist_ok=True)
         log = self.path("compiled.log")
-        note = f'case " $* " in *" -MF "*) echo {name} >> "{log}";; esac'
+        note = f'case " $* " in *" -MF "*|*=link.d*) echo {name} >> "{log}";; esac'
         replace_content(tool, f'#!/bin/sh\n{note}\n{answers}\nexec "{runs}" "$@"\n'.encode())
         tool.chmod(0o755)
         return tool
 
     def compiled(self) -> int:
-        """How many files were compiled so far."""
+        """How many files were compiled or linked so far."""
         log = self.path("compiled.log")
         return len(log.read_text().splitlines()) if log.exists() else 0
 
@@ -685,7 +685,7 @@ def cache_moved(bench: Bench) -> None:
 
 
 def ops_of_the_cache_copied(bench: Bench) -> None:
-    shutil.copytree(bench.path("cache/ops"), bench.path("mirror/ops"))
+    shutil.copytree(bench.path("cache/v1/ops"), bench.path("mirror/v1/ops"))
     bench.builder.cache = Cache(bench.path("mirror"))
 
 

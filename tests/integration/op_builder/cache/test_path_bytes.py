@@ -49,8 +49,8 @@ print(sys.getfilesystemencoding(), ascii(stale))
 
 
 def compiled_locale(charmap: str, directory: Path) -> dict[str, str]:
-    """The variables of a Chinese or Japanese locale in an old encoding."""
-    language = {"GBK": "zh_CN", "EUC-JP": "ja_JP"}[charmap]
+    """The variables of a Chinese, Japanese or German locale in an old encoding."""
+    language = {"GBK": "zh_CN", "EUC-JP": "ja_JP", "ISO-8859-1": "de_DE"}[charmap]
     localedef = shutil.which("localedef")
     if localedef is None or not Path("/usr/share/i18n/charmaps").is_dir():
         pytest.skip("no localedef, or no charmaps")
@@ -61,7 +61,8 @@ def compiled_locale(charmap: str, directory: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("locale", "encoding"), [("C.UTF-8", "utf-8"), ("C", "ascii"), ("GBK", "gbk"), ("EUC-JP", "euc_jp")]
+    ("locale", "encoding"),
+    [("C.UTF-8", "utf-8"), ("C", "ascii"), ("GBK", "gbk"), ("EUC-JP", "euc_jp"), ("ISO-8859-1", "iso8859-1")],
 )
 def test_a_changed_header_is_noticed(tmp_path: Path, locale: str, encoding: str) -> None:
     variables = {"LC_ALL": locale} if locale.startswith("C") else compiled_locale(locale, tmp_path)

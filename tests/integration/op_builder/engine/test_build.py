@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from op_builder import env
-from op_builder.cache.store import MANIFEST, Cache, Manifest
+from op_builder.cache.store import MANIFEST, Cache
 from op_builder.errors import AccelError, IncompatibleOpError, LoadError
 from op_builder.load import resolver
 from tests.support.compilers import program
@@ -38,18 +38,20 @@ def is_hit(builder: SmallBuilder) -> bool:
 
 
 def test_op_is_built_loaded_and_works(small: SmallBuilder, caplog: pytest.LogCaptureFixture) -> None:
+    with (small.directory / "small.cpp").open("a") as source:
+        source.write("#include <torch/csrc/stable/c/shim.h>\n")
     with caplog.at_level("INFO", logger="op_builder"):
         assert added(small.load(verbose=True)) == 1.0
-    assert "Building 'small'" in caplog.text
+    assert "Building 'small' (1 file)." in caplog.text
     assert "[4/4] link small.so" in caplog.text
     (entry,) = small.cache.entries("small")
     assert entry.manifest.kind == "accel"
     assert "libtorch_cpu" in entry.manifest.check
-    ours = {"bindings/stable_library.h", "torch_c/errors.h", "torch_c/library.h", "torch_c/functions.h"}
+    ours = {f"torch_c/{name}.h" for name in ("boxed", "errors", "functions", "library", "tensor")}
     of_torch = {header.path for header in entry.manifest.headers if header.root == "torch"}
-    assert "torch/csrc/stable/tensor.h" in of_torch
+    assert "torch/csrc/stable/c/shim.h" in of_torch
     assert {header.path for header in entry.manifest.headers} - of_torch == {"amount.h", "nested.h", *ours}
-    assert list((small.cache.root / "staging").iterdir()) == []
+    assert list((small.cache.home / "staging").iterdir()) == []
 
 
 def test_the_binary_needs_torchs_libraries_and_names_no_place(small: SmallBuilder) -> None:
@@ -117,7 +119,7 @@ def test_sources_of_the_same_base_name_in_a_directory_with_spaces_and_dollars(tm
 def test_read_only_use_without_compiler_and_ninja_hits(small: SmallBuilder, no_tools: None) -> None:  # noqa: ARG001
     with env.scope(PATH=TOOLS):
         small.load()
-    shutil.rmtree(small.cache.root / "memo")
+    shutil.rmtree(small.cache.home / "memo")
     request = resolver.Request.of(SmallBuilder(small.directory, Cache(small.cache.root)))
     assert request.toolset is None
     assert request.find_cached() is not None
@@ -256,10 +258,11 @@ def test_a_bundle_needs_no_system_headers_where_there_is_no_compiler(small: Smal
         resolver.compile_now(resolver.Request.of(small))
     (entry,) = small.cache.entries()
     # As if it came from a machine that has them elsewhere.
-    path = entry.directory / MANIFEST
-    foreign = path.read_text().replace('"/usr/include/', '"/nowhere/include/')
-    path.write_text(foreign)
-    entry.directory.rename(entry.directory.with_name(Manifest.from_json(foreign).key.digest))
+    system = entry.manifest.system_headers
+    elsewhere = tuple(path.replace("/usr/include/", "/nowhere/include/") for path in system.paths)
+    foreign = entry.manifest._replace(system_headers=system._replace(paths=elsewhere))
+    (entry.directory / MANIFEST).write_text(foreign.to_json())
+    entry.directory.rename(entry.directory.with_name(foreign.key.digest))
     with env.scope(ACCEL_JIT="0"):
         assert is_hit(small)
     with env.scope(PATH=TOOLS):

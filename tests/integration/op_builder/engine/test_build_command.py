@@ -172,11 +172,11 @@ def test_the_compilers_end_with_the_command(tmp_path: Path, sign: signal.Signals
     _, errors = process.communicate(timeout=60)
     assert process.returncode == (130 if sign == signal.SIGINT else -sign)
     wait_until(compiler.ended)
-    staging = tmp_path / "cache" / "staging"
+    staging = tmp_path / "cache" / "v1" / "staging"
     if sign == signal.SIGINT:
         assert "Interrupted" in errors
     else:
-        assert sweep(staging) == 1, "what it left goes with the next build, be it a second old"
+        assert sweep(tmp_path / "cache") == 1, "what it left goes with the next build, be it a second old"
     assert list(staging.iterdir()) == []
     assert Cache(tmp_path / "cache").entries() == []
 
@@ -187,7 +187,7 @@ def test_the_compilers_end_when_the_time_is_up(small: SmallBuilder, tmp_path: Pa
         (outcome,) = build_all([small], required=EVERY, force=False, report=lambda *_: None)
     assert "did not end within 2 s" in outcome.message
     assert compiler.ended()
-    assert list((small.cache.root / "staging").iterdir()) == []
+    assert list((small.cache.home / "staging").iterdir()) == []
 
 
 def test_the_compilers_end_when_ninja_is_killed(small: SmallBuilder, tmp_path: Path) -> None:

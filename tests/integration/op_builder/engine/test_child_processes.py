@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import site
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from accelerator.launch.processes import helper_process
 from op_builder import env
 from op_builder.errors import IncompatibleOpError
 from op_builder.system.interpreter import isolated_command
 from tests.support.compilers import program
 from tests.support.foreign_package import ROOT
+from tests.support.seeds import ENTRY
 from tests.support.small_ops import SmallBuilder, added
 
 # Its init function needs torch, so it is tried in a child that imports torch.
@@ -30,18 +34,70 @@ print(load_inline("m", text).__name__)
 """
 
 
-def test_the_child_imports_nothing_from_the_current_directory(tmp_path: Path) -> None:
-    for name in ("types", "struct", "json", "ctypes", "torch", "op_builder", "sitecustomize"):
+# The console script.
+RUN = "import sys\nfrom op_builder.__main__ import run\nsys.exit(run())\n"
+# An op of another package, beside the script.
+OWN = """
+from op_builder import Binding, OpBuilder
+class OwnBuilder(OpBuilder):
+    NAME = "own"
+    BINDING = Binding.STABLE
+    def sources(self):
+        return ["own.cpp"]
+"""
+STANDARD = ("types", "struct", "json", "ctypes", "logging", "importlib", "warnings", "sitecustomize", "usercustomize")
+INSTALLED = ("torch", "op_builder", "numpy", "sympy", "typing_extensions", "psutil", "ninja", "packaging", "setuptools")
+
+
+def run_among_planted_files(tmp_path: Path, text: str, *arguments: str, home: str | None = None) -> None:
+    """Run a script in a directory with modules that none of its processes may execute."""
+    for name in (*STANDARD, *INSTALLED):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'a').write({name!r})\n")
     script = tmp_path / "scripts" / "load.py"
     script.parent.mkdir()
-    script.write_text(LOAD)
-    variables = env.child_environment(PYTHONPATH=str(ROOT), ACCEL_CACHE_DIR=str(tmp_path / "cache"))
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300
+    script.write_text(text)
+    (script.parent / "own.py").write_text(OWN)
+    (script.parent / "own.cpp").write_text(ENTRY)
+    places = [str(ROOT), *site.getsitepackages()]  # PYTHONHOME leaves out those of a virtual environment
+    variables = env.child_environment(
+        PYTHONPATH=os.pathsep.join(places),
+        PYTHONHOME=home,
+        ACCEL_CACHE_DIR=str(tmp_path / "cache"),
+        ACCEL_ACCELERATOR="cpu",
     )
+    command = [sys.executable, str(script), *arguments]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "executed").exists()
+    assert not (tmp_path / "executed").exists(), (tmp_path / "executed").read_text()
+
+
+@pytest.mark.parametrize("home", [None, sys.base_prefix])
+def test_the_child_of_a_load_imports_nothing_from_the_current_directory(tmp_path: Path, home: str | None) -> None:
+    run_among_planted_files(tmp_path, LOAD, home=home)
+
+
+def test_the_child_of_python_c_finds_the_standard_library_before_the_current_directory(tmp_path: Path) -> None:
+    # What the program has not imported yet, it would itself import from there.
+    code = f"import accelerator, importlib, op_builder, os, torch\nos.chdir({str(tmp_path)!r})\n{LOAD}"
+    for name in STANDARD:
+        (tmp_path / f"{name}.py").write_text(f"open('executed', 'a').write({name!r})\n")
+    variables = env.child_environment(PYTHONPATH=str(ROOT), ACCEL_CACHE_DIR=str(tmp_path / "cache"))
+    done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "executed").exists(), (tmp_path / "executed").read_text()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "report",
+        "build own:OwnBuilder",
+        "cache verify",
+        "launch --num_accelerators 1 --no_python true",
+    ],
+)
+def test_no_command_imports_from_the_current_directory(command: str, tmp_path: Path) -> None:
+    run_among_planted_files(tmp_path, RUN, *command.split())
 
 
 def test_the_child_takes_the_standard_library_first_and_then_the_path_of_its_parent(
@@ -53,6 +109,22 @@ def test_the_child_takes_the_standard_library_first_and_then_the_path_of_its_par
     command = isolated_command("import struct, own_module, sys\nprint(sys.argv[1:], own_module.__file__)", "a b")
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout == f"['a b'] {tmp_path / 'own_module.py'}\n", done.stderr
+
+
+def test_an_interpreter_that_needs_pythonhome_starts(
+    small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = 'echo "Fatal Python error: init_fs_encoding" >&2; exit 1'
+    needs_home = f'case " $* " in *" -I "* | *" -E "*) {refusal};; esac\n[ "$PYTHONHOME" ] || {{ {refusal}; }}'
+    path = program(tmp_path / "moved" / "python3", f'{needs_home}\nexec {os.path.realpath(sys.executable)} "$@"')
+    monkeypatch.setattr("sys.executable", str(path))
+    monkeypatch.setenv("PYTHONHOME", sys.base_prefix)
+    assert added(small.load()) == 1.0
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "json.py").write_text("raise SystemExit(3)\n")
+    for command in (isolated_command("import json, torch"), helper_process("receive", "true")):
+        done = subprocess.run(command, input="{}\n", cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -12,7 +13,6 @@ import pytest
 from op_builder import env
 from op_builder.cache.store import Cache
 from op_builder.engine.build import BuildOptions
-from op_builder.engine.ninja import Progress
 from op_builder.errors import BuildCancelled
 from op_builder.load.resolver import Request, compile_now
 from tests.support.compilers import fake_compiler
@@ -44,7 +44,7 @@ def test_waiting_processes_name_the_builder_and_take_over_when_it_dies(
     assert wait_for([builder]) == [-signal.SIGKILL]
     assert f"Still waiting for process {builder}" in caplog.text
     assert len(cache.entries()) == 1
-    (lock,) = (cache.root / "locks").iterdir()
+    (lock,) = (cache.home / "locks").iterdir()
     assert lock.read_text() == "", "nobody builds it any more"
 
 
@@ -76,11 +76,16 @@ def test_waiting_for_another_process_can_be_cancelled(tmp_path: Path, cache: Cac
         wait_for([builder])
 
 
-@pytest.mark.parametrize("progress", [None, lambda *_: None], ids=["silent", "every step is reported"])
-def test_a_build_that_takes_long_says_so_once(
-    tmp_path: Path, cache: Cache, caplog: pytest.LogCaptureFixture, progress: Progress | None
+@pytest.mark.parametrize("is_shown", [False, True])
+def test_a_long_build_is_reported_unless_the_caller_shows_it(
+    tmp_path: Path, cache: Cache, caplog: pytest.LogCaptureFixture, is_shown: bool
 ) -> None:
+    steps: list[str] = []
+    options = BuildOptions(progress=lambda _done, _total, step: steps.append(step), is_shown=is_shown)
     with env.scope(CXX=fake_compiler(tmp_path / "bin" / "g++", "sleep 4")):
-        compile_now(Request.of(quick(tmp_path / "op", cache)), BuildOptions(progress=progress))
-    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert said == (["Compiling 'quick' (1 file), 3 s so far ..."] if progress is None else [])
+        compile_now(Request.of(quick(tmp_path / "op", cache)), options)
+    assert steps
+    said = [
+        re.sub(r" \(\d+ s\)", "", record.getMessage()) for record in caplog.records if record.levelno == logging.WARNING
+    ]
+    assert said[:1] == ([] if is_shown else ["Still building 'quick' (1 file): 0 steps done."])

@@ -81,7 +81,7 @@ def header(tmp_path_factory: pytest.TempPathFactory) -> Entry:
 
 @pytest.mark.slow
 def test_an_op_is_built_with_it_and_has_the_key_of_one_without(header: Entry, cache: Cache, tmp_path: Path) -> None:
-    with_header = TextBuilder(Cache(header.directory.parents[3]))
+    with_header = TextBuilder(Cache(header.directory.parents[4]))
     assert offered(with_header, tmp_path / "staging")
     request = Request.of(with_header)
     assert request.toolset is not None
@@ -97,7 +97,7 @@ def test_an_op_is_built_with_it_and_has_the_key_of_one_without(header: Entry, ca
 
 @pytest.mark.slow
 def test_an_op_with_a_pybind11_of_its_own_is_compiled_without(header: Entry, tmp_path: Path) -> None:
-    cache = Cache(header.directory.parents[3])
+    cache = Cache(header.directory.parents[4])
     (tmp_path / "include" / "common").mkdir(parents=True)
     assert offered(TextBuilder(cache, include_dirs=(tmp_path / "include",)), tmp_path / "one")
     (tmp_path / "include" / "pybind11").mkdir()

@@ -196,6 +196,6 @@ def trying(cache: Cache) -> list[Path]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            if any(word.startswith(f"{cache.root}/staging/") and word.endswith("/small.so") for word in words):
+            if any(word.startswith(f"{cache.home}/staging/") and word.endswith("/small.so") for word in words):
                 found.append(process)
     return found

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import faulthandler
 import importlib
 import os
 import shutil
+import signal
 import textwrap
 import threading
 from collections.abc import Callable
@@ -64,7 +64,7 @@ def exit_status_of_child(work: Callable[[], bool]) -> int:
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    faulthandler.dump_traceback_later(60, exit=True)
+    signal.alarm(60)  # faulthandler's timer waits for the thread of pytest's own one, which the child does not have
     worked = False
     try:
         worked = work()

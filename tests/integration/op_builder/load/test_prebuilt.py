@@ -24,10 +24,12 @@ from op_builder.cpu import CPUAdamBuilder
 from op_builder.cuda import FusedAdamBuilder
 from op_builder.errors import IncompatibleOpError
 from op_builder.load import prebuilt
+from op_builder.plan import ForeignLibrary
 from op_builder.report import collect
 from op_builder.report.collect import op_row
 from op_builder.report.render import print_report
 from op_builder.system.torch_install import torch_install
+from tests.support.entries import edit_record
 from tests.support.foreign_package import importable, load_module, write_package
 from tests.support.small_ops import SmallBuilder, added, copied, replace_content
 
@@ -45,21 +47,18 @@ Edit = Callable[[dict[str, Any]], None]
 def wheel(small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
     """The entry of ``small`` in an installed wheel."""
     root = tmp_path / "site-packages" / "op_builder" / "_prebuilt"
-    shutil.copytree(small.cache.root / "ops", root / "ops")
+    shutil.copytree(small.cache.home / "ops", root / "ops")
     monkeypatch.setattr(paths, "prebuilt_roots", lambda _cls: [root])
-    (entry,) = Cache(root).entries("small")
+    (entry,) = Cache(root, in_package=True).entries("small")
     return entry
 
 
 def rewrite(entry: Entry, edit: Edit) -> None:
-    path = entry.directory / "manifest.json"
-    manifest = json.loads(path.read_text())
-    edit(manifest)
-    path.write_text(json.dumps(manifest))
+    edit_record(entry.directory / "manifest.json", edit)
 
 
 def empty(cache: Cache) -> None:
-    shutil.rmtree(cache.root / "ops")
+    shutil.rmtree(cache.home / "ops")
 
 
 def test_a_prebuilt_op_that_fits_is_loaded_first(small: SmallBuilder, wheel: Entry) -> None:
@@ -117,6 +116,11 @@ def more_sources(manifest: dict[str, Any]) -> None:
     manifest["key_parts"]["source 1 more.cpp"] = "0" * 64
 
 
+def another_tvm_ffi(manifest: dict[str, Any]) -> None:
+    manifest["kind"] = "tvm_ffi"
+    manifest["key_parts"]["library tvm_ffi"] = "0.0.1"
+
+
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
@@ -127,12 +131,20 @@ def more_sources(manifest: dict[str, Any]) -> None:
         (newer_c_library, "it needs glibc 9.1, this is"),
         (other_sources, "it was built from another recipe (source 0 small.cpp)"),
         (more_sources, "it was built from another recipe (source 1 more.cpp)"),
+        (another_tvm_ffi, "it was built with apache-tvm-ffi 0.0.1, this is 9.9"),
     ],
 )
 @pytest.mark.usefixtures("new_process")
 def test_a_prebuilt_op_that_does_not_fit_is_ignored_with_the_reason(
-    small: SmallBuilder, wheel: Entry, caplog: pytest.LogCaptureFixture, edit: Edit, reason: str
+    small: SmallBuilder,
+    wheel: Entry,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    edit: Edit,
+    reason: str,
 ) -> None:
+    installed = ForeignLibrary("tvm_ffi", "9.9", Path(), Path())
+    monkeypatch.setattr("op_builder.toolchains.tvm_ffi.tvm_ffi_library", lambda: installed)
     rewrite(wheel, edit)
     row = op_row(small)
     assert not row.installed
@@ -230,7 +242,7 @@ def test_the_recipe_of_a_cuda_op_needs_no_toolkit(tmp_path: Path) -> None:
 
 def test_a_header_of_this_project_may_change_under_an_op_of_another_package(small: SmallBuilder, wheel: Entry) -> None:
     def age(manifest: dict[str, Any]) -> None:
-        (header,) = [header for header in manifest["headers"] if header["path"].endswith("stable_library.h")]
+        (header,) = [header for header in manifest["headers"] if header["path"].endswith("torch_c/library.h")]
         header["sha256"], header["status"] = "0" * 64, []
 
     rewrite(wheel, age)
@@ -362,13 +374,13 @@ def test_a_malformed_manifest_of_another_version_is_no_error(
     assert added(small.load()) == 1.0
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 2}', "\0"])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 1}', "\0"])
 def test_the_report_shows_an_unreadable_index(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "some_package" / "_prebuilt"
     root.mkdir(parents=True)
     assert prebuilt.read_index(root) is None
     (root / "wheel.json").write_text(content)
-    with pytest.raises(ValueError, match=r"format is not 1|char 0"):
+    with pytest.raises(ValueError, match=r"not a JSON object|no checksum|format is 1, not 2"):
         prebuilt.read_index(root)
     monkeypatch.setattr(paths, "prebuilt_roots", lambda _cls: [root])
     monkeypatch.setattr(collect, "all_builders", lambda _package: {"cpu_adam": CPUAdamBuilder()})

@@ -51,6 +51,9 @@ class AcmeAddBuilder(CPUOpBuilder):
 
     def include_paths(self):
         return ["csrc", "kernels"]
+
+    def cxx_args(self):
+        return ["-O0"]
 """
 
 OBJECTS = (
@@ -135,7 +138,7 @@ class Tree:
 
     @property
     def entries(self) -> list[Entry]:
-        return Cache(self.prebuilt, is_ours=False).entries()
+        return Cache(self.prebuilt, in_package=True).entries()
 
 
 @pytest.fixture(autouse=True)
@@ -323,7 +326,7 @@ def test_an_unwritable_cache_directory_is_not_used(tmp_path: Path, capfd: pytest
         worker.prebuild(tree.root, EVERYTHING)
     (entry,) = tree.entries
     assert entry.is_intact()
-    assert f"the cache {tmp_path}/file/cache cannot be used (" in capfd.readouterr().err
+    assert f"The cache directory {tmp_path}/file/cache cannot be used: " in capfd.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"site", "file"}, "the temporary cache is removed"
 
 

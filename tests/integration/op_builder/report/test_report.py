@@ -30,26 +30,14 @@ from tests.support.seeds import ENTRY
 from tests.support.small_ops import SmallBuilder, replace_content
 
 
-def run_report(*arguments: str, **variables: str | None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "op_builder.report", *arguments],
-        capture_output=True,
-        text=True,
-        env=env.child_environment(COLUMNS="80", **variables),
-        check=False,
-        timeout=120,
-    )
-
-
-def report_json(*arguments: str, **variables: str | None) -> dict[str, Any]:
-    done = run_report("--json", *arguments, **variables)
-    assert done.returncode == 0, done.stderr
-    data: dict[str, Any] = json.loads(done.stdout)
-    return data
+def report_of_a_new_process(accelerator: str) -> Any:
+    command = [sys.executable, "-m", "op_builder.report", "--json"]
+    variables = env.child_environment(ACCEL_ACCELERATOR=accelerator)
+    return json.loads(subprocess.run(command, capture_output=True, env=variables, check=True).stdout)
 
 
 def test_json_has_the_documented_shape() -> None:
-    data = report_json(ACCEL_ACCELERATOR="cpu")
+    data = report_of_a_new_process("cpu")
     assert set(data) == {"accelerator", "ops", "wheels", "registered", "environment"}
     assert data["accelerator"]["name"] == "cpu"
     for op in data["ops"]:
@@ -59,34 +47,31 @@ def test_json_has_the_documented_shape() -> None:
     assert data["environment"]["torch"]["version"] == torch_install().version
 
 
-def test_the_tables_fit_a_narrow_terminal() -> None:
-    done = run_report(ACCEL_ACCELERATOR="cpu")
-    assert done.returncode == 0
+def test_the_tables_fit_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with env.scope(ACCEL_ACCELERATOR="cpu", COLUMNS="80"):
+        assert main([]) == 0
+    shown = capsys.readouterr().out
     for word in ("cpu_adam", "installed", "compatible", "C++ compiler", "CUDA toolkit", "/dev/shm", "cache", "CPU"):
-        assert word in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 80
+        assert word in shown
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_an_unknown_accelerator_is_an_error_and_the_ops_are_still_listed() -> None:
-    data = report_json(ACCEL_ACCELERATOR="abacus")
+    data = report_of_a_new_process("abacus")
     assert "abacus" in data["accelerator"]["error"]
     assert data["ops"]
 
 
-def test_without_a_compiler_the_op_is_incompatible(tmp_path: Path) -> None:
-    data = report_json(ACCEL_ACCELERATOR="cpu", PATH=str(tmp_path), CXX=None, ACCEL_CACHE_DIR=str(tmp_path / "c"))
+@pytest.mark.usefixtures("new_process")
+def test_without_a_compiler_the_op_is_incompatible(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with env.scope(ACCEL_ACCELERATOR="cpu", PATH=str(tmp_path), CXX=None, ACCEL_CACHE_DIR=str(tmp_path / "c")):
+        assert main(["--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
     (adam,) = (op for op in data["ops"] if op["name"] == "cpu_adam")
     assert not adam["compatible"]
     assert "No C++ compiler" in adam["reason"]
     assert "apt-get install g++" in adam["remedy"]
     assert "No C++ compiler" in data["environment"]["toolchains"]["c++"]["error"]
-
-
-def test_an_instruction_set_this_cpu_lacks_makes_the_op_incompatible() -> None:
-    data = report_json(ACCEL_ACCELERATOR="cpu", ACCEL_CPU_ISA="mmx")
-    (adam,) = (op for op in data["ops"] if op["name"] == "cpu_adam")
-    assert not adam["compatible"]
-    assert "ACCEL_CPU_ISA='mmx'" in adam["reason"]
 
 
 def test_an_unknown_op_is_an_error_with_the_list_of_ops(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,16 +81,15 @@ def test_an_unknown_op_is_an_error_with_the_list_of_ops(capsys: pytest.CaptureFi
     assert "cpu_adam" in errors
 
 
-@pytest.mark.parametrize("name", ["cpu_adam", "CPUAdamBuilder"])
-def test_one_op_is_explained_with_plan_commands_and_checks(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--json", "--op", name]) == 0
+def test_one_op_is_explained_with_plan_commands_and_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json", "--op", "cpu_adam"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert any("cpu/adam.cpp" in source["label"] for source in data["plan"]["sources"])
     stand_ins_and_link = 3
     assert len(data["commands"]) == len(data["plan"]["sources"]) + stand_ins_and_link
     assert all(check["passed"] for check in data["checks"])
     assert data["key"]["parts"]["op"] == "cpu_adam"
-    assert main(["--op", name]) == 0
+    assert main(["--op", "CPUAdamBuilder"]) == 0
     shown = capsys.readouterr().out
     assert "cpu/adam.cpp" in shown
     assert "-shared" in shown
@@ -128,14 +112,6 @@ def test_doctor_lists_only_what_does_not_work_and_fails_for_a_named_op(
     assert {"cpu_adam", "cpu"} <= {problem["name"] for problem in problems}
     assert "rms_norm" not in {problem["name"] for problem in problems}  # the device has none
     assert doctor.main(["no_such_op"]) == 2
-
-
-def test_help_lists_the_options(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    shown = capsys.readouterr().out
-    assert "--json" in shown
-    assert "--op" in shown
 
 
 def test_row_before_and_after_the_build(small: SmallBuilder) -> None:
@@ -179,18 +155,6 @@ def test_a_missing_source_is_a_reason(small: SmallBuilder) -> None:
     assert explain(small)["plan"] is None
 
 
-def test_the_warning_of_an_overridden_is_compatible_is_the_reason(small: SmallBuilder) -> None:
-    class Refusing(SmallBuilder):
-        def is_compatible(self, verbose: bool = False) -> bool:  # noqa: ARG002
-            self.warning("needs the moon in Aquarius")
-            return False
-
-    row = op_row(Refusing(small.directory, small.cache))
-    assert not row.compatible
-    assert "moon" in row.reason
-    assert row.remedy
-
-
 def altered(entry: Entry) -> None:
     replace_content(entry.artifact, b"altered")
 
@@ -214,7 +178,7 @@ def test_a_damaged_entry_is_reported_and_not_moved(small: SmallBuilder, damage: 
     print_explanation(explanation, console)
     assert "damaged, will be moved away" in console.file.getvalue()  # type: ignore[attr-defined]
     assert entry.directory.is_dir()
-    assert not (small.cache.root / "rejected").exists()
+    assert not (small.cache.home / "rejected").exists()
 
 
 def test_the_report_does_not_renew_the_time_of_last_use(small: SmallBuilder) -> None:
@@ -311,7 +275,7 @@ def test_a_missing_requirement_is_an_error_with_a_remedy(arguments: str) -> None
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "is not installed in" in done.stderr
-    assert "Remedy: pip install accel-ops." in done.stderr
+    assert re.search(r"Remedy: pip install (torch|psutil|packaging|rich)\.", done.stderr)
     assert "Traceback" not in done.stderr
 
 
@@ -324,6 +288,5 @@ def test_all_requirements_are_listed_for_that_error() -> None:
 def test_the_report_writes_only_memos(tmp_path: Path) -> None:
     with env.scope(ACCEL_CACHE_DIR=str(tmp_path / "cache")):
         environment()
-    found = {path.name for path in (tmp_path / "cache").iterdir()} if (tmp_path / "cache").exists() else set()
-    assert found <= {"memo"}
+    assert [path.name for path in (tmp_path / "cache").glob("v1/*/")] in ([], ["memo"])
     assert os.environ["ACCEL_CACHE_DIR"] != str(tmp_path / "cache")

@@ -20,9 +20,11 @@ from op_builder.engine.commands import build_commands
 from op_builder.errors import LoadError, ToolchainError
 from op_builder.load.resolver import Request
 from op_builder.plan import Language, Source
+from op_builder.system.memo import Memo
 from op_builder.system.process import run
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.sycl import Accepted, choose, gather_facts
+from op_builder.toolchains.sycl_ahead import find_icpx
 from op_builder.toolchains.sycl_runtime import find_runtime, import_ipex
 from op_builder.toolchains.toolset import find_toolset
 from tests.support import stand_in_icpx
@@ -59,6 +61,18 @@ def calls(log: Path) -> list[list[str]]:
 
 
 @needs_runtime
+def test_a_line_of_a_wrapper_does_not_hide_the_version_of_icpx(tmp_path: Path, icpx: Path) -> None:  # noqa: ARG001
+    program = tmp_path / "bin" / "icpx"
+    text = program.read_text()
+    program.write_text(text.replace("exec", "echo module intel loaded\nexec"))
+    assert "2026.2.0.20260930" in find_icpx(Memo(tmp_path / "memo")).version
+    newer = tmp_path / "bin" / "newer"
+    newer.write_text('#!/bin/sh\necho "Intel(R) oneAPI DPC++/C++ Compiler 2027.0.0 (2027.0.0.20270101)"\n')
+    newer.chmod(0o755)
+    program.write_text(f"#!/bin/sh\necho module intel loaded\nexec {newer}\n")
+    assert "2027.0.0" in find_icpx(Memo(tmp_path / "memo")).version
+
+
 def test_icpx_compiles_the_plan_as_torch_does_and_the_host_side_builds(tmp_path: Path, icpx: Path) -> None:
     write_scale(tmp_path / "op")
     builder = ScaleBuilder(tmp_path / "op", Cache(tmp_path / "cache"))

@@ -19,7 +19,8 @@ PROGRAM = "ccl_programs"
 
 oneccl = find_oneccl()
 pytestmark = pytest.mark.skipif(
-    oneccl is None or not oneccl.version, reason="needs oneCCL: pip install 'accel-ops[ccl]', or CCL_ROOT"
+    oneccl is None or not oneccl.version,
+    reason="needs oneCCL: the extra ccl, or CCL_ROOT",
 )
 
 

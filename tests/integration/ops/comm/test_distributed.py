@@ -152,7 +152,7 @@ def test_a_failure_inside_one_host_ends_the_others(across: str, how: str, tmp_pa
         "interrupted": "Rank 0 of the group gave up: KeyboardInterrupt ended a collective",
     }[how]
     if across == "ccl" and not has_oneccl():
-        pytest.skip("needs oneCCL: pip install 'accel-ops[ccl]', or CCL_ROOT")
+        pytest.skip("needs oneCCL: the extra ccl, or CCL_ROOT")
     environments = [names | {"ACCEL_DISTRIBUTED_ACROSS": across} for names in hosts("aabb")]
     results = run_ranks(PROGRAM, "one_host_fails", 4, tmp_path, arguments=[how], environments=environments)
     for rank, result in enumerate(results):

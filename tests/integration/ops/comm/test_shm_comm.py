@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from op_builder.system.cpu_isa import supported_isas
@@ -80,13 +82,16 @@ def test_memory_is_given_back(ranks: Ranks) -> None:
     assert ranks.values("memory_is_given_back", 2) == [[2, 2, 2, 0, 2]] * 2
 
 
+@pytest.fixture(scope="module")
+def compiling_ranks() -> Iterator[Ranks]:
+    processes = Ranks("--compiler")
+    yield processes
+    processes.close()
+
+
 @pytest.mark.parametrize("in_place", [False, True], ids=["functional", "in place"])
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_a_tensor_parallel_block_compiles_into_one_graph(backend: str, in_place: bool) -> None:
-    ranks = Ranks("--compiler")
-    try:
-        for to_eager, to_whole in ranks.values("compiled_block", 2, backend=backend, in_place=in_place):
-            assert to_eager <= (0 if backend == "aot_eager" else TOLERANCE)
-            assert to_whole < TOLERANCE
-    finally:
-        ranks.close()
+def test_a_tensor_parallel_block_compiles_into_one_graph(compiling_ranks: Ranks, backend: str, in_place: bool) -> None:
+    for to_eager, to_whole in compiling_ranks.values("compiled_block", 2, backend=backend, in_place=in_place):
+        assert to_eager <= (0 if backend == "aot_eager" else TOLERANCE)
+        assert to_whole < TOLERANCE

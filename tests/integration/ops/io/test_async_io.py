@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import strategies
 
+from op_builder.errors import OpArgumentError
 from op_builder.ops.io.aio_handle import Handle
 from op_builder.ops.io.async_io import AsyncIOModule
 from tests.support.files import ENGINES, random_bytes, raw
@@ -373,3 +374,16 @@ def test_more_than_the_kernel_takes_at_once(async_io: AsyncIOModule, disk: Path,
     handle.sync_pread(back, disk / "file", 2 * PAGE)
     (disk / "file").unlink()
     assert torch.equal(back, data)
+
+
+def test_a_descriptor_can_be_named_fd(async_io: AsyncIOModule, storage: Path) -> None:
+    data, handle = torch.arange(5000, dtype=torch.int32), async_io.aio_handle()
+    with open(storage / "named", "w+b") as file:
+        handle.async_pwrite(data, fd=file.fileno())
+        assert handle.wait() == 1
+        back = torch.empty_like(data)
+        handle.sync_pread(back, fd=file.fileno())
+        assert torch.equal(back, data)
+        for arguments in ({}, {"filename": storage / "named", "fd": file.fileno()}):
+            with pytest.raises(OpArgumentError, match="no file, or two"):
+                handle.async_pread(back, **arguments)

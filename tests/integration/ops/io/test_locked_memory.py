@@ -193,3 +193,13 @@ def test_a_cuda_device_copies_from_and_to_locked_memory(owner: Any, caplog: pyte
             assert "unregister" not in caplog.text
     finally:
         set_accelerator(before)
+
+
+def test_a_handle_of_pin_memory_frees_by_address(pin_memory: PinMemoryModule) -> None:
+    handle = pin_memory.pin_handle()
+    tensor = handle.new_cpu_locked_tensor(10, torch.empty(0))
+    assert pin_memory.is_pinned(tensor)
+    assert handle.free_cpu_locked_tensor_by_ptr(tensor.data_ptr())
+    assert not handle.is_pinned(tensor)
+    assert not handle.free_cpu_locked_tensor_by_ptr(tensor.data_ptr())
+    assert not tensor.any()

@@ -51,6 +51,40 @@ def test_rollback_restores_within_the_bound(adam, options):
         assert_within(restored, before.double(), rollback_bound(before, after, options))
 
 
+@pytest.mark.parametrize(
+    "types",
+    [
+        (torch.bfloat16, torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.float32, torch.float32),
+        (torch.float16, torch.bfloat16, torch.float16),
+        (torch.float32, torch.bfloat16, torch.float32),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("options", [Options(), Options(weight_decay=0), Options(lr=5, weight_decay=0.19)], ids=str)
+def test_rollback_of_halves_restores_within_their_rounding(adam, types, options):
+    before = random_tensors(1000, *types, seed=7)
+    after = before.clone()
+    adam.adam_update(ADAMW, *options.positional(), *after)
+    restored = after.clone()
+    adam.adam_rollback(ADAMW, *options.positional(), *restored)
+    u = max(torch.finfo(dtype).eps / 2 for dtype in types)
+    old, new = before.double(), after.double()
+    step = new.param - options.decay * old.param
+    tiny = torch.finfo(torch.float16).smallest_normal * u * 4 if torch.float16 in types else 1e-30
+    wide = 1.1  # second order
+    bound = Tensors(
+        wide * (u * (old.param.abs() + (new.param.abs() + 2 * step.abs()) / abs(options.decay)) + tiny),
+        torch.zeros(1000),
+        wide * (u * (old.exp_avg.abs() + new.exp_avg.abs() / options.beta1) + tiny / options.beta1),
+        wide * (u * (old.exp_avg_sq.abs() + new.exp_avg_sq.abs() / options.beta2) + tiny / options.beta2),
+    )
+    if torch.float16 in types:  # a second moment near float16's smallest number loses the step's size
+        bound.param[new.exp_avg_sq < 1e-3] = float("inf")
+    assert_within(restored, old, bound)
+    assert restored.param.dtype == types[0]
+
+
 def test_moments_of_the_first_step_come_back_as_exact_zeros(adam):
     before = random_tensors(1000)
     tensors = Tensors(before.param.clone(), before.grad, torch.zeros(1000), torch.zeros(1000))
@@ -104,13 +138,15 @@ def test_options_that_cannot_be_rolled_back_are_refused(cpu_adam, options, text)
 def test_tensors_that_do_not_fit_are_refused(adam):
     for role in range(4):
         for change, text in (
-            (torch.Tensor.bfloat16, "float32"),
-            (torch.Tensor.half, "float32"),
             (torch.Tensor.double, "is of type Double"),
             (lambda x: x.repeat(2)[::2], "is not contiguous"),
         ):
             tensors = [*random_tensors(20)]
             tensors[role] = change(tensors[role])
             refused(adam, text, tensors, Options())
+    for moment in (2, 3):  # the moments are of two types
+        tensors = [*random_tensors(20)]
+        tensors[moment] = tensors[moment].half()
+        refused(adam, "float32", tensors, Options())
     tensors = [*random_tensors(20)]
     refused(adam, "shares memory with its param", [tensors[0], tensors[0], *tensors[2:]], Options())

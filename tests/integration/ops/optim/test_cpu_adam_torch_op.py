@@ -9,13 +9,11 @@ import time
 import pytest
 import torch
 
-from op_builder.errors import OpArgumentError
 from op_builder.ops.optim.host_op import HostOp
 from op_builder.ops.optim.tensor_lists import QUANT_BLOCK, Pass, TensorLists
 from op_builder.system import cpu_isa
 from tests.support.adam_reference import Options, Tensors, as_lists, random_tensors
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 OPTIONS = Options().listed()
 PLAIN = Pass().positional()
 
@@ -47,8 +45,6 @@ def with_copies(given: TensorLists) -> TensorLists:
 @pytest.mark.parametrize(
     ("given", "also"),
     [
-        *(pytest.param(lists(17, 0, 64, dtype=dtype), Pass(), id=str(dtype)) for dtype in FLOATS),
-        pytest.param(with_copies(lists(17, 300)), Pass(-0.5, zero_grads=True), id="copies, scale and zeros"),
         pytest.param(with_copies(packed_lists(17, 300)), Pass(seed=3), id="8 bits"),
         pytest.param(lists(17, 300, dtype=torch.bfloat16), Pass(stochastic=True, seed=4), id="stochastic"),
     ],
@@ -65,9 +61,8 @@ def test_opcheck_of_the_rollback(cpu_adam):
     torch.library.opcheck(cpu_adam.ops.rollback.default, (params, grads, states, 3, list(OPTIONS), 1.0, cpu_adam.isa))
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_opcheck_of_the_sum_of_squares(cpu_adam, dtype):
-    tensors = [torch.ones(17, dtype=dtype), torch.ones(0, dtype=dtype), torch.ones(300, dtype=dtype)]
+def test_opcheck_of_the_sum_of_squares(cpu_adam):
+    tensors = [torch.ones(17), torch.ones(0, dtype=torch.float16), torch.ones(300, dtype=torch.bfloat16)]
     total = torch.zeros(1, dtype=torch.float64)
     torch.library.opcheck(cpu_adam.ops.sum_of_squares.default, (tensors, total, cpu_adam.isa))
 
@@ -197,14 +192,6 @@ def test_a_leaf_that_requires_grad_is_updated_in_place(adam):
     assert not torch.equal(leaf, tensors.param)
 
 
-def test_autograd_notices_an_update_between_forward_and_backward(adam):
-    leaf = torch.nn.Parameter(torch.rand(8))
-    loss = (leaf * leaf).sum()
-    adam.adam_update(0, *Options().positional(), leaf, torch.ones(8), torch.zeros(8), torch.zeros(8))
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
-
-
 @pytest.mark.parametrize("is_prepared", [False, True])
 @pytest.mark.parametrize("changed", ["param", "copy", "grad"])
 def test_autograd_notices_all_that_an_update_changes(cpu_adam, is_prepared, changed):
@@ -261,9 +248,3 @@ def test_other_python_threads_run_during_an_update(cpu_adam, is_prepared):
         sys.setswitchinterval(interval)
         worker.join()
     assert seen >= 3
-
-
-def test_a_refused_call_says_what_to_do(cpu_adam):
-    with pytest.raises(OpArgumentError) as caught:
-        cpu_adam.update_list(packed_lists(17), 1, OPTIONS[:3])
-    assert caught.value.remedy == "Pass 7 numbers."

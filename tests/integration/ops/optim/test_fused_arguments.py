@@ -123,7 +123,7 @@ def test_lists_of_unequal_length_or_number(adam, amsgrad):
     refused(amsgrad, "3 parameters came with 2 max_exp_avg_sq tensors", [*lists[:4], lists[4][:2]])
     refused(amsgrad, "tensor_lists has 4 lists", lists[:4])
     with pytest.raises(OpArgumentError, match="tensor_lists has 4 lists"):
-        FusedLionBuilder().load().multi_tensor_lion(CHUNK, None, lists[:4], 1e-3, 0.9, 0.99, 0.0)
+        FusedLionBuilder().load().multi_tensor_lion(CHUNK, None, lists[:4], 1e-3, 0.9, 0.99, 1, 0.0)
     with pytest.raises(OpArgumentError, match="step is 0"):
         FusedLambBuilder().load().multi_tensor_lamb(CHUNK, None, lists[:4], 1e-3, 0.9, 0.99, 1e-6, 0, True, 0.0)
 

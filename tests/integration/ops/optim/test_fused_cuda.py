@@ -108,7 +108,7 @@ def test_lion_gives_the_bits_of_the_cpu(lion):
     cases = [*mixed_cases(), *many_cases()]
     device = on_device(cases)
     for module, each in ((lion, device), (cpu.FusedLionBuilder().load(), cases)):
-        module.multi_tensor_lion(CHUNK, None, lists_of(each)[:3], 1e-2, 0.9, 0.99, 0.1)
+        module.multi_tensor_lion(CHUNK, None, lists_of(each)[:3], 1e-2, 0.9, 0.99, 1, 0.1)
     assert_near(device, cases, HAS_FMA)
 
 
@@ -129,7 +129,7 @@ def test_a_set_flag_changes_nothing(adam, lion, lamb):
     device = on_device(cases)
     flag = torch.ones(1, dtype=torch.int32, device="cuda")
     adam.multi_tensor_adam(CHUNK, flag, lists_of(device), *positional(Options()))
-    lion.multi_tensor_lion(CHUNK, flag, lists_of(device)[:3], 1e-2, 0.9, 0.99, 0.1)
+    lion.multi_tensor_lion(CHUNK, flag, lists_of(device)[:3], 1e-2, 0.9, 0.99, 1, 0.1)
     lamb.multi_tensor_lamb(CHUNK, flag, lists_of(device), 1e-2, 0.9, 0.999, 1e-6, 3, True, 0.01)
     assert_near(device, cases, exact=True)
 

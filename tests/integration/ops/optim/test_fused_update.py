@@ -50,9 +50,7 @@ def apply(module: FusedOp, kind: Kind, cases: Sequence[Tensors], flag: torch.Ten
     given = {**kind.options}
     if "adamw_mode" in given:
         given["mode"] = int(given.pop("adamw_mode"))
-    if kind is not LION:
-        given["step"] = 3
-    given.update(also)
+    given.update({"step": 3, **also})
     in_tensors = kind is ADAM and not isinstance(given["step"], int)  # only this kind has a form of its own for them
     update = getattr(module, f"multi_tensor_{kind.name}{'_capturable' if in_tensors else ''}")
     update(CHUNK, flag, amsgrad_lists_of(cases), **given)
@@ -146,3 +144,34 @@ def test_the_capturable_form_takes_one_step_for_all():
     apply(load_fused(ADAM), ADAM, same, lr=float(lr))
     for case, twin in zip(cases, same, strict=True):
         assert_same_bits(case, twin)
+
+
+def test_lion_ignores_its_step() -> None:
+    cases, twins = make_cases(LION), make_cases(LION)
+    apply(load_fused(LION), LION, cases, step=1)
+    apply(load_fused(LION), LION, twins, step=900)
+    for case, twin in zip(cases, twins, strict=True):
+        assert_same_bits(case, twin)
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+def test_lamb_of_one_tensor_follows_the_paper_within_the_limits(mode: int) -> None:
+    def make() -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(1)
+        return [torch.rand(1001, generator=generator, dtype=torch.float64) for _ in range(4)]
+
+    p, m, v, g = (tensor.float() for tensor in make())
+    copy = torch.empty(1001, dtype=torch.bfloat16)
+    coefficient = load_fused(LAMB).lamb(p, copy, m, v, g * 8, 0.1, 0.9, 0.99, 0.5, 0.01, 1e-6, 8.0, 3, mode, True, 0.01)
+    value, first, second, gradient = make()
+    first = first * 0.9 + gradient * 0.1
+    second = second * 0.99 + gradient**2 * 0.01
+    corrected, squares = first / (1 - 0.9**3), second / (1 - 0.99**3)
+    root = (squares + 1e-6).sqrt() if mode == 0 else squares.sqrt() + 1e-6
+    direction = corrected / root + 0.01 * value
+    trust = float((value.norm() / direction.norm()).clamp(0.01, 0.5))
+    assert coefficient.item() == pytest.approx(trust, rel=1e-5)
+    torch.testing.assert_close(p.double(), value - 0.1 * trust * direction, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(m.double(), first, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(v.double(), second, rtol=1e-5, atol=1e-7)
+    assert torch.equal(copy, p.bfloat16())

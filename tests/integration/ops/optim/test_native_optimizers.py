@@ -412,7 +412,7 @@ def test_1000_steps_stay_beside_torch_in_float64(peer):
     assert (tensors.param.double() - theirs.detach()).abs().max() < bound
 
 
-@pytest.mark.parametrize("kind", [LION, LAMB], ids=str)
+@pytest.mark.parametrize("kind", [LION, pytest.param(LAMB, marks=pytest.mark.slow)], ids=str)
 def test_1000_steps_stay_beside_the_float64_formula(kind):
     tensors, reference = run_steps(kind, kind.options, 511, 1000)
     reference.check(tensors)

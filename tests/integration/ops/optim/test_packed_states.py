@@ -215,9 +215,7 @@ def test_what_8_bits_hold_is_kept_exactly_for_ever(adam_of_isa):
 
 
 @pytest.mark.parametrize("state", range(2))
-@pytest.mark.parametrize(
-    "magnitude", [1.0625, 0.3, 0.0101, 2.0**-12 * 1.2, 2.0**-15 * 1.1, 2.0**-17 * 1.7, 2.0**-30 * 1.3, 2.0**-33 * 1.1]
-)
+@pytest.mark.parametrize("magnitude", [1.0625, 0.0101, 2.0**-15 * 1.1, 2.0**-33 * 1.1])
 def test_8bit_rounding_is_unbiased(cpu_adam, state, magnitude):
     """In codes' distances: the mean of n roundings up with probability f is off by sqrt(f (1 - f) / n).
 
@@ -334,7 +332,7 @@ def test_gradients_as_small_as_a_very_small_eps_are_followed(adam_of_isa):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("place", [0, 255, 300, 511, 599])
+@pytest.mark.parametrize("place", [0, 300, 599])
 def test_a_value_that_is_not_finite_makes_its_own_block_nan(adam_of_isa, value, place):
     values = spread(600, decades=2)
     clean = decoded(as_8bit(adam_of_isa, values))

@@ -169,13 +169,8 @@ def test_a_lazy_negation_is_refused_as_a_parameter(optimizer: type[Any]) -> None
 @every_optimizer
 @pytest.mark.parametrize(
     ("data", "text"),
-    [
-        (torch._neg_view(torch.ones(4, 4)), "is a lazy negation"),
-        (torch.ones(2, 8), "of shape (4, 4)"),
-        (torch.ones(4, 4, dtype=torch.float64), "of type torch.float64"),
-        (torch.ones(4, 4).t(), "not a contiguous dense tensor"),
-    ],
-    ids=["negation", "shape", "type", "strides"],
+    [(torch._neg_view(torch.ones(4, 4)), "is a lazy negation"), (torch.ones(2, 8), "of shape (4, 4)")],
+    ids=["negation", "shape"],
 )
 def test_new_data_that_does_not_fit_is_refused_after_a_step(
     optimizer: type[Any], data: torch.Tensor, text: str

@@ -175,7 +175,7 @@ def test_lion_gives_the_bits_of_the_cpu_op_for_all_types(lion):
     for module in (lion, cpu.FusedLionBuilder().load()):
         cases = [random_tensors(n, *types, seed=n) for n in (0, 1, 15, 17, 1000, 4097) for types in DTYPES]
         grads, params, moments, _ = lists_of(cases)
-        module.multi_tensor_lion(CHUNK, None, [grads, params, moments], 1e-3, 0.9, 0.99, 0.1)
+        module.multi_tensor_lion(CHUNK, None, [grads, params, moments], 1e-3, 0.9, 0.99, 1, 0.1)
         results.append(cases)
     assert_same_cases(*results)
 
@@ -183,7 +183,7 @@ def test_lion_gives_the_bits_of_the_cpu_op_for_all_types(lion):
 def test_lion_reads_its_learning_rate_from_a_tensor(lion):
     case, twin = random_tensors(100), random_tensors(100)
     for each, lr in ((case, torch.tensor(0.25)), (twin, 0.25)):
-        lion.multi_tensor_lion(CHUNK, None, lists_of([each])[:3], lr, 0.9, 0.99, 0.125)
+        lion.multi_tensor_lion(CHUNK, None, lists_of([each])[:3], lr, 0.9, 0.99, 1, 0.125)
     assert_same(list(case), list(twin))
 
 
@@ -230,30 +230,6 @@ def test_bad_tensors_are_refused_and_nothing_is_changed(adam, name):
     with pytest.raises(OpArgumentError, match=message):
         update(adam, [good, bad], Options())
     assert_same(list(good), list(before))
-
-
-def test_replaced_gradients_that_do_not_fit_are_refused_and_nothing_is_changed(adam):
-    cases = [random_tensors(8), random_tensors(1000)]
-    states = [[case.exp_avg for case in cases], [case.exp_avg_sq for case in cases]]
-    steps = [torch.tensor(0.0) for _ in cases]
-    prepared = adam.prepare(TensorLists([case.param for case in cases], [case.grad for case in cases], states), steps)
-    options = [1e-2, 0.9, 0.999, 1e-8, 0.0, 1.0, 1.0]
-    prepared.update(options, Control())
-    before = [case.clone() for case in cases]
-    for bad, text in (
-        (torch.ones(999), "grad of tensor 1 has 999 elements"),
-        (torch.ones(1000).double(), "grad of tensor 1 is of type Double"),
-        (cases[1].exp_avg, "exp_avg of tensor 1 shares memory with its grad"),
-    ):
-        prepared.replace_grads([cases[0].grad, bad])
-        with pytest.raises(OpArgumentError, match=text):
-            prepared.update(options, Control())
-    for case, old in zip(cases, before, strict=True):
-        assert_same(list(case), list(old))
-    prepared.replace_grads([torch.ones(8), torch.ones(1000, dtype=torch.bfloat16)])
-    prepared.update(options, Control())
-    assert all(step == 2 for step in steps)
-    assert not torch.equal(cases[1].param, before[1].param)
 
 
 def losses(optimizer_class, steps: int = 20, **options) -> list[float]:

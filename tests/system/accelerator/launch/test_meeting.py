@@ -81,4 +81,5 @@ def test_hosts_with_the_same_command_connect(tmp_path: Path) -> None:
         done = launch([*options, "--node_rank", "0", "show.py"], tmp_path)
         assert done.returncode == other.end() == 0, done.stderr + other.errors
     assert [shown(tmp_path, rank)["LOCAL_RANK"] for rank in range(4)] == ["0", "1", "0", "1"]
+    assert [shown(tmp_path, rank)["CROSS_RANK"] for rank in range(4)] == ["0", "0", "1", "1"]
     assert shown(tmp_path, 3)["MASTER_PORT"] == options[options.index("--master_port") + 1]

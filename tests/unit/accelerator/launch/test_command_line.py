@@ -6,12 +6,14 @@ import importlib
 import json
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from accelerator.launch import command_line, describe
+from accelerator.launch import command_line, describe, plan_binding
 from accelerator.launch.command_line import main
 from accelerator.launch.hosts import host_of
 from accelerator.launch.job import Job
@@ -28,7 +30,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def _quiet_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+def _quiet_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No file of the developer's decides, and the machine has two nodes of four cores."""
     monkeypatch.chdir(tmp_path)
     Path("hosts").write_text("a slots=2\nb slots=2\n")
@@ -36,9 +38,10 @@ def _quiet_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setattr(command_line, "HostFiles", lambda: files)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
     unset = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
-    unset += ("ACCEL_TEST_CACHE", "ACCEL_CACHE_DIR", "LOCAL_SIZE", "LOCAL_RANK")
-    with env.scope(ACCEL_ACCELERATOR="cpu", HOME=str(tmp_path), **dict.fromkeys(unset)):
-        yield
+    for name in (*unset, "ACCEL_TEST_CACHE", "ACCEL_CACHE_DIR", "LOCAL_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ACCEL_ACCELERATOR", "cpu")
+    monkeypatch.setenv("HOME", str(tmp_path))
 
 
 def dry_run(capsys: Capture, *arguments: str) -> str:
@@ -97,14 +100,27 @@ def test_the_console_script_exists() -> None:
         (f"{'y' * 300}.py", "Script yyy"),  # the system refuses the name
         ("y.py", "Script y.py does not exist. Remedy: Correct its path, or add --module for a module"),
         ("--log_dir hosts/logs x.py", "hosts/logs cannot be created on "),
-        ("--launcher pdsh x.py", "invalid choice: 'pdsh'"),
+        ("--launcher rsh x.py", "invalid choice: 'rsh'"),
+        ("--launcher pdsh --launcher_args=-f8 x.py", "use --launcher ssh, with ssh's options in --launcher_args"),
+        ("--save-pid x.py", "--save-pid is not supported: no file is written; the process that you start is"),
+        ("--autotuning run x.py", "run DeepSpeed's own command"),
+        ("--elastic_training x.py", "use --max_restarts"),
+        ("--min-elastic-nodes 1 x.py", "use --max_restarts"),
+        ("--no_ssh --launcher ssh x.py", "--no_ssh and --launcher cannot be used together"),
+        ("--no_ssh --node_rank 2 --hostfile hosts x.py", "--node_rank 2: the hostfile has 2 hosts"),
+        ("--no_ssh --node_rank 1 --hostfile local x.py", "or add --master_addr"),
+        ("--ssh_port 22 --launcher openmpi x.py", "Set the port in ~/.ssh/config"),
+        ("--venv_script a --hostfile hosts --launcher slurm x.py", "activate the environment before you start"),
         ("--module --no_python x", "cannot be used together"),
-        ("--json x.py", "--json requires --show_topology"),
+        ("--json x.py", "--format json requires --show_topology"),
+        ("--format numactl --show_topology", "invalid choice: 'numactl'"),
         ("--node_rank 2 --num_nodes 2 x.py", "expected at most 1"),
         ("--launcher_args ' x.py", "argument --launcher_args: invalid"),
         ("--hostfile missing x.py", "Hostfile missing does not exist"),
         ("--hostfile hosts --launcher torchrun x.py", "the hostfile names others"),
         ("--num_nodes 2 x.py", "Add --master_addr"),
+        ("--hostfile option x.py", "option:1: '-V': expected a host's name or address"),
+        ("--num_nodes 2 --master_addr=-V x.py", "--master_addr '-V' is not a host"),
         ("--include other x.py", "unknown host 'other'"),
         ("--bind_core_list 0-9 x.py", "may not use: 8-9"),
         ("--bind_core_list 0- --launcher ssh x.py", "expected numbers and ranges of CPUs"),
@@ -126,6 +142,7 @@ def test_impossible_requests_are_refused_before_anything_starts(
     monkeypatch.setattr("subprocess.Popen", lambda *_a, **_k: pytest.fail("something was started"))
     Path("local").write_text("localhost slots=1\nb slots=1\n")
     Path("unequal").write_text("a slots=2\nb slots=3\n")
+    Path("option").write_text("-V\n")
     Path("x.py").touch()
     assert message in refused(capsys, *arguments.split())
 
@@ -195,13 +212,59 @@ def test_each_host_gets_a_command_by_ssh(capsys: Capture, tmp_path: Path) -> Non
     assert "launcher: ssh, 4 ranks on 2 hosts" in written
     assert "rendezvous: a port 29500" in written
     first, second = (line for line in written.splitlines() if line.startswith("host "))
-    assert first.startswith("host 0, a, slots 0,2: ssh -p 22 -o BatchMode=yes a 'cd ")
+    assert first.startswith("host 0, a, slots 0,2: ssh -p 22 -o BatchMode=yes -- a 'cd ")
     assert f"cd {tmp_path} && exec {sys.executable} -I -S " in first
-    assert "BatchMode=yes me@b 'cd " in second
+    assert "BatchMode=yes -- me@b 'cd " in second
     assert "a: on a host like this one, environment of all ranks: CUDA_VISIBLE_DEVICES=0,2 " in written
     assert "me@b: on a host like this one, environment of all ranks: CUDA_VISIBLE_DEVICES=0,1 " in written
     assert "variables, by ssh's standard input: " in written
     assert "by ssh's standard input" not in dry_run(capsys, "--launcher", "ssh", "--num_accelerators", "1", "t.py")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("-H hosts -i a:1@b", "--hostfile hosts --include a:1@b"),
+        ("-H hosts -e b:0", "--hostfile hosts --exclude b:0"),
+        ("-H hosts -i a:1@a:0@b:1", "--hostfile hosts --include a:0,1@b:1"),
+        ("-H hosts --launcher PDSH", "--hostfile hosts --launcher ssh"),
+        ("-H hosts --launcher mvapich", "--hostfile hosts --launcher mpich"),
+        ("-H hosts --ssh_port 2222", "--hostfile hosts --launcher_args='-p 2222'"),
+        ("-H hosts --no_ssh_check --no_local_rank", "--hostfile hosts"),
+        ("-H hosts --enable_each_rank_log logs", "--hostfile hosts --log_dir logs"),
+        ("--num_gpus 2 --force_multi", "--num_accelerators 2 --launcher ssh"),
+        ("-H hosts --no_ssh --node_rank 1", "--num_accelerators 2 --num_nodes 2 --node_rank 1 --master_addr a"),
+        ("--num_gpus 2 --venv_script x --ssh_port 2", "--num_accelerators 2"),
+    ],
+)
+def test_options_of_deepspeeds_command_mean_the_same(theirs: str, ours: str, capsys: Capture) -> None:
+    found, expected = (
+        re.sub(r"[0-9a-f]{32}", "ID", dry_run(capsys, *shlex.split(options), "t.py")) for options in (theirs, ours)
+    )
+    assert found == expected
+
+
+def test_an_environment_is_activated_on_other_hosts(capsys: Capture, tmp_path: Path) -> None:
+    written = dry_run(capsys, "--hostfile", "hosts", "--venv_script", "my env/bin/activate", "t.py")
+    (word,) = {line.split(" -- a ")[1] for line in written.splitlines() if " -- a " in line}
+    (remote,) = shlex.split(word)
+    assert remote.startswith(f"cd {tmp_path} && . '{tmp_path}/my env/bin/activate' && exec {sys.executable} ")
+
+
+@pytest.mark.parametrize(
+    ("options", "levels"),
+    [([], ("info", "warning")), (["--log_level", "warning"], ("warning",)), (["-q"], ()), (["--quiet"], ())],
+)
+def test_the_log_level_selects_messages(
+    options: list[str], levels: tuple[str, ...], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accelerator.launch.torchrun.run", lambda _job: 0)
+    Path(".accel_env").write_text("OMP_NUM_THREADS=64\n")
+    assert main([*options, "--bind_cores_to_rank", "-"]) == 0
+    written = capfd.readouterr().err
+    assert ("Read environment variables from" in written) == ("info" in levels)
+    assert ("local rank 1: CPU 4-7" in written) == ("info" in levels)
+    assert ("OMP_NUM_THREADS=64 is more than" in written) == ("warning" in levels)
 
 
 def test_each_host_gets_its_job(tmp_path: Path) -> None:
@@ -319,6 +382,50 @@ def test_the_topology_as_data(capsys: Capture) -> None:
     assert [node["cpus"] for node in data["numa_nodes"]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert [rank["memory"] for rank in data["ranks"]] == [{"mode": "bind", "nodes": [n]} for n in (0, 1)]
     assert [rank["cpus"] for rank in data["ranks"]] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("taskset", "taskset --cpu-list 0-3\ntaskset --cpu-list 4-7\n"),
+        ("vllm", "VLLM_CPU_OMP_THREADS_BIND=0-3|4-7\n"),
+    ],
+)
+def test_bindings_for_other_launchers(output: str, expected: str, capsys: Capture) -> None:
+    assert main(["--show-topology", "--format", output, "--num_accelerators", "2"]) == 0
+    assert capsys.readouterr().out == expected
+    assert main(["--show-topology", "--format", output, "--num_accelerators", "9"]) == 2
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert "9 ranks cannot be bound to 8 CPUs" in written.err
+
+
+def test_a_program_gets_the_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("op_builder.system.cgroups.HostFiles", command_line.HostFiles)
+    first, second = plan_binding(2)
+    assert (first.cpus, second.cpus) == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert (first.numa_nodes, first.memory.mode, first.memory.nodes) == ((0,), "bind", (0,))
+    assert [binding.cpus for binding in plan_binding(2, "2-5")] == [(2, 3), (4, 5)]
+    assert [binding.cpus for binding in plan_binding(1, {7, 6})] == [(6, 7)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cpus", "message"),
+    [
+        (0, None, "plan_binding: ranks is 0"),
+        (True, None, "plan_binding: ranks is True"),
+        ("2", None, "plan_binding: ranks is '2'"),
+        (10**6, None, "1000000 ranks cannot be bound to"),
+        (1, "4-", "expected numbers and ranges of CPUs"),
+        (1, ["0"], "plan_binding: cpus is ['0']"),
+        (1, 5, "plan_binding: cpus is 5"),
+        (1, {99999}, "this process may not use: 99999"),
+        (1, set(), "1 ranks cannot be bound to 0 CPUs"),
+    ],
+)
+def test_bindings_that_are_impossible_are_value_errors(ranks: Any, cpus: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        plan_binding(ranks, cpus)
 
 
 def test_the_topology_is_shown_even_if_the_ranks_do_not_fit(capsys: Capture) -> None:

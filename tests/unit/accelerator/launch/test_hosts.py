@@ -25,6 +25,7 @@ def short(hosts: tuple[Host, ...]) -> str:
         ("a slots = 2\nb\tslots= 1\nc Slots =2", "a:0,1/2 b:0/1 c:0,1/2"),
         ("a\n10.0.0.1", "a:0/1 10.0.0.1:0/1"),
         ("a:2\nme@b:1\n", "a:0,1/2 me@b:0/1"),
+        ("DOMAIN\\me@a-1.example.org\nrünning_1", "DOMAIN\\me@a-1.example.org:0/1 rünning_1:0/1"),
         ("a slots=2 max-slots=4\nb slots=1 max_slots = 2", "a:0,1/2 b:0/1"),
     ],
 )
@@ -36,7 +37,11 @@ def test_hosts_are_read_in_order(text: str, expected: str) -> None:
     ("text", "message"),
     [
         ("a slots=2\nb 2", r"hosts:2: 'b 2': expected a line such as 'name slots=4', not '2'"),
-        ("a slots=0", r"hosts:1: .* a number of slots of at least 1, not '0'"),
+        ("a slots=0", r"hosts:1: .* a number of slots from 1 to 99999, not '0'"),
+        ("a slots=100000", r"from 1 to 99999"),
+        (f"a slots={'9' * 5000}", r"from 1 to 99999"),
+        ("a  # a note\u2028b slots=2\nc x", r"hosts:2: 'c x'"),
+        ("a\x0bb", r"not 'b'"),
         ("a slots=-1", r"not '-1'"),
         ("a slots=", r"not ''"),
         ("a slot=2", r"not 'slot=2'"),
@@ -50,6 +55,31 @@ def test_hosts_are_read_in_order(text: str, expected: str) -> None:
 def test_an_invalid_line_is_reported_with_file_and_line(text: str, message: str) -> None:
     with pytest.raises(LaunchError, match=message):
         parse_hostfile(text, "hosts")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "-V",
+        "-oProxyCommand=id@a",
+        "-l@a",
+        "me@-V",
+        "@a",
+        "a@b@c",
+        "a;id",
+        "$(id)",
+        "a`id`",
+        "^hosts",
+        "a|b",
+        "a,b",
+        "a/b",
+        "..",
+        "a" * 64,
+    ],
+)
+def test_a_name_that_a_command_or_a_shell_would_interpret_is_refused(name: str) -> None:
+    with pytest.raises(LaunchError, match=r"hosts:1: .*: expected (a host's name or address|a line such as)"):
+        parse_hostfile(name, "hosts")
 
 
 def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
@@ -76,6 +106,8 @@ def test_a_hostfile_may_have_any_encoding_that_editors_write(content: bytes, tmp
         ("a:0,1@b", None, "a:0,1/4 b:0,1/2"),
         ("b@a:3,1", None, "a:1,3/4 b:0,1/2"),
         ("a:0-2", None, "a:0,1,2/4"),
+        ("a:2@b@a:0", None, "a:0,2/4 b:0,1/2"),
+        (None, "a:1@a@b:0", "b:1/2 c:0/1"),
         (None, "a", "b:0,1/2 c:0/1"),
         (None, "a:0,2@c", "a:1,3/4 b:0,1/2"),
         (None, "b:0,1", "a:0,1,2,3/4 c:0/1"),
@@ -100,7 +132,7 @@ def test_an_address_with_colons_is_a_host() -> None:
         ("a:4", None, r"host a has slots 0 to 3, not 4"),
         ("a:", None, r"'' is not a list of slots"),
         ("a:x", None, r"'x' is not a list of slots"),
-        ("a:0@a:1", None, r"a is named twice"),
+        ("a:0-999999999", None, r"is not a list of slots"),
         ("", None, r"unknown host ''"),
         (None, "a@b@c", r"excludes all slots of all hosts"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,10 +11,11 @@ import pytest
 from accelerator.cpu_accelerator import CPU_Accelerator
 from accelerator.hpu_accelerator import HPU_Accelerator
 from accelerator.launch.errors import LaunchError
-from accelerator.launch.hosts import Host, host_of
+from accelerator.launch.hosts import Host, host_of, open_trusted
 from accelerator.launch.job import Job
 from accelerator.launch.plan import HostPlan, forwarded, plan_host, read_environment_files, visible_devices
 from accelerator.launch.topology import Core, Node, Topology
+from tests.support.processes import fork, wait_for
 
 TWO_NODES = Topology(
     cores=tuple(Core((cpu,), cpu // 4) for cpu in range(8)),
@@ -38,19 +39,87 @@ def test_later_files_override_earlier_ones_and_missing_ones_are_skipped(tmp_path
     for name, text in texts:
         (tmp_path / name).mkdir()
         (tmp_path / name / ".accel_env").write_text(text)
-    found = read_environment_files([tmp_path / "home", tmp_path / "nowhere", tmp_path / "here"])
+    found, notes = read_environment_files([tmp_path / "home", tmp_path / "nowhere", tmp_path / "here"])
     assert found == {"A": "1", "B": "2", "C": "x y", "D": "a=b", "E": "", "F": "g", "H": "i"}
+    files = ", ".join(str(tmp_path / name / ".accel_env") for name in ("home", "here"))
+    assert notes == {"info": f"Read environment variables from {files}"}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda file: file.parent.chmod(0o777), "other users may write {directory}"),
+        (lambda file: file.parent.chmod(0o1777), "other users may write {directory}"),
+        (lambda file: file.chmod(0o664), "other users may write {file}"),
+        (lambda file: os.chown(file, 12345, -1), "{file} belongs to another user"),
+        (lambda file: os.chown(file.parent, 12345, -1), "{directory} belongs to another user"),
+    ],
+)
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_file_that_another_user_can_have_written_is_ignored(
+    spoil: Callable[[Path], object], reason: str, is_linked: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "place").mkdir()
+    file = tmp_path / "place" / ".accel_env"
+    file.write_text("PYTHONPATH=/theirs\nnot an assignment")
+    try:
+        spoil(file)
+    except PermissionError:
+        pytest.skip("only root can give files to other users")
+    directory, named = file.parent, file
+    if is_linked:
+        directory, named = tmp_path, tmp_path / ".accel_env"
+        named.symlink_to(file)
+    variables, notes = read_environment_files([directory])
+    (note,) = notes.values()
+    assert variables == {}
+    assert note.startswith(f"Warning: ignored {named} (")
+    assert reason.format(directory=file.parent, file=named) in note
+    assert "chmod go-w" in note
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".accel_env")
+    with pytest.raises(LaunchError, match="not a file of yours alone"):
+        read_environment_files([tmp_path])
+
+
+def test_the_file_that_was_opened_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("A=1")  # as if a link had been changed after the check of its name
+    (tmp_path / "theirs").chmod(0o666)
+    with pytest.raises(PermissionError):
+        open_trusted(str(tmp_path / "theirs"), os.O_RDONLY)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_a_home_that_cannot_be_searched_has_no_file(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir(mode=0o700)
+    (tmp_path / "home" / ".accel_env").write_text("A=1\n")
+    place = os.open(tmp_path, os.O_RDONLY)
+
+    def become() -> None:
+        os.fchdir(place)
+        os.setuid(54321)
+        assert read_environment_files([Path("home")]) == ({}, {})
+
+    assert wait_for([fork(become)]) == [0]
+    os.close(place)
+
+
+def test_a_directory_of_others_without_a_file_is_not_mentioned(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    assert read_environment_files([tmp_path]) == ({}, {})
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_a_file_may_have_any_encoding_that_editors_write(encoding: str, tmp_path: Path) -> None:
     (tmp_path / ".accel_env").write_text("NAME=Zoë\n", encoding=encoding)
-    assert read_environment_files([tmp_path]) == {"NAME": "Zoë"}
+    assert read_environment_files([tmp_path])[0] == {"NAME": "Zoë"}
 
 
 def test_only_newlines_end_a_line_and_bytes_reach_the_ranks_unchanged(tmp_path: Path) -> None:
     (tmp_path / ".accel_env").write_bytes(b"# Zo\xeb's\nNAME=Zo\xeb\nSEPARATOR=a\x1cb\xe2\x80\xa8c\n")
-    found = {name: os.fsencode(value) for name, value in read_environment_files([tmp_path]).items()}
+    found = {name: os.fsencode(value) for name, value in read_environment_files([tmp_path])[0].items()}
     assert found == {"NAME": b"Zo\xeb", "SEPARATOR": b"a\x1cb\xe2\x80\xa8c"}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from op_builder.builder.inline import InlineBuilder
+from op_builder.builder.inline import GivenBuilder
 from op_builder.builder.standard import without_older_standards
 
 
@@ -28,7 +28,7 @@ def test_only_older_standards_are_removed(flags: list[str], kept: list[str]) -> 
 
 def test_an_older_standard_in_a_response_file_does_not_win(tmp_path: Path) -> None:
     (tmp_path / "flags.rsp").write_text("-std=c++14 -DA")
-    builder = InlineBuilder("acme", {"a.cpp": "int x;"}, cxx_flags=[f"@{tmp_path / 'flags.rsp'}"])
+    builder = GivenBuilder("acme", {"a.cpp": "int x;"}, cxx_flags=[f"@{tmp_path / 'flags.rsp'}"])
     flags = builder.plan().cxx_flags
     assert "-DA" in flags
     assert "-std=c++14" not in flags

@@ -14,6 +14,7 @@ NAMES = [
     *(b"a\x0bb", b"a\x0cb", b"a\rb", b"a\x1cb", b"a\x85b", b"a\\ b", b"(a)[b]{c}", b"~", b"*?", b"!a", b"-a", b"=a,b"),
     *(text.encode() for text in ("\u3000", "\u2028", "\u2029", "\u00a0", "\u0085", "é", "你好", "🙂", "e\u0301")),
     *("你好".encode("gbk"), "日本".encode("shift_jis"), "é".encode("latin-1"), b"\xff\xfe", b"\x81\\x", b"\x81|"),
+    b"`$(a)`",
 ]
 
 

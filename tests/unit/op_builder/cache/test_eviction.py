@@ -20,9 +20,11 @@ from op_builder.cache.__main__ import main
 from op_builder.cache.eviction import keep_in_bounds, usages
 from op_builder.cache.staging import this_host
 from op_builder.cache.store import MANIFEST, Cache
-from tests.support.entries import publish, set_used
+from tests.support.entries import edit_record, publish, set_used
 
 SIZE = 100_000
+KEY = "0123456789abcdef" * 2
+ASIDE = f"{KEY}-00000000"
 
 
 @pytest.fixture
@@ -161,8 +163,7 @@ def test_what_a_process_has_mapped_stays_though_the_cache_is_named_through_a_lin
     cache = Cache(tmp_path / "home" / "cache")
     entry = publish(cache, op=name.partition(".")[0])
     if name != entry.artifact.name:  # as a precompiled header is named
-        text = (entry.directory / MANIFEST).read_text()
-        (entry.directory / MANIFEST).write_text(text.replace(entry.artifact.name, name))
+        edit_record(entry.directory / MANIFEST, lambda record: record.update(artifact=name))
         entry.artifact.rename(entry.directory / name)
         (entry,) = cache.entries()
     set_used(entry, 99)
@@ -177,7 +178,7 @@ def test_what_a_process_has_mapped_stays_though_the_cache_is_named_through_a_lin
 def test_clear_removes_everything(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
     assert len(command(capsys, filled, "clear")["removed"]) == 3
     assert filled.entries() == []
-    assert list((filled.root / "staging").iterdir()) == []
+    assert list((filled.home / "staging").iterdir()) == []
 
 
 def test_what_a_killed_build_left_goes_with_clear_and_counts_before(
@@ -185,13 +186,13 @@ def test_what_a_killed_build_left_goes_with_clear_and_counts_before(
 ) -> None:
     process = subprocess.Popen(["true"])
     process.wait()
-    left = filled.root / "staging" / f"other@{this_host()}@{process.pid}@x"
+    left = filled.home / "staging" / f"other@{this_host()}@{process.pid}@0a1b2c3d"
     left.mkdir(parents=True)
     (left / "big.o").write_bytes(bytes(1 << 20))
     os.utime(left, (0, 0))
     assert command(capsys, filled, "list")["other_bytes"] >= 1 << 20
     assert command(capsys, filled, "clear")["freed_bytes"] >= 1 << 20
-    assert list((filled.root / "staging").iterdir()) == []
+    assert list((filled.home / "staging").iterdir()) == []
 
 
 # Logs, locks and memos ----------------------------------------------------------------------
@@ -199,7 +200,7 @@ def test_what_a_killed_build_left_goes_with_clear_and_counts_before(
 
 def lying(path: Path, size_bytes: int, days_ago: float) -> Path:
     """A file, or a directory set aside if its parent is ``rejected``, that was made days ago."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    Cache(path.parents[2]).writable_dir(path.parent.name)
     if path.parent.name == "rejected":
         (path / "entry").mkdir(parents=True)
         (path / "entry" / "small.so").write_bytes(bytes(size_bytes))
@@ -211,9 +212,9 @@ def lying(path: Path, size_bytes: int, days_ago: float) -> Path:
 
 
 def test_entries_set_aside_and_logs_go_before_entries_the_oldest_first(filled: Cache) -> None:
-    oldest = lying(filled.root / "rejected" / "a", 3 << 20, days_ago=9)
-    older = lying(filled.root / "logs" / "small-1.log", 1 << 20, days_ago=8)
-    newer = lying(filled.root / "rejected" / "b", 1 << 20, days_ago=7)
+    oldest = lying(filled.home / "rejected" / ASIDE, 3 << 20, days_ago=9)
+    older = lying(filled.home / "logs" / "small-20260101-000000-1.log", 1 << 20, days_ago=8)
+    newer = lying(filled.home / "rejected" / f"{KEY}-00000001", 1 << 20, days_ago=7)
     with env.scope(ACCEL_CACHE_MAX_MIB="2"):
         keep_in_bounds(filled)
     assert (oldest.exists(), older.exists(), newer.exists()) == (False, False, True)
@@ -224,7 +225,7 @@ def test_entries_go_when_that_is_not_enough_and_a_new_log_stays(filled: Cache) -
     keep_in_bounds(filled)
     assert len(filled.entries()) == 3
     enlarge(filled)
-    log = lying(filled.root / "logs" / "small-2.log", 2 << 20, days_ago=0)
+    log = lying(filled.home / "logs" / "small-20260101-000000-2.log", 2 << 20, days_ago=0)
     with env.scope(ACCEL_CACHE_MAX_MIB="1"):
         keep_in_bounds(filled)
     assert log.exists(), "a user was just shown its name"
@@ -252,8 +253,8 @@ def test_on_a_network_file_system_only_what_rested_for_a_week_goes_by_itself(
 
 
 def test_prune_counts_what_is_no_entry(capsys: pytest.CaptureFixture[str], filled: Cache) -> None:
-    aside = lying(filled.root / "rejected" / "a", 3 << 20, days_ago=9)
-    log = lying(filled.root / "logs" / "small-1.log", 10, days_ago=1)
+    aside = lying(filled.home / "rejected" / ASIDE, 3 << 20, days_ago=9)
+    log = lying(filled.home / "logs" / "small-20260101-000000-1.log", 10, days_ago=1)
     assert command(capsys, filled, "prune", "--max-size", "2M") == {"removed": [], "freed_bytes": 3 << 20, "kept": []}
     assert (aside.exists(), log.exists()) == (False, True)
     assert command(capsys, filled, "prune", "--older-than", "12h")["freed_bytes"] > 10
@@ -262,8 +263,8 @@ def test_prune_counts_what_is_no_entry(capsys: pytest.CaptureFixture[str], fille
 
 def test_locks_that_nobody_holds_and_old_memos_go(cache: Cache) -> None:
     names = ("held", "free", "young")
-    locks = {name: lying(cache.root / "locks" / f"{name}.lock", 9, name != "young") for name in names}
-    old, fresh = (lying(cache.root / "memo" / f"{days}.json", 9, days) for days in (31, 29))
+    locks = {name: lying(cache.home / "locks" / f"{name}-{KEY}.lock", 9, name != "young") for name in names}
+    old, fresh = (lying(cache.home / "memo" / f"{days:032}.json", 9, days) for days in (31, 29))
     with locks["held"].open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         keep_in_bounds(cache)
@@ -278,15 +279,20 @@ def test_a_lock_recently_taken_stays_where_the_file_system_has_no_locks(
         raise OSError(errno.ENOLCK, "no locks available")
 
     monkeypatch.setattr("op_builder.cache.eviction.fcntl.flock", refuse)
-    recent, over = (lying(cache.root / "locks" / f"{days}.lock", 0, days) for days in (0.5, 2))
+    recent, over = (lying(cache.home / "locks" / f"small-{KEY[:-1]}{int(days)}.lock", 0, days) for days in (0.5, 2))
     keep_in_bounds(cache)
     assert (recent.exists(), over.exists()) == (True, False)
 
 
 def test_list_counts_the_rest_and_clear_removes_it(capsys: pytest.CaptureFixture[str], cache: Cache) -> None:
-    sizes = {"rejected/a": 4 << 20, "logs/small-1.log": 1 << 20, "locks/small.lock": 0, "memo/1.json": 10}
-    files = [lying(cache.root / name, size_bytes, days_ago=0) for name, size_bytes in sizes.items()]
-    held = lying(cache.root / "locks" / "held.lock", 0, days_ago=0)
+    sizes = {
+        f"rejected/{ASIDE}": 4 << 20,
+        "logs/small-20260101-000000-1.log": 1 << 20,
+        f"locks/small-{KEY}.lock": 0,
+        f"memo/{KEY}.json": 10,
+    }
+    files = [lying(cache.home / name, size_bytes, days_ago=0) for name, size_bytes in sizes.items()]
+    held = lying(cache.home / "locks" / f"held-{KEY}.lock", 0, days_ago=0)
     assert command(capsys, cache, "list")["other_bytes"] == sum(sizes.values())
     last = output(capsys, cache, "list").splitlines()[-1]
     assert last.startswith("0 entries, 0 KiB in")

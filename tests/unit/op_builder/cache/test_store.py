@@ -17,16 +17,17 @@ import pytest
 
 from op_builder import env
 from op_builder.cache.eviction import keep_in_bounds, remove, usages
+from op_builder.cache.fingerprint import MANIFEST_FORMAT
 from op_builder.cache.staging import sign_of_life, sweep, this_host
 from op_builder.cache.store import MANIFEST, Cache, Manifest, default_cache_dir
 from op_builder.errors import CacheError
-from tests.support.entries import find, manifest, publish
+from tests.support.entries import edit_record, find, manifest, publish
 
 NO_PROCESS = 2**22 + 1  # beyond the numbers that Linux gives to processes
 
 
 def rejected(cache: Cache) -> list[Path]:
-    return list((cache.root / "rejected").iterdir())
+    return list((cache.home / "rejected").iterdir())
 
 
 def test_published_entry_is_found_and_reads_back_the_same(cache: Cache) -> None:
@@ -67,7 +68,9 @@ NOT_TEXT = manifest()._replace(key_parts=3).to_json()  # type: ignore[arg-type]
 DAMAGED = {"empty": "", "torn": "{", "list": "[]", "bare": "{}", "null": "null", "number": "3", "no utf-8": "{\xff"}
 
 
-@pytest.mark.parametrize("text", [*DAMAGED.values(), '{"format": 6}', NOT_TEXT], ids=[*DAMAGED, "format", "no parts"])
+@pytest.mark.parametrize(
+    "text", [*DAMAGED.values(), f'{{"format": {MANIFEST_FORMAT}}}', NOT_TEXT], ids=[*DAMAGED, "format", "no parts"]
+)
 def test_a_damaged_manifest_is_set_aside(cache: Cache, text: str) -> None:
     entry = publish(cache)
     (entry.directory / MANIFEST).write_text(text, encoding="latin-1")
@@ -78,8 +81,7 @@ def test_a_damaged_manifest_is_set_aside(cache: Cache, text: str) -> None:
 
 def test_a_manifest_that_was_changed_and_can_still_be_read_is_set_aside(cache: Cache) -> None:
     entry = publish(cache)
-    path = entry.directory / MANIFEST
-    path.write_text(path.read_text().replace("g++ 12", "g++ 13"))
+    edit_record(entry.directory / MANIFEST, lambda record: record["key_parts"].update({"c++ compiler": "g++ 13"}))
     assert find(cache) is None
     assert not entry.directory.exists()
     assert find(cache, any_compiler=True) is None
@@ -107,14 +109,13 @@ cache.set_aside(entry.directory, "it is damaged")
 def test_the_encoding_of_the_locale_does_not_matter(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "caché")
     entry = publish(cache)
-    text = entry.manifest.to_json().replace('"check": "none"', '"check": "célèbre"')
-    (entry.directory / MANIFEST).write_text(text, encoding="utf-8")
+    edit_record(entry.directory / MANIFEST, lambda record: record.update(check="célèbre"))
     entry.artifact.write_bytes(b"")
     environment = env.child_environment(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     command = [sys.executable, "-c", SET_ASIDE, str(cache.root)]
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
-    (reason,) = cache.root.glob("rejected/*/reason.txt")
+    (reason,) = cache.home.glob("rejected/*/reason.txt")
     assert reason.read_text(encoding="utf-8") == f"{entry.directory}: it is damaged\n"
 
 
@@ -151,7 +152,7 @@ def failing(error: Exception) -> Callable[..., Any]:
 def test_an_entry_that_cannot_be_seen_whole_is_a_miss_and_stays(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = publish(cache)
     with monkeypatch.context() as late:
-        late.setattr(Path, "read_text", failing(OSError(errno.ESTALE, "stale file handle")))
+        late.setattr("op_builder.cache.store.read_text", failing(OSError(errno.ESTALE, "stale file handle")))
         assert find(cache) is None
         assert cache.entries() == []
     assert find(cache) == entry
@@ -188,7 +189,7 @@ class Meanwhile:
 def test_publishing_succeeds_though_the_directory_is_removed_or_an_answer_is_lost(
     cache: Cache, monkeypatch: pytest.MonkeyPatch, answer: int
 ) -> None:
-    above = cache.root / "ops" / "small" / manifest().key.plan.digest
+    above = cache.home / "ops" / "small" / manifest().key.plan.digest
     meanwhile = Meanwhile(lost_answer=answer) if answer else Meanwhile(above.rmdir)
     monkeypatch.setattr("op_builder.cache.store.os.rename", meanwhile)
     entry = publish(cache)
@@ -241,11 +242,11 @@ def test_staging_is_removed_after_success_and_after_an_error(cache: Cache) -> No
     publish(cache)
     with pytest.raises(RuntimeError, match="on the way"), cache.staging("small"):
         raise RuntimeError("on the way")
-    assert list((cache.root / "staging").iterdir()) == []
+    assert list((cache.home / "staging").iterdir()) == []
 
 
 def abandoned(parent: Path, owner: str, age_s: float = 60) -> Path:
-    directory = parent / f"small@{owner}@x"
+    directory = parent / f"small@{owner}@0a1b2c3d"
     directory.mkdir(parents=True)
     (directory / "half.o").write_text("")
     os.utime(directory, (time.time() - age_s, time.time() - age_s))
@@ -255,17 +256,17 @@ def abandoned(parent: Path, owner: str, age_s: float = 60) -> Path:
 def test_what_a_killed_build_left_is_swept_by_the_next(cache: Cache) -> None:
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
-    left = abandoned(cache.root / "staging", f"{this_host()}@{done.pid}")
+    left = abandoned(cache.writable_dir("staging"), f"{this_host()}@{done.pid}")
     with cache.staging("small"):
         assert not left.exists()
 
 
 def test_a_living_build_is_not_swept(cache: Cache) -> None:
-    by_process = abandoned(cache.root / "staging", f"{this_host()}@{os.getpid()}")
-    by_lock = abandoned(cache.root / "staging", f"{this_host()}@{NO_PROCESS}")
-    elsewhere = abandoned(cache.root / "staging", "another-host@1")
+    by_process = abandoned(cache.writable_dir("staging"), f"{this_host()}@{os.getpid()}")
+    by_lock = abandoned(cache.writable_dir("staging"), f"{this_host()}@{NO_PROCESS}")
+    elsewhere = abandoned(cache.writable_dir("staging"), "another-host@1")
     # Of the same name, but not this machine as it runs now.
-    namesake = abandoned(cache.root / "staging", f"{socket.gethostname()}-00000000@{NO_PROCESS}")
+    namesake = abandoned(cache.writable_dir("staging"), f"{socket.gethostname()}-00000000@{NO_PROCESS}")
     with sign_of_life(by_lock):
         os.utime(by_lock, (time.time() - 60, time.time() - 60))
         with cache.staging("small"):
@@ -273,12 +274,12 @@ def test_a_living_build_is_not_swept(cache: Cache) -> None:
 
 
 def test_a_new_staging_directory_without_its_lock_is_not_swept(cache: Cache) -> None:
-    directory = cache.writable_dir("staging") / f"quick@{this_host()}@{NO_PROCESS}@x"
+    directory = cache.writable_dir("staging") / f"quick@{this_host()}@{NO_PROCESS}@0a1b2c3d"
     directory.mkdir()
-    assert sweep(directory.parent) == 0
+    assert sweep(cache.root) == 0
     with sign_of_life(directory):
-        assert sweep(directory.parent) == 0
-    assert sweep(directory.parent) == 1
+        assert sweep(cache.root) == 0
+    assert sweep(cache.root) == 1
 
 
 def test_without_locks_a_build_that_may_live_is_not_swept_for_a_day(
@@ -287,7 +288,7 @@ def test_without_locks_a_build_that_may_live_is_not_swept_for_a_day(
     monkeypatch.setattr("op_builder.cache.staging.fcntl.flock", failing(OSError(errno.ENOLCK, "no locks available")))
     left = []
     for number, age_s in enumerate((60, 25 * 3600)):
-        left.append(abandoned(cache.root / "staging", f"{this_host()}@{NO_PROCESS + number}"))
+        left.append(abandoned(cache.writable_dir("staging"), f"{this_host()}@{NO_PROCESS + number}"))
         (left[-1] / "alive").write_text("")
         os.utime(left[-1], (time.time() - age_s, time.time() - age_s))
     with cache.staging("small"):

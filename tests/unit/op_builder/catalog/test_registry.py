@@ -15,7 +15,7 @@ import op_builder
 from op_builder import all_ops, builder, env
 from op_builder.builder.base import OpBuilder
 from op_builder.catalog.registry import OUR_PACKAGES, all_builders, find_builder
-from op_builder.catalog.table import OPS
+from op_builder.catalog.table import OPS, OTHERS_OPS
 from op_builder.errors import IncompatibleOpError, UnknownOpError
 from op_builder.report.collect import find_op, op_row
 from tests.support.foreign_package import importable, run_python, write_package
@@ -90,6 +90,15 @@ def test_an_op_that_the_device_lacks_is_reported_with_reason_and_remedy() -> Non
     for load in (lamb.load, lamb.jit_load, lamb.plan, lamb.builder):
         with pytest.raises(IncompatibleOpError, match=r"(?s)fused_lamb.*Remedy"):
             load()
+
+
+@pytest.mark.parametrize("package", OUR_PACKAGES)
+@pytest.mark.parametrize("name", OTHERS_OPS)
+def test_the_names_of_deepspeeds_other_builders_are_known(name: str, package: str) -> None:
+    op = find_builder(name, package)()
+    assert (type(op).__name__, op.name, op.is_compatible()) == (name, OTHERS_OPS[name], False)
+    with pytest.raises(IncompatibleOpError, match="DeepSpeed"):
+        op.load()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import pkgutil
 import re
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from op_builder import paths
 from op_builder.catalog.registry import OUR_PACKAGES, device_package, find_builder
-from op_builder.catalog.table import DEVICES, OPS, Op, cache_keys, markdown_table
+from op_builder.catalog.table import DEVICES, OPS, OTHERS_OPS, Op, cache_keys, markdown_table
 from op_builder.catalog.unavailable import UnavailableOpBuilder
 from op_builder.errors import IncompatibleOpError
 
@@ -27,13 +29,16 @@ IN_HOST_MEMORY = {
     "ShareMemCommBuilder",
     "CCLCommBuilder",
 }
+ON_TORCH = {"PackbitsBuilder", "UtilsBuilder"}
 FUSED = {"FusedAdamBuilder", "FusedAmsgradBuilder", "FusedLionBuilder", "FusedLambBuilder"}
 AVAILABLE = {
-    "op_builder.cpu": IN_HOST_MEMORY | FUSED,
-    "op_builder.cuda": IN_HOST_MEMORY | FUSED,
+    "op_builder.cpu": IN_HOST_MEMORY | FUSED | ON_TORCH,
+    "op_builder.cuda": IN_HOST_MEMORY | FUSED | ON_TORCH,
     "op_builder.xpu": IN_HOST_MEMORY
+    | ON_TORCH
     | {"FusedAdamBuilder", "FusedLionBuilder", "PackBitsBuilder", "BlockQuantizeBuilder", "RMSNormBuilder"},
-    "op_builder.host": IN_HOST_MEMORY,  # a fused optimizer of the CPU could not work on their tensors
+    # The CPU's fused optimizers could not work on their tensors; Adam is the vendor's or torch's.
+    "op_builder.host": IN_HOST_MEMORY | ON_TORCH | {"FusedAdamBuilder"},
 }
 
 
@@ -56,6 +61,20 @@ def test_every_op_has_a_builder_on_every_device(op: Op, package: str) -> None:
     assert op.builder in caught.value.remedy
 
 
+@pytest.mark.parametrize("package", OUR_PACKAGES)
+@pytest.mark.parametrize("by_file", [False, True], ids=["by path", "by file"])
+def test_a_search_of_a_device_package_finds_a_module_with_one_builder_for_each_op(package: str, by_file: bool) -> None:
+    device = importlib.import_module(package)
+    found = pkgutil.iter_modules([os.path.dirname(device.__file__)] if by_file else device.__path__)
+    names = [item.name for item in found]
+    assert sorted(names) == sorted(op.name for op in OPS)
+    for name in names:
+        module = importlib.import_module(f"{package}.{name}")
+        (builder,) = [each for each in vars(module) if each.endswith("Builder")]
+        assert getattr(module, builder) is find_builder(builder, package)
+        assert name == getattr(module, builder).NAME
+
+
 def test_an_op_is_planned_alike_on_every_device_whose_kernels_it_shares() -> None:
     for name in sorted(IN_HOST_MEMORY):
         assert len({find_builder(name, package) for package in OUR_PACKAGES}) == 1
@@ -68,8 +87,9 @@ def test_the_files_and_classes_that_a_row_names_exist(op: Op) -> None:
             builder = find_builder(op.builder, f"op_builder.{device}")()
             for source in builder.sources():
                 assert (paths.native_root() / source).is_file()
-    module, _, name = op.module.rpartition(".")
-    assert isinstance(getattr(importlib.import_module(f"op_builder.ops.{module}"), name), type)
+    for front_object in filter(None, (op.module, op.on_torch)):
+        module, _, name = front_object.rpartition(".")
+        assert isinstance(getattr(importlib.import_module(f"op_builder.ops.{module}"), name), type)
     for front_end, home in op.front_ends:
         assert callable(getattr(importlib.import_module(f"op_builder.ops.{home}"), front_end))
 
@@ -78,3 +98,10 @@ def test_the_readme_and_the_cache_keys_are_those_of_the_table() -> None:
     assert markdown_table() in (ROOT / "README.md").read_text(encoding="utf-8")
     keys = re.findall(r'  \{ env = "ACCEL_BUILD_(?!OPS|TORCH)\w+" \},\n', (ROOT / "pyproject.toml").read_text())
     assert "".join(keys) == cache_keys()
+
+
+def test_the_page_on_deepspeed_lists_each_of_its_builders() -> None:
+    text = (ROOT / "docs" / "porting_deepspeed.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+Builder)` \| ([^|]*[^| ]) \|", text, re.MULTILINE))
+    assert {name for name, cell in rows.items() if not cell.startswith("unavailable: ")} <= {op.builder for op in OPS}
+    assert {name for name, cell in rows.items() if cell.startswith("unavailable: ")} == {*OTHERS_OPS}

@@ -6,17 +6,18 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from op_builder.cache.manifest import Manifest
 from op_builder.prebuild import tags
 
 
-def needing(kind: str = "accel", **needs: str) -> Any:
-    """What the tag depends on in a binary's manifest."""
-    return SimpleNamespace(kind=kind, needs=needs)
+def needing(kind: str = "accel", **needs: str) -> Manifest:
+    """A manifest with what the tag depends on."""
+    members: dict[str, Any] = {**dict.fromkeys(Manifest._fields), "kind": kind, "needs": needs}
+    return Manifest(**members)
 
 
 @pytest.fixture
@@ -48,6 +49,7 @@ def test_the_platform_is_the_oldest_c_library_that_has_what_all_need(
 @pytest.mark.parametrize("kind", ["python", "torch_library"])
 def test_torchs_cxx_api_ties_a_wheel_to_a_python(kind: str) -> None:
     here = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert tags.wheel_tag([needing(), needing("tvm_ffi")]).startswith("py3-none-")
     assert tags.wheel_tag([needing(), needing(kind)]) == f"{here}-{here}-manylinux_2_17_aarch64"
 
 

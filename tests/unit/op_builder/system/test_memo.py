@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from op_builder.system.memo import Memo
+from op_builder.system.records import is_count, is_text
+
+ANSWER = {"answer": is_count}
 
 
 class Counter:
@@ -22,8 +25,8 @@ def test_worked_out_once_across_processes(tmp_path: Path) -> None:
     file = tmp_path / "tool"
     file.write_text("1")
     counter = Counter(file)
-    assert Memo(tmp_path / "memo").get("x", counter) == {"answer": 1}
-    assert Memo(tmp_path / "memo").get("x", counter) == {"answer": 1}
+    assert Memo(tmp_path / "memo").get("x", ANSWER, counter) == {"answer": 1}
+    assert Memo(tmp_path / "memo").get("x", ANSWER, counter) == {"answer": 1}
     assert counter.calls == 1
 
 
@@ -32,17 +35,17 @@ def test_a_changed_file_ends_it_even_in_the_same_process(tmp_path: Path) -> None
     file.write_text("1")
     counter = Counter(file)
     memo = Memo(tmp_path / "memo")
-    memo.get("x", counter)
+    memo.get("x", ANSWER, counter)
     file.write_text("another size")
-    assert memo.get("x", counter) == {"answer": 2}
+    assert memo.get("x", ANSWER, counter) == {"answer": 2}
 
 
 def test_a_torn_file_is_worked_out_again(tmp_path: Path) -> None:
     counter = Counter(tmp_path)
-    Memo(tmp_path / "memo").get("x", counter)
+    Memo(tmp_path / "memo").get("x", ANSWER, counter)
     (written,) = (tmp_path / "memo").glob("*.json")
     written.write_text(written.read_text()[:10])
-    assert Memo(tmp_path / "memo").get("x", counter) == {"answer": 2}
+    assert Memo(tmp_path / "memo").get("x", ANSWER, counter) == {"answer": 2}
 
 
 def test_an_unwritable_directory_costs_only_time(tmp_path: Path) -> None:
@@ -50,5 +53,13 @@ def test_an_unwritable_directory_costs_only_time(tmp_path: Path) -> None:
     blocked.write_text("")
     counter = Counter(tmp_path)
     memo = Memo(blocked / "memo")
-    assert memo.get("x", counter) == {"answer": 1}
-    assert memo.get("x", counter) == {"answer": 1}
+    assert memo.get("x", ANSWER, counter) == {"answer": 1}
+    assert memo.get("x", ANSWER, counter) == {"answer": 1}
+
+
+def test_a_fact_of_another_version_is_worked_out_again(tmp_path: Path) -> None:
+    counter = Counter(tmp_path)
+    Memo(tmp_path / "memo").get("x", ANSWER, counter)
+    newer = {**ANSWER, "detail": is_text}
+    fact = {"answer": 7, "detail": ""}
+    assert Memo(tmp_path / "memo").get("x", newer, lambda: (fact, [])) == fact

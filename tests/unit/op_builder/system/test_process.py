@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from op_builder.engine.ninja import find_ninja
 from op_builder.errors import ToolchainError
 from op_builder.system.process import run
-from op_builder.toolchains.toolset import find_ninja
 
 
 @pytest.mark.parametrize("ask", [lambda: run(["false"]), find_ninja])

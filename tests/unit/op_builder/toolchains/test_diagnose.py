@@ -30,6 +30,32 @@ def test_source_that_speaks_of_limits_is_not_taken_for_one() -> None:
     assert not found.disk_full
 
 
+SHORTAGES = [
+    "g++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated.",
+    "virtual memory exhausted: Cannot allocate memory",
+    "cc1plus: out of memory allocating 65536 bytes after a total of 4096 bytes",
+    "LLVM ERROR: out of memory",
+    "clang++: error: unable to execute command: Killed",
+    "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
+    "g++: fatal error: cannot execute 'cc1plus': vfork: Resource temporarily unavailable",
+    "sh: 1: Cannot fork",
+    "/tmp/x.s: Fatal error: can't write: No space left on device",
+    "Killed",
+]
+
+
+@pytest.mark.parametrize("output", SHORTAGES)
+def test_fewer_commands_at_a_time_may_succeed_where_the_machine_lacked_something(output: str) -> None:
+    assert diagnose(log(output)).shortage
+    assert not diagnose(f"{log(output)}FAILED: [code=1] b.o \ng++ -c b.cpp\nb.cpp:1:1: error: real\n").shortage
+
+
+def test_a_command_that_was_killed_without_a_word_lacked_memory() -> None:
+    assert diagnose("FAILED: [code=137] a.o \ng++ -c a.cpp\nninja: build stopped: x.\n").shortage
+    assert diagnose("ninja: fatal: posix_spawn: Resource temporarily unavailable\n").shortage
+    assert not diagnose("FAILED: [code=1] a.o \ng++ -c a.cpp\nninja: build stopped: x.\n").shortage
+
+
 # The way from the author's own code ---------------------------------------------------------------
 
 GCC_TEMPLATE = """In file included from b.h:1,

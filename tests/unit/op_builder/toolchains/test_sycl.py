@@ -44,7 +44,7 @@ def test_the_first_toolchain_that_works_is_chosen(facts: SyclFacts, chosen: str,
 @pytest.mark.parametrize(
     ("facts", "nearest", "reason", "remedy"),
     [
-        (replace(PLAIN, runtime=None), "sycl-rtc", "no SYCL runtime", "pip install 'accel-ops[sycl]'"),
+        (replace(PLAIN, runtime=None), "sycl-rtc", "no SYCL runtime", "pip install intel-sycl-rt intel-opencl-rt"),
         (replace(PLAIN, runtime=replace(RUNTIME, kernel_compiler=None)), "sycl-rtc", "libsycl-jit.so", "pip install"),
         (replace(PLAIN, has_kernel_texts=False), "icpx", "torch is not an XPU build", "Install a torch for XPU"),
         (replace(XPU, icpx=None, has_kernel_texts=False), "icpx", "icpx is not on PATH", "setvars.sh"),

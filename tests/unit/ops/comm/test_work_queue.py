@@ -147,6 +147,43 @@ def test_callbacks_use_the_queue_however_deep_and_block_nobody(queue: WorkQueue)
         release.set()
 
 
+def test_a_wait_for_a_finished_work_waits_for_its_future(queue: WorkQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    complete, ended = queue.complete_future, threading.Event()
+
+    def late(work: CollectiveWork) -> None:
+        ended.set()
+        threading.Timer(0.1, complete, [work]).start()
+
+    monkeypatch.setattr(queue, "complete_future", late)
+    with busy(queue):
+        work = queue.submit(lambda: None, [])
+        future = work.get_future()
+    ended.wait()
+    assert work.is_completed()
+    assert work.wait()
+    assert future.done()
+    assert work.get_future().done()
+
+
+def test_a_signal_handler_waits_for_the_work_that_it_interrupted_without_deadlock(
+    queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete, waited = queue.complete_future, []
+
+    def interrupted(work: CollectiveWork) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        complete(work)
+
+    monkeypatch.setattr(queue, "complete_future", interrupted)
+    work = CollectiveWork([], queue, lambda: None)
+    future = work.get_future()
+    with handler(signal.SIGUSR1, lambda *_: waited.append(work.wait())):
+        queue._waiting.append(work)
+        work.wait()
+    assert waited == [True]
+    assert future.done()
+
+
 def test_functions_and_callbacks_run_with_the_thread_local_state_of_the_caller(queue: WorkQueue) -> None:
     def state(_: object = None) -> tuple[bool, bool, str]:
         return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), str(torch.get_default_device())

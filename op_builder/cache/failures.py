@@ -1,0 +1,109 @@
+"""What keeps a cache from being used, and the errors that say so."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from op_builder.cache import layout
+from op_builder.cache.ownership import Refusal, distrusted
+from op_builder.errors import CacheError
+from op_builder.system.file_contents import mapping_obstacle
+
+if TYPE_CHECKING:
+    from op_builder.cache.store import Cache
+
+_WRITTEN = (layout.STAGING, layout.LOCKS, layout.LOGS, layout.OPS)  # directories that a build writes to
+_WRITABLE_REMEDY = (
+    "Set ACCEL_CACHE_DIR to a directory that you can write and that is not mounted noexec, or use prebuilt ops."
+)
+
+
+@contextmanager
+def errors_explained(root: Path) -> Iterator[None]:
+    """Turn an OSError of the body into a CacheError of the cache at ``root``, with a remedy."""
+    try:
+        yield
+    except CacheError:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_full(root) from error
+        place = str(error.filename or root)
+        is_related = root in (Path(place), *Path(place).parents) or Path(place) in root.parents
+        if os.path.isabs(place) and not is_related:
+            raise CacheError(
+                f"{place} cannot be used: {error.strerror}.",
+                "Correct the permissions and the location of this file, then load the op again.",
+            ) from error
+        there = str(_existing(Path(place)))
+        raise CacheError(
+            f"The cache directory {root} cannot be written: {error.strerror} ({there}{_owned_by(there)}).",
+            _WRITABLE_REMEDY,
+        ) from error
+
+
+def obstacle(cache: Cache, op: str = "") -> CacheError | None:
+    """Why a binary (of ``op``) cannot be written to ``cache`` and opened there; None if it can. Creates nothing.
+
+    Every existing directory that a build writes to is tried, because another user may own one of them.
+    """
+    root = cache.root
+    names = [(), *((name,) for name in _WRITTEN), *([(layout.OPS, op)] if op else [])]
+    refusals = (distrusted(str(root), layout.HOME, *name) for name in names)
+    if (refusal := layout.refused(root) or next(filter(None, refusals), None)) is not None:
+        return refusal.error(root)
+    places = dict.fromkeys(_existing(path) for path in (root, *(cache.home.joinpath(*name) for name in names)))
+    reason = next(filter(None, map(_writing_obstacle, places)), "")
+    return Refusal(reason, _WRITABLE_REMEDY).error(root) if reason else None
+
+
+def _existing(path: Path) -> Path:
+    """``path`` or the closest of its parents that exists."""
+    while not os.path.lexists(path) and path.parent != path:
+        path = path.parent
+    return path
+
+
+def _writing_obstacle(directory: Path) -> str:
+    """Why no binary can be written to ``directory`` and opened there; empty if it can."""
+    if not os.path.isdir(directory):
+        return f"{directory} is not a directory"
+    try:
+        # By doing it: permissions, read-only mounts and quotas have many ways to refuse.
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.truncate(1)
+            refusal = mapping_obstacle(file.fileno())
+    except OSError as error:
+        refusal = f"{error.strerror}{_owned_by(str(directory))}"
+    return f"{directory}: {refusal}" if refusal else ""
+
+
+def _owned_by(path: str) -> str:
+    """A note with the owner of ``path`` if that is another user."""
+    try:
+        owner = os.stat(path).st_uid
+    except (OSError, ValueError):
+        return ""
+    return f", owned by user {owner}" if owner != os.geteuid() else ""
+
+
+def disk_full(root: Path) -> CacheError:
+    """The error for a cache directory on a full disk."""
+    with contextlib.suppress(OSError):
+        system = os.statvfs(_existing(root))
+        if system.f_files and not system.f_favail and system.f_bavail:
+            return CacheError(
+                f"The file system of the cache directory {root} cannot hold more files (no inodes are left).",
+                "Delete files there, or set ACCEL_CACHE_DIR to a directory on another file system.",
+            )
+    return CacheError(
+        f"No space left on the disk of the cache directory {root}.",
+        "Free some space, or set ACCEL_CACHE_DIR to a directory on another disk.",
+    )

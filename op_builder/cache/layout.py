@@ -1,0 +1,261 @@
+"""What is where in a cache, and which directory may become one.
+
+::
+
+    <root>/accel-ops-cache         the signature: this directory is a cache, and for whom
+    <root>/v1/ops/<op>/<plan key>/<build key>/   manifest.json and the binary; never changed once there
+    <root>/v1/staging/             running builds, each in its own directory
+    <root>/v1/rejected/            entries whose binary no longer matched its manifest
+    <root>/v1/objects/             compiled sources, each with the headers that it read
+    <root>/v1/sycl_kernels/        kernels that the SYCL runtime compiled, in its own layout
+    <root>/v1/locks/ logs/ memo/   save work, hold compiler output, remember small facts
+
+A directory becomes a cache only if it is absent or empty. In a cache, only names of :data:`GENERATED` are ever removed.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import stat
+from pathlib import Path
+
+from op_builder import env
+from op_builder.cache.ownership import (
+    SIGNATURE,
+    TITLE,
+    TO_SHARE,
+    Refusal,
+    distrusted,
+    open_file,
+    signature,
+    signed_group,
+)
+from op_builder.errors import CacheError
+from op_builder.system.memo import Memo
+
+# Raise it when old records would look damaged, or the meaning of a folder changes.
+HOME = "v1"
+_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Built ops of accel-ops.\n"
+_FRESH = rf"\.{SIGNATURE}\.[0-9a-f]{{8}}"
+OPEN_TO_READERS, OPEN_TO_GROUP = 0o755, 0o2775
+
+OPS, STAGING, REJECTED, LOGS, LOCKS, MEMO = "ops", "staging", "rejected", "logs", "locks", "memo"
+OBJECTS, KERNELS = "objects", "sycl_kernels"
+
+_DIGEST = "[0-9a-f]{32}"
+_RANDOM = "[a-z0-9_]{8}"
+GENERATED: dict[str, tuple[str, ...]] = {
+    OPS: (r"[^\W\d]\w*", _DIGEST, _DIGEST),
+    STAGING: (rf"\w+@[^@]*@\d+@{_RANDOM}",),
+    REJECTED: (rf"{_DIGEST}-{_RANDOM}",),
+    LOGS: (r"\w+-\d{8}-\d{6}-\d+\.log",),
+    LOCKS: (rf"\w+-{_DIGEST}\.lock",),
+    MEMO: (rf"{_DIGEST}\.json|\.staged-{_RANDOM}",),
+    OBJECTS: (rf"\w+-{_DIGEST}\.zip",),
+    KERNELS: (r"\d+", r"\d+"),
+}
+"""By folder, the pattern of the names that accel-ops (or the SYCL runtime) makes in it, level by level."""
+
+
+def default_cache_dir() -> Path:
+    """``$ACCEL_CACHE_DIR``, else ``accel-ops`` below ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Raises:
+        CacheError: this user has no home directory, or the current directory was deleted.
+    """
+    asked = env.ACCEL_CACHE_DIR.get()
+    if asked is None:
+        return _user_cache_dir()
+    try:
+        return asked.absolute()
+    except FileNotFoundError:
+        raise CacheError(
+            f"ACCEL_CACHE_DIR={str(asked)!r} is relative and the current directory was deleted.",
+            "Set ACCEL_CACHE_DIR to an absolute path, or change to an existing directory.",
+        ) from None
+
+
+def _user_cache_dir() -> Path:
+    base = env.XDG_CACHE_HOME.get()
+    if base is not None and base.is_absolute():  # the XDG specification has programs ignore a relative one
+        return base / "accel-ops"
+    try:
+        home = Path.home()
+    except RuntimeError:  # an id without an entry in the user database, as in containers
+        raise CacheError("This user has no home directory for the cache.", "Set ACCEL_CACHE_DIR.") from None
+    if not home.is_absolute():
+        raise CacheError(
+            f"HOME={str(home)!r} is relative, so it names no place for the cache.",
+            "Set ACCEL_CACHE_DIR, or set HOME to an absolute path.",
+        )
+    return home / ".cache" / "accel-ops"
+
+
+def memo(root: Path) -> Memo:
+    """The memos of the cache at ``root``: in it; where that cannot be written, also in the user's own.
+
+    A memo names programs that are run, so it must be believed as a binary is.
+    """
+    places = [root] if distrusted(str(root), HOME, MEMO) is None else []
+    if os.path.exists(root) and not (places and os.access(root, os.W_OK)):
+        with contextlib.suppress(CacheError):
+            own = _user_cache_dir()
+            places += [own] if distrusted(str(own), HOME, MEMO) is None else []
+    return Memo(*(place / HOME / MEMO for place in places), create=_create_memos, open_file=_open_memo)
+
+
+def _open_memo(path: Path) -> int:
+    opened = open_file(str(path.parents[2]), str(path))
+    if isinstance(opened, Refusal):
+        raise OSError(errno.EACCES, opened.reason, str(path))
+    return opened
+
+
+def _create_memos(directory: Path) -> None:
+    """Create the directory of memos of a cache, if that is one."""
+    root = directory.parents[1]
+    if refused(root) is not None:
+        raise OSError(errno.EACCES, "It is no cache", str(root))
+    take(root)
+    make_directory(directory, modes(root).directory)
+
+
+def is_digest(name: str) -> bool:
+    """Whether ``name`` is one of a directory of a plan or of a build."""
+    return len(name) == 32 and not name.strip("0123456789abcdef")
+
+
+class Modes:
+    """The modes of what is made in a cache, whatever the umask: for its user, or for a group."""
+
+    def __init__(self, directory: int, file: int, lock: int) -> None:
+        self.directory = directory
+        self.file = file
+        self.lock = lock
+
+
+_PRIVATE = Modes(OPEN_TO_READERS, 0o644, 0o600)  # who may hold a lock may delay builds
+_OF_GROUP = Modes(OPEN_TO_GROUP, 0o664, 0o660)
+
+
+def modes(root: Path) -> Modes:
+    """The modes for what is made in the cache at ``root``."""
+    return _PRIVATE if signed_group(str(root)) is None else _OF_GROUP
+
+
+def refused(root: Path) -> Refusal | None:
+    """Why ``root`` is not to be used as a cache; None if it is, or if that shows when it is written."""
+    names: list[str] | None
+    try:
+        names = os.listdir(root)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        if not os.access(root, os.W_OK | os.X_OK):
+            return None  # the attempt to write says why not
+        names = None
+    if not _is_signed(root):
+        if names is None:
+            return Refusal(f"{root} cannot be listed, so it may contain files of yours", f"Run: chmod u+r {root}.")
+        # A new file system has one name, and a process that was killed may have left others.
+        foreign = sorted(name for name in names if name != "lost+found" and not re.fullmatch(_FRESH, name))
+        if foreign:
+            return Refusal(
+                f"{root} is not empty and not a cache of accel-ops (it contains {foreign[0]!a:.80})",
+                f"Set ACCEL_CACHE_DIR to a new or empty directory, for example {root / 'accel-ops'}.",
+            )
+        with contextlib.suppress(OSError):
+            status = os.stat(root)
+            is_for_all = status.st_mode & stat.S_ISVTX  # /tmp or /dev/shm, which must stay open to all users
+            if not is_for_all and status.st_uid == os.geteuid() == os.lstat(root).st_uid:
+                return None  # its mode is corrected when it is taken
+        if (refusal := distrusted(str(root))) is not None:
+            example = f", for example {root / 'accel-ops'}" if os.access(root, os.W_OK | os.X_OK) else ""
+            return Refusal(refusal.reason, f"Set ACCEL_CACHE_DIR to a new directory of your own{example}. {TO_SHARE}")
+    return distrusted(str(root), HOME)
+
+
+def take(root: Path) -> None:
+    """Make ``root`` a cache unless it is one: create it, sign it, and make the directory for everything else.
+
+    Call :func:`refused` first.
+    """
+    if not _is_signed(root):
+        make_directory(root.parent, None)
+        try:
+            os.mkdir(root, 0o700)
+            os.chmod(root, 0o700)
+        except FileExistsError:
+            close_to_others(root)
+        sign(root)
+    home = root / HOME
+    make_directory(home, modes(root).directory)
+    if not os.path.lexists(home / "CACHEDIR.TAG"):
+        _write(home / "CACHEDIR.TAG", _TAG)
+
+
+def close_to_others(root: Path) -> None:
+    """Take the right to write to an own, empty directory from everybody else."""
+    status = os.stat(root)
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(root))
+    if status.st_uid == os.geteuid() and status.st_mode & 0o022:
+        os.chmod(root, stat.S_IMODE(status.st_mode) & ~0o022)
+
+
+def sign(root: Path, group: int | None = None) -> None:
+    """Write the signature, which may name a group that shares the cache."""
+    _write(root / SIGNATURE, TITLE if group is None else f"{TITLE}group {group}\n")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file in one step. The name that a killed process leaves counts as none in a root."""
+    fresh = path.parent / f".{SIGNATURE}.{os.urandom(4).hex()}"
+    try:
+        with fresh.open("x", encoding="ascii") as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(text)
+        os.replace(fresh, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise
+
+
+def make_directory(directory: Path, mode: int | None) -> None:
+    """Create a directory and its parents, if they are missing.
+
+    Args:
+        mode: of each, whatever the umask; None: what the umask leaves of the mode that only their user may write.
+    """
+    missing = []
+    while not os.path.isdir(directory):
+        missing.append(directory)
+        if directory.parent == directory:
+            break
+        directory = directory.parent
+    for place in reversed(missing):
+        try:
+            os.mkdir(place, 0o755 if mode is None else mode & 0o777)
+        except FileExistsError:
+            if not os.path.isdir(place):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place)) from None
+            continue
+        if mode is not None:
+            os.chmod(place, mode)
+
+
+def _is_signed(root: Path) -> bool:
+    return signature(str(root)) is not None or _is_signature_hidden(root)
+
+
+def _is_signature_hidden(root: Path) -> bool:
+    """Whether the signature is listed but cannot be found: a network file system shows another host's files late."""
+    with contextlib.suppress(OSError):
+        if SIGNATURE in os.listdir(root):
+            try:
+                os.lstat(root / SIGNATURE)
+            except FileNotFoundError:
+                return True
+    return False

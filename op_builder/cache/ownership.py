@@ -1,0 +1,173 @@
+"""Whose files are believed: those of this user, of root and of the users in ``ACCEL_CACHE_TRUST``.
+
+Whoever can write to a cache can run code as its readers. So before a binary is opened, the directories from the cache's
+root to it, and the file, must belong to one of these users, and nobody else may write to them. In a cache that was made
+for a group, its members count as well: the signature names the group, and the modes allow only it.
+
+What is checked first may be replaced before the dynamic linker opens it by its name, but only by these users, and by
+those who may write to a directory above the root. Opening it through ``/proc/self/fd`` instead would give the library a
+name that means another file later, and debuggers and profilers would not find it.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+import stat
+
+from op_builder import env
+from op_builder.errors import CacheError
+
+logger = logging.getLogger(__name__)
+
+SIGNATURE = "accel-ops-cache"
+"""The file in a cache's root that says that it is one."""
+TITLE = "This directory is a cache of accel-ops; v1 and this file may be removed at any time.\n"
+TO_SHARE = "To share a cache, make one: python -m op_builder.cache init --shared GROUP."
+_WRITABLE_BY_OTHERS = 0o022
+_ENTERED_BY_OTHERS = 0o011
+
+
+class Refusal:  # a NamedTuple would cost each process a quarter of a millisecond
+    """Why something in a cache is not used, and what to do."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        self.reason = reason
+        self.remedy = remedy
+
+    def error(self, root: object) -> CacheError:
+        """The error for the cache at ``root``."""
+        return CacheError(f"The cache directory {root} cannot be used: {self.reason}.", self.remedy)
+
+
+def distrusted(root: str, *names: str) -> Refusal | None:
+    """Why ``root`` or a directory on the way to ``root/names[0]/...`` is not believed; None if each is or is absent."""
+    place = root
+    try:
+        status = os.stat(root)
+        refusal = _owner_refusal(root, status) or _owner_refusal(root, os.lstat(root))
+        group = _group_of(root, status) if status.st_mode & _WRITABLE_BY_OTHERS else None
+        refusal = refusal or _refusal(root, status, group)
+        for name in names:
+            if refusal is not None:
+                return refusal
+            place = f"{place}/{name}"
+            status = os.lstat(place)
+            if not stat.S_ISDIR(status.st_mode):
+                return Refusal(f"{place} is not a directory but a link or a file", f"Remove {place}.")
+            if group is None and _is_of_many(status):
+                group = signed_group(root)
+            refusal = _refusal(place, status, group)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return Refusal(f"{place}: {error.strerror}", "Set ACCEL_CACHE_DIR to a directory of your own.")
+    return refusal
+
+
+def distrusted_below(root: str, directory: str) -> Refusal | None:
+    """Why something below ``directory`` of the cache at ``root`` is not believed; None if all of it is.
+
+    For files that other programs create with the modes that the umask leaves. Where only the owner may enter the root,
+    everything below it is trusted.
+    """
+    group = signed_group(root)
+    with contextlib.suppress(OSError):
+        if os.stat(root).st_mode & _ENTERED_BY_OTHERS:
+            for place, names, files in os.walk(directory):
+                for path in (f"{place}/{name}" for name in (*names, *files)):
+                    with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                        if (refusal := _refusal(path, os.lstat(path), group)) is not None:
+                            return refusal
+    return None
+
+
+def open_file(root: str, path: str) -> int | Refusal:
+    """A descriptor of a file of the cache at ``root``, or why it is not believed.
+
+    Raises:
+        OSError: it cannot be opened; a link cannot.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    status = os.fstat(descriptor)
+    refusal: Refusal | None = None
+    if not stat.S_ISREG(status.st_mode):
+        refusal = Refusal(f"{path} is not a regular file", f"Remove {path}.")
+    else:
+        refusal = _refusal(path, status, signed_group(root) if _is_of_many(status) else None)
+    if refusal is None:
+        return descriptor
+    os.close(descriptor)
+    return refusal
+
+
+def signed_group(root: str) -> int | None:
+    """The group that shares the cache at ``root``; None if it is one user's."""
+    try:
+        return _group_of(root, os.stat(root))
+    except OSError:
+        return None
+
+
+def signature(root: str) -> str | None:
+    """The text of the signature in ``root``; None if there is none."""
+    try:
+        descriptor = os.open(f"{root}/{SIGNATURE}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        text = os.read(descriptor, 1000).decode("ascii", "replace")
+    except OSError:  # it is a directory
+        return None
+    finally:
+        os.close(descriptor)
+    return text if text.startswith(TITLE) else None
+
+
+@functools.cache
+def warn_once(reason: str, consequence: str, remedy: str) -> None:
+    """Log a refusal; each only once in a process."""
+    logger.warning("%s: %s. %s", reason, consequence, remedy)
+
+
+def _group_of(root: str, status: os.stat_result) -> int | None:
+    """The group of a shared cache, if its root allows that group to write."""
+    if not status.st_mode & stat.S_ISGID:
+        return None
+    try:
+        signed = os.lstat(f"{root}/{SIGNATURE}")
+    except OSError:
+        return None
+    # A member of the group of a directory that only inherited these modes could write a signature as well.
+    if signed.st_uid != status.st_uid or signed.st_mode & _WRITABLE_BY_OTHERS:
+        return None
+    return status.st_gid if (signature(root) or "").endswith(f"\ngroup {status.st_gid}\n") else None
+
+
+def _is_of_many(status: os.stat_result) -> bool:
+    return bool(status.st_mode & stat.S_IWGRP) or not _is_trusted(status.st_uid)
+
+
+def _refusal(place: str, status: os.stat_result, group: int | None) -> Refusal | None:
+    shared = group is not None and status.st_gid == group
+    if not shared and (refusal := _owner_refusal(place, status)) is not None:
+        return refusal
+    if status.st_mode & (0o002 if shared else _WRITABLE_BY_OTHERS):
+        return Refusal(
+            f"{place} can be written by other users (mode {stat.S_IMODE(status.st_mode):o})",
+            f"Run: chmod go-w {place}. {TO_SHARE}",
+        )
+    return None
+
+
+def _owner_refusal(place: str, status: os.stat_result) -> Refusal | None:
+    if _is_trusted(status.st_uid):
+        return None
+    return Refusal(
+        f"{place} is owned by user {status.st_uid}",
+        f"Set ACCEL_CACHE_DIR to a directory of your own; or ACCEL_CACHE_TRUST={status.st_uid} if you trust that user.",
+    )
+
+
+def _is_trusted(user: int) -> bool:
+    return user in (os.geteuid(), 0) or user in env.ACCEL_CACHE_TRUST.get()

@@ -1,0 +1,134 @@
+"""Removing what accel-ops has made in a cache, and nothing else.
+
+Folders are opened level by level without following links, and worked on by descriptor. A name goes only if it is one
+that accel-ops generates in that folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from op_builder.cache.layout import GENERATED, HOME
+from op_builder.cache.ownership import Refusal, distrusted, signature, warn_once
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Folder:
+    """An open folder of a cache.
+
+    Attributes:
+        path: where it is, for messages.
+        descriptor: of the directory.
+    """
+
+    def __init__(self, path: Path, descriptor: int, pattern: str) -> None:
+        self.path = path
+        self.descriptor = descriptor
+        self._pattern = pattern
+
+    def names(self) -> list[str]:
+        """The names in it that accel-ops generates, sorted; links are no such names."""
+        with contextlib.suppress(OSError):
+            return sorted(name for name in os.listdir(self.descriptor) if self.has(name))
+        return []
+
+    def has(self, name: str) -> bool:
+        """Whether ``name`` is one that accel-ops generates here, and is no link."""
+        if not re.fullmatch(self._pattern, name):
+            return False
+        try:
+            return not stat.S_ISLNK(self.status(name).st_mode)
+        except OSError:
+            return False
+
+    def status(self, name: str) -> os.stat_result:
+        return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+
+    def modified_at(self, name: str) -> float:
+        """In seconds since the epoch; 0 of what is not there."""
+        try:
+            return self.status(name).st_mtime
+        except OSError:
+            return 0.0
+
+    def unlink(self, name: str) -> None:
+        """Remove a file, if it is still there and may be removed."""
+        if self.has(name):
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self.descriptor)
+
+    def remove_tree(self, name: str) -> None:
+        """Remove a directory, as far as that is permitted."""
+        if self.has(name):
+            # By its descriptor's name, because rmtree() has no dir_fd in Python 3.10; it follows no links itself.
+            shutil.rmtree(f"/proc/self/fd/{self.descriptor}/{name}", ignore_errors=True)
+
+    def now(self) -> float:
+        return file_system_now(self.path)
+
+
+@contextmanager
+def folder(root: Path, *names: str) -> Iterator[Folder | None]:
+    """The folder ``names`` of the cache at ``root``, open; None if there is none, or if it is not to be worked on."""
+    descriptor = _opened(root, names)
+    if descriptor is None:
+        yield None
+        return
+    try:
+        yield Folder(Path(root, HOME, *names), descriptor, GENERATED[names[0]][len(names) - 1])
+    finally:
+        os.close(descriptor)
+
+
+def _opened(root: Path, names: tuple[str, ...]) -> int | None:
+    if signature(str(root)) is None:  # not a cache, whatever its names
+        return None
+    refusal = distrusted(str(root), HOME, *names)
+    descriptor = None
+    if refusal is None:
+        try:
+            descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            for name in (HOME, *names):
+                outer, descriptor = descriptor, os.open(name, _DIRECTORY, dir_fd=descriptor)
+                os.close(outer)
+            return descriptor
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            refusal = Refusal(f"{Path(root, HOME, *names)}: {error.strerror}", "Its owner can remove it.")
+        if descriptor is not None:
+            os.close(descriptor)
+    if refusal is not None:
+        warn_once(refusal.reason, "it is left as it is", refusal.remedy)
+    return None
+
+
+def places(root: Path, name: str) -> list[tuple[str, ...]]:
+    """What accel-ops has made in the folder ``name``, as names below the cache's home."""
+    found: list[tuple[str, ...]] = [(name,)]
+    for _ in GENERATED[name]:
+        outer, found = found, []
+        for place in outer:
+            with folder(root, *place) as opened:
+                found += [(*place, inner) for inner in opened.names()] if opened is not None else []
+    return found
+
+
+def file_system_now(directory: Path) -> float:
+    """What time it is for the file system that holds ``directory``; the clock of this host may be another.
+
+    What other hosts have written has the file system's times.
+    """
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=directory) as file:
+        return os.fstat(file.fileno()).st_mtime
+    return time.time()

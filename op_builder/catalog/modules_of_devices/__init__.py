@@ -1,0 +1,1 @@
+"""The modules of each device's package, one for each op of the table."""

@@ -1,0 +1,334 @@
+"""``torch.utils.cpp_extension``'s ``load()`` and ``load_inline()`` on this project's engine and cache.
+
+The signatures are torch's. A program that calls torch's functions can run unchanged: see
+:mod:`op_builder.integrations.torch_extensions`, ``accel-ops run`` and ``ACCEL_CPP_EXTENSION``.
+
+What differs: the binary is in the cache of all ops, so ``build_directory`` only gets a copy of it, and
+``keep_intermediates`` and ``use_pch`` have no effect (``accel-ops build --precompile`` precompiles torch's header).
+SYCL sources and standalone programs are refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from op_builder.builder.base import log_steps
+from op_builder.builder.cuda import CUDAOpBuilder
+from op_builder.builder.inline import GivenBuilder, GivenCUDABuilder, inline_texts
+from op_builder.builder.recipe import SUFFIXES, check_op_name, text_list
+from op_builder.errors import AccelError, ArgumentError, SourceNotFoundError
+from op_builder.load import loader, resolver
+from op_builder.plan import Binding
+from op_builder.toolchains.cuda import find_cuda
+
+__all__ = ["load", "load_inline"]
+
+logger = logging.getLogger(__name__)
+
+_CUDA_SUFFIX = ".cu"
+
+# What remedies name to the author of a builder class, and which argument it is here; longer texts first.
+_ARGUMENT_OF = {
+    "cxx_args(), nvcc_args() or source_args()": "extra_cflags or extra_cuda_cflags",
+    "extra_ldflags() or libraries_args()": "extra_ldflags",
+    "absolute_name() end in": "name be",
+    "cxx_args()": "extra_cflags",
+    "nvcc_args()": "extra_cuda_cflags",
+    "extra_ldflags()": "extra_ldflags",
+    "include_paths()": "extra_include_paths",
+    "sources()": "sources",
+}
+
+Flags = Sequence[str] | str | None
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def load(
+    name: str,
+    sources: Paths,
+    extra_cflags: Flags = None,
+    extra_cuda_cflags: Flags = None,
+    extra_sycl_cflags: Flags = None,
+    extra_ldflags: Flags = None,
+    extra_include_paths: Paths | None = None,
+    build_directory: str | os.PathLike[str] | None = None,
+    verbose: bool = False,
+    with_cuda: bool | None = None,
+    with_sycl: bool | None = None,
+    is_python_module: bool = True,
+    is_standalone: bool = False,
+    keep_intermediates: bool = True,  # noqa: ARG001
+) -> Any:
+    """Compile files and load them, as ``torch.utils.cpp_extension.load`` does.
+
+    Args:
+        name: of the module. Characters that no module name can have, such as dashes, become underscores.
+        sources: a file or files, relative to the current directory.
+        extra_cflags, extra_cuda_cflags, extra_ldflags: flags, read as a shell reads them; one string may hold several.
+        extra_include_paths: include directories, relative to the current directory.
+        build_directory: gets a copy of the library, ``<name>.so``, for other programs; created if it is missing.
+        verbose: log each step at level INFO instead of DEBUG.
+        with_cuda: add CUDA's headers and libraries; by default, if a source ends in ``.cu``.
+        is_python_module: False for a library that registers torch ops, or is opened only for its effects.
+        extra_sycl_cflags, with_sycl, is_standalone: refused unless empty or false.
+        keep_intermediates: no effect.
+
+    Returns:
+        the module; the path of the opened library, which is in the cache, if ``is_python_module`` is false.
+
+    Raises:
+        ArgumentError: an argument has a wrong type or value, or is not supported.
+        SourceNotFoundError: a source does not exist or is a directory.
+        CompileError, IncompatibleOpError, LoadError, CacheError, ToolchainError: as ``OpBuilder.load()``.
+    """
+    _check_switches("load", verbose=verbose, with_cuda=with_cuda, is_python_module=is_python_module)
+    _refuse("load", extra_sycl_cflags=extra_sycl_cflags, with_sycl=with_sycl, is_standalone=is_standalone)
+    files = [_source(file) for file in _paths("load", "sources", sources)]
+    if not files:
+        raise ArgumentError("load: sources is empty.", "Pass at least one source file.")
+    builder = _builder(
+        "load",
+        name,
+        {},
+        files,
+        with_cuda=with_cuda,
+        is_python_module=is_python_module,
+        extra_cflags=extra_cflags,
+        extra_cuda_cflags=extra_cuda_cflags,
+        extra_ldflags=extra_ldflags,
+        extra_include_paths=extra_include_paths,
+    )
+    return _loaded("load", builder, verbose, is_python_module, build_directory)
+
+
+def load_inline(
+    name: str,
+    cpp_sources: str | Sequence[str],
+    cuda_sources: str | Sequence[str] | None = None,
+    sycl_sources: str | Sequence[str] | None = None,
+    functions: str | Iterable[str] | Mapping[str, str] | None = None,
+    extra_cflags: Flags = None,
+    extra_cuda_cflags: Flags = None,
+    extra_sycl_cflags: Flags = None,
+    extra_ldflags: Flags = None,
+    extra_include_paths: Paths | None = None,
+    build_directory: str | os.PathLike[str] | None = None,
+    verbose: bool = False,
+    with_cuda: bool | None = None,
+    with_sycl: bool | None = None,
+    is_python_module: bool = True,
+    with_pytorch_error_handling: bool = True,
+    keep_intermediates: bool = True,  # noqa: ARG001
+    use_pch: bool = False,  # noqa: ARG001
+    no_implicit_headers: bool = False,
+) -> Any:
+    """Compile texts and load them, as ``torch.utils.cpp_extension.load_inline`` does.
+
+    Args:
+        cpp_sources, cuda_sources: a text or texts. ``torch/extension.h`` is included before C++, and torch's types and
+            the CUDA runtime before CUDA.
+        functions: names of C++ functions to bind, or a mapping from names to docstrings; a name is its own docstring
+            otherwise. They hold the GIL.
+        with_pytorch_error_handling: C++ exceptions of torch become its Python exceptions.
+        no_implicit_headers: include no headers before the texts.
+        sycl_sources, extra_sycl_cflags, with_sycl: refused unless empty or false.
+        keep_intermediates, use_pch: no effect.
+
+    All other arguments, the result and the errors are those of :func:`load`.
+    """
+    _check_switches(
+        "load_inline",
+        verbose=verbose,
+        with_cuda=with_cuda,
+        is_python_module=is_python_module,
+        with_pytorch_error_handling=with_pytorch_error_handling,
+        no_implicit_headers=no_implicit_headers,
+    )
+    _refuse("load_inline", sycl_sources=sycl_sources, extra_sycl_cflags=extra_sycl_cflags, with_sycl=with_sycl)
+    texts = inline_texts(
+        _module_name("load_inline", name),
+        cpp_sources,
+        "" if cuda_sources is None else cuda_sources,
+        functions,
+        has_headers=not no_implicit_headers,
+        handles_torch_errors=with_pytorch_error_handling,
+    )
+    builder = _builder(
+        "load_inline",
+        name,
+        texts,
+        [],
+        with_cuda=with_cuda,
+        is_python_module=is_python_module,
+        extra_cflags=extra_cflags,
+        extra_cuda_cflags=extra_cuda_cflags,
+        extra_ldflags=extra_ldflags,
+        extra_include_paths=extra_include_paths,
+    )
+    return _loaded("load_inline", builder, verbose, is_python_module, build_directory)
+
+
+def _builder(
+    function: str,
+    name: str,
+    texts: dict[str, str],
+    files: list[str],
+    *,
+    with_cuda: bool | None,
+    is_python_module: bool,
+    extra_include_paths: Paths | None,
+    **flags: Flags,
+) -> GivenBuilder:
+    uses_cuda = any(file.endswith(_CUDA_SUFFIX) for file in (*texts, *files))
+    if uses_cuda and with_cuda is False:
+        raise ArgumentError(
+            f"{function}: with_cuda is False, but there are CUDA sources.", "Pass with_cuda=True, or leave it out."
+        )
+    words = {argument: _shell_words(function, argument, value) for argument, value in flags.items()}
+    include_dirs = [str(Path(path).absolute()) for path in _paths(function, "extra_include_paths", extra_include_paths)]
+    missing = [path for path in include_dirs if not os.path.exists(path)]
+    if missing:
+        logger.warning("%s: these directories of extra_include_paths do not exist: %s.", function, ", ".join(missing))
+    builder = (GivenCUDABuilder if uses_cuda else GivenBuilder)(
+        _module_name(function, name),
+        texts,
+        binding=Binding.TORCH if is_python_module else Binding.LIBRARY,
+        cxx_flags=words["extra_cflags"],
+        cuda_flags=words["extra_cuda_cflags"],
+        link_flags=words["extra_ldflags"],
+        include_dirs=include_dirs,
+        files=files,
+    )
+    if with_cuda and not isinstance(builder, CUDAOpBuilder):
+        cuda = find_cuda(builder.cache.memo)
+        builder.include_dirs.append(str(cuda.home / "include"))
+        builder.flags["link"] += [f"-L{cuda.library_dir}", cuda.runtime_flag]
+    return builder
+
+
+def _loaded(
+    function: str,
+    builder: GivenBuilder,
+    verbose: bool,
+    is_python_module: bool,
+    build_directory: str | os.PathLike[str] | None,
+) -> Any:
+    directory = None if build_directory is None else _made_directory(function, build_directory)
+    with _in_arguments():
+        entry = resolver.cached_or_built(builder, log_steps(builder.name, verbose))
+        loaded = loader.open_entry(entry, builder)
+    if directory is not None:
+        name = entry.artifact.name
+        # Replaced in one step: another process may have the older file open.
+        with _copying_to(directory), tempfile.TemporaryDirectory(prefix=f".{name}.", dir=directory) as staging:
+            os.replace(shutil.copyfile(entry.artifact, Path(staging, name)), directory / name)
+    # Not the copy: to open a second file would register the ops twice.
+    return loaded if is_python_module else str(entry.artifact)
+
+
+def _made_directory(function: str, build_directory: object) -> Path:
+    if not isinstance(build_directory, str | os.PathLike) or "\0" in str(build_directory):
+        raise ArgumentError(f"{function}: build_directory is {build_directory!r}, which is not a path.", "Pass a path.")
+    with _copying_to(build_directory):
+        directory = Path(build_directory).absolute()
+        directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+@contextmanager
+def _copying_to(build_directory: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise AccelError(
+            f"The library cannot be copied to build_directory {str(build_directory)!r}: {error.strerror}.",
+            "Pass a directory that you can write, or leave build_directory out: the cache holds the library.",
+        ) from error
+
+
+@contextmanager
+def _in_arguments() -> Iterator[None]:
+    """Let remedies name the arguments of :func:`load` instead of a builder's methods."""
+    try:
+        yield
+    except AccelError as error:
+        remedy = error.remedy
+        for method, argument in _ARGUMENT_OF.items():
+            remedy = remedy.replace(method, argument)
+        if remedy != error.remedy:
+            error.remedy = remedy
+            error.args = (f"{error.message}\n  Remedy: {remedy}",)
+        raise
+
+
+def _check_switches(function: str, **switches: object) -> None:
+    for argument, value in switches.items():
+        if not isinstance(value, int | None):
+            raise ArgumentError(f"{function}: {argument} is {value!r}.", "Pass True or False.")
+
+
+def _refuse(function: str, **arguments: object) -> None:
+    for argument, value in arguments.items():
+        if value:
+            kind = "Standalone programs are" if argument == "is_standalone" else "SYCL sources are"
+            raise ArgumentError(
+                f"{function}: {argument} is {value!r}. {kind} not supported here.",
+                "Use torch.utils.cpp_extension for it, or op_builder.SYCLOpBuilder for SYCL kernels.",
+            )
+
+
+def _module_name(function: str, name: object) -> str:
+    if not isinstance(name, str) or not name.strip():
+        raise ArgumentError(f"{function}: name is {name!r}, which is not a name.", "Use a name such as 'my_ops'.")
+    word = re.sub(r"\W", "_", name.strip(), flags=re.ASCII)
+    word = f"_{word}" if word[0].isdecimal() else word
+    check_op_name(word, f"{function}: name")  # it may be too long
+    return word
+
+
+def _paths(function: str, argument: str, value: object) -> list[str]:
+    """Paths without the blanks and line breaks around them."""
+    if value is None:
+        return []
+    items = [value] if isinstance(value, str | os.PathLike) else value
+    if isinstance(items, Iterable) and not isinstance(items, bytes):
+        items = [os.fspath(item) if isinstance(item, os.PathLike) else item for item in items]
+    return [text.strip() for text in text_list(items, f"{function}: {argument}")]
+
+
+def _source(name: str) -> str:
+    path = Path(name).absolute()
+    if not os.path.isfile(path):
+        is_other = "is not a file" if os.path.exists(path) else "does not exist"
+        problem = "is a directory" if os.path.isdir(path) else is_other
+        raise SourceNotFoundError(
+            f"load: the source {name!r} {problem} ({path}).",
+            "Correct sources; names are relative to the current directory.",
+        )
+    if path.suffix not in SUFFIXES:
+        raise ArgumentError(
+            f"load: the source {name!r} has the suffix {path.suffix!r}, which no language has.",
+            f"Use one of {', '.join(sorted(SUFFIXES))}.",
+        )
+    return str(path)
+
+
+def _shell_words(function: str, argument: str, value: Flags) -> list[str]:
+    if value is None:
+        return []
+    texts = text_list([value] if isinstance(value, str) else value, f"{function}: {argument}")
+    try:
+        return [word for text in texts for word in shlex.split(text)]
+    except ValueError as error:
+        raise ArgumentError(
+            f"{function}: {argument} is {value!r}, which a shell cannot read: {error}.", "Correct the quotes."
+        ) from error

@@ -1,0 +1,149 @@
+"""Objects of earlier builds, used again where the compiler would make the same.
+
+An object is one file in the cache's folder of objects: a zip of what a compile step wrote, and of the headers that it
+read. Its name has a digest of everything else that counts: the compilers' identity, the command and the source's
+content. It replaces an older one with other headers in one step, so that no reader sees half of it. Objects count in
+the cache's bound, and are removed before any entry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import zipfile
+from collections.abc import Container
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from op_builder.cache import layout
+from op_builder.cache.depfiles import HeaderGoneError, read_headers
+from op_builder.cache.fingerprint import BuildKey, PlanKey, plan_key, saved_since
+from op_builder.cache.headers import Header, Roots, SystemHeaders
+from op_builder.cache.layout import HOME, OBJECTS
+from op_builder.cache.ownership import Refusal, distrusted, open_file, warn_once
+from op_builder.cache.store import Cache
+from op_builder.engine.commands import (
+    CompileStep,
+    build_commands,
+    lists_assembled,
+    stamped_directories,
+    system_directories,
+)
+from op_builder.errors import AccelError
+from op_builder.plan import BuildPlan
+from op_builder.toolchains.toolset import Toolset
+
+logger = logging.getLogger(__name__)
+
+_RECORD, _OBJECT, _DEPFILE, _ASSEMBLED = "record.json", "object", "depfile", "assembled"
+# Parts of a plan's key that concern other sources, or the linker alone.
+_OF_OTHERS = ("source ", "link flags", "linked ")
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile)
+
+
+@dataclass(frozen=True)
+class Objects:
+    """The objects that builds of one plan can use."""
+
+    cache: Cache
+    plan: BuildPlan
+    toolset: Toolset
+
+    def take(self, key: PlanKey, staging: Path) -> set[str]:
+        """Put the objects that fit into a build's directory; returns their names."""
+        refusal = distrusted(str(self.cache.root), HOME, OBJECTS)
+        if refusal is not None:
+            warn_once(refusal.reason, "the objects there are not used", refusal.remedy)
+            return set()
+        taken: set[str] = set()
+        for step, name in self._names(key).items():
+            with contextlib.suppress(*_DAMAGED):
+                opened = open_file(str(self.cache.root), str(self.cache.home / OBJECTS / name))
+                if isinstance(opened, Refusal):
+                    warn_once(opened.reason, "this object is not used", opened.remedy)
+                    continue
+                with os.fdopen(opened, "rb") as file, zipfile.ZipFile(file) as archive:
+                    record = json.loads(archive.read(_RECORD))
+                    if not _key_of(record).headers_unchanged(Roots.of(self._alone(step)), self.cache.memo):
+                        continue
+                    for member, path in _files(step, staging).items():
+                        if member in archive.namelist():
+                            path.write_bytes(archive.read(member))
+                    taken.add(step.object_name)
+                    os.utime(opened)
+        return taken
+
+    def keep(self, staging: Path, names: Container[str], started_ns: int) -> None:
+        """Keep objects of a build's directory; a failure is logged, and fails no build.
+
+        Args:
+            names: of the objects.
+            started_ns: when the build began; an object of files that were saved since is not kept.
+        """
+        try:
+            key = plan_key(self.plan, self.toolset, self.cache.memo)
+            folder = self.cache.writable_dir(OBJECTS)
+            mode = layout.modes(self.cache.root).file
+            for step, name in self._names(key).items():
+                files = {member: path for member, path in _files(step, staging).items() if path.exists()}
+                if step.object_name not in names or not {_OBJECT, _DEPFILE}.issubset(files):
+                    continue
+                read = self._key(key, staging, step)
+                # Another build has another directory.
+                is_tied = os.fsencode(staging) in files[_DEPFILE].read_bytes()
+                if is_tied or saved_since(started_ns, self._alone(step), read):
+                    continue
+                fresh = staging / name
+                with zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+                    archive.writestr(_RECORD, json.dumps([read.headers, read.absent, read.system]))
+                    for member, path in files.items():
+                        archive.write(path, member)
+                fresh.chmod(mode)
+                os.replace(fresh, folder / name)
+        except (AccelError, HeaderGoneError, *_DAMAGED) as error:
+            logger.debug("Objects of '%s' are not kept: %s", self.plan.op, error)
+
+    def _names(self, key: PlanKey) -> dict[CompileStep, str]:
+        """The file names of the objects of all steps."""
+        common = {name: text for name, text in key.parts.items() if not name.startswith(_OF_OTHERS)}
+        steps = build_commands(self.plan, self.toolset).compile_steps
+        names = {}
+        for index, step in enumerate(steps):
+            source = key.parts[f"source {index} {step.source.label}"]
+            # The object's number is its place in the plan.
+            command = [word for word in step.command if step.object_name not in word]
+            digest = PlanKey({**common, "source": source, "command": json.dumps(command)}).digest
+            names[step] = f"{self.plan.op}-{digest}.zip"
+        return names
+
+    def _alone(self, step: CompileStep) -> BuildPlan:
+        """The plan without the other sources, whose headers do not count."""
+        return self.plan._replace(sources=(step.source,))
+
+    def _key(self, key: PlanKey, staging: Path, step: CompileStep) -> BuildKey:
+        plan, assembled = self._alone(step), staging / step.assembled
+        is_listed = lists_assembled(plan, self.toolset) and assembled.exists()
+        read = read_headers(
+            plan,
+            [staging / step.depfile],
+            stamped_directories(plan, self.toolset),
+            lambda: system_directories(plan, self.toolset),
+            assembled=[assembled] if is_listed else None,
+        )
+        return BuildKey(key, *read)
+
+
+def _files(step: CompileStep, staging: Path) -> dict[str, Path]:
+    """What a step writes, by the name of the archive's member."""
+    names = {_OBJECT: step.object_name, _DEPFILE: step.depfile, _ASSEMBLED: step.assembled}
+    return {member: staging / name for member, name in names.items()}
+
+
+def _key_of(record: Any) -> BuildKey:
+    """What :meth:`Objects.keep` has written, for a look at the headers."""
+    headers, absent, (paths, digest, statuses) = record
+    found = tuple(Header(root, path, sha256, tuple(status)) for root, path, sha256, status in headers)
+    return BuildKey(PlanKey({}), found, tuple(absent), SystemHeaders(tuple(paths), digest, statuses))

@@ -1,0 +1,1 @@
+"""Other programs on this library, one module each. Nothing of the library imports them."""

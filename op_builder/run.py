@@ -1,0 +1,48 @@
+"""``accel-ops run``: run a program whose ``torch.utils.cpp_extension`` calls build with this engine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+
+from op_builder.command_line import run_main
+from op_builder.integrations import torch_extensions
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_builder.run") -> int:
+    """Run the program in this process; its exit status is that of the command."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Run a Python program in which torch.utils.cpp_extension.load() and load_inline() build with the "
+        "engine and the cache of accel-ops. Child processes do the same.",
+        usage=f"{prog} [-h] (SCRIPT | -m MODULE) [ARGUMENT ...]",
+    )
+    parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
+    parser.add_argument("program", metavar="SCRIPT", help="the script, or the module after -m, and its arguments")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # argparse would drop a "--" of the program's own arguments.
+    own = next((count for count, word in enumerate(given, 1) if not word.startswith("-")), len(given))
+    chosen = parser.parse_args(given[:own])
+    if not chosen.is_module and not os.path.exists(chosen.program):
+        parser.error(f"there is no file {chosen.program}")
+    torch_extensions.on()
+    sys.argv[:] = [chosen.program, *given[own:]]
+    try:
+        if chosen.is_module:
+            sys.path[0:0] = [os.getcwd()]
+            runpy.run_module(chosen.program, run_name="__main__", alter_sys=True)
+        else:
+            # As Python, which follows links to the script and makes its __file__ absolute.
+            sys.path[0:0] = [os.path.dirname(os.path.realpath(chosen.program))]
+            runpy.run_path(os.path.abspath(chosen.program), run_name="__main__")
+    except Exception as error:  # the program's: the command's own handling of errors is not for it
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)

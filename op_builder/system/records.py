@@ -1,0 +1,213 @@
+"""Records: small texts that are written and read back later, perhaps damaged, perhaps by another version.
+
+A record is a JSON object in ASCII. Its last member is a checksum of everything before it. A reader has a table with a
+check of each member, so that it gets values of the expected types and bounds, or a :class:`RecordError`.
+"""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+Check = Callable[[Any], bool]
+Schema = Mapping[str, Check]
+
+_MOST_BYTES = 16 << 20
+# Within the object, lines begin with blanks.
+_CHECKSUM = ',\n"checksum": "'
+_DIGITS = "0123456789"
+
+
+class RecordError(ValueError):
+    """A record is damaged, or a member is missing, unknown or invalid."""
+
+
+class OtherFormatError(RecordError):
+    """A record of another format: another version of this project wrote it."""
+
+
+def encode(record: Mapping[str, Any], record_format: int) -> str:
+    """The text of a record."""
+    body = json.dumps({"format": record_format, **record}, indent=1)[:-1].rstrip("\n")
+    return body + _seal(body)
+
+
+def decode(text: str, schema: Schema, record_format: int) -> dict[str, Any]:
+    """The members of a record.
+
+    Raises:
+        RecordError: the text is not a record that ``schema`` accepts.
+        OtherFormatError: it has another format.
+    """
+    body, mark, seal = text.rpartition(_CHECKSUM)
+    is_sealed = bool(mark) and text.isascii() and mark + seal == _seal(body)
+    if mark and not is_sealed:
+        raise RecordError("its checksum does not match")
+    try:
+        record: Any = json.loads(body + "}" if mark else text)
+    except (ValueError, RecursionError):
+        raise RecordError("it is not a JSON object") from None
+    found = record.pop("format", None) if type(record) is dict else None
+    if type(found) is int and found != record_format:
+        raise OtherFormatError(f"its format is {found}, not {record_format}")
+    if not is_sealed or found is None:
+        raise RecordError("it has no checksum" if type(record) is dict else "it is not a JSON object")
+    if type(found) is not int:
+        raise RecordError("its member 'format' is not valid")
+    require(record, schema)
+    return dict(record)
+
+
+def _seal(body: str) -> str:
+    return f'{_CHECKSUM}{hashlib.sha256(body.encode()).hexdigest()}"\n}}\n'
+
+
+def open_file(path: Path) -> int:
+    """A descriptor of a file to read."""
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # opening a named pipe would wait
+
+
+def read_text(path: Path, opened: Callable[[Path], int] = open_file) -> str:
+    """The text of a record's file.
+
+    Args:
+        opened: opens it; may raise an OSError for a file that is not believed.
+
+    Raises:
+        OSError: it cannot be read.
+        RecordError: it is not a regular file, too large, or not ASCII.
+    """
+    descriptor = opened(path)
+    with open(descriptor, "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise RecordError("it is not a file")
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise RecordError(f"it has more than {_MOST_BYTES} bytes")
+    try:
+        return content.decode("ascii")
+    except UnicodeDecodeError:
+        raise RecordError("it is not ASCII") from None
+
+
+def require(record: Any, schema: Schema) -> None:
+    """Raise a RecordError unless ``record`` is an object with exactly the members of ``schema``, each valid."""
+    if type(record) is not dict:
+        raise RecordError("it is not a JSON object")
+    if record.keys() != schema.keys():
+        names = sorted(map(ascii, record.keys() ^ schema.keys()))
+        raise RecordError(f"members are missing or unknown: {', '.join(names)[:200]}")
+    for name, check in schema.items():
+        if not check(record[name]):
+            raise RecordError(f"its member {name!r} is not valid")
+
+
+# Checks of a member. A warm load has a manifest with hundreds of texts and numbers, so lists are checked as wholes.
+
+
+def is_text(value: Any) -> bool:
+    """Text that the system can take as a name or an argument; it may have bytes that are not UTF-8."""
+    if type(value) is not str:
+        return False
+    if value.isascii():
+        return "\0" not in value
+    try:
+        value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in value
+
+
+def is_string(value: Any) -> bool:
+    """Any text, which the system may not take."""
+    return type(value) is str
+
+
+def is_name(value: Any) -> bool:
+    """A plain, printable name of a file."""
+    return (
+        type(value) is str
+        and value.isprintable()
+        and "/" not in value
+        and value not in ("", ".", "..")
+        and len(value) < 200
+    )
+
+
+def is_identifier(value: Any) -> bool:
+    return type(value) is str and value.isascii() and value.isidentifier() and len(value) < 200
+
+
+def is_sha256(value: Any) -> bool:
+    return type(value) is str and len(value) == 64 and not value.strip("0123456789abcdef")
+
+
+def is_version(value: Any) -> bool:
+    """Digits with dots between them, such as ``2.32``."""
+    return type(value) is str and 0 < len(value) < 64 and not value.strip(_DIGITS + ".") and value[0] in _DIGITS
+
+
+def is_flag(value: Any) -> bool:
+    return type(value) is bool
+
+
+def is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def is_small(value: Any) -> bool:
+    """A number of 32 bits, with a sign."""
+    return type(value) is int and -(1 << 31) <= value < 1 << 31
+
+
+def is_number(value: Any) -> bool:
+    """A duration or a time in seconds, or another number that is neither negative nor huge."""
+    return type(value) in (int, float) and 0 <= value < 1e12
+
+
+def one_of(*values: str) -> Check:
+    return lambda value: type(value) is str and value in values
+
+
+def are_texts(value: Any) -> bool:
+    if type(value) is not list:
+        return False
+    try:
+        return is_text("".join(value))
+    except TypeError:
+        return False
+
+
+def are_integers(value: Any) -> bool:
+    """Numbers of 64 bits, with or without a sign."""
+    if type(value) is not list or not {int}.issuperset(map(type, value)):
+        return False
+    return not value or (min(value) >= -(1 << 63) and max(value) < 1 << 64)
+
+
+def list_of(check: Check) -> Check:
+    return lambda value: type(value) is list and all(map(check, value))
+
+
+def mapping_of(check: Check) -> Check:
+    return lambda value: type(value) is dict and are_texts(list(value)) and all(map(check, value.values()))
+
+
+def members(schema: Schema) -> Check:
+    """An object with exactly these members."""
+    columns = rows_of({name: list_of(check) for name, check in schema.items()})
+    return lambda value: columns([value])
+
+
+def rows_of(columns: Schema) -> Check:
+    """A list of objects with exactly these members, of which each check gets the list of all values."""
+
+    def check(rows: Any) -> bool:
+        if type(rows) is not list or not all(type(row) is dict and row.keys() == columns.keys() for row in rows):
+            return False
+        return all(check([row[name] for row in rows]) for name, check in columns.items())
+
+    return check

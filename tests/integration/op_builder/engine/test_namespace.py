@@ -1,0 +1,174 @@
+"""``accel-ops build OP --namespace NAME``: a library that programs open without this project."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from op_builder import env
+from op_builder.build import main
+from op_builder.system.torch_install import torch_install
+from tests.support.foreign_package import ROOT, run_python
+
+BUILDERS = """
+from op_builder import Binding, CPUOpBuilder
+
+class TwiceBuilder(CPUOpBuilder):
+    NAME = "twice"
+    BINDING = Binding.STABLE
+
+    def sources(self):
+        return []
+
+    def source_texts(self):
+        return {"twice.cpp": TEXT}
+
+    def include_paths(self):
+        return ["csrc"]
+
+class TorchBuilder(TwiceBuilder):
+    BINDING = Binding.TORCH
+"""
+
+# torch's stable C ABI, because torch/torch.h takes half a minute to compile.
+PROGRAM = """
+#include <dlfcn.h>
+#include <cstdio>
+#include <torch/csrc/stable/ops.h>
+
+int main(int, char** arguments) {
+  if (dlopen(arguments[1], RTLD_NOW) == nullptr) return std::puts(dlerror()), 1;
+  int64_t size = 3;
+  float data[3] = {1, 2, 3};
+  int64_t stride = 1;
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_create_tensor_from_blob(
+      data, 1, &size, &stride, 0, aoti_torch_dtype_float32(), aoti_torch_device_type_cpu(), 0, &handle));
+  StableIValue stack[1] = {torch::stable::detail::from(torch::stable::Tensor(handle))};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("acme::twice", "", stack, TORCH_ABI_VERSION));
+  auto result = torch::stable::detail::to<torch::stable::Tensor>(stack[0]);
+  const float* twice = static_cast<const float*>(result.const_data_ptr());
+  std::printf("%g %g %g\\n", twice[0], twice[1], twice[2]);
+}
+"""
+
+MODEL = """
+import sys, torch
+torch.ops.load_library(sys.argv[1])
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.ops.acme.twice(x) + 1
+
+exported = torch.export.export(Model(), (torch.ones(5),))
+torch._inductor.aoti_compile_and_package(exported, package_path=sys.argv[2])
+"""
+
+USES_MODEL = """
+import sys, torch
+torch.ops.load_library(sys.argv[1])
+model = torch._inductor.aoti_load_package(sys.argv[2])
+assert torch.equal(model(torch.arange(5.0)), torch.arange(5.0) * 2 + 1)
+assert "op_builder" not in sys.modules
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("project")
+    example = re.search(r"^```cpp\n(.*?)^```$", (ROOT / "docs" / "extending.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert example is not None
+    (directory / "twice_ops.py").write_text(f"TEXT = {example[1]!r}\n{BUILDERS}")
+    return directory
+
+
+def build(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "op_builder.build", *arguments, "--json"],
+        cwd=project,
+        env=env.child_environment(
+            PYTHONPATH=str(ROOT), ACCEL_CACHE_DIR=str(project / "cache"), ACCEL_ACCELERATOR="cpu"
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+
+
+@pytest.fixture(scope="module")
+def library(project: Path) -> str:
+    """The file of the op ``twice`` with the namespace ``acme``."""
+    done = build(project, "twice_ops:TwiceBuilder", "--namespace", "acme")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (outcome,) = json.loads(done.stdout)["ops"]
+    return str(outcome["path"])
+
+
+def test_a_program_without_python_calls_the_op(library: str, tmp_path: Path) -> None:
+    torch = torch_install()
+    (tmp_path / "program.cpp").write_text(PROGRAM)
+    libraries = [f"-L{torch.library_dir}", f"-Wl,-rpath,{torch.library_dir}", "-ltorch", "-ltorch_cpu", "-lc10", "-ldl"]
+    flags = ["-std=c++17", "-DTORCH_TARGET_VERSION=0x020a000000000000", "-isystem", str(torch.include_dir)]
+    compiled = subprocess.run(
+        ["g++", *flags, "program.cpp", "-Wl,--no-as-needed", *libraries, "-o", "program"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert compiled.returncode == 0, compiled.stderr
+    done = subprocess.run([tmp_path / "program", library], capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "2 4 6\n"), done.stderr
+
+
+def test_python_loads_the_same_op_next_to_it(library: str, project: Path) -> None:
+    code = f"""
+import torch
+torch.ops.load_library({library!r})
+from twice_ops import TwiceBuilder
+x = torch.arange(3.0)
+assert torch.equal(TwiceBuilder().load().twice(x), torch.ops.acme.twice(x))
+"""
+    done = run_python(code, project, ACCEL_CACHE_DIR=str(project / "cache"), ACCEL_ACCELERATOR="cpu")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_an_aotinductor_package_calls_the_op(library: str, tmp_path: Path) -> None:
+    for code in (MODEL, USES_MODEL):
+        done = subprocess.run(
+            [sys.executable, "-c", code, library, str(tmp_path / "model.pt2")],
+            env=env.child_environment(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor")),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("op", "namespace", "message"),
+    [
+        ("twice_ops:TorchBuilder", "acme", "its binding is Binding.TORCH. Declare BINDING = Binding.STABLE"),
+        ("twice_ops:TwiceBuilder", "no-name", "The namespace is 'no-name'"),
+        ("twice_ops:TwiceBuilder", "aten", "The namespace aten cannot be registered"),
+    ],
+)
+def test_a_namespace_that_cannot_be_given_is_an_error(project: Path, op: str, namespace: str, message: str) -> None:
+    done = build(project, op, "--namespace", namespace)
+    assert done.returncode == 1, done.stderr
+    assert message in json.loads(done.stdout)["ops"][0]["message"]
+
+
+@pytest.mark.parametrize("arguments", [["a", "b"], ["--all"], ["a", "--precompile"]])
+def test_only_one_op_gets_a_namespace(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*arguments, "--namespace", "acme"])
+    assert "--namespace needs one op" in capsys.readouterr().err

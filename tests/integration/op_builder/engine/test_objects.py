@@ -1,0 +1,183 @@
+"""Objects of earlier builds: an edit compiles what it concerns, and a failed build resumes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from op_builder import env
+from op_builder.build import build_all
+from op_builder.cache.eviction import keep_in_bounds
+from op_builder.cache.store import Cache
+from op_builder.errors import CompileError, LoadError
+from op_builder.load import resolver
+from tests.support.compilers import program
+from tests.support.processes import fork, wait_for
+from tests.support.small_ops import SmallBuilder, added, replace_content
+
+FILES = ("one", "two", "three")
+
+
+@pytest.fixture
+def many(small: SmallBuilder) -> SmallBuilder:
+    """An op of four files, of which two include a header of their own."""
+    (small.directory / "include" / "shared.h").write_text("#define SHARED 1\n")
+    for name in FILES:
+        include = '#include "shared.h"\n' if name != "three" else ""
+        (small.directory / f"{name}.cpp").write_text(f"{include}int {name}() {{ return 1; }}\n")
+        small.files.append(f"{name}.cpp")
+    return small
+
+
+@pytest.fixture
+def compiled(tmp_path: Path) -> Iterator[Callable[[], list[str]]]:
+    """A function that returns the files compiled since its last call, sorted."""
+    log = tmp_path / "compiled.log"
+    log.touch()
+    note = f'case "$*" in *-MD*) for word; do case "$word" in *.cpp) echo "${{word##*/}}" >>{log} ;; esac; done ;; esac'
+    compiler = program(tmp_path / "logging-g++", f'{note}\nexec g++ "$@"')
+
+    def names() -> list[str]:
+        found = sorted(log.read_text().split())
+        log.write_text("")
+        return found
+
+    with env.scope(CXX=str(compiler)):
+        yield names
+
+
+def edit(builder: SmallBuilder, name: str, text: str) -> None:
+    path = builder.directory / name
+    replace_content(path, (path.read_text() + text).encode())
+
+
+def test_an_edit_compiles_the_files_that_it_concerns(many: SmallBuilder, compiled: Callable[[], list[str]]) -> None:
+    many.load()
+    assert compiled() == ["one.cpp", "small.cpp", "three.cpp", "two.cpp"]
+    edit(many, "two.cpp", "int two_more() { return 2; }\n")
+    many.load()
+    assert compiled() == ["two.cpp"]
+    edit(many, "include/shared.h", "// changed\n")
+    many.load()
+    assert compiled() == ["one.cpp", "two.cpp"]
+    edit(many, "include/nested.h", "#undef NESTED\n#define NESTED 4.0f\n")
+    assert added(many.load()) == 5.0
+    assert compiled() == ["small.cpp"]
+    many.flags.append("-DMORE")
+    many.load()
+    assert compiled() == ["one.cpp", "small.cpp", "three.cpp", "two.cpp"]
+    many.link.append("-Wl,-O1")
+    many.load()
+    assert compiled() == []
+    many.files.reverse()
+    many.load()
+    assert compiled() == []
+
+
+def test_an_entry_of_reused_objects_is_that_of_a_whole_build(many: SmallBuilder, tmp_path: Path) -> None:
+    resolver.cached_or_built(many)
+    edit(many, "two.cpp", "int two_more() { return 2; }\n")
+    reused = resolver.cached_or_built(many)
+    many.cache = Cache(tmp_path / "other")  # type: ignore[misc]
+    whole = resolver.cached_or_built(many)
+    assert reused.digest == whole.digest
+    assert reused.manifest.sha256 == whole.manifest.sha256
+    assert reused.manifest.headers == whole.manifest.headers
+
+
+def test_a_failed_build_resumes(many: SmallBuilder, compiled: Callable[[], list[str]]) -> None:
+    edit(many, "two.cpp", "wrong\n")
+    with env.scope(ACCEL_MAX_JOBS="1"), pytest.raises(CompileError, match=r"two\.cpp"):
+        many.load()
+    before = compiled()
+    (many.directory / "two.cpp").write_text("int two() { return 1; }\n")
+    many.load()
+    assert sorted([*before, *compiled()]) == ["one.cpp", "small.cpp", "three.cpp", "two.cpp", "two.cpp"]
+
+
+def test_a_binary_that_cannot_be_opened_costs_only_its_link_again(
+    many: SmallBuilder, compiled: Callable[[], list[str]]
+) -> None:
+    edit(many, "two.cpp", "int missing(); int calls() { return missing(); }\n")
+    with pytest.raises(LoadError, match="missing"):
+        many.load()
+    compiled()
+    (many.directory / "four.cpp").write_text("int missing() { return 1; }\n")
+    many.files.append("four.cpp")
+    many.load()
+    assert compiled() == ["four.cpp"]
+
+
+def test_a_forced_build_compiles_everything(many: SmallBuilder, compiled: Callable[[], list[str]]) -> None:
+    many.load()
+    compiled()
+    build_all([many], required=[many.name], force=True, report=lambda *_: None)
+    assert len(compiled()) == 4
+
+
+def test_a_header_that_now_comes_first_is_compiled(many: SmallBuilder, compiled: Callable[[], list[str]]) -> None:
+    many.load()
+    compiled()
+    (many.directory / "shared.h").write_text("#define SHARED 2\n")  # beside the sources, before the include directory
+    many.load()
+    assert compiled() == ["one.cpp", "two.cpp"]
+
+
+def objects(cache: Cache) -> list[Path]:
+    return sorted((cache.home / "objects").iterdir())
+
+
+def test_a_damaged_object_is_compiled_again(many: SmallBuilder, compiled: Callable[[], list[str]]) -> None:
+    many.load()
+    compiled()
+    for number, path in enumerate(objects(many.cache)):
+        content = path.read_bytes()
+        middle = len(content) // 2
+        flipped = content[:middle] + bytes([content[middle] ^ 255]) + content[middle + 1 :]
+        path.write_bytes([b"", content[:middle], flipped, flipped][number])
+    edit(many, "two.cpp", "int two_more() { return 2; }\n")
+    assert added(many.load()) == 1.0
+    assert len(compiled()) == 4
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
+def test_an_object_of_another_user_is_not_used(
+    many: SmallBuilder, compiled: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    many.load()
+    compiled()
+    for path in objects(many.cache):
+        os.chown(path, 12345, -1)
+    edit(many, "two.cpp", "int two_more() { return 2; }\n")
+    many.load()
+    assert len(compiled()) == 4
+    assert re.search(r"objects/\S+ is owned by user 12345", caplog.text)
+
+
+def test_objects_count_in_the_bound_and_go_before_entries(many: SmallBuilder) -> None:
+    entry = resolver.cached_or_built(many)
+    for path in objects(many.cache):
+        with path.open("ab") as file:
+            file.truncate(2 << 20)
+        os.utime(path, (1e9, 1e9))
+    with env.scope(ACCEL_CACHE_MAX_MIB="3"):
+        keep_in_bounds(many.cache)
+    assert len(objects(many.cache)) == 1
+    assert entry.is_intact()
+
+
+def test_ranks_that_race_for_objects_build_right_ones(many: SmallBuilder) -> None:
+    resolver.cached_or_built(many)
+
+    def build(number: int) -> None:
+        edit(many, "include/shared.h", f"// {number}\n")
+        for _ in range(3):
+            resolver.compile_now(resolver.Request.of(many))
+
+    assert wait_for([fork(lambda number=number: build(number)) for number in range(4)]) == [0] * 4
+    assert all(entry.is_intact() for entry in many.cache.entries())
+    assert list((many.cache.home / "staging").iterdir()) == []

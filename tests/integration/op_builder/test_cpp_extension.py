@@ -1,0 +1,448 @@
+"""torch's two calls on this engine. Texts with torch's headers, which take half a minute to compile, are slow tests."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePath
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.cpp_extension as torchs
+
+import op_builder
+from op_builder import Binding, CPUOpBuilder, cpp_extension, env
+from op_builder.cpp_extension import load, load_inline
+from op_builder.errors import AccelError, CompileError, LoadError, SourceNotFoundError
+from op_builder.integrations import torch_extensions
+from tests.support.compilers import program
+from tests.support.foreign_package import ROOT
+
+MODULE = """
+#include <Python.h>
+static PyObject* value(PyObject*, PyObject*) { return PyLong_FromLong(VALUE); }
+static PyMethodDef methods[] = {{"value", value, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "m", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+#define JOINED(name) PyInit_##name
+#define EXPANDED(name) JOINED(name)
+PyMODINIT_FUNC EXPANDED(TORCH_EXTENSION_NAME)() { return PyModule_Create(&definition); }
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty current directory and cache."""
+    monkeypatch.chdir(tmp_path)
+    with env.scope(ACCEL_CACHE_DIR=str(tmp_path / "cache")):
+        yield tmp_path
+
+
+def write(name: str, text: str) -> str:
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_text(text)
+    return name
+
+
+@pytest.mark.parametrize("suffix", [".cpp", ".C", ".cc", ".c++", ".cxx"])
+def test_a_source_is_relative_to_the_current_directory_and_may_be_a_text(suffix: str) -> None:
+    source = write(f"deep/m{suffix}", MODULE)
+    assert load("m", f" {source}\n", extra_cflags="-DVALUE=3 -O0").value() == 3
+
+
+def test_sources_of_three_languages_are_linked() -> None:
+    sources = [
+        write("m.cpp", 'extern "C" int plain(); extern "C" int assembled();\n' + MODULE),
+        write("plain.c", "int plain(void) { int class = 5; return class; }\n"),  # no valid C++
+        write(
+            "assembled.S",
+            "#define NAME assembled\n.globl NAME\n.text\nNAME:\n#ifdef __x86_64__\n    movl $6, %eax\n#else\n"
+            '    mov w0, #6\n#endif\n    ret\n.section .note.GNU-stack,"",%progbits\n',
+        ),
+    ]
+    assert load("m", sources, extra_cflags=["-DVALUE=plain()+assembled()"]).value() == 11
+
+
+@pytest.mark.parametrize(
+    ("flags", "value"),
+    [
+        (["-DA=1 -DVALUE=A+1"], 2),
+        ([" -DA=1\n\t", "\n-DVALUE=A+4  "], 5),
+        (r"-DVALUE=sizeof(\"two\")", 4),
+        (["'-DVALUE=(1 + 1)'"], 2),
+        ([r"-DVALUE=\(7\)"], 7),
+        (["'-DVALUE=3 - 2'"], 1),
+    ],
+)
+def test_flags_are_read_as_a_shell_reads_them(flags: Any, value: int) -> None:
+    assert load("m", write("m.cpp", MODULE), extra_cflags=flags).value() == value
+
+
+def test_a_name_that_no_module_can_have_is_changed() -> None:
+    assert load("my-ops.v2", write("m.cpp", MODULE), extra_cflags=["-DVALUE=1"]).value() == 1
+
+
+def test_a_plain_library_is_opened_and_its_path_returned(place: Path) -> None:
+    source = write("lib.cpp", 'extern "C" int eight() { return 8; }\n')
+    path = load("plain", source, is_python_module=False)
+    assert Path(path).is_relative_to(place / "cache")
+    assert ctypes.CDLL(path).eight() == 8
+
+
+def test_the_build_directory_gets_a_copy(place: Path) -> None:
+    source = write("m.cpp", MODULE)
+    for value in (1, 2):
+        load("m", source, extra_cflags=[f"-DVALUE={value}"], build_directory="out/deep")
+    assert [path.name for path in (place / "out" / "deep").iterdir()] == ["m.so"]
+
+
+REGISTERED = """
+#include <torch/csrc/stable/library.h>
+void nothing() {}
+STABLE_TORCH_LIBRARY(cpp_extension_copied, m) { m.def("nothing() -> ()"); }
+STABLE_TORCH_LIBRARY_IMPL(cpp_extension_copied, CompositeExplicitAutograd, m) {
+  m.impl("nothing", TORCH_BOX(&nothing));
+}
+"""
+
+
+def test_the_opened_library_is_returned_not_its_copy(place: Path) -> None:
+    path = load("m", write("m.cpp", REGISTERED), build_directory="out", is_python_module=False)
+    assert (place / "out" / "m.so").exists()
+    torch.ops.load_library(path)  # a second file would register the namespace again and end the process
+    torch.ops.cpp_extension_copied.nothing()
+
+
+def test_threads_share_a_build_directory(place: Path) -> None:
+    source, together = write("m.cpp", MODULE), threading.Barrier(4)
+
+    def value() -> int:
+        together.wait(timeout=60)
+        for _ in range(20):
+            found: int = load("m", source, extra_cflags=["-DVALUE=5", "-O0"], build_directory="out").value()
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [future.result() for future in [pool.submit(value) for _ in range(4)]] == [5] * 4
+    assert [path.name for path in (place / "out").iterdir()] == ["m.so"]
+
+
+def test_include_directories_that_do_not_exist_are_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    source = write("m.cpp", MODULE)
+    assert load("m", source, ["-DVALUE=7"], extra_include_paths=["none", "nothing"]).value() == 7
+    (warning,) = (record.getMessage() for record in caplog.records if "do not exist" in record.getMessage())
+    assert re.search(r"extra_include_paths do not exist: /\S+/none, /\S+/nothing\.$", warning)
+
+
+def test_a_text_without_a_module_is_one_error() -> None:
+    with pytest.raises(LoadError, match="holds no Python module") as caught:
+        load_inline("m", 'extern "C" { int x; }', no_implicit_headers=True)
+    assert caught.value.__context__ is None  # its traceback has one error
+
+
+def test_paths_may_be_objects() -> None:
+    write("m.cpp", '#include "value.h"\n' + MODULE)
+    write("headers/value.h", "#define VALUE 6\n")
+    entry = next(found for found in os.scandir() if found.name == "m.cpp")  # of no class of pathlib
+    assert load("m", entry, extra_include_paths=PurePath("headers")).value() == 6
+    assert load("m", [entry], extra_include_paths=[PurePath("headers")], build_directory=PurePath("out")).value() == 6
+
+
+def test_an_edited_source_is_another_build() -> None:
+    values = [load("m", write("m.cpp", MODULE.replace("VALUE", str(value)))).value() for value in (1, 2)]
+    assert values == [1, 2]
+
+
+def test_a_builder_of_a_plain_library_gets_its_ctypes_object(place: Path) -> None:
+    write("lib.cpp", 'extern "C" int nine() { return 9; }\n')
+
+    class PlainBuilder(CPUOpBuilder):
+        NAME = "plain_nine"
+        BINDING = Binding.LIBRARY
+
+        def sources(self) -> list[str]:
+            return [str(place / "lib.cpp")]
+
+    assert PlainBuilder().load().nine() == 9
+
+
+def test_missing_sources_and_directories_are_errors(place: Path) -> None:
+    for source, problem in (("missing.cpp", "does not exist"), (str(place), "is a directory")):
+        with pytest.raises(SourceNotFoundError, match=rf"load: the source {re.escape(repr(source))} {problem}"):
+            load("m", [source])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sources": 5}, "load: sources is 5"),
+        ({"sources": []}, "load: sources is empty"),
+        ({"name": 5}, "load: name is 5"),
+        ({"name": "  "}, "load: name is '  '"),
+        ({"extra_cflags": 5}, "load: extra_cflags is 5"),
+        ({"extra_cflags": "'-DX"}, 'load: extra_cflags is "\'-DX", which a shell cannot read: No closing quotation'),
+        ({"extra_ldflags": [None]}, "load: extra_ldflags is [None]"),
+        ({"extra_cuda_cflags": {"a": 1}.values()}, "load: extra_cuda_cflags is dict_values([1])"),
+        ({"extra_include_paths": 5}, "load: extra_include_paths is 5"),
+        ({"build_directory": 5}, "load: build_directory is 5"),
+        ({"build_directory": "a\0b"}, "load: build_directory is 'a\\x00b'"),
+        ({"build_directory": "m.cpp"}, "The library cannot be copied to build_directory 'm.cpp': File exists"),
+        ({"extra_cflags": {"-O2": 1}}, "load: extra_cflags is {'-O2': 1}"),
+        ({"verbose": "yes"}, "load: verbose is 'yes'"),
+        ({"with_cuda": "no"}, "load: with_cuda is 'no'"),
+        ({"is_python_module": {}}, "load: is_python_module is {}"),
+        ({"sources": ["m.txt"]}, "load: the source 'm.txt' has the suffix '.txt', which no language has"),
+        ({"extra_cflags": ["-frobnicate"]}, "correct it in extra_cflags or extra_cuda_cflags"),
+        (
+            {"extra_cflags": ["-DVALUE=1"], "extra_ldflags": ["-lfrobnicate"]},
+            "name its directory with -L in extra_ldflags.",
+        ),
+        ({"name": "m" * 300}, "load: name is 'mmm"),
+        ({"with_sycl": True}, "load: with_sycl is True. SYCL sources are not supported here"),
+        ({"extra_sycl_cflags": ["-O2"]}, "load: extra_sycl_cflags is ['-O2']"),
+        ({"is_standalone": True}, "load: is_standalone is True. Standalone programs are not supported here"),
+        ({"sources": ["a.cu"], "with_cuda": False}, "load: with_cuda is False, but there are CUDA sources"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_named(arguments: dict[str, Any], message: str) -> None:
+    write("m.cpp", MODULE)
+    write("a.cu", "")
+    write("m.txt", "")
+    with pytest.raises(AccelError, match=re.escape(message)):
+        load(**{"name": "m", "sources": ["m.cpp"], **arguments})
+
+
+def test_functions_that_are_no_names_are_value_errors() -> None:
+    for functions in (5, ["a b"], {"class": ""}):
+        with pytest.raises(ValueError, match="load_inline: "):
+            load_inline("m", "int x;", functions=functions)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"functions": {"f": None}}, "load_inline: the docstring of 'f' is None"),
+        ({"cpp_sources": [Path("m.cpp")]}, "load_inline: cpp_sources is [PosixPath('m.cpp')], which is neither a text"),
+        ({"cpp_sources": iter("")}, "load_inline: cpp_sources is <str"),
+        ({"cpp_sources": b"int x;"}, "load_inline: cpp_sources is b'int x;'"),
+        ({"cuda_sources": 5}, "load_inline: cuda_sources is 5"),
+        ({"cuda_sources": 0}, "load_inline: cuda_sources is 0"),
+    ],
+)
+def test_a_text_of_a_wrong_type_is_named(arguments: dict[str, Any], message: str) -> None:
+    for function in (load_inline, op_builder.load_inline):
+        with pytest.raises(AccelError, match=re.escape(message)):
+            function(**{"name": "m", "cpp_sources": "int x;", **arguments})
+
+
+def test_headers_are_implicit_unless_they_are_refused() -> None:
+    assert load_inline("m", MODULE, extra_cflags=["-DVALUE=4"], no_implicit_headers=True).value() == 4
+
+
+@pytest.mark.slow
+def test_torchs_own_kinds_of_inline_texts() -> None:
+    with env.scope(ACCEL_MAX_JOBS="2"):
+        twice = "torch::Tensor twice(torch::Tensor x) { return x * 2; }"
+        body = '{ TORCH_CHECK(x.dim(), "no"); return x * 3; }'
+        thrice = f"#include <torch/library.h>\ntorch::Tensor thrice(torch::Tensor x) {body}"
+        ops = load_inline("inline", [thrice, twice], functions=["twice", "thrice"])
+        assert torch.equal(ops.twice(torch.ones(3)), torch.full((3,), 2.0))
+        assert (ops.twice.__doc__ or "").strip().endswith("twice")
+        with pytest.raises(RuntimeError, match="no"):
+            ops.thrice(torch.tensor(1.0))
+        bound = load_inline(
+            "bound",
+            [twice, 'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("twice", &twice, "doubles"); }'],
+        )
+        assert "doubles" in bound.twice.__doc__
+        registered = 'TORCH_LIBRARY(cpp_extension_test, m) { m.def("twice", &twice); }'
+        path = load_inline("registered", [twice, registered], is_python_module=False)
+        assert Path(path).exists()
+        assert torch.equal(torch.ops.cpp_extension_test.twice(torch.ones(2)), torch.full((2,), 2.0))
+
+
+# What extensions use of torch's headers, in one text.
+EVERYTHING = r"""
+struct Pair {
+  Pair(int64_t rows, int64_t columns) : ones(torch::ones({rows, columns})) {}
+  torch::Tensor sum() const { return ones + ones; }
+  torch::Tensor ones;
+};
+
+struct Net : torch::nn::Module {
+  Net(int64_t inputs, int64_t outputs) : layer(register_module("layer", torch::nn::Linear(inputs, outputs))) {}
+  torch::Tensor forward(torch::Tensor x) { return layer->forward(x); }
+  torch::nn::Linear layer;
+};
+
+struct Scale : torch::autograd::Function<Scale> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context, torch::Tensor x, double factor) {
+    context->saved_data["factor"] = factor;
+    return x * factor;
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context, torch::autograd::variable_list grads) {
+    return {grads[0] * context->saved_data["factor"].toDouble(), torch::Tensor()};
+  }
+};
+
+torch::Tensor scale(torch::Tensor x, double factor) { return Scale::apply(x, factor); }
+torch::Tensor fresh() { return torch::empty({2}); }
+double half() { return at::Half(1.5f) * at::Half(2.0f); }
+void warn() { TORCH_WARN("an odd ", 3); }
+void fail() { TORCH_CHECK_INDEX(false, "too far"); }
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  py::class_<Pair> pair(m, "Pair");
+  pair.def(py::init<int64_t, int64_t>()).def("sum", &Pair::sum).def_readonly("ones", &Pair::ones);
+  torch::python::bind_module<Net>(m, "Net").def(py::init<int64_t, int64_t>()).def("forward", &Net::forward);
+  m.def("scale", &scale);
+  m.def("fresh", &fresh);
+  m.def("half", &half);
+  m.def("warn", torch::wrap_pybind_function(warn));
+  m.def("fail", torch::wrap_pybind_function(fail));
+}
+"""
+
+
+@pytest.mark.slow
+def test_classes_modules_autograd_and_warnings_work_as_from_torchs_loader() -> None:
+    ops = load_inline("everything", EVERYTHING, use_pch=True, keep_intermediates=False)
+    assert ops.Pair(2, 3).sum().tolist() == [[2.0] * 3] * 2
+    assert ops.Pair(2, 3).ones.shape == (2, 3)
+
+    net, x = ops.Net(4, 2), torch.randn(3, 4)
+    weight, bias = net.parameters()
+    assert torch.allclose(net.forward(x), torch.nn.functional.linear(x, weight, bias))
+    net.forward(x).sum().backward()
+    assert torch.allclose(bias.grad, torch.full((2,), 3.0))
+    net.to(torch.float64)
+    assert net.forward(x.double()).dtype == torch.float64
+
+    y = torch.ones(3, requires_grad=True)
+    ops.scale(y, 5.0).sum().backward()
+    assert y.grad is not None
+    assert y.grad.tolist() == [5.0] * 3
+
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert ops.fresh().dtype == torch.float64
+    finally:
+        torch.set_default_dtype(before)
+    assert ops.half() == 3.0
+    with pytest.warns(UserWarning, match="an odd 3"):
+        ops.warn()
+    with pytest.raises(IndexError, match="too far"):
+        ops.fail()
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="torch has loaded its own libcudart")
+def test_a_cuda_runtime_without_a_name_for_the_linker_is_linked(place: Path) -> None:
+    """As in the wheels of NVIDIA."""
+    library = place / "cuda" / "lib" / "libcudart.so.13"
+    library.parent.mkdir(parents=True)
+    write("cuda/include/cuda_runtime.h", 'extern "C" int cudaRuntime();\n')
+    source = write("runtime.cpp", 'extern "C" int cudaRuntime() { return 13; }\n')
+    subprocess.run(["g++", "-shared", "-fPIC", source, f"-Wl,-soname,{library.name}", "-o", library], check=True)
+    release = "Cuda compilation tools, release 13.0, V13.0.88"
+    program(place / "cuda" / "bin" / "nvcc", f'echo "{release}"; echo "#\\$ TOP={place / "cuda"}"')
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    text = f"#include <cuda_runtime.h>\n{MODULE}"
+    with env.scope(CUDA_HOME=str(place / "cuda"), LD_LIBRARY_PATH=str(library.parent)):
+        module = load("m", write("m.cpp", text), extra_cflags=["-DVALUE=cudaRuntime()"], with_cuda=True)
+    assert module.value() == 13
+
+
+def test_a_compile_error_shows_the_compilers_line() -> None:
+    with pytest.raises(CompileError, match=r"m\.cpp:2:"):
+        load("m", write("m.cpp", "\nint wrong = nothing;\n"))
+
+
+def test_torchs_functions_are_replaced_and_restored(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    theirs = torchs.load
+    source = write("m.cpp", MODULE)
+    with torch_extensions.in_place_of_torch():
+        torch_extensions.on()  # twice is once
+        assert torchs.load is cpp_extension.load
+        assert torchs.load(name="m", sources=[source], extra_cflags=["-DVALUE=5"], verbose=True).value() == 5
+        assert env.ACCEL_CPP_EXTENSION.get()
+        with torch_extensions.in_place_of_torch():
+            pass
+        assert torchs.load is cpp_extension.load
+    assert torchs.load is theirs
+    assert not env.ACCEL_CPP_EXTENSION.get()
+    replaced = [record.getMessage() for record in caplog.records if "replaces load" in record.getMessage()]
+    assert replaced == ["op_builder.cpp_extension replaces load and load_inline of torch.utils.cpp_extension."]
+
+
+@pytest.mark.parametrize(
+    ("value", "module", "warning"),
+    [
+        ("on", "op_builder.cpp_extension", ""),
+        ("0", "torch.utils.cpp_extension", ""),
+        ("perhaps", "torch.utils.cpp_extension", "torch.utils.cpp_extension keeps its own functions: ACCEL_CPP_EXT"),
+    ],
+)
+def test_the_file_for_every_start_of_python_reads_the_variable(value: str, module: str, warning: str) -> None:
+    line = (ROOT / "build_tools" / "accel_ops.pth").read_text()
+    code = f"{line}from torch.utils.cpp_extension import load; print(load.__module__)"
+    environment = env.child_environment(PYTHONPATH=str(ROOT), ACCEL_CPP_EXTENSION=value)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.stdout == f"{module}\n", done.stderr
+    assert warning in done.stderr
+
+
+PROGRAM = """
+import sys
+assert "torch" not in sys.modules, "torch is imported only by those who need it"
+from torch.utils.cpp_extension import load
+print(load("m", ["m.cpp"], extra_cflags=["-DVALUE=9"]).value(), sys.argv[1:], load.__module__)
+"""
+
+
+def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "op_builder", "run", *arguments]
+    environment = env.child_environment(PYTHONPATH=str(ROOT))
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.mark.parametrize("form", [["program.py"], ["-m", "program"]])
+def test_a_program_runs_unchanged(form: list[str]) -> None:
+    write("m.cpp", MODULE)
+    write("program.py", PROGRAM)
+    done = run_command(*form, "--steps", "3")
+    assert done.stdout.split("\n")[0] == "9 ['--steps', '3'] op_builder.cpp_extension", done.stderr
+
+
+def test_a_program_gets_its_arguments_file_and_directory_as_from_python(place: Path) -> None:
+    write("src/sibling.py", "")
+    write("src/program.py", "import os, sys, sibling; print(os.path.isabs(__file__), sys.argv[1:])")
+    (place / "link.py").symlink_to("src/program.py")
+    done = run_command("link.py", "--", "-h", "--")
+    assert done.stdout == "True ['--', '-h', '--']\n", done.stderr
+
+
+@pytest.mark.parametrize("error", ["BrokenPipeError('socket')", "ModuleNotFoundError('no psutil', name='psutil')"])
+def test_an_error_of_the_program_is_shown_as_from_python(error: str) -> None:
+    write("program.py", f"raise {error}")
+    done = run_command("program.py")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback")
+
+
+def test_the_exit_status_is_the_programs() -> None:
+    write("program.py", "import sys; sys.exit(5)")
+    assert run_command("program.py").returncode == 5
+    missing = run_command("missing.py")
+    assert missing.returncode == 2
+    assert "there is no file missing.py" in missing.stderr

@@ -1,0 +1,130 @@
+"""Builds are equal byte for byte wherever and whenever they are made, and ``verify --rebuild`` checks it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from op_builder.cache.__main__ import main
+from op_builder.cache.manifest import MANIFEST
+from op_builder.cache.store import Cache, Entry
+from op_builder.errors import UnknownOpError
+from op_builder.load.resolver import Request, compile_now
+from op_builder.system.file_contents import content_sha256
+from tests.support.entries import edit_record
+from tests.support.small_ops import SmallBuilder, copied
+
+# What could bring a place or a name into the binary: file names, debug information, names of initializers.
+SECOND = """
+#include <cassert>
+namespace { struct Named { Named(); const char* name; }; Named::Named() : name(__FILE__) {} Named named; }
+const char* where(int line) { assert(line > 0); return named.name; }
+"""
+
+
+class TwoSources(SmallBuilder):
+    """An op of two sources, with debug information and the command line of its compiler."""
+
+    def sources(self) -> list[str]:
+        return [*super().sources(), str(self.directory / "second.cpp")]
+
+    def cxx_args(self) -> list[str]:
+        return ["-g", "-frecord-gcc-switches"]
+
+
+def compiled(directory: Path, cache: Path) -> Entry:
+    return compile_now(Request.of(TwoSources(directory, Cache(cache))))
+
+
+def test_a_build_does_not_depend_on_places_users_times_locales_or_jobs(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here" / "op", tmp_path / "somewhere else" / "a" / "longer" / "place"
+    shutil.copytree(built / "op", here)
+    (here / "second.cpp").write_text(SECOND)
+    shutil.copytree(here, there)
+    for number, path in enumerate(sorted(there.rglob("*"))):
+        os.utime(path, (10**9 + number, 10**9 + number))
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    monkeypatch.setenv("MAX_JOBS", "1")
+    first = compiled(here, tmp_path / "cache")
+    monkeypatch.setenv("MAX_JOBS", "2")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "temporary").mkdir()
+    for name, value in {"HOME": "home", "TMPDIR": "temporary", "XDG_CACHE_HOME": "home"}.items():
+        monkeypatch.setenv(name, str(tmp_path / value))
+    for name, value in {
+        "USER": "other",
+        "LOGNAME": "other",
+        "LC_ALL": "C.UTF-8",
+        "LANG": "tr_TR",
+        "TZ": "UTC-9",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path / "home")
+    second = compiled(there, tmp_path / "home" / "other cache")
+    assert second.digest == first.digest
+    assert second.artifact.read_bytes() == first.artifact.read_bytes()
+
+
+@pytest.fixture
+def entry(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
+    directory, cache = copied(built, tmp_path / "copy")
+    monkeypatch.setattr("op_builder.rebuild.find_op", lambda *_: SmallBuilder(directory, cache))
+    (found,) = cache.entries()
+    return found
+
+
+def verify(capsys: pytest.CaptureFixture[str], entry: Entry, *, status: int) -> dict[str, Any]:
+    root = entry.directory.parents[4]
+    assert main(["verify", "--rebuild", "--json", "--directory", str(root)]) == status
+    (found,) = json.loads(capsys.readouterr().out)["rebuilt"]
+    return dict(found)
+
+
+def test_rebuild_finds_an_entry_equal(capsys: pytest.CaptureFixture[str], entry: Entry) -> None:
+    assert verify(capsys, entry, status=0) == {"op": "small", "key": entry.digest, "differences": [], "obstacle": ""}
+
+
+def test_rebuild_names_what_differs(capsys: pytest.CaptureFixture[str], entry: Entry) -> None:
+    content = entry.artifact.read_bytes().replace(b"add_(Tensor(a!) x)", b"add_(Tensor(a!) y)")
+    entry.artifact.write_bytes(content)
+    edit_record(entry.directory / MANIFEST, lambda record: record.update(sha256=content_sha256(str(entry.artifact))))
+    (difference,) = verify(capsys, entry, status=1)["differences"]
+    assert difference.startswith("section .rodata")
+    root = str(entry.directory.parents[4])
+    assert main(["verify", "--rebuild", "--directory", root]) == 1
+    assert f"small {entry.digest[:12]}: different: section .rodata" in capsys.readouterr().out
+
+
+def changed(entry: Entry, _: pytest.MonkeyPatch) -> str:
+    source = entry.directory.parents[5] / "op" / "small.cpp"
+    source.write_text(source.read_text() + "// edited\n")
+    return "changed since it was built: source 0 "
+
+
+def unknown(_: Entry, monkeypatch: pytest.MonkeyPatch) -> str:
+    def refuse(*_: object) -> None:
+        raise UnknownOpError("Unknown op.", "")
+
+    monkeypatch.setattr("op_builder.rebuild.find_op", refuse)
+    return "Unknown op."
+
+
+@pytest.mark.parametrize("change", [changed, unknown])
+def test_rebuild_compares_only_what_it_can_compile(
+    capsys: pytest.CaptureFixture[str],
+    entry: Entry,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Entry, pytest.MonkeyPatch], str],
+) -> None:
+    expected = change(entry, monkeypatch)
+    found = verify(capsys, entry, status=0)
+    assert found["obstacle"].startswith(expected)
+    assert found["differences"] == []

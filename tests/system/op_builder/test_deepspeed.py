@@ -1,0 +1,291 @@
+"""DeepSpeed as a client: nothing changes while accel-ops is only installed, and one line switches it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import _peers
+from tests.support.environments import ROOT, environment_of
+
+pytestmark = pytest.mark.slow
+
+SUPPORT = ROOT / "tests" / "support"
+DEVICES = [("cpu", ()), ("cuda", ()), ("xpu", ("xpu",)), ("mps", ("mps",))]
+# 1 also runs DeepSpeed's own op for NVMe, which compiles for minutes, and more places of memory.
+IS_BROAD = os.environ.get("ACCEL_TEST_DEEPSPEED") == "1"
+NAMES_WITHOUT_DEVICE = ["xpu", "xpu.external", "npu", "mps", "hpu", "mlu", "sdaa", "supa", "klxpu", "unknown"]
+# Relative, of a loss after at most 25 steps of Adam. Both sides compute in float32 in another order; a parameter of
+# bfloat16 that is rounded the other way moves a loss by more.
+BOUNDS = {"fp32": 1e-4, "bf16": 2e-2}
+
+
+@pytest.fixture(scope="session")
+def python() -> Path:
+    """An interpreter with DeepSpeed and without accel-ops."""
+    directory = _peers.peer_directory(_peers.DEEPSPEED[0])
+    if not (directory / "ready").exists():
+        pytest.skip(f"{_peers.DEEPSPEED[0]} is not installed in {directory}; the benchmarks install it")
+    return directory / "bin" / "python"
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory of installed packages that has accel-ops."""
+    site = tmp_path_factory.mktemp("site")
+    for package in ("accelerator", "op_builder", "csrc", "kernels_sycl"):
+        (site / package).symlink_to(ROOT / package)
+    return str(site)
+
+
+def run(python: Path, program: str, *arguments: str, **variables: str | None) -> Any:
+    """What a program in tests/support prints, or one among the arguments."""
+    command = [python, "-W", "ignore", *([SUPPORT / program] if program else []), *arguments]
+    done = subprocess.run(
+        command, env=environment_of(**variables), capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(("name", "pretended"), DEVICES)
+def test_deepspeed_behaves_as_without_accel_ops(
+    python: Path, installed: str, name: str, pretended: tuple[str, ...]
+) -> None:
+    variables = {"DS_ACCELERATOR": name, "ACCEL_ACCELERATOR": None}
+    alone = run(python, "deepspeed_facts.py", *pretended, **variables)
+    beside = run(python, "deepspeed_facts.py", *pretended, PYTHONPATH=installed, **variables)
+    assert alone["compatible"]
+    assert beside == alone
+
+
+@pytest.mark.parametrize("name", NAMES_WITHOUT_DEVICE)
+def test_an_accelerator_that_is_missing_fails_with_deepspeeds_own_error(
+    python: Path, installed: str, name: str
+) -> None:
+    variables = {"DS_ACCELERATOR": name, "ACCEL_ACCELERATOR": None}
+    alone = run(python, "deepspeed_facts.py", **variables)
+    assert "import" in alone
+    assert run(python, "deepspeed_facts.py", PYTHONPATH=installed, **variables) == alone
+
+
+LISTS = """
+import json
+from deepspeed.accelerator.real_accelerator import SUPPORTED_ACCELERATOR_LIST as accelerators
+from deepspeed.ops import op_builder as theirs
+from op_builder.errors import UnknownOpError
+from op_builder.integrations.deepspeed import engine_builder
+
+def is_for_cuda(name):
+    try:
+        return isinstance(engine_builder(name).NAME, str)
+    except UnknownOpError:
+        return False
+
+names = [name for name in dir(theirs) if name.endswith("Builder") and name != "OpBuilder"]
+print(json.dumps([accelerators, {name: is_for_cuda(name) for name in names}]))
+"""
+
+
+def test_the_page_lists_what_deepspeed_has(python: Path, installed: str) -> None:
+    variables = {"DS_ACCELERATOR": "cpu", "ACCEL_ACCELERATOR": None, "PYTHONPATH": installed}
+    accelerators, builders = run(python, "", "-c", LISTS, **variables)
+    page = (ROOT / "docs" / "porting_deepspeed.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+Builder)` \| ([^|]*[^| ]) \|", page, re.MULTILINE))
+    # Packbits is for XPU alone.
+    assert set(rows) - set(builders) == {"PackbitsBuilder", "SparseAttnBuilder"}
+    assert set(builders) <= set(rows)
+    cuda = {name for name, cell in rows.items() if "CUDA code" in cell or "NVIDIA" in cell}
+    assert all(builders[name] for name in cuda)
+    table = page[page.index("| accelerator |") :].partition("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", table)) == set(accelerators)
+
+
+def train(python: Path, how: str, ranks: int, runs: list[dict[str, Any]], site: str | None = None) -> list[Any]:
+    """What each rank of tests/support/deepspeed_training.py prints."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [python, "-W", "ignore", SUPPORT / "deepspeed_training.py", how, json.dumps(runs)],
+            env=environment_of(
+                PYTHONPATH=site,
+                ACCEL_ACCELERATOR=None,
+                DS_ACCELERATOR="cpu",
+                ACCEL_DEEPSPEED="1" if how == "variable" else None,
+                TORCH_EXTENSIONS_DIR=str(_peers.peer_directory(_peers.DEEPSPEED[0]) / "ops"),
+                OMP_NUM_THREADS="1",
+                RANK=str(rank),
+                LOCAL_RANK=str(rank),
+                WORLD_SIZE=str(ranks),
+                LOCAL_SIZE=str(ranks),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port),
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        with ThreadPoolExecutor() as pool:  # a rank that fails must not wait for the other
+            outputs = list(pool.map(lambda process: process.communicate(timeout=1800), processes))
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, errors[-4000:]
+    lines = [[line for line in output.splitlines() if line.startswith("{")] for output, _ in outputs]
+    return [json.loads(found[-1]) for found in lines]
+
+
+def matrix() -> list[dict[str, Any]]:
+    """ZeRO's stages, types and places of memory."""
+    places: list[dict[str, Any]] = [{"stage": 0}, {"stage": 1, "optimizer": "cpu"}]
+    places += [{"stage": 3, "optimizer": where, "parameters": where} for where in ("cpu", "nvme")]
+    if IS_BROAD:
+        places += [{"stage": 1, "optimizer": "none"}, *({"stage": 2, "optimizer": where} for where in ("none", "cpu"))]
+        places += [{"stage": 3, "optimizer": where, "parameters": "none"} for where in ("none", "nvme")]
+        places += [{"stage": 3, "optimizer": "cpu", "parameters": "nvme"}]
+    runs = [{**place, "dtype": dtype} for place in places for dtype in ("fp32", "bf16")]
+    return [*runs, {"stage": 2, "dtype": "bf16", "optimizer": "cpu", "zenflow": True}]
+
+
+# Stage, type, place of optimizer states; the tests take minutes if all are loaded.
+LOADED = [(0, "fp32", None), (1, "bf16", "cpu"), (3, "fp32", "cpu")]
+
+
+def with_files(runs: list[dict[str, Any]], directory: Path) -> list[dict[str, Any]]:
+    """The runs with a directory for NVMe memory, or with one for a checkpoint."""
+    directory.mkdir()
+    named = [(run, str(directory / str(index))) for index, run in enumerate(runs)]
+    return [{**run, "nvme" if uses_nvme(run) else "save": name} for run, name in named]
+
+
+def uses_nvme(run: dict[str, Any]) -> bool:
+    return "nvme" in (run.get("optimizer"), run.get("parameters"))
+
+
+def to_universal(python: Path, checkpoint: Path) -> str:
+    """Convert a checkpoint; the result's directory."""
+    made = checkpoint.with_name(f"{checkpoint.name}-universal")
+    tag = (checkpoint / "latest").read_text()
+    command = [python, "-W", "ignore", "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"]
+    done = subprocess.run(
+        [*command, "--input_folder", checkpoint / tag, "--output_folder", made / tag],
+        env=environment_of(DS_ACCELERATOR="cpu", ACCEL_ACCELERATOR=None),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return str(made)
+
+
+def loads_of(python: Path, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Runs that go on from the checkpoints of ``runs``, the last one from a universal checkpoint."""
+    saved = [
+        run for run in runs if (run["stage"], run["dtype"], run.get("optimizer")) in LOADED and "zenflow" not in run
+    ]
+    made = [{**run, "load": run["save"]} for run in saved]
+    last = next(run for run in saved if (run["stage"], run["dtype"], run.get("optimizer")) == (1, "bf16", "cpu"))
+    made.append({**last, "load": to_universal(python, Path(last["save"])), "universal": True})
+    return [{key: value for key, value in run.items() if key != "save"} for run in made]
+
+
+def check_losses(runs: list[dict[str, Any]], found: list[Any], own_runs: list[dict[str, Any]], own: list[Any]) -> None:
+    """Compare the losses of each rank with those of DeepSpeed's own run of the same kind."""
+
+    def kind(run: dict[str, Any]) -> tuple[Any, ...]:
+        return (run["stage"], run["dtype"], run.get("optimizer", "none") == "none", "zenflow" in run)
+
+    for rank, own_rank in zip(found, own, strict=True):
+        expected = {kind(run): losses for run, losses in zip(own_runs, own_rank["losses"], strict=False)}
+        for run, losses in zip(runs, rank["losses"], strict=True):
+            right = expected[kind(run)][-len(losses) :]
+            # After a second selection of columns ZenFlow's own losses depend on timing.
+            compared = slice(11 if "zenflow" in run else None)
+            assert losses[compared] == pytest.approx(right[compared], rel=BOUNDS[run["dtype"]]), run
+
+
+def check_switched(ranks: list[Any]) -> None:
+    """DeepSpeed used this library, and its all-reduce this library's kernel."""
+    for rank in ranks:
+        assert (rank["accelerator"], rank["adam"]) == ("accelerator.cpu_accelerator", "op_builder.cpu")
+        assert rank["sum"] == len(ranks) * (len(ranks) + 1) / 2
+        assert rank["calls"] == ([1000] if len(ranks) > 1 else [])
+
+
+def test_two_ranks_train_as_with_deepspeeds_own_ops(python: Path, installed: str, tmp_path: Path) -> None:
+    """Every configuration, and checkpoints that one side saves and the other loads."""
+    # Where memory is does not change the arithmetic, and DeepSpeed's op for NVMe compiles for minutes.
+    own_runs = with_files([run for run in matrix() if IS_BROAD or not uses_nvme(run)], tmp_path / "own")
+    own = train(python, "own", 2, own_runs)
+    assert {rank["accelerator"] for rank in own} == {"deepspeed.accelerator.cpu_accelerator"}
+    our_runs = with_files(matrix(), tmp_path / "ours")
+    their_checkpoints = loads_of(python, own_runs)
+    ours = train(python, "before", 2, our_runs + their_checkpoints, installed)
+    check_switched(ours)
+    check_losses(our_runs + their_checkpoints, ours, own_runs, own)
+    our_checkpoints = loads_of(python, our_runs)
+    check_losses(our_checkpoints, train(python, "own", 2, our_checkpoints), own_runs, own)
+
+
+@pytest.mark.parametrize("how", ["after", "variable"])
+def test_one_rank_trains_as_with_deepspeeds_own_ops(python: Path, installed: str, tmp_path: Path, how: str) -> None:
+    runs = [run for run in matrix() if IS_BROAD or "zenflow" in run or (run["stage"] in (1, 3) and not uses_nvme(run))]
+    own_runs, runs = with_files(runs, tmp_path / "own"), with_files(runs, tmp_path / "ours")
+    own = train(python, "own", 1, own_runs)
+    ours = train(python, how, 1, runs, installed)
+    check_switched(ours)
+    check_losses(runs, ours, own_runs, own)
+
+
+def test_trainer_and_accelerate_train_as_with_deepspeeds_own_ops(python: Path, installed: str, tmp_path: Path) -> None:
+    for package in ("transformers", "accelerate"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    one_rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    one_rank |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    one_rank |= {"TORCH_EXTENSIONS_DIR": str(_peers.peer_directory(_peers.DEEPSPEED[0]) / "ops")}
+    variables: dict[str, str | None] = {**one_rank, "ACCEL_ACCELERATOR": None}
+    program = "deepspeed_frameworks.py"
+    own = run(python, program, str(tmp_path / "own"), **variables)
+    ours = run(python, program, str(tmp_path / "ours"), ACCEL_DEEPSPEED="1", PYTHONPATH=installed, **variables)
+    assert (own["accelerator"], own["adam"].partition(".")[0]) == ("deepspeed.accelerator.cpu_accelerator", "deepspeed")
+    assert (ours["accelerator"], ours["adam"]) == ("accelerator.cpu_accelerator", "op_builder.cpu")
+    for name, losses in ours["losses"].items():
+        assert losses == pytest.approx(own["losses"][name], rel=BOUNDS["fp32"]), name
+        assert losses[-1] < losses[0]
+
+
+INSTALLED = """
+import json, sys
+from types import ModuleType
+from deepspeed.git_version_info import installed_ops
+from deepspeed.ops import op_builder as theirs
+
+installed_ops["cpu_adam"] = True
+binary = sys.modules["deepspeed.ops.adam.cpu_adam_op"] = ModuleType("cpu_adam_op")
+loaded = [theirs.CPUAdamBuilder().load()]
+import op_builder.integrations.deepspeed as integration
+loaded.append(theirs.CPUAdamBuilder().load())
+integration.off()
+loaded.append(theirs.CPUAdamBuilder().load())
+print(json.dumps([each is binary for each in loaded]))
+"""
+
+
+def test_ops_that_ds_build_ops_installed_are_replaced(python: Path, installed: str) -> None:
+    variables = {"DS_ACCELERATOR": "cpu", "ACCEL_ACCELERATOR": None, "PYTHONPATH": installed}
+    assert run(python, "", "-c", INSTALLED, **variables) == [True, False, True]

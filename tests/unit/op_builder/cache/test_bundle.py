@@ -1,0 +1,205 @@
+"""What an import refuses; with a binary of a few bytes, so that no compiler is needed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from op_builder.cache.__main__ import main
+from op_builder.cache.bundle import BundleError, export_bundle, import_bundle
+from op_builder.cache.fingerprint import platform_name
+from op_builder.cache.manifest import Manifest
+from op_builder.cache.store import Cache
+from op_builder.system.records import encode
+from tests.support import entries
+from tests.support.mutations import damaged, hostile
+
+EXECUTABLE = Path("/proc/self/exe").read_bytes()[:64]
+LIBRARY = EXECUTABLE[:16] + struct.pack("=H", 3) + EXECUTABLE[18:] + bytes(1000)
+OTHER_MACHINE = LIBRARY[:18] + bytes([LIBRARY[18] ^ 0xFF]) + LIBRARY[19:]
+
+
+def manifest(content: bytes = LIBRARY) -> Manifest:
+    return entries.manifest(content, platform=platform_name())
+
+
+def bundle(
+    path: Path, made: Manifest, content: bytes = LIBRARY, *, text: str = "", base: str = "", extra: str = ""
+) -> Path:
+    """A bundle of one entry, whose manifest and names can be others than an export's."""
+    base = base or f"{made.op}/{made.key.plan.digest}/{made.key.digest}"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr(f"{base}/manifest.json", text or made.to_json())
+        file.writestr(f"{base}/{made.artifact}", content)
+        if extra:
+            file.writestr(extra, "x")
+    return path
+
+
+def refusal(capsys: pytest.CaptureFixture[str], cache: Cache, path: Path) -> str:
+    """The message of a refused import, which prints nothing else."""
+    assert main(["import", str(path), "--directory", str(cache.root)]) == 2
+    assert cache.entries() == []
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.replace("\n", "").isprintable()
+    assert shown.err.count(str(path)) == 1
+    assert shown.err.count("Remedy:") == 1
+    return shown.err
+
+
+def test_an_exported_entry_is_imported(cache: Cache, tmp_path: Path) -> None:
+    entry = entries.publish(cache, LIBRARY, platform=platform_name())
+    assert export_bundle(cache, [entry], tmp_path / "x.zip") == 1
+    (found,) = import_bundle(Cache(tmp_path / "other"), tmp_path / "x.zip")
+    assert found.manifest == entry.manifest
+    assert found.is_intact()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"#!/bin/sh\n", "not a shared library"),
+        (b"", "not a shared library"),
+        (LIBRARY[:19], "not a shared library"),
+        (OTHER_MACHINE, "not a shared library"),
+        (LIBRARY[:16] + struct.pack("=H", 2) + LIBRARY[18:], "not a shared library"),
+    ],
+    ids=["script", "empty", "torn", "another machine's", "a program"],
+)
+def test_a_binary_that_this_machine_cannot_load_is_refused(
+    capsys: pytest.CaptureFixture[str], cache: Cache, tmp_path: Path, content: bytes, words: str
+) -> None:
+    assert words in refusal(capsys, cache, bundle(tmp_path / "x.zip", manifest(content), content))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"kind": "header"}, "precompiled header"),
+        ({"kind": "program"}, "'kind' is not valid"),
+        ({"artifact": "../../o.so"}, "'artifact' is not valid"),
+        ({"artifact": "nul\0.so"}, "'artifact' is not valid"),
+        ({"artifact": "/o.so"}, "'artifact' is not valid"),
+        ({"artifact": "manifest.json"}, "does not hold"),
+        ({"op": "\x1b[2J"}, "'op' is not valid"),
+        ({"op": "\ud800"}, "'op' is not valid"),
+        ({"size_bytes": 7}, "bytes, not 7"),
+        ({"sha256": "0" * 64}, "does not match its manifest"),
+    ],
+    ids=str,
+)
+def test_a_crafted_manifest_is_refused(
+    capsys: pytest.CaptureFixture[str], cache: Cache, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    record, number = entries.members_of(manifest().to_json())
+    text = encode({**record, **change}, number)
+    assert words in refusal(capsys, cache, bundle(tmp_path / "x.zip", manifest(), text=text))
+
+
+@pytest.mark.parametrize(
+    ("base", "extra", "words"),
+    [
+        ("small/a/b", "", "does not hold"),
+        ("../up/b", "", "does not hold"),
+        ("/tmp/b", "", "does not hold"),
+        ("small/a/\x1b[2J", "", "not a file of an op"),
+        ("", "small/a/nul\0here/x", "not a file of an op"),
+        ("", "../../../up", "belong to no op"),
+        ("", "caf\u00e9/a/b/x", "not a file of an op"),
+        ("", "loose", "not a file of an op"),
+    ],
+)
+def test_crafted_names_are_refused(
+    capsys: pytest.CaptureFixture[str], cache: Cache, tmp_path: Path, base: str, extra: str, words: str
+) -> None:
+    path = bundle(tmp_path / "x.zip", manifest(), base=base, extra=extra.replace("\0", "@"))
+    path.write_bytes(path.read_bytes().replace(b"nul@here", b"nul\0here"))
+    assert words in refusal(capsys, cache, path)
+
+
+def test_a_name_that_is_there_twice_is_refused(
+    capsys: pytest.CaptureFixture[str], cache: Cache, tmp_path: Path
+) -> None:
+    path = bundle(tmp_path / "x.zip", manifest())
+    with zipfile.ZipFile(path, "a") as file, pytest.warns(UserWarning, match="Duplicate"):
+        file.writestr(file.namelist()[0], "{}")
+    assert "a name twice" in refusal(capsys, cache, path)
+
+
+def method(number: int) -> Callable[[bytes], bytes]:
+    return lambda central: central[:10] + struct.pack("<H", number) + central[12:]
+
+
+def flag(central: bytes) -> bytes:
+    return central[:8] + struct.pack("<H", 1) + central[10:]
+
+
+@pytest.mark.parametrize(
+    "change", [method(12), method(14), method(99), flag], ids=["bzip2", "lzma", "new", "encrypted"]
+)
+def test_other_methods_of_zip_files_are_refused(
+    capsys: pytest.CaptureFixture[str], cache: Cache, tmp_path: Path, change: Callable[[bytes], bytes]
+) -> None:
+    path = bundle(tmp_path / "x.zip", manifest())
+    start, mark, central = path.read_bytes().partition(b"PK\1\2")
+    path.write_bytes(start + change(mark + central))
+    assert "unknown method" in refusal(capsys, cache, path)
+
+
+@pytest.mark.parametrize("is_honest", [True, False])
+def test_a_bundle_that_expands_without_end_is_refused_and_takes_no_memory(
+    capsys: pytest.CaptureFixture[str], cache: Cache, tmp_path: Path, is_honest: bool
+) -> None:
+    size, claimed = 200 << 20, 1000
+    made = manifest()._replace(
+        size_bytes=size if is_honest else claimed, sha256=hashlib.sha256(bytes(claimed)).hexdigest()
+    )
+    path = tmp_path / "x.zip"
+    base = f"{made.op}/{made.key.plan.digest}/{made.key.digest}"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr(f"{base}/manifest.json", made.to_json())
+        with file.open(f"{base}/{made.artifact}", "w") as member:
+            for _ in range(size >> 20):
+                member.write(bytes(1 << 20))
+    if not is_honest:
+        path.write_bytes(path.read_bytes().replace(struct.pack("<L", size), struct.pack("<L", claimed)))
+    tracemalloc.start()
+    try:
+        message = refusal(capsys, cache, path)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert ("would expand to" if is_honest else "cannot be read") in message
+
+
+def test_what_is_no_file_is_refused(cache: Cache, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
+        assert "It is not a regular file" in refusal(capsys, cache, place)
+    assert "No such file" in refusal(capsys, cache, tmp_path / "missing")
+
+
+def test_damaged_and_hostile_bundles_are_one_error(cache: Cache, tmp_path: Path) -> None:
+    path, refused = tmp_path / "x.zip", 0
+    whole = bundle(path, manifest()).read_bytes()
+    record, number = entries.members_of(manifest().to_json())
+    texts = [encode(variant, number) for variant in hostile(record, 300, 2)]
+    variants = [*damaged(whole, 300, 1), *(bundle(path, manifest(), text=text).read_bytes() for text in texts)]
+    for variant in variants:
+        path.write_bytes(variant)
+        try:
+            imported = import_bundle(cache, path)
+        except BundleError:
+            refused += 1
+        else:
+            assert all(entry.is_intact() for entry in imported)
+    assert refused > 500

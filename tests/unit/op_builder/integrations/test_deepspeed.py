@@ -1,0 +1,234 @@
+"""Switching DeepSpeed, over a package that has what the switch looks at."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.support.foreign_package import run_python, write_package
+
+ACCELERATOR = """
+from importlib import import_module
+
+try:
+    from accelerator.abstract_accelerator import DeepSpeedAccelerator
+except ImportError:
+    raise SystemExit("accel-ops is not importable")
+
+
+class Own:
+    def __init__(self, name):
+        self.name = name
+
+    def device_name(self):
+        return self.name
+
+    def op_builder_dir(self):
+        return "deepspeed.ops.op_builder"
+
+    def get_op_builder(self, name):
+        try:
+            from op_builder import __deepspeed__
+        except ImportError:
+            pass
+        else:
+            raise SystemExit("the door is open")
+        return getattr(import_module("deepspeed.ops.op_builder.own"), name, None)
+
+    def create_op_builder(self, name):
+        return self.get_op_builder(name)()
+
+
+current = Own("%s")
+
+
+def get_accelerator():
+    return current
+
+
+def set_accelerator(accelerator):
+    global current
+    assert isinstance(accelerator, DeepSpeedAccelerator) or isinstance(accelerator, Own)
+    current = accelerator
+"""
+OWN = """
+try:
+    from op_builder import __deepspeed__
+except ImportError:
+    pass
+
+
+class CPUAdamBuilder:
+    pass
+
+
+class FusedAdamBuilder:
+    pass
+"""
+RESOLVE = """
+from deepspeed.accelerator.real_accelerator import get_accelerator
+import deepspeed.ops.op_builder.own
+
+for name in ("CPUAdamBuilder", "FusedAdamBuilder", "ShareMemCommBuilder", "TransformerBuilder"):
+    globals()[name] = get_accelerator().get_op_builder(name)
+"""
+LISTS = """
+try:
+    from accelerator import get_accelerator
+except ImportError:
+    from deepspeed.accelerator.real_accelerator import get_accelerator
+asked = type(get_accelerator()).__module__
+"""
+SHOW = """
+import deepspeed.user as user
+from deepspeed.accelerator.real_accelerator import get_accelerator
+def show():
+    from deepspeed.ops.op_builder import all_ops
+    print(type(get_accelerator()).__module__.partition(".")[0], user.CPUAdamBuilder.__module__.partition(".")[0],
+          user.FusedAdamBuilder.__module__.partition(".")[0], all_ops.asked.partition(".")[0])
+show()
+import op_builder.integrations.deepspeed as integration
+integration.off()
+integration.off()
+show()
+"""
+
+OURS = {"cpu": "accelerator op_builder op_builder accelerator", "cuda": "deepspeed op_builder deepspeed"}
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    files = {
+        "accelerator/real_accelerator.py": ACCELERATOR % request.param,
+        "ops/op_builder/own.py": OWN,
+        "ops/op_builder/all_ops.py": LISTS,
+        "user.py": "from deepspeed.ops.op_builder import CPUAdamBuilder, FusedAdamBuilder\n",
+    }
+    package = write_package(tmp_path, "deepspeed", files)
+    (package / "ops" / "op_builder" / "__init__.py").write_text(RESOLVE)
+    (package / "__init__.py").write_text("import deepspeed.user\n")
+    (tmp_path / "deepspeed-0.19.8.dist-info").mkdir()
+    (tmp_path / "deepspeed-0.19.8.dist-info" / "METADATA").write_text("Name: deepspeed\nVersion: 0.19.8\n")
+    return str(request.param)
+
+
+def run(tmp_path: Path, code: str, **variables: str | None) -> tuple[list[str], str]:
+    """The lines that the code prints, and what it logs."""
+    begin = 'import logging; logging.basicConfig(level="INFO", format="%(levelname)s %(message)s")\n'
+    done = run_python(begin + textwrap.dedent(code), tmp_path, **{"ACCEL_ACCELERATOR": "cpu", **variables})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), done.stderr
+
+
+@pytest.mark.parametrize("how", ["before", "after", "variable"])
+def test_deepspeed_gets_our_builders_and_its_own_back(tmp_path: Path, device: str, how: str) -> None:
+    line = "import op_builder.integrations.deepspeed\n"
+    code = {"before": line, "after": "import deepspeed\n" + line, "variable": "import deepspeed\n"}[how] + SHOW
+    lines, log = run(tmp_path, code, ACCEL_DEEPSPEED="1" if how == "variable" else None)
+    assert lines[0].startswith(OURS[device])
+    assert lines[1] == "deepspeed deepspeed deepspeed deepspeed"
+    assert log.count("uses accel-ops") == 1
+
+
+def test_nothing_changes_without_the_switch(tmp_path: Path, device: str) -> None:  # noqa: ARG001
+    lines, log = run(tmp_path, "from accelerator import get_accelerator; get_accelerator()\nimport deepspeed\n" + SHOW)
+    assert lines[0] == "deepspeed deepspeed deepspeed deepspeed"
+    assert "uses accel-ops" in log  # the import in SHOW, for its off()
+
+
+def test_a_value_that_the_variable_does_not_take_is_a_warning(tmp_path: Path, device: str) -> None:  # noqa: ARG001
+    lines, log = run(tmp_path, "import deepspeed; print('imported')", ACCEL_DEEPSPEED="perhaps")
+    assert lines == ["imported"]
+    assert "WARNING DeepSpeed keeps its own ops" in log
+
+
+def test_settings_that_name_different_accelerators_are_a_warning(tmp_path: Path, device: str) -> None:
+    names = {"DS_ACCELERATOR": "cpu", "ACCEL_ACCELERATOR": "cuda"}
+    lines, log = run(tmp_path, "import deepspeed; print('imported')", ACCEL_DEEPSPEED="1", **names)
+    assert lines == ["imported"]
+    assert device != "cpu" or "WARNING DeepSpeed keeps its own ops: ACCEL_ACCELERATOR='cuda' and DS_ACCEL" in log
+
+
+def test_without_deepspeed_the_line_says_how_to_get_it(tmp_path: Path) -> None:
+    done = run_python("import sys; sys.modules['deepspeed'] = None\nimport op_builder.integrations.deepspeed", tmp_path)
+    assert done.returncode != 0
+    assert "DeepSpeed cannot be imported" in done.stderr
+    assert "pip install deepspeed" in done.stderr
+
+
+@pytest.mark.parametrize("version", ["0.17.2", "0.20.0"])
+def test_a_version_that_was_not_tested_is_a_warning(tmp_path: Path, device: str, version: str) -> None:  # noqa: ARG001
+    (tmp_path / "deepspeed-0.19.8.dist-info" / "METADATA").write_text(f"Name: deepspeed\nVersion: {version}\n")
+    _, log = run(tmp_path, "import op_builder.integrations.deepspeed")
+    assert f"WARNING DeepSpeed {version} was not tested with accel-ops; tested are 0.18 to 0.19." in log
+
+
+def test_the_line_works_while_deepspeed_is_imported(tmp_path: Path, device: str) -> None:
+    start = tmp_path / "deepspeed" / "__init__.py"
+    start.write_text("import op_builder.integrations.deepspeed\n" + start.read_text())
+    lines, _ = run(tmp_path, "import deepspeed\n" + SHOW)
+    assert lines[0].startswith(OURS[device])
+    assert lines[1] == "deepspeed deepspeed deepspeed deepspeed"
+
+
+def test_reductions_find_their_op_once(tmp_path: Path, device: str) -> None:
+    code = """
+        import torch, op_builder.integrations.deepspeed
+        from op_builder.cpu import ShareMemCommBuilder
+        loads = []
+        class Loaded:
+            inference_all_reduce_ = torch.Tensor.zero_
+        ShareMemCommBuilder.load = lambda self, verbose=True: loads.append(self) or Loaded
+        tensor = torch.ones(3)
+        for _ in range(3):
+            torch.ops.deepspeed.inference_all_reduce_(tensor)
+        print(tensor.tolist(), len(loads))
+    """
+    if device == "cpu":
+        assert run(tmp_path, code)[0] == ["[0.0, 0.0, 0.0] 1"]
+
+
+def test_a_builder_of_deepspeed_runs_on_the_engine(tmp_path: Path, device: str) -> None:  # noqa: ARG001
+    directory = tmp_path / "deepspeed" / "ops" / "op_builder"
+    (directory / "cpu").mkdir()
+    for name, module in (("WideBuilder", "wide"), ("NarrowBuilder", "cpu/narrow")):
+        (directory / f"{module}.py").write_text(
+            f"from .builder import CPUOpBuilder\n\n\nclass {name}(CPUOpBuilder):\n    NAME = {name!r}\n"
+        )
+    code = """
+        from op_builder.builder import OpBuilder
+        from op_builder.integrations.deepspeed import engine_builder
+        for name in ("WideBuilder", "NarrowBuilder"):
+            print(engine_builder(name).NAME, issubclass(engine_builder(name), OpBuilder))
+        engine_builder("TallBuilder")
+    """
+    begin = "import logging; logging.disable()\n"
+    done = run_python(begin + textwrap.dedent(code), tmp_path, ACCEL_ACCELERATOR="cpu")
+    assert done.stdout.splitlines() == ["WideBuilder True", "NarrowBuilder True"]
+    assert "DeepSpeed has no builder 'TallBuilder'" in done.stderr
+    assert "It has: NarrowBuilder, WideBuilder." in done.stderr
+
+
+def test_the_line_inside_of_deepspeeds_accelerator_is_an_error(tmp_path: Path, device: str) -> None:  # noqa: ARG001
+    module = tmp_path / "deepspeed" / "accelerator" / "real_accelerator.py"
+    module.write_text("import op_builder.integrations.deepspeed\n" + module.read_text())
+    done = run_python("import deepspeed", tmp_path)
+    assert done.returncode != 0
+    assert "DeepSpeed's accelerator is being imported." in done.stderr
+
+
+def test_a_directory_named_deepspeed_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "deepspeed").mkdir()
+    done = run_python("import op_builder.integrations.deepspeed", tmp_path)
+    assert done.returncode != 0
+    assert "has no module accelerator.real_accelerator" in done.stderr
+
+
+def test_sources_of_deepspeed_without_a_version_are_a_warning(tmp_path: Path, device: str) -> None:  # noqa: ARG001
+    shutil.rmtree(tmp_path / "deepspeed-0.19.8.dist-info")
+    _, log = run(tmp_path, "import op_builder.integrations.deepspeed")
+    assert "WARNING DeepSpeed of an unknown version was not tested with accel-ops" in log
+    assert "uses accel-ops" in log

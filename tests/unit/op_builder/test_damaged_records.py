@@ -1,0 +1,324 @@
+"""Damage and hostile values in any record are a miss, or an error of this project, and never another exception."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from accelerator.launch.output import Failure
+from op_builder import paths
+from op_builder.cache.__main__ import main
+from op_builder.cache.compare import nearest_miss
+from op_builder.cache.fingerprint import PlanKey, plan_key
+from op_builder.cache.headers import Header, Roots, SystemHeaders
+from op_builder.cache.manifest import MANIFEST, Manifest
+from op_builder.cache.store import Cache, Entry
+from op_builder.errors import CommunicationError, DamagedTensorError, LoadError
+from op_builder.load import loader, prebuilt
+from op_builder.load.prebuilt import Rejected, find_prebuilt, read_index
+from op_builder.ops.comm import hosts
+from op_builder.ops.comm.shared_memory_meeting import Meeting
+from op_builder.ops.io.tensor_store import TensorStore
+from op_builder.ops.io.tensor_store_format import HEADER_BYTES, TensorInfo, encoded_header
+from op_builder.system.memo import Memo
+from op_builder.system.records import OtherFormatError, RecordError, decode, encode, is_count, is_flag, is_text
+from tests.support import entries
+from tests.support.mutations import damaged, hostile
+from tests.support.small_ops import SmallBuilder
+
+COUNT = 300
+ROOTS = Roots({"include0": "/nowhere"})
+
+
+def sealed(text: str, seed: int, count: int = COUNT) -> Iterator[str]:
+    """Hostile variants of a record, each with the right checksum."""
+    record, number = entries.members_of(text)
+    return (encode(variant, number) for variant in hostile(record, count, seed))
+
+
+# Text and members ---------------------------------------------------------------------------
+
+
+def test_a_record_reads_back_the_same() -> None:
+    schema = {"name": is_text, "size": is_count}
+    record = {"name": "caf\u00e9 \udcff\n", "size": 1 << 62}
+    assert decode(encode(record, 3), schema, 3) == record
+    with pytest.raises(OtherFormatError):
+        decode(encode(record, 3), schema, 4)
+
+
+@pytest.mark.parametrize("found", [True, 1.0, "1", [1], None])
+def test_a_format_of_another_type_is_damage(found: object) -> None:
+    with pytest.raises(RecordError):
+        decode(encode({"format": found}, 1), {}, 1)
+
+
+def test_every_flipped_bit_is_found() -> None:
+    schema = {"name": is_text, "size": is_count}
+    whole = encode({"name": "x", "size": 3}, 1).encode()
+    for at in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[at // 8] ^= 1 << at % 8
+        with pytest.raises(RecordError):
+            decode(flipped.decode("latin-1"), schema, 1)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "9" * 10_000, '"\ud800"'])
+def test_texts_that_no_parser_takes_are_damage(text: str) -> None:
+    with pytest.raises(RecordError):
+        decode(text, {}, 1)
+
+
+# The cache ----------------------------------------------------------------------------------
+
+
+def detailed(manifest: Manifest) -> Manifest:
+    """A manifest with something in each member."""
+    return manifest._replace(
+        namespaces=("small",),
+        defined_namespaces=("small",),
+        operators=("small::add",),
+        key_parts={
+            **manifest.key_parts,
+            "c++ flags": '["-O3"]',
+            "cuda archs": "9.0a;8.0+PTX",
+            "source 0 small.cpp": "ab -O3",
+        },
+        headers=(Header("include0", "a.h", "ab" * 32, (1, 2, 3, 4)), Header("", "/nowhere/b.h", "cd" * 32, ())),
+        absent=("include0/c.h",),
+        system_headers=SystemHeaders(("/usr/include/stdio.h",), "ef" * 32, ""),
+        needs={"GLIBC": "2.32"},
+    )
+
+
+def planted(root: Path, texts: Iterator[str] | Iterator[bytes], good: Manifest) -> int:
+    """Entries of the manifests ``texts`` below the folder ``root``, with the right binary; returns how many."""
+    number = 0
+    for number, text in enumerate(texts, 1):
+        directory = root / good.op / good.key.plan.digest / f"{number:032x}"
+        directory.mkdir(parents=True)
+        (directory / MANIFEST).write_bytes(text.encode() if isinstance(text, str) else text)
+        (directory / good.artifact).write_bytes(b"binary")
+    return number
+
+
+def run(root: Path, *arguments: str) -> int:
+    return main([*arguments, "--directory", str(root)])
+
+
+def test_a_damaged_manifest_is_a_miss_which_verify_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = entries.manifest()
+    planted(Cache(tmp_path).writable_dir("ops"), damaged(good.to_json().encode(), COUNT, 1), good)
+    cache = Cache(tmp_path, is_ours=False)
+    assert entries.find(cache) is None
+    assert entries.find(cache, any_compiler=True) is None
+    assert len(cache.damaged) == COUNT
+    for command in (["list"], ["info", good.op], ["export", str(tmp_path / "x.zip")]):
+        assert run(tmp_path, *command) in (0, 2)
+    capsys.readouterr()
+    assert run(tmp_path, "--json", "verify") == 1
+    assert len(json.loads(capsys.readouterr().out)["damaged"]) == COUNT
+    assert run(tmp_path, "verify") == 0
+    assert entries.publish(Cache(tmp_path)) == entries.find(Cache(tmp_path))
+
+
+def test_a_hostile_manifest_ends_no_command_and_no_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = detailed(entries.manifest())
+    planted(Cache(tmp_path).writable_dir("ops"), sealed(good.to_json(), 2), good)
+    cache = Cache(tmp_path, is_ours=False)
+    key = PlanKey(good.key_parts)
+    for any_compiler in (False, True):
+        cache.find(key, good.op, ROOTS, any_compiler=any_compiler)
+    nearest_miss(cache.entries(), PlanKey({**good.key_parts, "c++ flags": "[]"}), ROOTS, cache.memo)
+    shutil.copytree(tmp_path / "v1" / "ops", Cache(tmp_path / "again").writable_dir("ops"), dirs_exist_ok=True)
+    for command in (["list"], ["info", good.op], ["export", str(tmp_path / "x.zip")], ["verify"], ["clear"]):
+        assert run(tmp_path, *command) in (0, 1, 2)
+        shown = capsys.readouterr()
+        assert "\x1b" not in shown.out + shown.err
+    assert Cache(tmp_path / "again").find(key, good.op, ROOTS) is None
+
+
+def test_an_op_whose_manifest_describes_a_header_is_a_load_error(small: SmallBuilder) -> None:
+    entry = entries.publish(small.cache)
+    entry = entry._replace(manifest=entry.manifest._replace(kind="header"))
+    with pytest.raises(LoadError, match="precompiled header"):
+        loader.open_entry(entry, small)
+
+
+def test_a_hostile_manifest_in_a_wheel_is_passed_over(
+    small: SmallBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = dict(plan_key(small.plan(), None, small.cache.memo).parts)
+    good = entries.manifest()._replace(op=small.name, artifact="small.so", key_parts=parts, needs={"GLIBC": "2.32"})
+    monkeypatch.setattr(paths, "prebuilt_roots", lambda _cls: [tmp_path / "package" / "_prebuilt"])
+    # One by one: the first that fits would end the search.
+    for text in sealed(good.to_json(), 15, 150):
+        root = tmp_path / "package" / "_prebuilt"
+        planted(root / "ops", iter([text]), good)
+        found = find_prebuilt(small)
+        assert not isinstance(found, Rejected) or found.reason.isprintable()
+        shutil.rmtree(root)
+    planted(root / "ops", iter([good.to_json()]), good)
+    assert isinstance(find_prebuilt(small), Entry)
+
+
+def test_a_damaged_index_of_a_wheel_is_one_error(tmp_path: Path) -> None:
+    facts = {
+        "op": "small",
+        "binary": "ops/small.so",
+        "platform": "linux",
+        "torch": "2.13",
+        "python": "any",
+        "sha256": "ab" * 32,
+        "size_bytes": 1,
+        "cuda_archs": ["9.0"],
+        "compilers": ["g++"],
+        "needs": {"GLIBC": "2"},
+        "check": "none",
+        "built_at": "now",
+    }
+    index = {
+        "distribution": "x",
+        "built_by": "x",
+        "accelerator": "cpu",
+        "tag": "x",
+        "ops": [facts],
+        "left_out": [{"op": "other", "reason": "x"}],
+    }
+    text = encode(index, prebuilt.INDEX_FORMAT)
+    file = tmp_path / prebuilt.INDEX
+    file.write_text(text)
+    assert read_index(tmp_path) == index
+    for content in damaged(text.encode(), COUNT, 3):
+        file.write_bytes(content)
+        with pytest.raises(RecordError):
+            read_index(tmp_path)
+    for variant in sealed(text, 4):
+        file.write_text(variant)
+        try:
+            found = read_index(tmp_path)
+        except RecordError:
+            continue
+        assert found is not None
+        assert found.keys() == index.keys()
+
+
+# Memos --------------------------------------------------------------------------------------
+
+FACT = {"version": "g++ 12", "target": "x86_64", "is_gcc": True}
+FACT_SCHEMA = {"version": is_text, "target": is_text, "is_gcc": is_flag}
+
+
+def test_a_damaged_memo_is_worked_out_again_and_verify_reports_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = Cache(tmp_path).writable_dir("memo")
+    Memo(directory).get("compiler", FACT_SCHEMA, lambda: (FACT, [str(tmp_path)]))
+    (file,) = directory.iterdir()
+    text = file.read_text()
+    for content in damaged(text.encode(), COUNT, 5):
+        file.write_bytes(content)
+        assert Memo(directory).damaged() == [file]
+        new = {**FACT, "version": "g++ 13"}
+        assert Memo(directory).get("compiler", FACT_SCHEMA, lambda: (new, [str(tmp_path)])) == new  # noqa: B023
+        assert Memo(directory).damaged() == []
+    file.write_bytes(b"{")
+    assert run(tmp_path, "--json", "verify") == 1
+    assert json.loads(capsys.readouterr().out)["damaged"] == [str(file)]
+    assert run(tmp_path, "verify") == 0
+
+
+def test_a_hostile_memo_gives_a_fact_of_the_expected_form(tmp_path: Path) -> None:
+    directory = tmp_path / "memo"
+    Memo(directory).get("compiler", FACT_SCHEMA, lambda: (FACT, [str(tmp_path)]))
+    (file,) = directory.iterdir()
+    for text in sealed(file.read_text(), 6):
+        file.write_text(text)
+        found = Memo(directory).get("compiler", FACT_SCHEMA, lambda: (FACT, []))
+        assert found.keys() == FACT.keys()
+        assert [type(value) for value in found.values()] == [str, str, bool]
+
+
+# Stored tensors -----------------------------------------------------------------------------
+
+
+def reseal(header: bytes, line: bytes) -> bytes:
+    """The header with another line, and the line's checksum."""
+    import xxhash
+
+    magic = header.partition(b"\n")[0]
+    return (b"%s\n%s\n%s\n" % (magic, line, xxhash.xxh3_64_hexdigest(line).encode())).ljust(HEADER_BYTES, b"\0")
+
+
+def test_a_damaged_header_of_a_stored_tensor_is_one_error(tmp_path: Path) -> None:
+    info = TensorInfo(torch.float32, (2, 3), 24, "0" * 16)
+    header = encoded_header(info)
+    file = tmp_path / "x.tensor"
+    with TensorStore(tmp_path) as store:
+        file.write_bytes(header + bytes(24))
+        assert store.info("x") == info
+        for content in damaged(header, COUNT, 7):
+            file.write_bytes(content + bytes(24))
+            with pytest.raises(DamagedTensorError):
+                store.info("x")
+        line = header.split(b"\n")[1]
+        for facts in hostile(json.loads(line), COUNT, 8):
+            file.write_bytes(reseal(header, json.dumps(facts).encode()) + bytes(24))
+            try:
+                found = store.info("x")
+            except DamagedTensorError:
+                continue
+            assert found.size_bytes == 24
+        file.write_bytes(reseal(header, b"[" * 2000) + bytes(24))
+        with pytest.raises(DamagedTensorError):
+            store.info("x")
+
+
+# What ranks publish -------------------------------------------------------------------------
+
+
+def test_a_damaged_record_of_a_meeting_is_one_error() -> None:
+    store = HashStore()
+    with pytest.raises(CommunicationError, match="waited"):
+        Meeting(store, "first", 2, 0, 0.01).exchange(-1, "")
+    text = store.get("first/0").decode()
+    variants = [content.decode("latin-1") for content in damaged(text.encode(), COUNT, 9)]
+    for number, variant in enumerate([*variants, *sealed(text, 10)]):
+        store.set(f"{number}/1", variant)
+        with pytest.raises(CommunicationError):
+            Meeting(store, str(number), 2, 0, 5).exchange(-1, "")
+
+
+def test_a_damaged_record_of_a_group_is_one_error() -> None:
+    made = hosts.MadeGroups(HashStore(), 0)
+    mine = hosts.RankFacts("host", "", "auto")
+    hosts.exchange(made, 1, mine)
+    text = made.store.get("accel/0").decode()
+    for content in damaged(text.encode(), COUNT, 11):
+        made.store.set("accel/1", content.decode("latin-1"))
+        with pytest.raises(CommunicationError):
+            hosts.exchange(made, 2, mine)
+    for variant in sealed(text, 12):
+        made.store.set("accel/1", variant)
+        try:
+            hosts.exchange(made, 2, mine)
+        except CommunicationError:
+            continue
+
+
+# A launch -----------------------------------------------------------------------------------
+
+
+def test_a_damaged_report_of_a_failed_rank_is_output() -> None:
+    line = Failure(1, 0, "host", 12, 3, 1.5, "tail", "message").to_line()
+    mark, text = line.split("{", 1)
+    for content in damaged(f"{{{text}".encode(), COUNT, 13):
+        str(Failure.from_line(mark + content.decode("latin-1")))
+    for facts in hostile(json.loads(f"{{{text}"), COUNT, 14):
+        str(Failure.from_line(mark + json.dumps(facts)))

@@ -1,0 +1,99 @@
+"""Adam on devices without kernels of this project: the vendor's function, or torch's functions."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from op_builder.errors import IncompatibleOpError, OpArgumentError
+from op_builder.host import FusedAdamBuilder
+from op_builder.ops import FusedAdam
+from op_builder.ops.optim.vendor_adam import VendorAdam
+
+NUMBERS = (0.01, 0.9, 0.99, 1e-8)
+
+
+@pytest.fixture
+def adam() -> VendorAdam:
+    return FusedAdamBuilder().load()
+
+
+def make_lists(dtype: torch.dtype = torch.float32) -> list[list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    lists = [[torch.rand(n, generator=generator) for n in (1, 17)] for _ in range(4)]
+    return [[tensor.to(dtype) for tensor in lists[0]], [tensor.to(dtype) for tensor in lists[1]], *lists[2:]]
+
+
+class OnDevice:
+    """A tensor of a vendor's device, as far as the op looks at it."""
+
+    def __init__(self, device: str) -> None:
+        self.device = SimpleNamespace(type=device)
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+def test_torch_code_equals_torchs_optimizers(adam: VendorAdam, mode: int) -> None:
+    grads, params, exp_avgs, exp_avg_sqs = make_lists()
+    twins = [torch.nn.Parameter(param.clone()) for param in params]
+    kind = torch.optim.AdamW if mode else torch.optim.Adam
+    optimizer = kind(twins, lr=0.01, betas=(0.9, 0.99), weight_decay=0.1, foreach=False)
+    for twin, grad, m, v in zip(twins, grads, exp_avgs, exp_avg_sqs, strict=True):
+        twin.grad = grad.clone()
+        optimizer.state[twin] = {"step": torch.tensor(4.0), "exp_avg": m.clone(), "exp_avg_sq": v.clone()}
+    optimizer.step()
+    adam.multi_tensor_adam(2048, None, [grads, params, exp_avgs, exp_avg_sqs], *NUMBERS, 5, mode, True, 0.1)
+    for param, twin, m in zip(params, twins, exp_avgs, strict=True):
+        torch.testing.assert_close(param, twin.detach(), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(m, optimizer.state[twin]["exp_avg"], rtol=1e-6, atol=1e-7)
+
+
+def test_a_set_flag_skips_and_bad_arguments_are_refused(adam: VendorAdam) -> None:
+    lists = make_lists(torch.bfloat16)
+    before = [[tensor.clone() for tensor in tensors] for tensors in lists]
+    adam.multi_tensor_adam(2048, torch.ones(1, dtype=torch.int32), lists, *NUMBERS, 1, 1, True, 0.1)
+    for wrong, mode in ((lists[:3], 1), ([*lists[:3], lists[3][:1]], 1), (lists, 2)):
+        with pytest.raises(OpArgumentError):
+            adam.multi_tensor_adam(2048, None, wrong, *NUMBERS, 1, mode, True, 0.1)
+    for step, weight_decay in ((0, 0.1), (1.5, 0.1), (1, -0.1)):
+        with pytest.raises(OpArgumentError):
+            adam.multi_tensor_adam(2048, None, lists, *NUMBERS, step, 1, True, weight_decay)
+    assert all(torch.equal(a, b) for one, two in zip(lists, before, strict=True) for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize(("device", "namespace"), [("mlu", "torch_mlu"), ("sdaa", "sdaa")])
+def test_the_vendors_function_gets_the_lists(
+    adam: VendorAdam, device: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[Any, ...]] = []
+    fake = SimpleNamespace(fused_adam=lambda *given: calls.append(given))
+    monkeypatch.setattr(torch.ops, namespace, fake, raising=False)
+    flag = torch.zeros(1, dtype=torch.int32)
+    lists = [[OnDevice(device)] for _ in range(4)]
+    adam.multi_tensor_adam(2048, flag, lists, *NUMBERS, 3, 1, True, 0.1)
+    assert calls == [(flag, *lists, *NUMBERS, 3, 1, True, 0.1)]
+
+
+def test_the_npus_function_gets_powers_of_the_steps_before(adam: VendorAdam, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+    vendor = ModuleType("torch_npu")
+    vendor.npu_apply_adam_w = lambda *given, out: calls.append((*given, out))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch_npu", vendor)
+    grad, param, m, v = (OnDevice("npu") for _ in range(4))
+    lists = [[grad], [param], [m], [v]]
+    adam.multi_tensor_adam(2048, None, lists, *NUMBERS, 3, 1, True, 0.1)
+    adam.multi_tensor_adam(2048, None, lists, *NUMBERS, 3, 1, False, 0.1)
+    expected = (0.01, 0.1, 0.9, 0.99, 1e-8, grad, None, False, False, (param, m, v))
+    assert calls == [(0.9**2, 0.99**2, *expected), (0.0, 0.0, *expected)]
+
+
+def test_the_optimizer_class_needs_a_native_op() -> None:
+    class OnThatDevice(FusedAdam):
+        def _make_builder(self, name: str) -> Any:  # noqa: ARG002
+            return FusedAdamBuilder()
+
+    with pytest.raises(IncompatibleOpError, match="needs a native op"):
+        OnThatDevice([torch.nn.Parameter(torch.zeros(3))])
