@@ -173,7 +173,7 @@ def main(backing: str, mountpoint: str, locks: str) -> None:
         LOCKS[locks](backing),
         mountpoint,
         foreground=True,
-        direct_io=True,  # as NFS, which asks the server when a file is opened: what is read ends where the file ends now
+        direct_io=True,  # NFS asks the server at each open: what is read ends where the file ends now
         attr_timeout=STALE_S,
         entry_timeout=STALE_S,
         negative_timeout=STALE_S,
