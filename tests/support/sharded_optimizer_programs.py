@@ -209,7 +209,8 @@ def fsdp1_case(use_orig_params: bool) -> dict[str, Any]:
     optimizer.max_grad_norm = 1.0
     clipped = refusal(lambda: train(model, optimizer, 1))
     lamb = refusal(lambda: make("CPULamb", model.parameters(), {}))
-    return {"resumed": resumed, "uninterrupted": uninterrupted, "clipped": clipped, "lamb": lamb}
+    early = refusal(lambda: make("CPUAdam", model.parameters(), {"in_backward": True}))
+    return {"resumed": resumed, "uninterrupted": uninterrupted, "clipped": clipped, "lamb": lamb, "early": early}
 
 
 def refusal(call: Callable[[], Any]) -> str:
@@ -282,5 +283,6 @@ def single(rank: int, size: int, directory: str) -> dict[str, Any]:
         partial = nn.Parameter(DTensor.from_local(values, mesh, [Partial()]))
         result["partial"] = refusal(lambda: ops.CPUAdam([partial]))
         result["lamb"] = refusal(lambda: ops.FusedLamb([param]))
+        result["early"] = refusal(lambda: ops.CPUAdam([param], in_backward=True))
         ops.CPULamb([parameter(Replicate())])
     return result

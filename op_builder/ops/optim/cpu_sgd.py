@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +10,6 @@ import torch
 from op_builder.ops.arguments import check_nesterov
 from op_builder.ops.optim.checks import check_shapes
 from op_builder.ops.optim.host_optimizer import HostOptimizer, HostSettings
-from op_builder.ops.optim.prepared_groups import Batch
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -68,11 +67,9 @@ class CPUSGD(HostOptimizer):
     def _check_saved(self, what: str, entry: Mapping[str, Any], param: torch.Tensor, group: Mapping[str, Any]) -> None:
         check_shapes(what, entry, param, self._states_of(group))  # torch.optim.SGD's state has a buffer at most
 
-    def _update(self, batches: Sequence[Batch], factor: float) -> None:
-        super()._update(batches, factor)
-        for batch in batches:
-            if batch.group["momentum"] == 0:  # a later momentum starts with a new buffer, as in torch
-                torch._foreach_zero_(batch.named["step"])
+    def _steps_done(self, group: Mapping[str, Any], steps: list[torch.Tensor]) -> None:
+        if group["momentum"] == 0:  # a later momentum starts with a new buffer, as in torch
+            torch._foreach_zero_(steps)
 
     def _step_without_one(self, state: Mapping[str, Any]) -> float:
         # A buffer means that the first step is done; the formula does not depend on the number of later ones.

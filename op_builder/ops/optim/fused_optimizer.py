@@ -69,7 +69,7 @@ class FusedOptimizer(NativeOptimizer):
                     maximize=batch.group["maximize"],
                     chunk_size=self.CHUNK_SIZE,
                 )
-                batch.update(self._option_values(batch), control)
+                batch.update(self._option_values(batch.group, batch.op), control)
         return loss
 
     def _numbers(self, group: Mapping[str, Any]) -> Mapping[str, Any]:

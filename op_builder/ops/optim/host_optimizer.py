@@ -13,6 +13,7 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import finite_number, step_count, untraced, whole_number
+from op_builder.ops.optim.in_backward import add_hooks, lists_of_one
 from op_builder.ops.optim.optimizer import NativeOptimizer
 from op_builder.ops.optim.prepared_groups import Batch
 from op_builder.ops.optim.sharding import sharding_of
@@ -23,7 +24,7 @@ _LARGEST_FLOAT = torch.finfo(torch.float32).max
 _CLIP_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_'s
 
 # The optimizer's own options, which are not a group's, with the values where an old pickle lacks them.
-_SAVED: dict[str, Any] = {"max_grad_norm": None, "zero_grads": False, "seed": 0}
+_SAVED: dict[str, Any] = {"max_grad_norm": None, "zero_grads": False, "seed": 0, "in_backward": False}
 
 
 class HostSettings(TypedDict, total=False):
@@ -38,6 +39,10 @@ class HostSettings(TypedDict, total=False):
             most this, as :func:`torch.nn.utils.clip_grad_norm_` does; infinity only measures the norm.
         zero_grads: leave zeros in the gradients after a step.
         seed: of the random rounding.
+        in_backward: update each parameter during ``backward()``, as soon as its gradient is complete, and free the
+            gradient, so that the gradients never exist all at once. ``step()`` then has nothing left to do. Not with
+            options that need all gradients, and not for sharded parameters. It adds up no gradients of several
+            ``backward()``, and it does not wait for DistributedDataParallel's all-reduce.
     """
 
     maximize: bool
@@ -45,6 +50,7 @@ class HostSettings(TypedDict, total=False):
     max_grad_norm: float | None
     zero_grads: bool
     seed: int
+    in_backward: bool
 
 
 class HostOptimizer(NativeOptimizer):
@@ -59,6 +65,7 @@ class HostOptimizer(NativeOptimizer):
     grad_norm: float | None
     skipped: bool
     _memory: SmallTensors
+    _hooks: list[Any]  # of in_backward
 
     def __init__(self, params: Iterable[Any], settings: HostSettings, **options: Any) -> None:
         """
@@ -80,18 +87,51 @@ class HostOptimizer(NativeOptimizer):
         self.max_grad_norm = max_grad_norm
         self.zero_grads = bool(settings.get("zero_grads", False))
         self.seed = whole_number("seed", settings.get("seed", 0))
+        self.in_backward = bool(settings.get("in_backward", False))
+        if self.in_backward and (max_grad_norm is not None or self.zero_grads):
+            name = "zero_grads" if max_grad_norm is None else "max_grad_norm"
+            raise OpArgumentError(
+                f"in_backward frees each gradient at once, but {name} needs all of them.",
+                f"Leave out {name} or in_backward.",
+            )
         options |= {"maximize": settings.get("maximize", False), "states": settings.get("states", "float32")}
-        super().__init__(params, **options)
+        self._hooks = []
+        try:
+            super().__init__(params, **options)
+        except BaseException:
+            self.remove_hooks()
+            raise
 
     # torch.optim.Optimizer's interface --------------------------------------------------------
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in _SAVED.items():
             self.__dict__.setdefault(name, value)
+        is_copy = self._loading is None
         super().__setstate__(state)
+        if is_copy:
+            self._hooks = []
+            for group_index in range(len(self.param_groups) if self.in_backward else 0):
+                self._hooks += add_hooks(self, group_index)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in _SAVED}}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; checks its parameters and options as the constructor does."""
+        super().add_param_group(param_group)
+        if self.in_backward:
+            try:
+                self._hooks += add_hooks(self, len(self.param_groups) - 1)
+            except OpArgumentError:
+                self.param_groups.pop()
+                raise
+
+    def remove_hooks(self) -> None:
+        """Stop the updates of ``in_backward``; ``step()`` updates all parameters from now on."""
+        while self._hooks:
+            self._hooks.pop().remove()
+        self.in_backward = False
 
     @overload
     def step(self, closure: None = None, *, grad_scale: float | torch.Tensor | None = None) -> None: ...
@@ -120,6 +160,11 @@ class HostOptimizer(NativeOptimizer):
                 was changed. Only the native call for a group checks whether a state or parameter changed its type
                 or length; it changes none of its own tensors, but earlier groups are updated by then.
         """
+        if self.in_backward and grad_scale is not None:
+            raise OpArgumentError(
+                "With in_backward the gradients were used already, without grad_scale.",
+                "Create the optimizer without in_backward.",
+            )
         loss = self._begin_step(closure)
         with self._update_of_groups():
             batches = self._groups.current(self, self.param_groups, self.state, writes_grads=self.zero_grads)
@@ -134,15 +179,41 @@ class HostOptimizer(NativeOptimizer):
     def _update(self, batches: Sequence[Batch], factor: float) -> None:
         """Update all batches; gradients are multiplied by ``factor`` first."""
         for batch in batches:
-            settings = Pass(
-                grad_scale=-factor if batch.group["maximize"] else factor,
-                zero_grads=self.zero_grads,
-                stochastic=batch.group["states"] == "bfloat16",
-                seed=self.seed,
-            )
-            batch.update(self._option_values(batch), settings)
+            batch.update(self._option_values(batch.group, batch.op), self._pass(batch.group, factor))
+            self._steps_done(batch.group, batch.named["step"])
             if batch.copied and self.zero_grads:
                 torch._foreach_zero_(batch.copied)
+
+    def _steps_done(self, group: Mapping[str, Any], steps: list[torch.Tensor]) -> None:
+        """Called after the update of parameters of a group, with their counters; for optimizers that restart them."""
+
+    def _pass(self, group: Mapping[str, Any], factor: float = 1.0) -> Pass:
+        """What an update of the group does in addition to its formula."""
+        return Pass(
+            grad_scale=-factor if group["maximize"] else factor,
+            zero_grads=self.zero_grads,
+            stochastic=group["states"] == "bfloat16",
+            seed=self.seed,
+        )
+
+    def update_one(self, param: torch.Tensor, group: dict[str, Any], place: str, number: int) -> None:
+        """Update one parameter of a group, for ``in_backward``.
+
+        Args:
+            place: what to call it.
+            number: what its random bits depend on.
+
+        Raises:
+            OpArgumentError: it, its gradient or an option of the group does not fit; nothing was changed.
+        """
+        self._check_group(group)
+        self.check_tensors(param, place, group)
+        state, op = self.state_of(param, group), self.native_of(group)
+        lists = lists_of_one(param, state, self.names_of(group), self._groups.copies_of([param]), number)
+        step = int(step_count(f"The state of {place}", state["step"])) + 1
+        op.update_list(lists, step, self._option_values(group, op), self._pass(group))
+        state["step"] += 1
+        self._steps_done(group, [state["step"]])
 
     def write_copies(self, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
         """Also write each new parameter to another tensor, rounded to that tensor's type.

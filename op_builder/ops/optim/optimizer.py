@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -12,7 +12,10 @@ from op_builder.errors import AccelError, OpArgumentError
 from op_builder.ops.arguments import check_betas, finite_number, untraced
 from op_builder.ops.optim.checks import check_grad, check_param, check_state_memory, place_of
 from op_builder.ops.optim.native_states import NativeStates, state_dtype
-from op_builder.ops.optim.prepared_groups import Batch, PreparedGroups
+from op_builder.ops.optim.prepared_groups import PreparedGroups
+
+if TYPE_CHECKING:
+    from op_builder.ops.optim.native_op import NativeOp
 
 # Options of torch.optim's optimizers, kept so that those can load our state. They choose between implementations of the
 # same formula and have no effect here.
@@ -238,10 +241,10 @@ class NativeOptimizer(NativeStates):
                 expected = torch.float32 if name in scales else dtype
                 check_state_memory(f"The state of {place}", name, state[name], param, expected)
 
-    def _option_values(self, batch: Batch) -> list[float]:
-        """The options of an update, in the op's order."""
-        numbers = self._numbers(batch.group)
-        return [float(numbers[name]) for name in batch.op.options]
+    def _option_values(self, group: Mapping[str, Any], op: NativeOp) -> list[float]:
+        """The options of a group's update, in the op's order."""
+        numbers = self._numbers(group)
+        return [float(numbers[name]) for name in op.options]
 
     # Checks -----------------------------------------------------------------------------------
 

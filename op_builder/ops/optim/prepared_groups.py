@@ -142,6 +142,10 @@ class PreparedGroups:
         self._copies = {id(param): copy for param, copy in copies.items()}
         self.forget()
 
+    def copies_of(self, params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors that also receive the new values of these parameters."""
+        return [local_of(self._copies[id(param)]) for param in params if id(param) in self._copies]
+
     def current(
         self,
         owner: NativeOptimizer,
@@ -296,7 +300,7 @@ class PreparedGroups:
             batch.named = {
                 name: [local_of(entry[name]) for entry in entries] for name in ("step", *names, *scale_names)
             }
-            copies = [local_of(self._copies[id(param)]) for param in batch.params if id(param) in self._copies]
+            copies = self.copies_of(batch.params)
             own, fitting = batch.local_grads(batch.grads)
             batch.shards = list(map(local_of, batch.params))
             tensors = TensorLists(

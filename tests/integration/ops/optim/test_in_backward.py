@@ -1,0 +1,219 @@
+"""``in_backward=True``: each parameter is updated as soon as its gradient is complete, and the gradient is freed."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from op_builder.errors import OpArgumentError
+from op_builder.ops import CPUAdam
+from op_builder.ops.optim.host_optimizer import HostOptimizer
+from tests.support.optimizer_cases import HOST, assert_equal, contents
+
+every_optimizer = pytest.mark.parametrize("optimizer", HOST)
+
+
+def make_model(dtype: torch.dtype = torch.float32) -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(13, 70), torch.nn.Tanh(), torch.nn.LayerNorm(70), torch.nn.Linear(70, 5)]
+    return torch.nn.Sequential(*layers).to(dtype)
+
+
+def make_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
+    params = list(model.parameters())
+    return [{"params": params[:3]}, {"params": params[3:], "lr": 3e-3, "maximize": True}]
+
+
+def backward(model: torch.nn.Module, seed: int) -> None:
+    param = next(model.parameters())
+    generator = torch.Generator().manual_seed(seed)
+    model(torch.randn(4, 13, generator=generator).to(param.dtype)).square().mean().backward()
+
+
+def train(optimizer: HostOptimizer, model: torch.nn.Module, first: int = 0) -> None:
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for seed in range(first, first + 4):
+        backward(model, seed)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+
+
+def trained(optimizer: type[HostOptimizer], dtype: torch.dtype = torch.float32, **settings: Any) -> list[torch.Tensor]:
+    model = make_model(dtype)
+    made = optimizer(make_groups(model), **settings)
+    train(made, model)
+    return contents(made, list(model.parameters()))
+
+
+@every_optimizer
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_result_is_that_of_step(optimizer: type[HostOptimizer], dtype: torch.dtype) -> None:
+    assert_equal(trained(optimizer, dtype, in_backward=True), trained(optimizer, dtype))
+
+
+@pytest.mark.parametrize("states", ["param", "bfloat16", "8bit"])
+def test_states_are_rounded_as_by_step(states: str) -> None:
+    assert_equal(trained(CPUAdam, states=states, seed=3, in_backward=True), trained(CPUAdam, states=states, seed=3))
+
+
+def test_one_gradient_exists_at_a_time() -> None:
+    model = make_model()
+    params = list(model.parameters())
+    optimizer = CPUAdam(params, in_backward=True)
+    counts: list[int] = []
+    for param in params:
+        param.register_hook(lambda _: counts.append(sum(other.grad is not None for other in params)))
+    backward(model, 0)
+    assert counts == [0] * len(params)
+    assert all(param.grad is None for param in params)
+    assert [int(optimizer.state[param]["step"]) for param in params] == [1] * len(params)
+
+
+def test_an_optimizer_that_was_dropped_is_freed_and_missed() -> None:
+    model = make_model()
+    made = CPUAdam(model.parameters(), in_backward=True)
+    backward(model, 0)
+    ref = weakref.ref(made)
+    del made
+    gc.collect()
+    assert ref() is None
+    with pytest.raises(OpArgumentError, match=r"The optimizer that updates parameter 5 .* no longer exists") as caught:
+        backward(model, 1)
+    assert "Keep a reference to it" in caught.value.remedy
+    again = CPUAdam(model.parameters(), in_backward=True)
+    backward(model, 1)
+    assert len(again.state) == len(list(model.parameters()))
+
+
+def test_a_parameter_that_had_no_hook_is_updated_by_step() -> None:
+    model = make_model()
+    frozen = next(model.parameters()).requires_grad_(False)
+    optimizer = CPUAdam(model.parameters(), in_backward=True)
+    backward(model, 0)
+    frozen.requires_grad_(True)
+    backward(model, 1)
+    assert frozen.grad is not None
+    assert frozen not in optimizer.state
+    optimizer.step()
+    assert int(optimizer.state[frozen]["step"]) == 1
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+def test_a_copy_updates_its_own_model(copied: Any) -> None:
+    model = make_model()
+    optimizer = CPUAdam(make_groups(model), in_backward=True)
+    train(optimizer, model)
+    other_model, other = copied((model, optimizer))
+    for one, of_one in ((model, optimizer), (other_model, other)):
+        train(of_one, one, first=4)
+    assert_equal(contents(optimizer, list(model.parameters())), contents(other, list(other_model.parameters())))
+
+
+def test_states_are_exchanged_with_torch() -> None:
+    model, other_model = make_model(), make_model()
+    optimizer = CPUAdam(model.parameters(), in_backward=True)
+    other = torch.optim.AdamW(other_model.parameters())
+    for seed in range(2):
+        backward(model, seed)
+    other.load_state_dict(optimizer.state_dict())
+    other_model.load_state_dict(model.state_dict())
+    optimizer.load_state_dict(other.state_dict())
+    backward(model, 2)
+    backward(other_model, 2)
+    other.step()
+    for mine, theirs in zip(model.parameters(), other_model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=2e-6, atol=2e-6)
+
+
+def test_copies_are_written() -> None:
+    model = make_model()
+    params = list(model.parameters())
+    copies = [param.detach().bfloat16() for param in params]
+    optimizer = CPUAdam(params, lr=0.1, in_backward=True)
+    optimizer.write_copies(dict(zip(params, copies, strict=True)))
+    backward(model, 0)
+    assert_equal([param.detach().bfloat16() for param in params], copies)
+
+
+def test_half_the_bytes_of_gradients() -> None:
+    """torch rounds each gradient to the type of ``grad_dtype``; the update is that with the rounded gradient."""
+    model, other_model = make_model(), make_model()
+    optimizer = CPUAdam(model.parameters())
+    other = CPUAdam(other_model.parameters())
+    for param in model.parameters():
+        param.grad_dtype = torch.bfloat16
+    for seed in range(3):
+        backward(model, seed)
+        backward(other_model, seed)
+        for param, other_param in zip(model.parameters(), other_model.parameters(), strict=True):
+            assert param.grad.dtype == torch.bfloat16
+            other_param.grad = other_param.grad.bfloat16().float()
+        optimizer.step()
+        other.step()
+        optimizer.zero_grad()
+        other.zero_grad()
+    assert_equal(list(model.parameters()), list(other_model.parameters()))
+
+
+# What is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_grad_norm", 1.0), ("zero_grads", True)])
+def test_an_option_that_needs_all_gradients_is_refused(name: str, value: Any) -> None:
+    model = make_model()
+    with pytest.raises(OpArgumentError, match=f"in_backward frees each gradient at once, but {name} needs all"):
+        CPUAdam(model.parameters(), in_backward=True, **{name: value})
+
+
+def test_grad_scale_is_refused() -> None:
+    optimizer = CPUAdam(make_model().parameters(), in_backward=True)
+    with pytest.raises(OpArgumentError, match="without grad_scale"):
+        optimizer.step(grad_scale=2.0)
+
+
+def test_a_second_optimizer_is_refused_until_the_first_lets_go() -> None:
+    model = make_model()
+    first = CPUAdam(model.parameters(), in_backward=True)
+    fresh = torch.nn.Parameter(torch.ones(3))
+    with pytest.raises(OpArgumentError, match=r"already updates parameter 0 of group 1 \(shape \(70, 13\)\)") as caught:
+        CPUAdam([{"params": [fresh]}, {"params": model.parameters()}], in_backward=True)
+    assert caught.value.remedy == "Call remove_hooks() of that optimizer first."
+    fresh.sum().backward()  # the optimizer that was refused does not update it
+    assert fresh.grad is not None
+    first.remove_hooks()
+    backward(model, 0)
+    assert all(param.grad is not None for param in model.parameters())
+    first.step()
+    assert all(int(first.state[param]["step"]) == 1 for param in model.parameters())
+    CPUAdam(model.parameters(), in_backward=True)
+
+
+def test_a_refused_group_leaves_the_optimizer_as_it_was() -> None:
+    model, other = make_model(), make_model()
+    optimizer = CPUAdam(model.parameters(), in_backward=True)
+    taken = CPUAdam(other.parameters(), in_backward=True)
+    with pytest.raises(OpArgumentError, match="parameter 0 of group 1"):
+        optimizer.add_param_group({"params": list(other.parameters())})
+    assert len(optimizer.param_groups) == 1
+    taken.remove_hooks()
+    optimizer.add_param_group({"params": list(other.parameters())})
+    backward(other, 0)
+    assert all(int(optimizer.state[param]["step"]) == 1 for param in other.parameters())
+
+
+def test_an_error_leaves_the_parameter_and_its_gradient() -> None:
+    table = torch.nn.Embedding(10, 3, sparse=True)
+    before = table.weight.detach().clone()
+    optimizer = CPUAdam(table.parameters(), in_backward=True)
+    with pytest.raises(OpArgumentError, match=r"The gradient of parameter 0 of group 0 .* is sparse"):
+        table(torch.tensor([1, 2])).sum().backward()
+    assert table.weight.grad is not None
+    assert torch.equal(table.weight, before)
+    assert not optimizer.state
