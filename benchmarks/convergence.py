@@ -186,6 +186,12 @@ def smoothed(losses: list[float]) -> list[float]:
     return [statistics.mean(losses[max(0, i + 1 - SMOOTHED_STEPS) : i + 1]) for i in range(len(losses))]
 
 
+def means(losses: list[float]) -> list[float]:
+    """The means of successive steps: all losses would fill a megabyte."""
+    starts = range(0, len(losses), SMOOTHED_STEPS)
+    return [round(statistics.fmean(losses[start : start + SMOOTHED_STEPS]), 7) for start in starts]
+
+
 def draw(results: list[Result]) -> None:
     """Draw the first seed's loss curves and each seed's distance from float32, as docs/images/convergence.png."""
     from matplotlib.figure import Figure
@@ -237,7 +243,12 @@ def main() -> None:
                 bar = progress.add_task(f"{task.name}: {storage.name}", total=steps * len(seeds))
                 results.append(run_task(task, storage, steps, seeds, partial(progress.advance, bar)))
     samples = [
-        {"task": result.task.name, "moments": result.storage.name, "losses": result.losses} for result in results
+        {
+            "task": result.task.name,
+            "moments": result.storage.name,
+            f"mean losses of {SMOOTHED_STEPS} steps": [means(losses) for losses in result.losses],
+        }
+        for result in results
     ]
     _measure.report("convergence", arguments, machine, [result_table(results)], samples)
     if arguments.write:
