@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from op_builder.cpu import AsyncIOBuilder
+from op_builder.errors import StorageError
 from op_builder.ops.io.aio_handle import Handle, check_handle_arguments
 
 Progress = Callable[[int, int], object]
@@ -74,6 +76,30 @@ def read_cached(descriptor: int, memory: memoryview, offset: int) -> int:
     except OSError:  # EAGAIN at the first page that is not in the cache; what is wrong with the file, a read reports
         pass
     return done
+
+
+def read_plainly(descriptor: int, memory: memoryview, offset: int) -> None:
+    """Fill ``memory`` from a file, without the op.
+
+    Raises:
+        StorageError: the file is too short.
+        OSError: it cannot be read.
+    """
+    done = 0
+    while done < len(memory):
+        count = os.preadv(descriptor, [memory[done:]], offset + done)
+        if count == 0:
+            end, bytes_done = offset + done, done
+            message = f"the file ends at byte {end}, and the request ends at byte {offset + len(memory)}."
+            raise StorageError(message, errno=errno.EIO, filename=descriptor, offset=end, bytes_done=bytes_done)
+        done += count
+
+
+def write_plainly(descriptor: int, memory: memoryview | bytes, offset: int) -> None:
+    """Write ``memory`` to a file, without the op; raises an OSError."""
+    done = 0
+    while done < len(memory):
+        done += os.pwrite(descriptor, memory[done:], offset + done)
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import mmap
 import os
@@ -18,7 +17,7 @@ import torch
 
 from op_builder.errors import AccelError, DamagedTensorError, StorageError
 from op_builder.ops.io import file_pieces
-from op_builder.ops.io.file_pieces import Handles, Progress, memory_of, read_cached
+from op_builder.ops.io.file_pieces import Handles, Progress, memory_of, read_cached, read_plainly
 from op_builder.ops.io.safetensors_format import LENGTH_BYTES, Entry, check_byte_order, decoded_entries, header_bytes
 from op_builder.ops.io.tensor_store_files import explained
 from op_builder.ops.io.tensor_store_memory import new_memory
@@ -186,22 +185,7 @@ class _Reader:
                     raise
                 except AccelError as error:
                     self.refusal = error
-            _read_plainly(self._descriptor, memory_of(memory[done:]), piece.begin + done)
-
-
-def _read_plainly(descriptor: int, memory: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(memory):
-        count = os.preadv(descriptor, [memory[done:]], offset + done)
-        if count == 0:
-            raise StorageError(
-                f"the file ends at byte {offset + done}.",
-                errno=errno.EIO,
-                filename=descriptor,
-                offset=offset + done,
-                bytes_done=done,
-            )
-        done += count
+            read_plainly(self._descriptor, memory_of(memory[done:]), piece.begin + done)
 
 
 @contextmanager
@@ -224,7 +208,7 @@ def _read_entries(path: Path, descriptor: int) -> tuple[list[Entry], int]:
                 raise RecordError("it is not a regular file")
             size = header_bytes(os.pread(descriptor, LENGTH_BYTES, 0), status.st_size)
             header = bytearray(size)
-            _read_plainly(descriptor, memoryview(header), LENGTH_BYTES)
+            read_plainly(descriptor, memoryview(header), LENGTH_BYTES)
         data_begin = LENGTH_BYTES + size
         return decoded_entries(header, status.st_size - data_begin)[0], data_begin
     except RecordError as error:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from op_builder.errors import DamagedTensorError, OpArgumentError
-from op_builder.ops.io.file_pieces import DEFAULT_SETTINGS, Progress
+from op_builder.ops.io.file_pieces import DEFAULT_SETTINGS, Progress, write_plainly
 from op_builder.ops.io.safetensors_format import check_byte_order
 from op_builder.ops.io.tensor_store_files import StoreFiles, explained
 from op_builder.ops.io.tensor_store_format import HEADER_BYTES, TensorInfo, decoded_header, encoded_header
@@ -205,8 +205,7 @@ class TensorStore:
             checksum = self._transfers.transfer(descriptor, path, body, progress, "Saving")
             header = encoded_header(name, replace(info, checksum=checksum))
             with explained(f"Saving {path}", path):
-                while header:
-                    header = header[os.pwrite(descriptor, header, HEADER_BYTES - len(header)) :]
+                write_plainly(descriptor, header, 0)
 
     def _load(self, name: str, out: torch.Tensor | None, progress: Progress | None) -> torch.Tensor:
         path = self._files.path(name)

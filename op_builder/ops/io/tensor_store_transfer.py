@@ -14,11 +14,13 @@ import torch
 import xxhash
 
 from op_builder.ops.io import file_pieces
-from op_builder.ops.io.file_pieces import Handles, Progress, memory_of, read_cached
+from op_builder.ops.io.file_pieces import Handles, Progress, memory_of, read_cached, write_plainly
 from op_builder.ops.io.tensor_store_files import explained
 from op_builder.ops.io.tensor_store_format import HEADER_BYTES
 
 _BLOCK_BYTES = 1 << 20  # fits a core's cache, from which the checksum then reads it
+
+_SMALL_BYTES = 64 << 10  # written through the page cache: preparing a direct write would take longer
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,13 @@ class Transfers:
         started_s = time.perf_counter()
         report = progress or (lambda _done, _total: None)
         done = 0 if is_write else _read_cached(descriptor, body, checksum, report)
-        if done < body.nbytes:
+        if is_write and body.nbytes <= _SMALL_BYTES:
+            memory = memory_of(body)
+            with explained(f"{action} {path}", path):
+                write_plainly(descriptor, memory, HEADER_BYTES)
+            checksum.update(memory)
+            report(body.nbytes, body.nbytes)
+        elif done < body.nbytes:
             arrived: torch.Tensor | None = None
             with self._handles.one() as handle:
                 begin_piece = handle.async_pwrite if is_write else handle.async_pread
