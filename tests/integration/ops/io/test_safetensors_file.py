@@ -18,7 +18,7 @@ from op_builder.ops import TensorStore, load_safetensors
 from op_builder.ops.io import file_pieces, safetensors_file
 from op_builder.ops.io.safetensors_format import DTYPES
 from op_builder.ops.io.tensor_store_format import DTYPES as STORED_DTYPES
-from tests.support.files import random_bytes, raw
+from tests.support.files import cache_only, random_bytes, raw
 
 PIECE = 1 << 16
 
@@ -73,10 +73,7 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 def test_every_tensor_of_a_file_is_read(tmp_path: Path, cached_bytes: int) -> None:
     path = tmp_path / "x.safetensors"
     tensors = sample(path)
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        file.read(cached_bytes)
+    cache_only(path, cached_bytes)
     steps: list[tuple[int, int]] = []
     found = load_safetensors(path, progress=lambda *step: steps.append(step))
     assert_same(found, tensors)

@@ -22,7 +22,7 @@ from op_builder.errors import DamagedTensorError, OpArgumentError, StorageError,
 from op_builder.ops import TensorStore
 from op_builder.ops.io import file_pieces
 from op_builder.ops.io.tensor_store_format import DTYPES, HEADER_BYTES
-from tests.support.files import random_bytes, raw, wait_until
+from tests.support.files import cache_only, random_bytes, raw, wait_until
 
 PIECE = 1 << 16
 PYTHON_PATH = env.child_environment(PYTHONPATH=os.pathsep.join(sys.path))
@@ -95,6 +95,17 @@ def test_tensors_are_stored_as_their_values(store: TensorStore, value: torch.Ten
     assert same(loaded, value.detach().resolve_conj().resolve_neg())
     assert not loaded.requires_grad
     assert store.info("x").shape == value.shape
+
+
+@pytest.mark.parametrize("cached_bytes", [0, HEADER_BYTES + PIECE + 5, -1], ids=["not cached", "partly", "cached"])
+def test_a_load_takes_what_the_page_cache_has(store: TensorStore, cached_bytes: int) -> None:
+    value = random_bytes(4 * PIECE + 7)
+    store.save("x", value)
+    cache_only(store.directory / "x.safetensors", cached_bytes)
+    steps: list[tuple[int, int]] = []
+    assert same(store.load("x", progress=lambda *step: steps.append(step)), value)
+    assert steps == sorted(set(steps))
+    assert steps[-1] == (value.nbytes, value.nbytes)
 
 
 def test_autograd_notices_a_load_into_a_parameter(store: TensorStore) -> None:
