@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -69,10 +70,12 @@ def read_cached(descriptor: int, memory: memoryview, offset: int) -> int:
     done = 0
     try:
         while flag is not None and done < len(memory):
-            count = os.preadv(descriptor, [memory[done:]], offset + done, flag)
-            if count == 0:
-                break
+            # The kernel reads ahead as much as was missing, so ask for little where little is known.
+            block = memory[done : 2 * done + mmap.PAGESIZE]
+            count = os.preadv(descriptor, [block], offset + done, flag)
             done += count
+            if count < len(block):
+                break
     except OSError:  # EAGAIN at the first page that is not in the cache; what is wrong with the file, a read reports
         pass
     return done
