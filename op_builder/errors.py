@@ -73,7 +73,7 @@ class TensorNotFoundError(AccelError, KeyError):
 
 
 class DamagedTensorError(AccelError, ValueError):
-    """The file of a stored tensor has changed since it was saved.
+    """The file of a stored tensor has changed since it was saved, or a safetensors file is not valid.
 
     Attributes:
         filename: the file.

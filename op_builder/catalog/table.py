@@ -122,7 +122,7 @@ OPS = (
         sources=(*(f"aio/{name}.cpp" for name in _AIO), "memory/pages.cpp"),
         works_anywhere=True,
         base="AsyncIOBase",
-        front_ends=(("TensorStore", "io.tensor_store"),),
+        front_ends=(("TensorStore", "io.tensor_store"), ("load_safetensors", "io.safetensors_file")),
     ),
     Op(
         "pin_memory",

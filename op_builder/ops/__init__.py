@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from op_builder.ops.functional.registration import unpackbits as unpackbits
     from op_builder.ops.functional.sycl import SYCLFusedAdam as SYCLFusedAdam
     from op_builder.ops.functional.sycl import SYCLFusedLion as SYCLFusedLion
+    from op_builder.ops.io.safetensors_file import load_safetensors as load_safetensors
     from op_builder.ops.io.tensor_store import TensorStore as TensorStore
     from op_builder.ops.optim.cpu_adagrad import CPUAdagrad as CPUAdagrad
     from op_builder.ops.optim.cpu_adam import CPUAdam as CPUAdam

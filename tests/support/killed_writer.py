@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from op_builder.ops import TensorStore
-from op_builder.ops.io import tensor_store_transfer
+from op_builder.ops.io import file_pieces
 from op_builder.ops.io.aio_handle import Handle
 
 SIZE = 100_000
@@ -125,5 +125,5 @@ def loop(directory: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # forks
-    tensor_store_transfer._PIECE_BYTES = PIECE_BYTES
+    file_pieces.PIECE_BYTES = PIECE_BYTES
     {"steps": steps, "kills": kills, "loop": loop}[sys.argv[1]](Path(sys.argv[2]))

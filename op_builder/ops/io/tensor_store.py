@@ -14,11 +14,13 @@ from typing import Any
 import torch
 
 from op_builder.errors import DamagedTensorError, OpArgumentError
+from op_builder.ops.io.file_pieces import DEFAULT_SETTINGS, Progress, write_plainly
+from op_builder.ops.io.safetensors_format import check_byte_order
 from op_builder.ops.io.tensor_store_files import StoreFiles, explained
 from op_builder.ops.io.tensor_store_format import HEADER_BYTES, TensorInfo, decoded_header, encoded_header
 from op_builder.ops.io.tensor_store_memory import body_to_write, bytes_of, check_out, is_filled_in_place, new_tensor
 from op_builder.ops.io.tensor_store_queue import StoreQueue
-from op_builder.ops.io.tensor_store_transfer import DEFAULT_SETTINGS, Progress, StoreCounters, Transfers
+from op_builder.ops.io.tensor_store_transfer import StoreCounters, Transfers
 from op_builder.system.records import RecordError
 
 _RESTORE = "Save the tensor again, or restore the file from a backup; if nothing else wrote to it, suspect the device."
@@ -27,7 +29,7 @@ _RESTORE = "Save the tensor again, or restore the file from a backup; if nothing
 class TensorStore:
     """Tensors by name in a directory, at the disk's speed, in the background if wanted, and never torn.
 
-    A tensor is one file, replaced as a whole: whatever kills the writer, a reader finds the old value or
+    A tensor is one safetensors file, replaced as a whole: whatever kills the writer, a reader finds the old value or
     the new one. Files that killed writers have left are removed when a store is opened. A checksum (XXH3) is
     written with each tensor and compared by each load.
 
@@ -46,6 +48,7 @@ class TensorStore:
     Raises:
         OpArgumentError: ``threads`` is not a positive int, or a handle does not take ``aio``.
         StorageError: the directory cannot be created or read.
+        IncompatibleOpError: this machine is big-endian.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class TensorStore:
     ) -> None:
         if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
             raise OpArgumentError(f"threads is {threads!r}.", "Pass an int of at least 1.")
+        check_byte_order()
         self._transfers = Transfers(DEFAULT_SETTINGS if aio is None else aio)
         self._files = StoreFiles(Path(directory).absolute(), is_durable=is_durable)
         self._queue = StoreQueue(threads)
@@ -199,10 +203,9 @@ class TensorStore:
         path = self._files.path(name)
         with self._files.replacement(name) as descriptor:
             checksum = self._transfers.transfer(descriptor, path, body, progress, "Saving")
-            header = encoded_header(replace(info, checksum=checksum))
+            header = encoded_header(name, replace(info, checksum=checksum))
             with explained(f"Saving {path}", path):
-                while header:
-                    header = header[os.pwrite(descriptor, header, HEADER_BYTES - len(header)) :]
+                write_plainly(descriptor, header, 0)
 
     def _load(self, name: str, out: torch.Tensor | None, progress: Progress | None) -> torch.Tensor:
         path = self._files.path(name)

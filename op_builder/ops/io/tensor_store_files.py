@@ -2,7 +2,7 @@
 
 ::
 
-    <name>.tensor                          a tensor; never changed, only replaced by a rename
+    <name>.safetensors                     a tensor; never changed, only replaced by a rename
     .<host>@<process>@<random>.partial     one that is being written, locked by its writer
 
 A reader that has opened a file keeps its content, whatever is renamed over it.
@@ -26,9 +26,9 @@ from op_builder.cache.staging import this_host
 from op_builder.errors import OpArgumentError, StorageError, TensorNotFoundError
 from op_builder.ops.io.aio_operation import REMEDIES
 
-_SUFFIX = ".tensor"
+_SUFFIX = ".safetensors"
 _PARTIAL = ".partial"
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
+_NAME = re.compile(r"(?!__metadata__$)[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 # On another host, or without locks, a writer counts as dead when its file is this old.
 _ABANDONED_S = 24 * 3600.0
 # The whole name of a file that :meth:`StoreFiles.replacement` makes; others stay.
@@ -64,7 +64,8 @@ class StoreFiles:
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise OpArgumentError(
                 f"{name!r} is not a valid name of a tensor.",
-                "Use 1 to 200 letters, digits and the signs _ - . (not first: - .); they become the file's name.",
+                "Use 1 to 200 letters, digits and the signs _ - . (not first: - .), and not __metadata__; "
+                "they become the file's name.",
             )
         return self.directory / f"{name}{_SUFFIX}"
 

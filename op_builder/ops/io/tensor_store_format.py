@@ -1,42 +1,34 @@
-"""The file of a stored tensor.
+"""The file of a stored tensor: a safetensors file with one tensor.
 
-::
-
-    byte 0      "accel-ops tensor 1\\n", a line of JSON, a line with that line's checksum; zeros up to
-    byte 4096   the tensor's bytes, in the order of its elements, to the end of the file
-
-The body begins at a page, so that it can bypass the page cache. ``head -n 3`` shows the first lines.
+Blanks follow the header up to byte 4096, so that the tensor's bytes begin at a page and can bypass the page cache. The
+texts in ``__metadata__`` have the checksums.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import dataclass
-from math import prod
 
 import torch
 import xxhash
 
-from op_builder.system.records import RecordError, Schema, is_count, is_text, list_of, one_of, require
+from op_builder.ops.io import safetensors_format
+from op_builder.ops.io.safetensors_format import LENGTH_BYTES, METADATA, decoded_entries
+from op_builder.system.records import RecordError
 
 HEADER_BYTES = 4096
 """Where the tensor's bytes begin."""
 
-_HEADER: Schema = {
-    "dtype": is_text,
-    "shape": list_of(is_count),
-    "size_bytes": is_count,
-    "xxh3_64": is_text,
-    "byteorder": one_of("little", "big"),
-}
-_MAGIC = b"accel-ops tensor 1\n"
+_FORMAT = "1"
+_FOREIGN = "no TensorStore of this version wrote it; load_safetensors() reads any safetensors file"
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in vars(torch).values()
     if isinstance(dtype, torch.dtype) and not str(dtype).startswith("torch.q")  # quantized: the bytes are not all of it
 }
 """The types that can be stored, by their names."""
+_SAFETENSORS_NAMES = {dtype: name for name, dtype in safetensors_format.DTYPES.items()}
+# Other types have a name in ``__metadata__``, and are stored as parts of these types: one more dimension at the end.
+_PARTS = {torch.complex32: torch.float16, torch.complex128: torch.float64}
 
 
 @dataclass(frozen=True)
@@ -54,18 +46,20 @@ class TensorInfo:
     checksum: str
 
 
-def encoded_header(info: TensorInfo) -> bytes:
-    """The first ``HEADER_BYTES`` of the file."""
-    facts = {
-        "dtype": str(info.dtype).removeprefix("torch."),
-        "shape": list(info.shape),
-        "size_bytes": info.size_bytes,
-        "xxh3_64": info.checksum,
-        "byteorder": sys.byteorder,
-    }
-    line = json.dumps(facts).encode()
-    text = b"%s%s\n%s\n" % (_MAGIC, line, xxhash.xxh3_64_hexdigest(line).encode())
-    return text.ljust(HEADER_BYTES, b"\0")
+def encoded_header(name: str, info: TensorInfo) -> bytes:
+    """The first ``HEADER_BYTES`` of the file of tensor ``name``."""
+    texts = {"format": "pt", "accel_ops_store": _FORMAT, "xxh3_64": info.checksum, "header_xxh3_64": "0" * 16}
+    dtype, shape = info.dtype, list(info.shape)
+    if dtype not in _SAFETENSORS_NAMES or (dtype == torch.float4_e2m1fn_x2 and not shape):
+        texts["dtype"] = str(dtype).removeprefix("torch.")
+        dtype = _PARTS.get(dtype, torch.uint8)
+        shape.append(info.dtype.itemsize // dtype.itemsize)
+    elif dtype == torch.float4_e2m1fn_x2:
+        shape[-1] *= 2
+    entry = {"dtype": _SAFETENSORS_NAMES[dtype], "shape": shape, "data_offsets": [0, info.size_bytes]}
+    members = {METADATA: texts, name: entry}
+    texts["header_xxh3_64"] = xxhash.xxh3_64_hexdigest(safetensors_format.encoded(members, HEADER_BYTES))
+    return safetensors_format.encoded(members, HEADER_BYTES)
 
 
 def decoded_header(header: bytes, file_bytes: int) -> TensorInfo:
@@ -78,29 +72,18 @@ def decoded_header(header: bytes, file_bytes: int) -> TensorInfo:
     Raises:
         RecordError: it is not an intact file of a tensor; the message says why.
     """
-    if len(header) < HEADER_BYTES or not header.startswith(_MAGIC):
-        raise RecordError("it is not a file of a TensorStore, or of another version")
-    line, _, rest = header[len(_MAGIC) :].partition(b"\n")
-    if rest.rstrip(b"\0") != b"%s\n" % xxhash.xxh3_64_hexdigest(line).encode():
+    if len(header) < HEADER_BYTES or int.from_bytes(header[:LENGTH_BYTES], "little") != HEADER_BYTES - LENGTH_BYTES:
+        raise RecordError(_FOREIGN)
+    entries, texts = decoded_entries(header[LENGTH_BYTES:], file_bytes - HEADER_BYTES)
+    if len(entries) != 1 or texts.get("accel_ops_store") != _FORMAT:
+        raise RecordError(_FOREIGN)
+    (entry,) = entries
+    dtype, shape = entry.dtype, entry.shape
+    if "dtype" in texts:
+        if texts["dtype"] not in DTYPES:
+            raise RecordError(f"torch {torch.__version__} does not know its type {ascii(texts['dtype'])[:100]}")
+        dtype, shape = DTYPES[texts["dtype"]], shape[:-1]
+    info = TensorInfo(dtype, shape, entry.end, texts.get("xxh3_64", ""))
+    if encoded_header(entry.name, info) != header:
         raise RecordError("the checksum of its header does not match")
-    try:
-        facts = json.loads(line)
-    except (ValueError, RecursionError):
-        raise RecordError("its header is not a JSON object") from None
-    require(facts, _HEADER)
-    dtype = DTYPES.get(facts["dtype"])
-    if dtype is None:
-        raise RecordError(f"torch {torch.__version__} does not know its type {facts['dtype']}")
-    if facts["byteorder"] != sys.byteorder:
-        raise RecordError(
-            f"it was written by a {facts['byteorder']}-endian machine, this one is {sys.byteorder}-endian"
-        )
-    info = TensorInfo(dtype, tuple(facts["shape"]), facts["size_bytes"], facts["xxh3_64"])
-    # torch refuses a shape whose other dimensions overflow, even if one is 0.
-    if prod(filter(None, info.shape)) * dtype.itemsize >= 1 << 63:
-        raise RecordError(f"no tensor has the shape {info.shape}")
-    if info.size_bytes != prod(info.shape) * dtype.itemsize:
-        raise RecordError(f"{info.size_bytes} bytes are not a tensor of shape {info.shape} and type {facts['dtype']}")
-    if file_bytes != HEADER_BYTES + info.size_bytes:
-        raise RecordError(f"it has {file_bytes} bytes, and should have {HEADER_BYTES + info.size_bytes}")
     return info

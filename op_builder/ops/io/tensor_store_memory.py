@@ -10,6 +10,7 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.io.aio_operation import check_memory
+from op_builder.ops.io.safetensors_format import MAX_DIMENSIONS
 from op_builder.ops.io.tensor_store_format import DTYPES, TensorInfo
 from op_builder.ops.strides import is_overlapping
 
@@ -35,6 +36,8 @@ def body_to_write(tensor: torch.Tensor) -> tuple[torch.Tensor, TensorInfo]:
         raise OpArgumentError("A meta tensor has no values to store.", "Pass a tensor with memory.")
     if tensor.dtype not in DTYPES.values():
         raise OpArgumentError(f"A tensor of {tensor.dtype} cannot be stored.", "Pass x.int_repr(), or x.dequantize().")
+    if tensor.dim() > MAX_DIMENSIONS:
+        raise OpArgumentError(f"A tensor of {tensor.dim()} dimensions cannot be stored.", "Pass x.flatten().")
     info = TensorInfo(tensor.dtype, tuple(tensor.shape), tensor.numel() * tensor.itemsize, "")
     with torch.no_grad():
         values = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
@@ -71,11 +74,16 @@ def new_tensor(info: TensorInfo) -> torch.Tensor:
     if info.size_bytes < _MAPPED_FROM_BYTES:
         return torch.empty(info.shape, dtype=info.dtype, device="cpu")
     # Page-aligned, which torch's allocator is not: so the device's data needs no copy.
-    mapping = mmap.mmap(-1, info.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(new_memory(info.size_bytes), dtype=info.dtype, count=prod(info.shape)).view(info.shape)
+
+
+def new_memory(size_bytes: int) -> mmap.mmap:
+    """New memory that begins at a page; freed with the last tensor on it."""
+    mapping = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(mapping, dtype=info.dtype, count=prod(info.shape)).view(info.shape)
+    return mapping
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,17 +13,14 @@ from typing import Any
 import torch
 import xxhash
 
-from op_builder.cpu import AsyncIOBuilder
-from op_builder.ops.io.aio_handle import Handle, check_handle_arguments
+from op_builder.ops.io import file_pieces
+from op_builder.ops.io.file_pieces import Handles, Progress, memory_of, read_cached, write_plainly
 from op_builder.ops.io.tensor_store_files import explained
 from op_builder.ops.io.tensor_store_format import HEADER_BYTES
 
-Progress = Callable[[int, int], object]
-"""Called with (bytes done, bytes in all)."""
+_BLOCK_BYTES = 1 << 20  # fits a core's cache, from which the checksum then reads it
 
-DEFAULT_SETTINGS: Mapping[str, Any] = {"block_size": 1 << 20, "queue_depth": 32, "overlap_events": True}
-
-_PIECE_BYTES = 32 << 20
+_SMALL_BYTES = 64 << 10  # written through the page cache: preparing a direct write would take longer
 
 
 @dataclass(frozen=True)
@@ -53,10 +48,8 @@ class Transfers:
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        check_handle_arguments(settings)
-        self._settings = dict(settings)
+        self._handles = Handles(settings)
         self._lock = threading.Lock()
-        self._idle: list[Handle] = []
         self._owner = os.getpid()
         self.counters = StoreCounters()
 
@@ -73,39 +66,39 @@ class Transfers:
         is_write = action == "Saving"
         checksum = xxhash.xxh3_64()
         started_s = time.perf_counter()
-        arrived: torch.Tensor | None = None
-        with self._handle() as handle:
-            begin_piece = handle.async_pwrite if is_write else handle.async_pread
-            for begin in range(0, body.nbytes, _PIECE_BYTES):
-                piece = body[begin : begin + _PIECE_BYTES]
-                with explained(f"{action} {path}", path):
-                    begin_piece(piece, descriptor, HEADER_BYTES + begin)
-                    known = piece if is_write else arrived
-                    if known is not None:
-                        checksum.update(_memory(known))
-                    handle.wait()
-                arrived = piece
-                if progress is not None:
-                    progress(begin + piece.nbytes, body.nbytes)
-        if arrived is not None and not is_write:
-            checksum.update(_memory(arrived))
-        if body.nbytes == 0 and progress is not None:
-            progress(0, 0)
+        report = progress or (lambda _done, _total: None)
+        done = 0 if is_write else _read_cached(descriptor, body, checksum, report)
+        if is_write and body.nbytes <= _SMALL_BYTES:
+            memory = memory_of(body)
+            with explained(f"{action} {path}", path):
+                write_plainly(descriptor, memory, HEADER_BYTES)
+            checksum.update(memory)
+            report(body.nbytes, body.nbytes)
+        elif done < body.nbytes:
+            arrived: torch.Tensor | None = None
+            with self._handles.one() as handle:
+                begin_piece = handle.async_pwrite if is_write else handle.async_pread
+                while done < body.nbytes:
+                    piece = body[done : done + file_pieces.PIECE_BYTES]
+                    with explained(f"{action} {path}", path):
+                        begin_piece(piece, descriptor, HEADER_BYTES + done)
+                        known = piece if is_write else arrived
+                        if known is not None:
+                            checksum.update(memory_of(known))
+                        handle.wait()
+                    arrived = piece
+                    done += piece.nbytes
+                    report(done, body.nbytes)
+            if arrived is not None and not is_write:
+                checksum.update(memory_of(arrived))
+        elif body.nbytes == 0:
+            report(0, 0)
         self._count(is_write, body.nbytes, time.perf_counter() - started_s)
         return checksum.hexdigest()
 
-    @contextmanager
-    def _handle(self) -> Iterator[Handle]:
-        if self._owner != os.getpid():  # a fork has none of the threads, and the lock may be held
-            self._lock, self._idle, self._owner = threading.Lock(), [], os.getpid()
-        with self._lock:
-            handle = self._idle.pop() if self._idle else None
-        yield (handle := handle or AsyncIOBuilder().load().aio_handle(**self._settings))
-        # Not after an exception, when something may be in flight: the handle's end waits for it.
-        with self._lock:
-            self._idle.append(handle)
-
     def _count(self, is_write: bool, size_bytes: int, seconds: float) -> None:
+        if self._owner != os.getpid():  # a fork has none of the threads, and the lock may be held
+            self._lock, self._owner = threading.Lock(), os.getpid()
         with self._lock:
             c = self.counters
             if is_write:
@@ -115,6 +108,19 @@ class Transfers:
             self.counters = added
 
 
-def _memory(piece: torch.Tensor) -> Any:
-    """The bytes of a CPU tensor, not copied; valid as long as the tensor lives."""
-    return (ctypes.c_char * piece.nbytes).from_address(piece.data_ptr())
+def _read_cached(descriptor: int, body: torch.Tensor, checksum: Any, report: Progress) -> int:
+    """Fill the beginning of ``body`` as far as the page cache has it; returns how many bytes that are."""
+    memory = memory_of(body)
+    torch.autograd.graph.increment_version(body)  # as a handle does
+    block_bytes = min(_BLOCK_BYTES, file_pieces.PIECE_BYTES)
+    done = 0
+    while done < len(memory):
+        block = memory[done : done + block_bytes]
+        count = read_cached(descriptor, block, HEADER_BYTES + done)
+        checksum.update(block[:count])
+        done += count
+        if count < len(block):
+            break
+        if done % file_pieces.PIECE_BYTES == 0 or done == len(memory):
+            report(done, len(memory))
+    return done

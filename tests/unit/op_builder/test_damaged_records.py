@@ -6,9 +6,11 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import xxhash
 from torch.distributed import HashStore
 
 from accelerator.launch.output import Failure
@@ -24,6 +26,8 @@ from op_builder.load import loader, prebuilt
 from op_builder.load.prebuilt import Rejected, find_prebuilt, read_index
 from op_builder.ops.comm import hosts
 from op_builder.ops.comm.shared_memory_meeting import Meeting
+from op_builder.ops.io.safetensors_file import load_safetensors
+from op_builder.ops.io.safetensors_format import METADATA, encoded
 from op_builder.ops.io.tensor_store import TensorStore
 from op_builder.ops.io.tensor_store_format import HEADER_BYTES, TensorInfo, encoded_header
 from op_builder.system.memo import Memo
@@ -248,18 +252,19 @@ def test_a_hostile_memo_gives_a_fact_of_the_expected_form(tmp_path: Path) -> Non
 # Stored tensors -----------------------------------------------------------------------------
 
 
-def reseal(header: bytes, line: bytes) -> bytes:
-    """The header with another line, and the line's checksum."""
-    import xxhash
-
-    magic = header.partition(b"\n")[0]
-    return (b"%s\n%s\n%s\n" % (magic, line, xxhash.xxh3_64_hexdigest(line).encode())).ljust(HEADER_BYTES, b"\0")
+def sealed_header(members: dict[str, Any]) -> bytes:
+    """The header with these members, and the right checksum."""
+    texts = members.get(METADATA)
+    if isinstance(texts, dict):
+        texts["header_xxh3_64"] = "0" * 16
+        texts["header_xxh3_64"] = xxhash.xxh3_64_hexdigest(encoded(members, HEADER_BYTES))
+    return encoded(members, HEADER_BYTES)
 
 
 def test_a_damaged_header_of_a_stored_tensor_is_one_error(tmp_path: Path) -> None:
     info = TensorInfo(torch.float32, (2, 3), 24, "0" * 16)
-    header = encoded_header(info)
-    file = tmp_path / "x.tensor"
+    header = encoded_header("x", info)
+    file = tmp_path / "x.safetensors"
     with TensorStore(tmp_path) as store:
         file.write_bytes(header + bytes(24))
         assert store.info("x") == info
@@ -267,17 +272,36 @@ def test_a_damaged_header_of_a_stored_tensor_is_one_error(tmp_path: Path) -> Non
             file.write_bytes(content + bytes(24))
             with pytest.raises(DamagedTensorError):
                 store.info("x")
-        line = header.split(b"\n")[1]
-        for facts in hostile(json.loads(line), COUNT, 8):
-            file.write_bytes(reseal(header, json.dumps(facts).encode()) + bytes(24))
+        for members in hostile(json.loads(header[8:]), COUNT, 8):
+            file.write_bytes(sealed_header(members) + bytes(24))
             try:
                 found = store.info("x")
             except DamagedTensorError:
                 continue
             assert found.size_bytes == 24
-        file.write_bytes(reseal(header, b"[" * 2000) + bytes(24))
+        file.write_bytes(header[:8] + (b'{"":' * 1000).ljust(HEADER_BYTES - 8) + bytes(24))
         with pytest.raises(DamagedTensorError):
             store.info("x")
+
+
+def test_a_damaged_safetensors_file_is_one_error_or_tensors(tmp_path: Path) -> None:
+    members = {
+        METADATA: {"format": "pt"},
+        "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+        "b": {"dtype": "I64", "shape": [], "data_offsets": [24, 32]},
+    }
+    content = encoded(members, 300) + bytes(32)
+    variants = [*damaged(content, COUNT, 16), *(encoded(one, 300) + bytes(32) for one in hostile(members, COUNT, 17))]
+    loaded = 0
+    for variant in variants:
+        (tmp_path / "x").write_bytes(variant)
+        try:
+            tensors = load_safetensors(tmp_path / "x")
+        except DamagedTensorError:
+            continue
+        assert sum(tensor.nbytes for tensor in tensors.values()) <= 32
+        loaded += 1
+    assert 0 < loaded < len(variants)
 
 
 # What ranks publish -------------------------------------------------------------------------

@@ -20,9 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from op_builder import env
 from op_builder.errors import DamagedTensorError, OpArgumentError, StorageError, TensorNotFoundError
 from op_builder.ops import TensorStore
-from op_builder.ops.io import tensor_store_transfer
+from op_builder.ops.io import file_pieces
 from op_builder.ops.io.tensor_store_format import DTYPES, HEADER_BYTES
-from tests.support.files import random_bytes, raw, wait_until
+from tests.support.files import cache_only, random_bytes, raw, wait_until
 
 PIECE = 1 << 16
 PYTHON_PATH = env.child_environment(PYTHONPATH=os.pathsep.join(sys.path))
@@ -36,7 +36,7 @@ def fake_tensor() -> torch.Tensor:
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TensorStore]:
     """A store that transfers even small tensors in several pieces."""
-    monkeypatch.setattr(tensor_store_transfer, "_PIECE_BYTES", PIECE)
+    monkeypatch.setattr(file_pieces, "PIECE_BYTES", PIECE)
     with TensorStore(tmp_path / "store") as store:
         yield store
 
@@ -71,7 +71,7 @@ def test_every_size_comes_back_in_new_and_in_given_memory(store: TensorStore, si
     assert store.load("x", out) is out
     assert same(out, value)
     assert same(store.load("x"), value)
-    assert (store.directory / "x.tensor").stat().st_size == HEADER_BYTES + size
+    assert (store.directory / "x.safetensors").stat().st_size == HEADER_BYTES + size
 
 
 @pytest.mark.parametrize(
@@ -95,6 +95,17 @@ def test_tensors_are_stored_as_their_values(store: TensorStore, value: torch.Ten
     assert same(loaded, value.detach().resolve_conj().resolve_neg())
     assert not loaded.requires_grad
     assert store.info("x").shape == value.shape
+
+
+@pytest.mark.parametrize("cached_bytes", [0, HEADER_BYTES + PIECE + 5, -1], ids=["not cached", "partly", "cached"])
+def test_a_load_takes_what_the_page_cache_has(store: TensorStore, cached_bytes: int) -> None:
+    value = random_bytes(4 * PIECE + 7)
+    store.save("x", value)
+    cache_only(store.directory / "x.safetensors", cached_bytes)
+    steps: list[tuple[int, int]] = []
+    assert same(store.load("x", progress=lambda *step: steps.append(step)), value)
+    assert steps == sorted(set(steps))
+    assert steps[-1] == (value.nbytes, value.nbytes)
 
 
 def test_autograd_notices_a_load_into_a_parameter(store: TensorStore) -> None:
@@ -150,7 +161,7 @@ def test_a_name_holds_the_last_value_saved(store: TensorStore) -> None:
         last = torch.full((size,), size % 256, dtype=torch.uint8)
         store.save("x", last)
         assert same(store.load("x"), last)
-    assert os.listdir(store.directory) == ["x.tensor"]
+    assert os.listdir(store.directory) == ["x.safetensors"]
 
 
 def test_tensors_can_be_listed_and_deleted(store: TensorStore) -> None:
@@ -169,7 +180,9 @@ def test_tensors_can_be_listed_and_deleted(store: TensorStore) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "../x", "a/b", "/etc/x", ".hidden", "-x", "a\0", "a\n", "ä", "x" * 201, 3, None], ids=ascii
+    "name",
+    ["", ".", "..", "../x", "a/b", "/etc/x", ".hidden", "-x", "a\0", "a\n", "ä", "x" * 201, "__metadata__", 3, None],
+    ids=ascii,
 )
 def test_a_name_that_could_leave_the_directory_is_refused(store: TensorStore, name: object) -> None:
     for call in (
@@ -301,11 +314,11 @@ def test_importing_the_front_ends_imports_neither_torch_nor_xxhash() -> None:
 @pytest.mark.parametrize("byte", [0, 25, HEADER_BYTES, HEADER_BYTES + PIECE + 17, -1])
 def test_one_changed_bit_is_an_error_that_names_the_file(store: TensorStore, byte: int) -> None:
     store.save("x", random_bytes(2 * PIECE + 100))
-    path = store.directory / "x.tensor"
+    path = store.directory / "x.safetensors"
     content = bytearray(path.read_bytes())
     content[byte] ^= 1
     path.write_bytes(content)
-    with pytest.raises(DamagedTensorError, match=r"x\.tensor(.|\n)*Remedy: Save the tensor again") as caught:
+    with pytest.raises(DamagedTensorError, match=r"x\.safetensors(.|\n)*Remedy: Save the tensor again") as caught:
         store.load("x")
     assert caught.value.filename == str(path)
 
@@ -313,8 +326,8 @@ def test_one_changed_bit_is_an_error_that_names_the_file(store: TensorStore, byt
 @pytest.mark.parametrize("size", [0, 10, HEADER_BYTES, HEADER_BYTES + 99, HEADER_BYTES + 101])
 def test_a_file_that_was_truncated_or_grew_is_an_error(store: TensorStore, size: int) -> None:
     store.save("x", random_bytes(100))
-    os.truncate(store.directory / "x.tensor", size)
-    with pytest.raises(DamagedTensorError, match=r"x\.tensor"):
+    os.truncate(store.directory / "x.safetensors", size)
+    with pytest.raises(DamagedTensorError, match=r"x\.safetensors"):
         store.load("x")
     with pytest.raises(DamagedTensorError):
         store.info("x")
@@ -324,11 +337,11 @@ def test_a_file_that_is_truncated_while_it_is_read_is_an_error(store: TensorStor
     store.save("x", random_bytes(4 * PIECE))
 
     def cut(_done: int, _total: int) -> None:
-        os.truncate(store.directory / "x.tensor", HEADER_BYTES + PIECE)
+        os.truncate(store.directory / "x.safetensors", HEADER_BYTES + PIECE)
 
-    with pytest.raises(StorageError, match=r"Loading .*x\.tensor failed") as caught:
+    with pytest.raises(StorageError, match=r"Loading .*x\.safetensors failed") as caught:
         store.load("x", progress=cut)
-    assert caught.value.filename == str(store.directory / "x.tensor")
+    assert caught.value.filename == str(store.directory / "x.safetensors")
     store.save("x", torch.ones(3))
     assert store.load("x").sum() == 3
 
@@ -366,7 +379,7 @@ def test_an_exception_in_progress_ends_the_save_and_keeps_the_old_value(store: T
     with pytest.raises(KeyboardInterrupt):
         store.save("x", random_bytes(3 * PIECE), progress=interrupted)
     assert store.load("x").sum() == 3
-    assert os.listdir(store.directory) == ["x.tensor"]
+    assert os.listdir(store.directory) == ["x.safetensors"]
 
 
 def test_requests_for_one_name_are_done_in_their_order(tmp_path: Path) -> None:

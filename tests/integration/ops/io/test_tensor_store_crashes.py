@@ -60,7 +60,7 @@ def test_ctrl_c_ends_a_save_and_the_old_value_stays(tmp_path: Path, in_backgroun
     interrupted.set()
     # In the background it continues: Ctrl-C interrupts the thread that waits.
     assert store.load("x").sum() == (4 if in_background else 0)
-    assert os.listdir(tmp_path) == ["x.tensor"]
+    assert os.listdir(tmp_path) == ["x.safetensors"]
 
 
 # No space --------------------------------------------------------------------------------------
@@ -85,12 +85,12 @@ def test_a_full_disk_leaves_the_old_value_and_no_file(small_disk: Path) -> None:
     old = torch.arange(1000.0)
     store.save("x", old)
     with pytest.raises(
-        StorageError, match=r"Saving .*x\.tensor failed(.|\n)*Free space(.|\n)*keeps the old value"
+        StorageError, match=r"Saving .*x\.safetensors failed(.|\n)*Free space(.|\n)*keeps the old value"
     ) as caught:
         store.save("x", torch.zeros(1 << 20))
     assert caught.value.errno == errno.ENOSPC
-    assert caught.value.filename == str(small_disk / "x.tensor")
-    assert os.listdir(small_disk) == ["x.tensor"]
+    assert caught.value.filename == str(small_disk / "x.safetensors")
+    assert os.listdir(small_disk) == ["x.safetensors"]
     assert torch.equal(store.load("x"), old)
     store.save("x", old + 1)
     assert torch.equal(store.load("x"), old + 1)
@@ -103,14 +103,14 @@ def test_a_limit_of_file_sizes_leaves_the_old_value(tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
-        with pytest.raises(StorageError, match=r"x\.tensor") as caught:
+        with pytest.raises(StorageError, match=r"x\.safetensors") as caught:
             store.save("x", torch.zeros(1 << 20))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
     assert caught.value.errno == errno.EFBIG
     assert store.load("x").sum() == 3
-    assert os.listdir(tmp_path) == ["x.tensor"]
+    assert os.listdir(tmp_path) == ["x.safetensors"]
 
 
 @pytest.mark.parametrize("is_durable", [True, False])
@@ -140,10 +140,10 @@ def test_an_error_of_the_system_before_the_rename_leaves_the_old_value(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, call, fail)
-        with pytest.raises(StorageError, match=r"Saving .*x\.tensor failed(.|\n)*dmesg(.|\n)*keeps the old value"):
+        with pytest.raises(StorageError, match=r"Saving .*x\.safetensors failed(.|\n)*dmesg(.|\n)*keeps the old value"):
             store.save("x", torch.zeros(3))
     assert store.load("x").sum() == 3
-    assert os.listdir(tmp_path) == ["x.tensor"]
+    assert os.listdir(tmp_path) == ["x.safetensors"]
 
 
 def test_an_error_after_the_rename_does_not_say_that_the_old_value_is_there(

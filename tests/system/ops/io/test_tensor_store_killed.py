@@ -63,4 +63,4 @@ def test_processes_share_a_directory(tmp_path: Path) -> None:
             writer.kill()
             writer.communicate()
     # The kernel closes a killed process's io_uring, and with it the locked file, a moment after the process.
-    wait_until(lambda: TensorStore(tmp_path).names() == ["x"] and os.listdir(tmp_path) == ["x.tensor"])
+    wait_until(lambda: TensorStore(tmp_path).names() == ["x"] and os.listdir(tmp_path) == ["x.safetensors"])

@@ -1,0 +1,110 @@
+"""What reading and writing files in pieces needs: handles that are used again, and what the page cache has."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from op_builder.cpu import AsyncIOBuilder
+from op_builder.errors import StorageError
+from op_builder.ops.io.aio_handle import Handle, check_handle_arguments
+
+Progress = Callable[[int, int], object]
+"""Called with (bytes done, bytes in all)."""
+
+DEFAULT_SETTINGS: Mapping[str, Any] = {"block_size": 1 << 20, "queue_depth": 32, "overlap_events": True}
+PIECE_BYTES = 32 << 20
+
+
+class Handles:
+    """Handles of ``async_io``; concurrent transfers have one each.
+
+    Args:
+        settings: of the handles.
+
+    Raises:
+        OpArgumentError: a handle does not take them.
+    """
+
+    def __init__(self, settings: Mapping[str, Any] = DEFAULT_SETTINGS) -> None:
+        check_handle_arguments(settings)
+        self._settings = dict(settings)
+        self._reset()
+
+    @contextmanager
+    def one(self) -> Iterator[Handle]:
+        """A handle that nothing else uses meanwhile.
+
+        Raises:
+            AccelError: the op cannot be built or loaded here.
+        """
+        if self._owner != os.getpid():  # a fork has none of the threads, and the lock may be held
+            self._reset()
+        with self._lock:
+            handle = self._idle.pop() if self._idle else None
+        yield (handle := handle or AsyncIOBuilder().load().aio_handle(**self._settings))
+        # Not after an exception, when something may be in flight: the handle's end waits for it.
+        with self._lock:
+            self._idle.append(handle)
+
+    def _reset(self) -> None:
+        self._lock, self._owner = threading.Lock(), os.getpid()
+        self._idle: list[Handle] = []
+
+
+def read_cached(descriptor: int, memory: memoryview, offset: int) -> int:
+    """Fill the beginning of ``memory`` from a file, as far as the page cache has it.
+
+    Returns:
+        how many bytes that were; 0 where the system does not support the question.
+    """
+    flag = getattr(os, "RWF_NOWAIT", None)
+    done = 0
+    try:
+        while flag is not None and done < len(memory):
+            # The kernel reads ahead as much as was missing, so ask for little where little is known.
+            block = memory[done : 2 * done + mmap.PAGESIZE]
+            count = os.preadv(descriptor, [block], offset + done, flag)
+            done += count
+            if count < len(block):
+                break
+    except OSError:  # EAGAIN at the first page that is not in the cache; what is wrong with the file, a read reports
+        pass
+    return done
+
+
+def read_plainly(descriptor: int, memory: memoryview, offset: int) -> None:
+    """Fill ``memory`` from a file, without the op.
+
+    Raises:
+        StorageError: the file is too short.
+        OSError: it cannot be read.
+    """
+    done = 0
+    while done < len(memory):
+        count = os.preadv(descriptor, [memory[done:]], offset + done)
+        if count == 0:
+            end, bytes_done = offset + done, done
+            message = f"the file ends at byte {end}, and the request ends at byte {offset + len(memory)}."
+            raise StorageError(message, errno=errno.EIO, filename=descriptor, offset=end, bytes_done=bytes_done)
+        done += count
+
+
+def write_plainly(descriptor: int, memory: memoryview | bytes, offset: int) -> None:
+    """Write ``memory`` to a file, without the op; raises an OSError."""
+    done = 0
+    while done < len(memory):
+        done += os.pwrite(descriptor, memory[done:], offset + done)
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, not copied; valid as long as the tensor lives."""
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")

@@ -1,0 +1,219 @@
+"""``load_safetensors``: the tensors of anybody's safetensors file."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import stat
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from op_builder.errors import AccelError, DamagedTensorError, StorageError
+from op_builder.ops.io import file_pieces
+from op_builder.ops.io.file_pieces import Handles, Progress, memory_of, read_cached, read_plainly
+from op_builder.ops.io.safetensors_format import LENGTH_BYTES, Entry, check_byte_order, decoded_entries, header_bytes
+from op_builder.ops.io.tensor_store_files import explained
+from op_builder.ops.io.tensor_store_memory import new_memory
+from op_builder.system.records import RecordError
+
+logger = logging.getLogger(__name__)
+
+_THREADS = 4
+_SHARED_BYTES = 8 << 20  # smaller tensors have memory together: reading each would take longer than its bytes
+
+
+def load_safetensors(
+    path: str | os.PathLike[str], device: str | int | torch.device = "cpu", *, progress: Progress | None = None
+) -> dict[str, torch.Tensor]:
+    """Read all tensors of a safetensors file, whoever wrote it.
+
+    What the page cache has is copied from there. The rest is read by the op ``async_io``, past the page cache; by plain
+    reads where the op cannot be built or loaded. The file is not mapped: it may be changed or removed afterwards.
+
+    Args:
+        path: the file.
+        device: where the tensors go.
+        progress: called with (bytes done, bytes in all) in this thread; an exception in it ends the call.
+
+    Returns:
+        The tensors by their names, in the order of their bytes, with the file's types and shapes. In host memory,
+        neighbours of together at most 8 MiB share a block of memory, which is freed with the last of them.
+
+    Raises:
+        DamagedTensorError: it is not an intact safetensors file, or torch lacks a type.
+        StorageError: the file cannot be opened or read.
+        IncompatibleOpError: this machine is big-endian.
+    """
+    check_byte_order()
+    path = Path(path)
+    device = torch.device(device)
+    with _opened(path) as descriptor:
+        entries, data_begin = _read_entries(path, descriptor)
+        reader = _Reader(path, descriptor)
+        tensors: dict[str, torch.Tensor] = {}
+        waiting: deque[tuple[Future[None], _Piece]] = deque()
+        done, total = 0, entries[-1].end if entries else 0
+
+        def finish_first() -> None:
+            nonlocal done
+            future, piece = waiting.popleft()
+            future.result()
+            if piece.end == piece.run.end:
+                tensors.update((name, tensor.to(device)) for name, tensor in piece.run.tensors())
+            done += piece.end - piece.begin
+            if progress is not None and piece.end > piece.begin:
+                progress(done, total)
+
+        pool = ThreadPoolExecutor(_THREADS, "load_safetensors")
+        try:
+            for piece in _pieces(entries, data_begin):
+                waiting.append((pool.submit(reader.read, piece), piece))
+                if len(waiting) > 2 * _THREADS:  # so that a device's tensors are not all in host memory
+                    finish_first()
+            while waiting:
+                finish_first()
+        finally:
+            pool.shutdown(cancel_futures=True)
+    if reader.refusal is not None:
+        logger.warning("%s was read without async_io, perhaps slowly: %s", path, reader.refusal)
+    if progress is not None and total == 0:
+        progress(0, 0)
+    return tensors
+
+
+class _Run:
+    """Neighbours in a file, and memory for them.
+
+    The memory has the place in its page that the bytes have in the file, so that they can go there directly.
+
+    Attributes:
+        begin, end: where the bytes are in the file.
+    """
+
+    def __init__(self, entries: list[Entry], data_begin: int) -> None:
+        self._entries = entries
+        self._data_begin = data_begin
+        self.begin, self.end = data_begin + entries[0].begin, data_begin + entries[-1].end
+        self._shift = self.begin % mmap.PAGESIZE
+        self._memory = new_memory(max(1, self._shift + self.end - self.begin))
+
+    def bytes(self, begin: int, end: int) -> torch.Tensor:
+        """The memory of a part of the file, as a uint8 vector."""
+        return torch.frombuffer(
+            self._memory, dtype=torch.uint8, count=end - begin, offset=self._shift + begin - self.begin
+        )
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors with their names, in this memory unless they are not aligned there."""
+        for name, dtype, shape, begin, end in self._entries:
+            if begin == end:
+                yield name, torch.empty(shape, dtype=dtype, device="cpu")
+                continue
+            offset = self._shift + self._data_begin + begin - self.begin
+            tensor = torch.frombuffer(
+                self._memory, dtype=dtype, count=(end - begin) // dtype.itemsize, offset=offset
+            ).view(shape)
+            yield name, tensor if offset % dtype.itemsize == 0 else tensor.clone()
+
+
+class _Piece(NamedTuple):
+    """A part of a run's bytes."""
+
+    run: _Run
+    begin: int
+    end: int
+
+
+def _pieces(entries: list[Entry], data_begin: int) -> Iterator[_Piece]:
+    """All bytes of the file behind its header; a run's memory is allocated with its first piece."""
+    for together in _together(entries):
+        run = _Run(together, data_begin)
+        at = run.begin
+        while True:  # one piece even of a run without bytes
+            end = min(run.end, at + file_pieces.PIECE_BYTES)
+            yield _Piece(run, at, end)
+            if end == run.end:
+                break
+            at = end
+
+
+def _together(entries: list[Entry]) -> Iterator[list[Entry]]:
+    found: list[Entry] = []
+    for entry in entries:
+        if found and entry.end - found[0].begin > _SHARED_BYTES:
+            yield found
+            found = []
+        found.append(entry)
+    if found:
+        yield found
+
+
+class _Reader:
+    """Reads parts of a file, from several threads.
+
+    Attributes:
+        refusal: why it is done without the op; None while the op works or was not needed.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path, self._descriptor = path, descriptor
+        self._handles = Handles()
+        self.refusal: AccelError | None = None
+
+    def read(self, piece: _Piece) -> None:
+        """Fill a piece's memory."""
+        if piece.begin == piece.end:
+            return
+        memory = piece.run.bytes(piece.begin, piece.end)
+        done = read_cached(self._descriptor, memory_of(memory), piece.begin)
+        if done == memory.nbytes:
+            return
+        with explained(f"Loading {self._path}", self._path):
+            if self.refusal is None:
+                try:
+                    with self._handles.one() as handle:
+                        handle.sync_pread(memory[done:], self._descriptor, piece.begin + done)
+                        return
+                except StorageError:
+                    raise
+                except AccelError as error:
+                    self.refusal = error
+            read_plainly(self._descriptor, memory_of(memory[done:]), piece.begin + done)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    with explained(f"Opening {path}", path):
+        # Without O_NONBLOCK, opening a named pipe would wait for a process at its other end.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read_entries(path: Path, descriptor: int) -> tuple[list[Entry], int]:
+    """The tensors in the order of their bytes, and where these begin in the file."""
+    try:
+        with explained(f"Loading {path}", path):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise RecordError("it is not a regular file")
+            size = header_bytes(os.pread(descriptor, LENGTH_BYTES, 0), status.st_size)
+            header = bytearray(size)
+            read_plainly(descriptor, memoryview(header), LENGTH_BYTES)
+        data_begin = LENGTH_BYTES + size
+        return decoded_entries(header, status.st_size - data_begin)[0], data_begin
+    except RecordError as error:
+        raise DamagedTensorError(
+            f"{path} is not an intact safetensors file: {error}.",
+            "Copy or download the file again, or have its author write it again.",
+            filename=str(path),
+        ) from None

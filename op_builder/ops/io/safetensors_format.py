@@ -1,0 +1,177 @@
+"""The header of a safetensors file (https://huggingface.co/docs/safetensors).
+
+::
+
+    8 bytes        the header's length, little-endian
+    the header     a JSON object: dtype, shape and data_offsets of each tensor, texts in ``__metadata__``; blanks
+    to the end     the tensors' bytes, one tensor behind the other without a gap
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from op_builder.errors import IncompatibleOpError
+from op_builder.system.records import RecordError, is_string, mapping_of
+
+LENGTH_BYTES = 8
+METADATA = "__metadata__"
+"""The member of the header that is no tensor."""
+
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the package safetensors
+MAX_DIMENSIONS = 64
+"""Many functions of torch do not take more."""
+
+DTYPES = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F4": torch.float4_e2m1fn_x2,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+}
+"""torch's types by their names in files. An element of torch's for F4 is two of the file's."""
+
+
+class Entry(NamedTuple):
+    """One tensor of a file.
+
+    Attributes:
+        shape: as torch counts the elements.
+        begin, end: where its bytes are, counted from the end of the header.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def check_byte_order() -> None:
+    """Raise an IncompatibleOpError on a machine whose numbers have another byte order than the files."""
+    if sys.byteorder != "little":
+        raise IncompatibleOpError(
+            "safetensors files are little-endian, and this machine is not.", "Use torch.save() and torch.load() here."
+        )
+
+
+def header_bytes(length: bytes, file_bytes: int) -> int:
+    """The length of the header behind the first ``LENGTH_BYTES`` of a file.
+
+    Raises:
+        RecordError: no file of that many bytes has it.
+    """
+    size = int.from_bytes(length, "little")
+    if len(length) < LENGTH_BYTES or size > file_bytes - LENGTH_BYTES:
+        raise RecordError("it is shorter than its header")
+    if size > _MAX_HEADER_BYTES:
+        raise RecordError(f"its header has {size} bytes; {_MAX_HEADER_BYTES} are allowed")
+    return size
+
+
+def decoded_entries(header: bytes | bytearray, data_bytes: int) -> tuple[list[Entry], dict[str, str]]:
+    """The tensors that a header describes, in the order of their bytes, and its texts.
+
+    Args:
+        header: without its length.
+        data_bytes: how many bytes follow it.
+
+    Raises:
+        RecordError: it is not a valid header of such a file; the message says why.
+    """
+    if not header.startswith(b"{"):
+        raise RecordError("its header is not a JSON object")
+    try:
+        members = json.loads(header.decode(), object_pairs_hook=_unique)
+    except RecordError:
+        raise
+    except (ValueError, RecursionError):
+        raise RecordError("its header is not a JSON object") from None
+    texts = members.pop(METADATA, None) or {}
+    if not mapping_of(is_string)(texts):
+        raise RecordError(f"its {METADATA} is not an object of texts")
+    entries = sorted((_entry(name, facts) for name, facts in members.items()), key=lambda entry: entry[3:])
+    end = 0
+    for entry in entries:
+        if entry.begin != end:
+            what = "overlaps the tensor before" if entry.begin < end else f"leaves a gap of {entry.begin - end} bytes"
+            raise RecordError(f"tensor {_shown(entry.name)} {what}")
+        end = entry.end
+    if end != data_bytes:
+        raise RecordError(f"{data_bytes} bytes follow its header, and should be {end}")
+    return entries, texts
+
+
+def encoded(members: dict[str, Any], size: int) -> bytes:
+    """The first ``size`` bytes of a file, with blanks behind the header.
+
+    Args:
+        members: of the header, which must fit.
+    """
+    header_size = size - LENGTH_BYTES
+    return header_size.to_bytes(LENGTH_BYTES, "little") + json.dumps(members).encode().ljust(header_size)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise RecordError("a name is twice in its header")
+    return members
+
+
+def _entry(name: str, facts: Any) -> Entry:
+    try:
+        dtype_name, shape, offsets = facts["dtype"], facts["shape"], facts["data_offsets"]
+        numbers = (*shape, *offsets)
+        is_valid = (
+            type(dtype_name) is str
+            and type(shape) is type(offsets) is list
+            and len(offsets) == 2
+            and {int}.issuperset(map(type, numbers))
+            and min(numbers) >= 0
+            and max(numbers) < 1 << 63
+        )
+    except (KeyError, TypeError):
+        is_valid = False
+    if not is_valid:
+        raise RecordError(f"tensor {_shown(name)} has no valid dtype, shape and data_offsets")
+    dtype = DTYPES.get(dtype_name)
+    if dtype is None:
+        raise RecordError(f"torch has no type for {_shown(dtype_name)}, the type of tensor {_shown(name)}")
+    if len(shape) > MAX_DIMENSIONS:
+        raise RecordError(f"tensor {_shown(name)} has {len(shape)} dimensions; {MAX_DIMENSIONS} are allowed")
+    if dtype_name == "F4":
+        if not shape or shape[-1] % 2 != 0:
+            raise RecordError(f"the last dimension of tensor {_shown(name)}, of type F4, is odd or missing")
+        shape = [*shape[:-1], shape[-1] // 2]
+    begin, end = offsets
+    # torch refuses a shape whose other dimensions overflow, even if one is 0.
+    if 0 in shape and prod(filter(None, shape)) * dtype.itemsize >= 1 << 63:
+        raise RecordError(f"no tensor has the shape of {_shown(name)}")
+    if end - begin != prod(shape) * dtype.itemsize:
+        raise RecordError(f"tensor {_shown(name)} has {end - begin} bytes, which do not fit its type and shape")
+    return Entry(name, dtype, tuple(shape), begin, end)
+
+
+def _shown(name: str) -> str:
+    return ascii(name if len(name) <= 100 else f"{name[:100]}...")

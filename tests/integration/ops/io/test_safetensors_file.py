@@ -1,0 +1,300 @@
+"""Anybody's safetensors files, read and refused; files of a TensorStore, read by the package safetensors."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from op_builder.errors import AccelError, DamagedTensorError, IncompatibleOpError, StorageError
+from op_builder.ops import TensorStore, load_safetensors
+from op_builder.ops.io import file_pieces, safetensors_file
+from op_builder.ops.io.safetensors_format import DTYPES
+from op_builder.ops.io.tensor_store_format import DTYPES as STORED_DTYPES
+from tests.support.files import cache_only, random_bytes, raw
+
+PIECE = 1 << 16
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even small files are read in several pieces and blocks of memory."""
+    monkeypatch.setattr(file_pieces, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(safetensors_file, "_SHARED_BYTES", PIECE)
+
+
+def value_of(dtype: torch.dtype, size: int = 6) -> torch.Tensor:
+    return torch.arange(size) % 2 == 0 if dtype == torch.bool else random_bytes(size, dtype=dtype)
+
+
+def sample(path: Path) -> dict[str, torch.Tensor]:
+    """A file with tensors of every type and of sizes around those of a page, a piece and a block of memory."""
+    tensors = {name: value_of(dtype).view(2, 3) for name, dtype in DTYPES.items()}
+    for size in (0, 1, 4095, 4096, 4097, PIECE // 2, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5):
+        tensors[f"size {size}"] = random_bytes(size, seed=size)
+    tensors |= {
+        "scalar": torch.tensor(3.5),
+        "empty": torch.empty(3, 0, 2),
+        "": torch.ones(1),
+        "ä \U0001f600": torch.ones(2),
+    }
+    save_file(tensors, path)
+    return tensors
+
+
+def file_of(path: Path, header: bytes, data: bytes = b"") -> Path:
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    return path
+
+
+def tensor(shape: list[Any], begin: Any, end: Any, dtype: Any = "U8") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, one in found.items():
+        assert (one.dtype, one.shape, raw(one)) == (expected[name].dtype, expected[name].shape, raw(expected[name])), (
+            name
+        )
+
+
+# Reading ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cached_bytes", [0, 3 * PIECE, -1], ids=["not cached", "partly cached", "cached"])
+def test_every_tensor_of_a_file_is_read(tmp_path: Path, cached_bytes: int) -> None:
+    path = tmp_path / "x.safetensors"
+    tensors = sample(path)
+    cache_only(path, cached_bytes)
+    steps: list[tuple[int, int]] = []
+    found = load_safetensors(path, progress=lambda *step: steps.append(step))
+    assert_same(found, tensors)
+    assert_same(found, load_file(path))
+    total = sum(one.nbytes for one in tensors.values())
+    assert steps[-1] == (total, total)
+    assert steps == sorted(set(steps))
+    path.unlink()
+    for one in found.values():  # each has memory of its own, and may be changed
+        one.view(-1).view(torch.uint8).zero_()
+    assert sum(raw(one).count(0) for one in found.values()) == total
+
+
+@pytest.mark.parametrize("blanks", range(8))
+def test_data_may_begin_at_any_byte(tmp_path: Path, blanks: int) -> None:
+    value = random_bytes(3 * PIECE, dtype=torch.float64)
+    header = json.dumps({"x": tensor([3 * PIECE], 0, value.nbytes, "F64")}).encode() + b" " * blanks
+    found = load_safetensors(file_of(tmp_path / "x", header, raw(value)))["x"]
+    assert raw(found) == raw(value)
+    assert found.data_ptr() % 8 == 0
+
+
+@pytest.mark.parametrize("engine", ["missing", "refused"])
+def test_without_the_engine_files_are_read_with_a_warning(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise IncompatibleOpError("No compiler was found.", "Install g++.")
+
+    tensors = sample(tmp_path / "x")
+    monkeypatch.setattr(safetensors_file, "read_cached", lambda *_: 0)
+    if engine == "missing":
+        monkeypatch.setattr(file_pieces.AsyncIOBuilder, "load", fail)
+    else:
+        monkeypatch.setattr(type(file_pieces.AsyncIOBuilder().load()), "aio_handle", fail)
+    assert_same(load_safetensors(tmp_path / "x"), tensors)
+    (record,) = caplog.records
+    assert "No compiler was found" in record.getMessage()
+
+
+def test_without_rwf_nowait_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = sample(tmp_path / "x")
+    monkeypatch.delattr(os, "RWF_NOWAIT")
+    assert_same(load_safetensors(tmp_path / "x"), tensors)
+
+
+def test_tensors_go_to_the_device_and_obey_modes(tmp_path: Path) -> None:
+    sample(tmp_path / "x")
+    assert {one.device.type for one in load_safetensors(tmp_path / "x", "meta").values()} == {"meta"}
+    with torch.inference_mode(), torch.device("meta"):
+        found = load_safetensors(tmp_path / "x")
+    assert all(one.is_inference() and one.device.type == "cpu" for one in found.values())
+
+
+def test_a_file_without_tensors_is_read(tmp_path: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    save_file({}, tmp_path / "x", metadata={"format": "pt"})
+    assert load_safetensors(tmp_path / "x", progress=lambda *step: steps.append(step)) == {}
+    assert steps == [(0, 0)]
+
+
+def test_an_exception_in_progress_ends_the_load(tmp_path: Path) -> None:
+    sample(tmp_path / "x")
+
+    def interrupted(_done: int, _total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        load_safetensors(tmp_path / "x", progress=interrupted)
+
+
+# Refusing --------------------------------------------------------------------------------------
+
+HOLE = {"a": tensor([2], 0, 2), "b": tensor([2], 3, 5)}
+OVERLAP = {"a": tensor([3], 0, 3), "b": tensor([3], 2, 5)}
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (HOLE, "'b' leaves a gap of 1 bytes"),
+        (OVERLAP, "'b' overlaps"),
+        ({"a": tensor([4], 0, 4)}, "5 bytes follow its header, and should be 4"),
+        ({"a": tensor([6], 0, 6)}, "5 bytes follow its header, and should be 6"),
+        ({"a": tensor([4], 0, 5)}, "'a' has 5 bytes, which do not fit"),
+        ({"a": tensor([-5], 0, 5)}, "'a' has no valid"),
+        ({"a": tensor([5], -5, 0)}, "'a' has no valid"),
+        ({"a": tensor([5], 5, 0)}, "'a' has -5 bytes"),
+        ({"a": tensor([5.0], 0, 5)}, "'a' has no valid"),
+        ({"a": tensor([True, 5], 0, 5)}, "'a' has no valid"),
+        ({"a": tensor([5], 0, 10**400)}, "'a' has no valid"),
+        ({"a": tensor([1 << 62, 0, 1 << 62], 0, 0), "b": tensor([5], 0, 5)}, "no tensor has the shape"),
+        ({"a": tensor([1] * 65, 0, 1)}, "65 dimensions"),
+        ({"a": tensor([5, 2], 0, 5, "F6_E2M3")}, "torch has no type for 'F6_E2M3'"),
+        ({"a": tensor([10, 1], 0, 5, "F4")}, "last dimension"),
+        ({"a": tensor([5], 0, 5, ["U8"])}, "'a' has no valid"),
+        ({"a": {"dtype": "U8", "shape": [5]}}, "'a' has no valid"),
+        ({"a": [0, 5]}, "'a' has no valid"),
+        ({"x" * 5000: None}, r"'x+\.\.\.' has no valid"),
+        ({"__metadata__": {"format": 1}, "a": tensor([5], 0, 5)}, "not an object of texts"),
+        ({"__metadata__": ["format"], "a": tensor([5], 0, 5)}, "not an object of texts"),
+        (b'{"a":%s,"a":%s}' % ((json.dumps(tensor([5], 0, 5)).encode(),) * 2), "twice"),
+        (b"[]", "not a JSON object"),
+        (b' {"a":{}}', "not a JSON object"),
+        (b"", "not a JSON object"),
+        (b'{"a":', "not a JSON object"),
+        (b'{"\xff":{}}', "not a JSON object"),
+        ('{"a":{}}'.encode("utf-16"), "not a JSON object"),
+        (b'{"a":' * 100_000, "not a JSON object"),
+        (b'{"a":[' + b"9" * 100_000, "not a JSON object"),
+    ],
+    ids=lambda value: value[:24] if isinstance(value, str) else "",
+)
+def test_an_invalid_header_is_one_error_that_names_the_file(
+    tmp_path: Path, header: bytes | dict[str, Any], message: str
+) -> None:
+    content = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path = file_of(tmp_path / "x.safetensors", content, bytes(5))
+    with pytest.raises(DamagedTensorError, match=rf"x\.safetensors is not .*{message}(.|\n)*Remedy: ") as caught:
+        load_safetensors(path)
+    assert caught.value.filename == str(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "shorter than its header"),
+        (b"\x02\0\0\0\0\0\0", "shorter than its header"),
+        (b"\x03\0\0\0\0\0\0\0{}", "shorter than its header"),
+        (b"\xff" * 8 + b"{}", "shorter than its header"),
+    ],
+)
+def test_a_file_that_is_shorter_than_its_header_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(DamagedTensorError, match=message):
+        load_safetensors(tmp_path / "x")
+
+
+def test_a_huge_header_is_refused_unread(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes((1 << 28).to_bytes(8, "little"))
+    os.truncate(tmp_path / "x", 1 << 29)  # sparse
+    with pytest.raises(DamagedTensorError, match="100000000 are allowed"):
+        load_safetensors(tmp_path / "x")
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="nothing"):
+        load_safetensors(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(DamagedTensorError, match="not a regular file"):
+            load_safetensors(path)
+
+
+@pytest.mark.parametrize("has_engine", [True, False])
+def test_a_file_that_is_truncated_while_it_is_read_is_an_error(
+    tmp_path: Path, has_engine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.safetensors"
+    save_file({"x": random_bytes(100 * PIECE)}, path)
+
+    def load() -> Any:
+        raise IncompatibleOpError("No compiler was found.", "Install g++.")
+
+    if not has_engine:
+        monkeypatch.setattr(file_pieces.AsyncIOBuilder, "load", lambda _: load())
+    with pytest.raises(StorageError, match=r"Loading .*x\.safetensors failed(.|\n)*the file ends at byte") as caught:
+        load_safetensors(path, progress=lambda *_: os.truncate(path, 2 * PIECE))
+    assert caught.value.filename == str(path)
+
+
+def test_a_big_endian_machine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.byteorder", "big")
+    calls: list[Callable[[], object]] = [lambda: load_safetensors(tmp_path / "x"), lambda: TensorStore(tmp_path)]
+    for call in calls:
+        with pytest.raises(IncompatibleOpError, match="little-endian"):
+            call()
+
+
+# Files of a TensorStore ------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+@pytest.mark.parametrize("load", [load_file, load_safetensors])
+def test_stored_tensors_are_safetensors_files(tmp_path: Path, load: Callable[[Path], dict[str, torch.Tensor]]) -> None:
+    store = TensorStore(tmp_path)
+    for dtype in sorted(set(STORED_DTYPES.values()), key=str):
+        value = value_of(dtype).view(2, 3)
+        store.save("x", value)
+        path = tmp_path / "x.safetensors"
+        found = load(path)["x"]
+        assert raw(found) == raw(value), dtype
+        with safe_open(path, "pt") as file:
+            texts = file.metadata()
+        assert texts["format"] == "pt"
+        if dtype in DTYPES.values():
+            assert (found.dtype, found.shape) == (dtype, value.shape)
+        else:
+            assert texts["dtype"] == str(dtype).removeprefix("torch.")
+            assert found.shape[:2] == value.shape
+            assert found.shape[2] * found.itemsize == dtype.itemsize
+    values = {
+        "scalar": torch.tensor(1.5),
+        "empty": torch.empty(2, 0),
+        "half_byte": value_of(torch.float4_e2m1fn_x2, 1)[0],
+    }
+    for name, value in values.items():
+        store.save(name, value)
+        found = load(tmp_path / f"{name}.safetensors")[name]
+        assert raw(found) == raw(value)
+        assert store.load(name).shape == value.shape
+    value = torch.randn(4, dtype=torch.complex128)
+    store.save("complex", value)
+    assert torch.equal(torch.view_as_complex(load(tmp_path / "complex.safetensors")["complex"]), value)
+
+
+def test_a_store_refers_to_load_safetensors_for_files_of_others(tmp_path: Path) -> None:
+    store = TensorStore(tmp_path)
+    for tensors in ({"x": torch.ones(3)}, {"x": torch.ones(3), "y": torch.ones(2000)}):
+        save_file(tensors, tmp_path / "x.safetensors")
+        with pytest.raises(DamagedTensorError, match=r"load_safetensors\(\) reads any"):
+            store.load("x")
+    with pytest.raises(AccelError, match="65 dimensions"):
+        store.save("x", torch.ones([1] * 65))
