@@ -37,6 +37,9 @@ from op_builder.toolchains.jobs import job_count
 PEERS = ("deepspeed", "torch", "tvm-ffi")
 OURS = "accel-ops"
 LOAD_CPU_ADAM, LOAD_TEXT = PROGRAMS / "load_cpu_adam.py", PROGRAMS / "load_text.py"
+LOAD_PLAIN = PROGRAMS / "load_plain.py"
+# A small source may take this much longer than with torch's loader.
+PLAIN_FACTOR = 1.2
 PROCESSES = 8
 # A cold load may take this much longer than the bare commands: a quarter of a long build, else a constant.
 LONG_BUILD_S = 3.0
@@ -257,7 +260,10 @@ def measure_texts(peers: list[str], counts: Counts, directory: Path) -> list[Fig
     """Cold and warm loads of a short text: with torch/extension.h against torch, on a stable ABI against tvm-ffi."""
     variables = {"torch": "TORCH_EXTENSIONS_DIR", "tvm-ffi": "TVM_FFI_CACHE_DIR"}
     names = ["stable", "extension", *(name for name in variables if name in peers)]
-    pythons = {"tvm-ffi": _peers.peer_python(*_peers.TVM_FFI)} if "tvm-ffi" in peers else {}
+    pythons = {}
+    if "tvm-ffi" in peers:
+        names.append("exported")
+        pythons = dict.fromkeys(("exported", "tvm-ffi"), _peers.peer_python(*_peers.TVM_FFI))
     caches = {name: new_cache(directory) for name in names}
     made = 0
 
@@ -285,13 +291,39 @@ def measure_texts(peers: list[str], counts: Counts, directory: Path) -> list[Fig
     def of(peer: str, samples: dict[str, list[float]]) -> dict[str, list[float]]:
         return {peer: samples[peer]} if peer in samples else {}
 
+    exported = [
+        Figure(f"TVM FFI, {name}", samples["exported"], None, of("tvm-ffi", samples))
+        for name, samples in (("cold", cold), ("warm", warm))
+        if "exported" in samples
+    ]
     return [
         Figure("torch/extension.h, cold", cold["extension"], None, of("torch", cold)),
         Figure("... header precompiled before", precompiled["extension"], None, of("torch", cold), 2.0),
         Figure("torch/extension.h, warm", warm["extension"], 0.040, of("torch", warm)),
         Figure("Stable ABI (ours) and TVM's own, cold", cold["stable"], None, of("tvm-ffi", cold)),
         Figure("Stable ABI (ours) and TVM's own, warm", warm["stable"], None, of("tvm-ffi", warm)),
+        *exported,
     ]
+
+
+def measure_plain(counts: Counts, directory: Path) -> list[Figure]:
+    """Cold loads of files that include none of torch's headers, beside torch's loader."""
+    made = 0
+
+    def load(loader: str, kind: str) -> float:
+        nonlocal made
+        made += 1
+        place = new_cache(directory)
+        variables = {"ACCEL_CACHE_DIR": place, "TORCH_EXTENSIONS_DIR": place}
+        return run_program(LOAD_PLAIN, f"{loader}.cpp_extension", kind, f"variant{made}", **variables)["load_s"]
+
+    def figure(name: str, kind: str) -> Figure:
+        loaders = {"op_builder": lambda: load("op_builder", kind), "torch": lambda: load("torch.utils", kind)}
+        samples = interleave(loaders, counts.cold, name)
+        limit_s = PLAIN_FACTOR * statistics.median(samples["torch"])
+        return Figure(f"{name}, cold", samples["op_builder"], limit_s, {"torch": samples["torch"]})
+
+    return [figure("plain library", "library"), figure("CPython module", "module")]
 
 
 def main() -> None:
@@ -308,6 +340,8 @@ def main() -> None:
             "Cold loads and the compiler's own time": measure_builds(counts, directory),
             "load_inline": measure_texts(arguments.peers, counts, directory),
         }
+        if "torch" in arguments.peers:
+            sections["Files without torch's headers"] = measure_plain(counts, directory)
     tables = [figure_table(title, figures) for title, figures in sections.items()]
     _measure.report("jit", arguments, machine, tables, sections)
 

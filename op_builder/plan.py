@@ -43,7 +43,7 @@ class Language(enum.Enum):
     CXX = "c++"
     C = "c"
     ASSEMBLER = "assembler"
-    """Assembler text for the C preprocessor, compiled by the C++ compiler's driver."""
+    """Assembler text, which the C++ compiler's driver preprocesses if the file's suffix is ``.S``."""
     CUDA = "cuda"
     SYCL = "sycl"
     """C++ with kernels that oneAPI's compiler compiles ahead of time."""

@@ -6,6 +6,7 @@ import argparse
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Sequence
 
 from op_builder.command_line import run_main
@@ -29,19 +30,32 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     if not chosen.is_module and not os.path.exists(chosen.program):
         parser.error(f"there is no file {chosen.program}")
     torch_extensions.on()
+    torch_extensions.warn_if_not_in_children()
     sys.argv[:] = [chosen.program, *given[own:]]
     try:
         if chosen.is_module:
             sys.path[0:0] = [os.getcwd()]
             runpy.run_module(chosen.program, run_name="__main__", alter_sys=True)
         else:
-            # As Python, which follows links to the script and makes its __file__ absolute.
-            sys.path[0:0] = [os.path.dirname(os.path.realpath(chosen.program))]
+            # As Python, which follows links to the script and makes its __file__ absolute. runpy adds a directory.
+            if not os.path.isdir(chosen.program):
+                sys.path[0:0] = [os.path.dirname(os.path.realpath(chosen.program))]
             runpy.run_path(os.path.abspath(chosen.program), run_name="__main__")
-    except Exception as error:  # the program's: the command's own handling of errors is not for it
+    except Exception as error:
+        if _has_no_program(error):
+            parser.error(str(error))
+        # The program's: the command's own handling of errors is not for it.
         sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0
+
+
+def _has_no_program(error: Exception) -> bool:
+    """Whether ``runpy`` raised an error because it cannot find or read the program; no code of that is in it then."""
+    own = (globals(), vars(runpy))
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    is_own = all(any(frame.f_globals is each for each in own) for frame in frames)
+    return is_own and isinstance(error, ImportError | OSError)
 
 
 if __name__ == "__main__":

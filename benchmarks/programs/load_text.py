@@ -2,8 +2,8 @@
 
     load_text.py CONTENDER VARIANT
 
-CONTENDER is stable or extension (this project with the Stable ABI or torch/extension.h), torch or tvm-ffi. Sources of
-different variants are different ops. torch and the contender are imported before the clock starts.
+CONTENDER is stable, extension or exported (this project with the Stable ABI, torch/extension.h or TVM FFI), torch or
+tvm-ffi. Sources of different variants are different ops. torch and the contender are imported before the clock starts.
 """
 
 from __future__ import annotations
@@ -69,6 +69,12 @@ def loader(contender: str, variant: str) -> Callable[[], Any]:
         from op_builder import load_inline
 
         return lambda: load_inline("text", EXTENSION + comment, functions="add_one_")
+    if contender == "exported":
+        import tvm_ffi.cpp  # so that the clock does not include it
+
+        from op_builder import Binding, load_inline
+
+        return lambda: load_inline("text", TVM + comment, functions="add_one_", binding=Binding.TVM_FFI)
     if contender == "torch":
         from torch.utils import cpp_extension
 

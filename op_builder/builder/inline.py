@@ -99,9 +99,10 @@ def load_inline(
         cpp_sources: C++ text or texts. ``#include <torch/extension.h>`` is added before them.
         cuda_sources: CUDA text or texts; the headers of torch's types and of the CUDA runtime are added before them.
             Functions that Python calls must be declared in ``cpp_sources``.
-        functions: names of C++ functions to bind; a mapping gives their docstrings. They hold the GIL. None if the
-            text contains the binding: ``PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)``, ``TORCH_LIBRARY``,
-            ``STABLE_TORCH_LIBRARY``, ``ACCEL_OP_LIBRARY`` or a CPython module.
+        functions: names of C++ functions to bind; a mapping gives their docstrings. They hold the GIL. A name such as
+            ``space::f`` is also that of the attribute, which ``getattr()`` finds. None if the text contains the
+            binding: ``PYBIND11_MODULE(TORCH_EXTENSION_NAME, m)``, ``TORCH_LIBRARY``, ``STABLE_TORCH_LIBRARY``,
+            ``ACCEL_OP_LIBRARY`` or a CPython module.
         binding: ``Binding.STABLE`` for a text with ``ACCEL_OP_LIBRARY``: the binary then fits every torch >= 2.10 and
             every CPython, ``csrc`` of accel-ops is searched for headers, and no header of torch is added.
             ``Binding.TVM_FFI`` exports ``functions`` through apache-tvm-ffi, whose headers replace torch's.
@@ -128,13 +129,13 @@ def load_inline(
     if not isinstance(binding, Binding):
         raise ArgumentError(f"load_inline: binding is {binding!r}.", f"Use one of {', '.join(map(str, Binding))}.")
     is_stable = binding is Binding.STABLE
-    if is_stable and functions:
+    if is_stable and functions is not None:
         raise ArgumentError(
             "load_inline: functions cannot be bound with binding=Binding.STABLE.",
             "Define the ops in the text with ACCEL_OP_LIBRARY, or use Binding.TORCH.",
         )
     if no_implicit_headers is None:
-        no_implicit_headers = is_stable or (not functions and _is_light(cpp_sources))
+        no_implicit_headers = is_stable or (functions is None and _is_light(cpp_sources))
     has_headers = not no_implicit_headers
     texts = inline_texts(name, cpp_sources, cuda_sources, functions, binding=binding, has_headers=has_headers)
     cuda_file = f"{name}.cu"
@@ -173,16 +174,17 @@ def inline_texts(
     Raises:
         ArgumentError: an argument has a wrong type or value, or there is no text.
     """
-    docs = _docs(functions)
+    docs = _docs(functions, binding)
     cxx, cuda = _joined("cpp_sources", cpp_sources), _joined("cuda_sources", cuda_sources)
     if not cxx and not cuda:
         raise ArgumentError(f"load_inline: op {name!r} has no text.", "Pass cpp_sources, cuda_sources or both.")
     texts = {}
     is_tvm_ffi = binding is Binding.TVM_FFI
-    if cxx or docs:
+    if cxx or docs is not None:
         header = _TVM_FFI_HEADER if is_tvm_ffi else _CXX_HEADER
-        exports = _exports(docs) if is_tvm_ffi else _module(docs, handles_torch_errors)
-        texts[f"{name}.cpp"] = (header if has_headers else "") + cxx + exports
+        texts[f"{name}.cpp"] = (header if has_headers else "") + cxx
+        if docs is not None:
+            texts[f"{name}.cpp"] += _exports(docs) if is_tvm_ffi else _module(docs, handles_torch_errors)
     if cuda:
         header = _TVM_FFI_HEADER + _CUDA_RUNTIME if is_tvm_ffi else _CUDA_HEADER
         texts[f"{name}.cu"] = (header if has_headers else "") + cuda
@@ -194,10 +196,10 @@ def _is_light(cpp_sources: str | Sequence[str]) -> bool:
     return all(_LIGHT_HEADER.search(text) for text in _texts("cpp_sources", cpp_sources) if text.strip())
 
 
-def _docs(functions: str | Iterable[str] | Mapping[str, str] | None) -> dict[str, str]:
-    """The docstring of each function, which is its name unless another one is given."""
+def _docs(functions: str | Iterable[str] | Mapping[str, str] | None, binding: Binding) -> dict[str, str] | None:
+    """The docstring of each function, which is its name unless another one is given; None without an argument."""
     if functions is None:
-        return {}
+        return None
     if isinstance(functions, Mapping):
         docs = dict(functions)
     elif isinstance(functions, str):
@@ -206,8 +208,12 @@ def _docs(functions: str | Iterable[str] | Mapping[str, str] | None) -> dict[str
         # Sorted, because the order of a set differs between processes, and each order would be another op.
         docs = {name: name for name in sorted(text_list(functions, "load_inline: functions"))}
     for word in docs:
-        if not isinstance(word, str) or not word.isidentifier() or keyword.iskeyword(word):
-            raise ArgumentError(f"load_inline: {word!r} is not a valid name.", "Use a Python identifier.")
+        # TVM FFI makes a symbol of the name.
+        parts = [str(word)] if binding is Binding.TVM_FFI else str(word).split("::")
+        if not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
+            raise ArgumentError(
+                f"load_inline: {word!r} is not a valid name.", "Use a C++ function's name, such as 'f' or 'space::f'."
+            )
         if not isinstance(docs[word], str):
             raise ArgumentError(f"load_inline: the docstring of {word!r} is {docs[word]!r}.", "Use a string.")
     return docs
@@ -231,8 +237,6 @@ def _joined(argument: str, texts: str | Sequence[str]) -> str:
 
 
 def _module(docs: Mapping[str, str], handles_torch_errors: bool) -> str:
-    if not docs:
-        return ""
     wrapped = "torch::wrap_pybind_function({})" if handles_torch_errors else "{}"
     lines = [f'  m.def("{name}", {wrapped.format(name)}, {_literal(doc)});' for name, doc in docs.items()]
     return "\n".join(['#line 1 "functions"', "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {", *lines, "}", ""])
@@ -242,7 +246,7 @@ def _exports(docs: Mapping[str, str]) -> str:
     """Exports through TVM FFI; a docstring enters the binary only with -DTVM_FFI_DLL_EXPORT_INCLUDE_METADATA=1."""
     lines = [f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({name}, {name});" for name in docs]
     lines += [f"TVM_FFI_DLL_EXPORT_TYPED_FUNC_DOC({name}, {_literal(doc)});" for name, doc in docs.items()]
-    return "\n".join(['#line 1 "functions"', *lines, ""]) if docs else ""
+    return "\n".join(['#line 1 "functions"', *lines, ""])
 
 
 def _literal(text: str) -> str:

@@ -25,6 +25,7 @@ SUFFIXES = {
     ".CPP": Language.CXX,
     ".cp": Language.CXX,
     ".S": Language.ASSEMBLER,
+    ".s": Language.ASSEMBLER,
     ".c": Language.C,
     ".cu": Language.CUDA,
 }

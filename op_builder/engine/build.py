@@ -246,7 +246,9 @@ class _Build:
 
     def _kept_log(self, staging: Path) -> str:
         """A copy of the log that stays when the staging directory is removed."""
-        name = f"{self.plan.op}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+        # Down to the nanosecond: two builds may fail in the same second.
+        second, fraction_ns = divmod(time.time_ns(), 1_000_000_000)
+        name = f"{self.plan.op}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(second))}-{fraction_ns:09}.log"
         kept = self.cache.writable_dir(LOGS) / name
         shutil.copyfile(staging / _LOG, kept)
         return str(kept)

@@ -45,7 +45,8 @@ class CompileStep:
 
     @property
     def depfile(self) -> str:
-        return f"{self.object_name}.d"
+        # The preprocessor does not read .s, so that the assembler's list is the only one.
+        return self.assembled if self.source.path.suffix == ".s" else f"{self.object_name}.d"
 
     @property
     def assembled(self) -> str:
@@ -263,7 +264,7 @@ def _stand_ins(plan: BuildPlan, toolset: Toolset) -> dict[str, tuple[str, ...]]:
     if _links_strictly(plan, toolset):
         return {}
     names = [f"lib{library}.so" for library in _torch_libraries(plan, toolset)]
-    make = (*toolset.cxx.command, "-shared", "-nostdlib", "-x", "c++", "/dev/null")
+    make = (*toolset.cxx.command, "-shared", "-nostdlib", "-x", "assembler", "/dev/null")
     return {name: (*make, f"-Wl,-soname,{name}", "-o", name) for name in names}
 
 

@@ -73,7 +73,7 @@ def write_file(plan: BuildPlan, commands: BuildCommands, steps: Iterable[Compile
     for step in steps:
         add(step.object_name, (), step.command, f"compile {step.source.label}")
     for name, command in commands.stand_ins.items():
-        add(name, (), command, f"stand in for {name}")
+        add(name, (), command, f"prepare linking with {name}")
     objects = [step.object_name for step in commands.compile_steps]
     if commands.device_link:
         add(DEVICE_OBJECT, objects, commands.device_link, f"link {DEVICE_OBJECT}")

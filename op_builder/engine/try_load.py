@@ -1,9 +1,9 @@
 """Inspecting a built binary before it is published: what it exports, and that it loads.
 
 It is opened in a child process, so a crash while loading harms nothing else; a Python module's init function runs there
-too. A binary on the Stable ABI meets only ``libtorch_cpu``, as it will on any torch; one that needs a missing runtime
-(CUDA on a CPU build of torch) cannot be opened, and its undefined symbols are compared with the list of those that a
-loader would find.
+too. A binary on the Stable ABI meets only ``libtorch_cpu``, as it will on any torch, and one that uses no symbol of
+torch none of torch's libraries. One that needs a missing runtime (CUDA on a CPU build of torch) cannot be opened, and
+its undefined symbols are compared with the list of those that a loader would find.
 """
 
 from __future__ import annotations
@@ -105,6 +105,8 @@ _KNOWN_UNDEFINED = re.compile(
     r"|^_Z(?:T[VIST])?N?K?S[tabsiod]"  # libstdc++'s, without one because torch exports a copy of some
     r"|^(?:_ITM_\w+|__gmon_start__|__cxa_finalize|__gxx_personality_v0|__tls_get_addr|_Unwind_\w+|__dso_handle)$"
 )
+# Undefined symbols that torch cannot provide, because it has no versions: those of other libraries and of Python.
+_NOT_TORCHS = re.compile(r"@|^_?Py|^(?:_ITM_\w+|__gmon_start__|__cxa_finalize)$")
 # The address if the symbol is defined, its kind and its name; a wrapper may print other lines.
 _NM_LINE = re.compile(r"^([0-9a-fA-F]+)?[ \t]+[A-Za-z?-] (\S+)$", re.MULTILINE)
 _REGISTERS_OPS = re.compile(r"^_ZN5torch7LibraryC|torch_library_init")
@@ -192,16 +194,20 @@ def _tried(
             )
         return inspection
     libraries = needed_libraries(plan, toolset)
+    search = [library.library.parent for library in plan.libraries]
+    if all(map(_NOT_TORCHS.search, undefined)) and (artifact.parent / "libtorch.so").exists():
+        # Opening torch takes 0.4 s. The empty libraries of the build, with which it was linked, have the same names.
+        libraries = [library for library in libraries if Path(library).parent != torch.library_dir]
+        search.append(artifact.parent)
     entry = ENTRY_POINT if kind == "accel" else ""
     command = bare_command(_CHILD, entry, module, str(artifact), *libraries)
     try:
-        search = [library.library.parent for library in plan.libraries]
         _try_in_child(artifact, compiler, command, search, preloaded)
     except LoadError:
         if not module:
             raise
     else:
-        names = ", ".join(Path(name).name for name in libraries)
+        names = ", ".join(Path(name).name for name in libraries) or "no library of torch, of which it uses none"
         return Inspection(kind, (), f"loaded in a child process with {names}")
     # Its init function may need an imported torch. Importing it takes a second or two, which most modules do not
     # need.

@@ -13,6 +13,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import site
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 _MODULE = "torch.utils.cpp_extension"
 _NAMES = ("load", "load_inline")
+_START_FILE = "accel_ops.pth"  # which every Python of an environment reads when it starts
 _replaced: dict[str, Callable[..., Any]] = {}
 
 
@@ -61,6 +64,17 @@ def on_if_requested() -> None:
             on()
     except AccelError as error:  # each Python would show a traceback
         logger.warning("%s keeps its own functions: %s", _MODULE, error)
+
+
+def warn_if_not_in_children() -> None:
+    """Warn if this environment lacks the file by which child processes learn of ``ACCEL_CPP_EXTENSION``."""
+    directories = [*site.getsitepackages(), site.getusersitepackages()]
+    if not any(os.path.exists(os.path.join(directory, _START_FILE)) for directory in directories):
+        logger.warning(
+            "Child processes of the program keep torch's functions, because accel-ops is not installed in %s (%s is "
+            "missing). Install it there with pip.",
+            *(sys.prefix, _START_FILE),
+        )
 
 
 @contextmanager

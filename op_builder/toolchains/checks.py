@@ -53,8 +53,10 @@ def cxx_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
     if plan.binding.uses_torch_cxx:
         import sysconfig
 
-        flags.append(f"-I{sysconfig.get_paths()['include']}")
-        headers.insert(0, "Python.h")
+        include = sysconfig.get_paths()["include"]
+        if not Path(include, "Python.h").exists():  # to compile it takes longer than everything else here
+            flags.append(f"-I{include}")
+            headers.insert(0, "Python.h")
     text = "".join(f"#include <{name}>\n" for name in headers) + "int* probe() { return new (std::nothrow) int; }\n"
     if sys.platform == "linux" and _includes_torch(plan):
         text += f"#ifdef _LIBCPP_VERSION\n#error {_OTHER_LIBRARY}\n#endif\n"

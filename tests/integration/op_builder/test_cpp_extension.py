@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import platform
 import re
+import site
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath
@@ -58,16 +61,21 @@ def test_a_source_is_relative_to_the_current_directory_and_may_be_a_text(suffix:
 
 
 def test_sources_of_three_languages_are_linked() -> None:
+    names = ("plain", "assembled", "raw")
+    answer = "movl $2, %eax" if platform.machine() == "x86_64" else "mov w0, #2"
     sources = [
-        write("m.cpp", 'extern "C" int plain(); extern "C" int assembled();\n' + MODULE),
+        write("m.cpp", "".join(f'extern "C" int {name}();\n' for name in names) + MODULE),
         write("plain.c", "int plain(void) { int class = 5; return class; }\n"),  # no valid C++
         write(
             "assembled.S",
             "#define NAME assembled\n.globl NAME\n.text\nNAME:\n#ifdef __x86_64__\n    movl $6, %eax\n#else\n"
             '    mov w0, #6\n#endif\n    ret\n.section .note.GNU-stack,"",%progbits\n',
         ),
+        write("raw.s", f'.globl raw\n.text\nraw:\n    {answer}\n    ret\n.section .note.GNU-stack,"",%progbits\n'),
     ]
-    assert load("m", sources, extra_cflags=["-DVALUE=plain()+assembled()"]).value() == 11
+    assert load("m", sources, extra_cflags=["-DVALUE=plain()+assembled()+raw()"]).value() == 13
+    write("raw.s", Path("raw.s").read_text().replace("2", "4", 1))
+    assert load("m", sources, extra_cflags=["-DVALUE=plain()+assembled()+raw()"]).value() == 15
 
 
 @pytest.mark.parametrize(
@@ -160,6 +168,12 @@ def test_an_edited_source_is_another_build() -> None:
     assert values == [1, 2]
 
 
+def test_a_changed_text_of_the_same_name_is_loaded_each_time() -> None:
+    text = '#include <pybind11/pybind11.h>\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.attr("value") = VALUE; }'
+    loaded = [load_inline("m", text.replace("VALUE", str(n)), no_implicit_headers=True) for n in (1, 2, 3, 1)]
+    assert [module.value for module in loaded] == [1, 2, 3, 1]
+
+
 def test_a_builder_of_a_plain_library_gets_its_ctypes_object(place: Path) -> None:
     write("lib.cpp", 'extern "C" int nine() { return 9; }\n')
 
@@ -242,6 +256,14 @@ def test_a_text_of_a_wrong_type_is_named(arguments: dict[str, Any], message: str
             function(**{"name": "m", "cpp_sources": "int x;", **arguments})
 
 
+def test_functions_may_be_in_a_namespace_or_none() -> None:
+    text = "#include <pybind11/pybind11.h>\nnamespace space { int f() { return 3; } }"
+    options: dict[str, Any] = {"with_pytorch_error_handling": False, "no_implicit_headers": True}
+    assert getattr(load_inline("m", text, functions=["space::f"], **options), "space::f")() == 3
+    empty = load_inline("empty", text, functions=[], **options)
+    assert [name for name in vars(empty) if not name.startswith("__")] == []
+
+
 def test_headers_are_implicit_unless_they_are_refused() -> None:
     assert load_inline("m", MODULE, extra_cflags=["-DVALUE=4"], no_implicit_headers=True).value() == 4
 
@@ -263,7 +285,7 @@ def test_torchs_own_kinds_of_inline_texts() -> None:
         )
         assert "doubles" in bound.twice.__doc__
         registered = 'TORCH_LIBRARY(cpp_extension_test, m) { m.def("twice", &twice); }'
-        path = load_inline("registered", [twice, registered], is_python_module=False)
+        path = load_inline("registered", [twice, registered], functions="twice", is_python_module=False)
         assert Path(path).exists()
         assert torch.equal(torch.ops.cpp_extension_test.twice(torch.ones(2)), torch.full((2,), 2.0))
 
@@ -344,6 +366,51 @@ def test_classes_modules_autograd_and_warnings_work_as_from_torchs_loader() -> N
         ops.fail()
 
 
+# Ops of which the backward pass is autograd's or Python's.
+DIFFERENTIATED = """
+torch::Tensor add(torch::Tensor x, torch::Tensor y) { return x + 2 * y; }
+void backward(torch::Tensor x) { x.backward({}); }
+void backward_without_gil(torch::Tensor x) { pybind11::gil_scoped_release released; x.backward({}); }
+void warn() { TORCH_WARN("an odd ", 3); }
+TORCH_LIBRARY(cpp_extension_compound, m) { m.def("add", &add); }
+"""
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(_context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(_context: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 2
+
+
+@pytest.mark.slow
+def test_gradients_and_warnings_without_torchs_handling() -> None:
+    functions = ["add", "backward", "backward_without_gil", "warn"]
+    ops = load_inline("differentiated", DIFFERENTIATED, functions=functions, with_pytorch_error_handling=False)
+
+    class Added(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return ops.add(x, x)  # type: ignore[no-any-return]
+
+    assert torch.equal(torch.nn.Sequential(Added(), torch.nn.ReLU(), Added())(torch.ones(2)), torch.full((2,), 9.0))
+
+    x, y = (torch.rand(3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(torch.ops.cpp_extension_compound.add, (x, y))
+
+    with pytest.raises(RuntimeError, match="while holding the GIL"):
+        ops.backward(Doubled.apply(x).sum())
+    ops.backward_without_gil(Doubled.apply(x).sum())
+    assert x.grad is not None
+    assert x.grad.tolist() == [2.0] * 3
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ops.warn()  # to stderr; with torch's handling it is a warning of Python
+
+
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch has loaded its own libcudart")
 def test_a_cuda_runtime_without_a_name_for_the_linker_is_linked(place: Path) -> None:
     """As in the wheels of NVIDIA."""
@@ -361,9 +428,13 @@ def test_a_cuda_runtime_without_a_name_for_the_linker_is_linked(place: Path) -> 
     assert module.value() == 13
 
 
-def test_a_compile_error_shows_the_compilers_line() -> None:
-    with pytest.raises(CompileError, match=r"m\.cpp:2:"):
-        load("m", write("m.cpp", "\nint wrong = nothing;\n"))
+def test_a_compile_error_shows_the_compilers_line_and_each_has_its_log() -> None:
+    logs = set()
+    for _ in range(3):
+        with pytest.raises(CompileError, match=r"m\.cpp:2:") as caught:
+            load("m", write("m.cpp", "\nint wrong = nothing;\n"))
+        logs.add(caught.value.log_path)
+    assert len(logs) == 3
 
 
 def test_torchs_functions_are_replaced_and_restored(caplog: pytest.LogCaptureFixture) -> None:
@@ -443,6 +514,48 @@ def test_an_error_of_the_program_is_shown_as_from_python(error: str) -> None:
 def test_the_exit_status_is_the_programs() -> None:
     write("program.py", "import sys; sys.exit(5)")
     assert run_command("program.py").returncode == 5
-    missing = run_command("missing.py")
-    assert missing.returncode == 2
-    assert "there is no file missing.py" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (["missing.py"], "there is no file missing.py"),
+        (["directory"], "can't find '__main__' module in"),
+        (["-m", "missing"], "No module named missing"),
+        (["-m", "directory"], "No module named directory.__main__"),
+    ],
+)
+def test_a_missing_program_is_one_line(program: list[str], message: str) -> None:
+    write("directory/other.py", "")
+    done = run_command(*program)
+    assert done.returncode == 2
+    assert message in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_directory_with_a_main_module_is_a_program() -> None:
+    write("directory/__main__.py", "import other; print(other.__name__)")
+    write("directory/other.py", "")
+    done = run_command("directory")
+    assert done.stdout == "other\n", done.stderr
+
+
+def test_children_of_a_program_build_here_where_the_start_file_is_installed() -> None:
+    child = "from torch.utils.cpp_extension import load; print(load.__module__)"
+    write("program.py", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)")
+    done = run_command("program.py")
+    is_installed = "accel_ops.pth is missing" not in done.stderr
+    assert done.stdout.startswith("op_builder." if is_installed else "torch."), done.stderr
+
+
+def test_a_missing_start_file_is_one_warning(
+    place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(place)])
+    monkeypatch.setattr(site, "getusersitepackages", lambda: str(place))
+    torch_extensions.warn_if_not_in_children()
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert warning.startswith("Child processes of the program keep torch's functions")
+    write("accel_ops.pth", "")
+    torch_extensions.warn_if_not_in_children()
+    assert len(caplog.records) == 1
