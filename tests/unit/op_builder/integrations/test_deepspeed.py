@@ -168,6 +168,25 @@ def test_a_version_that_was_not_tested_is_a_warning(tmp_path: Path, device: str,
     assert f"WARNING DeepSpeed {version} was not tested with accel-ops; tested are 0.18 to 0.19." in log
 
 
+def test_the_table_of_compatible_ops_that_older_releases_keep_is_renewed(tmp_path: Path, device: str) -> None:
+    ops = tmp_path / "deepspeed" / "ops"
+    (ops / "__init__.py").write_text("__compatible_ops__ = {'found at import': True}\n")
+    listed = (
+        "class Op:\n    def is_compatible(self):\n        return True\n\n\nALL_OPS = {asked.partition('.')[0]: Op()}\n"
+    )
+    (ops / "op_builder" / "all_ops.py").write_text(LISTS + listed)
+    code = """
+        import deepspeed.ops.op_builder.all_ops
+        kept = deepspeed.ops.__compatible_ops__
+        import op_builder.integrations.deepspeed as integration
+        print(kept)
+        integration.off()
+        print(kept)
+    """
+    renewed = [f"{{'{name}': True, 'deepspeed_not_implemented': False}}" for name in ("accelerator", "deepspeed")]
+    assert run(tmp_path, code)[0] == [renewed[device != "cpu"], renewed[1]]
+
+
 def test_the_line_works_while_deepspeed_is_imported(tmp_path: Path, device: str) -> None:
     start = tmp_path / "deepspeed" / "__init__.py"
     start.write_text("import op_builder.integrations.deepspeed\n" + start.read_text())
