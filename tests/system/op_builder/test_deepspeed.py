@@ -201,9 +201,8 @@ def to_universal(python: Path, checkpoint: Path) -> str:
 
 def loads_of(python: Path, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Runs that go on from the checkpoints of ``runs``, the last one from a universal checkpoint."""
-    saved = [
-        run for run in runs if (run["stage"], run["dtype"], run.get("optimizer")) in LOADED and "zenflow" not in run
-    ]
+    kinds = [(run, (run["stage"], run["dtype"], run.get("optimizer"))) for run in runs]
+    saved = [run for run, kind in kinds if kind in LOADED and "save" in run and "zenflow" not in run]
     made = [{**run, "load": run["save"]} for run in saved]
     last = next(run for run in saved if (run["stage"], run["dtype"], run.get("optimizer")) == (1, "bf16", "cpu"))
     made.append({**last, "load": to_universal(python, Path(last["save"])), "universal": True})
