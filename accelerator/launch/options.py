@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import math
 import shlex
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,7 +17,9 @@ from accelerator.launch.processes import LEVELS
 
 FORMATS = ("text", "json", "taskset", "vllm")
 
-_EXAMPLES = """examples:
+_EPILOG = """{instead}
+
+examples:
   accel-launch --bind_cores_to_rank train.py          one rank per NUMA node, each on its own cores
   accel-launch --num_accelerators 2 --module my.train --steps 10
   accel-launch --hostfile hosts --include a:0,1@b train.py
@@ -51,10 +54,16 @@ _INSTEAD = {
     ),
 }
 
-_COUNT = _number("a whole number of at least 1", 1, math.inf)
+_AT_LEAST_ONE = _number("a whole number of at least 1, or -1 for all", 1, math.inf)
 _INDEX = _number("a whole number of at least 0", 0, math.inf)
 _PORT = _number("a port, 1 to 65535", 1, 65535)
 _SECONDS = _number("a number of seconds", 1e-3, 1e6, float)
+
+
+def _count(text: str) -> int | None:
+    """A number of hosts or ranks; None for DeepSpeed's -1, which means all."""
+    count: int | None = None if text == "-1" else _AT_LEAST_ONE(text)
+    return count
 
 
 class _Parser(argparse.ArgumentParser):
@@ -104,6 +113,12 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
+def _listed(instead: dict[str, str]) -> str:
+    """The options that are not supported, for the help."""
+    lines = [textwrap.fill(f"{name}: {text}.", 88, subsequent_indent="      ") for name, text in instead.items()]
+    return "options of DeepSpeed's command that are not supported:\n  " + "\n  ".join(lines)
+
+
 def make_parser(prog: str = "accel-launch") -> _Parser:
     """The command line."""
     parser = _Parser(
@@ -111,18 +126,18 @@ def make_parser(prog: str = "accel-launch") -> _Parser:
         usage=f"{prog} [options] script.py [its own arguments]",
         description="Start one process per accelerator or NUMA node, on one or several hosts, bound to cores.\n"
         "All options may be written with '-' instead of '_'.",
-        epilog=_EXAMPLES,
+        epilog=_EPILOG.format(instead=_listed(_INSTEAD)),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.group("ranks and hosts")
-    add("--num_accelerators", "--num_gpus", "--nproc_per_node", type=_COUNT, metavar="N",
-        help="ranks per host (default: its accelerators, or its NUMA nodes on CPUs)")  # fmt: skip
+    add("--num_accelerators", "--num_gpus", "--nproc_per_node", type=_count, metavar="N",
+        help="ranks per host (default, and -1: its accelerators, or its NUMA nodes on CPUs)")  # fmt: skip
     add("--hostfile", "-H", type=Path, metavar="FILE", help="file with a line 'name slots=N' per host")
     add("--include", "-i", metavar="HOSTS", help="use only these hosts and slots: a:0,1@b")
     add("--exclude", "-e", metavar="HOSTS", help="use all but these")
-    add("--num_nodes", "--nnodes", type=_COUNT, metavar="N",
-        help="use the first N hosts of the hostfile; without a hostfile, N hosts run this command")  # fmt: skip
+    add("--num_nodes", "--nnodes", type=_count, metavar="N",
+        help="use the first N hosts of the hostfile (-1: all); without one, N hosts run this command")  # fmt: skip
     add("--node_rank", type=_INDEX, default=0, metavar="I", help="index of this host")
     add("--no_ssh", action="store_true",
         help="every host of the hostfile runs this command, with its own --node_rank")  # fmt: skip
@@ -145,8 +160,8 @@ def make_parser(prog: str = "accel-launch") -> _Parser:
     add("--venv_script", type=Path, metavar="FILE", help="activate an environment on the other hosts (ssh)")
     add("--module", "-m", action="store_true", help="the program is a module, as for python -m")
     add("--no_python", action="store_true", help="the program is not a Python script")
-    add("--no_local_rank", "--no_ssh_check", action="store_true",
-        help="accepted from DeepSpeed's command: ranks get no --local_rank, and ssh is not tried first")  # fmt: skip
+    add("--no_local_rank", action="store_true", help="no effect: the program never gets an option --local_rank")
+    add("--no_ssh_check", action="store_true", help="no effect: ssh is never tried before the launch")
     add("--log_dir", "--enable_each_rank_log", type=Path, metavar="DIR",
         help="also write the output of each rank to files in DIR")  # fmt: skip
     add("--max_restarts", type=_INDEX, default=0, metavar="N", help="restart all ranks up to N times after a failure")

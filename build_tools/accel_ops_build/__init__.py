@@ -36,7 +36,7 @@ _WORKER = f"""{PATH_PROGRAM}
 from op_builder.prebuild import worker
 sys.exit(worker.main(*sys.argv[1:]))
 """
-# accel-ops' own, which makes ACCEL_CPP_EXTENSION work in every Python; setuptools cannot install it.
+# accel-ops' own, for what must work in every Python, such as ACCEL_CPP_EXTENSION; setuptools cannot install it.
 _STARTUP_FILE = Path("build_tools", "accel_ops.pth")
 _REPORTED = 3  # the worker's exit status after it has printed an error
 

@@ -66,6 +66,7 @@ class OpBuilder(ABC):
         self.build_for_cpu = False
         self.enable_bf16 = False
         self.error_log: str | None = None
+        self._logged: set[str] = set()
         self.given_archs: list[str] | None = None
         self.fixed_namespace: str | None = None
         if type(self).is_compatible is not OpBuilder.is_compatible:
@@ -256,9 +257,11 @@ class OpBuilder(ABC):
         return not failure
 
     def warning(self, msg: str) -> None:
-        """Log a warning about this op and keep it as the reason that the report shows."""
+        """Log a warning about this op, once for each builder, and keep it as the reason that the report shows."""
         self.error_log = str(msg)
-        logger.warning("%s: %s", self.name, msg)
+        if self.error_log not in self._logged:
+            self._logged.add(self.error_log)
+            logger.warning("%s: %s", self.name, msg)
 
     def command_exists(self, cmd: str | list[str]) -> bool:
         """Whether at least one of the commands is on PATH."""

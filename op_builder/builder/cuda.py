@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cached_property
 
 from op_builder.builder.base import OpBuilder
 from op_builder.cache.store import Cache
@@ -51,11 +50,12 @@ class CUDAOpBuilder(OpBuilder):
             return gencode_flags(self._filtered(parse_arch_list(cross_compile_archs)))
         return gencode_flags(self._target_archs())
 
-    @cached_property
-    def cuda_capability_major(self) -> int:
-        """Major compute capability of the first device; 0 without a device."""
-        capabilities = _visible_capabilities()
-        return capabilities[0][0] if capabilities else 0
+    def cuda_capability_major(self) -> int | None:
+        """Major compute capability of the first device; None before this process uses CUDA, as for DeepSpeed."""
+        import torch
+
+        is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return torch.cuda.get_device_capability(0)[0] if is_used else None
 
     def build_checks(self) -> list[CheckOutcome]:
         outcomes = super().build_checks()

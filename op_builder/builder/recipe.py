@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from op_builder import paths
 from op_builder.builder.standard import without_older_standards
-from op_builder.errors import ArgumentError
+from op_builder.errors import AccelError, ArgumentError, IncompatibleOpError
 from op_builder.plan import ENTRY_POINT, Binding, BuildPlan, ForeignLibrary, Language, Source
 from op_builder.toolchains.flags import check_words, expand_response_files
 
@@ -58,9 +58,25 @@ def make_plan(builder: OpBuilder) -> BuildPlan:
     """The plan of a builder. Compiles, probes and writes nothing.
 
     Raises:
-        SourceNotFoundError: a source or include directory does not exist.
+        SourceNotFoundError: a source does not exist.
         ArgumentError: a method returns a value of a wrong type, a source's suffix is unknown, or there are no sources.
+        IncompatibleOpError: a method of the builder raises another error, for example because a package is missing.
     """
+    try:
+        return _plan_of(builder)
+    except AccelError:
+        raise
+    except Exception as error:  # another package's builder may raise anything
+        name = error.name if isinstance(error, ImportError) else None
+        cure = "Provide what it asks for" if name is None else f"Install the package that provides {name!r}"
+        text = str(error).rstrip(".")
+        raise IncompatibleOpError(
+            f"Op '{builder.name}' cannot be built: its builder fails: {type(error).__name__}: {text}.",
+            f"{cure}, or report this to the author of {type(builder).__module__}.",
+        ) from error
+
+
+def _plan_of(builder: OpBuilder) -> BuildPlan:
     owner = type(builder)
     where = f"{owner.__qualname__}."
     check_op_name(builder.name, f"{where}name")

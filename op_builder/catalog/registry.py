@@ -168,15 +168,15 @@ def _not_here(class_name: str, package: str) -> type[OpBuilder]:
     """The builder of an op of DeepSpeed that this project does not have."""
     from op_builder.catalog.unavailable import unavailable
 
-    name = OTHERS_OPS[class_name]
-    return unavailable(
-        class_name,
-        name,
-        "an op of DeepSpeed",
-        package,
-        f"'{name}' is an op of DeepSpeed that accel-ops does not have.",
-        "Use DeepSpeed's own builder, or register an op with this builder in the entry-point group op_builder.ops.",
-    )
+    name, kind = OTHERS_OPS[class_name]
+    if class_name == "NotImplementedBuilder":
+        remedy = "Load the op that you need by its own builder, whose error gives the reason."
+    elif kind.startswith("CUDA"):
+        remedy = "Use DeepSpeed's own class on accel-ops' engine: import op_builder.integrations.deepspeed."
+    else:
+        remedy = "Register an op with this builder in the entry-point group op_builder.ops."
+    reason = f"accel-ops does not have {class_name} of DeepSpeed ({kind})."
+    return unavailable(class_name, name, "an op of DeepSpeed", package, reason, remedy)
 
 
 def _unknown(class_name: str, device: "DevicePackage", registered: "list[RegisteredPackage]") -> UnknownOpError:
@@ -184,8 +184,11 @@ def _unknown(class_name: str, device: "DevicePackage", registered: "list[Registe
 
     by_op = {cls.NAME: name for name, cls in device.classes.items()} | {op.name: op.builder for op in OPS}
     names = {*device.classes, *(op.builder for op in OPS)}.union(*(other.classes for other in registered))
-    close = difflib.get_close_matches(class_name, sorted(names), n=3, cutoff=0.5)
-    near = [by_op[class_name]] if class_name in by_op else close
+    # The common suffix would make all names similar.
+    short = {name.removesuffix("Builder"): name for name in sorted(names)}
+    wanted = class_name.removesuffix("Builder")
+    close = [wanted] if wanted in short else difflib.get_close_matches(wanted, short, n=3, cutoff=0.7)
+    near = [by_op[class_name]] if class_name in by_op else [short[name] for name in close]
     complaints = [device.complaint, *(other.complaint for other in registered)]
     return UnknownOpError(
         " ".join(filter(None, [f"Unknown op builder {class_name!r}.", *complaints])),

@@ -188,26 +188,28 @@ OPS = (
 )
 
 
+_CUDA = "CUDA code"
+
 OTHERS_OPS = {
-    "DeepCompileBuilder": "deep_compile",
-    "EvoformerAttnBuilder": "evoformer_attn",
-    "FPQuantizerBuilder": "fp_quantizer",
-    "FlashAttentionBuilder": "flash_attn",
-    "GDSBuilder": "gds",
-    "InferenceBuilder": "transformer_inference",
-    "InferenceCoreBuilder": "inference_core_ops",
-    "InferenceCutlassBuilder": "cutlass_ops",
-    "NotImplementedBuilder": "not_implemented",
-    "QuantizerBuilder": "quantizer",
-    "RaggedOpsBuilder": "ragged_device_ops",
-    "RaggedUtilsBuilder": "ragged_ops",
-    "RandomLTDBuilder": "random_ltd",
-    "SparseAttnBuilder": "sparse_attn",
-    "SpatialInferenceBuilder": "spatial_inference",
-    "StochasticTransformerBuilder": "stochastic_transformer",
-    "TransformerBuilder": "transformer",
+    "DeepCompileBuilder": ("dc", _CUDA),
+    "EvoformerAttnBuilder": ("evoformer_attn", f"{_CUDA}, needs CUTLASS"),
+    "FPQuantizerBuilder": ("fp_quantizer", _CUDA),
+    "FlashAttentionBuilder": ("flash_attn", "for XPU"),
+    "GDSBuilder": ("gds", f"{_CUDA}, NVIDIA GPUDirect Storage"),
+    "InferenceBuilder": ("transformer_inference", _CUDA),
+    "InferenceCoreBuilder": ("inference_core_ops", _CUDA),
+    "InferenceCutlassBuilder": ("cutlass_ops", f"{_CUDA}, needs deepspeed-kernels"),
+    "NotImplementedBuilder": ("not_implemented", "a place-holder for ops that a device lacks"),
+    "QuantizerBuilder": ("quantizer", _CUDA),
+    "RaggedOpsBuilder": ("ragged_device_ops", f"{_CUDA}, needs deepspeed-kernels"),
+    "RaggedUtilsBuilder": ("ragged_ops", _CUDA),
+    "RandomLTDBuilder": ("random_ltd", _CUDA),
+    "SparseAttnBuilder": ("sparse_attn", "removed in DeepSpeed 0.19"),
+    "SpatialInferenceBuilder": ("spatial_inference", _CUDA),
+    "StochasticTransformerBuilder": ("stochastic_transformer", _CUDA),
+    "TransformerBuilder": ("transformer", _CUDA),
 }
-"""Builders that DeepSpeed's interface names and this project does not have, with the names of their ops.
+"""Builders that DeepSpeed's interface names and this project does not have: the names of their ops, and what they are.
 
 They are known names on every device: DeepSpeed resolves all of them while it is imported.
 """

@@ -3,7 +3,8 @@
 ``ACCEL_DEEPSPEED=1`` does the same without a line, and is set for the processes that this one starts. On the CPU,
 DeepSpeed gets this library's accelerator and every op that this library has. On other devices it keeps its accelerator,
 and gets the ops that work in host memory where it has them, too (CPUAdam, AsyncIO and others); the ops for the device
-stay DeepSpeed's. ``off()`` undoes it.
+stay DeepSpeed's. On the CPU and CUDA, builders of ops that this library does not have are DeepSpeed's own classes, run
+by this library's engine. ``off()`` undoes it.
 
 An op that DeepSpeed has loaded before stays in use by the objects that hold it.
 """
@@ -20,9 +21,8 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
-from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeGuard
 
@@ -31,12 +31,13 @@ from torch.utils import cpp_extension
 
 from op_builder import env
 from op_builder.builder.base import OpBuilder
+from op_builder.cache.store import Cache
 from op_builder.catalog.device import current_accelerator
 from op_builder.catalog.registry import find_builder
 from op_builder.catalog.table import OPS, OTHERS_OPS, op_of
 from op_builder.catalog.unavailable import UnavailableOpBuilder
-from op_builder.errors import AccelError, UnknownOpError
-from op_builder.system.memo import Memo
+from op_builder.errors import AccelError, IncompatibleOpError, UnknownOpError
+from op_builder.plan import BuildPlan
 from op_builder.toolchains.cuda import find_cuda
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,9 @@ OLDEST, NEWEST = (0, 18), (0, 19)
 _BUILDERS = "deepspeed.ops.op_builder"
 _ENGINE_PACKAGE = "deepspeed_on_accel_ops"
 _undo: list[Callable[[], Any]] = []
+
+Find = Callable[[str], Any]
+"""Finds a builder class by its name."""
 
 
 class DeepSpeedMissingError(AccelError, ImportError):
@@ -70,15 +74,19 @@ def on() -> None:
     env.set_for_libraries({env.ACCEL_DEEPSPEED.name: "1"})
     _undo.append(lambda: env.set_for_libraries({env.ACCEL_DEEPSPEED.name: inherited}))
     try:
-        served = _serve_all(accelerator) if device == "cpu" else _serve_host_ops(theirs)
-        replaced = _replace_names(accelerator.get_accelerator(), _is_theirs, served)
+        find = _use_our_accelerator(accelerator) if device == "cpu" else _with_host_ops(theirs)
+        used = accelerator.get_accelerator()
+        if device == "cpu" or (device == "cuda" and torch.version.hip is None):
+            find = _with_engine(find)
+        _let_find(used, find)
+        replaced = _replace_names(find, _is_theirs, _is_offered)
         _renew_lists()
         if device == "cpu":
             _register_all_reduce()
     except BaseException:
         off()
         raise
-    what = "builders" if accelerator.get_accelerator() is theirs else "accelerator and builders"
+    what = "builders" if used is theirs else "accelerator and builders"
     names = ", ".join(sorted(replaced)) or "none yet; it imports these of accel-ops from now on"
     logger.info("DeepSpeed (%s) uses accel-ops; replaced %s: %s.", device, what, names)
 
@@ -89,44 +97,91 @@ def off() -> None:
         return
     while _undo:
         _undo.pop()()
-    _replace_names(_deepspeeds_accelerator().get_accelerator(), _is_ours, lambda _: True)
+    _replace_names(_deepspeeds_accelerator().get_accelerator().get_op_builder, _is_ours, lambda _: True)
     _renew_lists()
 
 
 def engine_builder(name: str) -> type[OpBuilder]:
     """DeepSpeed's own builder class, run by this library's engine: its plan, cache, locks and errors.
 
-    For ops that this library does not have: ``engine_builder("TransformerBuilder")().load()``. DeepSpeed does not use
-    these classes by itself, because ops for CUDA were never run that way on a device.
+    DeepSpeed gets these classes for ops that this library does not have; this function also gives the others, such as
+    DeepSpeed's own ``CPUAdamBuilder``.
 
     Raises:
         UnknownOpError: DeepSpeed has no such builder for CUDA devices, the CPU or all.
     """
-    if cpp_extension.CUDA_HOME is None:  # a torch without CUDA; builders pass it to os.path.join()
-        with suppress(AccelError):
-            cpp_extension.CUDA_HOME = str(find_cuda(Memo(Path(os.devnull))).home)
-    directories = list(importlib.import_module(_BUILDERS).__path__)
-    known: dict[str, type[OpBuilder]] = {}
-    for package, paths in (
-        (_ENGINE_PACKAGE, directories),
-        (f"{_ENGINE_PACKAGE}.cpu", [os.path.join(path, "cpu") for path in directories]),
-    ):
-        if package not in sys.modules:
-            # A second copy of DeepSpeed's modules, whose "from .builder import ..." finds the classes of this library.
-            copied = sys.modules[package] = ModuleType(package)
-            copied.__path__ = paths
-            sys.modules[f"{package}.builder"] = importlib.import_module("op_builder.builder")
-        for item in pkgutil.iter_modules(paths):
-            if not item.ispkg and item.name not in ("all_ops", "builder", "no_impl"):
-                module = importlib.import_module(f"{package}.{item.name}")
-                for found in vars(module).values():
-                    if _is_ours(found) and found.__module__ == module.__name__:
-                        known.setdefault(found.__name__, found)
+    known = _engine_classes()
     if name not in known:
         raise UnknownOpError(
             f"DeepSpeed has no builder {name!r} for CUDA devices or the CPU.", f"It has: {', '.join(sorted(known))}."
         )
     return known[name]
+
+
+@cache
+def _engine_classes() -> dict[str, type[OpBuilder]]:
+    """DeepSpeed's builder classes for CUDA devices and the CPU, run by the engine, by their names."""
+    # Not by import: DeepSpeed asks for its builders while it imports that package.
+    directories = [os.path.join(path, "ops", "op_builder") for path in importlib.import_module("deepspeed").__path__]
+    known: dict[str, type[OpBuilder]] = {}
+    for package, paths in (
+        (_ENGINE_PACKAGE, directories),
+        (f"{_ENGINE_PACKAGE}.cpu", [os.path.join(path, "cpu") for path in directories]),
+    ):
+        # A second copy of DeepSpeed's modules, whose "from .builder import ..." finds the classes of this library.
+        copied = sys.modules[package] = ModuleType(package)
+        copied.__path__ = paths
+        sys.modules[f"{package}.builder"] = importlib.import_module("op_builder.builder")
+        for item in pkgutil.iter_modules(paths):
+            if item.ispkg or item.name in ("all_ops", "builder", "no_impl"):
+                continue
+            try:
+                module = importlib.import_module(f"{package}.{item.name}")
+            except Exception as error:  # another release of DeepSpeed; its import must not fail
+                logger.warning("The builders of DeepSpeed's module %s stay its own: %s", item.name, error)
+                continue
+            for name, found in list(vars(module).items()):
+                if _is_ours(found) and found.__module__ == module.__name__ and name not in known:
+                    known[name] = type(name, (_OnEngine, found), {"__module__": found.__module__})
+    return known
+
+
+class _OnEngine(OpBuilder):
+    """What DeepSpeed's classes need beyond those of this library, as a base class before them."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        if cpp_extension.CUDA_HOME is None:  # a torch without CUDA; builders pass it to os.path.join()
+            with suppress(AccelError):
+                cpp_extension.CUDA_HOME = str(find_cuda(Cache().memo).home)
+                if _undo:
+                    _undo.append(partial(setattr, cpp_extension, "CUDA_HOME", None))
+        super().__init__(*arguments, **keywords)
+
+    def plan(self) -> BuildPlan:
+        try:
+            return super().plan()
+        except IncompatibleOpError as error:
+            if getattr(error.__cause__, "name", "") == "dskernels":
+                raise IncompatibleOpError(error.message, "pip install deepspeed-kernels") from error.__cause__
+            raise
+
+
+def _with_engine(find: Find) -> Find:
+    """``find`` for the ops that this library has; other builders of DeepSpeed are run by the engine."""
+
+    def find_or_run(name: str) -> Any:
+        on_engine = _engine_classes().get(name) if name in OTHERS_OPS else None
+        # An op that DS_BUILD_OPS has compiled needs no build.
+        return find(name) if on_engine is None or _is_installed(on_engine.NAME) else on_engine
+
+    return find_or_run
+
+
+def _is_installed(op: str) -> bool:
+    """Whether DeepSpeed's installation contains the op's binary."""
+    with suppress(ImportError):
+        return bool(importlib.import_module("deepspeed.git_version_info_installed").installed_ops.get(op))
+    return False
 
 
 def _deepspeeds_accelerator() -> ModuleType:
@@ -161,48 +216,52 @@ def _check_version() -> None:
         logger.warning("DeepSpeed %s was not tested with accel-ops; tested are %s.", version, tested)
 
 
-def _serve_all(module: ModuleType) -> Callable[[str], bool]:
-    """Make this library's accelerator DeepSpeed's. The result says which builders to replace."""
+def _use_our_accelerator(module: ModuleType) -> Find:
+    """Make this library's accelerator DeepSpeed's. The result finds its builders."""
     theirs = module.get_accelerator()
     ours = current_accelerator()
     if ours.device_name() != "cpu":
         logger.warning("accel-ops uses %s, DeepSpeed the CPU; its accelerator stays.", ours.device_name())
-        return _serve_host_ops(theirs)
+        return _with_host_ops(theirs)
     module.set_accelerator(ours)
     _undo.append(lambda: module.set_accelerator(theirs))
-    return lambda name: not issubclass(ours.get_op_builder(name), UnavailableOpBuilder)
+    return ours.get_op_builder
 
 
-def _serve_host_ops(theirs: Any) -> Callable[[str], bool]:
-    """Let DeepSpeed's accelerator find this library's builders of ops in host memory, where it has such builders."""
-    find = theirs.get_op_builder
+def _with_host_ops(theirs: Any) -> Find:
+    """What finds this library's builders of ops in host memory where DeepSpeed's accelerator has such, else its own."""
+    find: Find = theirs.get_op_builder
 
-    def serves(name: str) -> bool:
-        op = op_of(name)
-        own = find(name) if op is not None and op.works_anywhere else None
-        return own is not None and own.__name__ == name  # else its place-holder
+    def find_host_op(name: str) -> Any:
+        op, own = op_of(name), find(name)
+        is_place_holder = own is None or own.__name__ != name
+        is_served = op is not None and op.works_anywhere and not is_place_holder
+        return find_builder(name, "op_builder.host") if is_served else own
 
-    def get_op_builder(name: str) -> Any:
-        return find_builder(name, "op_builder.host") if serves(name) else find(name)
+    return find_host_op
+
+
+def _let_find(accelerator: Any, find: Find) -> None:
+    """Let an accelerator find builders by ``find``."""
 
     def create_op_builder(name: str) -> Any:
-        builder = get_op_builder(name)
+        builder = find(name)
         return None if builder is None else builder()
 
-    for method in (get_op_builder, create_op_builder):
-        setattr(theirs, method.__name__, method)
-        _undo.append(lambda name=method.__name__: delattr(theirs, name))  # type: ignore[misc]
-    return serves
+    for name, method in (("get_op_builder", find), ("create_op_builder", create_op_builder)):
+        setattr(accelerator, name, method)
+        _undo.append(partial(delattr, accelerator, name))
 
 
-def _replace_names(accelerator: Any, is_old: Callable[[Any], bool], serves: Callable[[str], bool]) -> set[str]:
+def _replace_names(find: Find, is_old: Callable[[Any], bool], is_wanted: Callable[[Any], bool]) -> set[str]:
     """Replace builders in the modules of DeepSpeed that have imported them, and return their names."""
+    replaced = set()
     known = {op.builder for op in OPS} | {*OTHERS_OPS}
-    found = [(module, name) for module in _modules() for name in known & {*vars(module)}]
-    replaced = {name for module, name in found if is_old(vars(module)[name]) and serves(name)}
-    for module, name in found:
-        if name in replaced and is_old(vars(module)[name]):
-            setattr(module, name, accelerator.get_op_builder(name))
+    for module in _modules():
+        for name in known & {*vars(module)}:
+            if is_old(vars(module)[name]) and is_wanted(new := find(name)):
+                setattr(module, name, new)
+                replaced.add(name)
     return replaced
 
 
@@ -212,6 +271,10 @@ def _is_theirs(value: Any) -> bool:
 
 def _is_ours(value: Any) -> TypeGuard[type[OpBuilder]]:
     return isinstance(value, type) and issubclass(value, OpBuilder)
+
+
+def _is_offered(value: Any) -> bool:
+    return _is_ours(value) and not issubclass(value, UnavailableOpBuilder)
 
 
 def _modules() -> Iterator[ModuleType]:
@@ -229,7 +292,13 @@ def _renew_lists() -> None:
         for module in _modules():
             if "ALL_OPS" in vars(module):
                 vars(module)["ALL_OPS"] = lists.ALL_OPS
-    vars(sys.modules.get("deepspeed.ops", ModuleType(""))).pop("__compatible_ops__", None)
+    ops = vars(sys.modules.get("deepspeed.ops", ModuleType("")))
+    if "__getattr__" in ops:
+        ops.pop("__compatible_ops__", None)
+    elif lists is not None and "__compatible_ops__" in ops:  # older releases make it once, when they are imported
+        ops["__compatible_ops__"].clear()
+        compatible = {name: op.is_compatible() for name, op in lists.ALL_OPS.items()}
+        ops["__compatible_ops__"].update(compatible, deepspeed_not_implemented=False)
 
 
 def _register_all_reduce() -> None:

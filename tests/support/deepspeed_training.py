@@ -99,6 +99,13 @@ def shared_memory_calls() -> list[int]:
     return calls
 
 
+def summed(dtype: torch.dtype) -> float:
+    """The first element of an all-reduce of DeepSpeed for inference, of 1 + RANK."""
+    total = torch.full((1000,), RANK + 1.0, dtype=dtype)
+    deepspeed.comm.inference_all_reduce(total)
+    return float(total[0])
+
+
 def main(how: str, runs: list[dict[str, Any]]) -> None:
     if how == "after":
         import op_builder.integrations.deepspeed  # noqa: F401
@@ -109,15 +116,19 @@ def main(how: str, runs: list[dict[str, Any]]) -> None:
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
     losses = [train(run) for run in runs]
     calls.clear()
-    total = torch.full((1000,), RANK + 1.0)
-    deepspeed.comm.inference_all_reduce(total)
     found = {
         "losses": losses,
-        "sum": total[0].item(),
+        "sums": [summed(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)],
         "accelerator": type(get_accelerator()).__module__,
         "adam": cpu_adam.CPUAdamBuilder.__module__,
         "calls": calls,
     }
+    if how != "own":
+        from op_builder.integrations.deepspeed import off
+
+        off()
+        found["sum_after_off"] = summed(torch.float32)
+        found["accelerator_after_off"] = type(get_accelerator()).__module__
     print(json.dumps(found), flush=True)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

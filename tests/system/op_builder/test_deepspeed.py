@@ -79,19 +79,25 @@ def test_an_accelerator_that_is_missing_fails_with_deepspeeds_own_error(
 
 LISTS = """
 import json
+import op_builder.integrations.deepspeed
+from deepspeed.accelerator import get_accelerator
 from deepspeed.accelerator.real_accelerator import SUPPORTED_ACCELERATOR_LIST as accelerators
 from deepspeed.ops import op_builder as theirs
-from op_builder.errors import UnknownOpError
-from op_builder.integrations.deepspeed import engine_builder
+from op_builder.errors import AccelError
 
-def is_for_cuda(name):
+def facts(name):
+    builder = get_accelerator().create_op_builder(name)
+    assert type(builder) is getattr(theirs, name), name
+    facts = [type(builder).__module__.partition(".")[0], builder.is_compatible()]
     try:
-        return isinstance(engine_builder(name).NAME, str)
-    except UnknownOpError:
-        return False
+        facts[1] or builder.load()
+    except AccelError as error:
+        assert error.message and error.remedy, name
+    return facts
 
-names = [name for name in dir(theirs) if name.endswith("Builder") and name != "OpBuilder"]
-print(json.dumps([accelerators, {name: is_for_cuda(name) for name in names}]))
+no_ops = ("FlashAttentionBuilder", "NotImplementedBuilder", "OpBuilder")
+names = [name for name in dir(theirs) if name.endswith("Builder") and name not in no_ops]
+print(json.dumps([accelerators, {name: facts(name) for name in names}]))
 """
 
 
@@ -100,11 +106,11 @@ def test_the_page_lists_what_deepspeed_has(python: Path, installed: str) -> None
     accelerators, builders = run(python, "", "-c", LISTS, **variables)
     page = (ROOT / "docs" / "porting_deepspeed.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+Builder)` \| ([^|]*[^| ]) \|", page, re.MULTILINE))
-    # Packbits is for XPU alone.
-    assert set(rows) - set(builders) == {"PackbitsBuilder", "SparseAttnBuilder"}
-    assert set(builders) <= set(rows)
-    cuda = {name for name, cell in rows.items() if "CUDA code" in cell or "NVIDIA" in cell}
-    assert all(builders[name] for name in cuda)
+    others = {"FlashAttentionBuilder", "NotImplementedBuilder", "PackbitsBuilder", "SparseAttnBuilder"}  # not for CUDA
+    assert set(rows) == {*builders, *others}
+    for name, (package, is_compatible) in builders.items():
+        assert package == ("deepspeed_on_accel_ops" if rows[name].startswith("engine: ") else "op_builder"), name
+        assert is_compatible is (package == "op_builder") or name == "CCLCommBuilder", name
     table = page[page.index("| accelerator |") :].partition("\n\n")[0]
     assert set(re.findall(r"`(\w+)`", table)) == set(accelerators)
 
@@ -195,9 +201,8 @@ def to_universal(python: Path, checkpoint: Path) -> str:
 
 def loads_of(python: Path, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Runs that go on from the checkpoints of ``runs``, the last one from a universal checkpoint."""
-    saved = [
-        run for run in runs if (run["stage"], run["dtype"], run.get("optimizer")) in LOADED and "zenflow" not in run
-    ]
+    kinds = [(run, (run["stage"], run["dtype"], run.get("optimizer"))) for run in runs]
+    saved = [run for run, kind in kinds if kind in LOADED and "save" in run and "zenflow" not in run]
     made = [{**run, "load": run["save"]} for run in saved]
     last = next(run for run in saved if (run["stage"], run["dtype"], run.get("optimizer")) == (1, "bf16", "cpu"))
     made.append({**last, "load": to_universal(python, Path(last["save"])), "universal": True})
@@ -223,8 +228,11 @@ def check_switched(ranks: list[Any]) -> None:
     """DeepSpeed used this library, and its all-reduce this library's kernel."""
     for rank in ranks:
         assert (rank["accelerator"], rank["adam"]) == ("accelerator.cpu_accelerator", "op_builder.cpu")
-        assert rank["sum"] == len(ranks) * (len(ranks) + 1) / 2
-        assert rank["calls"] == ([1000] if len(ranks) > 1 else [])
+        total = len(ranks) * (len(ranks) + 1) / 2
+        # One sum for each type on this library's kernel, and one after off() on torch's.
+        assert (rank["sums"], rank["sum_after_off"]) == ([total] * 3, total)
+        assert rank["calls"] == ([1000] * 3 if len(ranks) > 1 else [])
+        assert rank["accelerator_after_off"] == "deepspeed.accelerator.cpu_accelerator"
 
 
 def test_two_ranks_train_as_with_deepspeeds_own_ops(python: Path, installed: str, tmp_path: Path) -> None:

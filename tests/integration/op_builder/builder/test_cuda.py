@@ -344,10 +344,13 @@ def test_architecture_flags_of_the_builder_stand_alone(
     assert increment.plan().cuda_archs == (() if own else ("9.0",))
 
 
-def test_the_capability_of_no_device_is_zero(increment: IncrementBuilder) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("a CUDA device is here")
-    assert increment.cuda_capability_major == 0
+def test_the_capability_is_that_of_a_device_in_use(
+    increment: IncrementBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (8 + index, 6))
+    for is_used, major in ((False, None), (True, 8)):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda is_used=is_used: is_used)
+        assert increment.cuda_capability_major() == major
 
 
 def test_the_toolkits_version_and_its_default_architectures() -> None:

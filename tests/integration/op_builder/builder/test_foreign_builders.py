@@ -376,6 +376,10 @@ def test_a_builder_whose_methods_raise_is_reported() -> None:
     assert not builder.is_compatible()
     assert "KeyError: 'CUDA_HOME'" in (builder.error_log or "")
     assert "its builder fails: KeyError: 'CUDA_HOME'" in op_row(builder).reason
+    with pytest.raises(IncompatibleOpError, match="its builder fails: KeyError") as caught:
+        builder.load()
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert caught.value.remedy
 
 
 def test_the_base_class_has_the_helpers_of_existing_builders(vendor: Any) -> None:

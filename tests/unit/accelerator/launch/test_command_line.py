@@ -93,8 +93,8 @@ def test_the_console_script_exists() -> None:
         ("", "no script was given"),
         ("--bind_core_to_rank x.py", "unknown option --bind_core_to_rank; did you mean --bind_cores_to_rank?"),
         ("--num-accelerator=2 x.py", "unknown option --num-accelerator; did you mean --num_accelerators?"),
-        ("--num_accelerators 0 x.py", "expected a whole number of at least 1, not '0'"),
-        ("--num_nodes two x.py", "argument --num_nodes: expected a whole number of at least 1, not 'two'"),
+        ("--num_accelerators 0 x.py", "expected a whole number of at least 1, or -1 for all, not '0'"),
+        ("--num_nodes two x.py", "argument --num_nodes: expected a whole number of at least 1, or -1 for all, not"),
         ("--master_port 70000 x.py", "expected a port, 1 to 65535, not '70000'"),
         ("--grace_period nan x.py", "expected a number of seconds, not 'nan'"),
         (f"{'y' * 300}.py", "Script yyy"),  # the system refuses the name
@@ -231,6 +231,8 @@ def test_each_host_gets_a_command_by_ssh(capsys: Capture, tmp_path: Path) -> Non
         ("-H hosts --launcher mvapich", "--hostfile hosts --launcher mpich"),
         ("-H hosts --ssh_port 2222", "--hostfile hosts --launcher_args='-p 2222'"),
         ("-H hosts --no_ssh_check --no_local_rank", "--hostfile hosts"),
+        ("-H hosts --num_gpus -1 --num_nodes=-1", "--hostfile hosts"),
+        ("--num_gpus -1 --num_nodes -1", ""),
         ("-H hosts --enable_each_rank_log logs", "--hostfile hosts --log_dir logs"),
         ("--num_gpus 2 --force_multi", "--num_accelerators 2 --launcher ssh"),
         ("-H hosts --no_ssh --node_rank 1", "--num_accelerators 2 --num_nodes 2 --node_rank 1 --master_addr a"),
@@ -242,6 +244,15 @@ def test_options_of_deepspeeds_command_mean_the_same(theirs: str, ours: str, cap
         re.sub(r"[0-9a-f]{32}", "ID", dry_run(capsys, *shlex.split(options), "t.py")) for options in (theirs, ours)
     )
     assert found == expected
+
+
+def test_the_help_lists_deepspeeds_options(capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    text = capsys.readouterr().out
+    assert all(f"{option} " in text for option in ("--no_local_rank", "--no_ssh_check"))
+    unsupported = text.partition("that are not supported:")[2]
+    assert all(f"  {option}: " in unsupported for option in ("--save_pid", "--autotuning", "--elastic_training"))
 
 
 def test_an_environment_is_activated_on_other_hosts(capsys: Capture, tmp_path: Path) -> None:

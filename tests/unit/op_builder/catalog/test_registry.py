@@ -96,16 +96,18 @@ def test_an_op_that_the_device_lacks_is_reported_with_reason_and_remedy() -> Non
 @pytest.mark.parametrize("name", OTHERS_OPS)
 def test_the_names_of_deepspeeds_other_builders_are_known(name: str, package: str) -> None:
     op = find_builder(name, package)()
-    assert (type(op).__name__, op.name, op.is_compatible()) == (name, OTHERS_OPS[name], False)
-    with pytest.raises(IncompatibleOpError, match="DeepSpeed"):
+    op_name, kind = OTHERS_OPS[name]
+    assert (type(op).__name__, op.name, op.is_compatible()) == (name, op_name, False)
+    with pytest.raises(IncompatibleOpError, match=f"{name} of DeepSpeed \\({kind}") as caught:
         op.load()
+    assert caught.value.remedy
 
 
 @pytest.mark.parametrize(
     ("wrong", "near"),
     [
         ("CPUAdmaBuilder", "CPUAdamBuilder"),
-        ("FusedAdam", "FusedAdamBuilder"),
+        ("FusedAdam", "Did you mean FusedAdamBuilder?"),
         ("ShmCommBuilder", "ShareMemCommBuilder"),
         ("cpu_sgd", "CPUSGDBuilder"),
     ],
@@ -122,7 +124,7 @@ def test_an_unknown_op_suggests_the_near_one() -> None:
     assert caught.value.remedy.startswith("Did you mean cpu_adam")
 
 
-@pytest.mark.parametrize("name", ["zzz", ""])
+@pytest.mark.parametrize("name", ["zzz", "", "TallBuilder"])
 def test_a_name_without_near_matches_lists_all(name: str) -> None:
     with pytest.raises(ValueError, match="Known builders: AsyncIOBuilder") as caught:
         find_builder(name, "op_builder.cpu")

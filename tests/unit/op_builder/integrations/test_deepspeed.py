@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from tests.support.foreign_package import run_python, write_package
+from tests.support.foreign_package import ROOT, run_python, write_package
 
 ACCELERATOR = """
 from importlib import import_module
@@ -166,6 +168,25 @@ def test_a_version_that_was_not_tested_is_a_warning(tmp_path: Path, device: str,
     assert f"WARNING DeepSpeed {version} was not tested with accel-ops; tested are 0.18 to 0.19." in log
 
 
+def test_the_table_of_compatible_ops_that_older_releases_keep_is_renewed(tmp_path: Path, device: str) -> None:
+    ops = tmp_path / "deepspeed" / "ops"
+    (ops / "__init__.py").write_text("__compatible_ops__ = {'found at import': True}\n")
+    listed = (
+        "class Op:\n    def is_compatible(self):\n        return True\n\n\nALL_OPS = {asked.partition('.')[0]: Op()}\n"
+    )
+    (ops / "op_builder" / "all_ops.py").write_text(LISTS + listed)
+    code = """
+        import deepspeed.ops.op_builder.all_ops
+        kept = deepspeed.ops.__compatible_ops__
+        import op_builder.integrations.deepspeed as integration
+        print(kept)
+        integration.off()
+        print(kept)
+    """
+    renewed = [f"{{'{name}': True, 'deepspeed_not_implemented': False}}" for name in ("accelerator", "deepspeed")]
+    assert run(tmp_path, code)[0] == [renewed[device != "cpu"], renewed[1]]
+
+
 def test_the_line_works_while_deepspeed_is_imported(tmp_path: Path, device: str) -> None:
     start = tmp_path / "deepspeed" / "__init__.py"
     start.write_text("import op_builder.integrations.deepspeed\n" + start.read_text())
@@ -212,12 +233,89 @@ def test_a_builder_of_deepspeed_runs_on_the_engine(tmp_path: Path, device: str) 
     assert "It has: NarrowBuilder, WideBuilder." in done.stderr
 
 
+OTHER = """
+from .builder import CPUOpBuilder
+
+
+class TransformerBuilder(CPUOpBuilder):
+    NAME = "transformer"
+
+    def sources(self):
+        import dskernels
+
+
+class InferenceBuilder(CPUOpBuilder):
+    NAME = "installed"
+
+    def sources(self):
+        return []
+"""
+
+
+@pytest.mark.parametrize("how", ["before", "after"])
+def test_builders_that_we_do_not_have_run_on_the_engine_until_switched_off(
+    tmp_path: Path, device: str, how: str
+) -> None:
+    directory = tmp_path / "deepspeed" / "ops" / "op_builder"
+    (directory / "transformer.py").write_text(OTHER)
+    (directory / "of_another_release.py").write_text("from .builder import missing\n")
+    (tmp_path / "deepspeed" / "git_version_info_installed.py").write_text("installed_ops = {'installed': True}\n")
+    code = """
+        from deepspeed.accelerator.real_accelerator import get_accelerator
+        from deepspeed.ops import op_builder as builders
+        def show():
+            accelerator = get_accelerator()
+            found = [builders.TransformerBuilder, *map(accelerator.get_op_builder, ["TransformerBuilder"] * 2)]
+            print(*{getattr(each, "__module__", None) for each in found})
+            print(getattr(accelerator.get_op_builder("InferenceBuilder"), "__module__", None))
+        show()
+        from torch.utils import cpp_extension
+        home = cpp_extension.CUDA_HOME
+        builder = get_accelerator().create_op_builder("TransformerBuilder")
+        from op_builder.errors import IncompatibleOpError
+        print(builder.name, isinstance(builder, builders.TransformerBuilder), builder.is_compatible())
+        try:
+            builder.load()
+        except IncompatibleOpError as error:
+            print(error.message, error.remedy)
+        import op_builder.integrations.deepspeed as integration
+        integration.off()
+        show()
+        print(cpp_extension.CUDA_HOME == home)
+    """
+    line = "import op_builder.integrations.deepspeed\n"
+    begin = f"{line}import deepspeed\n" if how == "before" else f"import deepspeed.user\n{line}"
+    lines, log = run(tmp_path, begin + textwrap.dedent(code))
+    theirs = {"cpu": "op_builder.cpu", "cuda": "None"}[device]  # an installed op's class is as without the engine
+    assert lines[:2] == ["deepspeed_on_accel_ops.transformer", theirs]
+    assert lines[2] == "transformer True False"
+    assert "fails: ModuleNotFoundError: No module named 'dskernels'. pip install deepspeed-kernels" in lines[3]
+    assert lines[4:] == ["None", "None", "True"]
+    assert "WARNING The builders of DeepSpeed's module of_another_release stay its own: cannot import" in log
+
+
 def test_the_line_inside_of_deepspeeds_accelerator_is_an_error(tmp_path: Path, device: str) -> None:  # noqa: ARG001
     module = tmp_path / "deepspeed" / "accelerator" / "real_accelerator.py"
     module.write_text("import op_builder.integrations.deepspeed\n" + module.read_text())
     done = run_python("import deepspeed", tmp_path)
     assert done.returncode != 0
     assert "DeepSpeed's accelerator is being imported." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("op_builder.integrations", "accel-ops has op_builder.integrations, but {place} hides it. Start Python in"),
+        ("op_builder.missing", "No module named 'op_builder.missing'"),
+    ],
+)
+def test_a_checkout_of_deepspeed_that_hides_our_packages_is_named(tmp_path: Path, name: str, message: str) -> None:
+    place = write_package(tmp_path, "op_builder", {"all_ops.py": ""})
+    start = (ROOT / "build_tools" / "accel_ops.pth").read_text()
+    code = f"{start}sys.path.insert(0, {str(tmp_path)!r})\nimport {name}"
+    command = [sys.executable, "-S", "-c", code]  # without an editable install, which mixes the packages
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert f"ModuleNotFoundError: {message.format(place=place)}" in done.stderr
 
 
 def test_a_directory_named_deepspeed_is_an_error(tmp_path: Path) -> None:
