@@ -3,8 +3,8 @@
 ``ACCEL_DEEPSPEED=1`` does the same without a line, and is set for the processes that this one starts. On the CPU,
 DeepSpeed gets this library's accelerator and every op that this library has. On other devices it keeps its accelerator,
 and gets the ops that work in host memory where it has them, too (CPUAdam, AsyncIO and others); the ops for the device
-stay DeepSpeed's. On the CPU and CUDA, builders of ops that this library does not have are DeepSpeed's own classes, run
-by this library's engine. ``off()`` undoes it.
+stay DeepSpeed's. On the CPU, builders of ops that this library does not have are DeepSpeed's own classes, run by this
+library's engine. ``off()`` undoes it.
 
 An op that DeepSpeed has loaded before stays in use by the objects that hold it.
 """
@@ -76,7 +76,7 @@ def on() -> None:
     try:
         find = _use_our_accelerator(accelerator) if device == "cpu" else _with_host_ops(theirs)
         used = accelerator.get_accelerator()
-        if device == "cpu" or (device == "cuda" and torch.version.hip is None):
+        if device == "cpu":  # elsewhere DeepSpeed keeps its ops for the device, until ours ran there
             find = _with_engine(find)
         _let_find(used, find)
         replaced = _replace_names(find, _is_theirs, _is_offered)
