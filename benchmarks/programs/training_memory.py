@@ -2,8 +2,8 @@
 
 training_memory.py WAY LAYERS WIDTH
 
-torch uses the allocator of the C library, which returns large blocks to the system at once, so that the process's
-memory is that of its tensors.
+The C library must return large blocks to the system at once (MALLOC_MMAP_THRESHOLD_), so that the process's memory is
+that of its tensors.
 """
 
 import json

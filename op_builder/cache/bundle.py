@@ -37,7 +37,7 @@ _MACHINE_PARTS = (
     *COMPILER_PARTS,
 )
 
-_REMEDY = "Export it again, or do not use it."
+_REMEDY = "Copy the bundle again, or export it again with `accel-ops cache export`."
 # Binaries compress to a quarter; sections of zeros, to a thousandth.
 _FREE_BYTES = 64 << 20
 _MOST_EXPANSION = 100
@@ -189,7 +189,9 @@ def _read_manifest(bundle: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInf
     if binary is None or name != f"{_directory(manifest)}/{MANIFEST}" or manifest.artifact == MANIFEST:
         raise BundleError(f"{name} describes a binary that the bundle does not hold.", _REMEDY)
     if binary.file_size != manifest.size_bytes:
-        raise BundleError(f"{_place(manifest)} has {binary.file_size} bytes, not {manifest.size_bytes}.", _REMEDY)
+        raise BundleError(
+            f"{_place(manifest)} has {binary.file_size} bytes; its manifest says {manifest.size_bytes}.", _REMEDY
+        )
     return manifest
 
 

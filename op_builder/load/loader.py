@@ -197,7 +197,7 @@ def _dlopen(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        remedy = "If the message names a missing library, install it; otherwise clear the cache directory and retry."
+        remedy = "If the message names a missing library, install it. Otherwise remove the file, and load again."
         raise LoadError(f"{path} cannot be opened: {error}", _noexec_remedy(path) or remedy) from error
 
 

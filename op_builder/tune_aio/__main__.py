@@ -96,7 +96,9 @@ def _tune(options: argparse.Namespace) -> int:
         options.output.write_text(json.dumps(_portable(findings.best.settings), indent=1) + "\n")
         picture = _draw(options.output.with_suffix(".png"), findings, options.directory)
     except OSError as error:
-        raise AccelError(f"{options.output}: {error.strerror}.", "Name another --output.") from None
+        raise AccelError(
+            f"{error.filename or options.output} cannot be written: {error.strerror}.", "Pass another --output."
+        ) from None
     if options.json:
         print(json.dumps(_data(findings, refusals, size_bytes, options.output, picture), indent=1))
     else:

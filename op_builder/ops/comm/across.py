@@ -97,7 +97,8 @@ class GiveUpNote:
         """Raise a CommunicationError if a rank has left a note."""
         if note := self.read():
             raise CommunicationError(
-                f"A collective between hosts failed. {note}", "See that rank's error. The ranks need a new group."
+                f"A collective between hosts failed. {note}",
+                "Fix the error in that rank's log, then restart all ranks.",
             )
 
 

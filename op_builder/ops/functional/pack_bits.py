@@ -65,7 +65,7 @@ class PackBitsModule:
         big = _is_big(bitorder)
         require_plain("packed", packed)
         if not packed.dim():
-            raise OpArgumentError("packed has no dimension.", "Pass at least one, for example packed.reshape(1).")
+            raise OpArgumentError("packed has 0 dimensions.", "Pass at least one, for example packed.reshape(1).")
         row_bytes = packed.shape[-1]
         remedy = f"Pass a count of {8 * row_bytes - 7 if row_bytes else 0} to {8 * row_bytes}."
         columns = 8 * row_bytes if count is None else whole_number("count", count, remedy)

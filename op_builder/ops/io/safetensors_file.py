@@ -34,8 +34,9 @@ def load_safetensors(
 ) -> dict[str, torch.Tensor]:
     """Read all tensors of a safetensors file, whoever wrote it.
 
-    What the page cache has is copied from there. The rest is read by the op ``async_io``, past the page cache; by plain
-    reads where the op cannot be built or loaded. The file is not mapped: it may be changed or removed afterwards.
+    What the page cache has of the beginning of each 32 MiB is copied from there. The rest is read by the op
+    ``async_io``, past the page cache; by plain reads where the op cannot be built or loaded. The file is not mapped: it
+    may be changed or removed afterwards.
 
     Args:
         path: the file.
@@ -194,6 +195,7 @@ def _opened(path: Path) -> Iterator[int]:
         # Without O_NONBLOCK, opening a named pipe would wait for a process at its other end.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
+        os.set_blocking(descriptor, True)  # else io_uring does not wait for the disk on some file systems
         yield descriptor
     finally:
         os.close(descriptor)

@@ -239,5 +239,7 @@ def _step_or_tensors(step: Any) -> int | Tensors:
         raise OpArgumentError("step is an empty list.", "Pass one tensor for each parameter, or one for all.")
     for one in step:
         if not isinstance(one, torch.Tensor):
-            raise OpArgumentError(f"step has an item of type {type(one).__name__}.", "Pass tensors of one float32.")
+            raise OpArgumentError(
+                f"step has an item of type {type(one).__name__}.", "Pass float32 tensors with one element each."
+            )
     return step

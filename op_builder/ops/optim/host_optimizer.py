@@ -13,7 +13,8 @@ import torch
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import finite_number, step_count, untraced, whole_number
-from op_builder.ops.optim.in_backward import add_hooks, lists_of_one
+from op_builder.ops.optim.checks import place_of
+from op_builder.ops.optim.in_backward import add_hooks, lists_of_one, remove_hooks
 from op_builder.ops.optim.optimizer import NativeOptimizer
 from op_builder.ops.optim.prepared_groups import Batch
 from op_builder.ops.optim.sharding import sharding_of
@@ -40,9 +41,10 @@ class HostSettings(TypedDict, total=False):
         zero_grads: leave zeros in the gradients after a step.
         seed: of the random rounding.
         in_backward: update each parameter during ``backward()``, as soon as its gradient is complete, and free the
-            gradient, so that the gradients never exist all at once. ``step()`` then has nothing left to do. Not with
-            options that need all gradients, and not for sharded parameters. It adds up no gradients of several
-            ``backward()``, and it does not wait for DistributedDataParallel's all-reduce.
+            gradient, so that the gradients never exist all at once. ``step()`` then updates only parameters that had
+            no hook. Not with options that need all gradients, and not for sharded parameters. Gradients of several
+            ``backward()`` calls do not accumulate. After an error in ``backward()`` the parameters updated so far
+            stay updated.
     """
 
     maximize: bool
@@ -88,12 +90,8 @@ class HostOptimizer(NativeOptimizer):
         self.zero_grads = bool(settings.get("zero_grads", False))
         self.seed = whole_number("seed", settings.get("seed", 0))
         self.in_backward = bool(settings.get("in_backward", False))
-        if self.in_backward and (max_grad_norm is not None or self.zero_grads):
-            name = "zero_grads" if max_grad_norm is None else "max_grad_norm"
-            raise OpArgumentError(
-                f"in_backward frees each gradient at once, but {name} needs all of them.",
-                f"Leave out {name} or in_backward.",
-            )
+        if self.in_backward:
+            self._require_no_whole()
         options |= {"maximize": settings.get("maximize", False), "states": settings.get("states", "float32")}
         self._hooks = []
         try:
@@ -129,8 +127,7 @@ class HostOptimizer(NativeOptimizer):
 
     def remove_hooks(self) -> None:
         """Stop the updates of ``in_backward``; ``step()`` updates all parameters from now on."""
-        while self._hooks:
-            self._hooks.pop().remove()
+        remove_hooks(self, self._hooks)
         self.in_backward = False
 
     @overload
@@ -196,22 +193,38 @@ class HostOptimizer(NativeOptimizer):
             seed=self.seed,
         )
 
-    def update_one(self, param: torch.Tensor, group: dict[str, Any], place: str, number: int) -> None:
-        """Update one parameter of a group, for ``in_backward``.
-
-        Args:
-            place: what to call it.
-            number: what its random bits depend on.
+    def _require_no_whole(self) -> None:
+        """Reject what needs all gradients at once.
 
         Raises:
-            OpArgumentError: it, its gradient or an option of the group does not fit; nothing was changed.
+            OpArgumentError: such an option is set.
         """
+        for name in ("max_grad_norm", "zero_grads"):
+            if getattr(self, name) not in (None, False):
+                raise OpArgumentError(
+                    f"in_backward frees each gradient at once, but {name} needs all of them.",
+                    f"Leave out {name} or in_backward.",
+                )
+
+    def update_one(self, param: torch.Tensor, group_index: int, index: int) -> None:
+        """Update one parameter of a group, for ``in_backward``.
+
+        Raises:
+            OpArgumentError: it, its gradient or an option of the group does not fit; it was not changed.
+        """
+        self._require_no_whole()
+        group, place = self.param_groups[group_index], place_of(group_index, index, param)
         self._check_group(group)
         self.check_tensors(param, place, group)
+        assert param.grad is not None
         state, op = self.state_of(param, group), self.native_of(group)
-        lists = lists_of_one(param, state, self.names_of(group), self._groups.copies_of([param]), number)
+        copies = self._groups.copies_of([param])
+        # As in a step of all groups, so that random rounding gives the same bits.
+        number = (group_index << 32) + index
+        lists = lists_of_one(param, param.grad, state, self.names_of(group), copies, number)
         step = int(step_count(f"The state of {place}", state["step"])) + 1
-        op.update_list(lists, step, self._option_values(group, op), self._pass(group))
+        with Batch(group, group_index, op, indices=[index], params=[param]).named_errors():
+            op.update_list(lists, step, self._option_values(group, op), self._pass(group))
         state["step"] += 1
         self._steps_done(group, [state["step"]])
 

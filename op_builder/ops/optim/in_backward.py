@@ -1,19 +1,22 @@
-"""Updates during ``backward()``: of each parameter as soon as its gradient is complete, so that few gradients exist.
+"""Update each parameter during ``backward()``, as soon as its gradient is complete, and free the gradient.
 
-torch calls a hook when it has accumulated the gradient of a parameter; the hook updates that parameter alone and frees
-the gradient.
+torch calls a hook when it has accumulated the gradient of a parameter; the hook updates that parameter alone.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from op_builder.errors import OpArgumentError
+from op_builder.ops.arguments import untraced
 from op_builder.ops.optim.checks import place_of
 from op_builder.ops.optim.sharding import is_dtensor, is_flat
 from op_builder.ops.optim.tensor_lists import TensorLists
@@ -21,8 +24,10 @@ from op_builder.ops.optim.tensor_lists import TensorLists
 if TYPE_CHECKING:
     from op_builder.ops.optim.host_optimizer import HostOptimizer
 
-
 logger = logging.getLogger(__name__)
+
+_hooks: MutableMapping[torch.Tensor, _UpdateOne] = WeakIdKeyDictionary()
+"""The hook that updates a parameter; one whose optimizer is gone stays until another takes its place."""
 
 
 class _UpdateOne:
@@ -32,22 +37,50 @@ class _UpdateOne:
 
     def __init__(self, optimizer: HostOptimizer, group_index: int, index: int) -> None:
         self.optimizer = weakref.ref(optimizer)
-        self._group_index = group_index
-        self._index = index
+        self._place = group_index, index
 
+    @untraced
     def __call__(self, param: torch.Tensor) -> None:
-        place = place_of(self._group_index, self._index, param)
+        if _hooks.get(param) is not self or param.grad is None:  # another hook may have used it
+            return
         optimizer = self.optimizer()
         if optimizer is None:
             raise OpArgumentError(
-                f"The optimizer that updates {place} during backward() no longer exists.",
+                f"The optimizer that updates {place_of(*self._place, param)} during backward() no longer exists.",
                 "Keep a reference to it while you train, or call its remove_hooks() before you drop it.",
             )
-        # As in a step of all groups, so that random rounding gives the same bits.
-        number = (self._group_index << 32) + self._index
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            _warn_of_ranks(torch.distributed.get_world_size())
+        self._place = _found(optimizer, param, *self._place)
         with torch.no_grad():
-            optimizer.update_one(param, optimizer.param_groups[self._group_index], place, number)
+            optimizer.update_one(param, *self._place)
         param.grad = None
+
+
+@functools.cache
+def _warn_of_ranks(count: int) -> None:
+    if count > 1:
+        logger.warning(
+            "in_backward applies this rank's gradients before DistributedDataParallel averages them, so the parameters "
+            "of the ranks diverge. With DistributedDataParallel, leave out in_backward."
+        )
+
+
+def _found(optimizer: HostOptimizer, param: torch.Tensor, group_index: int, index: int) -> tuple[int, int]:
+    """Where a parameter is now: groups may be removed and reordered."""
+    groups = optimizer.param_groups
+    if group_index < len(groups):
+        params = groups[group_index]["params"]
+        if index < len(params) and params[index] is param:
+            return group_index, index
+    for group_index, group in enumerate(groups):
+        for index, other in enumerate(group["params"]):
+            if other is param:
+                return group_index, index
+    raise OpArgumentError(
+        f"A parameter of shape {tuple(param.shape)} is no longer in the optimizer that updates it during backward().",
+        "Call remove_hooks() of the optimizer before you remove parameters, and create it again.",
+    )
 
 
 def add_hooks(optimizer: HostOptimizer, group_index: int) -> list[Any]:
@@ -56,18 +89,9 @@ def add_hooks(optimizer: HostOptimizer, group_index: int) -> list[Any]:
     A parameter that requires no gradient gets no hook: ``step()`` updates it, should it have a gradient later.
 
     Raises:
-        OpArgumentError: a parameter is sharded, or another optimizer has such hooks.
+        OpArgumentError: a parameter is sharded, shares memory with another, or another optimizer updates it so.
     """
     params = optimizer.param_groups[group_index]["params"]
-    if (
-        torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-    ):
-        logger.warning(
-            "in_backward updates each parameter with the gradient of this rank alone: DistributedDataParallel "
-            "averages gradients only after that."
-        )
     for index, param in enumerate(params):
         place = place_of(group_index, index, param)
         if is_dtensor(param) or is_flat(param):
@@ -76,24 +100,46 @@ def add_hooks(optimizer: HostOptimizer, group_index: int) -> list[Any]:
                 "ranks only after it was accumulated.",
                 "Create the optimizer without in_backward.",
             )
-        hooks: dict[int, Any] = getattr(param, "_post_accumulate_grad_hooks", None) or {}
-        for number, hook in list(hooks.items()):
-            if isinstance(hook, _UpdateOne):
-                if hook.optimizer() is not None:
-                    raise OpArgumentError(
-                        f"Another optimizer already updates {place} during backward().",
-                        "Call remove_hooks() of that optimizer first.",
-                    )
-                del hooks[number]
-    return [
-        param.register_post_accumulate_grad_hook(_UpdateOne(optimizer, group_index, index))
-        for index, param in enumerate(params)
-        if param.requires_grad
-    ]
+        if param in _hooks and _hooks[param].optimizer() not in (None, optimizer):
+            raise OpArgumentError(
+                f"Another optimizer already updates {place} during backward().",
+                "Call remove_hooks() of that optimizer first.",
+            )
+    _require_apart(param for group in optimizer.param_groups for param in group["params"])
+    handles = []
+    for index, param in enumerate(params):
+        if param.requires_grad:
+            _hooks[param] = hook = _UpdateOne(optimizer, group_index, index)
+            handles.append(param.register_post_accumulate_grad_hook(hook))
+    return handles
+
+
+def remove_hooks(optimizer: HostOptimizer, handles: list[Any]) -> None:
+    """Undo :func:`add_hooks`; empties ``handles``."""
+    while handles:
+        handles.pop().remove()
+    for param in [param for param, hook in _hooks.items() if hook.optimizer() is optimizer]:
+        del _hooks[param]
+
+
+def _require_apart(params: Iterable[torch.Tensor]) -> None:
+    """Reject parameters that two hooks would update.
+
+    Raises:
+        OpArgumentError: one is given twice, or shares memory with another.
+    """
+    places = sorted((param.data_ptr(), param.data_ptr() + param.nbytes) for param in params if param.nbytes)
+    for (_, end), (begin, _) in pairwise(places):
+        if begin < end:
+            raise OpArgumentError(
+                "Two parameters share memory, or one is given twice; both hooks of in_backward would update it.",
+                "Give each parameter once: for tied weights, let the modules have one Parameter.",
+            )
 
 
 def lists_of_one(
     param: torch.Tensor,
+    grad: torch.Tensor,
     state: Mapping[str, Any],
     names: tuple[list[str], list[str]],
     copies: list[torch.Tensor],
@@ -105,6 +151,5 @@ def lists_of_one(
         names: of its states and of their scales, in the op's order.
         number: what its random bits depend on.
     """
-    assert param.grad is not None
     states, scales = ([[state[name]] for name in part] for part in names)
-    return TensorLists([param], [param.grad.resolve_neg().contiguous()], states, scales, copies, [number])
+    return TensorLists([param], [grad.resolve_neg().contiguous()], states, scales, copies, [number])

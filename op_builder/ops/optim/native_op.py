@@ -88,7 +88,9 @@ def make_function(
         values = {**parameters, **given, **keywords}
         missing = [key for key in parameters if values[key] is REQUIRED]
         if len(arguments) > len(parameters) or unknown or missing:
-            raise TypeError(f"{name}() takes ({', '.join(parameters)}); missing: {missing}, unexpected: {unknown}.")
+            faults = {"missing": missing, "unexpected": unknown, "too many": list(arguments[len(parameters) :])}
+            texts = [f"{fault}: {', '.join(map(str, named))}" for fault, named in faults.items() if named]
+            raise TypeError(f"{name}() takes ({', '.join(parameters)}); {'; '.join(texts)}.")
         body(values)
 
     function.__name__ = function.__qualname__ = name

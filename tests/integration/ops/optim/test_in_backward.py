@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops import CPUAdam
@@ -76,7 +77,7 @@ def test_one_gradient_exists_at_a_time() -> None:
     assert [int(optimizer.state[param]["step"]) for param in params] == [1] * len(params)
 
 
-def test_an_optimizer_that_was_dropped_is_freed_and_missed() -> None:
+def test_an_optimizer_that_was_dropped_is_freed_and_backward_reports_it() -> None:
     model = make_model()
     made = CPUAdam(model.parameters(), in_backward=True)
     backward(model, 0)
@@ -132,6 +133,65 @@ def test_states_are_exchanged_with_torch() -> None:
         torch.testing.assert_close(mine, theirs, rtol=2e-6, atol=2e-6)
 
 
+class Tied(torch.nn.Module):
+    """A weight that two layers share, in checkpoints that need no second pass of autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = torch.nn.Linear(13, 13), torch.nn.Linear(13, 13)
+        self.second.weight = self.first.weight
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        for layer in (self.first, self.second):
+            batch = torch.utils.checkpoint.checkpoint(layer, batch, use_reentrant=False).tanh()
+        return batch
+
+
+def test_a_tied_weight_is_updated_once() -> None:
+    results = []
+    for in_backward in (True, False):
+        model = Tied()
+        optimizer = CPUAdam(model.parameters(), in_backward=in_backward)
+        train(optimizer, model)
+        results.append(contents(optimizer, list(model.parameters())))
+    assert_equal(*results)
+
+
+def test_a_compiled_model_trains_as_an_eager_one() -> None:
+    results = []
+    for compiled in (True, False):
+        model = make_model()
+        optimizer = CPUAdam(model.parameters(), in_backward=True)
+        train(optimizer, torch.compile(model, backend="aot_eager") if compiled else model)
+        results.append(contents(optimizer, list(model.parameters())))
+    for mine, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_groups_may_change_their_places() -> None:
+    model = make_model()
+    optimizer = CPUAdam(make_groups(model), in_backward=True)
+    optimizer.param_groups.reverse()
+    optimizer.param_groups[0]["lr"] = 0.0
+    before = [param.detach().clone() for param in model.parameters()]
+    backward(model, 0)
+    assert [torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True)] == [False] * 3 + [True] * 3
+    del optimizer.param_groups[0]
+    with pytest.raises(OpArgumentError, match="is no longer in the optimizer") as caught:
+        backward(model, 1)
+    assert "remove_hooks()" in caught.value.remedy
+
+
+def test_a_hook_that_used_the_gradient_before_is_respected() -> None:
+    model = make_model()
+    used = next(model.parameters())
+    used.register_post_accumulate_grad_hook(lambda param: setattr(param, "grad", None))
+    optimizer = CPUAdam(model.parameters(), in_backward=True)
+    backward(model, 0)
+    assert used not in optimizer.state
+
+
 def test_copies_are_written() -> None:
     model = make_model()
     params = list(model.parameters())
@@ -170,6 +230,35 @@ def test_an_option_that_needs_all_gradients_is_refused(name: str, value: Any) ->
     model = make_model()
     with pytest.raises(OpArgumentError, match=f"in_backward frees each gradient at once, but {name} needs all"):
         CPUAdam(model.parameters(), in_backward=True, **{name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_grad_norm", 1.0), ("zero_grads", True)])
+def test_such_an_option_is_refused_when_it_is_set_later(name: str, value: Any) -> None:
+    model = make_model()
+    optimizer = CPUAdam(model.parameters(), in_backward=True)
+    setattr(optimizer, name, value)
+    with pytest.raises(OpArgumentError, match=f"but {name} needs all"):
+        backward(model, 0)
+
+
+def test_parameters_that_share_memory_are_refused() -> None:
+    param = torch.nn.Parameter(torch.ones(4))
+    other = torch.nn.Parameter(torch.ones(4))
+    other.data = param.data[2:]
+    for params in ([param, other], [{"params": [param]}, {"params": [other]}]):
+        with pytest.raises(OpArgumentError, match="Two parameters share memory"):
+            CPUAdam(params, in_backward=True)
+    with pytest.warns(UserWarning, match="duplicate"), pytest.raises(OpArgumentError, match="one is given twice"):
+        CPUAdam([param, param], in_backward=True)
+
+
+def test_a_copy_that_does_not_fit_is_named() -> None:
+    model = make_model()
+    params = list(model.parameters())
+    optimizer = CPUAdam(params, in_backward=True)
+    optimizer.write_copies({params[5]: torch.zeros(4)})
+    with pytest.raises(OpArgumentError, match=r"copy of parameter 5 of group 0 \(shape \(5,\)\)"):
+        backward(model, 0)
 
 
 def test_grad_scale_is_refused() -> None:
@@ -212,8 +301,11 @@ def test_an_error_leaves_the_parameter_and_its_gradient() -> None:
     table = torch.nn.Embedding(10, 3, sparse=True)
     before = table.weight.detach().clone()
     optimizer = CPUAdam(table.parameters(), in_backward=True)
+    later = torch.nn.Linear(3, 1)
+    of_later = CPUAdam(later.parameters(), in_backward=True)
     with pytest.raises(OpArgumentError, match=r"The gradient of parameter 0 of group 0 .* is sparse"):
-        table(torch.tensor([1, 2])).sum().backward()
+        later(table(torch.tensor([1, 2]))).sum().backward()
+    assert len(of_later.state) == 2  # what was complete before the error is updated
     assert table.weight.grad is not None
     assert torch.equal(table.weight, before)
     assert not optimizer.state
