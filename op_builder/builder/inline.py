@@ -223,7 +223,7 @@ def _texts(argument: str, texts: object) -> list[str]:
     found: list[Any] = [texts] if isinstance(texts, str) else list(texts) if isinstance(texts, Sequence) else [None]
     if not all(isinstance(text, str) for text in found):
         raise ArgumentError(
-            f"load_inline: {argument} is {texts!r}, which is neither a text nor a list of texts.",
+            f"load_inline: {argument} is {texts!r}, which is neither a string nor a list of strings.",
             "Pass source code; op_builder.cpp_extension.load() compiles files.",
         )
     return found

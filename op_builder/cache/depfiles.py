@@ -129,12 +129,12 @@ def _lookups(texts: dict[str, bytes], roots: Roots, system_dirs: Callable[[], li
     for file, text in texts.items():
         for directive, operator, quoted, bracketed in _LOOKUP.findall(text):
             name = os.fsdecode(quoted or bracketed)
-            beside = [os.path.dirname(file)] if quoted and os.path.isabs(file) else []
+            own = [os.path.dirname(file)] if quoted and os.path.isabs(file) else []
             if directive in (b"include", b"import"):
-                directories = beside
+                directories = own
             else:
                 after = system_dirs() if after is None else after
-                directories = [*beside, *roots.searched(), *after]
+                directories = [*own, *roots.searched(), *after]
             for directory in directories:
                 place = os.path.normpath(os.path.join(directory, name))
                 if os.path.isfile(place):

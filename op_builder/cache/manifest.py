@@ -1,4 +1,4 @@
-"""The manifest beside each binary: what was built, from what, and how it was checked."""
+"""The manifest next to each binary: what was built, from what, and how it was checked."""
 
 import json
 from itertools import chain

@@ -92,4 +92,4 @@ def watched(
             try:
                 stopped.wait(_STOP_S)
             except subprocess.TimeoutExpired:
-                logger.warning("Process %d could not be ended.", stopped.pid)
+                logger.warning("Process %d could not be ended. End it with: kill -9 %d", stopped.pid, stopped.pid)

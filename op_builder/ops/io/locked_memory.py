@@ -181,7 +181,12 @@ def _register_with_cuda(address: int, size_bytes: int) -> bool:
     code = torch.cuda.cudart().cudaHostRegister(address, size_bytes, 0)  # type: ignore[no-untyped-call]
     if int(code) != 0:
         _forget_cuda_error()
-        logger.warning("The CUDA driver does not pin %d bytes at %#x: error %d.", size_bytes, address, int(code))
+        logger.warning(
+            "The CUDA driver does not pin %d bytes at %#x (error %d), so copies to the GPU will be slower.",
+            size_bytes,
+            address,
+            int(code),
+        )
     return int(code) == 0
 
 

@@ -154,7 +154,7 @@ def _entry(name: str, facts: Any) -> Entry:
     except (KeyError, TypeError):
         is_valid = False
     if not is_valid:
-        raise RecordError(f"tensor {_shown(name)} has no valid dtype, shape and data_offsets")
+        raise RecordError(f"tensor {_shown(name)} lacks a valid dtype, shape and data_offsets")
     dtype = DTYPES.get(dtype_name)
     if dtype is None:
         raise RecordError(f"torch has no type for {_shown(dtype_name)}, the type of tensor {_shown(name)}")
