@@ -32,6 +32,7 @@ PEERS = ("torch", "deepspeed", "bitsandbytes", "torchao")
 TRAINING_STEPS = 600
 QUICK_NUMEL = 16 * MILLION
 PICTURE = _measure.IMAGES / "adam.png"
+PICTURE_8BIT = _measure.IMAGES / "adam_8bit.png"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,12 +205,17 @@ def temporaries(threads: int) -> list[Requirement]:
     ]
 
 
-def draw(results: Sequence[Result]) -> None:
-    """Draw how near each contender comes to the limit, as docs/images/adam.png."""
+def draw(results: Sequence[Result], models: Sequence[_adam_models.ModelResult]) -> None:
+    """Draw how near each contender comes to the limit, and the times of all with 8-bit moments, to docs/images."""
     groups: dict[str, dict[str, float]] = {}
     for result in results:
         groups.setdefault(result.case.name, {})[result.contender] = result.limit_s / result.best_s
     _measure.draw_bars(PICTURE, "A step of CPU Adam", "speed, as a share of the memory's limit", groups, limit=1.0)
+    times: dict[str, dict[str, float]] = {}
+    for model in models:
+        if "8-bit" in model.case.name:
+            times.setdefault(model.case.name, {})[model.contender] = min(model.seconds) * 1e3
+    _measure.draw_bars(PICTURE_8BIT, "step() and zero_grad() with 8-bit moments", "milliseconds", times)
 
 
 def main() -> None:
@@ -253,7 +259,7 @@ def main() -> None:
     }
     _measure.report("adam", arguments, machine, tables, samples)
     if arguments.write:
-        draw(results)
+        draw(results, models)
 
 
 if __name__ == "__main__":
