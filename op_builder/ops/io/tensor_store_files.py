@@ -90,7 +90,10 @@ class StoreFiles:
         """
         path = self.path(name)
         with explained(f"Opening {path}", path), self._missing_explained(name):
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # Without O_NONBLOCK, opening a named pipe would wait for a process at its other end.
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(descriptor, True)
+        return descriptor
 
     def delete(self, name: str) -> None:
         """Remove a tensor's file.

@@ -311,6 +311,14 @@ def test_importing_the_front_ends_imports_neither_torch_nor_xxhash() -> None:
 # Damage ----------------------------------------------------------------------------------------
 
 
+def test_a_named_pipe_in_place_of_a_file_is_an_error(tmp_path: Path) -> None:
+    store = TensorStore(tmp_path)
+    os.mkfifo(tmp_path / "x.safetensors")
+    for read in (store.load, store.info):
+        with pytest.raises(StorageError, match=r"x\.safetensors"):
+            read("x")
+
+
 @pytest.mark.parametrize("byte", [0, 25, HEADER_BYTES, HEADER_BYTES + PIECE + 17, -1])
 def test_one_changed_bit_is_an_error_that_names_the_file(store: TensorStore, byte: int) -> None:
     store.save("x", random_bytes(2 * PIECE + 100))
