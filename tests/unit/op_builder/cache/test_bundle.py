@@ -92,7 +92,7 @@ def test_a_binary_that_this_machine_cannot_load_is_refused(
         ({"artifact": "manifest.json"}, "does not hold"),
         ({"op": "\x1b[2J"}, "'op' is not valid"),
         ({"op": "\ud800"}, "'op' is not valid"),
-        ({"size_bytes": 7}, "bytes, not 7"),
+        ({"size_bytes": 7}, "bytes; its manifest says 7"),
         ({"sha256": "0" * 64}, "does not match its manifest"),
     ],
     ids=str,
