@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
@@ -60,6 +61,10 @@ def train(rank: int, size: int, directory: str, backend: str) -> dict[str, Any]:
         "parameters": [p.tolist() for p in model.parameters()],
         "shared_memory": sum(collective_counts().ours.values()) if is_accel else 0,
     }
+    # DDP's reducer, in the trainer, holds the group. If it were the last to do so, it would wait with the GIL held for
+    # gloo's thread, which may be waiting for the GIL to free the barrier's tensors.
+    del trainer, optimizer, model
+    gc.collect()
     dist.barrier()
     dist.destroy_process_group()
     return found

@@ -243,7 +243,10 @@ def test_functions_that_are_no_names_are_value_errors() -> None:
     ("arguments", "message"),
     [
         ({"functions": {"f": None}}, "load_inline: the docstring of 'f' is None"),
-        ({"cpp_sources": [Path("m.cpp")]}, "load_inline: cpp_sources is [PosixPath('m.cpp')], which is neither a text"),
+        (
+            {"cpp_sources": [Path("m.cpp")]},
+            "load_inline: cpp_sources is [PosixPath('m.cpp')], which is neither a string",
+        ),
         ({"cpp_sources": iter("")}, "load_inline: cpp_sources is <str"),
         ({"cpp_sources": b"int x;"}, "load_inline: cpp_sources is b'int x;'"),
         ({"cuda_sources": 5}, "load_inline: cuda_sources is 5"),
