@@ -25,7 +25,7 @@ def file_status(path: str, *, of_link: bool = False) -> tuple[int, ...] | None:
     """
     try:
         status = os.lstat(path) if of_link else os.stat(path)
-    except (OSError, ValueError):  # a name that this locale cannot encode is no file's
+    except (OSError, ValueError):  # no file has a name that this locale cannot encode
         return None
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 

@@ -108,7 +108,7 @@ def _status(path: str) -> list[int] | None:
     """``[size, mtime_ns]`` of a file, None where it is missing."""
     try:
         status = os.stat(path)
-    except (OSError, ValueError):  # a name that this locale cannot encode is no file's
+    except (OSError, ValueError):  # no file has a name that this locale cannot encode
         return None
     return [status.st_size, status.st_mtime_ns]
 

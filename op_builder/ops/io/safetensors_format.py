@@ -21,7 +21,7 @@ from op_builder.system.records import RecordError, is_string, mapping_of
 
 LENGTH_BYTES = 8
 METADATA = "__metadata__"
-"""The member of the header that is no tensor."""
+"""The member of the header that describes the file, not a tensor."""
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the package safetensors
 MAX_DIMENSIONS = 64
