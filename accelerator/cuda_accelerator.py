@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import importlib.util
+import os
 import sys
 from typing import Any
 
@@ -80,11 +83,12 @@ class CUDA_Accelerator(TorchAccelerator):
 
     def register_host_memory(self, address: int, num_bytes: int) -> bool:
         """Page-lock existing memory with ``cudaHostRegister``; raises torch's ``CudaError`` if that fails."""
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0))
+        _check(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0))
         return True
 
     def unregister_host_memory(self, address: int) -> bool:
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))
+        """Undo :meth:`register_host_memory`; raises torch's ``CudaError`` if that fails."""
+        _check(torch.cuda.cudart().cudaHostUnregister(address))
         return True
 
     def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> Any:
@@ -99,6 +103,15 @@ class CUDA_Accelerator(TorchAccelerator):
         if nvtx is not None:
             return nvtx.pop_range(domain=domain)
         return torch.cuda.nvtx.range_pop() if torch.backends.cuda.is_built() else None
+
+
+def _check(code: Any) -> None:
+    """Raise an error of the CUDA runtime, and clear it there, or torch would report it at its next kernel."""
+    if int(code) != 0:
+        major = str(torch.version.cuda).partition(".")[0]
+        with contextlib.suppress(OSError, AttributeError):  # HIP's runtime
+            ctypes.CDLL(f"libcudart.so.{major}", mode=os.RTLD_NOLOAD).cudaGetLastError()
+    torch.cuda.check_error(code)
 
 
 @functools.cache  # ranges are frequent, and a failing import is slow

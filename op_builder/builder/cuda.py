@@ -16,11 +16,20 @@ from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.cuda_archs import default_archs, gencode_flags, parse_arch_list, target_archs
 
 _BF16_SINCE = (8, 0)
+_HALF_FEATURES = ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS")
 _ARCH_FLAG = re.compile(r"--?(gencode|generate-code|arch|gpu-architecture)\b")
 
 
 class CUDAOpBuilder(OpBuilder):
     """An op with CUDA sources. Compiling needs a CUDA toolkit; loading needs a device and a CUDA build of torch."""
+
+    def nvcc_args(self) -> list[str]:
+        """Flags for nvcc, added after the common ones; ``-gencode`` flags replace the computed ones.
+
+        Unless overridden, they give ops with torch's C++ API the operators and conversions of ``__half``, which torch's
+        own flags take away, as DeepSpeed's class does.
+        """
+        return [f"-U__CUDA_NO_{what}__" for what in _HALF_FEATURES] if self.BINDING.uses_torch_cxx else []
 
     def filter_ccs(self, ccs: list[str]) -> Sequence[str | Sequence[str]]:
         """The requested compute capabilities that this op supports: all, unless overridden.

@@ -2,9 +2,9 @@
 
 ``ACCEL_DEEPSPEED=1`` does the same without a line, and is set for the processes that this one starts. On the CPU,
 DeepSpeed gets this library's accelerator and every op that this library has. On other devices it keeps its accelerator,
-and gets the ops that work in host memory where it has them, too (CPUAdam, AsyncIO and others); the ops for the device
-stay DeepSpeed's. On the CPU, builders of ops that this library does not have are DeepSpeed's own classes, run by this
-library's engine. ``off()`` undoes it.
+and gets the ops that work in host memory where it has them, too (CPUAdam, AsyncIO and others); on NVIDIA's also
+FusedAdam and FusedLion. There and on the CPU, its other builders are DeepSpeed's own classes, run by this library's
+engine. Elsewhere the ops for the device stay DeepSpeed's. ``off()`` undoes it.
 
 An op that DeepSpeed has loaded before stays in use by the objects that hold it.
 """
@@ -45,6 +45,12 @@ logger = logging.getLogger(__name__)
 OLDEST, NEWEST = (0, 18), (0, 19)
 """The first and the last release of DeepSpeed that get no warning; 0.19.8 is the one that the tests install."""
 
+_ENGINE_DEVICES = ("cpu", "cuda")
+"""Where the engine runs DeepSpeed's own classes."""
+
+_PROVED_OPS = {"cuda": ("FusedAdamBuilder", "FusedLionBuilder")}
+"""Ops for a device with which DeepSpeed trained there as with its own."""
+
 _BUILDERS = "deepspeed.ops.op_builder"
 _ENGINE_PACKAGE = "deepspeed_on_accel_ops"
 _undo: list[Callable[[], Any]] = []
@@ -68,15 +74,15 @@ def on() -> None:
     accelerator = _deepspeeds_accelerator()
     _check_version()
     theirs = accelerator.get_accelerator()
-    device = theirs.device_name().partition(":")[0]
+    device = "rocm" if torch.version.hip else theirs.device_name().partition(":")[0]
     inherited = env.ACCEL_DEEPSPEED.raw()
     # Both sides of an op that spans processes must be ours, such as ZenFlow's.
     env.set_for_libraries({env.ACCEL_DEEPSPEED.name: "1"})
     _undo.append(lambda: env.set_for_libraries({env.ACCEL_DEEPSPEED.name: inherited}))
     try:
-        find = _use_our_accelerator(accelerator) if device == "cpu" else _with_host_ops(theirs)
+        find = _use_our_accelerator(accelerator) if device == "cpu" else _with_our_ops(theirs, device)
         used = accelerator.get_accelerator()
-        if device == "cpu":  # elsewhere DeepSpeed keeps its ops for the device, until ours ran there
+        if device in _ENGINE_DEVICES:
             find = _with_engine(find)
         _let_find(used, find)
         replaced = _replace_names(find, _is_theirs, _is_offered)
@@ -167,14 +173,22 @@ class _OnEngine(OpBuilder):
 
 
 def _with_engine(find: Find) -> Find:
-    """``find`` for the ops that this library has; other builders of DeepSpeed are run by the engine."""
+    """``find`` for the ops that it finds in this library; other builders of DeepSpeed are run by the engine."""
 
     def find_or_run(name: str) -> Any:
-        on_engine = _engine_classes().get(name) if name in OTHERS_OPS else None
+        found = find(name)
+        if _is_offered(found) or not _is_named(found, name):
+            return found
+        on_engine = _engine_classes().get(name)
         # An op that DS_BUILD_OPS has compiled needs no build.
-        return find(name) if on_engine is None or _is_installed(on_engine.NAME) else on_engine
+        return found if on_engine is None or _is_installed(on_engine.NAME) else on_engine
 
     return find_or_run
+
+
+def _is_named(builder: Any, name: str) -> bool:
+    """Whether a builder is that of an op, not a place-holder for ops that a device lacks."""
+    return getattr(builder, "__name__", None) == name
 
 
 def _is_installed(op: str) -> bool:
@@ -222,23 +236,25 @@ def _use_our_accelerator(module: ModuleType) -> Find:
     ours = current_accelerator()
     if ours.device_name() != "cpu":
         logger.warning("accel-ops uses %s, DeepSpeed the CPU; its accelerator stays.", ours.device_name())
-        return _with_host_ops(theirs)
+        return _with_our_ops(theirs, "cpu")
     module.set_accelerator(ours)
     _undo.append(lambda: module.set_accelerator(theirs))
     return ours.get_op_builder
 
 
-def _with_host_ops(theirs: Any) -> Find:
-    """What finds this library's builders of ops in host memory where DeepSpeed's accelerator has such, else its own."""
+def _with_our_ops(theirs: Any, device: str) -> Find:
+    """What finds this library's builders of proved ops where DeepSpeed's accelerator has such, else its own."""
     find: Find = theirs.get_op_builder
 
-    def find_host_op(name: str) -> Any:
+    def find_ours(name: str) -> Any:
         op, own = op_of(name), find(name)
-        is_place_holder = own is None or own.__name__ != name
-        is_served = op is not None and op.works_anywhere and not is_place_holder
-        return find_builder(name, "op_builder.host") if is_served else own
+        if op is None or not _is_named(own, name):
+            return own
+        if name in _PROVED_OPS.get(device, ()):
+            return find_builder(name, f"op_builder.{device}")
+        return find_builder(name, "op_builder.host") if op.works_anywhere else own
 
-    return find_host_op
+    return find_ours
 
 
 def _let_find(accelerator: Any, find: Find) -> None:

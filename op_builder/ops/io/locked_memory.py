@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import operator
@@ -44,10 +43,11 @@ class LockedMemoryFacts(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Locked memory, and the namespace of torch ops that allocated it."""
+    """Locked memory, the namespace of torch ops that allocated it, and the accelerator that registered it."""
 
     facts: LockedMemoryFacts
     ops: Any
+    accelerator: Any
 
 
 _blocks: dict[int, _Block] = {}
@@ -94,9 +94,9 @@ class LockedTensors:
         if lock_error:
             _warn(mapped_bytes, lock_error)
         buffer = (ctypes.c_char * size_bytes).from_address(address)
-        is_registered = _register_with_cuda(address, mapped_bytes)
-        facts = LockedMemoryFacts(address, mapped_bytes, lock_error == 0, None, is_registered)
-        block = _Block(facts, self._ops)
+        accelerator = _registered_by(address, mapped_bytes)
+        facts = LockedMemoryFacts(address, mapped_bytes, lock_error == 0, None, accelerator is not None)
+        block = _Block(facts, self._ops, accelerator)
         # The tensor's storage keeps `buffer`.
         finalizer = weakref.finalize(buffer, _release, block, os.getpid())
         finalizer.atexit = False  # a tensor may be used until the process ends
@@ -154,11 +154,11 @@ def _release(block: _Block, owner: int) -> None:
         return  # a fork's copy ends with the process, and the driver's registration belongs to the parent
     facts = block.facts
     _blocks.pop(facts.address, None)
-    if facts.is_registered:
-        code = torch.cuda.cudart().cudaHostUnregister(facts.address)  # type: ignore[no-untyped-call]
-        if int(code) != 0:
-            _forget_cuda_error()
-            logger.warning("The CUDA driver does not unregister the memory at %#x: error %d.", facts.address, int(code))
+    if block.accelerator is not None:
+        try:
+            block.accelerator.unregister_host_memory(facts.address)
+        except RuntimeError as error:
+            logger.warning("The CUDA driver does not unregister the memory at %#x: %s.", facts.address, error)
     block.ops.release(facts.address, facts.size_bytes)
 
 
@@ -170,31 +170,22 @@ def _warn(size_bytes: int, number: int) -> None:
     logger.log(level, text, size_bytes, os.strerror(number))
 
 
-def _register_with_cuda(address: int, size_bytes: int) -> bool:
-    """Register the memory with the CUDA driver, where the current accelerator is CUDA."""
+def _registered_by(address: int, size_bytes: int) -> Any:
+    """The current accelerator, if it is CUDA and registers the memory with its driver; else None."""
     if not torch.cuda.is_available():
-        return False
+        return None
     from op_builder.catalog.device import current_accelerator
 
-    if current_accelerator().device_name() != "cuda":
-        return False
-    code = torch.cuda.cudart().cudaHostRegister(address, size_bytes, 0)  # type: ignore[no-untyped-call]
-    if int(code) != 0:
-        _forget_cuda_error()
-        logger.warning(
-            "The CUDA driver does not pin %d bytes at %#x (error %d), so copies to the GPU will be slower.",
-            size_bytes,
-            address,
-            int(code),
-        )
-    return int(code) == 0
-
-
-def _forget_cuda_error() -> None:
-    """Clear the CUDA runtime's last error, which torch would report at its next kernel."""
-    major = str(torch.version.cuda).partition(".")[0]
-    with contextlib.suppress(OSError, AttributeError):  # another runtime, such as HIP's
-        ctypes.CDLL(f"libcudart.so.{major}", mode=os.RTLD_NOLOAD).cudaGetLastError()
+    accelerator = current_accelerator()
+    if accelerator.device_name() != "cuda":
+        return None
+    try:
+        accelerator.register_host_memory(address, size_bytes)
+    except RuntimeError as error:
+        text = "The CUDA driver does not pin %d bytes at %#x, so copies to the GPU will be slower: %s."
+        logger.warning(text, size_bytes, address, error)
+        return None
+    return accelerator
 
 
 def _huge_bytes(address: int) -> int | None:

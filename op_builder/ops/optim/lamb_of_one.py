@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from op_builder.errors import OpArgumentError
@@ -27,7 +29,10 @@ def lamb(
     bias_correction: bool,
     decay: float,
 ) -> torch.Tensor:
-    """Update a parameter and its moments in place (You et al., 2020, arXiv:1904.00962).
+    """Update a parameter and its moments in place (LAMB: You et al., 2020, arXiv:1904.00962), as DeepSpeed's op does.
+
+    The paper, and ``multi_tensor_lamb``, correct the moments before the direction's norm is taken. DeepSpeed's op
+    scales the step by both corrections instead, so that the norm is that of the uncorrected direction.
 
     Args:
         p: the parameter.
@@ -39,7 +44,7 @@ def lamb(
         min_coeff: the smallest.
         step: the number of this update, from 1.
         mode: 0 adds ``eps`` under the square root, 1 to the root.
-        bias_correction: divide the moments by ``1 - beta**step``.
+        bias_correction: multiply ``lr`` by ``sqrt(1 - beta2**step) / (1 - beta1**step)``.
         decay: the weight decay, added to the direction before its norm is taken.
 
     Returns:
@@ -70,7 +75,7 @@ def lamb(
     m.copy_(first.view_as(m))
     v.copy_(second.view_as(v))
     if bias_correction:
-        first, second = first / (1 - beta1**step), second / (1 - beta2**step)
+        lr *= math.sqrt(1 - beta2**step) / (1 - beta1**step)
     root = (second + eps).sqrt_() if mode == 0 else second.sqrt().add_(eps)
     direction = first.div(root).add_(value, alpha=decay)
     norms = value.norm(), direction.norm()

@@ -290,3 +290,19 @@ def test_detection_starts_no_context_so_a_forked_child_can_use_the_device() -> N
 def test_cuda_conforms() -> None:
     report = check_conformance(CUDA_Accelerator())
     assert report.passed, str(report)
+
+
+@pytest.mark.cuda
+@on_device
+def test_memory_that_the_driver_does_not_know_is_an_error_that_torch_forgets() -> None:
+    accelerator = CUDA_Accelerator()
+    memory = torch.zeros(1 << 16, dtype=torch.uint8, device="cpu")
+    assert accelerator.register_host_memory(memory.data_ptr(), memory.numel())
+    assert memory.is_pinned()
+    with pytest.raises(RuntimeError):  # it is registered
+        accelerator.register_host_memory(memory.data_ptr(), memory.numel())
+    assert torch.ones(3, device="cuda").sum() == 3
+    assert accelerator.unregister_host_memory(memory.data_ptr())
+    with pytest.raises(RuntimeError):
+        accelerator.unregister_host_memory(memory.data_ptr())
+    assert torch.ones(3, device="cuda").sum() == 3

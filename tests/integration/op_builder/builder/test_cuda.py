@@ -207,6 +207,38 @@ def test_a_cuda_op_on_torchs_cxx_api_needs_only_the_toolkit_to_be_compiled(incre
         builder.load()
 
 
+HALVES = """#include <cuda_fp16.h>
+__global__ void add(__half2* pairs, __half* sums, float bias) {
+  const __half2 sum = pairs[0] + pairs[1];
+  sums[0] = sum.x + sum.y + __half(bias);
+}
+extern "C" void add_halves(void* pairs, void* sums) {
+  add<<<1, 1>>>(static_cast<__half2*>(pairs), static_cast<__half*>(sums), 1.0f);
+}
+"""
+
+
+class HalvesBuilder(CUDAOpBuilder):
+    """As builders written for DeepSpeed, it relies on the flags that its base class gives nvcc."""
+
+    NAME = "halves"
+
+    def __init__(self, directory: Path, cache: Cache) -> None:
+        super().__init__()
+        self.directory = directory
+        self.cache = cache  # type: ignore[misc]
+
+    def sources(self) -> list[str]:
+        return [str(self.directory / "halves.cu"), str(self.directory / "module.cpp")]
+
+
+@pytest.mark.slow
+def test_an_op_on_torchs_cxx_api_has_the_operators_of_half(tmp_path: Path, cache: Cache) -> None:
+    (tmp_path / "halves.cu").write_text(HALVES)
+    (tmp_path / "module.cpp").write_text("#include <torch/extension.h>\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}\n")
+    assert compiled(HalvesBuilder(tmp_path, cache)).artifact.exists()
+
+
 def test_a_misspelt_architecture_is_an_error_that_names_the_variable(increment: IncrementBuilder) -> None:
     with env.scope(TORCH_CUDA_ARCH_LIST="9.0;Hoper"):
         assert "TORCH_CUDA_ARCH_LIST='9.0;Hoper'" in reasons(increment)

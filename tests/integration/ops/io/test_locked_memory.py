@@ -135,25 +135,25 @@ def test_pin_memory_copies(pin_memory: PinMemoryModule) -> None:
 
 
 def test_on_cuda_the_memory_is_registered(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for the driver, which refuses the second tensor."""
+    """With a stand-in for the accelerator, whose driver refuses the second tensor."""
     calls: list[tuple[str, int]] = []
-
-    class Driver:
-        def cudaHostRegister(self, address: int, size_bytes: int, flags: int) -> int:
-            assert (size_bytes % PAGE, flags) == (0, 0)
-            calls.append(("register", address))
-            return 0 if len(calls) == 1 else 2
-
-        def cudaHostUnregister(self, address: int) -> int:
-            calls.append(("unregister", address))
-            return 0
 
     class Accelerator:
         def device_name(self) -> str:
             return "cuda"
 
+        def register_host_memory(self, address: int, num_bytes: int) -> bool:
+            assert num_bytes % PAGE == 0
+            calls.append(("register", address))
+            if len(calls) > 1:
+                raise RuntimeError("out of memory")
+            return True
+
+        def unregister_host_memory(self, address: int) -> bool:
+            calls.append(("unregister", address))
+            return True
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "cudart", Driver)
     monkeypatch.setattr("accelerator.get_accelerator", Accelerator)
     tensor, refused = (owner.new_cpu_locked_tensor(5000, torch.zeros(1)) for _ in range(2))
     address = tensor.data_ptr()

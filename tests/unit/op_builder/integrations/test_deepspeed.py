@@ -98,7 +98,7 @@ integration.off()
 show()
 """
 
-OURS = {"cpu": "accelerator op_builder op_builder accelerator", "cuda": "deepspeed op_builder deepspeed"}
+OURS = {"cpu": "accelerator op_builder op_builder accelerator", "cuda": "deepspeed op_builder op_builder deepspeed"}
 
 
 @pytest.fixture(params=["cpu", "cuda"])
