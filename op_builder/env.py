@@ -236,7 +236,12 @@ ACCEL_COMM_TIMEOUT_S = _declare(
     "Seconds that a collective in shared memory waits for a running rank; a dead rank is detected at once.",
 )
 CXX = _text("CXX", "C++ compiler.", "g++, c++ or clang++ on PATH, or the package ziglang")
-CUDA_HOME = _optional("CUDA_HOME", _parse_path, "CUDA toolkit to compile with.", "the toolkit of nvcc on PATH")
+CUDA_HOME = _optional(
+    "CUDA_HOME",
+    _parse_path,
+    "CUDA toolkit to compile with.",
+    "the toolkit of nvcc on PATH, or of NVIDIA's wheels",
+)
 CUDA_PATH = _optional("CUDA_PATH", _parse_path, "The same, if CUDA_HOME is unset.")
 TORCH_CUDA_ARCH_LIST = _text(
     "TORCH_CUDA_ARCH_LIST",

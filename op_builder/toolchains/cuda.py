@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from op_builder.errors import MissingCUDAException, ToolchainError
 from op_builder.system.memo import Memo
 from op_builder.system.process import run
 from op_builder.system.records import Schema, is_count, is_text, list_of
+from op_builder.system.torch_install import parse_release, torch_install
 from op_builder.toolchains.compiler_probe import run_by_script
 
 _are_counts = list_of(is_count)
@@ -28,6 +30,7 @@ _ANSWER: Schema = {
     "release": is_text,
 }
 _USUAL_HOME = Path("/usr/local/cuda")
+_WHEELS = "cccl,crt,cudart,nvcc,nvvm"  # extras of the distribution cuda-toolkit, which torch pins to its version
 
 
 @dataclass(frozen=True)
@@ -66,14 +69,45 @@ class CudaToolkit:
 
 
 def find_cuda(memo: Memo) -> CudaToolkit:
-    """The toolkit of ``$CUDA_HOME``, ``$CUDA_PATH``, nvcc on PATH, or /usr/local/cuda.
+    """The toolkit of ``$CUDA_HOME`` or ``$CUDA_PATH``, of nvcc on PATH or in /usr/local/cuda, or of NVIDIA's wheels.
+
+    The wheels' toolkit takes the place of one found on the system if it alone has the CUDA version of torch.
 
     Raises:
         MissingCUDAException: there is no nvcc in any of them.
         ToolchainError: nvcc exists but does not work.
     """
-    nvcc = _find_nvcc()
+    named = _named_nvcc()
+    if named is not None:
+        return _toolkit(named, memo)
+    system = shutil.which("nvcc") or shutil.which("nvcc", path=str(_USUAL_HOME / "bin"))
+    of_wheels, built = _nvccs_of_wheels(), torch_install().cuda
+    wanted = 0 if built is None else parse_release(built)[0]
+    if system is not None:
+        toolkit = _toolkit(system, memo)
+        if wanted not in of_wheels or toolkit.version[0] == wanted:
+            return toolkit
+    if of_wheels:
+        return _toolkit(of_wheels[wanted if wanted in of_wheels else max(of_wheels)], memo)
+    version = "" if built is None else f"=={built}.*"
+    raise MissingCUDAException(
+        "No CUDA toolkit: CUDA_HOME and CUDA_PATH are unset, and nvcc is not on PATH, "
+        f"in {_USUAL_HOME / 'bin'} or in a wheel.",
+        "Install the CUDA toolkit and set CUDA_HOME to it. CUDA 13 is on PyPI, too: "
+        f"pip install 'cuda-toolkit[{_WHEELS}]{version}'.",
+    )
 
+
+def _nvccs_of_wheels() -> dict[int, str]:
+    """The nvcc of each CUDA major version that NVIDIA's wheels have installed, such as ``nvidia/cu13/bin/nvcc``."""
+    found: dict[int, str] = {}
+    for directory in filter(None, sys.path):
+        for nvcc in Path(directory).glob("nvidia/cu[0-9][0-9]/bin/nvcc"):
+            found.setdefault(int(nvcc.parts[-3].removeprefix("cu")), str(nvcc))
+    return found
+
+
+def _toolkit(nvcc: str, memo: Memo) -> CudaToolkit:
     def work_out() -> tuple[dict[str, Any], list[str]]:
         version = run([nvcc, "--version"])
         found = re.search(r"release (\d+)\.(\d+).*?(V[\d.]+)", version.output)
@@ -94,7 +128,7 @@ def find_cuda(memo: Memo) -> CudaToolkit:
     return CudaToolkit(nvcc, Path(fact["home"]), (major, minor), fact["release"])
 
 
-def _find_nvcc() -> str:
+def _named_nvcc() -> str | None:
     for variable in (env.CUDA_HOME, env.CUDA_PATH):
         home = variable.get()
         if home is not None:
@@ -105,10 +139,4 @@ def _find_nvcc() -> str:
                     f"Correct or unset {variable.name}.",
                 )
             return str(nvcc)
-    found = shutil.which("nvcc") or shutil.which("nvcc", path=str(_USUAL_HOME / "bin"))
-    if found is None:
-        raise MissingCUDAException(
-            f"No CUDA toolkit: CUDA_HOME and CUDA_PATH are unset, nvcc is not on PATH nor in {_USUAL_HOME / 'bin'}.",
-            "Install the CUDA toolkit, or set CUDA_HOME to it.",
-        )
-    return found
+    return None

@@ -14,6 +14,7 @@ from op_builder import env
 from op_builder.errors import MissingCUDAException, ToolchainError
 from op_builder.system.memo import Memo
 from op_builder.system.process import run
+from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import find_cxx
 from op_builder.toolchains.cuda import find_cuda
 from op_builder.toolchains.probes import failure_of
@@ -103,13 +104,57 @@ def test_toolkit_behind_a_wrapper_is_found(tmp_path: Path, memo: Memo) -> None:
     assert toolkit.version >= (11, 0)
 
 
+NVCC = """case "$*" in
+*--version*) echo "Cuda compilation tools, release {0}.1, V{0}.1.2" ;;
+*) echo "#$ TOP=$(dirname "$0")/.." ;;
+esac"""
+
+
+@pytest.mark.parametrize(
+    ("system", "wheels", "of_torch", "found"),
+    [
+        (None, [13], None, "wheel 13"),
+        (None, [13], "12.8", "wheel 13"),
+        (None, [13, 14], "13.0", "wheel 13"),
+        (None, [13, 14], None, "wheel 14"),
+        (12, [13], None, "system 12"),
+        (12, [13], "12.8", "system 12"),
+        (12, [13], "13.0", "wheel 13"),
+        (13, [13], "13.0", "system 13"),
+        (12, [14], "13.0", "system 12"),
+        (12, [], "13.0", "system 12"),
+    ],
+)
+def test_wheels_give_the_toolkit_if_the_systems_is_missing_or_unfit(
+    tmp_path: Path,
+    memo: Memo,
+    monkeypatch: pytest.MonkeyPatch,
+    system: int | None,
+    wheels: list[int],
+    of_torch: str | None,
+    found: str,
+) -> None:
+    monkeypatch.setattr("op_builder.toolchains.cuda._USUAL_HOME", tmp_path / "none")
+    monkeypatch.setattr("op_builder.toolchains.cuda.torch_install", lambda: torch_install()._replace(cuda=of_torch))
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    for major in wheels:
+        program(tmp_path / "site" / "nvidia" / f"cu{major}" / "bin" / "nvcc", NVCC.format(major))
+    if system is not None:
+        program(tmp_path / "system" / "bin" / "nvcc", NVCC.format(system))
+    with env.scope(CUDA_HOME=None, CUDA_PATH=None, PATH=f"{tmp_path / 'system' / 'bin'}:/usr/bin:/bin"):
+        toolkit = find_cuda(memo)
+    place = "wheel" if "nvidia" in toolkit.home.parts else "system"
+    assert f"{place} {toolkit.version[0]}" == found
+
+
 def test_no_toolkit_says_so(tmp_path: Path, memo: Memo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("op_builder.toolchains.cuda._USUAL_HOME", tmp_path)
     with (
         env.scope(CUDA_HOME=None, CUDA_PATH=None, PATH=str(tmp_path)),
-        pytest.raises(MissingCUDAException, match="No CUDA toolkit"),
+        pytest.raises(MissingCUDAException, match="No CUDA toolkit") as caught,
     ):
         find_cuda(memo)
+    assert "pip install 'cuda-toolkit[" in caught.value.remedy
 
 
 @pytest.mark.parametrize("name", ["empty", "x" * 300])  # the system refuses the second
