@@ -29,6 +29,7 @@ from op_builder.errors import (
 from op_builder.load import resolver
 from op_builder.load.availability import examine
 from op_builder.report.collect import op_row
+from op_builder.toolchains.compiler import find_cxx
 
 pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
 cpu_torch_only = pytest.mark.skipif(torch.version.cuda is not None, reason="torch is a CUDA build")
@@ -284,6 +285,15 @@ def test_nvcc_gets_the_compiler_without_launcher_and_flags(increment: IncrementB
     with env.scope(CXX=f"{launcher} g++ -m64"):
         assert not [failure for failure in examine(increment).failed if failure.name == "nvcc"]
         assert machine_code(compiled(increment)) == {"sm_90"}
+
+
+def test_clang_of_ziglang_is_refused_as_the_host_compiler(
+    increment: IncrementBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packaged = find_cxx(increment.cache.memo)._replace(path="/site/ziglang/zig")
+    monkeypatch.setattr("op_builder.toolchains.checks.find_cxx", lambda _: packaged)
+    with env.scope(CXX=None):
+        assert "/site/ziglang/zig compiles with libc++, which CUDA's headers refuse" in reasons(increment)
 
 
 def test_without_a_toolkit_the_op_says_how_to_get_one(
