@@ -39,9 +39,6 @@ void rollback(accel::Tensors params, accel::Tensors grads, accel::Tensors states
   Ops::run(Ops::check(lists, arguments, find_rollback), options, {static_cast<double>(step)}, arguments);
 }
 
-void rollback_meta(accel::Tensors, accel::Tensors, accel::Tensors, std::int64_t, std::vector<double>, double,
-                   std::string) {}
-
 void define(accel::Library& library) {
   Ops::define(library);
   library.def(
@@ -56,7 +53,7 @@ void implement(accel::Library& library) {
 
 void implement_meta(accel::Library& library) {
   Ops::implement_meta(library);
-  library.impl("rollback", ACCEL_BOX(&rollback_meta));
+  library.impl("rollback", ACCEL_BOX_IDLE(&rollback));
 }
 
 }  // namespace

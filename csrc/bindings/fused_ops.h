@@ -116,10 +116,9 @@ class FusedOps {
     Lists::implement(library);
   }
 
-  // For tracing: the ops return nothing and fake tensors have no memory, so there is nothing to do.
   static void implement_meta(Library& library) {
-    library.impl("update", ACCEL_BOX(&update_meta));
-    library.impl("prepare", ACCEL_BOX(&prepare_meta));
+    library.impl("update", ACCEL_BOX_IDLE(&update));
+    library.impl("prepare", ACCEL_BOX_IDLE(&prepare));
     Lists::implement_meta(library);
   }
 
@@ -145,11 +144,6 @@ class FusedOps {
                 {std::move(lr), std::move(noop_flag), std::move(grad_scale), std::move(found_inf)},
                 device_of(lists.params[0]), arguments);
   }
-
-  static void update_meta(Tensors, Tensors, Tensors, Tensors, std::optional<Tensor>, std::optional<Tensor>,
-                          std::optional<Tensor>, std::optional<Tensor>, std::vector<double>, std::int64_t, bool,
-                          std::int64_t, std::string) {}
-  static std::int64_t prepare_meta(Tensors, Tensors, Tensors, Tensors) { return 0; }
 
   struct Prepared : PreparedList {
     std::int32_t device = -1;

@@ -104,11 +104,12 @@ class HostOptimizer {
     Lists::implement(library);
   }
 
+  // Fake tensors have no memory; the checks run with the real tensors.
   static void implement_meta(Library& library) {
-    library.impl("update", ACCEL_BOX(&update_meta));
-    library.impl("update.numbers", ACCEL_BOX(&update_by_numbers_meta));
-    library.impl("sum_of_squares", ACCEL_BOX(&sum_of_squares_meta));
-    library.impl("prepare", ACCEL_BOX(&prepare_meta));
+    library.impl("update", ACCEL_BOX_IDLE(&update));
+    library.impl("update.numbers", ACCEL_BOX_IDLE(&update_by_numbers));
+    library.impl("sum_of_squares", ACCEL_BOX_IDLE(&sum_of_squares_op));
+    library.impl("prepare", ACCEL_BOX_IDLE(&prepare));
     Lists::implement_meta(library);
   }
 
@@ -283,17 +284,6 @@ class HostOptimizer {
     }
     *reinterpret_cast<double*>(host_memory(sum, {"sum", 0}, 8).data) =
         sum_of_squares(tensors, "tensor", checked_isa(isa));
-  }
-
-  // For tracing: the ops return nothing and fake tensors have no memory, so there is nothing to do;
-  // the checks run with the real tensors.
-  static void update_meta(Tensors, Tensors, Tensors, Tensors, Tensors, std::int64_t, std::vector<double>, double, bool,
-                          bool, std::int64_t, std::string, std::vector<std::int64_t>) {}
-  static void update_by_numbers_meta(Tensors, Tensors, Tensors, Tensors, Tensors, Tensor, bool, bool, std::int64_t,
-                                     std::string, std::vector<std::int64_t>) {}
-  static void sum_of_squares_meta(Tensors, Tensor, std::string) {}
-  static std::int64_t prepare_meta(Tensors, Tensors, Tensors, Tensors, Tensors, Tensors, std::vector<std::int64_t>) {
-    return 0;
   }
 
   static std::int64_t prepare(Tensors params, Tensors grads, Tensors states, Tensors scales, Tensors copies,

@@ -229,12 +229,8 @@ void agree(std::int64_t group, std::string text) {
   run(group, [&](comm::Collectives& all) { return all.agree(text); });
 }
 
-// For fake tensors: the shapes of the results.
+// For fake tensors: the shape of the result.
 Tensor all_reduce_meta(Tensor tensor, std::int64_t, std::int64_t) { return accel::empty_like(tensor); }
-void all_reduce_in_place_meta(Tensor, std::int64_t, std::int64_t) {}
-void reduce_scatter_meta(Tensor, Tensor, std::int64_t, std::int64_t) {}
-void all_gather_meta(Tensor, Tensor, std::int64_t) {}
-void broadcast_meta(Tensor, std::int64_t, std::int64_t) {}
 
 void define(accel::Library& library) {
   library.def("segment_bytes() -> int");
@@ -275,10 +271,10 @@ void implement_on_cpu(accel::Library& library) {
 
 void implement_without_memory(accel::Library& library) {
   library.impl("all_reduce", ACCEL_BOX(&all_reduce_meta));
-  library.impl("all_reduce_", ACCEL_BOX(&all_reduce_in_place_meta));
-  library.impl("reduce_scatter", ACCEL_BOX(&reduce_scatter_meta));
-  library.impl("all_gather", ACCEL_BOX(&all_gather_meta));
-  library.impl("broadcast_", ACCEL_BOX(&broadcast_meta));
+  library.impl("all_reduce_", ACCEL_BOX_IDLE(&all_reduce_in_place));
+  library.impl("reduce_scatter", ACCEL_BOX_IDLE(&reduce_scatter));
+  library.impl("all_gather", ACCEL_BOX_IDLE(&all_gather));
+  library.impl("broadcast_", ACCEL_BOX_IDLE(&broadcast));
 }
 
 }  // namespace

@@ -131,8 +131,20 @@ void boxed(StableIValue* stack, std::uint64_t arguments, std::uint64_t results) 
   call(function, stack, arguments, results);
 }
 
+template <auto function>
+struct Idle;
+
+template <class Result, class... Arguments, Result (*function)(Arguments...)>
+struct Idle<function> {
+  static_assert(std::is_void_v<Result> || std::is_arithmetic_v<Result>, "torch must know the shapes of other results");
+  static Result call(Arguments...) { return Result(); }
+};
+
 }  // namespace torch_c
 }  // namespace accel
 
 // The boxed form of a function: its parameters, by value, and its result, if it has one, are of the types of Passed<>.
 #define ACCEL_BOX(function) (::accel::Boxed{::accel::torch_c::boxed<(function)>, ::accel::torch_c::kAbi})
+
+// For tracing an op that returns nothing or a number: takes what the function takes, does nothing and returns 0.
+#define ACCEL_BOX_IDLE(function) ACCEL_BOX(&::accel::torch_c::Idle<(function)>::call)

@@ -103,9 +103,6 @@ void dequantize(Tensor codes, Tensor scales, Tensor x, std::int64_t block, std::
   run(kDequantize, x, codes, scales, block, bits);
 }
 
-// For tracing, as the ops return nothing.
-void nothing(Tensor, Tensor, Tensor, std::int64_t, std::int64_t) {}
-
 void define(accel::Library& library) {
   library.def("quantize(Tensor x, Tensor(a!) codes, Tensor(b!) scales, int block, int bits) -> ()");
   library.def("dequantize(Tensor codes, Tensor scales, Tensor(a!) x, int block, int bits) -> ()");
@@ -115,8 +112,8 @@ void implement(accel::Library& library) {
   library.impl("dequantize", ACCEL_BOX(&dequantize));
 }
 void implement_meta(accel::Library& library) {
-  library.impl("quantize", ACCEL_BOX(&nothing));
-  library.impl("dequantize", ACCEL_BOX(&nothing));
+  library.impl("quantize", ACCEL_BOX_IDLE(&quantize));
+  library.impl("dequantize", ACCEL_BOX_IDLE(&dequantize));
 }
 
 }  // namespace

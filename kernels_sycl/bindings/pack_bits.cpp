@@ -72,9 +72,6 @@ void pack(Tensor x, Tensor packed, std::int64_t columns, bool big) { run(kPack[b
 
 void unpack(Tensor packed, Tensor x, std::int64_t columns, bool big) { run(kUnpack[big ? 1 : 0], x, packed, columns); }
 
-// For tracing, as the ops return nothing.
-void nothing(Tensor, Tensor, std::int64_t, bool) {}
-
 void define(accel::Library& library) {
   library.def("pack(Tensor x, Tensor(a!) packed, int columns, bool big) -> ()");
   library.def("unpack(Tensor packed, Tensor(a!) x, int columns, bool big) -> ()");
@@ -84,8 +81,8 @@ void implement(accel::Library& library) {
   library.impl("unpack", ACCEL_BOX(&unpack));
 }
 void implement_meta(accel::Library& library) {
-  library.impl("pack", ACCEL_BOX(&nothing));
-  library.impl("unpack", ACCEL_BOX(&nothing));
+  library.impl("pack", ACCEL_BOX_IDLE(&pack));
+  library.impl("unpack", ACCEL_BOX_IDLE(&unpack));
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ namespace {
 
 namespace exp = ::sycl::ext::oneapi::experimental;
 
-constexpr char kRuntimeRemedy[] = "\nInstall the runtime: pip install 'accel-ops[sycl]'.";
+constexpr char kRuntimeRemedy[] = "\nInstall the runtime: pip install intel-sycl-rt intel-opencl-rt.";
 
 [[noreturn]] void fail(const std::string& found, const std::string& remedy) {
   throw std::runtime_error(found + '\n' + remedy);

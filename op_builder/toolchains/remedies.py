@@ -28,7 +28,6 @@ _NEEDS_TORCH_BINDING = re.compile(r"Python\.h|torch/(?:extension|python|all|torc
 _STABLE_BINDING = "-DTORCH_TARGET_VERSION="
 _SOURCE = re.compile(r"\.(?:c|cc|cpp|cxx|cu)$")
 _QUOTES = str.maketrans("\u2018\u2019", "''")  # printed in locales other than C
-_DRAFTS = {"98": 3, "1x": 11, "1y": 14, "1z": 17, "2a": 20, "2b": 23, "2c": 26}
 
 
 def compile_remedy(diagnostic: str, command: str) -> str:
@@ -89,18 +88,6 @@ def _missing_linker(_found: re.Match[str], command: str) -> str:
     if "-fuse-ld" in command:
         return "The linker that -fuse-ld names is not installed: install it, or drop the flag from extra_ldflags()."
     return "The compiler finds no linker: install it (Debian and Ubuntu: apt-get install binutils), or correct PATH."
-
-
-def _overridden_standard(_found: re.Match[str], command: str) -> str:
-    """For a header of torch or of the C++ library that fails under a -std older than the plan's own."""
-    standards = re.findall(r"-std=(?:c|gnu)\+\+(\w+)", command)
-    years = [_DRAFTS.get(name) or int(name) for name in standards if name in _DRAFTS or name.isdecimal()]
-    if not years or years[-1] == max(years):
-        return ""
-    return (
-        f"The C++ standard is too old for this header: -std=c++{standards[-1]} of the op's own flags overrides "
-        f"-std=c++{max(years)}; drop it."
-    )
 
 
 _RAISE_STANDARD = (
@@ -175,7 +162,6 @@ _COMPILE: tuple[tuple[str, _Remedy], ...] = (
         r"\1 does not exist: correct its name in extra_ldflags() or libraries_args().",
     ),
     # standards
-    (r"^\S*/(?:torch/include|c\+\+/[\d.]+|c\+\+/v1)/\S+ (?:fatal )?error|['\"]std['\"]", _overridden_standard),
     (r"only available from C\+\+(\d+)", _RAISE_STANDARD),
     (r"only available with '?-std=c\+\+(\d\w)", _RAISE_STANDARD),
     (r"support for the ISO C\+\+ 20(\d\d)", _RAISE_STANDARD),

@@ -36,8 +36,6 @@ _MAJOR = re.compile(r"\.so\.(\d+)")
 
 _COMPLETE_SINCE = 9
 
-"""In the cache directory: where the SYCL runtime keeps the device code that it compiled."""
-
 
 @dataclass(frozen=True)
 class SyclRuntime:

@@ -6,6 +6,7 @@ A native op checks them as well, but knows only their positions in its lists.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 
 import torch
 
@@ -147,3 +148,20 @@ def check_state_memory(what: str, name: str, value: torch.Tensor, param: torch.T
             f"{what} has {name} that is {'a lazy negation' if local.is_neg() else 'not contiguous'}.",
             "Pass the state to load_state_dict(), which copies it.",
         )
+
+
+def owners_of_shared_memory(tensors: Iterable[tuple[int, torch.Tensor]]) -> tuple[int, int] | None:
+    """Two owners of tensors that share memory; None if all have memory of their own.
+
+    Args:
+        tensors: each with the number of its owner, whose own tensors may share memory.
+    """
+    places = sorted(
+        (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, owner)
+        for owner, tensor in tensors
+        if tensor.nbytes
+    )
+    for (device, _, end, owner), (other_device, begin, _, other) in pairwise(places):
+        if device == other_device and begin < end and owner != other:
+            return owner, other
+    return None

@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
-from collections.abc import Iterable, Mapping, MutableMapping
-from itertools import pairwise
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from op_builder.errors import OpArgumentError
 from op_builder.ops.arguments import untraced
-from op_builder.ops.optim.checks import place_of
+from op_builder.ops.optim.checks import owners_of_shared_memory, place_of
 from op_builder.ops.optim.sharding import is_dtensor, is_flat
 from op_builder.ops.optim.tensor_lists import TensorLists
 
@@ -105,7 +104,11 @@ def add_hooks(optimizer: HostOptimizer, group_index: int) -> list[Any]:
                 f"Another optimizer already updates {place} during backward().",
                 "Call remove_hooks() of that optimizer first.",
             )
-    _require_apart(param for group in optimizer.param_groups for param in group["params"])
+    if owners_of_shared_memory(enumerate(param for group in optimizer.param_groups for param in group["params"])):
+        raise OpArgumentError(
+            "Two parameters share memory, or one is given twice; both hooks of in_backward would update it.",
+            "Give each parameter once: for tied weights, let the modules have one Parameter.",
+        )
     handles = []
     for index, param in enumerate(params):
         if param.requires_grad:
@@ -120,21 +123,6 @@ def remove_hooks(optimizer: HostOptimizer, handles: list[Any]) -> None:
         handles.pop().remove()
     for param in [param for param, hook in _hooks.items() if hook.optimizer() is optimizer]:
         del _hooks[param]
-
-
-def _require_apart(params: Iterable[torch.Tensor]) -> None:
-    """Reject parameters that two hooks would update.
-
-    Raises:
-        OpArgumentError: one is given twice, or shares memory with another.
-    """
-    places = sorted((param.data_ptr(), param.data_ptr() + param.nbytes) for param in params if param.nbytes)
-    for (_, end), (begin, _) in pairwise(places):
-        if begin < end:
-            raise OpArgumentError(
-                "Two parameters share memory, or one is given twice; both hooks of in_backward would update it.",
-                "Give each parameter once: for tied weights, let the modules have one Parameter.",
-            )
 
 
 def lists_of_one(

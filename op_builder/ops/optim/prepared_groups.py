@@ -13,14 +13,14 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, pairwise, repeat
+from itertools import chain, repeat
 from operator import attrgetter, is_, is_not
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from op_builder.errors import OpArgumentError
-from op_builder.ops.optim.checks import place_of
+from op_builder.ops.optim.checks import owners_of_shared_memory, place_of
 from op_builder.ops.optim.prepared_list import PreparedList
 from op_builder.ops.optim.sharding import Sharding, is_flat, local_of, sharding_of
 from op_builder.ops.optim.state_entries import Changes, StateEntry
@@ -338,19 +338,16 @@ def _require_apart(written_by: Iterable[tuple[Batch, Iterable[torch.Tensor]]]) -
     Raises:
         OpArgumentError: a tensor of one shares memory with a tensor of another.
     """
-    written = sorted(
-        (str(tensor.device), tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, number, batch.group_index)
-        for number, (batch, tensors) in enumerate(written_by)
-        for tensor in tensors
-        if tensor.nbytes
+    listed = list(written_by)
+    owners = owners_of_shared_memory(
+        (number, tensor) for number, (_, tensors) in enumerate(listed) for tensor in tensors
     )
-    for (device, _, end, number, group), (other_device, begin, _, other, other_group) in pairwise(written):
-        if device == other_device and begin < end and number != other:
-            raise OpArgumentError(
-                f"A tensor of group {max(group, other_group)} shares memory with one of group "
-                f"{min(group, other_group)}; both would be written.",
-                "Put each parameter into one group, once, and give states and zeroed gradients their own memory.",
-            )
+    if owners is not None:
+        first, second = sorted(listed[number][0].group_index for number in owners)
+        raise OpArgumentError(
+            f"A tensor of group {second} shares memory with one of group {first}; both would be written.",
+            "Put each parameter into one group, once, and give states and zeroed gradients their own memory.",
+        )
 
 
 def _same(present: Sequence[Any], seen: Sequence[Any]) -> bool:

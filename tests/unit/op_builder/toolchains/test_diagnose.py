@@ -283,16 +283,6 @@ def test_headers_that_the_binding_style_withholds_are_not_called_missing() -> No
     assert "apt-get" not in found.remedy
 
 
-@pytest.mark.parametrize(
-    ("flags", "older"),
-    [("-std=c++20 -std=c++17", "-std=c++17"), ("-std=c++17 -std=gnu++1y", "-std=c++1y"), ("-std=c++17", "")],
-)
-def test_a_standard_older_than_the_plans_is_named_for_torchs_headers(flags: str, older: str) -> None:
-    line = "/py/torch/include/c10/util/StringUtil.h:65:22: error: 'is_enum_v' is not a member of 'std'"
-    remedy = diagnose(log(line, f"g++ {flags} -c a.cpp")).remedy
-    assert (f"{older} of the op's own flags overrides" in remedy) if older else not remedy
-
-
 # Logs of several steps ----------------------------------------------------------------------------
 
 
