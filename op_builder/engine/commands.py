@@ -78,6 +78,24 @@ def build_commands(
         directory: where they will run, which the binary is not to name.
         precompiled: whether PRECOMPILED_DIRECTORY in it holds torch/extension.h for GCC.
     """
+    steps = compile_steps(plan, toolset, directory, precompiled=precompiled)
+    objects = [step.object_name for step in steps]
+    stand_ins = _stand_ins(plan, toolset)
+    torch_libraries = "." if stand_ins else str(torch_install().library_dir)
+    if toolset.icpx is None or plan.sycl is None:
+        return BuildCommands(steps, _link(plan, objects, toolset, torch_libraries), stand_ins=stand_ins)
+    from op_builder.toolchains.sycl_ahead import device_link
+
+    sycl_objects = [step.object_name for step in steps if step.source.language is Language.SYCL]
+    device = device_link(toolset.icpx, plan.sycl.devices, sycl_objects, DEVICE_OBJECT)
+    link = _link(plan, [*objects, DEVICE_OBJECT], toolset, torch_libraries)
+    return BuildCommands(steps, link, tuple(device), stand_ins)
+
+
+def compile_steps(
+    plan: BuildPlan, toolset: Toolset, directory: Path | None = None, *, precompiled: bool = False
+) -> tuple[CompileStep, ...]:
+    """The part of :func:`build_commands` that compiles."""
     # Objects are numbered: sources of the same base name in two directories must not collide.
     steps = []
     maps = _prefix_maps(plan, directory)
@@ -100,17 +118,7 @@ def build_commands(
                 output.append(f"-Wa,--MD,{object_name}.as.d")
         # -MD, not -MMD: a system header, such as libaio.h, can change the binary like one of the op's own.
         steps.append(CompileStep(source, object_name, (*command, *output)))
-    objects = [step.object_name for step in steps]
-    stand_ins = _stand_ins(plan, toolset)
-    torch_libraries = "." if stand_ins else str(torch_install().library_dir)
-    if toolset.icpx is None or plan.sycl is None:
-        return BuildCommands(tuple(steps), _link(plan, objects, toolset, torch_libraries), stand_ins=stand_ins)
-    from op_builder.toolchains.sycl_ahead import device_link
-
-    sycl_objects = [step.object_name for step in steps if step.source.language is Language.SYCL]
-    device = device_link(toolset.icpx, plan.sycl.devices, sycl_objects, DEVICE_OBJECT)
-    link = _link(plan, [*objects, DEVICE_OBJECT], toolset, torch_libraries)
-    return BuildCommands(tuple(steps), link, tuple(device), stand_ins)
+    return tuple(steps)
 
 
 def precompile_command(plan: BuildPlan, toolset: Toolset, directory: Path, output: str) -> list[str]:

@@ -27,7 +27,7 @@ from op_builder.cache.ownership import Refusal, distrusted, open_file, warn_once
 from op_builder.cache.store import Cache
 from op_builder.engine.commands import (
     CompileStep,
-    build_commands,
+    compile_steps,
     lists_assembled,
     stamped_directories,
     system_directories,
@@ -109,9 +109,8 @@ class Objects:
     def _names(self, key: PlanKey) -> dict[CompileStep, str]:
         """The file names of the objects of all steps."""
         common = {name: text for name, text in key.parts.items() if not name.startswith(_OF_OTHERS)}
-        steps = build_commands(self.plan, self.toolset).compile_steps
         names = {}
-        for index, step in enumerate(steps):
+        for index, step in enumerate(compile_steps(self.plan, self.toolset)):
             source = key.parts[f"source {index} {step.source.label}"]
             # The object's number is its place in the plan.
             command = [word for word in step.command if step.object_name not in word]
