@@ -59,6 +59,8 @@ def _execute(language: str, name: str) -> NoReturn:
         if libgomp is None:
             sys.exit(f"{name}: -fopenmp needs the libgomp of torch, which is not in {sys.prefix}.")
         arguments = with_openmp(arguments, language, libgomp)
+    if not any(word.startswith("-g") for word in arguments):
+        command = (*command, "-Wl,--strip-debug")  # of libc++, 2 MB
     os.execv(command[0], [*command, *arguments])
 
 
