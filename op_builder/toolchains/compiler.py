@@ -8,7 +8,6 @@ behind it (``cc1plus``, ``clang``), so that an upgrade behind a wrapper script i
 import itertools
 import os
 import shutil
-import sys
 from typing import Any, NamedTuple
 
 from op_builder import env
@@ -19,8 +18,8 @@ from op_builder.toolchains.flags import expand_response_files
 
 _ANSWER: Schema = {"version": is_text, "target": is_text, "is_gcc": is_flag}
 _DEFAULT_CXX = ("g++", "c++", "clang++")
-_ZIG = "zig"
-_OLDEST_GLIBC = "2.28"  # as torch's own wheels
+ZIG = "zig"
+_SCRIPT = "accel-c++"
 
 
 class Compiler(NamedTuple):
@@ -76,7 +75,11 @@ def find_cxx(memo: Memo) -> Compiler:
         ToolchainError: it is missing, or it does not answer ``--version``.
     """
     named = env.CXX.get()
-    for words in [_words(named)] if named is not None else [[name] for name in _DEFAULT_CXX]:
+    if named is not None and os.path.basename(named) == _SCRIPT:
+        commands = []  # the script hides which ziglang it runs
+    else:
+        commands = [_words(named)] if named is not None else [[name] for name in _DEFAULT_CXX]
+    for words in commands:
         program = shutil.which(words[0])
         if program is not None:
             return identify((program, *words[1:]), memo)
@@ -84,11 +87,15 @@ def find_cxx(memo: Memo) -> Compiler:
             raise ToolchainError(
                 f"CXX={named!r}: no program {words[0]!r} was found.", "Correct CXX, or unset it to use g++ from PATH."
             )
-    packaged = _packaged()
+    from op_builder.toolchains.packaged import packaged_command  # 1 ms, and rarely needed
+
+    packaged = packaged_command("c++")
     if packaged is not None:
         return identify(packaged, memo)
     raise ToolchainError(
-        f"No C++ compiler: none of {', '.join(_DEFAULT_CXX)} is on PATH and CXX is unset.",
+        f"No C++ compiler: CXX={named!r} needs the package ziglang, which is not installed."
+        if named is not None
+        else f"No C++ compiler: none of {', '.join(_DEFAULT_CXX)} is on PATH and CXX is unset.",
         "Install one (pip install ziglang pyelftools; Debian and Ubuntu: apt-get install g++; "
         "Fedora: dnf install gcc-c++; conda: conda install gxx), or set CXX.",
     )
@@ -96,22 +103,7 @@ def find_cxx(memo: Memo) -> Compiler:
 
 def is_packaged(compiler: Compiler) -> bool:
     """Whether it is that of the package ziglang, found because PATH has none."""
-    return env.CXX.get() is None and os.path.basename(compiler.path) == _ZIG
-
-
-def _packaged() -> tuple[str, ...] | None:
-    """The command of the compiler in the Python package ziglang, if that is installed."""
-    import importlib.util  # only where no compiler is on PATH
-    import platform
-
-    found = importlib.util.find_spec("ziglang")
-    if found is None or not found.submodule_search_locations:
-        return None
-    command = (os.path.join(found.submodule_search_locations[0], _ZIG), "c++")
-    if sys.platform != "linux":
-        return command
-    # Without a target it compiles for this CPU alone; the binary runs with this glibc or a newer one.
-    return (*command, "-target", f"{platform.machine()}-linux-gnu.{_OLDEST_GLIBC}", "-fno-sanitize=undefined")
+    return env.CXX.get() is None and os.path.basename(compiler.path) == ZIG
 
 
 def _words(command: str) -> list[str]:
@@ -125,7 +117,7 @@ def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
     # ccache and distcc take the real compiler as their first argument; zig takes "c++" as a command.
     words = [word for word in command if not word.startswith("-")]
     names = [os.path.basename(word) for word in words]
-    of_zig = min((names.index(name) for name in (_ZIG, "ziglang") if name in names), default=len(words))
+    of_zig = min((names.index(name) for name in (ZIG, "ziglang") if name in names), default=len(words))
     programs = [found for found in (shutil.which(word) for word in words[: of_zig + 1]) if found]
     path = os.path.realpath(programs[-1])
 

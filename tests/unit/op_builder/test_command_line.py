@@ -9,7 +9,7 @@ import pytest
 
 from op_builder import __main__ as command
 
-COMMANDS = ("report", "doctor", "build", "cache", "new", "tune-aio", "launch")
+COMMANDS = ("report", "doctor", "build", "cache", "new", "tune-aio", "env", "launch")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

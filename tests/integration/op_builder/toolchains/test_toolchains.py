@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shutil
 from pathlib import Path
@@ -45,6 +46,19 @@ def test_identity_comes_from_the_memo_without_running_the_compiler(tmp_path: Pat
         again = find_cxx(Memo(tmp_path / "memo"))
     assert first == again
     assert runs.read_text().count("run") == count
+
+
+def test_the_script_that_runs_ziglang_is_identified_by_what_it_runs(
+    tmp_path: Path, memo: Memo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with env.scope(CXX="/bin/accel-c++"):
+        if importlib.util.find_spec("ziglang") is None:
+            with pytest.raises(ToolchainError, match="needs the package ziglang"):
+                find_cxx(memo)
+        zig = program(tmp_path / "ziglang" / "zig", 'echo "clang version 22.1.8"')
+        (zig.parent / "__init__.py").touch()
+        monkeypatch.syspath_prepend(tmp_path)
+        assert find_cxx(memo).path == str(zig)
 
 
 def test_an_upgrade_behind_a_wrapper_script_is_noticed(tmp_path: Path, memo: Memo) -> None:

@@ -1,0 +1,135 @@
+// The functions that clang compiles OpenMP into (__kmpc_*, of LLVM's libomp), on top of libgomp.
+//
+// torch's own ops run on libgomp. With libomp as a second runtime, both keep threads that wait for work on the same
+// cores: a compiled kernel and an op of torch in turns took 350 us, and 74 us on libgomp alone (two cores). Linked into
+// a library, these functions leave torch's libgomp as its only runtime, as with g++.
+//
+// They serve parallel regions, loops with a static schedule, single, master, critical, barriers and reductions; not
+// tasks, other schedules and if(). Compiles as C and as C++.
+// Source: LLVM, openmp/runtime/src/kmp.h; GCC, libgomp/libgomp_g.h.
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "omp.h"
+
+#define MOST_ARGUMENTS 256
+#define FOUR(item, i) item(i), item(i + 1), item(i + 2), item(i + 3)
+#define SIXTEEN(item, i) FOUR(item, i), FOUR(item, i + 4), FOUR(item, i + 8), FOUR(item, i + 12)
+#define SIXTY_FOUR(item, i) SIXTEEN(item, i), SIXTEEN(item, i + 16), SIXTEEN(item, i + 32), SIXTEEN(item, i + 48)
+#define ALL(item) SIXTY_FOUR(item, 0), SIXTY_FOUR(item, 64), SIXTY_FOUR(item, 128), SIXTY_FOUR(item, 192)
+#define TYPE(i) void*
+#define VALUE(i) values[i]
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+void GOMP_parallel(void (*function)(void*), void* data, unsigned threads, unsigned flags);
+void GOMP_barrier(void);
+bool GOMP_single_start(void);
+void GOMP_critical_name_start(void** lock);
+void GOMP_critical_name_end(void** lock);
+
+// Another library's libomp must not replace the functions below.
+#pragma GCC visibility push(hidden)
+
+struct Region {
+  void* function;
+  int32_t count;
+  void* values[MOST_ARGUMENTS];
+};
+
+static __thread unsigned requested_threads;
+
+// A function may be called with more arguments than it takes, on every Linux that ziglang compiles for.
+static void run_region(void* data) {
+  struct Region* region = (struct Region*)data;
+  void** values = region->values;
+  int32_t thread = omp_get_thread_num();
+  if (region->count <= 16)
+    ((void (*)(int32_t*, int32_t*, SIXTEEN(TYPE, 0)))region->function)(&thread, &thread, SIXTEEN(VALUE, 0));
+  else
+    ((void (*)(int32_t*, int32_t*, ALL(TYPE)))region->function)(&thread, &thread, ALL(VALUE));
+}
+
+void __kmpc_fork_call(void* place, int32_t count, void* function, ...) {
+  if (count > MOST_ARGUMENTS) {
+    fprintf(stderr, "A parallel region uses %d variables, more than %d.\n", count, MOST_ARGUMENTS);
+    abort();
+  }
+  struct Region region = {function, count, {NULL}};
+  va_list list;
+  va_start(list, function);
+  for (int32_t i = 0; i < count; ++i) region.values[i] = va_arg(list, void*);
+  va_end(list);
+  unsigned threads = requested_threads;
+  requested_threads = 0;
+  GOMP_parallel(run_region, &region, threads, 0);
+}
+
+void __kmpc_push_num_threads(void* place, int32_t thread, int32_t count) { requested_threads = (unsigned)count; }
+int32_t __kmpc_global_thread_num(void* place) { return omp_get_thread_num(); }
+void __kmpc_barrier(void* place, int32_t thread) { GOMP_barrier(); }
+void __kmpc_flush(void* place) { __sync_synchronize(); }
+int32_t __kmpc_single(void* place, int32_t thread) { return GOMP_single_start(); }
+void __kmpc_end_single(void* place, int32_t thread) {}
+int32_t __kmpc_master(void* place, int32_t thread) { return omp_get_thread_num() == 0; }
+void __kmpc_end_master(void* place, int32_t thread) {}
+void __kmpc_critical(void* place, int32_t thread, void* lock) { GOMP_critical_name_start((void**)lock); }
+void __kmpc_end_critical(void* place, int32_t thread, void* lock) { GOMP_critical_name_end((void**)lock); }
+
+// 1: the caller adds its part to the result, here under the lock.
+int32_t __kmpc_reduce_nowait(void* place, int32_t thread, int32_t count, size_t size, void* data, void* combine,
+                             void* lock) {
+  GOMP_critical_name_start((void**)lock);
+  return 1;
+}
+int32_t __kmpc_reduce(void* place, int32_t thread, int32_t count, size_t size, void* data, void* combine, void* lock) {
+  return __kmpc_reduce_nowait(place, thread, count, size, data, combine, lock);
+}
+void __kmpc_end_reduce_nowait(void* place, int32_t thread, void* lock) { GOMP_critical_name_end((void**)lock); }
+void __kmpc_end_reduce(void* place, int32_t thread, void* lock) {
+  GOMP_critical_name_end((void**)lock);
+  GOMP_barrier();
+}
+
+// The iterations of this thread, [*lower, *upper] in steps of `step`: one block, or with schedule(static, chunk) the
+// first of blocks that are `*stride` apart.
+#define DEFINE_STATIC_LOOP(name, Number, Unsigned, Step)                                                             \
+  void __kmpc_for_static_init_##name(void* place, int32_t thread, int32_t schedule, int32_t* is_last, Number* lower, \
+                                     Number* upper, Step* stride, Step step, Step chunk) {                           \
+    bool is_empty = step > 0 ? *upper < *lower : *lower < *upper;                                                    \
+    *is_last = 0;                                                                                                    \
+    *stride = step;                                                                                                  \
+    if (is_empty) return;                                                                                            \
+    Unsigned distance = step > 0 ? (Unsigned)*upper - (Unsigned)*lower : (Unsigned)*lower - (Unsigned)*upper;        \
+    Unsigned count = distance / (step > 0 ? (Unsigned)step : (Unsigned)0 - (Unsigned)step) + 1;                      \
+    Unsigned threads = (Unsigned)omp_get_num_threads(), index = (Unsigned)omp_get_thread_num(), first, size;         \
+    if ((schedule & 0xffff) == 33) { /* kmp_sch_static_chunked */                                                    \
+      size = chunk > 0 ? (Unsigned)chunk : 1;                                                                        \
+      first = index * size;                                                                                          \
+      *stride = (Step)(threads * size * (Unsigned)step);                                                             \
+      *is_last = (count - 1) / size % threads == index;                                                              \
+    } else {                                                                                                         \
+      Unsigned extra = count % threads;                                                                              \
+      size = count / threads + (index < extra);                                                                      \
+      first = index * (count / threads) + (index < extra ? index : extra);                                           \
+      *is_last = size > 0 && first + size == count;                                                                  \
+    }                                                                                                                \
+    *lower = (Number)((Unsigned)*lower + first * (Unsigned)step);                                                    \
+    *upper = (Number)((Unsigned)*lower + (size - 1) * (Unsigned)step);                                               \
+  }
+
+DEFINE_STATIC_LOOP(4, int32_t, uint32_t, int32_t)
+DEFINE_STATIC_LOOP(4u, uint32_t, uint32_t, int32_t)
+DEFINE_STATIC_LOOP(8, int64_t, uint64_t, int64_t)
+DEFINE_STATIC_LOOP(8u, uint64_t, uint64_t, int64_t)
+void __kmpc_for_static_fini(void* place, int32_t thread) {}
+
+#pragma GCC visibility pop
+#ifdef __cplusplus
+}
+#endif

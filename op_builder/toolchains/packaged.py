@@ -1,0 +1,93 @@
+"""clang of the Python package ziglang: its command, and ``accel-cc`` and ``accel-c++``, which run it.
+
+Programs such as Inductor and Triton take a compiler's name from ``CC`` and ``CXX`` as one word. The scripts start in
+the time of Python itself: nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+_OLDEST_GLIBC = "2.28"  # as torch's own wheels
+# clang answers these itself, and does not know a target with a glibc.
+_QUERIES = ("--version", "-dumpmachine", "-dumpversion", "-print-", "--print-")
+_WITHOUT_LINK = {"-c", "-S", "-E", "-M", "-MM", "-fsyntax-only"}
+
+
+def packaged_command(language: str) -> tuple[str, ...] | None:
+    """The compiler's command, or None if ziglang is not installed.
+
+    Args:
+        language: ``cc`` or ``c++``.
+    """
+    import platform
+
+    directory = _directory_of("ziglang")
+    if directory is None:
+        return None
+    command = (os.path.join(directory, "zig"), language)
+    if sys.platform != "linux":
+        return command
+    # Without a target it compiles for this CPU alone; the binary runs with this glibc or a newer one.
+    return (*command, "-target", f"{platform.machine()}-linux-gnu.{_OLDEST_GLIBC}", "-fno-sanitize=undefined")
+
+
+def cc() -> NoReturn:
+    """The console script ``accel-cc``."""
+    _execute("cc", "accel-cc")
+
+
+def cxx() -> NoReturn:
+    """The console script ``accel-c++``."""
+    _execute("c++", "accel-c++")
+
+
+def _execute(language: str, name: str) -> NoReturn:
+    command = packaged_command(language)
+    if command is None:
+        sys.exit(f"{name}: the package ziglang is not installed in {sys.prefix}. Remedy: pip install ziglang.")
+    arguments = sys.argv[1:]
+    if any(word.startswith(_QUERIES) for word in arguments) or arguments == ["-v"]:
+        command = tuple(word.removesuffix(f".{_OLDEST_GLIBC}") for word in command)
+    elif "-fopenmp" in arguments:
+        libgomp = torch_libgomp()
+        if libgomp is None:
+            sys.exit(f"{name}: -fopenmp needs the libgomp of torch, which is not in {sys.prefix}.")
+        arguments = with_openmp(arguments, language, libgomp)
+    if not any(word.startswith("-g") for word in arguments):
+        command = (*command, "-Wl,--strip-debug")  # of libc++, 2 MB
+    os.execv(command[0], [*command, *arguments])
+
+
+def with_openmp(arguments: Sequence[str], language: str, libgomp: str) -> list[str]:
+    """The arguments with what ``-fopenmp`` needs: a header and, if they link, the runtime.
+
+    See ``csrc/openmp/clang_on_libgomp.c`` on why that is torch's.
+    """
+    from op_builder.paths import native_root  # 5 ms
+
+    directory = str(native_root() / "csrc" / "openmp")
+    added = ["-isystem", directory]
+    if _WITHOUT_LINK.isdisjoint(arguments):
+        source = os.path.join(directory, "clang_on_libgomp.c")
+        added += ["-x", language.replace("cc", "c"), source, "-x", "none"]
+        added += [libgomp, f"-Wl,-rpath,{os.path.dirname(libgomp)}"]
+    return [*(word for word in arguments if word != "-lgomp"), *added]
+
+
+def torch_libgomp() -> str | None:
+    """The file of the OpenMP runtime that torch opens, if it is libgomp."""
+    torch = _directory_of("torch")
+    places = [Path(torch, "lib")] if torch is not None else []
+    places.append(Path(sys.prefix, "lib"))  # conda
+    return next((str(file) for place in places for file in sorted(place.glob("libgomp*.so*"))), None)
+
+
+def _directory_of(package: str) -> str | None:
+    found = importlib.util.find_spec(package)
+    return found.submodule_search_locations[0] if found is not None and found.submodule_search_locations else None
