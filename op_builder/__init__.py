@@ -54,10 +54,16 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+_deepspeed_keeps_its_ops = False
+
+
 def _switch_deepspeed() -> None:
     """With ACCEL_DEEPSPEED=1 put DeepSpeed on this library; it asks for a name of this package while it is imported."""
+    global _deepspeed_keeps_its_ops
     from op_builder import env
 
+    if _deepspeed_keeps_its_ops:
+        return  # it asks for each of its builders, and was told the reason
     try:
         if env.ACCEL_DEEPSPEED.get():
             import importlib
@@ -69,5 +75,7 @@ def _switch_deepspeed() -> None:
             importlib.import_module("op_builder.integrations.deepspeed")
     except Exception as error:  # DeepSpeed's import must not fail
         import logging
+
+        _deepspeed_keeps_its_ops = True
 
         logging.getLogger(__name__).warning("DeepSpeed keeps its own ops: %s", error)

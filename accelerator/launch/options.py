@@ -66,6 +66,17 @@ def _count(text: str) -> int | None:
     return count
 
 
+def _rank_of_host(text: str) -> int:
+    """The index of a host; DeepSpeed's -1 means that it is not given."""
+    index: int = 0 if text == "-1" else _INDEX(text)
+    return index
+
+
+def _directory(text: str) -> Path | None:
+    """A directory; DeepSpeed's "None" means none."""
+    return None if text == "None" else Path(text)
+
+
 class _Parser(argparse.ArgumentParser):
     """Adds spellings of options, suggestions, and the split between options and the program."""
 
@@ -138,7 +149,7 @@ def make_parser(prog: str = "accel-launch") -> _Parser:
     add("--exclude", "-e", metavar="HOSTS", help="use all but these")
     add("--num_nodes", "--nnodes", type=_count, metavar="N",
         help="use the first N hosts of the hostfile (-1: all); without one, N hosts run this command")  # fmt: skip
-    add("--node_rank", type=_INDEX, default=0, metavar="I", help="index of this host")
+    add("--node_rank", type=_rank_of_host, default=0, metavar="I", help="index of this host")
     add("--no_ssh", action="store_true",
         help="every host of the hostfile runs this command, with its own --node_rank")  # fmt: skip
     add("--force_multi", action="store_true", help="use the launcher for several hosts also for one")
@@ -162,7 +173,7 @@ def make_parser(prog: str = "accel-launch") -> _Parser:
     add("--no_python", action="store_true", help="the program is not a Python script")
     add("--no_local_rank", action="store_true", help="no effect: the program never gets an option --local_rank")
     add("--no_ssh_check", action="store_true", help="no effect: ssh is never tried before the launch")
-    add("--log_dir", "--enable_each_rank_log", type=Path, metavar="DIR",
+    add("--log_dir", "--enable_each_rank_log", type=_directory, metavar="DIR",
         help="also write the output of each rank to files in DIR")  # fmt: skip
     add("--max_restarts", type=_INDEX, default=0, metavar="N", help="restart all ranks up to N times after a failure")
     add("--grace_period", type=_SECONDS, default=10.0, metavar="S",

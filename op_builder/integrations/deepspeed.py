@@ -1,10 +1,10 @@
 """DeepSpeed on this library: ``import op_builder.integrations.deepspeed``, before or after ``import deepspeed``.
 
 ``ACCEL_DEEPSPEED=1`` does the same without a line, and is set for the processes that this one starts. On the CPU,
-DeepSpeed gets this library's accelerator and every op that this library has. On other devices it keeps its accelerator,
-and gets the ops that work in host memory where it has them, too (CPUAdam, AsyncIO and others); on NVIDIA's also
-FusedAdam and FusedLion. There and on the CPU, its other builders are DeepSpeed's own classes, run by this library's
-engine. Elsewhere the ops for the device stay DeepSpeed's. ``off()`` undoes it.
+DeepSpeed gets this library's accelerator and every op that this library has. On other devices it keeps its accelerator
+and gets this library's ops in host memory (CPUAdam, AsyncIO and others), as far as it has such; on NVIDIA's devices it
+also gets FusedAdam and FusedLion. There and on the CPU, its other builders are DeepSpeed's own classes, run by this
+library's engine. On other devices they stay DeepSpeed's. ``off()`` undoes it, and ``on()`` switches again.
 
 An op that DeepSpeed has loaded before stays in use by the objects that hold it.
 """
@@ -42,8 +42,8 @@ from op_builder.toolchains.cuda import find_cuda
 
 logger = logging.getLogger(__name__)
 
-OLDEST, NEWEST = (0, 18), (0, 19)
-"""The first and the last release of DeepSpeed that get no warning; 0.19.8 is the one that the tests install."""
+OLDEST, NEWEST = (0, 18), (0, 19, 8)
+"""The first and the last release of DeepSpeed that get no warning; the tests install the last one."""
 
 _ENGINE_DEVICES = ("cpu", "cuda")
 """Where the engine runs DeepSpeed's own classes."""
@@ -83,7 +83,7 @@ def on() -> None:
         find = _use_our_accelerator(accelerator) if device == "cpu" else _with_our_ops(theirs, device)
         used = accelerator.get_accelerator()
         if device in _ENGINE_DEVICES:
-            find = _with_engine(find)
+            find = _with_engine(find, device)
         _let_find(used, find)
         replaced = _replace_names(find, _is_theirs, _is_offered)
         _renew_lists()
@@ -103,7 +103,9 @@ def off() -> None:
         return
     while _undo:
         _undo.pop()()
+    # In modules that were imported meanwhile.
     _replace_names(_deepspeeds_accelerator().get_accelerator().get_op_builder, _is_ours, lambda _: True)
+    _undo.clear()
     _renew_lists()
 
 
@@ -116,7 +118,7 @@ def engine_builder(name: str) -> type[OpBuilder]:
     Raises:
         UnknownOpError: DeepSpeed has no such builder for CUDA devices, the CPU or all.
     """
-    known = _engine_classes()
+    known = _engine_classes(_deepspeeds_accelerator().get_accelerator().device_name().partition(":")[0])
     if name not in known:
         raise UnknownOpError(
             f"DeepSpeed has no builder {name!r} for CUDA devices or the CPU.", f"It has: {', '.join(sorted(known))}."
@@ -125,15 +127,19 @@ def engine_builder(name: str) -> type[OpBuilder]:
 
 
 @cache
-def _engine_classes() -> dict[str, type[OpBuilder]]:
-    """DeepSpeed's builder classes for CUDA devices and the CPU, run by the engine, by their names."""
+def _engine_classes(device: str) -> dict[str, type[OpBuilder]]:
+    """DeepSpeed's builder classes for CUDA devices and the CPU, run by the engine, by their names.
+
+    Of two classes of one name, that for the CPU counts where ``device`` is the CPU.
+    """
     # Not by import: DeepSpeed asks for its builders while it imports that package.
     directories = [os.path.join(path, "ops", "op_builder") for path in importlib.import_module("deepspeed").__path__]
     known: dict[str, type[OpBuilder]] = {}
-    for package, paths in (
-        (_ENGINE_PACKAGE, directories),
-        (f"{_ENGINE_PACKAGE}.cpu", [os.path.join(path, "cpu") for path in directories]),
-    ):
+    packages = {
+        _ENGINE_PACKAGE: directories,
+        f"{_ENGINE_PACKAGE}.cpu": [os.path.join(path, "cpu") for path in directories],
+    }
+    for package, paths in sorted(packages.items(), reverse=device == "cpu"):
         # A second copy of DeepSpeed's modules, whose "from .builder import ..." finds the classes of this library.
         copied = sys.modules[package] = ModuleType(package)
         copied.__path__ = paths
@@ -172,14 +178,14 @@ class _OnEngine(OpBuilder):
             raise
 
 
-def _with_engine(find: Find) -> Find:
+def _with_engine(find: Find, device: str) -> Find:
     """``find`` for the ops that it finds in this library; other builders of DeepSpeed are run by the engine."""
 
     def find_or_run(name: str) -> Any:
         found = find(name)
         if _is_offered(found) or not _is_named(found, name):
             return found
-        on_engine = _engine_classes().get(name)
+        on_engine = _engine_classes(device).get(name)
         # An op that DS_BUILD_OPS has compiled needs no build.
         return found if on_engine is None or _is_installed(on_engine.NAME) else on_engine
 
@@ -223,11 +229,11 @@ def _check_version() -> None:
     try:
         version = metadata.version("deepspeed")
     except metadata.PackageNotFoundError:  # it is used from its sources
-        version = "of an unknown version"
-    release = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+        version = "one of an unknown version"
+    release = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
     if not OLDEST <= release <= NEWEST:
         tested = " to ".join(".".join(map(str, each)) for each in (OLDEST, NEWEST))
-        logger.warning("DeepSpeed %s was not tested with accel-ops; tested are %s.", version, tested)
+        logger.warning("accel-ops was tested with DeepSpeed %s, not with %s.", tested, version)
 
 
 def _use_our_accelerator(module: ModuleType) -> Find:
@@ -275,8 +281,10 @@ def _replace_names(find: Find, is_old: Callable[[Any], bool], is_wanted: Callabl
     known = {op.builder for op in OPS} | {*OTHERS_OPS}
     for module in _modules():
         for name in known & {*vars(module)}:
-            if is_old(vars(module)[name]) and is_wanted(new := find(name)):
+            old = vars(module)[name]
+            if is_old(old) and is_wanted(new := find(name)):
                 setattr(module, name, new)
+                _undo.append(partial(setattr, module, name, old))
                 replaced.add(name)
     return replaced
 
@@ -294,9 +302,9 @@ def _is_offered(value: Any) -> bool:
 
 
 def _modules() -> Iterator[ModuleType]:
-    """The imported modules of DeepSpeed, but not those that define its builders."""
+    """The imported modules of DeepSpeed."""
     for name, module in list(sys.modules.items()):
-        if f"{name}.".startswith("deepspeed.") and not name.startswith(f"{_BUILDERS}.") and module is not None:
+        if f"{name}.".startswith("deepspeed.") and module is not None:
             yield module
 
 

@@ -115,6 +115,66 @@ def test_the_page_lists_what_deepspeed_has(python: Path, installed: str) -> None
     assert set(re.findall(r"`(\w+)`", table)) == set(accelerators)
 
 
+NAMES = """
+import json, sys
+import deepspeed.compile.util, deepspeed.ops.op_builder.all_ops
+from deepspeed.accelerator import get_accelerator
+
+def names():
+    found = {"accelerator": get_accelerator(), "compatible": dict(deepspeed.ops.__compatible_ops__)}
+    for module in [name for name in sys.modules if name.startswith("deepspeed.")]:
+        of_module = vars(sys.modules[module]).items()
+        found.update(((module, name), value) for name, value in of_module if name.endswith("Builder"))
+    return found
+
+before = names()
+import op_builder.integrations.deepspeed as integration
+during = names()
+import deepspeed.ops.pin_memory as imported_while_on
+late = imported_while_on.PinMemoryBuilder.__module__
+integration.off()
+after = names()
+integration.on()
+again = names()
+print(json.dumps([late, before == {key: after[key] for key in before}, before == during,
+                  during == {key: again[key] for key in during}]))
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_off_restores_every_name_and_on_switches_again(python: Path, installed: str, device: str) -> None:
+    variables = {"DS_ACCELERATOR": device, "ACCEL_ACCELERATOR": None, "PYTHONPATH": installed}
+    assert run(python, "", "-c", NAMES, **variables) == ["op_builder.cpu", True, False, True]
+
+
+REPORTS = """
+import contextlib, io, json, re
+import op_builder.integrations.deepspeed
+from deepspeed import env_report
+from op_builder.report.__main__ import main
+
+def printed(call):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        call()
+    return output.getvalue()
+
+theirs = re.sub(r"\\x1b\\[\\d+m", "", printed(lambda: env_report.main(False, False)))
+rows = re.findall(r"^(\\w+) \\.+ \\[\\w+\\] \\.+ \\[(\\w+)\\]", theirs, re.MULTILINE)
+ours = {op["name"]: op["compatible"] for op in json.loads(printed(lambda: main(["--json"])))["ops"]}
+print(json.dumps([{name: word == "OKAY" for name, word in rows}, ours]))
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_reports_of_both_sides_agree(python: Path, installed: str, device: str) -> None:
+    variables = {"DS_ACCELERATOR": device, "ACCEL_ACCELERATOR": device, "PYTHONPATH": installed}
+    theirs, ours = run(python, "", "-c", REPORTS, **variables)
+    common = theirs.keys() & ours.keys()
+    assert {"cpu_adam", "async_io", "fused_adam"} <= common
+    assert {name: theirs[name] for name in common} == {name: ours[name] for name in common}
+
+
 def train(python: Path, how: str, ranks: int, runs: list[dict[str, Any]], site: str | None = None) -> list[Any]:
     """What each rank of tests/support/deepspeed_training.py prints."""
     with socket.socket() as free:
@@ -216,7 +276,7 @@ def check_losses(runs: list[dict[str, Any]], found: list[Any], own_runs: list[di
         return (run["stage"], run["dtype"], run.get("optimizer", "none") == "none", "zenflow" in run)
 
     for rank, own_rank in zip(found, own, strict=True):
-        expected = {kind(run): losses for run, losses in zip(own_runs, own_rank["losses"], strict=False)}
+        expected = {kind(run): losses for run, losses in zip(own_runs, own_rank["losses"], strict=True)}
         for run, losses in zip(runs, rank["losses"], strict=True):
             right = expected[kind(run)][-len(losses) :]
             # After a second selection of columns ZenFlow's own losses depend on timing.

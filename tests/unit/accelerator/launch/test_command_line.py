@@ -234,6 +234,7 @@ def test_each_host_gets_a_command_by_ssh(capsys: Capture, tmp_path: Path) -> Non
         ("-H hosts --num_gpus -1 --num_nodes=-1", "--hostfile hosts"),
         ("--num_gpus -1 --num_nodes -1", ""),
         ("-H hosts --enable_each_rank_log logs", "--hostfile hosts --log_dir logs"),
+        ("-H hosts --enable_each_rank_log None --node_rank -1", "--hostfile hosts"),
         ("--num_gpus 2 --force_multi", "--num_accelerators 2 --launcher ssh"),
         ("-H hosts --no_ssh --node_rank 1", "--num_accelerators 2 --num_nodes 2 --node_rank 1 --master_addr a"),
         ("--num_gpus 2 --venv_script x --ssh_port 2", "--num_accelerators 2"),
