@@ -17,6 +17,7 @@ from accelerator.launch.topology import Topology, format_list
 
 _MOST_LINES = 16
 FILE_NAME = ".accel_env"
+_DEEPSPEEDS_NAME = ".deepspeed_env"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 # In addition to the accelerator's prefixes: settings of Python, of this project, of OpenMP, and of the communication
@@ -114,8 +115,10 @@ def read_environment_files(directories: Iterable[Path]) -> tuple[dict[str, str],
         LaunchError: a line is invalid; the message has the file and the line number.
     """
     variables: dict[str, str] = {}
-    read, ignored = [], []
+    read, ignored, warnings = [], [], []
     for path in dict.fromkeys(directory / FILE_NAME for directory in directories):
+        if os.path.lexists(path.with_name(_DEEPSPEEDS_NAME)) and not os.path.lexists(path):
+            warnings.append(f"{path.with_name(_DEEPSPEEDS_NAME)} is not read. Remedy: Name it {FILE_NAME}.")
         if (reason := why_distrusted(path)) is not None:
             ignored.append(f"{path} ({reason})")
             continue
@@ -135,7 +138,9 @@ def read_environment_files(directories: Iterable[Path]) -> tuple[dict[str, str],
     notes = {"info": f"Read environment variables from {', '.join(read)}"} if read else {}
     if ignored:
         remedy = "Own the file and its directory, and run 'chmod go-w' on both"
-        notes["warning"] = f"Warning: ignored {', '.join(ignored)}. Remedy: {remedy}."
+        warnings.append(f"ignored {', '.join(ignored)}. Remedy: {remedy}.")
+    if warnings:
+        notes["warning"] = "\n".join(f"Warning: {warning}" for warning in warnings)
     return variables, notes
 
 

@@ -45,6 +45,16 @@ def test_later_files_override_earlier_ones_and_missing_ones_are_skipped(tmp_path
     assert notes == {"info": f"Read environment variables from {files}"}
 
 
+def test_a_file_for_deepspeed_alone_is_named(tmp_path: Path) -> None:
+    theirs = tmp_path / ".deepspeed_env"
+    theirs.write_text("A=1\n")
+    found, notes = read_environment_files([tmp_path])
+    assert (found, notes) == ({}, {"warning": f"Warning: {theirs} is not read. Remedy: Name it .accel_env."})
+    (tmp_path / ".accel_env").write_text("B=1\n")
+    found, notes = read_environment_files([tmp_path])
+    assert (found, list(notes)) == ({"B": "1"}, ["info"])
+
+
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
