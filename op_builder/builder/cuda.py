@@ -29,7 +29,8 @@ class CUDAOpBuilder(OpBuilder):
         Unless overridden, they give ops with torch's C++ API the operators and conversions of ``__half``, which torch's
         own flags take away, as DeepSpeed's class does.
         """
-        return [f"-U__CUDA_NO_{what}__" for what in _HALF_FEATURES] if self.BINDING.uses_torch_cxx else []
+        half = [f"-U__CUDA_NO_{what}__" for what in _HALF_FEATURES] if self.BINDING.uses_torch_cxx else []
+        return [*super().nvcc_args(), *half]
 
     def filter_ccs(self, ccs: list[str]) -> Sequence[str | Sequence[str]]:
         """The requested compute capabilities that this op supports: all, unless overridden.
