@@ -63,7 +63,7 @@ def _switch_deepspeed() -> None:
     from op_builder import env
 
     if _deepspeed_keeps_its_ops:
-        return  # it asks for each of its builders, and was told the reason
+        return  # the reason was logged when DeepSpeed looked up its first builder
     try:
         if env.ACCEL_DEEPSPEED.get():
             import importlib

@@ -60,21 +60,12 @@ _PORT = _number("a port, 1 to 65535", 1, 65535)
 _SECONDS = _number("a number of seconds", 1e-3, 1e6, float)
 
 
-def _count(text: str) -> int | None:
-    """A number of hosts or ranks; None for DeepSpeed's -1, which means all."""
-    count: int | None = None if text == "-1" else _AT_LEAST_ONE(text)
-    return count
+def _unless(word: str, meaning: Any, convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """What converts an option's value, and gives ``word``, one of DeepSpeed's, its meaning."""
+    return lambda text: meaning if text == word else convert(text)
 
 
-def _rank_of_host(text: str) -> int:
-    """The index of a host; DeepSpeed's -1 means that it is not given."""
-    index: int = 0 if text == "-1" else _INDEX(text)
-    return index
-
-
-def _directory(text: str) -> Path | None:
-    """A directory; DeepSpeed's "None" means none."""
-    return None if text == "None" else Path(text)
+_COUNT = _unless("-1", None, _AT_LEAST_ONE)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -142,14 +133,14 @@ def make_parser(prog: str = "accel-launch") -> _Parser:
         allow_abbrev=False,
     )
     add = parser.group("ranks and hosts")
-    add("--num_accelerators", "--num_gpus", "--nproc_per_node", type=_count, metavar="N",
+    add("--num_accelerators", "--num_gpus", "--nproc_per_node", type=_COUNT, metavar="N",
         help="ranks per host (default, and -1: its accelerators, or its NUMA nodes on CPUs)")  # fmt: skip
     add("--hostfile", "-H", type=Path, metavar="FILE", help="file with a line 'name slots=N' per host")
     add("--include", "-i", metavar="HOSTS", help="use only these hosts and slots: a:0,1@b")
     add("--exclude", "-e", metavar="HOSTS", help="use all but these")
-    add("--num_nodes", "--nnodes", type=_count, metavar="N",
+    add("--num_nodes", "--nnodes", type=_COUNT, metavar="N",
         help="use the first N hosts of the hostfile (-1: all); without one, N hosts run this command")  # fmt: skip
-    add("--node_rank", type=_rank_of_host, default=0, metavar="I", help="index of this host")
+    add("--node_rank", type=_unless("-1", 0, _INDEX), default=0, metavar="I", help="index of this host")
     add("--no_ssh", action="store_true",
         help="every host of the hostfile runs this command, with its own --node_rank")  # fmt: skip
     add("--force_multi", action="store_true", help="use the launcher for several hosts also for one")
@@ -173,7 +164,7 @@ def make_parser(prog: str = "accel-launch") -> _Parser:
     add("--no_python", action="store_true", help="the program is not a Python script")
     add("--no_local_rank", action="store_true", help="no effect: the program never gets an option --local_rank")
     add("--no_ssh_check", action="store_true", help="no effect: ssh is never tried before the launch")
-    add("--log_dir", "--enable_each_rank_log", type=_directory, metavar="DIR",
+    add("--log_dir", "--enable_each_rank_log", type=_unless("None", None, Path), metavar="DIR",
         help="also write the output of each rank to files in DIR")  # fmt: skip
     add("--max_restarts", type=_INDEX, default=0, metavar="N", help="restart all ranks up to N times after a failure")
     add("--grace_period", type=_SECONDS, default=10.0, metavar="S",

@@ -13,7 +13,7 @@ from pathlib import Path
 from op_builder.cache.headers import Roots
 from op_builder.plan import Binding, BuildPlan, Language, Source
 from op_builder.system.torch_install import torch_install
-from op_builder.toolchains.compiler import ZIG, Compiler
+from op_builder.toolchains.compiler import Compiler
 from op_builder.toolchains.compiler_probe import LINKED_FLAG, lists_linked, searched_directories
 from op_builder.toolchains.cuda import CudaToolkit
 from op_builder.toolchains.cuda_archs import gencode_flags
@@ -295,7 +295,7 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries
     chosen = [flag for flag in plan.link_flags if flag.startswith(("-fuse-ld", "-B", "--ld-path"))]
     listed = [f"-Wl,{LINKED_FLAG}={LINKED_LIST}"] if lists_linked((*toolset.cxx.command, *chosen)) else []
     # ziglang's libc++ brings 2 MB of debug information with this machine's paths.
-    strips = os.path.basename(toolset.cxx.path) == ZIG and not any(flag.startswith("-g") for flag in plan.cxx_flags)
+    strips = toolset.cxx.is_zig and not any(flag.startswith("-g") for flag in plan.cxx_flags)
     return (
         *toolset.cxx.command,
         "-shared",

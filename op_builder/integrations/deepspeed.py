@@ -135,11 +135,11 @@ def _engine_classes(device: str) -> dict[str, type[OpBuilder]]:
     # Not by import: DeepSpeed asks for its builders while it imports that package.
     directories = [os.path.join(path, "ops", "op_builder") for path in importlib.import_module("deepspeed").__path__]
     known: dict[str, type[OpBuilder]] = {}
-    packages = {
-        _ENGINE_PACKAGE: directories,
-        f"{_ENGINE_PACKAGE}.cpu": [os.path.join(path, "cpu") for path in directories],
-    }
-    for package, paths in sorted(packages.items(), reverse=device == "cpu"):
+    packages = [
+        (_ENGINE_PACKAGE, directories),
+        (f"{_ENGINE_PACKAGE}.cpu", [os.path.join(path, "cpu") for path in directories]),
+    ]
+    for package, paths in reversed(packages) if device == "cpu" else packages:
         # A second copy of DeepSpeed's modules, whose "from .builder import ..." finds the classes of this library.
         copied = sys.modules[package] = ModuleType(package)
         copied.__path__ = paths

@@ -83,7 +83,7 @@ def nvcc_check(plan: BuildPlan, memo: Memo) -> CheckOutcome:
     """nvcc and the host compiler compile a small kernel together, for a requested architecture."""
     toolkit = find_cuda(memo)
     compiler = find_cxx(memo)
-    if is_packaged(compiler):
+    if compiler.is_zig:
         reason = f"{compiler.path} compiles with libc++, which CUDA's headers refuse."
         return Failed("nvcc", reason, "Install g++ (Debian and Ubuntu: apt-get install g++), or set CXX to it.")
 

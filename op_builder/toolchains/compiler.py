@@ -18,7 +18,7 @@ from op_builder.toolchains.flags import expand_response_files
 
 _ANSWER: Schema = {"version": is_text, "target": is_text, "is_gcc": is_flag}
 _DEFAULT_CXX = ("g++", "c++", "clang++")
-ZIG = "zig"
+_ZIG = "zig"
 _SCRIPT = "accel-c++"
 
 
@@ -38,6 +38,11 @@ class Compiler(NamedTuple):
     version: str
     target: str
     is_gcc: bool
+
+    @property
+    def is_zig(self) -> bool:
+        """Whether it is clang of ziglang, which has libc++ in place of libstdc++."""
+        return os.path.basename(self.path) == _ZIG
 
     @property
     def itself(self) -> str:
@@ -103,7 +108,7 @@ def find_cxx(memo: Memo) -> Compiler:
 
 def is_packaged(compiler: Compiler) -> bool:
     """Whether it is that of the package ziglang, found because PATH has none."""
-    return env.CXX.get() is None and os.path.basename(compiler.path) == ZIG
+    return env.CXX.get() is None and compiler.is_zig
 
 
 def _words(command: str) -> list[str]:
@@ -117,7 +122,7 @@ def identify(command: tuple[str, ...], memo: Memo) -> Compiler:
     # ccache and distcc take the real compiler as their first argument; zig takes "c++" as a command.
     words = [word for word in command if not word.startswith("-")]
     names = [os.path.basename(word) for word in words]
-    of_zig = min((names.index(name) for name in (ZIG, "ziglang") if name in names), default=len(words))
+    of_zig = min((names.index(name) for name in (_ZIG, "ziglang") if name in names), default=len(words))
     programs = [found for found in (shutil.which(word) for word in words[: of_zig + 1]) if found]
     path = os.path.realpath(programs[-1])
 

@@ -81,14 +81,18 @@ def find_cuda(memo: Memo) -> CudaToolkit:
     if named is not None:
         return _toolkit(named, memo)
     system = shutil.which("nvcc") or shutil.which("nvcc", path=str(_USUAL_HOME / "bin"))
-    of_wheels, built = _nvccs_of_wheels(), torch_install().cuda
+    toolkit = None if system is None else _toolkit(system, memo)
+    built = torch_install().cuda
     wanted = 0 if built is None else parse_release(built)[0]
-    if system is not None:
-        toolkit = _toolkit(system, memo)
-        if wanted not in of_wheels or toolkit.version[0] == wanted:
-            return toolkit
+    if toolkit is not None and wanted in (0, toolkit.version[0]):
+        return toolkit
+    of_wheels = _nvccs_of_wheels()
+    if wanted in of_wheels:
+        return _toolkit(of_wheels[wanted], memo)
+    if toolkit is not None:
+        return toolkit
     if of_wheels:
-        return _toolkit(of_wheels[wanted if wanted in of_wheels else max(of_wheels)], memo)
+        return _toolkit(of_wheels[max(of_wheels)], memo)
     version = "" if built is None else f"=={built}.*"
     raise MissingCUDAException(
         "No CUDA toolkit: CUDA_HOME and CUDA_PATH are unset, and nvcc is not on PATH, "
