@@ -5,6 +5,7 @@ accel-launch --num_accelerators 2 examples/porting/after.py  data parallel; torc
 """
 
 import argparse
+import gc
 import json
 import os
 from pathlib import Path
@@ -81,6 +82,9 @@ def main() -> None:
         results = {"losses": [loss.item() for loss in losses], "milliseconds": milliseconds, "peak_bytes": peak_bytes}
         print(json.dumps(results))
     if is_distributed:
+        # Free the model first: DistributedDataParallel must not hold its group last (docs/distributed.md).
+        del model, optimizer, logits, loss
+        gc.collect()
         dist.barrier()
         dist.destroy_process_group()
 

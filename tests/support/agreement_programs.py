@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -239,10 +238,7 @@ def power_sgd(rank: int, size: int, directory: str, backend: str) -> list[float]
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    # DDP must not hold the last reference to the group: it would join gloo's threads while it holds the GIL, for which
-    # a thread of gloo may wait.
     del model, optimizer, loss
-    gc.collect()
     stop()
     return losses
 

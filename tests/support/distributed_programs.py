@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import os
 import signal
 import threading
@@ -37,6 +38,9 @@ def start(backend: str, rank: int, size: int, directory: str, timeout: timedelta
 
 
 def stop() -> None:
+    # Models before their groups: if DistributedDataParallel held gloo's group last, it would join gloo's thread with
+    # the GIL held, for which that thread may wait. Callers delete the variables that refer to such a model.
+    gc.collect()
     dist.barrier()
     dist.destroy_process_group()
 

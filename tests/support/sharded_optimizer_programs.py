@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -89,7 +88,6 @@ WAYS: dict[str, Callable[[int, nn.Module], nn.Module]] = {
 def ranks(rank: int, size: int, directory: str) -> Iterator[None]:
     start("gloo", rank, size, directory)
     yield
-    gc.collect()  # the models, before their groups
     stop()
 
 
