@@ -51,6 +51,14 @@ inline const char* python_class(const std::exception& error) {
   return last != nullptr ? last : "MemoryError: ";
 }
 
+// Calls a boxed function; torch throws its error. torch's exception passes this function, which has nothing to clean
+// up: its C++ library is not asked.
+inline void call_for_torch(BoxedFunction function, StableIValue* stack, uint64_t arguments, uint64_t results) {
+  if (const char* const error = error_of(function, stack, arguments, results)) {
+    aoti_torch_check(false, "", "", 0, error);
+  }
+}
+
 // torch passes no context to a boxed function, so each function of a library has its own caller.
 constexpr std::size_t kMostFunctions = 256;
 inline BoxedFunction functions[kMostFunctions];
@@ -58,10 +66,7 @@ inline std::size_t function_count = 0;
 
 template <std::size_t i>
 void call_function(StableIValue* stack, uint64_t arguments, uint64_t results) {
-  // torch's exception passes this function, which has nothing to clean up: its C++ library is not asked.
-  if (const char* const error = error_of(functions[i], stack, arguments, results)) {
-    aoti_torch_check(false, "", "", 0, error);
-  }
+  call_for_torch(functions[i], stack, arguments, results);
 }
 
 template <std::size_t... i>

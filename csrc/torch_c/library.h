@@ -47,7 +47,12 @@ class Library {
   }
 #if defined(ACCEL_BOXED_BY_TORCH)
   Library& impl(const char* name, torch_c::BoxedFunction function) {
+#if defined(ACCEL_TORCH_BOX_PASSES_ERRORS)
+    ACCEL_TORCH(torch_library_impl, handle_, name, function, ACCEL_BOXED_BY_TORCH);
+    return *this;
+#else
     return impl(name, Boxed{function, ACCEL_BOXED_BY_TORCH});
+#endif
   }
 #endif
 

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from op_builder.cache.headers import Roots
+from op_builder.paths import native_root
 from op_builder.plan import Binding, BuildPlan, Language, Source
 from op_builder.system.torch_install import torch_install
 from op_builder.toolchains.compiler import Compiler
 from op_builder.toolchains.compiler_probe import LINKED_FLAG, lists_linked, searched_directories
 from op_builder.toolchains.cuda import CudaToolkit
 from op_builder.toolchains.cuda_archs import gencode_flags
+from op_builder.toolchains.packaged import openmp_headers, openmp_runtime, torch_libgomp
 from op_builder.toolchains.toolset import Toolset
 
 # The object that linked device code becomes, named as torch names it.
@@ -203,6 +205,7 @@ def _compile_cxx(plan: BuildPlan, flags: list[str], toolset: Toolset, maps: list
         *maps,
         *(f"-I{path}" for path in plan.include_dirs),
         *_flagged("-isystem", _all_system_includes(plan, toolset)),
+        *(openmp_headers() if toolset.cxx.is_zig and "-fopenmp" in flags else []),
     ]
     # An error is found in the text form of messages only, and a later flag does not override an earlier one.
     return [word for word in command if not word.startswith("-fdiagnostics-format=")]
@@ -211,7 +214,14 @@ def _compile_cxx(plan: BuildPlan, flags: list[str], toolset: Toolset, maps: list
 def _all_system_includes(plan: BuildPlan, toolset: Toolset) -> list[str]:
     cuda = [str(toolset.cuda.home / "include")] if toolset.cuda is not None else []
     sycl = [str(toolset.sycl.include_dir)] if toolset.sycl is not None else []
-    return [*_system_includes(plan), *cuda, *sycl, *(str(library.include_dir) for library in plan.libraries)]
+    libraries = [str(library.include_dir) for library in plan.libraries]
+    return [*_libcxx_includes(plan, toolset.cxx), *_system_includes(plan), *cuda, *sycl, *libraries]
+
+
+def _libcxx_includes(plan: BuildPlan, compiler: Compiler) -> list[str]:
+    # In place of torch's: exceptions of libc++ must not reach torch.
+    csrc = native_root() / "csrc"
+    return [str(csrc / "libcxx"), str(csrc)] if compiler.is_zig and plan.binding is Binding.STABLE else []
 
 
 def system_directories(plan: BuildPlan, toolset: Toolset) -> list[str]:
@@ -296,11 +306,17 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries
     listed = [f"-Wl,{LINKED_FLAG}={LINKED_LIST}"] if lists_linked((*toolset.cxx.command, *chosen)) else []
     # ziglang's libc++ brings 2 MB of debug information with this machine's paths.
     strips = toolset.cxx.is_zig and not any(flag.startswith("-g") for flag in plan.cxx_flags)
+    link_flags = plan.link_flags
+    openmp: list[str] = []
+    if toolset.cxx.is_zig and "-fopenmp" in (*plan.cxx_flags, *link_flags):
+        link_flags = tuple(flag for flag in link_flags if flag != "-lgomp")
+        openmp = openmp_runtime("c++", torch_libgomp() or "-lgomp")
     return (
         *toolset.cxx.command,
         "-shared",
         *(["-Wl,--strip-debug"] if strips else []),
         *objects,
+        *openmp,
         "-o",
         plan.artifact_name,
         *listed,
@@ -313,7 +329,7 @@ def _link(plan: BuildPlan, objects: list[str], toolset: Toolset, torch_libraries
         *sycl,
         *(word for library in plan.libraries for word in (f"-L{library.library.parent}", f"-l{library.name}")),
         # Libraries that the author names are kept, because a library may only register itself.
-        *(["-Wl,--no-as-needed", *plan.link_flags, "-Wl,--as-needed"] if plan.link_flags else []),
+        *(["-Wl,--no-as-needed", *link_flags, "-Wl,--as-needed"] if link_flags else []),
     )
 
 

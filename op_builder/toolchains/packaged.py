@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -58,26 +57,29 @@ def _execute(language: str, name: str) -> NoReturn:
         libgomp = torch_libgomp()
         if libgomp is None:
             sys.exit(f"{name}: -fopenmp needs the libgomp of torch, which is not in {sys.prefix}.")
-        arguments = with_openmp(arguments, language, libgomp)
+        is_linked = _WITHOUT_LINK.isdisjoint(arguments)
+        arguments = [word for word in arguments if word != "-lgomp"]
+        if is_linked:
+            arguments += [*openmp_runtime(language, libgomp), f"-Wl,-rpath,{os.path.dirname(libgomp)}"]
+        else:
+            arguments += openmp_headers()
     if not any(word.startswith("-g") for word in arguments):
         command = (*command, "-Wl,--strip-debug")  # of libc++, 2 MB
     os.execv(command[0], [*command, *arguments])
 
 
-def with_openmp(arguments: Sequence[str], language: str, libgomp: str) -> list[str]:
-    """The arguments with what ``-fopenmp`` needs: a header and, if they link, the runtime.
-
-    See ``csrc/openmp/clang_on_libgomp.c`` on why that is torch's.
-    """
+def openmp_headers() -> list[str]:
+    """What ``-fopenmp`` needs for compiling."""
     from op_builder.paths import native_root  # 5 ms
 
-    directory = str(native_root() / "csrc" / "openmp")
-    added = ["-isystem", directory]
-    if _WITHOUT_LINK.isdisjoint(arguments):
-        source = os.path.join(directory, "clang_on_libgomp.c")
-        added += ["-x", language.replace("cc", "c"), source, "-x", "none"]
-        added += [libgomp, f"-Wl,-rpath,{os.path.dirname(libgomp)}"]
-    return [*(word for word in arguments if word != "-lgomp"), *added]
+    return ["-isystem", str(native_root() / "csrc" / "openmp")]
+
+
+def openmp_runtime(language: str, libgomp: str) -> list[str]:
+    """What ``-fopenmp`` needs for compiling and linking: torch's runtime, see ``csrc/openmp/clang_on_libgomp.c``."""
+    headers = openmp_headers()
+    source = os.path.join(headers[1], "clang_on_libgomp.c")
+    return [*headers, "-x", language.replace("cc", "c"), source, "-x", "none", libgomp]
 
 
 def torch_libgomp() -> str | None:

@@ -20,13 +20,14 @@ from op_builder.toolchains.compiler import find_cxx
 from op_builder.toolchains.diagnose import diagnose
 
 _ROCM_VERSION_FILE = Path("/opt/rocm/.info/version")
-
+# Each ends within seconds, but ziglang's first compiles its C++ library: a minute on an idle machine.
+_TIMEOUT_S = 300.0
 
 Prepare = Callable[[Path], list[str]]
 """Writes a probe's sources into a directory and returns the command to run there."""
 
 
-def failure_of(prepare: Prepare, timeout_s: float = 120) -> str:
+def failure_of(prepare: Prepare) -> str:
     """Run a probe in a temporary directory; the cause of its failure, empty when it worked.
 
     Raises:
@@ -37,7 +38,7 @@ def failure_of(prepare: Prepare, timeout_s: float = 120) -> str:
             # As a build: the compiler's own temporary files there, and the locale C, as diagnostics are searched.
             environment = env.child_environment(LC_ALL="C", TMPDIR=name)
             command = prepare(Path(name))
-            done = run(command, cwd=Path(name), timeout_s=timeout_s, environment=environment)
+            done = run(command, cwd=Path(name), timeout_s=_TIMEOUT_S, environment=environment)
             wrote = "-o" not in command or (Path(name) / command[command.index("-o") + 1]).exists()
     except OSError as error:
         raise _unusable_temporary_directory(error.strerror or str(error)) from error

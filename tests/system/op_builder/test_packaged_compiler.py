@@ -13,7 +13,7 @@ from tests.support.environments import ROOT, run
 
 pytestmark = pytest.mark.slow
 
-LOAD = """
+LOAD = '''
 import torch
 from accelerator import get_accelerator
 from op_builder import Binding, load_inline
@@ -29,7 +29,46 @@ try:
     load_inline("twice", "torch::Tensor twice(torch::Tensor x) { return x * 2; }", functions="twice")
 except IncompatibleOpError as error:
     print(error)
+def written(name, headers, box, library):
+    return f"""
+{headers}
+#include <omp.h>
+
+#include <stdexcept>
+
+static int64_t {name}(int64_t count) {{
+  if (count < 0) throw std::invalid_argument("count is negative");
+  int64_t found = 0;
+#pragma omp parallel num_threads(count) reduction(+ : found)
+  found += omp_get_num_threads();
+  return found;
+}}
+static void define(accel::Library& m) {{ m.def("{name}(int count) -> int"); }}
+static void all(accel::Library& m) {{ m.impl("{name}", {box}(&{name})); }}
+{library}
 """
+
+OURS = 'ACCEL_OP_LIBRARY({nullptr, define}, {"CompositeExplicitAutograd", all})'
+TORCHS = """
+STABLE_TORCH_LIBRARY(zig_by_torch, m) { m.def("by_torch(int count) -> int"); }
+STABLE_TORCH_LIBRARY_IMPL(zig_by_torch, CompositeExplicitAutograd, m) { m.impl("by_torch", TORCH_BOX(&by_torch)); }
+"""
+STABLE = '#include "bindings/stable_library.h"'
+for name, headers, box, library in (
+    ("boxed", '#include "torch_c/boxed.h"', "ACCEL_BOX", OURS),
+    ("torch_boxed", STABLE, "TORCH_BOX", OURS),
+    ("by_torch", STABLE, "TORCH_BOX", TORCHS),
+):
+    text = written(name, headers, box, library)
+    op = load_inline(name, text, binding=Binding.STABLE, extra_cflags=["-fopenmp"], extra_ldflags=["-lgomp"])
+    op = torch.ops.zig_by_torch if name == "by_torch" else op
+    print(name, "with threads:", getattr(op, name)(3))
+    for _ in range(2):
+        try:
+            getattr(op, name)(-1)
+        except (ValueError, RuntimeError) as error:
+            print(type(error).__name__, "of", name, error)
+'''
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +94,10 @@ def test_ops_are_compiled_and_those_on_torchs_headers_are_refused(packages: Path
     assert output.count("No C++ compiler is on PATH: using") == 1
     lines = [line for line in output.splitlines() if line.startswith("[")]
     assert lines == ["[0.5, 0.5, 0.5]", "[1.0, 1.0]"]
+    for name, error in (("boxed", "ValueError"), ("torch_boxed", "ValueError"), ("by_torch", "RuntimeError")):
+        assert f"{name} with threads: 9\n" in output
+        assert output.count(f"{error} of {name} ") == 2, output
+        assert "count is negative" in output
     assert "it compiles with libc++" in output
     assert "declare BINDING = Binding.STABLE" in output
     report = run(sys.executable, "-m", "op_builder.report", "--json", cwd=tmp_path, **variables)
