@@ -10,10 +10,11 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from op_builder import env
+from op_builder.cache.fingerprint import cpu_digest
 from op_builder.errors import ToolchainError
 from op_builder.report.known_symbols import KnownSymbols
 from op_builder.report.verdicts import Machine, numbers
@@ -32,6 +33,10 @@ def this_machine(origin: Path) -> Machine:
     nvrtc = directory.parent.parent.glob("nvidia/*/lib/libnvrtc.so.*")  # torch opens it when it is imported
     own = [library_index(path) for path in files if path.name.startswith(("libc10", "libtorch"))]
     cached = _linker_cache()
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:  # a source tree on PYTHONPATH
+        torch = "of unknown version"
 
     def missing(names: Iterable[str]) -> list[str]:
         return [name for name in sorted(names) if not (_in_process(name) or any(defines(name) for _, defines in own))]
@@ -47,13 +52,14 @@ def this_machine(origin: Path) -> Machine:
     level = re.search(r"x86-64-v(\d)", architecture_flag())
     threaded = "t" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
     return Machine(
-        torch=version("torch") if files else "",
+        torch=torch if files else "",
         torch_libraries=frozenset(path.name for path in (*files, *nvrtc)).union(*(needed for needed, _ in own)),
         python=f"{sys.version_info[0]}.{sys.version_info[1]}{threaded}",
         glibc=numbers(platform.libc_ver()[1]) if platform.libc_ver()[0] == "glibc" else (),
         cxx=frozenset(found.decode() for found in versions),
         machine=platform.machine(),
         level=int(level[1]) if level else 1,
+        cpu=cpu_digest(),
         missing=missing,
         has_library=lambda name, search: find(name, search) is not None,
     )

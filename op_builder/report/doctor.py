@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +37,13 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
         help="check these ops: cpu_adam, CPUAdamBuilder or package.module:Builder; or one file: x.so, ./x, x.whl",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--torch", metavar="X.Y,...", help="of a file: also predict for CPU builds of these releases")
+    parser.add_argument(
+        "--torch",
+        type=_releases,
+        default=[],
+        metavar="X.Y,...",
+        help="of a file: also predict for CPU builds of these releases",
+    )
     parser.add_argument(
         "--run",
         action="store_true",
@@ -74,6 +81,13 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m op_build
     return 1 if options.ops and found["problems"] else 0
 
 
+def _releases(text: str) -> list[str]:
+    releases = text.split(",")
+    if not all(re.fullmatch(r"\d+\.\d+(\.\d+)?", release) for release in releases):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of releases like 2.10,2.13.0")
+    return releases
+
+
 def _is_file(name: str) -> bool:
     is_library = re.search(r"\.(so[.\d]*|whl|zip|pyd|dll|dylib)$", name)
     return "/" in name or bool(is_library) or ("." in name and Path(name).exists())
@@ -106,14 +120,17 @@ def _check_file(path: Path, options: argparse.Namespace) -> int:
     here, tags = judged(machine), judge_tags(file, sys_tags())
     predicted = {release: _problems(judged(with_torch(machine, release, known))) for release in known.torch}
     fitting = [release for release, problems in predicted.items() if not any(problems.values())]
-    asked = options.torch.split(",") if options.torch else []
+    asked = options.torch
     if options.run and not asked:
         asked = sorted({fitting[0], fitting[-1]}) if fitting else [known.torch[-1]]
     trials = {}
-    for release in asked:
-        listed = next((name for name in known.torch if short(name) == short(release)), None)
-        wanted = listed if listed and release == short(release) else release
-        trials[wanted] = _trial(file, wanted, predicted[listed] if listed else None, options)
+    try:
+        for release in asked:
+            listed = next((name for name in known.torch if short(name) == short(release)), None)
+            wanted = listed if listed and release == short(release) else release
+            trials[wanted] = _trial(file, wanted, predicted[listed] if listed else None, options)
+    except KeyboardInterrupt:  # the environment was removed
+        return 128 + signal.SIGINT
     found = {
         "file": str(path),
         "loads_here": not (any(_problems(here).values()) or (tags and tags.problem)),

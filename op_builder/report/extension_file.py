@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import stat
 import zipfile
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
+from op_builder.cache.manifest import MANIFEST
 from op_builder.report.verdicts import NAME_TAG, Binary, Verdict, needed_glibc
 from op_builder.system.elf import Elf, read_elf
 
@@ -54,9 +56,11 @@ def read_file(path: Path) -> ExtensionFile:
         elf = _elf(path.name, path.read_bytes())
         near = {name: path.parent / name for name in elf.needed if (path.parent / name).is_file()}
         siblings = {name: _elf(name, place.read_bytes()) for name, place in near.items()}
+        manifest = path.with_name(MANIFEST)
+        cpu = _cpu_of(manifest.read_bytes()) if manifest.is_file() else ""
     except OSError as error:
         raise UnreadableFileError(f"{path} cannot be read: {error.strerror or error}.") from None
-    return ExtensionFile(path, (_binary(path.name, elf, siblings, ""),))
+    return ExtensionFile(path, (_binary(path.name, elf, siblings)._replace(cpu=cpu),))
 
 
 def _wheel(path: Path) -> ExtensionFile:
@@ -65,6 +69,9 @@ def _wheel(path: Path) -> ExtensionFile:
         with zipfile.ZipFile(path) as archive:
             names = sorted(name for name in archive.namelist() if _LIBRARY.search(name))
             elves = {name: _elf(name, archive.read(name)) for name in names}
+            beside = {name: f"{name.rpartition('/')[0]}/{MANIFEST}" for name in names}
+            listed = set(archive.namelist()).intersection(beside.values())
+            cpus = {name: _cpu_of(archive.read(manifest)) for name, manifest in beside.items() if manifest in listed}
     except InvalidWheelFilename:
         raise UnreadableFileError(f"{path} is a zip archive, but its name is not a wheel's.") from None
     except (zipfile.BadZipFile, RuntimeError, EOFError, NotImplementedError) as error:
@@ -73,7 +80,16 @@ def _wheel(path: Path) -> ExtensionFile:
         raise UnreadableFileError(f"{path} has no Linux libraries (.so): it loads wherever its Python code does.")
     by_name = {name.rpartition("/")[2]: elf for name, elf in elves.items()}
     python = _python_of(tags)
-    return ExtensionFile(path, tuple(_binary(name, elf, by_name, python) for name, elf in elves.items()), tags)
+    found = (_binary(name, elf, by_name)._replace(python=python, cpu=cpus.get(name, "")) for name, elf in elves.items())
+    return ExtensionFile(path, tuple(found), tags)
+
+
+def _cpu_of(manifest: bytes) -> str:
+    """For which CPU an op of this library was compiled, by its manifest; empty if it runs on any."""
+    try:
+        return str(json.loads(manifest)["key_parts"].get("cpu", ""))
+    except (ValueError, LookupError, TypeError, AttributeError):  # another program's manifest
+        return ""
 
 
 def _elf(name: str, content: bytes) -> Elf:
@@ -88,7 +104,7 @@ def _elf(name: str, content: bytes) -> Elf:
         raise UnreadableFileError(f"{name} is a damaged ELF file: {error}.") from None
 
 
-def _binary(name: str, own: Elf, siblings: Mapping[str, Elf], python: str) -> Binary:
+def _binary(name: str, own: Elf, siblings: Mapping[str, Elf]) -> Binary:
     """One library together with those of the siblings that are loaded with it."""
     reached: dict[str, Elf] = {}
     waiting = [*own.needed]
@@ -106,7 +122,7 @@ def _binary(name: str, own: Elf, siblings: Mapping[str, Elf], python: str) -> Bi
         versions=frozenset().union(*(part.versions for part in parts)),
     )
     given = frozenset[str]().union(*(part.defined for part in parts))
-    return Binary(name, elf, frozenset(reached), given, python)
+    return Binary(name, elf, frozenset(reached), given)
 
 
 def _python_of(tags: Iterable[Tag]) -> str:

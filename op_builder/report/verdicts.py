@@ -36,6 +36,7 @@ class Binary(NamedTuple):
         elf: what the dynamic loader reads, of its siblings, too.
         siblings: names of the libraries next to it that are loaded with it. ``given``: the symbols that all define.
         python: for which CPython it was compiled by the wheel's tag: ``3.11``, ``3.10+`` (abi3), or empty.
+        cpu: the digest of the only CPU that it was compiled for, by the manifest of an op of this library, or empty.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Binary(NamedTuple):
     siblings: frozenset[str] = frozenset()
     given: frozenset[str] = frozenset()
     python: str = ""
+    cpu: str = ""
 
 
 class Machine(NamedTuple):
@@ -53,7 +55,7 @@ class Machine(NamedTuple):
             that they need, which are open once torch is imported.
         python: ``3.11``, ``3.13t``. ``glibc``: numbers; empty on other systems.
         cxx: versions that libstdc++ has: ``GLIBCXX_3.4.30``; empty if unknown.
-        machine: architecture. ``level``: of x86-64, 1 to 4.
+        machine: architecture. ``level``: of x86-64, 1 to 4. ``cpu``: digest of the CPU's model and features.
         missing: those of the names that neither torch, Python nor the C and C++ libraries define.
         has_library: whether the loader finds a library that is not torch's, given the file's own search path.
     """
@@ -65,6 +67,7 @@ class Machine(NamedTuple):
     cxx: frozenset[str]
     machine: str
     level: int
+    cpu: str
     missing: Callable[[Iterable[str]], list[str]]
     has_library: Callable[[str, Sequence[str]], bool]
 
@@ -97,7 +100,7 @@ def judge(binary: Binary, known: KnownSymbols, machine: Machine) -> list[Verdict
         _glibc(binary.elf, machine),
         _libstdcxx(binary.elf, standard, known, machine),
         _libraries(binary, names - torch - python - standard, known, machine),
-        _cpu(binary.elf, machine),
+        _cpu(binary, machine),
     )
     return [verdict for verdict in found if verdict is not None]
 
@@ -248,15 +251,20 @@ def _libraries(binary: Binary, names: set[str], known: KnownSymbols, machine: Ma
     return Verdict("libraries", ", ".join(foreign), "; ".join(notes) or "it names them (DT_NEEDED)", problem)
 
 
-def _cpu(elf: Elf, machine: Machine) -> Verdict:
+def _cpu(binary: Binary, machine: Machine) -> Verdict:
+    elf = binary.elf
     level = int(elf.isa[-1]) if elf.isa[-2:-1] == "v" else 1
     answer = elf.isa or elf.machine
     reason = "the file is marked with this level" if elf.isa else "the file is marked with no instruction set"
-    if ENTRY_POINT in elf.defined:
+    problem = f"the CPU is x86-64-v{machine.level}" if level > machine.level else ""
+    if binary.cpu:
+        answer, reason = f"{answer}, one model", "its manifest: it was compiled with -march=native"
+        problem = "this is another CPU" if binary.cpu != machine.cpu else ""
+    elif ENTRY_POINT in elf.defined:
         reason = "an op of this library chooses its kernels when it is loaded"
     if elf.machine != machine.machine:
-        return Verdict("CPU", answer, reason, f"this machine is {machine.machine}")
-    return Verdict("CPU", answer, reason, f"the CPU is x86-64-v{machine.level}" if level > machine.level else "")
+        problem = f"this machine is {machine.machine}"
+    return Verdict("CPU", answer, reason, problem)
 
 
 def _releases(names: set[str], known: KnownSymbols, releases: tuple[str, ...]) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -98,9 +98,10 @@ def library_index(path: Path) -> tuple[frozenset[str], Callable[[str], bool]]:
     Raises:
         OSError, ValueError: as for :func:`dynamic_symbols`.
     """
-    file = io.BytesIO(path.read_bytes()) if path.stat().st_size < 1 << 20 else path.open("rb")  # stays open
     try:
-        elf = ELFFile(file)
+        with path.open("rb") as file:
+            content: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        elf = ELFFile(content)
         sections: dict[str, Any] = {section.name: section for section in elf.iter_sections()}
         needed = [tag.needed for tag in sections[".dynamic"].iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
         table = sections.get(".gnu.hash") or sections[".hash"]

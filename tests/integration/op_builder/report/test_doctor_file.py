@@ -96,6 +96,7 @@ def test_a_built_op_is_judged_without_torch_or_a_load(tmp_path: Path, cache: Cac
         ("sys.modules['elftools'] = None", ["x.so"], "pyelftools is not installed"),
         ("", ["a.so", "b.so"], "only one file"),
         ("", ["--run"], "need a file"),
+        ("", ["x.so", "--torch", "newest"], "'newest' is no list of releases"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(before: str, arguments: list[str], message: str) -> None:

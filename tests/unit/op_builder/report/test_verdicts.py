@@ -48,6 +48,7 @@ def machine(python: str = "3.11", lacks: Iterable[str] = (), torch: str = "2.11.
         cxx=frozenset({"GLIBCXX_3.4.21", "GLIBCXX_3.4.28"}),
         machine="x86_64",
         level=3,
+        cpu="this",
         missing=lambda names: sorted(set(names).intersection(lacks)),
         has_library=lambda name, _: name == "libhere.so",
     )
@@ -141,7 +142,9 @@ def test_python(of: Binary, answer: str, reason: str, here: set[str]) -> None:
         ("CPU", binary(), "x86_64", "the file is marked with no", ""),
         ("CPU", binary(cpu=("aarch64", "")), "aarch64", "the file is marked with no", "this machine is x86_64"),
         ("CPU", binary(cpu=("x86_64", "x86-64-v3")), "x86-64-v3", "the file is marked with this level", ""),
-        ("CPU", binary(cpu=("x86_64", "x86-64-v4")), "x86-64-v4", "the file is marked with this", "the CPU is x86-64-v3"),
+        ("CPU", binary(cpu=("x86_64", "x86-64-v4")), "x86-64-v4", "the file is marked", "the CPU is x86-64-v3"),
+        ("CPU", binary()._replace(cpu="this"), "x86_64, one model", "its manifest: it was compiled", ""),
+        ("CPU", binary()._replace(cpu="other"), "x86_64, one model", "its manifest", "this is another CPU"),
     ],
 )  # fmt: skip
 def test_the_system(axis: str, of: Binary, answer: str, reason: str, problem: str) -> None:
