@@ -61,7 +61,8 @@ def this_machine(origin: Path) -> Machine:
         level=int(level[1]) if level else 1,
         cpu=cpu_digest(),
         missing=missing,
-        has_library=lambda name, search: find(name, search) is not None,
+        # A shared libpython is open already.
+        has_library=lambda name, search: name == sysconfig.get_config_var("INSTSONAME") or bool(find(name, search)),
     )
 
 

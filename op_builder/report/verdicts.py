@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from op_builder.plan import ENTRY_POINT
@@ -120,7 +121,7 @@ def _torch(binary: Binary, names: set[str], known: KnownSymbols, machine: Machin
         reason = f"it was compiled with _GLIBCXX_USE_CXX11_ABI=0, which no torch since 2.7 is: {old}"
     elif answer != "none" and names:
         reason += "" if any(name.startswith("_Z") for name in names) else "; it uses only the stable C ABI"
-    if device:
+    if device and answer != "none":
         answer += f", {' or '.join(sorted(device)).upper()} builds"
         reason = f"{min(device.values())}; {reason}"
     unnamed = _unnamed(names, binary.elf.needed, known)
@@ -160,9 +161,8 @@ def _python(binary: Binary, names: set[str], known: KnownSymbols, machine: Machi
         bound, reason = linked[0], f"libpython{linked[0]} (DT_NEEDED)"
     elif tag or wheel.endswith("+"):
         oldest = max(answer.split(" ")[0], wheel.rstrip("+"), key=numbers)
-        if answer != "none":
-            reason = f"its name or tag: abi3; {reason}"
-            answer = f"{oldest} and newer, except for free-threaded builds"
+        answer = f"{oldest} and newer" if "newer" in answer else answer
+        answer, reason = f"{answer}, except for free-threaded builds", f"its name or tag: abi3; {reason}"
     elif wheel:
         bound, reason = wheel, "the wheel's tag"
     elif marks := names.intersection(_FREE_THREADED):
@@ -232,7 +232,7 @@ def _libraries(binary: Binary, names: set[str], known: KnownSymbols, machine: Ma
         name
         for name in binary.elf.needed
         if not (_SYSTEM.match(name) or _TORCH_LIBRARY.match(name) or name in binary.siblings)
-        and not name.startswith(("libpython", "libc.musl"))
+        and not name.startswith("libc.musl")
     ]
     unknown = [] if foreign else machine.missing(names)
     if unknown:
@@ -278,10 +278,11 @@ def _releases(names: set[str], known: KnownSymbols, releases: tuple[str, ...]) -
         best = min(releases, key=lambda release: (len(lacking[release]), -releases.index(release)))
         return "none", f"even {short(best)} lacks {_some(lacking[best])}"
     reasons = []
-    if (first := releases.index(fitting[0])) > 0:
-        reasons.append(f"new in {short(fitting[0])}: {_some(lacking[releases[first - 1]])}")
-    if (last := releases.index(fitting[-1])) + 1 < len(releases):
-        reasons.append(f"not in {short(releases[last + 1])}: {_some(lacking[releases[last + 1]])}")
+    for before, release in pairwise(releases):
+        if lacking[before] and not lacking[release]:
+            reasons.append(f"new in {short(release)}: {_some(lacking[before])}")
+        if lacking[release] and not lacking[before]:
+            reasons.append(f"not in {short(release)}: {_some(lacking[release])}")
     all_of_them = f"each has {_some(names)}" if names else "it uses none of their symbols"
     return _span(fitting, releases), "; ".join(reasons) or all_of_them
 
